@@ -1,0 +1,35 @@
+// With module.cpp the only code that knows torch: checks and views of stable-ABI tensors.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+namespace specdec {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// The public functions validate; this guards those who call torch.ops directly from reading out of bounds.
+inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape, ScalarType dtype, const char* name) {
+  bool right = tensor.dim() == static_cast<int64_t>(shape.size()) && tensor.scalar_type() == dtype;
+  int64_t i = 0;
+  for (int64_t size : shape) right = right && tensor.size(i++) == size;
+  STD_TORCH_CHECK(right, "specdec_kernels: ", name, " has a wrong shape or dtype");
+}
+
+inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+
+// Rows must be dense; other strides are free.
+inline Tensor with_dense_rows(const Tensor& tensor) {
+  const int64_t last = tensor.dim() - 1;
+  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
+}
+
+inline Tensor empty_on(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
+  return torch::stable::new_empty(like, shape, dtype);
+}
+
+}  // namespace specdec

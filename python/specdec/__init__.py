@@ -1,0 +1,47 @@
+"""Speculative decoding for Hugging Face causal language models, exact and fast."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .cache import StaticKVCache
+    from .decoder import SpeculativeDecoder
+    from .loading import load_embedded_pair, load_model, load_pair
+    from .result import Emission, GenerationResult, Producer
+    from .stats import Stats
+
+__all__ = [
+    "Emission",
+    "GenerationResult",
+    "Producer",
+    "SpeculativeDecoder",
+    "StaticKVCache",
+    "Stats",
+    "load_embedded_pair",
+    "load_model",
+    "load_pair",
+]
+_HOMES = {
+    "cache": ("StaticKVCache",),
+    "decoder": ("SpeculativeDecoder",),
+    "loading": ("load_embedded_pair", "load_model", "load_pair"),
+    "result": ("Emission", "GenerationResult", "Producer"),
+    "stats": ("Stats",),
+}
+
+
+def __getattr__(name: str):
+    """Names are imported when first used: importing transformers takes seconds, ``specdec --help`` should
+    not."""
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

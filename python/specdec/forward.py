@@ -1,0 +1,129 @@
+"""Drives one Hugging Face model over its static cache: which slot, position and mask every fed token gets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from .cache import StaticKVCache, visible_slots
+
+Mask = torch.Tensor | dict[str, torch.Tensor]
+
+
+class Layout(NamedTuple):
+    """Where the q tokens of one or several forwards stand, sequence by sequence. Cut by column, so that a
+    step computes it once for all its forwards.
+
+    Padding (short prompts, drafts that do not count, finished sequences) has position 0, which every model
+    has, and the trash slot, which no query sees.
+    """
+
+    positions: torch.Tensor  # [B, q] int64
+    slots: torch.Tensor  # [B, q] int64, equal to positions but for padding
+    visible: int  # slots that attention reads
+    mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None where it depends on the cut
+
+    def split(self, sizes: list[int]) -> list[Layout]:
+        """Consecutive layouts of so many columns each."""
+        if isinstance(self.mask, dict):
+            by_kind = [m.split(sizes, 2) for m in self.mask.values()]
+            masks = [dict(zip(self.mask, parts, strict=True)) for parts in zip(*by_kind, strict=True)]
+        else:
+            masks = [None] * len(sizes) if self.mask is None else self.mask.split(sizes, 2)
+        cut = zip(self.positions.split(sizes, 1), self.slots.split(sizes, 1), masks, strict=True)
+        return [Layout(positions, slots, self.visible, mask) for positions, slots, mask in cut]
+
+
+class CachedModel:
+    """A causal LM with explicit positions, slots and masks. Holds no state of a generation: that is the
+    cache's.
+
+    Args:
+        model: a decoder-only ``PreTrainedModel`` (``specdec.compatibility`` says which), in evaluation mode.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        self.device, self.dtype = model.device, model.dtype
+        self.vocab_size: int = self.config.vocab_size
+        self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
+        # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
+        self.needs_2d_mask = self.config.model_type == "bloom" or bool(getattr(self.config, "alibi", False))
+        # Eager attention adds its mask to the scores.
+        self._float_mask = self.config._attn_implementation == "eager"
+        self._window = getattr(self.config, "sliding_window", None)
+        layer_types = set(getattr(self.config, "layer_types", None) or ())
+        self._mixed_layers = "sliding_attention" in layer_types and len(layer_types) > 1
+        if layer_types == {"full_attention"}:
+            self._window = None
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._key_index = torch.arange(0, device=self.device)
+
+    def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
+        append_new = self.needs_2d_mask
+        return StaticKVCache(self.config, batch_size, capacity, self.dtype, self.device, append_new)
+
+    def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
+        """The layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64 (``visible`` as
+        from ``visible_slots``), with the masks that this model wants."""
+        return Layout(positions, slots, visible, self._mask(positions, visible))
+
+    def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
+        """Feeds ``tokens`` [B, q] int64 and stores their keys. Returns logits [B, q, V]."""
+        return self._run(self.model, tokens, cache, layout).logits
+
+    def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
+        """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No
+        logits."""
+        lengths = [len(s) for s in sequences]
+        longest = max(lengths, default=0)
+        cache.lengths = torch.tensor(lengths, device=self.device)
+        if longest == 0:
+            return
+        tokens = torch.tensor([[*s, *[0] * (longest - len(s))] for s in sequences], device=self.device)
+        places = torch.arange(longest, device=self.device)
+        valid = places < cache.lengths[:, None]
+        slots = torch.where(valid, places, cache.trash)
+        layout = self.layout(places * valid, slots, visible_slots(longest, cache.capacity))
+        # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
+        self._run(self.model.base_model, tokens, cache, layout)
+
+    def _run(self, module: torch.nn.Module, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout):
+        cache.write_at(layout.slots, layout.visible)
+        inputs = {"position_ids": layout.positions} if self._takes_positions else {}
+        mask = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
+        return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
+
+    def _keys(self, visible: int) -> torch.Tensor:
+        if self._key_index.shape[0] < visible:
+            self._key_index = torch.arange(visible, device=self.device)
+        return self._key_index[:visible]
+
+    def _mask(self, positions: torch.Tensor, visible: int) -> Mask | None:
+        """True = attend. The window rule is masking_utils.sliding_window_overlay: key > query - window."""
+        if self.needs_2d_mask:
+            return None
+        keys, queries = self._keys(visible), positions[:, None, :, None]
+        causal = keys <= queries
+        if self._window is None:
+            return self._as_model_wants(causal)
+        sliding = self._as_model_wants(causal & (keys > queries - self._window))
+        if not self._mixed_layers:
+            return sliding
+        return {"full_attention": self._as_model_wants(causal), "sliding_attention": sliding}
+
+    def _as_model_wants(self, mask: torch.Tensor) -> torch.Tensor:
+        if not self._float_mask:
+            return mask
+        return torch.where(mask, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
+
+    def _padding_mask(self, layout: Layout, trash: int) -> torch.Tensor:
+        """[B, visible + q]: the stored slots before the first fed token, then the fed tokens
+        (``append_new``). The model itself makes it causal, and ALiBi positions are its running sum."""
+        stored = self._keys(layout.visible) < layout.positions[:, :1]
+        return torch.cat((stored, layout.slots != trash), 1)

@@ -1,0 +1,122 @@
+"""Loads models and tokenizers: safetensors only, no remote code, and an error instead of half-loaded
+weights."""
+
+from __future__ import annotations
+
+import os
+from importlib import resources
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
+
+
+def load_model(
+    path: str | os.PathLike,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "cpu",
+    *,
+    name: str = "path",
+) -> PreTrainedModel:
+    """A causal language model in evaluation mode.
+
+    Args:
+        path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub.
+        dtype: of the weights, as a torch dtype, its name, or "auto" for the one that they were saved in.
+        device: where they go.
+        name: the caller's name of ``path``, for errors.
+
+    Raises:
+        OSError: a folder or file is missing or corrupt, or weights are absent from it; names the argument and
+            the path.
+        ValueError: ``dtype`` is no dtype, or the folder holds something else than a causal language model.
+    """
+    allowed = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    names = [str(d).removeprefix("torch.") for d in allowed]
+    if dtype not in (*allowed, *names, "auto"):
+        raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
+    _require_folder(name, path, "config.json", "*.safetensors")
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{name}: cannot load a model from {str(path)!r}: {error}") from error
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ValueError(f"{name}: {str(path)!r} does not hold a causal language model: {error}") from error
+    # transformers fills absent weights with random numbers and warns; a decoder would then talk nonsense.
+    absent = sorted(report["missing_keys"])
+    if absent:
+        raise OSError(
+            f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}"
+        )
+    return model.to(device).eval()
+
+
+def load_pair(
+    target: str | os.PathLike,
+    draft: str | os.PathLike,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "cpu",
+) -> Pair:
+    """Target, draft and the target's tokenizer; ``target`` and ``draft`` as ``path`` in :func:`load_model`.
+
+    Raises:
+        OSError, ValueError: as :func:`load_model`; ValueError too where the tokenizers differ.
+    """
+    tokenizer = _load_tokenizer("target", target)
+    try:
+        draft_tokenizer = _load_tokenizer("draft", draft)
+    except OSError:
+        draft_tokenizer = None  # a draft needs none of its own
+    if draft_tokenizer is not None:
+        require_same_vocabulary(tokenizer, draft_tokenizer)
+    models = (
+        load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft))
+    )
+    return *models, tokenizer
+
+
+def load_embedded_pair(dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu") -> Pair:
+    """The small target and draft that come with the package, and their tokenizer."""
+    folder = Path(str(resources.files("specdec") / "embedded"))
+    models = (load_model(folder / name, dtype, device, name=name) for name in ("target", "draft"))
+    return *models, _load_tokenizer("tokenizer", folder / "tokenizer")
+
+
+def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError that names the first token in which two tokenizers differ: the models would not mean
+    the same."""
+    ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in (target, draft))
+    if ours == theirs:
+        return
+    i = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    raise ValueError(
+        f"draft: its tokenizer has {len(theirs)} tokens, the target's {len(ours)}; "
+        f"the first that differs is id {i}: {theirs.get(i)!r} against the target's {ours.get(i)!r}"
+    )
+
+
+def _load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
+    _require_folder(name, path)
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises bare Exceptions for broken files
+        raise OSError(f"{name}: cannot load a tokenizer from {str(path)!r}: {error}") from error
+
+
+def _require_folder(name: str, path: str | os.PathLike, *patterns: str) -> None:
+    """transformers takes a folder that is not there for the name of a model on the hub: say what is missing
+    instead."""
+    folder = Path(path).expanduser()
+    hub_name = isinstance(path, str) and path.count("/") <= 1 and not path.startswith((".", "~", "/"))
+    if not folder.exists() and hub_name:
+        return
+    if not folder.is_dir():
+        raise OSError(f"{name}: there is no folder {str(path)!r}")
+    for pattern in patterns:
+        if not any(folder.glob(pattern)):
+            raise OSError(f"{name}: the folder {str(path)!r} has no {pattern}")

@@ -1,0 +1,148 @@
+"""What callers pass to ``generate``, checked once and brought to one form: lists of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from transformers import PreTrainedModel
+
+TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
+
+
+def _refuse(name: str, given: object, allowed: str) -> NoReturn:
+    raise ValueError(f"{name}: got {given}, allowed: {allowed}")
+
+
+def read_prompts(
+    input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab_size: int
+) -> list[list[int]]:
+    """The prompts without padding. Raises ValueError naming ``input_ids`` or ``attention_mask``."""
+    if isinstance(input_ids, torch.Tensor):
+        if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
+            _refuse(
+                "input_ids",
+                f"{input_ids.dtype} of shape {list(input_ids.shape)}",
+                "[B, P] int64 or int32, or a list",
+            )
+        prompts = input_ids.tolist()
+        if attention_mask is not None:
+            prompts = _without_padding(prompts, attention_mask, input_ids.shape)
+    elif attention_mask is not None:
+        _refuse(
+            "attention_mask", "a mask beside a list of prompts", "None there: each prompt has its own length"
+        )
+    else:
+        prompts = [p.tolist() if isinstance(p, torch.Tensor) else list(p) for p in input_ids]
+        if not all(isinstance(token, int) for prompt in prompts for token in prompt):
+            _refuse(
+                "input_ids", "a list with other things than prompts", "1-D integer tensors or lists of ints"
+            )
+    for b, prompt in enumerate(prompts):
+        if not prompt:
+            _refuse("input_ids", f"no token for sequence {b}", "at least one token a sequence")
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            _refuse(
+                "input_ids",
+                f"ids from {min(prompt)} to {max(prompt)} in sequence {b}",
+                f"0 to {vocab_size - 1}",
+            )
+    return prompts
+
+
+def _without_padding(
+    rows: list[list[int]], attention_mask: torch.Tensor, shape: torch.Size
+) -> list[list[int]]:
+    if attention_mask.shape != shape:
+        _refuse("attention_mask", f"shape {list(attention_mask.shape)}", f"that of input_ids, {list(shape)}")
+    prompts = []
+    for b, (row, mask) in enumerate(zip(rows, attention_mask.tolist(), strict=True)):
+        kept = [i for i, m in enumerate(mask) if m]
+        if not set(mask) <= {0, 1} or kept != list(range(kept[0], kept[-1] + 1) if kept else ()):
+            _refuse(
+                "attention_mask",
+                f"{mask} for sequence {b}",
+                "0 and 1, the ones side by side (left or right padding)",
+            )
+        prompts.append([row[i] for i in kept])
+    return prompts
+
+
+def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_length: int | None) -> None:
+    """Refuses what would outgrow the positions of the model called ``name``, before anything runs."""
+    longest = max(map(len, prompts), default=0)
+    if max_length is None or longest + max_new_tokens <= max_length:
+        return
+    limit = f"the {name} model has {max_length} positions (max_position_embeddings)"
+    if longest > max_length:
+        _refuse("input_ids", f"a prompt of {longest} tokens", f"at most {max_length}: {limit}")
+    _refuse(
+        "max_new_tokens",
+        f"{max_new_tokens} after a prompt of {longest} tokens",
+        f"at most {max_length - longest}: {limit}",
+    )
+
+
+def read_count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        _refuse(name, repr(value), "an integer >= 0")
+    return value
+
+
+def read_seeds(
+    seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device
+) -> torch.Tensor:
+    """[B] int64 on ``device``."""
+    seeds = [seed] * batch_size if isinstance(seed, int) else seed
+    try:
+        seeds = torch.as_tensor(seeds, dtype=torch.int64, device=device)
+    except (RuntimeError, TypeError, ValueError, OverflowError):  # no integers, or none of 64 bits
+        seeds = None
+    if seeds is None or seeds.shape != (batch_size,):
+        _refuse("seed", repr(seed), f"a signed 64-bit integer, or one for each of the {batch_size} sequences")
+    return seeds
+
+
+def read_eos(
+    eos_token_id: int | Sequence[int] | torch.Tensor | None, model: PreTrainedModel
+) -> frozenset[int]:
+    """The ids that end a sequence; None asks the model's generation configuration, then its configuration."""
+    if eos_token_id is None:
+        eos_token_id = getattr(model.generation_config, "eos_token_id", None)
+    if eos_token_id is None:
+        eos_token_id = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    if eos_token_id is None:
+        return frozenset()
+    if isinstance(eos_token_id, torch.Tensor):
+        eos_token_id = eos_token_id.tolist()
+    ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    if not all(isinstance(i, int) for i in ids):
+        _refuse("eos_token_id", repr(eos_token_id), "an id, several ids, or [] for none")
+    return frozenset(ids)
+
+
+def read_pad(pad_token_id: int | None, eos: frozenset[int], model: PreTrainedModel) -> int:
+    """The id behind a sequence's end: the argument, the model's, an end-of-sequence id, 0: the first that
+    there is."""
+    if pad_token_id is None:
+        pad_token_id = getattr(model.generation_config, "pad_token_id", None)
+    if pad_token_id is None:
+        pad_token_id = min(eos, default=0)
+    return pad_token_id
+
+
+def join(
+    input_ids: TokenIds, prompts: list[list[int]], tokens: list[list[int]], pad: int, device: torch.device
+) -> torch.Tensor:
+    """[B, prompt + new] int64: tensors as they were given and the new tokens behind; ragged prompts side by
+    side with their own new tokens."""
+    if isinstance(input_ids, torch.Tensor):
+        new = max(map(len, tokens), default=0)
+        rows = [[*t, *[pad] * (new - len(t))] for t in tokens]
+        added = torch.tensor(rows, dtype=torch.int64, device=input_ids.device).view(len(rows), new)
+        return torch.cat((input_ids.to(torch.int64), added), 1)
+    whole = [[*p, *t] for p, t in zip(prompts, tokens, strict=True)]
+    longest = max(map(len, whole), default=0)
+    rows = [[*w, *[pad] * (longest - len(w))] for w in whole]
+    return torch.tensor(rows, dtype=torch.int64, device=device).view(len(rows), longest)

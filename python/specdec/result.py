@@ -1,0 +1,39 @@
+"""What ``generate`` hands back, at the end and after every step."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from specdec_kernels import Status
+
+from .stats import Stats
+
+
+class Producer(enum.StrEnum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"  # drafted, and passed
+    RECOVERED = "recovered"  # drawn from the residual at the first rejection
+    BONUS = "bonus"  # drawn from the target after all drafts were accepted, or where nothing was drafted
+
+
+class Emission(NamedTuple):
+    """The tokens that one sequence got in one step, as ``on_emit`` receives them."""
+
+    sequence: int
+    tokens: list[int]
+    produced_by: list[Producer]
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    sequences: torch.Tensor  # [B, prompt + new] int64: the prompt as given, the new tokens, then padding
+    tokens: list[list[int]]  # the new tokens of each sequence, an end-of-sequence token included
+    produced_by: list[list[Producer]]
+    status: list[Status]  # Status.OK, or what went wrong with the sequence's logits
+    stats: Stats  # the whole batch
+    sequence_stats: list[Stats]

@@ -1,0 +1,1 @@
+def unavailable(d): return "x"

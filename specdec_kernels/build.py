@@ -1,0 +1,52 @@
+"""What was built, and what can run on this machine."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+
+import torch
+
+from .backends import native, unavailable
+from .types import Backend
+
+
+def build_info() -> dict[str, object]:
+    """Versions, what the native extension was built with, and for every backend whether it runs here.
+
+    Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (version or None), ``cuda_device``
+    (name or None), ``native`` (the extension's compiler, ABI target and the instruction set that it chose on this machine,
+    or why it is missing), ``backends``: {name: {"device": ..., "available": bool, "reason": str | None}}.
+    """
+    missing = native.missing()
+    if missing is None:
+        from . import _C
+
+        built: dict[str, object] = dict(part.split("=", 1) for part in _C.build().split(";"))
+    else:
+        built = {"missing": missing}
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    backends = [
+        {"backend": str(b), "device": d, "available": (why := unavailable(b, d)) is None, "reason": why}
+        for b in Backend
+        if b != Backend.AUTO
+        for d in devices
+    ]
+    return {
+        "version": _version("specdec"),
+        "python": sys.version.split()[0],
+        "platform": f"{platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "cuda_device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "native": built,
+        "backends": backends,
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

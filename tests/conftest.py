@@ -1,0 +1,41 @@
+"""Every backend runs in every test: a missing one fails. Without a GPU, Triton runs in its interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # read by triton when it is imported, which no test module does before this
+    )
+
+import pytest  # noqa: E402
+
+BACKENDS = ("reference", "cpu", "triton")
+FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
+
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: minutes long; run with -m nightly")
+    config.addinivalue_line("markers", "large: needs gigabytes of memory")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=FAST_BACKENDS)
+def fast_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def keep_thread_count():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,103 @@
+"""Tiny random models. Weights are drawn wider than usual, so that logits differ clearly and near-ties stay
+away."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCABULARY = 101
+WINDOW = 8  # Gemma-3's, far shorter than the test sequences
+POSITIONS = 256
+TYPES = ("llama", "qwen3", "gpt2", "gemma3", "bloom")
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "tie_word_embeddings": False,  # a tied random model only repeats its input
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_DECODER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": POSITIONS,
+    **_COMMON,
+}
+
+
+def _new(kind: str, layers: int) -> PreTrainedModel:
+    match kind:
+        case "llama":
+            return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **_DECODER))
+        case "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=layers, **_DECODER))
+        case "gpt2":
+            config = GPT2Config(n_embd=32, n_layer=layers, n_head=4, n_positions=POSITIONS, **_COMMON)
+            return GPT2LMHeadModel(config)
+        case "gemma3":
+            types = (["sliding_attention", "full_attention"] * layers)[:layers]
+            config = Gemma3TextConfig(
+                num_hidden_layers=layers,
+                layer_types=types,
+                sliding_window=WINDOW,
+                query_pre_attn_scalar=8,
+                **_DECODER,
+            )
+            return Gemma3ForCausalLM(config)
+        case "bloom":
+            return BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=layers, n_head=4, **_COMMON))
+    raise ValueError(f"kind: got {kind!r}, allowed: {', '.join(TYPES)}")
+
+
+@functools.cache
+def tiny_model(kind: str = "llama", seed: int = 0, layers: int = 2) -> PreTrainedModel:
+    """Shared: never change one in place."""
+    torch.manual_seed(seed)
+    model = _new(kind, layers).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=1.0 if "emb" in name or "wte" in name else 0.3)
+    return model
+
+
+@functools.cache
+def tunable_pair(eps: float, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """(target, draft): the target is the draft's layers and two more, whose contributions are scaled by
+    ``eps``. At 0 the two are the same function; the acceptance falls as ``eps`` grows."""
+    draft = tiny_model("llama", seed)
+    torch.manual_seed(seed + 1000)
+    target = _new("llama", 4).eval()
+    with torch.no_grad():
+        for weight in target.parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=0.3)
+        for layer in target.model.layers[2:]:
+            layer.self_attn.o_proj.weight.mul_(eps)
+            layer.mlp.down_proj.weight.mul_(eps)
+    target.load_state_dict(draft.state_dict(), strict=False)
+    return target, draft
+
+
+def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
+    return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
