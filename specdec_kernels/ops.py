@@ -1,7 +1,7 @@
 """Schemas and fakes of every operation: the contract that native code and backends implement. Imports torch only.
 
 Each operation exists once for native code (``draft_step``: the dispatcher picks CPU or CUDA by the tensors' device) and
-once for every Python backend (``draft_step_triton``, ``draft_step_reference``). All are pure functions of their tensors.
+once for every Python backend (``draft_step_reference``). All are pure functions of their tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 NAMESPACE = "specdec_kernels"
-VARIANTS = ("", "_triton", "_reference")
+VARIANTS = ("", "_reference")
 
 SCHEMAS = {
     "draft_step": (
@@ -66,5 +66,5 @@ def implement(name: str, function: Callable) -> None:
 
 
 def handle(name: str) -> torch._ops.OpOverload:
-    """The callable of one operation, e.g. ``handle("draft_step_triton")``."""
+    """The callable of one operation, e.g. ``handle("draft_step_reference")``."""
     return getattr(getattr(torch.ops, NAMESPACE), name).default

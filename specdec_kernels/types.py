@@ -20,7 +20,6 @@ class Backend(enum.StrEnum):
     AUTO = "auto"
     REFERENCE = "reference"
     CPU = "cpu"
-    TRITON = "triton"
 
 
 class Rule(enum.StrEnum):

@@ -164,20 +164,31 @@ def test_target_fault_after_a_rejection_is_not_seen(backend, fault):
     assert (clean.num_accepted == 0).all()
 
 
-@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize("stats", [None, "from_the_row", "stale"])
 @pytest.mark.parametrize("vocabulary", [9, 1100])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_draft_fault(backend, fault, vocabulary, stats):
-    """The sequence's drafts end there, its token is drawn from the target alone; neighbours are bitwise the same."""
-    inputs = random_step(3, 2, vocabulary, random_state=12, stats=stats)
+    """The sequence's drafts end there, its token is drawn from the target alone; neighbours are bitwise the same.
+
+    Statistics handed over by draft_step for such a row have lse = NaN. Stale ones, of another row, are the caller's
+    fault: then only ids stay within the vocabulary and neighbours untouched.
+    """
+    inputs = random_step(3, 2, vocabulary, random_state=12, stats=stats is not None)
     clean = inputs.run(backend)
     spoiled = inputs.replace(draft_logits=inputs.draft_logits.clone())
     spoil(spoiled.draft_logits[1, 0], fault)
+    if stats == "from_the_row":
+        spoiled.draft_stats[1][1, 0] = drafted(backend, spoiled.draft_logits[1:2, 0]).lse[0]
+        assert spoiled.draft_stats[1][1, 0].isnan()
     out = spoiled.run(backend)
     for b in (0, 2):
         assert all(torch.equal(got[b], want[b]) for got, want in zip(out, clean, strict=True))
-    assert out.status[1] == DRAFT[fault] and out.num_accepted[1] == 0
-    assert (out.tokens[1, 1:] == -1).all()
+    assert ((out.tokens >= -1) & (out.tokens < vocabulary)).all() and out.tokens[1, 0] >= 0
+    if stats == "stale":
+        return
+    # One number, lse, cannot say which fault it was.
+    assert out.status[1] in (DRAFT[fault], Status.DRAFT_NAN if stats else DRAFT[fault])
+    assert out.num_accepted[1] == 0 and (out.tokens[1, 1:] == -1).all()
     alone = inputs.replace(num_drafts=torch.zeros(3, dtype=torch.int64)).run(backend)
     assert out.tokens[1, 0] == alone.tokens[1, 0]
 

@@ -26,10 +26,6 @@ def unavailable(backend: str, device_type: str) -> str | None:
             from . import native
 
             return f"it runs on CPU tensors, not {device_type}" if device_type != "cpu" else native.missing()
-        case Backend.TRITON:
-            from . import triton
-
-            return triton.unavailable(device_type)
         case _:
             return None
 
@@ -46,10 +42,7 @@ def operations(backend: str, device: torch.device) -> Operations:
         allowed = ", ".join(repr(str(b)) for b in Backend)
         raise ValueError(f"backend: got {backend!r}, allowed: {allowed}")
     if backend == Backend.AUTO:
-        fastest_first = (Backend.CPU, Backend.TRITON) if device.type == "cpu" else (Backend.TRITON,)
-        # Triton's interpreter on a CPU is for tests: it is far slower than the oracle, so never picked here.
-        candidates = [b for b in fastest_first if not (b == Backend.TRITON and device.type == "cpu")]
-        backend = next((b for b in candidates if unavailable(b, device.type) is None), Backend.REFERENCE)
+        backend = Backend.CPU if unavailable(Backend.CPU, device.type) is None else Backend.REFERENCE
     elif (reason := unavailable(backend, device.type)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:
@@ -57,10 +50,6 @@ def operations(backend: str, device: torch.device) -> Operations:
             from . import reference  # noqa: F401  registers the operations
 
             suffix = "_reference"
-        case Backend.TRITON:
-            from . import triton  # noqa: F401
-
-            suffix = "_triton"
         case _:
             suffix = ""
     return Operations(handle(f"draft_step{suffix}"), handle(f"speculative_step{suffix}"))

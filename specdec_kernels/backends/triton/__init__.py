@@ -1,1 +1,0 @@
-def unavailable(d): return "x"
