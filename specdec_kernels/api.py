@@ -34,7 +34,7 @@ def draft_step(
         position: [B] int64 or one number, >= 0: absolute position of the *step's* first token, for all K drafts the same.
         offset: which draft of the step this is, 0 .. K-1.
         rule: the accept rule that will verify: ``token``.
-        backend: ``auto``, ``reference`` or ``cpu``. An explicit choice never falls back.
+        backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
 
     Returns:
         DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32. A row without a distribution (NaN,
@@ -92,7 +92,7 @@ def speculative_step(
         num_drafts: [B] int64 or int32 in 0 .. K: how many of the drafts count, for ragged batches. None: K.
         draft_stats: (cutoff, lse), [B, K] each, as ``draft_step`` returned them; None computes them again.
         rule: ``token``.
-        backend: ``auto``, ``reference`` or ``cpu``. An explicit choice never falls back.
+        backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
 
     Returns:
         SpeculativeStep: tokens [B, K+1] int64 (accepted drafts, one recovered or bonus token, then -1), num_accepted [B]

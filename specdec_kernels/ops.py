@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 NAMESPACE = "specdec_kernels"
-VARIANTS = ("", "_reference")
+VARIANTS = ("", "_reference", "_triton")
 
 SCHEMAS = {
     "draft_step": (

@@ -20,6 +20,7 @@ class Backend(enum.StrEnum):
     AUTO = "auto"
     REFERENCE = "reference"
     CPU = "cpu"
+    TRITON = "triton"
 
 
 class Rule(enum.StrEnum):

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 import pytest  # noqa: E402
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu", "triton")
 FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
 
 torch.set_num_threads(min(2, os.cpu_count() or 1))

@@ -53,6 +53,27 @@ SPECDEC_BODY void load(Row row, int64_t block, float* x) {
   }
 }
 
+// The block as float32: in place if it is that already, else a copy in x[kBlock], padded with -inf.
+SPECDEC_BODY const float* view(Row row, int64_t block, float* x) {
+  if (row.dtype == Dtype::kFloat32 && row.size - block * kBlock >= kBlock) {
+    return static_cast<const float*>(row.data) + block * kBlock;
+  }
+  load(row, block, x);
+  return x;
+}
+
+// The largest of x[kBlock]; a NaN is passed over.
+SPECDEC_BODY float max_of_numbers(const float* x) {
+  float best[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) best[lane] = -INFINITY;
+  for (int i = 0; i < kBlock; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) best[lane] = x[i + lane] > best[lane] ? x[i + lane] : best[lane];
+  }
+  float result = -INFINITY;
+  for (int lane = 0; lane < kLanes; ++lane) result = best[lane] > result ? best[lane] : result;
+  return result;
+}
+
 SPECDEC_BODY float max_of(const float* x) {
   float best[kLanes];
   uint32_t nan[kLanes];
@@ -87,18 +108,22 @@ SPECDEC_BODY float sum_of(const float* x) {
 SPECDEC_BODY float reference_of(float max) { return max == -INFINITY ? 0.0f : max; }
 
 SPECDEC_BODY float max_body(Row row, int64_t block) {
-  alignas(64) float x[kBlock];
-  load(row, block, x);
-  return max_of(x);
+  alignas(64) float buffer[kBlock];
+  return max_of(view(row, block, buffer));
 }
 
 SPECDEC_BODY BlockStats stats_body(Row row, int64_t block, float inverse_temperature) {
-  alignas(64) float x[kBlock];
-  load(row, block, x);
-  const float max = max_of(x);
+  alignas(64) float buffer[kBlock];
+  const float* x = view(row, block, buffer);
+  const float max = max_of_numbers(x);
   const float reference = reference_of(max);
-  for (int i = 0; i < kBlock; ++i) x[i] = weight(x[i], reference, inverse_temperature);
-  return {max, sum_of(x)};
+  float sum[kLanes] = {};
+  for (int i = 0; i < kBlock; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += weight(x[i + lane], reference, inverse_temperature);
+  }
+  float total = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+  return {total == total ? max : max_of(x), total};
 }
 
 // w[i] becomes the weight relative to `max`; token `without` (or -1) has none.

@@ -1,6 +1,8 @@
 #include "speculative_step.h"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "../core/accept.h"
 #include "parallel.h"
@@ -9,162 +11,165 @@
 namespace specdec::cpu {
 namespace {
 
-// Where one sequence's walk over its drafts stands.
-struct Walk {
-  int64_t position = 0;     // the row that is decided next
-  bool recovering = false;  // its draft was rejected, and max(0, p - q) with a full q has to be weighed
-  bool done = false;
+enum class Outcome { kKept, kFinished, kRecovering };
+
+// One sequence at the row that is being decided.
+struct Decision {
+  int64_t sequence;
+  int64_t draft;  // the token that is tested, or -1
+  const RowStats* p_stats;
+  Distribution p, q;
+  Outcome outcome;
 };
 
+// Row by row for all sequences that are still walking, so rows behind a rejection are never read.
 class Verification {
  public:
   explicit Verification(const SpeculativeStepParams& params)
-      : params_(params), rows_(params.num_drafts_max + 1), target_stats_(target_tasks()), draft_stats_(draft_tasks()) {}
+      : params_(params), rows_(params.num_drafts_max + 1), kernel_(block_kernels()) {}
 
   void run() {
-    const int64_t blocks = Row{nullptr, Dtype::kFloat32, params_.vocabulary}.num_blocks();
-    std::vector<Walk> walks(params_.batch);
-    std::vector<int64_t> recovering;
-    std::vector<float> mass;
-    for (int64_t b = 0; b < params_.batch; ++b) {
-      std::fill_n(params_.tokens + b * rows_, rows_, int64_t{-1});
-      params_.num_accepted[b] = params_.status[b] = 0;
-    }
-    // One round, but for the rare rejection whose residual has no mass: then the draft stands and its walk goes on.
-    while (true) {
-      parallel_for(params_.batch, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
-        for (int64_t b = begin; b < end; ++b) advance(b, walks[b]);
-      });
-      recovering.clear();
-      for (int64_t b = 0; b < params_.batch; ++b) {
-        if (walks[b].recovering) recovering.push_back(b);
-      }
-      if (recovering.empty()) return;
-      const int64_t count = static_cast<int64_t>(recovering.size());
-      mass.resize(count * blocks);
-      parallel_for(count * blocks, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t b = recovering[i / blocks], j = walks[b].position;
-          mass[i] = block_kernels().residual_sum(target_row(b, j), target_law(b, j), draft_row(b, j), draft_law(b, j),
-                                                 i % blocks);
-        }
-      });
-      parallel_for(count, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) recover(recovering[i], walks[recovering[i]], &mass[i * blocks], blocks);
-      });
+    std::vector<int64_t> walking(params_.batch);
+    std::iota(walking.begin(), walking.end(), int64_t{0});
+    std::fill_n(params_.tokens, params_.batch * rows_, int64_t{-1});
+    std::fill_n(params_.num_accepted, params_.batch, 0);
+    std::fill_n(params_.status, params_.batch, 0);
+    for (int64_t j = 0; !walking.empty(); ++j) {  // row K has no draft to keep, so it ends every walk
+      walking = decide(walking, j);
     }
   }
 
  private:
-  // Walks until the sequence is done or has to recover from a full q.
-  void advance(int64_t b, Walk& walk) {
-    const bool greedy = params_.temperature[b] == 0.0f;
-    while (!walk.done && !walk.recovering) {
-      const int64_t j = walk.position;
-      const RowStats& p = target_stats_[b * rows_ + j];
-      if (const int32_t fault = row_fault(p.max)) {
-        params_.status[b] |= fault;
-        walk.done = true;
-        return;
-      }
-      const int64_t x = testable_draft(b, j, greedy);
-      if (greedy) {
-        const int64_t best = argmax(target_row(b, j), p);
-        if (x == best) {
-          keep(b, walk, x);
-        } else {
-          finish(b, walk, best);
-        }
-      } else if (x < 0) {
-        finish(b, walk, draw(target_row(b, j), p, -1, noise(b, j), kRecoverBlock, kRecoverToken));
-      } else {
-        test(b, walk, x);
+  // Decides row j of these sequences; returns those that walk on.
+  std::vector<int64_t> decide(const std::vector<int64_t>& walking, int64_t j) {
+    const size_t n = walking.size();
+    std::vector<Decision> decisions(n);
+    std::vector<RowTask> tasks(2 * n);  // the target's rows, then the draft's where they are needed
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t b = walking[i];
+      const float temperature = params_.temperature[b];
+      decisions[i] = {b, draft_at(b, j), nullptr, {}, {}, Outcome::kFinished};
+      tasks[i] = {row(params_.target, b, j), temperature};
+      if (decisions[i].draft >= 0 && has_full_q(b) && params_.draft_lse == nullptr) {
+        tasks[n + i] = {row(params_.draft, b, j), temperature};
       }
     }
-  }
-
-  // The draft token of row j if there is one that can be tested, else -1.
-  int64_t testable_draft(int64_t b, int64_t j, bool greedy) {
-    if (j >= limit(b)) return -1;
-    const int64_t x = params_.draft_tokens[b * params_.num_drafts_max + j];
-    if (x < 0 || x >= params_.vocabulary) {
-      if (x != -1) params_.status[b] |= kDraftOutOfRange;
-      return -1;
+    const StatsOfRows stats(tasks);
+    parallel_for(static_cast<int64_t>(n), kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        Decision& d = decisions[i];
+        d.p_stats = &stats[i];
+        d.p = {stats[i].inverse_temperature, stats[i].lse};
+        d.outcome = test(d, j, params_.draft_lse == nullptr ? &stats[n + i] : nullptr);
+      }
+    });
+    recover(decisions, j);
+    std::vector<int64_t> walking_on;
+    for (const Decision& d : decisions) {
+      if (d.outcome == Outcome::kKept) walking_on.push_back(d.sequence);
     }
-    if (greedy || params_.draft.data == nullptr) return x;
-    // A NaN is how draft_step hands over the statistics of a row without a distribution.
-    const int64_t i = b * params_.num_drafts_max + j;
-    const int32_t fault = row_fault(params_.draft_lse == nullptr ? draft_stats_[i].max : params_.draft_lse[i]);
-    params_.status[b] |= fault << kDraftFlagShift;
-    return fault == 0 ? x : -1;
+    return walking_on;
   }
 
-  void test(int64_t b, Walk& walk, int64_t x) {
-    const int64_t j = walk.position;
-    const Row p_row = target_row(b, j);
-    const Distribution p = target_law(b, j);
-    const float log_p = log_probability(logit_at(p_row, x), p.inverse_temperature, p.lse);
+  // The draft token of row j if there is one, else -1.
+  int64_t draft_at(int64_t b, int64_t j) {
+    const int64_t k = params_.num_drafts_max;
+    if (j >= (params_.num_drafts == nullptr ? k : std::min(params_.num_drafts[b], k))) return -1;
+    const int64_t x = params_.draft_tokens[b * k + j];
+    if (x >= 0 && x < params_.vocabulary) return x;
+    if (x != -1) params_.status[b] |= kDraftOutOfRange;
+    return -1;
+  }
+
+  // Greedy sequences take drafts for one-hot, whatever their logits.
+  bool has_full_q(int64_t b) const { return params_.draft.data != nullptr && params_.temperature[b] != 0.0f; }
+
+  Outcome test(Decision& d, int64_t j, const RowStats* q_stats) {
+    const int64_t b = d.sequence;
+    const Row p_row = row(params_.target, b, j);
+    if (const int32_t fault = row_fault(d.p_stats->max)) {
+      params_.status[b] |= fault;
+      return Outcome::kFinished;
+    }
+    if (params_.temperature[b] == 0.0f) {
+      const int64_t best = argmax(p_row, *d.p_stats);
+      return d.draft == best ? keep(b, j, best) : finish(b, j, best);
+    }
     float log_q = 0.0f;  // one-hot
-    if (params_.draft.data != nullptr) {
-      const Distribution q = draft_law(b, j);
-      log_q = log_probability(logit_at(draft_row(b, j), x), q.inverse_temperature, q.lse);
+    if (d.draft >= 0 && has_full_q(b)) {
+      // A NaN is how draft_step hands over the statistics of a row without a distribution.
+      const float handed_over = q_stats ? 0.0f : params_.draft_lse[b * params_.num_drafts_max + j];
+      const int32_t fault = row_fault(q_stats ? q_stats->max : handed_over);
+      params_.status[b] |= fault << kDraftFlagShift;
+      d.q = {d.p.inverse_temperature, q_stats ? q_stats->lse : handed_over};
+      if (fault != 0) d.draft = -1;
+      else log_q = log_probability(logit_at(row(params_.draft, b, j), d.draft), d.q.inverse_temperature, d.q.lse);
     }
-    const uint32_t bits =
-        philox(static_cast<uint64_t>(params_.seed[b]), 0, static_cast<uint32_t>(params_.position[b]),
-               static_cast<uint32_t>(j), kAccept)
-            .word[0];
+    if (d.draft < 0) return finish(b, j, draw_target(d, j, -1));
     if (log_q == -INFINITY) {
       params_.status[b] |= kDraftZeroProbability;
-      walk.recovering = true;
-    } else if (accept(uniform(bits), log_p, log_q)) {
-      keep(b, walk, x);
-    } else if (params_.draft.data != nullptr) {
-      walk.recovering = true;
-    } else {
-      const int64_t token =
-          draw(p_row, target_stats_[b * rows_ + j], x, noise(b, j), kRecoverBlock, kRecoverToken);
-      if (token < 0) {
-        keep(b, walk, x);  // p has no mass but on x
-      } else {
-        finish(b, walk, token);
+      return Outcome::kRecovering;
+    }
+    const float log_p = log_probability(logit_at(p_row, d.draft), d.p.inverse_temperature, d.p.lse);
+    const Noise n = noise(b, j);
+    if (accept(uniform(philox(n.seed, 0, n.position, n.offset, kAccept).word[0]), log_p, log_q)) {
+      return keep(b, j, d.draft);
+    }
+    if (has_full_q(b)) return Outcome::kRecovering;
+    const int64_t token = draw_target(d, j, d.draft);
+    return token < 0 ? keep(b, j, d.draft) : finish(b, j, token);  // negative: p has no mass but on the draft
+  }
+
+  // Draws from max(0, p - q) for every sequence whose draft was rejected under a full q.
+  void recover(std::vector<Decision>& decisions, int64_t j) {
+    std::vector<Decision*> recovering;
+    for (Decision& d : decisions) {
+      if (d.outcome == Outcome::kRecovering) recovering.push_back(&d);
+    }
+    if (recovering.empty()) return;
+    const int64_t count = static_cast<int64_t>(recovering.size());
+    const int64_t blocks = row(params_.target, 0, 0).num_blocks();
+    std::vector<float> mass(count * blocks);
+    parallel_for(count * blocks, kGrainBlocks / 2, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const Decision& d = *recovering[i / blocks];
+        mass[i] = kernel_.residual_sum(row(params_.target, d.sequence, j), d.p, row(params_.draft, d.sequence, j), d.q,
+                                       i % blocks);
       }
-    }
+    });
+    parallel_for(count, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) draw_recovered(*recovering[i], j, &mass[i * blocks], blocks);
+    });
   }
 
-  void recover(int64_t b, Walk& walk, const float* mass, int64_t blocks) {
-    const int64_t j = walk.position;
-    walk.recovering = false;
-    const int64_t block = block_kernels().draw_index(mass, blocks, noise(b, j), kRecoverBlock);
+  void draw_recovered(Decision& d, int64_t j, const float* mass, int64_t blocks) {
+    const int64_t b = d.sequence;
+    const Row p_row = row(params_.target, b, j);
+    const int64_t block = kernel_.draw_index(mass, blocks, noise(b, j), kRecoverBlock);
     if (block >= 0) {
-      finish(b, walk,
-             block_kernels().draw_residual(target_row(b, j), target_law(b, j), draft_row(b, j), draft_law(b, j), block,
-                                           noise(b, j)));
-      return;
-    }
-    // No mass: p and q are equal up to rounding, so the draft stands, unless p never yields it.
-    const int64_t x = params_.draft_tokens[b * params_.num_drafts_max + j];
-    const Distribution p = target_law(b, j);
-    if (probability(logit_at(target_row(b, j), x), p.inverse_temperature, p.lse) > 0.0f) {
-      keep(b, walk, x);
+      d.outcome = finish(
+          b, j, kernel_.draw_residual(p_row, d.p, row(params_.draft, b, j), d.q, block, noise(b, j)));
+    } else if (probability(logit_at(p_row, d.draft), d.p.inverse_temperature, d.p.lse) > 0.0f) {
+      d.outcome = keep(b, j, d.draft);  // no mass: p and q are equal up to rounding, so the draft stands
     } else {
-      finish(b, walk,
-             draw(target_row(b, j), target_stats_[b * rows_ + j], -1, noise(b, j), kRecoverBlock, kRecoverToken));
+      d.outcome = finish(b, j, draw_target(d, j, -1));  // but for a draft that p never yields
     }
   }
 
-  void keep(int64_t b, Walk& walk, int64_t token) {
-    params_.tokens[b * rows_ + walk.position] = token;
-    params_.num_accepted[b] = static_cast<int32_t>(++walk.position);
+  int64_t draw_target(const Decision& d, int64_t j, int64_t without) const {
+    return draw(row(params_.target, d.sequence, j), *d.p_stats, without, noise(d.sequence, j), kRecoverBlock,
+                kRecoverToken);
   }
 
-  void finish(int64_t b, Walk& walk, int64_t token) {
-    params_.tokens[b * rows_ + walk.position] = token;
-    walk.done = true;
+  Outcome keep(int64_t b, int64_t j, int64_t token) {
+    params_.tokens[b * rows_ + j] = token;
+    params_.num_accepted[b] = static_cast<int32_t>(j + 1);
+    return Outcome::kKept;
   }
 
-  int64_t limit(int64_t b) const {
-    const int64_t k = params_.num_drafts_max;
-    return params_.num_drafts == nullptr ? k : std::clamp<int64_t>(params_.num_drafts[b], 0, k);
+  Outcome finish(int64_t b, int64_t j, int64_t token) {
+    params_.tokens[b * rows_ + j] = token;
+    return Outcome::kFinished;
   }
 
   Noise noise(int64_t b, int64_t j) const {
@@ -175,42 +180,10 @@ class Verification {
   Row row(const LogitRows& rows, int64_t b, int64_t j) const {
     return {rows.data + b * rows.sequence_stride + j * rows.row_stride, rows.dtype, params_.vocabulary};
   }
-  Row target_row(int64_t b, int64_t j) const { return row(params_.target, b, j); }
-  Row draft_row(int64_t b, int64_t j) const { return row(params_.draft, b, j); }
-
-  Distribution target_law(int64_t b, int64_t j) const {
-    const RowStats& stats = target_stats_[b * rows_ + j];
-    return {stats.inverse_temperature, stats.lse};
-  }
-  Distribution draft_law(int64_t b, int64_t j) const {
-    const int64_t i = b * params_.num_drafts_max + j;
-    return {1.0f / params_.temperature[b], params_.draft_lse == nullptr ? draft_stats_[i].lse : params_.draft_lse[i]};
-  }
-
-  std::vector<RowTask> target_tasks() const {
-    std::vector<RowTask> tasks(params_.batch * rows_);
-    for (int64_t b = 0; b < params_.batch; ++b) {
-      for (int64_t j = 0; j <= limit(b); ++j) tasks[b * rows_ + j] = {target_row(b, j), params_.temperature[b]};
-    }
-    return tasks;
-  }
-
-  std::vector<RowTask> draft_tasks() const {
-    std::vector<RowTask> tasks(params_.batch * params_.num_drafts_max);
-    if (params_.draft.data == nullptr || params_.draft_lse != nullptr) return tasks;
-    for (int64_t b = 0; b < params_.batch; ++b) {
-      if (params_.temperature[b] == 0.0f) continue;  // q is not consulted
-      for (int64_t j = 0; j < limit(b); ++j) {
-        tasks[b * params_.num_drafts_max + j] = {draft_row(b, j), params_.temperature[b]};
-      }
-    }
-    return tasks;
-  }
 
   const SpeculativeStepParams& params_;
   const int64_t rows_;  // a sequence: K + 1
-  const StatsOfRows target_stats_;
-  const StatsOfRows draft_stats_;
+  const BlockKernels& kernel_;
 };
 
 }  // namespace
