@@ -10,9 +10,15 @@ from specdec_kernels import SamplingParams, Status, draft_step
 from specdec_kernels.testing import StepInputs, device_of, random_step
 
 INF, NAN = float("inf"), float("nan")
-FAULTS = {"nan": [NAN], "positive_infinity": [INF], "empty": []}  # what is written into the row; empty: -inf everywhere
-TARGET = {"nan": Status.TARGET_NAN, "positive_infinity": Status.TARGET_POSITIVE_INFINITY, "empty": Status.TARGET_EMPTY}
-DRAFT = {"nan": Status.DRAFT_NAN, "positive_infinity": Status.DRAFT_POSITIVE_INFINITY, "empty": Status.DRAFT_EMPTY}
+# What is written into a row; empty: -inf everywhere.
+FAULTS = {"nan": [NAN], "positive_infinity": [INF], "nan_and_infinity": [NAN, INF], "empty": []}
+TARGET = {
+    "nan": Status.TARGET_NAN,
+    "positive_infinity": Status.TARGET_POSITIVE_INFINITY,
+    "nan_and_infinity": Status.TARGET_NAN,
+    "empty": Status.TARGET_EMPTY,
+}
+DRAFT = {fault: Status(flag << 3) for fault, flag in TARGET.items()}
 
 
 def seeds(backend: str) -> int:
@@ -45,7 +51,8 @@ def spoil(rows: torch.Tensor, fault: str) -> None:
     if fault == "empty":
         rows.fill_(-INF)
     else:
-        rows[..., rows.shape[-1] // 2] = FAULTS[fault][0]
+        for distance, value in enumerate(FAULTS[fault]):
+            rows[..., rows.shape[-1] // 2 - distance] = value
 
 
 # ---- Acceptance ------------------------------------------------------------------------------------------------------

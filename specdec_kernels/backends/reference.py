@@ -96,12 +96,10 @@ def distribution(logits: torch.Tensor, temperature: torch.Tensor, lse: torch.Ten
 
 
 def row_status(logits: torch.Tensor, nan: Status, infinity: Status, empty: Status) -> torch.Tensor:
-    """[B] int32 flags of [B, V] rows that have no distribution."""
-    return (
-        logits.isnan().any(-1) * int(nan)
-        + logits.isposinf().any(-1) * int(infinity)
-        + logits.isneginf().all(-1) * int(empty)
-    ).to(torch.int32)
+    """[B] int32: what is wrong with each of [B, V] rows that have no distribution. NaN hides the rest."""
+    fault = torch.where(logits.isneginf().all(-1), int(empty), 0)
+    fault = torch.where(logits.isposinf().any(-1), int(infinity), fault)
+    return torch.where(logits.isnan().any(-1), int(nan), fault).to(torch.int32)
 
 
 _TARGET = (Status.TARGET_NAN, Status.TARGET_POSITIVE_INFINITY, Status.TARGET_EMPTY)

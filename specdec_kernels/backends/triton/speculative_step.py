@@ -115,11 +115,12 @@ def walk(
     sum_ptr,
     BLOCKS: tl.constexpr,
 ):
-    """Walks from row ``j`` until no draft is kept. Returns (row, where the walk stands, status, token if it is decided,
-    lse of p, lse of q)."""
+    """Walks from row ``j`` (int64: rows lie more than 2^31 elements apart) until no draft is kept.
+
+    Returns (row, where the walk stands, status, token if it is decided, lse of p, lse of q)."""
     limit = load_limit(num_drafts_ptr, b, num_drafts)
     temperature = tl.load(temperature_ptr + b)
-    state = WALKING + j * 0
+    state = tl.full([], WALKING, tl.int32)
     token = tl.full([], -1, tl.int64)
     p_lse, q_lse = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
     while state == WALKING:
@@ -135,13 +136,13 @@ def walk(
             status = status | DRAFT_OUT_OF_RANGE
         x = tl.where(in_range, x, -1)
         if fault != 0:
-            state = DONE + j * 0
+            state = tl.full([], DONE, tl.int32)
         elif temperature == 0.0:
             best = argmax(row_ptr, vocabulary, block_max, largest, BLOCKS)
             token = tl.where(x == best, token, best)
-            state = tl.where(x == best, WALKING, DONE)
+            state = tl.where(x == best, WALKING, DONE).to(tl.int32)
         elif x < 0:
-            state = DRAW + j * 0
+            state = tl.full([], DRAW, tl.int32)
         else:
             log_q = tl.full([], 0.0, tl.float32)  # one-hot
             draft_fault = tl.full([], 0, tl.int32)
@@ -166,16 +167,16 @@ def walk(
             u = tl.sum(tl.where(tl.arange(0, 4) == 0, uniform(bits), 0.0), 0)
             if draft_fault != 0:
                 status = status | (draft_fault * DRAFT_FLAG_FACTOR)
-                state = DRAW + j * 0
+                state = tl.full([], DRAW, tl.int32)
             elif log_q == -INFINITY:
                 status = status | DRAFT_ZERO_PROBABILITY
-                state = RECOVER + j * 0
+                state = tl.full([], RECOVER, tl.int32)
             elif accept(u, log_p, log_q):
-                state = WALKING + j * 0
+                state = tl.full([], WALKING, tl.int32)
             elif draft_ptr is None:
-                state = DRAW_WITHOUT + j * 0
+                state = tl.full([], DRAW_WITHOUT, tl.int32)
             else:
-                state = RECOVER + j * 0
+                state = tl.full([], RECOVER, tl.int32)
         if state == WALKING:
             j += 1
     return j, state, status, token, p_lse, q_lse
@@ -215,13 +216,13 @@ def residual_kernel(
         if temperature == 0.0:
             return
     j, state, status, token, p_lse, q_lse = walk(
-        tl.full([], 0, tl.int32), b, tl.full([], 0, tl.int32),
+        tl.full([], 0, tl.int64), b, tl.full([], 0, tl.int32),
         target_ptr, target_stride_b, target_stride_j, draft_ptr, draft_stride_b, draft_stride_j, draft_tokens_ptr,
         draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch, num_drafts, vocabulary, num_blocks,
         max_ptr, sum_ptr, BLOCKS,
     )  # fmt: skip
     if block == 0:
-        tl.store(walk_ptr + b * 4, j.to(tl.int64))
+        tl.store(walk_ptr + b * 4, j)
         tl.store(walk_ptr + b * 4 + 1, state.to(tl.int64))
         tl.store(walk_ptr + b * 4 + 2, status.to(tl.int64))
         tl.store(walk_ptr + b * 4 + 3, token)
@@ -267,7 +268,7 @@ def draw_kernel(
     b = tl.program_id(0).to(tl.int64)
     blocks, tokens = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
     temperature, seed, position = tl.load(temperature_ptr + b), tl.load(seed_ptr + b), tl.load(position_ptr + b)
-    j, state = tl.load(walk_ptr + b * 4).to(tl.int32), tl.load(walk_ptr + b * 4 + 1).to(tl.int32)
+    j, state = tl.load(walk_ptr + b * 4), tl.load(walk_ptr + b * 4 + 1).to(tl.int32)
     status, token = tl.load(walk_ptr + b * 4 + 2).to(tl.int32), tl.load(walk_ptr + b * 4 + 3)
     p_lse, q_lse = tl.load(lse_ptr + b * 2), tl.load(lse_ptr + b * 2 + 1)
     residual_mass = tl.load(mass_ptr + b * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
@@ -283,12 +284,12 @@ def draw_kernel(
                     w = residual_weights(p_ptr, p_lse, q_ptr, q_lse, block, vocabulary, temperature)
                     first = block.to(tl.int64) * BLOCK
                     token = first + race(w, first, BLOCK, seed, position, j, RECOVER_TOKEN)
-                    state = DONE + j * 0
+                    state = tl.full([], DONE, tl.int32)
                 else:
                     # No mass: p and q are equal up to rounding, so the draft stands, unless p never yields it.
                     p_x = probability(tl.load(p_ptr + x).to(tl.float32), inverse(temperature), p_lse)
                     kept = p_x > 0.0
-                    state = DRAW + j * 0
+                    state = tl.full([], DRAW, tl.int32)
         if (state == DRAW) | (state == DRAW_WITHOUT):
             if kept == 0:
                 without = tl.where(state == DRAW_WITHOUT, x, -1)
@@ -300,7 +301,7 @@ def draw_kernel(
                     RECOVER_BLOCK, RECOVER_TOKEN,
                 )  # fmt: skip
                 kept = token < 0  # p has no mass but on the draft
-                state = DONE + j * 0
+                state = tl.full([], DONE, tl.int32)
         if kept:
             j, state, status, token, p_lse, q_lse = walk(
                 j + 1, b, status,
