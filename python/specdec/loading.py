@@ -32,12 +32,14 @@ def load_model(
     Raises:
         OSError: a folder or file is missing or corrupt, or weights are absent from it; names the argument and
             the path.
-        ValueError: ``dtype`` is no dtype, or the folder holds something else than a causal language model.
+        ValueError: ``dtype`` is no dtype, ``device`` is not on this machine, or the folder holds something
+            else than a causal language model.
     """
     allowed = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     names = [str(d).removeprefix("torch.") for d in allowed]
     if dtype not in (*allowed, *names, "auto"):
         raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
+    _require_device(device)
     _require_folder(name, path, "config.json", "*.safetensors")
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -106,6 +108,14 @@ def _load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBa
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # tokenizers raises bare Exceptions for broken files
         raise OSError(f"{name}: cannot load a tokenizer from {str(path)!r}: {error}") from error
+
+
+def _require_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without it
+        there_are = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise ValueError(f"device: got {str(device)!r}, allowed: {', '.join(there_are)}") from error
 
 
 def _require_folder(name: str, path: str | os.PathLike, *patterns: str) -> None:

@@ -1,0 +1,225 @@
+"""Measures specdec beside transformers: the same models, prompts and settings, in one process, in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from .differences import Difference, explain
+from .methods import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
+
+# Drafts a step that are tried where none was asked for, alike for transformers and specdec.
+CANDIDATES = (1, 2, 3, 4, 6, 8)
+SWEEPS = 2  # a candidate's time is its best of so many
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number of every round; rounds hit by other work on the machine show in it, and not in the median."""
+
+    per_round: list[float]
+
+    def to_dict(self) -> dict:
+        values = self.per_round
+        return {
+            "median": statistics.median(values),
+            "min": min(values),
+            "max": max(values),
+            "per_round": values,
+        }
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one method did: ``rounds[r][i]`` continued prompt i in round r."""
+
+    name: str
+    setting: dict[str, int | str]
+    swept: dict[str, float] | None  # setting -> tokens/s, where the setting is the fastest of several
+    rounds: list[list[Run]]
+
+    @property
+    def seconds(self) -> Spread:
+        """Of all prompts together."""
+        return Spread([sum(run.seconds for run in runs) for runs in self.rounds])
+
+    @property
+    def tokens_per_second(self) -> Spread:
+        totals = zip(self.rounds, self.seconds.per_round, strict=True)
+        return Spread([sum(len(run.tokens) for run in runs) / seconds for runs, seconds in totals])
+
+    def to_dict(self) -> dict:
+        runs = [run for runs in self.rounds for run in runs]
+
+        def total(name: str) -> float | None:
+            values = [getattr(run, name) for run in runs]
+            return None if None in values else sum(values)
+
+        def ratio(part: float | None, whole: float | None) -> float | None:
+            return part / whole if part is not None and whole else None
+
+        seconds, speed = self.seconds.to_dict(), self.tokens_per_second.to_dict()
+        result = {
+            "name": self.name,
+            **self.setting,
+            "tokens_per_second": speed["median"],
+            "seconds": seconds["median"],
+            "acceptance_rate": ratio(total("accepted"), total("drafted")),
+            "alpha": ratio(total("accepted"), total("tested")),
+            "tau": ratio(sum(len(run.tokens) for run in runs), total("steps")),
+            "loop_fraction": ratio(total("own_seconds"), total("seconds")),
+            "spread": {"seconds": seconds, "tokens_per_second": speed},
+        }
+        return result | ({"swept": self.swept} if self.swept else {})
+
+
+@dataclass(frozen=True)
+class Comparison:
+    measurements: list[Measurement]
+    differences: list[Difference]  # of greedy texts from plain's
+    greedy_equal: bool | None  # specdec against plain; None where the temperature is not 0
+    environment: dict[str, object]
+
+    def ratio(self, other: str) -> Spread:
+        """How many times faster specdec is, round by round."""
+        by_name = {m.name: m.tokens_per_second.per_round for m in self.measurements}
+        return Spread([a / b for a, b in zip(by_name["specdec"], by_name[other], strict=True)])
+
+    def to_dict(self) -> dict:
+        return {
+            "methods": [m.to_dict() for m in self.measurements],
+            "ratios": {f"specdec/{other}": self.ratio(other).to_dict() for other in ("plain", "assisted")},
+            "greedy_equal": self.greedy_equal,
+            "differences": [dataclasses.asdict(d) for d in self.differences],
+            "environment": self.environment,
+        }
+
+
+def compare(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    settings: Settings | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Continues every prompt, one at a time, with the target alone (``plain``), with transformers' assisted
+    generation (``assisted``) and with specdec, in turns, ``repeats`` rounds.
+
+    Before that all methods warm up, and the number of drafts a step is chosen: for ``assisted`` the fastest
+    of CANDIDATES and of what transformers does by default, for ``specdec`` the fastest of CANDIDATES,
+    measured in the same way, unless ``settings.num_drafts`` is given.
+
+    Args:
+        target, draft: on one device, with one vocabulary.
+        prompts: lists of token ids, at least one.
+        settings: None is ``Settings()``.
+        progress: is told what is going on.
+
+    Raises:
+        ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
+    """
+    settings = settings or Settings()
+    if not prompts:
+        raise ValueError("prompts: got none, allowed: at least one")
+    asked = settings.num_drafts
+    drafts = CANDIDATES if asked is None else (asked,)
+    ours = [SpecdecMethod(target, draft, k, settings) for k in drafts]
+    plain = TransformersMethod(target, None, settings)
+    theirs = [TransformersMethod(target, draft, settings, k) for k in (*CANDIDATES, None)]
+    progress("warming up")
+    for method in (ours[0], plain, theirs[0]):  # specdec first: it refuses prompts that do not fit
+        _round([method], prompts, settings.seed)
+    assisted, swept_assisted = _fastest(theirs, prompts, settings.seed, progress)
+    specdec, swept_specdec = _fastest(ours, prompts, settings.seed, progress)
+
+    methods, rounds = (plain, assisted, specdec), []
+    for r in range(settings.repeats):
+        progress(f"round {r + 1} of {settings.repeats}")
+        rounds.append(_round(methods, prompts, settings.seed + r * len(prompts)))
+    measurements = [
+        Measurement(m.name, m.setting, swept, [by_method[i] for by_method in rounds])
+        for i, (m, swept) in enumerate(zip(methods, (None, swept_assisted, swept_specdec), strict=True))
+    ]
+    greedy = settings.temperature == 0
+    differences = _differences(target, prompts, measurements) if greedy else []
+    equal = all("specdec" not in d.methods for d in differences)
+    return Comparison(measurements, differences, equal if greedy else None, environment(target))
+
+
+def _round(methods: Sequence[Method], prompts: Sequence[Prompt], seed: int) -> list[list[Run]]:
+    """Runs by method and prompt. The methods take turns prompt by prompt, so that whatever else the machine
+    does slows all of them alike."""
+    runs: list[list[Run]] = [[] for _ in methods]
+    for i, prompt in enumerate(prompts):
+        for method, done in zip(methods, runs, strict=True):
+            done.append(method.run(prompt, seed + i))
+    return runs
+
+
+def _fastest(
+    methods: Sequence[Method], prompts: Sequence[Prompt], seed: int, progress: Callable[[str], None]
+) -> tuple[Method, dict[str, float] | None]:
+    """The fastest of a method's settings, and the tokens per second of each."""
+    if len(methods) == 1:
+        return methods[0], None
+    best = [0.0] * len(methods)
+    for _ in range(SWEEPS):
+        progress(f"{methods[0].name}: looking for the best number of drafts")
+        for i, runs in enumerate(_round(methods, prompts, seed)):
+            speed = sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
+            best[i] = max(best[i], speed)
+    labels = [str(next(iter(m.setting.values()))) for m in methods]
+    return methods[best.index(max(best))], dict(zip(labels, best, strict=True))
+
+
+def _differences(
+    target: PreTrainedModel, prompts: Sequence[Prompt], measurements: Sequence[Measurement]
+) -> list[Difference]:
+    """Where a method's text is not plain's, in any round; each such place once."""
+    plain, found = measurements[0], {}
+    for other in measurements[1:]:
+        for ours, theirs in zip(plain.rounds, other.rounds, strict=True):
+            for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+                texts = (other.name, i, tuple(a.tokens), tuple(b.tokens))
+                if a.tokens != b.tokens and texts not in found:
+                    names = (plain.name, other.name)
+                    found[texts] = explain(target, prompts[i], a.tokens, b.tokens, names, i)
+    return list(found.values())
+
+
+def environment(target: PreTrainedModel) -> dict[str, object]:
+    """What the numbers depend on besides the code."""
+    cuda = target.device.type == "cuda"
+    return {
+        "cpu": _cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name(target.device) if cuda else None,
+        "device": str(target.device),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _cpu_name() -> str:
+    """platform.processor() is empty on Linux, mostly."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,150 @@
+"""The three ways to continue a prompt that ``compare`` measures: plain, assisted, specdec."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from specdec_kernels import SamplingParams
+
+from .decoder import SpeculativeDecoder
+from .prompts import read_eos, read_pad
+
+Prompt = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Settings:
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    repeats: int = 5
+    num_drafts: int | None = None  # None: the fastest of several, as for transformers
+
+
+@dataclass(frozen=True)
+class Run:
+    """One prompt continued by one method."""
+
+    tokens: list[int]
+    seconds: float  # from the call to the tokens on the host, the prompt's forward included
+    steps: int  # target forwards that decided tokens
+    drafted: int
+    accepted: int
+    tested: int | None  # None where the method does not say
+    own_seconds: float | None  # outside the models' forwards; None where the method does not say
+
+
+class Method(Protocol):
+    name: str
+    setting: dict[str, int | str]  # what the method was told about the number of drafts
+
+    def run(self, prompt: Prompt, seed: int) -> Run: ...
+
+
+class SpecdecMethod:
+    name = "specdec"
+
+    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel, num_drafts: int, settings: Settings):
+        self.setting = {"num_drafts": num_drafts}
+        self._decoder = SpeculativeDecoder(target, draft, num_drafts)
+        self._settings, self._eos = settings, sorted(read_eos(None, target))
+
+    def run(self, prompt: Prompt, seed: int) -> Run:
+        start = time.perf_counter()
+        params = SamplingParams(temperature=self._settings.temperature)
+        new = self._settings.max_new_tokens
+        result = self._decoder.generate([prompt], None, new, params, seed, eos_token_id=self._eos)
+        seconds, stats = time.perf_counter() - start, result.stats
+        own = stats.seconds["kernels"] + stats.seconds["loop"]
+        counts = (stats.steps, stats.drafted, stats.accepted, stats.tested)
+        return Run(result.tokens[0], seconds, *counts, own)
+
+
+class TransformersMethod:
+    """transformers' ``generate``, with ``draft`` as its assistant or alone.
+
+    Nothing of the models' generation configurations has a say but what ends a text and what pads it. What
+    assisted generation does not report is counted: the target decides in each of its forwards, and each
+    forward of the draft makes one draft. A drafted end of sequence that was accepted counts as the target's
+    token here.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | None,
+        settings: Settings,
+        num_assistant_tokens: int | None = None,
+    ):
+        self._target, self._draft = target, draft
+        self.name = "plain" if draft is None else "assisted"
+        self.setting = {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
+        eos = read_eos(None, target)
+        filters = {"temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
+        self._config = GenerationConfig(
+            max_new_tokens=settings.max_new_tokens,
+            do_sample=settings.temperature > 0,
+            eos_token_id=sorted(eos) or None,
+            pad_token_id=read_pad(None, eos, target),
+            **(filters if settings.temperature > 0 else {}),
+        )
+        # Without these transformers drafts up to 20 tokens, fewer where the draft is not confident.
+        self._assistant_config = GenerationConfig()
+        if num_assistant_tokens is not None:
+            self._assistant_config = GenerationConfig(
+                num_assistant_tokens=num_assistant_tokens,
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,
+            )
+
+    def run(self, prompt: Prompt, seed: int) -> Run:
+        assistant = {} if self._draft is None else {"assistant_model": self._draft}
+        with self._configured(), counted_forwards(self._target, self._draft) as forwards:
+            torch.manual_seed(seed)
+            start = time.perf_counter()
+            input_ids = torch.tensor([prompt], device=self._target.device)
+            mask = torch.ones_like(input_ids)
+            output = self._target.generate(input_ids, attention_mask=mask, **assistant)
+            tokens = output[0, len(prompt) :].tolist()
+            seconds = time.perf_counter() - start
+        steps, drafted = forwards
+        return Run(tokens, seconds, steps, drafted, len(tokens) - steps, None, None)
+
+    @contextmanager
+    def _configured(self) -> Iterator[None]:
+        """What an argument of ``generate`` leaves open comes from the model's own: so that is replaced."""
+        configs = ((self._target, self._config), (self._draft, self._assistant_config))
+        saved = [(model, model.generation_config, new) for model, new in configs if model is not None]
+        try:
+            for model, _, new in saved:
+                model.generation_config = new
+            yield
+        finally:
+            for model, old, _ in saved:
+                model.generation_config = old
+
+
+@contextmanager
+def counted_forwards(*models: PreTrainedModel | None) -> Iterator[list[int]]:
+    """How often each model is called inside the block. Costs microseconds a call, of milliseconds."""
+    counts = [0] * len(models)
+
+    def count(i: int) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            counts[i] += 1
+
+        return hook
+
+    handles = [m.register_forward_hook(count(i)) for i, m in enumerate(models) if m is not None]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,133 @@
+"""What the command line shows to people: continuations, comparisons. Answers on stdout, remarks on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .streaming import IncrementalText, continuation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from .compare import Comparison, Spread
+    from .differences import Difference
+    from .result import GenerationResult, Producer
+
+COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
+
+
+class Page:
+    """One prompt and its continuation. typer leaves colours away where stdout is no terminal, and unlike rich
+    it changes neither line ends nor tabs.
+
+    Args:
+        tokenizer: the target's.
+        text: the prompt.
+        prompt: its token ids.
+        coloured: each token in the colour of what produced it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str, prompt: Sequence[int], coloured: bool):
+        self._text, self._coloured, self._started = text, coloured, False
+        self._continuation = IncrementalText(tokenizer, prompt)
+
+    def show(self, tokens: Sequence[int], produced_by: Sequence[Producer]) -> None:
+        """Prints what the next tokens completed, at once."""
+        self._start()
+        for token, producer in zip(tokens, produced_by, strict=True):
+            colour = COLOURS[producer] if self._coloured else None
+            typer.secho(self._continuation.push([token]), fg=colour, nl=False)
+
+    def finish(self) -> None:
+        self._start()
+        typer.echo(self._continuation.finish())
+
+    def _start(self) -> None:
+        """Not before there are tokens: a refused prompt leaves nothing on stdout."""
+        if not self._started:
+            typer.secho(self._text, dim=True, nl=False)
+        self._started = True
+
+
+def print_stats(result: GenerationResult, verbose: bool) -> None:
+    """A line on stderr; with ``verbose`` also the legend of the colours, with how many tokens have each, and
+    where the time went."""
+    stats = result.stats
+    if verbose:
+        producers = [str(p) for row in result.produced_by for p in row]
+        legend = (typer.style(f"{name} {producers.count(name)}", fg=c) for name, c in COLOURS.items())
+        typer.echo("tokens: " + ", ".join(legend), err=True)
+        seconds = (f"{part} {value:.3f}" for part, value in stats.seconds.items())
+        typer.secho("seconds: " + ", ".join(seconds), dim=True, err=True)
+    line = (
+        f"{stats.emitted} tokens in {stats.steps} steps: tau {stats.tau:.2f}, "
+        f"acceptance rate {stats.acceptance_rate:.2f}, alpha {stats.alpha:.2f}"
+    )
+    typer.secho(line, dim=True, err=True)
+
+
+def print_comparison(
+    comparison: Comparison, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]]
+) -> None:
+    """The texts of the first prompt, the measurements, the ratios, and what became of equality."""
+    texts: dict[str, list[str]] = {}
+    for m in comparison.measurements:
+        text = continuation(tokenizer, prompts[0], m.rounds[0][0].tokens)
+        texts.setdefault(text, []).append(m.name)
+    for text, names in texts.items():
+        typer.secho(f"--- {', '.join(names)} ---", dim=True)
+        typer.echo(tokenizer.decode(prompts[0], skip_special_tokens=True) + text)
+
+    columns = ("method", "drafts a step", "seconds", "tokens/s", "acceptance rate", "alpha", "tau", "loop")
+    table = Table(*columns, box=box.SIMPLE)
+    for m in comparison.measurements:
+        row = m.to_dict()
+        drafts = next((str(value) for value in m.setting.values()), "–")
+        numbers = [_number(row[name]) for name in ("acceptance_rate", "alpha", "tau", "loop_fraction")]
+        seconds, speed = f"{row['seconds']:.3f}", _spread(m.tokens_per_second, 1)
+        table.add_row(m.name, drafts + "*" * bool(m.swept), seconds, speed, *numbers)
+    console = Console()
+    console.print(table)
+    typer.echo(
+        "Medians of the rounds (smallest to largest). loop: the part of specdec's time outside the models."
+    )
+    for m in comparison.measurements:
+        if m.swept:
+            tried = ", ".join(f"{setting}: {speed:.1f}" for setting, speed in m.swept.items())
+            typer.echo(f"* {m.name}: the fastest of these settings (tokens/s): {tried}")
+    for other in ("plain", "assisted"):
+        typer.echo(f"specdec/{other}: {_spread(comparison.ratio(other), 2)} times as fast")
+    if comparison.greedy_equal is not None:
+        typer.echo(f"greedy texts of specdec and plain equal: {'yes' if comparison.greedy_equal else 'no'}")
+    for difference in comparison.differences:
+        typer.echo(_describe(difference, tokenizer))
+
+
+def _describe(d: Difference, tokenizer: PreTrainedTokenizerBase) -> str:
+    def candidate(i: int) -> str:
+        token = d.tokens[i]
+        if token is None:
+            return f"{d.methods[i]} ended"
+        logits = f"logit {d.logits[i]} in {d.dtype}, {d.wide_logits[i]} in {d.wide_dtype}"
+        return f"{d.methods[i]} {token} {tokenizer.decode([token])!r} ({logits})"
+
+    gap = "" if d.gap is None else f"; gap to the best {d.gap:.3g}, rounding allows {d.bound:.3g}"
+    return (
+        f"{d.verdict}: prompt {d.prompt}, new token {d.position}: {candidate(0)}, {candidate(1)}{gap} "
+        f"(twice the largest difference, {d.rounding:.3g}, between full, cached and {d.wide_dtype} forwards)"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _spread(spread: Spread, digits: int) -> str:
+    s = spread.to_dict()
+    return f"{s['median']:.{digits}f} ({s['min']:.{digits}f}–{s['max']:.{digits}f})"
