@@ -76,9 +76,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(Tensor logits, Ten
 }
 
 std::tuple<Tensor, Tensor, Tensor> speculative_step(Tensor target_logits, Tensor draft_tokens,
-                                                    std::optional<Tensor> draft_logits,
-                                                    std::optional<Tensor> draft_lse, std::optional<Tensor> num_drafts,
-                                                    Tensor temperature, Tensor seed, Tensor position) {
+                                                    std::optional<Tensor> draft_logits, std::optional<Tensor> draft_lse,
+                                                    std::optional<Tensor> num_drafts, Tensor temperature, Tensor seed,
+                                                    Tensor position) {
   STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(1) > 0 && target_logits.size(2) > 0,
                   "specdec_kernels: target_logits must be [B, K+1, V]");
   const int64_t batch = target_logits.size(0), k = target_logits.size(1) - 1, vocabulary = target_logits.size(2);
@@ -146,7 +146,8 @@ PyObject* build(PyObject*, PyObject*) {
   return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
 }
 
-PyMethodDef methods[] = {{"build", build, METH_NOARGS, "key=value pairs, separated by ';'"}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
+                         {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

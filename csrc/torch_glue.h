@@ -13,14 +13,17 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
 // The public functions validate; this guards those who call torch.ops directly from reading out of bounds.
-inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape, ScalarType dtype, const char* name) {
+inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape, ScalarType dtype,
+                        const char* name) {
   bool right = tensor.dim() == static_cast<int64_t>(shape.size()) && tensor.scalar_type() == dtype;
   int64_t i = 0;
   for (int64_t size : shape) right = right && tensor.size(i++) == size;
   STD_TORCH_CHECK(right, "specdec_kernels: ", name, " has a wrong shape or dtype");
 }
 
-inline Tensor dense(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
+inline Tensor dense(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
 
 // Rows must be dense; other strides are free.
 inline Tensor with_dense_rows(const Tensor& tensor) {

@@ -28,9 +28,7 @@ SPECDEC_HD int32_t row_fault(float max) {
 
 // Accept iff u q(x) < p(x), u in (0, 1). In the log domain p == q bitwise gives a ratio of exactly 1: always accepted;
 // p(x) = 0 gives 0: never.
-SPECDEC_HD bool accept(float u, float log_p, float log_q) {
-  return u < expf(log_p - log_q);
-}
+SPECDEC_HD bool accept(float u, float log_p, float log_q) { return u < expf(log_p - log_q); }
 
 // Weight of a token in the residual distribution max(0, p - q). A NaN in q counts as no weight.
 SPECDEC_HD float residual(float p, float q) {

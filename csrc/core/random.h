@@ -42,8 +42,8 @@ SPECDEC_HD float uniform(uint32_t bits) {
   return u < 1.0f - 0x1p-24f ? u : 1.0f - 0x1p-24f;
 }
 
-// -log1p(-u): an Exp(1) variate. 1 - u is split into 2^k (1 + f), f in [-1/4, 1/2), with f exact, so that small results,
-// which are the winners of a race, have full relative precision. Relative error below 3e-7.
+// -log1p(-u): an Exp(1) variate. 1 - u is split into 2^k (1 + f), f in [-1/4, 1/2), with f exact, so that small
+// results, which are the winners of a race, have full relative precision. Relative error below 3e-7.
 SPECDEC_HD float exponential(float u) {
   const int32_t k = static_cast<int32_t>(as_bits(1.0f - u) - as_bits(0.75f)) >> 23;
   const float scale = as_float(as_bits(1.0f) - (static_cast<uint32_t>(k) << 23));  // 2^-k

@@ -1,5 +1,6 @@
-// The statistics of a row of logits. A row is cut into blocks of 1024 consecutive entries: the first level of every draw
-// races among them, and their sums merge in a fixed order, so that a row has bitwise one lse however work is split.
+// The statistics of a row of logits. A row is cut into blocks of 1024 consecutive entries: the first level of every
+// draw races among them, and their sums merge in a fixed order, so that a row has bitwise one lse however work is
+// split.
 #pragma once
 
 #include "hd.h"

@@ -5,8 +5,8 @@
 namespace specdec::cpu {
 namespace {
 
-// Bodies are written once, as plain loops that compilers vectorise, and are inlined into one wrapper for each instruction
-// set at the end of this file. Sums are kept in kLanes partial sums, so their order is fixed by the source.
+// Bodies are written once, as plain loops that compilers vectorise, and are inlined into one wrapper for each
+// instruction set at the end of this file. Sums are kept in kLanes partial sums, so their order is fixed by the source.
 #define SPECDEC_BODY static inline __attribute__((always_inline))
 
 constexpr int kLanes = 32;
@@ -171,8 +171,7 @@ SPECDEC_BODY int64_t race(const float* weights, int64_t n, int64_t first, Noise 
     alignas(64) uint32_t bits[4][kBlock / 4];
     const uint32_t base = static_cast<uint32_t>((first + begin) / 4);
     for (int64_t call = 0; call < calls; ++call) {
-      const Words words =
-          philox(noise.seed, base + static_cast<uint32_t>(call), noise.position, noise.offset, stream);
+      const Words words = philox(noise.seed, base + static_cast<uint32_t>(call), noise.position, noise.offset, stream);
       for (int i = 0; i < 4; ++i) bits[i][call] = words.word[i];
     }
     for (int i = 0; i < 4; ++i) {
@@ -216,28 +215,28 @@ SPECDEC_BODY int64_t find_body(Row row, int64_t block, float value) {
 }
 
 // One set of functions, compiled with `attributes`.
-#define SPECDEC_KERNELS(name, label, attributes)                                                                   \
-  namespace name {                                                                                                 \
-  attributes float max(Row row, int64_t block) { return max_body(row, block); }                                    \
-  attributes BlockStats stats(Row row, int64_t block, float t) { return stats_body(row, block, t); }               \
-  attributes float sum_without(Row row, int64_t block, float max, float t, int64_t without) {                      \
-    return sum_without_body(row, block, max, t, without);                                                          \
-  }                                                                                                                \
-  attributes float residual_sum(Row p, Distribution pl, Row q, Distribution ql, int64_t block) {                   \
-    return residual_sum_body(p, pl, q, ql, block);                                                                 \
-  }                                                                                                                \
-  attributes int64_t draw(Row row, int64_t block, float max, float t, int64_t without, Noise noise, Stream s) {    \
-    return draw_body(row, block, max, t, without, noise, s);                                                       \
-  }                                                                                                                \
-  attributes int64_t draw_residual(Row p, Distribution pl, Row q, Distribution ql, int64_t block, Noise noise) {   \
-    return draw_residual_body(p, pl, q, ql, block, noise);                                                         \
-  }                                                                                                                \
-  attributes int64_t draw_index(const float* w, int64_t n, Noise noise, Stream s) {                                \
-    return draw_index_body(w, n, noise, s);                                                                        \
-  }                                                                                                                \
-  attributes int64_t find(Row row, int64_t block, float value) { return find_body(row, block, value); }            \
-  constexpr BlockKernels kernels = {label, max,           stats,      sum_without, residual_sum,                     \
-                                    draw,  draw_residual, draw_index, find};                                         \
+#define SPECDEC_KERNELS(name, label, attributes)                                                                 \
+  namespace name {                                                                                               \
+  attributes float max(Row row, int64_t block) { return max_body(row, block); }                                  \
+  attributes BlockStats stats(Row row, int64_t block, float t) { return stats_body(row, block, t); }             \
+  attributes float sum_without(Row row, int64_t block, float max, float t, int64_t without) {                    \
+    return sum_without_body(row, block, max, t, without);                                                        \
+  }                                                                                                              \
+  attributes float residual_sum(Row p, Distribution pl, Row q, Distribution ql, int64_t block) {                 \
+    return residual_sum_body(p, pl, q, ql, block);                                                               \
+  }                                                                                                              \
+  attributes int64_t draw(Row row, int64_t block, float max, float t, int64_t without, Noise noise, Stream s) {  \
+    return draw_body(row, block, max, t, without, noise, s);                                                     \
+  }                                                                                                              \
+  attributes int64_t draw_residual(Row p, Distribution pl, Row q, Distribution ql, int64_t block, Noise noise) { \
+    return draw_residual_body(p, pl, q, ql, block, noise);                                                       \
+  }                                                                                                              \
+  attributes int64_t draw_index(const float* w, int64_t n, Noise noise, Stream s) {                              \
+    return draw_index_body(w, n, noise, s);                                                                      \
+  }                                                                                                              \
+  attributes int64_t find(Row row, int64_t block, float value) { return find_body(row, block, value); }          \
+  constexpr BlockKernels kernels = {label, max,           stats,      sum_without, residual_sum,                 \
+                                    draw,  draw_residual, draw_index, find};                                     \
   }
 
 SPECDEC_KERNELS(baseline, "baseline", )

@@ -1,5 +1,5 @@
-// Vectorised work on one block of a row, compiled for several instruction sets; the best that this machine has is chosen
-// when the first operation runs.
+// Vectorised work on one block of a row, compiled for several instruction sets; the best that this machine has is
+// chosen when the first operation runs.
 #pragma once
 
 #include <cstdint>

@@ -7,9 +7,9 @@ namespace specdec::cpu {
 // B sequences, V tokens; vectors are dense.
 struct DraftStepParams {
   // inputs
-  const char* logits;      // [B, V], rows dense
+  const char* logits;  // [B, V], rows dense
   Dtype dtype;
-  int64_t row_stride;      // bytes from one row to the next
+  int64_t row_stride;  // bytes from one row to the next
   int64_t batch, vocabulary;
   const float* temperature;  // [B]
   const int64_t* seed;       // [B]

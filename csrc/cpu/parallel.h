@@ -12,8 +12,8 @@ void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* f
 template <class Function>
 void parallel_for(int64_t tasks, int64_t grain, const Function& function) {
   parallel_for_erased(
-      tasks, grain,
-      [](const void* f, int64_t begin, int64_t end) { (*static_cast<const Function*>(f))(begin, end); }, &function);
+      tasks, grain, [](const void* f, int64_t begin, int64_t end) { (*static_cast<const Function*>(f))(begin, end); },
+      &function);
 }
 
 // About 64 blocks of 1024 logits, some 20 µs of work, are worth a thread.

@@ -1,5 +1,5 @@
-// Statistics of many rows at once, split over threads by blocks, and the draw from one row. Shared by every operation, so
-// that equal rows have bitwise equal statistics wherever they were computed.
+// Statistics of many rows at once, split over threads by blocks, and the draw from one row. Shared by every operation,
+// so that equal rows have bitwise equal statistics wherever they were computed.
 #pragma once
 
 #include <vector>

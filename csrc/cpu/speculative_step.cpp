@@ -102,8 +102,10 @@ class Verification {
       const int32_t fault = row_fault(q_stats ? q_stats->max : handed_over);
       params_.status[b] |= fault << kDraftFlagShift;
       d.q = {d.p.inverse_temperature, q_stats ? q_stats->lse : handed_over};
-      if (fault != 0) d.draft = -1;
-      else log_q = log_probability(logit_at(row(params_.draft, b, j), d.draft), d.q.inverse_temperature, d.q.lse);
+      if (fault != 0)
+        d.draft = -1;
+      else
+        log_q = log_probability(logit_at(row(params_.draft, b, j), d.draft), d.q.inverse_temperature, d.q.lse);
     }
     if (d.draft < 0) return finish(b, j, draw_target(d, j, -1));
     if (log_q == -INFINITY) {
@@ -147,8 +149,7 @@ class Verification {
     const Row p_row = row(params_.target, b, j);
     const int64_t block = kernel_.draw_index(mass, blocks, noise(b, j), kRecoverBlock);
     if (block >= 0) {
-      d.outcome = finish(
-          b, j, kernel_.draw_residual(p_row, d.p, row(params_.draft, b, j), d.q, block, noise(b, j)));
+      d.outcome = finish(b, j, kernel_.draw_residual(p_row, d.p, row(params_.draft, b, j), d.q, block, noise(b, j)));
     } else if (probability(logit_at(p_row, d.draft), d.p.inverse_temperature, d.p.lse) > 0.0f) {
       d.outcome = keep(b, j, d.draft);  // no mass: p and q are equal up to rounding, so the draft stands
     } else {
