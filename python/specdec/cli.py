@@ -244,17 +244,20 @@ def _read_texts(texts: list[str], batch_file: Path | None) -> list[str]:
             _refuse(
                 "--batch-file", f"{str(batch_file)!r} without a prompt", "at least one line that is not empty"
             )
-    if "" in texts:
-        _refuse(
-            "PROMPT" if batch_file is None else "--batch-file", "an empty prompt", "at least one character"
-        )
+    source = "PROMPT" if batch_file is None else "--batch-file"
+    for text in texts:
+        if not text:
+            _refuse(source, "an empty prompt", "at least one character")
+        # From a JSON escape, or an argument that is not UTF-8; no tokenizer takes them.
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            _refuse(source, ascii(text[:60]), "text without lone surrogates")
     return texts
 
 
 def _read_json_line(batch_file: Path, number: int, line: str) -> str:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # not only JSONDecodeError: also numbers and nesting beyond python's
         value = None
     text = value.get("prompt") if isinstance(value, dict) else value
     if not isinstance(text, str):

@@ -112,7 +112,8 @@ def _load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBa
 
 def _require_device(device: torch.device | str) -> None:
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("meta tensors have no values")
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without it
         there_are = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"device: got {str(device)!r}, allowed: {', '.join(there_are)}") from error
