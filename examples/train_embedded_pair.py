@@ -106,9 +106,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[torch.T
     return [torch.tensor([*file, tokenizer.eos_token_id]) for file in ids]
 
 
-def batches(
-    files: list[torch.Tensor], size: int, length: int, seed: int, first: int
-) -> Iterator[torch.Tensor]:
+def batches(files: list[torch.Tensor], size: int, length: int, seed: int, first: int) -> Iterator[torch.Tensor]:
     """Packed batches without end, from number ``first`` on.
 
     Their order depends on the seed alone, so a resumed run sees what an uninterrupted one sees.
@@ -290,9 +288,7 @@ class Trainer:
                 # Seeded by the step, so that a resumed run writes the same texts.
                 chance = torch.Generator(args.device)
                 chance.manual_seed(args.seed * 1_000_000 + state["step"])
-                at = torch.randint(
-                    len(text) - PROMPT, (args.own_batch,), generator=chance, device=args.device
-                )
+                at = torch.randint(len(text) - PROMPT, (args.own_batch,), generator=chance, device=args.device)
                 prompts = torch.stack([text[i : i + PROMPT] for i in at.tolist()]).to(args.device)
                 tokens, logits = write(self.target, prompts, NEW, chance)
                 for _ in range(2):  # writing costs far more than learning: read everything twice

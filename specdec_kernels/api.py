@@ -110,9 +110,7 @@ def speculative_step(
     check.check_like("draft_tokens", draft_tokens, (batch, rows - 1), check.INTEGER_DTYPES, device)
     if draft_logits is not None:
         check.check_logits("draft_logits", draft_logits, "[B, K, V]", reference=backend == "reference")
-        check.check_like(
-            "draft_logits", draft_logits, (batch, rows - 1, vocabulary), (draft_logits.dtype,), device
-        )
+        check.check_like("draft_logits", draft_logits, (batch, rows - 1, vocabulary), (draft_logits.dtype,), device)
     draft_lse = None
     if draft_stats is not None and draft_logits is not None:
         cutoff, draft_lse = draft_stats

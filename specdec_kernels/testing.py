@@ -140,11 +140,7 @@ def random_step(
         draft_step(draft[:, i], params, seed=seed, position=position, offset=i, backend=drafter)
         for i in range(num_drafts)
     ]
-    columns = (
-        [torch.stack(column, 1) for column in zip(*drawn, strict=True)]
-        if drawn
-        else [torch.zeros(batch, 0)] * 4
-    )
+    columns = [torch.stack(column, 1) for column in zip(*drawn, strict=True)] if drawn else [torch.zeros(batch, 0)] * 4
     handed_over = (columns[2], columns[3]) if stats else None
     return StepInputs(target, columns[0].long(), draft, params, seed, position, None, handed_over)
 
@@ -253,9 +249,7 @@ def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0) 
     """Pearson's test of ``counts`` against ``law``. Outcomes expected fewer than ``least`` times count as
     one."""
     if impossible := [k for k in counts if counts[k] and law.get(k, 0.0) == 0]:
-        raise AssertionError(
-            f"drawn, though its probability is 0: {impossible[0]}, {counts[impossible[0]]} times"
-        )
+        raise AssertionError(f"drawn, though its probability is 0: {impossible[0]}, {counts[impossible[0]]} times")
     draws = sum(counts.values())
     cells, rare = [], np.zeros(2)
     for k, p in law.items():

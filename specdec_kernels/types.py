@@ -76,7 +76,9 @@ class SamplingParams:
         t, allowed = self.temperature, f"0 (greedy), or finite and >= {MIN_TEMPERATURE}"
         if isinstance(t, torch.Tensor):
             if t.dim() > 1 or not (t.is_floating_point() or t.dtype in (torch.int32, torch.int64)):
-                raise ValueError(f"temperature: got a {t.dtype} tensor of shape {list(t.shape)}, allowed: a number or [B]")
+                raise ValueError(
+                    f"temperature: got a {t.dtype} tensor of shape {list(t.shape)}, allowed: a number or [B]"
+                )
             bad = ~torch.isfinite(t) | (t < MIN_TEMPERATURE) & (t != 0)
             if bad.any():
                 raise ValueError(f"temperature: got {t[bad].tolist()[0]}, allowed: {allowed}")

@@ -7,21 +7,15 @@ import os
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # read by triton when it is imported, which no test module does before this
-    )
+    # Read by triton when it is imported, which no test module does before this.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest  # noqa: E402
 
 BACKENDS = ("reference", "cpu", "triton")
 FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
 
-torch.set_num_threads(min(2, os.cpu_count() or 1))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nightly: minutes long; run with -m nightly")
-    config.addinivalue_line("markers", "large: needs gigabytes of memory")
+torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what threads change has a test of its own
 
 
 @pytest.fixture(params=BACKENDS)

@@ -24,7 +24,6 @@ from transformers import (
 
 @pytest.fixture(autouse=True)
 def _inference():
-    torch.set_num_threads(1)
     with torch.inference_mode():
         yield
 
@@ -113,9 +112,7 @@ def test_storage_is_preallocated_and_stays():
     assert before[0][2] == (2, 2, 100, 8)
     for step in range(20):
         feed(cached, cache, prompts(2, 1, 4, seed=step))
-    assert before == [
-        (layer.keys.data_ptr(), layer.values.data_ptr(), layer.keys.shape) for layer in cache.layers
-    ]
+    assert before == [(layer.keys.data_ptr(), layer.values.data_ptr(), layer.keys.shape) for layer in cache.layers]
     assert cache.get_max_length() == 100
 
 
@@ -149,9 +146,7 @@ def test_capacity_is_checked():
 
 
 def test_models_without_a_rewindable_state_are_refused_by_type():
-    mamba = MambaForCausalLM(
-        MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, state_size=4)
-    ).eval()
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, state_size=4)).eval()
     with pytest.raises(ValueError, match=r"target: model type 'mamba' keeps a state"):
         cached_model(mamba, "target")
     t5 = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
@@ -162,9 +157,7 @@ def test_models_without_a_rewindable_state_are_refused_by_type():
 
 
 def test_training_mode_is_refused():
-    config = LlamaConfig(
-        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-    )
+    config = LlamaConfig(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     with pytest.raises(ValueError, match=r"target: is in training mode"):
         cached_model(LlamaForCausalLM(config).train(), "target")
 
@@ -174,10 +167,6 @@ def test_first_use_check_passes_good_models_and_names_bad_ones(monkeypatch):
         check_against_full_forward(CachedModel(tiny_model(kind)), "target")
     cached = CachedModel(tiny_model("llama"))
     right = CachedModel.layout
-    monkeypatch.setattr(
-        CachedModel, "layout", lambda self, positions, *rest: right(self, positions * 0, *rest)
-    )
-    with pytest.raises(
-        ValueError, match=r"target: model type 'llama' .* differ from a full forward by up to \d"
-    ):
+    monkeypatch.setattr(CachedModel, "layout", lambda self, positions, *rest: right(self, positions * 0, *rest))
+    with pytest.raises(ValueError, match=r"target: model type 'llama' .* differ from a full forward by up to \d"):
         check_against_full_forward(cached, "target")

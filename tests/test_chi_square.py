@@ -63,9 +63,7 @@ def draw(cell, backend: str, draws: int, first_seed: int = 0, vocabulary: int = 
     """(emitted [draws, K+1], num_accepted [draws]) of one step at fixed logits, a sequence for each seed."""
     kind, num_drafts, temperature, dtype = cell
     device, params = device_of(backend), SamplingParams(temperature=temperature)
-    target, draft = (
-        None if t is None else t.to(device, dtype) for t in pair_of_rows(kind, num_drafts, vocabulary)
-    )
+    target, draft = (None if t is None else t.to(device, dtype) for t in pair_of_rows(kind, num_drafts, vocabulary))
     chunk, parts = CHUNK if backend == "reference" else 1 << 20, []
     for start in range(0, draws, chunk):
         n = min(chunk, draws - start)
@@ -100,10 +98,7 @@ def laws(cell, vocabulary: int = V) -> tuple[dict, dict]:
     target, draft = pair_of_rows(kind, num_drafts, vocabulary)
     p = [probabilities(row, temperature) for row in target.to(dtype).double().tolist()]
     if draft is None:
-        q = [
-            row.numpy()
-            for row in torch.nn.functional.one_hot(favourites(target.to(dtype)), vocabulary).double()
-        ]
+        q = [row.numpy() for row in torch.nn.functional.one_hot(favourites(target.to(dtype)), vocabulary).double()]
     else:
         q = [probabilities(row, temperature) for row in draft.to(dtype).double().tolist()]
     # Only the first two emitted matter, and rows do not depend on the text: two drafted tokens give the pairs' law.
@@ -207,9 +202,7 @@ def test_triton_draws_what_the_reference_draws(cell, draws, small_blocks):
 # ---- Whole texts -------------------------------------------------------------------------------------------
 
 LENGTH, TOY = 5, 3  # tokens of a text; vocabulary
-TOY_TARGET = torch.tensor(
-    [[0.0, 1.2, -0.4], [0.9, -0.7, 0.3], [-0.5, 0.2, 1.0], [0.4, 0.0, -0.3]]
-)  # by the last token
+TOY_TARGET = torch.tensor([[0.0, 1.2, -0.4], [0.9, -0.7, 0.3], [-0.5, 0.2, 1.0], [0.4, 0.0, -0.3]])  # by the last token
 TOY_DRAFT = torch.tensor([[0.8, -0.3, 0.2], [-0.6, 0.9, 0.0], [0.7, 0.1, -0.9], [-0.4, 0.6, 0.1]])
 
 

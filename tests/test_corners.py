@@ -66,9 +66,7 @@ def test_greedy_ties_go_to_the_lowest_id(backend, dtype):
         logits[0, list(ties)] = 2.0
         assert drafted(backend, logits, 0.0).tokens.tolist() == [min(ties)]
         for token, accepted in ((min(ties), 1), (max(ties), 0)):
-            inputs = step([[0.0] * 1500] * 2, [token], None, 1, 0.0).replace(
-                target_logits=logits.expand(2, -1)[None]
-            )
+            inputs = step([[0.0] * 1500] * 2, [token], None, 1, 0.0).replace(target_logits=logits.expand(2, -1)[None])
             out = inputs.run(backend)
             assert out.num_accepted.tolist() == [accepted]
             assert out.tokens[0].tolist() == [min(ties), min(ties) if accepted else -1]
@@ -237,7 +235,12 @@ def test_draft_token_out_of_range(backend, token, status, draft_logits):
     """Ends that sequence's drafts there; ids that would be fine after truncation to 32 bits, too."""
     row, n = [0.5, 1.0, -1.0, 0.0, 0.2, 0.3], 5
     draft = [row] * 3 if draft_logits else None
-    target = [[-INF, 0.0, *[-INF] * 4], row, row, row]  # row 0 accepts token 1 with certainty, for q = target or one-hot
+    target = [
+        [-INF, 0.0, *[-INF] * 4],
+        row,
+        row,
+        row,
+    ]  # row 0 accepts token 1 with certainty, for q = target or one-hot
     if draft:
         draft[0] = target[0]
     out = step(target, [1, token, 2], draft, n).run(backend)

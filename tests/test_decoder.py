@@ -20,11 +20,6 @@ NEW = 128
 TIE = 1e-4
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def generate(target, draft, ids, num_drafts=4, **kwargs):
     kwargs.setdefault("eos_token_id", [])
     return SpeculativeDecoder(target, draft, num_drafts).generate(ids, **kwargs)
@@ -37,19 +32,14 @@ def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[
     if parted is not None:
         logits = model(torch.tensor([prompt + expected[:parted]])).logits[0, -1]
         gap = (logits.max() - logits[got[parted]]).item()
-        assert gap < TIE, (
-            f"token {parted}: {got[parted]} instead of {expected[parted]}, {gap} below the largest logit"
-        )
+        assert gap < TIE, f"token {parted}: {got[parted]} instead of {expected[parted]}, {gap} below the largest logit"
 
 
-# ---- greedy equality: 200 prompts of 128 tokens over these configurations
-# --------------------------------------------
+# ---- Greedy equality: 208 prompts of 128 tokens ----------------------------------------------------------
 
 GOOD, ADVERSARIAL = "good", "adversarial"
-SINGLE, BATCHES = (
-    2,
-    11,
-)  # prompts alone a configuration (x 16 = 32), batches of 8 for each kind of draft (x 2 = 176)
+SINGLE = 2  # prompts alone a configuration: 16 configurations, 32 prompts
+BATCHES = 11  # batches of 8 prompts for each kind of draft: 176 prompts
 
 
 @functools.cache
@@ -67,9 +57,7 @@ def greedy_texts() -> list[tuple[list[int], list[int]]]:
             pad_token_id=0,
         )
         texts += zip(group, whole[:, length:].tolist(), strict=True)
-    return [
-        texts[i] for i in torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
-    ][:208]
+    return [texts[i] for i in torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()][:208]
 
 
 def draft_of(quality: str):
@@ -90,9 +78,7 @@ def test_greedy_equals_plain_one_by_one(quality, num_drafts):
 def test_greedy_equals_plain_in_batches(number):
     target, quality = tunable_pair(0.3)[0], (GOOD, ADVERSARIAL)[number % 2]
     texts = greedy_texts()[32 + 8 * number : 40 + 8 * number]
-    result = generate(
-        target, draft_of(quality), [p for p, _ in texts], 1 + number // 2 % 8, max_new_tokens=NEW
-    )
+    result = generate(target, draft_of(quality), [p for p, _ in texts], 1 + number // 2 % 8, max_new_tokens=NEW)
     for (prompt, expected), got in zip(texts, result.tokens, strict=True):
         assert_same_greedy(target, prompt, got, expected)
 
@@ -101,9 +87,7 @@ def test_greedy_equals_plain_in_batches(number):
 def test_greedy_equals_plain_for_every_model_type(kind):
     target, ragged = tiny_model(kind), prompts(4, 1, 20)
     expected = [
-        target.generate(torch.tensor([p]), do_sample=False, max_new_tokens=60, pad_token_id=0)[
-            0, len(p) :
-        ].tolist()
+        target.generate(torch.tensor([p]), do_sample=False, max_new_tokens=60, pad_token_id=0)[0, len(p) :].tolist()
         for p in ragged
     ]
     for draft, num_drafts in ((tiny_model(kind, 7), 3), (target, 3), (None, 0), (tiny_model("llama"), 5)):
@@ -112,8 +96,7 @@ def test_greedy_equals_plain_for_every_model_type(kind):
             assert_same_greedy(target, prompt, got, text)
 
 
-# ---- sampling
-# --------------------------------------------------------------------------------------------------------
+# ---- sampling ----------------------------------------------------------------------------------------------
 
 
 def test_sampled_text_has_the_law_of_the_target():
@@ -181,8 +164,7 @@ def test_sampled_text_does_not_depend_on_the_batch():
         pads = [[7] * (longest - len(p)) for p in ragged]
         rows = [pad + p if left else p + pad for p, pad in zip(ragged, pads, strict=True)]
         ones = [
-            [0] * len(pad) + [1] * len(p) if left else [1] * len(p) + [0] * len(pad)
-            for p, pad in zip(ragged, pads)
+            [0] * len(pad) + [1] * len(p) if left else [1] * len(p) + [0] * len(pad) for p, pad in zip(ragged, pads)
         ]
         assert together(everyone, torch.tensor(rows), torch.tensor(ones)) == alone
 
@@ -200,8 +182,7 @@ def test_seeds():
             generate(target, draft, [prompt] * 3, seed=bad)
 
 
-# ---- ends
-# ------------------------------------------------------------------------------------------------------------
+# ---- ends --------------------------------------------------------------------------------------------------
 
 
 def test_eos_inside_an_accepted_run():
@@ -244,9 +225,7 @@ def test_sequences_as_transformers_returns_them():
     expected = target.generate(
         ids, attention_mask=mask, do_sample=False, max_new_tokens=24, eos_token_id=eos, pad_token_id=0
     )
-    result = generate(
-        target, draft, ids, attention_mask=mask, max_new_tokens=24, eos_token_id=eos, pad_token_id=0
-    )
+    result = generate(target, draft, ids, attention_mask=mask, max_new_tokens=24, eos_token_id=eos, pad_token_id=0)
     assert result.sequences.tolist() == expected.tolist()
     assert not result.sequences.is_inference()
 
@@ -282,8 +261,7 @@ def test_empty_batches():
     assert (result.tokens, result.status, result.sequence_stats, result.stats.tau) == ([], [], [], 0.0)
 
 
-# ---- streaming and counts
-# --------------------------------------------------------------------------------------------
+# ---- streaming and counts ----------------------------------------------------------------------------------
 
 
 def test_streaming_and_stats_agree_with_the_result():
@@ -330,8 +308,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(temperature):
 
 def test_acceptance_follows_the_draft():
     alphas = [
-        generate(*tunable_pair(eps), prompts(8, 4, 9), max_new_tokens=40).stats.alpha
-        for eps in (0.0, 0.1, 0.3, 1.0)
+        generate(*tunable_pair(eps), prompts(8, 4, 9), max_new_tokens=40).stats.alpha for eps in (0.0, 0.1, 0.3, 1.0)
     ]
     assert alphas[0] == 1.0 and alphas == sorted(alphas, reverse=True) and alphas[-1] < 0.5
 
@@ -364,8 +341,7 @@ def test_memory_does_not_grow_with_steps(monkeypatch):
     assert len(seen) == 4 + 2 and all(len(storages) == 1 for storages in seen.values())
 
 
-# ---- drafters and faults
-# ---------------------------------------------------------------------------------------------
+# ---- drafters and faults -----------------------------------------------------------------------------------
 
 
 class Scripted:
@@ -380,9 +356,7 @@ class Scripted:
         class Session:
             def draft(_, step: Step) -> Drafts:
                 rows = []
-                for text, start in zip(
-                    self.texts, (step.position - torch.tensor(lengths)).tolist(), strict=True
-                ):
+                for text, start in zip(self.texts, (step.position - torch.tensor(lengths)).tolist(), strict=True):
                     row = (text + [0] * 50)[start : start + step.num_drafts]
                     rows.append([self.wrong.get(i, token) for i, token in enumerate(row)])
                 return Drafts(torch.tensor(rows), None, None, None, 0)
@@ -429,9 +403,7 @@ def test_nan_in_the_middle_keeps_what_was_emitted():
     target, _ = tunable_pair(0.3)
     prompt = prompts(1, 6, 6)[0]
     text = generate(target, None, [prompt], 0, max_new_tokens=30).tokens[0]
-    poison = next(
-        i for i, token in enumerate(text) if i >= 8 and text.index(token) == i and token not in prompt
-    )
+    poison = next(i for i, token in enumerate(text) if i >= 8 and text.index(token) == i and token not in prompt)
     broken = with_nan_token(target, text[poison])
     result = generate(broken, None, [prompt, [1]], 0, max_new_tokens=30)
     assert result.tokens[0] == text[: poison + 1] and result.status[0] == Status.TARGET_NAN
@@ -459,8 +431,7 @@ def test_nan_drafts_cost_speed_only(temperature):
     assert [len(t) for t in result.tokens] == [30] * 4
 
 
-# ---- refusals
-# --------------------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers():
@@ -472,9 +443,7 @@ def test_what_does_not_fit_is_refused_with_its_numbers():
         ValueError, match=r"max_new_tokens: got 57 after a prompt of 200 tokens, allowed: at most 56.*target"
     ):
         decoder.generate([prompt], max_new_tokens=57)
-    with pytest.raises(
-        ValueError, match=r"input_ids: got a prompt of 257 tokens, allowed: at most 256.*target"
-    ):
+    with pytest.raises(ValueError, match=r"input_ids: got a prompt of 257 tokens, allowed: at most 256.*target"):
         decoder.generate([[1] * 257], max_new_tokens=1)
     short = copy.deepcopy(draft)
     short.config.max_position_embeddings = 64
@@ -491,9 +460,7 @@ def test_gpt2_runs_to_its_last_position():
 
 def test_vocabularies_must_agree():
     other = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=77, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-        )
+        LlamaConfig(vocab_size=77, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     ).eval()
     with pytest.raises(ValueError, match=rf"draft: its vocabulary has 77 tokens, allowed: {VOCABULARY}"):
         SpeculativeDecoder(tiny_model("llama"), other)
@@ -522,9 +489,7 @@ THREE = torch.tensor([[1, 2, 3]])
 )  # fmt: skip
 def test_bad_arguments_are_named(name, arguments):
     with pytest.raises(ValueError, match=name):
-        SpeculativeDecoder(*tunable_pair(0.1)).generate(
-            **{"input_ids": [[1, 2]], "max_new_tokens": 5, **arguments}
-        )
+        SpeculativeDecoder(*tunable_pair(0.1)).generate(**{"input_ids": [[1, 2]], "max_new_tokens": 5, **arguments})
 
 
 def test_bad_construction_is_named():

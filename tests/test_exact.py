@@ -69,9 +69,7 @@ def q_through_draft_step(probe: Probe, logits: torch.Tensor, params: SamplingPar
     return probe.weights[0] if probe.weights else logits
 
 
-def law_of_step(
-    probe: Probe, target: Markov, draft: Markov, num_drafts: int, last: int, *, one_hot: bool, width: int
-):
+def law_of_step(probe: Probe, target: Markov, draft: Markov, num_drafts: int, last: int, *, one_hot: bool, width: int):
     """Law of what one step emits after token ``last``, and the acceptance probability of every position.
 
     ``width`` >= num_drafts is the K of the batch: num_drafts[b] of a ragged batch.
@@ -81,15 +79,11 @@ def law_of_step(
     before = torch.cat([torch.full((len(paths), 1), last), paths], 1)  # the token before each row
     mass = torch.ones(len(paths), dtype=torch.float64)
     for i in range(num_drafts):
-        q = q_through_draft_step(
-            probe, draft.logits(before[:, i]), SamplingParams(temperature=draft.temperature)
-        )
+        q = q_through_draft_step(probe, draft.logits(before[:, i]), SamplingParams(temperature=draft.temperature))
         mass *= q.gather(1, paths[:, i : i + 1])[:, 0]
     paths, before, mass = paths[mass > 0], before[mass > 0], mass[mass > 0]
 
-    padding = torch.zeros(
-        1, width - num_drafts, dtype=torch.int64
-    )  # token 0: real ids that must not be looked at
+    padding = torch.zeros(1, width - num_drafts, dtype=torch.int64)  # token 0: real ids that must not be looked at
     drafts = torch.cat([paths, padding.expand(len(paths), -1)], 1)
     rows = torch.cat([before, padding.expand(len(paths), -1)], 1)
 
@@ -116,16 +110,12 @@ def law_of_step(
         u[torch.arange(len(which)), j] = middle
         accepted = run(which, u, torch.zeros(())).num_accepted > j
         low, high = torch.where(accepted, middle, low), torch.where(accepted, high, middle)
-    threshold = torch.where(high == 1, 1.0, torch.where(low == 0, 0.0, low)).view(len(paths), -1)[
-        :, :num_drafts
-    ]
+    threshold = torch.where(high == 1, 1.0, torch.where(low == 0, 0.0, low)).view(len(paths), -1)[:, :num_drafts]
 
     # One row for every path, number of acceptances and token of the final race.
     which, n, token = (
         torch.tensor(c)
-        for c in zip(
-            *itertools.product(range(len(paths)), range(num_drafts + 1), range(vocabulary)), strict=True
-        )
+        for c in zip(*itertools.product(range(len(paths)), range(num_drafts + 1), range(vocabulary)), strict=True)
     )
     u = torch.full((len(which), width + 1), 1e-300, dtype=torch.float64)
     u[torch.arange(len(which)), n] = 1.0
@@ -145,9 +135,7 @@ def law_of_step(
     return {text: p for text, p in law.items() if p > 0}
 
 
-def check(
-    probe: Probe, target: torch.Tensor, draft: torch.Tensor, temperature: float, num_drafts: int, **options
-):
+def check(probe: Probe, target: torch.Tensor, draft: torch.Tensor, temperature: float, num_drafts: int, **options):
     """One step and two chained steps against both laws; the acceptance probability against sum min(p, q)."""
     options = {"one_hot": False, "width": num_drafts, **options}
     p, q = Markov(target, temperature), Markov(draft, 0.0 if options["one_hot"] else temperature)
@@ -254,9 +242,7 @@ def test_no_number_serves_twice(monkeypatch):
     while position < 12:
         rows = table[:4][None]
         drafts = [
-            draft_step(
-                table[i][None], SamplingParams(), seed=3, position=position, offset=i, backend="reference"
-            )
+            draft_step(table[i][None], SamplingParams(), seed=3, position=position, offset=i, backend="reference")
             for i in range(3)
         ]
         tokens = torch.stack([d.tokens for d in drafts], 1)

@@ -46,7 +46,9 @@ print("triton" in sys.modules)
 
 def test_works_without_native_code():
     """reference runs, auto falls back to it, an explicit "cpu" says what is missing, build_info too."""
-    program = WITHOUT_NATIVE + """
+    program = (
+        WITHOUT_NATIVE
+        + """
 import torch
 from specdec_kernels import SamplingParams, build_info, draft_step
 arguments = dict(seed=torch.arange(2), position=0, offset=0)
@@ -61,6 +63,7 @@ else:
 assert "missing" in build_info()["native"]
 print("fine")
 """
+    )
     assert run(program) == "fine"
 
 

@@ -34,9 +34,7 @@ def folder(tmp_path) -> Path:
 def test_load_model(folder):
     model = load_model(folder, dtype="float32")
     assert not model.training
-    assert all(
-        torch.equal(a, b) for a, b in zip(model.parameters(), tiny_model("llama").parameters(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), tiny_model("llama").parameters(), strict=True))
     assert load_model(str(folder), dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
@@ -47,9 +45,7 @@ def test_missing_folder(tmp_path):
         load_model("./nowhere", name="draft")
 
 
-@pytest.mark.parametrize(
-    "name, missing", [("model.safetensors", r"\*\.safetensors"), ("config.json", r"config\.json")]
-)
+@pytest.mark.parametrize("name, missing", [("model.safetensors", r"\*\.safetensors"), ("config.json", r"config\.json")])
 def test_missing_file(folder, name, missing):
     (folder / name).unlink()
     with pytest.raises(OSError, match=rf"path: the folder .* has no {missing}"):
@@ -101,9 +97,7 @@ def test_pair_with_other_tokenizers_names_the_first_difference(folder, tmp_path)
     other = tmp_path / "other"
     tiny_model("llama").save_pretrained(other)
     save_tokenizer(other, [*WORDS[:7], "odd", *WORDS[8:]])
-    with pytest.raises(
-        ValueError, match=r"draft: .*first that differs is id 7: 'odd' against the target's 'w7'"
-    ):
+    with pytest.raises(ValueError, match=r"draft: .*first that differs is id 7: 'odd' against the target's 'w7'"):
         load_pair(folder, other)
 
 

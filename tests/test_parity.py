@@ -34,9 +34,7 @@ MIXED = (0.0, 0.5, 1.0, 1.7)
 ALLOWED_NEAR_TIES = 1e-3
 KINDS = ("similar", "opposite", "one_hot")
 
-exploring = functools.partial(
-    settings, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+exploring = functools.partial(settings, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 def batch_of(backend: str, vocabulary: int) -> int:
@@ -101,9 +99,7 @@ def test_many_cases(fast_backend, kind):
 @pytest.mark.parametrize("vocabulary", LARGE)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_vocabularies(vocabulary, dtype):
-    inputs = random_step(
-        4, 2, vocabulary, dtype=dtype, temperature=MIXED, stats=True, random_state=vocabulary
-    )
+    inputs = random_step(4, 2, vocabulary, dtype=dtype, temperature=MIXED, stats=True, random_state=vocabulary)
     compare_steps("cpu", inputs)
     compare_steps("cpu", inputs.replace(draft_stats=None))
     compare_drafts("cpu", inputs, 1)
@@ -143,14 +139,10 @@ def explore(data: st.DataObject, backend: str, max_vocabulary: int) -> None:
     if data.draw(st.booleans(), "ragged"):
         inputs = inputs.replace(num_drafts=torch.randint(0, num_drafts + 1, (batch,), generator=generator))
     if data.draw(st.booleans(), "masked"):
-        inputs.target_logits[torch.rand(inputs.target_logits.shape, generator=generator) < 0.3] = float(
-            "-inf"
-        )
+        inputs.target_logits[torch.rand(inputs.target_logits.shape, generator=generator) < 0.3] = float("-inf")
     if data.draw(st.booleans(), "strange tokens"):
         strange = torch.rand(inputs.draft_tokens.shape, generator=generator) < 0.2
-        tokens = torch.tensor([-1, -2, vocabulary, 2**40])[
-            torch.randint(0, 4, strange.shape, generator=generator)
-        ]
+        tokens = torch.tensor([-1, -2, vocabulary, 2**40])[torch.randint(0, 4, strange.shape, generator=generator)]
         inputs = inputs.replace(draft_tokens=torch.where(strange, tokens, inputs.draft_tokens))
     layout = data.draw(st.sampled_from(sorted(LAYOUTS)), "layout")
     compare_steps(backend, inputs.map(LAYOUTS[layout]))
@@ -241,11 +233,7 @@ def test_padding_to_a_larger_k_changes_nothing(backend, kind):
     inputs = random_step(5, 2, 40, temperature=MIXED, kind=kind, random_state=6)
 
     def pad(t: torch.Tensor | None, value: float) -> torch.Tensor | None:
-        return (
-            None
-            if t is None
-            else torch.cat([t, torch.full_like(t[:, :1], value).expand(-1, 2, *t.shape[2:])], 1)
-        )
+        return None if t is None else torch.cat([t, torch.full_like(t[:, :1], value).expand(-1, 2, *t.shape[2:])], 1)
 
     wide = inputs.replace(
         target_logits=pad(inputs.target_logits, float("nan")),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec_kernels import draft_step, speculative_step
+from specdec_kernels import draft_step
 from specdec_kernels.testing import device_of, random_step
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}

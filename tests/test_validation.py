@@ -182,7 +182,9 @@ def test_temperature_types(value):
         SamplingParams(temperature=value)
 
 
-@pytest.mark.parametrize("value", [0, 1, 0.0, 0.001, 2.5, torch.tensor(0.5), torch.tensor([0.0, 1.0]), torch.tensor([1, 2])])
+@pytest.mark.parametrize(
+    "value", [0, 1, 0.0, 0.001, 2.5, torch.tensor(0.5), torch.tensor([0.0, 1.0]), torch.tensor([1, 2])]
+)
 def test_temperatures_allowed(value):
     assert draft(params=SamplingParams(temperature=value)).tokens.shape == (B,)
 

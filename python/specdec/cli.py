@@ -38,9 +38,7 @@ CODE_PROMPTS = (
     "    def read(self, size=-1):\n        ",
 )
 
-Target = Annotated[
-    str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")
-]
+Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
 Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="Of the first prompt; prompt i uses seed + i.")]
@@ -53,14 +51,10 @@ BatchFile = Annotated[
         help='UTF-8, one prompt a line; in a .jsonl file a JSON string or {"prompt": ...} a line.',
     ),
 ]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: a GPU if there is one.")
-]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: a GPU if there is one.")]
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        help="float32, bfloat16, float16, float64. Default: as saved; float32 for the embedded pair."
-    ),
+    typer.Option(help="float32, bfloat16, float16, float64. Default: as saved; float32 for the embedded pair."),
 ]
 
 
@@ -77,9 +71,7 @@ def generate(
     ] = 4,
     batch_file: BatchFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, a line each.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Colour tokens by what produced them.")
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Colour tokens by what produced them.")] = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -241,9 +233,7 @@ def _read_texts(texts: list[str], batch_file: Path | None) -> list[str]:
         else:
             texts = [line for _, line in numbered]
         if not texts:
-            _refuse(
-                "--batch-file", f"{str(batch_file)!r} without a prompt", "at least one line that is not empty"
-            )
+            _refuse("--batch-file", f"{str(batch_file)!r} without a prompt", "at least one line that is not empty")
     source = "PROMPT" if batch_file is None else "--batch-file"
     for text in texts:
         if not text:

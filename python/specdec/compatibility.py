@@ -36,13 +36,9 @@ def cached_model(model: PreTrainedModel, name: str) -> CachedModel:
     layer_types = set(getattr(config, "layer_types", None) or ())
     if model._is_stateful or not layer_types <= REWINDABLE_LAYER_TYPES:
         others = ", ".join(sorted(layer_types - REWINDABLE_LAYER_TYPES)) or "its layers"
-        raise ValueError(
-            f"{name}: {described} keeps a state that cannot be rewound ({others}), allowed: attention"
-        )
+        raise ValueError(f"{name}: {described} keeps a state that cannot be rewound ({others}), allowed: attention")
     if config.model_type == "gpt_neo":  # shorter texts than its window of 256 would pass the check
-        raise ValueError(
-            f"{name}: {described} counts its local attention from the cache's end, allowed: other models"
-        )
+        raise ValueError(f"{name}: {described} counts its local attention from the cache's end, allowed: other models")
     if config._attn_implementation not in MASKED_ATTENTION:
         given, allowed = config._attn_implementation, " or ".join(MASKED_ATTENTION)
         raise ValueError(f"{name}: attention implementation {given!r}, allowed: {allowed}")
@@ -83,6 +79,5 @@ def check_against_full_forward(cached: CachedModel, name: str) -> None:
     allowed = torch.finfo(cached.dtype).eps ** 0.5 * expected.abs().max().item()
     if not difference <= allowed:
         raise ValueError(
-            f"{described}: its logits differ from a full forward by up to {difference:.3g}, "
-            f"allowed: {allowed:.3g}"
+            f"{described}: its logits differ from a full forward by up to {difference:.3g}, allowed: {allowed:.3g}"
         )

@@ -52,9 +52,7 @@ class SpeculativeDecoder:
         self._max_lengths = {"target": self.target.max_length}
         if draft is None:
             if num_drafts > 0:
-                raise ValueError(
-                    f"draft: got None with num_drafts={num_drafts}, allowed: None with num_drafts=0"
-                )
+                raise ValueError(f"draft: got None with num_drafts={num_drafts}, allowed: None with num_drafts=0")
             self.drafter = None
         elif isinstance(draft, Drafter):
             self.drafter = draft
@@ -66,9 +64,7 @@ class SpeculativeDecoder:
                     f"allowed: {self.target.vocab_size}, the target's"
                 )
             if model.device != self.target.device:
-                raise ValueError(
-                    f"draft: is on {model.device}, allowed: {self.target.device}, the target's device"
-                )
+                raise ValueError(f"draft: is on {model.device}, allowed: {self.target.device}, the target's device")
             self._max_lengths["draft"] = model.max_length
             self.drafter = ModelDrafter(model)
 
@@ -230,9 +226,7 @@ class _Batch:
         step = Step(num_drafts, lengths[0], position[0], last_two.T, positions.T, slots.T, visible)
         return step, allowed, allowed_on_device[0]
 
-    def _take(
-        self, rows: list[list[int]], k: int, allowed: list[int], vocab_size: int, draft_forwards: int
-    ) -> None:
+    def _take(self, rows: list[list[int]], k: int, allowed: list[int], vocab_size: int, draft_forwards: int) -> None:
         """Enters what the step decided: ``rows`` are [tokens (k+1), drafts (k), accepted, status, draft
         status (k)]."""
         live = []

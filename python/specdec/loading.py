@@ -52,9 +52,7 @@ def load_model(
     # transformers fills absent weights with random numbers and warns; a decoder would then talk nonsense.
     absent = sorted(report["missing_keys"])
     if absent:
-        raise OSError(
-            f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}"
-        )
+        raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
     return model.to(device).eval()
 
 
@@ -76,9 +74,7 @@ def load_pair(
         draft_tokenizer = None  # a draft needs none of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
-    models = (
-        load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft))
-    )
+    models = (load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft)))
     return *models, tokenizer
 
 

@@ -15,9 +15,7 @@ def _refuse(name: str, given: object, allowed: str) -> NoReturn:
     raise ValueError(f"{name}: got {given}, allowed: {allowed}")
 
 
-def read_prompts(
-    input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab_size: int
-) -> list[list[int]]:
+def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab_size: int) -> list[list[int]]:
     """The prompts without padding. Raises ValueError naming ``input_ids`` or ``attention_mask``."""
     if isinstance(input_ids, torch.Tensor):
         if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
@@ -30,15 +28,11 @@ def read_prompts(
         if attention_mask is not None:
             prompts = _without_padding(prompts, attention_mask, input_ids.shape)
     elif attention_mask is not None:
-        _refuse(
-            "attention_mask", "a mask beside a list of prompts", "None there: each prompt has its own length"
-        )
+        _refuse("attention_mask", "a mask beside a list of prompts", "None there: each prompt has its own length")
     else:
         prompts = [p.tolist() if isinstance(p, torch.Tensor) else list(p) for p in input_ids]
         if not all(isinstance(token, int) for prompt in prompts for token in prompt):
-            _refuse(
-                "input_ids", "a list with other things than prompts", "1-D integer tensors or lists of ints"
-            )
+            _refuse("input_ids", "a list with other things than prompts", "1-D integer tensors or lists of ints")
     for b, prompt in enumerate(prompts):
         if not prompt:
             _refuse("input_ids", f"no token for sequence {b}", "at least one token a sequence")
@@ -51,9 +45,7 @@ def read_prompts(
     return prompts
 
 
-def _without_padding(
-    rows: list[list[int]], attention_mask: torch.Tensor, shape: torch.Size
-) -> list[list[int]]:
+def _without_padding(rows: list[list[int]], attention_mask: torch.Tensor, shape: torch.Size) -> list[list[int]]:
     if attention_mask.shape != shape:
         _refuse("attention_mask", f"shape {list(attention_mask.shape)}", f"that of input_ids, {list(shape)}")
     prompts = []
@@ -90,9 +82,7 @@ def read_count(name: str, value: int) -> int:
     return value
 
 
-def read_seeds(
-    seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device
-) -> torch.Tensor:
+def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:
     """[B] int64 on ``device``."""
     seeds = [seed] * batch_size if isinstance(seed, int) else seed
     try:
@@ -104,9 +94,7 @@ def read_seeds(
     return seeds
 
 
-def read_eos(
-    eos_token_id: int | Sequence[int] | torch.Tensor | None, model: PreTrainedModel
-) -> frozenset[int]:
+def read_eos(eos_token_id: int | Sequence[int] | torch.Tensor | None, model: PreTrainedModel) -> frozenset[int]:
     """The ids that end a sequence; None asks the model's generation configuration, then its configuration."""
     if eos_token_id is None:
         eos_token_id = getattr(model.generation_config, "eos_token_id", None)

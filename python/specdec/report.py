@@ -84,8 +84,9 @@ def print_comparison(
         typer.secho(f"--- {', '.join(names)} ---", dim=True)
         typer.echo(tokenizer.decode(prompts[0], skip_special_tokens=True) + text)
 
-    columns = ("method", "drafts a step", "seconds", "tokens/s", "acceptance rate", "alpha", "tau", "loop")
-    table = Table(*columns, box=box.SIMPLE)
+    # In two lines and without padding: a terminal of 80 columns has no more room, and rich would cut numbers.
+    columns = ("method", "drafts\na step", "seconds", "tokens/s", "acceptance\nrate", "alpha", "tau", "loop")
+    table = Table(*columns, box=box.SIMPLE, padding=0)
     for m in comparison.measurements:
         row = m.to_dict()
         drafts = next((str(value) for value in m.setting.values()), "–")
@@ -94,9 +95,7 @@ def print_comparison(
         table.add_row(m.name, drafts + "*" * bool(m.swept), seconds, speed, *numbers)
     console = Console()
     console.print(table)
-    typer.echo(
-        "Medians of the rounds (smallest to largest). loop: the part of specdec's time outside the models."
-    )
+    typer.echo("Medians of the rounds (smallest to largest). loop: the part of specdec's time outside the models.")
     for m in comparison.measurements:
         if m.swept:
             tried = ", ".join(f"{setting}: {speed:.1f}" for setting, speed in m.swept.items())

@@ -29,9 +29,7 @@ class Stats:
     accepted_by_position: list[int] = field(default_factory=list)
     target_forwards: int = 0  # calls of the model after the prefill; a batch shares them
     draft_forwards: int = 0
-    seconds: dict[str, float] = field(
-        default_factory=dict
-    )  # PARTS and "total"; the batch's only, {} for a sequence
+    seconds: dict[str, float] = field(default_factory=dict)  # PARTS and "total"; the batch's only, {} for a sequence
 
     @classmethod
     def empty(cls, num_drafts: int) -> Stats:

@@ -42,9 +42,7 @@ class IncrementalText:
         return new
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(
-            self._tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:

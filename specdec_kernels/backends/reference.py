@@ -168,9 +168,7 @@ def speculative_step_with_margin(
             status = status | fault
             drafted = drafted & (fault == 0)
             usable = torch.where((drafted & ~greedy)[:, None], draft_logits[:, j], 0.0)
-            full_q, full_log_q, _ = distribution(
-                usable, temperature, None if draft_lse is None else draft_lse[:, j]
-            )
+            full_q, full_log_q, _ = distribution(usable, temperature, None if draft_lse is None else draft_lse[:, j])
             q, log_q = (torch.where(greedy[:, None], one, full) for one, full in ((q, full_q), (log_q, full_log_q)))
 
         # Accept iff u q(x) < p(x), with the ratio in the log domain: p == q bitwise gives exactly 1.

@@ -33,9 +33,7 @@ class ModelDraftSession:
         """The first forward gets the last *two* known tokens: after K acceptances the last draft was never
         fed, and writing the other key again costs less than a shape that depends on what was accepted."""
         g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
-        draw_from = partial(
-            draft_step, params=g.params, seed=g.seed, position=step.position, backend=g.backend
-        )
+        draw_from = partial(draft_step, params=g.params, seed=g.seed, position=step.position, backend=g.backend)
         cache.lengths = step.lengths
         layout = self.model.layout(step.positions, step.slots, step.visible)
         layouts = layout.split([2] + [1] * step.num_drafts)  # the last is not used: draft K is never fed

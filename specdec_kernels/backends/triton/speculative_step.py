@@ -153,9 +153,7 @@ def walk(
                     draft_fault = row_fault(q_lse)
                 else:
                     at = batch * (num_drafts + 1) + b * num_drafts + j
-                    q_largest, q_lse, q_mass, q_max = load_row(
-                        max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS
-                    )
+                    q_largest, q_lse, q_mass, q_max = load_row(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS)
                     draft_fault = row_fault(q_largest)
                 logit = tl.load(draft_ptr + b * draft_stride_b + j * draft_stride_j + x).to(tl.float32)
                 log_q = log_probability(logit, inverse(temperature), q_lse)
@@ -324,9 +322,7 @@ def draw_kernel(
     tl.store(status_ptr + b, status)
 
 
-def speculative_step(
-    target_logits, draft_tokens, draft_logits, draft_lse, num_drafts, temperature, seed, position
-):
+def speculative_step(target_logits, draft_tokens, draft_logits, draft_lse, num_drafts, temperature, seed, position):
     (batch, rows, vocabulary), device = target_logits.shape, target_logits.device
     target = dense_rows(target_logits)
     draft = None if draft_logits is None else dense_rows(draft_logits)
@@ -353,13 +349,9 @@ def speculative_step(
         )  # fmt: skip
         blocks = padded_blocks(num_blocks)
         with device_guard(target):
-            row_stats_kernel[(num_rows * num_blocks,)](
-                *logits, limits, temperature, *sizes, block_max, block_sum
-            )
+            row_stats_kernel[(num_rows * num_blocks,)](*logits, limits, temperature, *sizes, block_max, block_sum)
             residual_kernel[(batch * num_blocks,)](*step, BLOCKS=blocks)
-            draw_kernel[(batch,)](
-                *step, tokens, num_accepted, status, BLOCKS=blocks, ROWS=triton.next_power_of_2(rows)
-            )
+            draw_kernel[(batch,)](*step, tokens, num_accepted, status, BLOCKS=blocks, ROWS=triton.next_power_of_2(rows))
     return tokens, num_accepted, status
 
 

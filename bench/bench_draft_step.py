@@ -1,0 +1,137 @@
+"""Times ``specdec_kernels.draft_step`` against eager sampling, and against reading the logits once.
+
+python bench/bench_draft_step.py --device cpu --json bench/results/draft_step.json
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from machine import bandwidth, cache_bytes, floor_seconds
+from measure import Method, first_line, interleave, prepare, ratios, summary
+from options import DTYPES, read_backends, read_device, read_integers, read_names
+from peers import Compiler, probabilities
+from report import Report, show_steps, terminal
+from step_inputs import LOGIT_STD, MOST_SETS
+
+from specdec_kernels import SamplingParams, draft_step
+
+
+def race(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws by an exponential race and keeps q: what an eager verifier needs later."""
+    q = probabilities(logits)
+    return (q / torch.empty_like(q).exponential_()).argmax(-1), q
+
+
+def multinomial(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As transformers samples. On a GPU ``torch.multinomial`` waits for the device: no graph can hold it."""
+    q = probabilities(logits)
+    return torch.multinomial(q, 1)[:, 0], q
+
+
+def measure_shape(
+    logits: torch.Tensor,  # [sets, B, V]
+    backends: list[str],
+    compiler: Compiler,
+    ceilings: dict[str, float],
+    seconds: float,
+) -> dict[str, object]:
+    (sets, B, _), device = logits.shape, logits.device
+    params = SamplingParams(temperature=torch.ones(B, device=device))
+    seed = torch.arange(B, device=device)
+    position = [torch.full((B,), i, device=device) for i in range(sets)]
+
+    def ours(backend: str) -> Method:
+        def run(i: int):
+            return draft_step(logits[i], params, seed=seed, position=position[i], offset=0, backend=backend)
+
+        return Method(backend, run, sets, capturable=backend != "reference")
+
+    methods, absent = [ours(b) for b in backends], {}
+    methods.append(Method("eager", lambda i: race(logits[i]), sets))
+    methods.append(Method("multinomial", lambda i: multinomial(logits[i]), sets, capturable=False))
+    try:
+        compiled = compiler.compiled(race, logits[0])
+        methods.append(Method("compile", lambda i: compiled(logits[i]), sets))
+    except Exception as error:
+        absent["compile"] = first_line(error)
+    methods, unavailable = prepare(methods, device, seconds)
+    samples = interleave(methods, device, seconds)
+    bytes_read = logits[0].numel() * logits.element_size()
+    floor = floor_seconds(bytes_read, ceilings)
+    compared = {}
+    for m in (m for m in methods if m.name in backends):
+        compared[f"{m.key}/floor"] = ratios(samples[m.key], floor)
+        for other in (o for o in methods if o.name not in backends and o.timing == m.timing):
+            compared[f"{m.key}/{other.key}"] = ratios(samples[m.key], samples[other.key])
+    return {
+        "input_sets": sets,
+        "inputs_exceed_cache": sets * bytes_read >= 2 * cache_bytes(device),
+        "calls_a_sample": {m.key: m.calls_a_sample for m in methods},
+        "bytes_read": bytes_read,
+        "floor_seconds": floor,
+        "seconds": {key: summary(values) for key, values in samples.items()},
+        "ratios": compared,
+        "unavailable": absent | unavailable,
+    }
+
+
+def random_logits(B: int, V: int, dtype: str, device: torch.device, most_sets: int) -> torch.Tensor:
+    """[sets, B, V], twice as large as the caches unless that takes more than ``most_sets``."""
+    wanted = math.ceil(2 * cache_bytes(device) / (B * V * DTYPES[dtype].itemsize))
+    torch.manual_seed(0)
+    logits = torch.empty(min(wanted, most_sets), B, V, dtype=DTYPES[dtype], device=device)
+    for one in logits:  # float32 noise for all at once would need several times their memory
+        one.copy_(torch.randn(B, V, device=device) * LOGIT_STD)
+    return logits
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: 1,8,32")] = None,
+    vocabularies: Annotated[
+        str | None, typer.Option("--vocabularies", "-V", help="default: 128256,32000,151936")
+    ] = None,
+    dtypes: str = "bfloat16,float32",
+    backends: Annotated[str | None, typer.Option(help="default: all that run here but the oracle")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="a row, at least 5 rounds; default: 1")] = None,
+    compile_seconds: Annotated[
+        float | None, typer.Option(min=0, help="for torch.compile in all; 0: without it; default: 300")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="default: torch's")] = None,
+    quick: Annotated[bool, typer.Option(help="a smoke run: other defaults, small inputs, no compiling")] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Times draft_step; the options list shapes."""
+    try:
+        where = read_device(device)
+        sizes = (
+            read_integers("vocabularies", vocabularies or ("32000" if quick else "128256,32000,151936")),
+            read_integers("batches", batches or ("1,8" if quick else "1,8,32")),
+        )
+        names = read_names("dtypes", dtypes, DTYPES)
+        chosen, left_out = read_backends(where, backends)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    seconds = (0.2 if quick else 1.0) if seconds is None else seconds
+    compiler = Compiler((0.0 if quick else 300.0) if compile_seconds is None else compile_seconds)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    ceilings = bandwidth(where, quick)
+    settings = {"quick": quick, "bandwidth": ceilings, "temperature": 1.0}
+    report = Report("draft_step", where, json_path, **settings, backends_left_out=left_out)
+    for dtype, (V, B) in itertools.product(names, itertools.product(*sizes)):
+        logits = random_logits(B, V, dtype, where, 4 if quick else MOST_SETS)
+        head = {"B": B, "V": V, "dtype": dtype}
+        report.add(head | measure_shape(logits, chosen, compiler, ceilings, seconds))
+    report.finish()
+    show_steps(terminal(), "median microseconds a draft", report.rows, ("B", "V", "dtype"), "/floor")
+
+
+if __name__ == "__main__":
+    typer.run(main)

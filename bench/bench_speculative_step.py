@@ -1,0 +1,167 @@
+"""Times ``specdec_kernels.speculative_step`` against other ways to verify drafts, and against its bytes.
+
+    python bench/bench_speculative_step.py --device cpu --json bench/results/speculative_step.json
+
+bench/README.md says how each number is made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from machine import bandwidth, floor_seconds
+from measure import Method, first_line, interleave, prepare, ratios, summary
+from options import DTYPES, read_backends, read_device, read_integers, read_names
+from peers import Compiler, eager, eager_with_q, flashinfer_step, flashinfer_with_p_q, transformers_step
+from report import Report, show_steps, terminal
+from step_inputs import ACCEPTANCE, MOST_SETS, Shape, StepInputs
+
+
+def peer_methods(inputs: StepInputs, compiler: Compiler) -> tuple[list[Method], dict[str, str]]:
+    """Every peer that can run on these inputs, and why the others cannot."""
+    t = inputs.temperature
+    logits = ("target", "tokens", "draft")
+
+    def compiled():
+        return compiler.compiled(eager(t), *inputs.arguments(*logits)(0))
+
+    def on_gpu(make):
+        if not inputs.target.is_cuda:
+            raise RuntimeError("it runs on NVIDIA GPUs")
+        return make()
+
+    makers = {  # name: (how to make the step, the tensors that it gets)
+        "eager": (lambda: eager(t), logits),
+        "eager+q": (lambda: eager_with_q(t), ("target", "tokens", "draft_probs")),
+        "compile": (compiled, logits),
+        "transformers": (lambda: transformers_step(t), ("target", "tokens", "draft_float32")),
+        "flashinfer": (lambda: on_gpu(lambda: flashinfer_step(t)), ("target", "tokens_int32", "draft")),
+        "flashinfer+p+q": (
+            lambda: on_gpu(flashinfer_with_p_q),
+            ("target_probs", "tokens_int32", "draft_probs"),
+        ),
+    }
+    methods, unavailable = [], {}
+    for name, (make, tensors) in makers.items():
+        try:
+            step = make()  # before its tensors, which may be large
+            arguments = inputs.arguments(*tensors)
+        except Exception as error:
+            unavailable[name] = first_line(error)
+            continue
+        capturable = not name.startswith(("transformers", "flashinfer"))
+        methods.append(Method(name, lambda i, s=step, a=arguments: s(*a(i)), inputs.calls, capturable))
+    return methods, unavailable
+
+
+def measure_shape(
+    inputs: StepInputs,
+    device: torch.device,
+    backends: list[str],
+    compiler: Compiler,
+    ceilings: dict[str, float],
+    seconds: float,
+) -> dict[str, object]:
+    shape = inputs.shape
+    ours = {backend + ("+stats" if stats else ""): (backend, stats) for backend in backends for stats in (False, True)}
+    methods = [
+        Method(name, inputs.ours(*choice), inputs.calls, capturable=choice[0] != "reference")
+        for name, choice in ours.items()
+    ]
+    others, absent = peer_methods(inputs, compiler)
+    methods, unavailable = prepare(methods + others, device, seconds)
+    samples = interleave(methods, device, seconds)
+
+    accepted = inputs.num_accepted(backends[0])
+    bytes_read = {
+        mode: {
+            "all_rows": shape.bytes_all_rows(stats),
+            "reached_rows": shape.bytes_reached_rows(stats, accepted),
+        }
+        for mode, stats in (("recomputed", False), ("stats", True))
+    }
+    floors = {
+        mode: {rows: floor_seconds(size, ceilings) for rows, size in sizes.items()}
+        for mode, sizes in bytes_read.items()
+    }
+    compared = {}
+    for m in methods:
+        if m.name not in ours:
+            continue
+        for rows, floor in floors["stats" if ours[m.name][1] else "recomputed"].items():
+            compared[f"{m.key}/floor_{rows}"] = ratios(samples[m.key], floor)
+        for other in methods:
+            if other.name not in ours and other.timing == m.timing:
+                compared[f"{m.key}/{other.key}"] = ratios(samples[m.key], samples[other.key])
+    tested = (accepted + 1).clamp(max=shape.K)
+    return {
+        "alpha": (accepted.sum() / tested.sum()).item(),
+        "acceptance_rate": accepted.float().mean().item() / shape.K,
+        "input_sets": inputs.sets,
+        "inputs_exceed_cache": inputs.exceed_cache,
+        "calls_a_sample": {m.key: m.calls_a_sample for m in methods},
+        "bytes_read": bytes_read,
+        "floor_seconds": floors,
+        "seconds": {key: summary(values) for key, values in samples.items()},
+        "ratios": compared,
+        "unavailable": absent | unavailable,
+    }
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: 1,8,32")] = None,
+    num_drafts: Annotated[str | None, typer.Option("--num-drafts", "-K", help="default: 5,1,8")] = None,
+    vocabularies: Annotated[
+        str | None, typer.Option("--vocabularies", "-V", help="default: 128256,32000,151936")
+    ] = None,
+    dtypes: str = "bfloat16,float32",
+    temperature: Annotated[float, typer.Option(help="> 0; at 1 no peer pays for a division")] = 1.0,
+    backends: Annotated[str | None, typer.Option(help="default: all that run here but the oracle")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="a row, at least 5 rounds; default: 2")] = None,
+    compile_seconds: Annotated[
+        float | None, typer.Option(min=0, help="for torch.compile in all; 0: without it; default: 900")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="default: torch's")] = None,
+    quick: Annotated[bool, typer.Option(help="a smoke run: other defaults, small inputs, no compiling")] = False,
+    json_path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Times speculative_step; the options list shapes."""
+    try:
+        where = read_device(device)
+        sizes = (
+            read_integers("num-drafts", num_drafts or ("5" if quick else "5,1,8")),
+            read_integers("vocabularies", vocabularies or ("32000" if quick else "128256,32000,151936")),
+            read_integers("batches", batches or ("1,8" if quick else "1,8,32")),
+        )
+        names = read_names("dtypes", dtypes, DTYPES)
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature: got {temperature}, allowed: a number > 0")
+        chosen, left_out = read_backends(where, backends)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    seconds = (0.2 if quick else 2.0) if seconds is None else seconds
+    compiler = Compiler((0.0 if quick else 900.0) if compile_seconds is None else compile_seconds)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = terminal()
+    ceilings = bandwidth(where, quick)
+    console.print(f"read {ceilings['read'] / 1e9:.1f} GB/s, copy {ceilings['copy'] / 1e9:.1f} GB/s")
+    settings = {"quick": quick, "bandwidth": ceilings, "temperature": temperature}
+    report = Report("speculative_step", where, json_path, **settings, backends_left_out=left_out)
+    for dtype, (K, V, B), drafts in itertools.product(names, itertools.product(*sizes), ACCEPTANCE):
+        head = {"B": B, "K": K, "V": V, "dtype": dtype, "drafts": drafts}
+        inputs = StepInputs(Shape(B, K, V, dtype), drafts, temperature, where, 4 if quick else MOST_SETS)
+        report.add(head | measure_shape(inputs, where, chosen, compiler, ceilings, seconds))
+        console.print(" ".join(f"{k}={v}" for k, v in head.items()), style="dim")
+    report.finish()
+    columns = ("B", "K", "V", "dtype", "drafts", "alpha")
+    show_steps(console, "median microseconds a step", report.rows, columns, "/floor_reached_rows")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,128 @@
+"""The machine: what it is, what is installed on it, and the ceilings that it sets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from measure import Method, interleave
+
+CPU_FLAGS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16")
+PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "specdec")
+
+
+def usable_cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The last-level caches together: what inputs must exceed so that a call does not find them there."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    sizes: dict[tuple[int, str], int] = {}  # (level, the cores that share it): several chiplets, several caches
+    for core in usable_cores():
+        for index in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
+            try:
+                level, cores, size = (
+                    (index / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
+                )
+                sizes[int(level), cores] = int(size[:-1]) * units[size[-1]]
+            except (OSError, ValueError, KeyError, IndexError):
+                continue  # virtual machines leave some of it out
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last) or 32 << 20
+
+
+def bandwidth(device: torch.device, quick: bool) -> dict[str, float]:
+    """Bytes a second on a buffer far larger than the caches (``quick``: smaller, for smoke runs).
+
+    ``read``: a reduction, the faster of sum and max. ``copy``: bytes read plus bytes written. On CUDA also
+    ``launch_seconds``, one small kernel in a graph, and ``launch_seconds_from_python``.
+    """
+    least = 2048 if device.type == "cuda" else 512
+    megabytes = 64 if quick else max(least, 8 * cache_bytes(device) >> 20)
+    buffer = torch.rand(megabytes << 18, device=device)  # float32; random, as real data is
+    other = torch.empty_like(buffer)
+    size = buffer.numel() * 4
+    passes = 4 if device.type == "cuda" else 1  # back to back, so that launching is not measured
+    methods = [
+        Method("sum", lambda i: buffer.sum(), calls_a_sample=passes),
+        Method("max", lambda i: buffer.amax(), calls_a_sample=passes),
+        Method("copy", lambda i: other.copy_(buffer), calls_a_sample=passes),
+    ]
+    for m in methods:
+        m.sample()
+    rounds = interleave(methods, device, 0.1 if quick else 2.0, least=7, most=20)
+    medians = {name: statistics.median(values) for name, values in rounds.items()}
+    result = {
+        "buffer_bytes": size,
+        "read": size / min(medians["sum"], medians["max"]),
+        "copy": 2 * size / medians["copy"],
+    }
+    if device.type == "cuda":
+        number = torch.zeros(1, device=device)
+        small = Method("launch", lambda i: number.add_(1), calls=1000, calls_a_sample=1000)
+        small.sample()
+        launches = interleave([small, small.captured()], device, 0.5)
+        result["launch_seconds"] = statistics.median(launches["launch [graph]"])
+        result["launch_seconds_from_python"] = statistics.median(launches["launch"])
+    return result
+
+
+def floor_seconds(num_bytes: float, ceilings: dict[str, float]) -> float:
+    """The least time in which this machine reads so many bytes; on CUDA at least one launch."""
+    fastest = max(ceilings["read"], ceilings["copy"])  # neither may beat the floor that it sets
+    return max(num_bytes / fastest, ceilings.get("launch_seconds", 0.0))
+
+
+def hardware(device: torch.device) -> dict[str, object]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    info = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = info.get("flags", info.get("Features", "")).split()
+    described: dict[str, object] = {
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpu": info.get("model name", platform.processor()),
+        "cores": len(usable_cores()),
+        "cpu_flags": sorted(f for f in flags if f.startswith(CPU_FLAGS)),
+        "cpu_cache_bytes": cache_bytes(torch.device("cpu")),
+        "load_average_at_start": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+    if device.type == "cuda":
+        p = torch.cuda.get_device_properties(device)
+        described |= {
+            "gpu": p.name,
+            "gpu_memory_bytes": p.total_memory,
+            "gpu_multiprocessors": p.multi_processor_count,
+            "gpu_l2_bytes": p.L2_cache_size,
+            "gpu_capability": [p.major, p.minor],
+        }
+    return described
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python, the packages, CUDA and this repository; None for what is absent."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        found["commit"] = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        found["commit"] = ""
+    found["commit"] = found["commit"] or None
+    return found

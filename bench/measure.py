@@ -1,0 +1,155 @@
+"""How every benchmark measures: interleaved rounds, and medians of per-round ratios."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+ROUNDS_A_ROW = 10  # about; samples are paced for it
+
+
+@dataclass
+class Method:
+    """Something to time. ``run(i)`` is call number i = 0 .. calls - 1; calls are taken in turn."""
+
+    name: str
+    run: Callable[[int], object]
+    calls: int = 1
+    capturable: bool = True  # no host synchronisation inside, so a CUDA graph can hold it
+    timing: str = "call"  # "call": issued from Python, its overhead included; "graph": a CUDA graph replayed
+    calls_a_sample: int = 1
+    next_call: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.name if self.timing == "call" else f"{self.name} [{self.timing}]"
+
+    def sample(self) -> None:
+        for _ in range(self.calls_a_sample):
+            self.run(self.next_call)
+            self.next_call = (self.next_call + 1) % self.calls
+
+    def pace(self, device: torch.device, seconds: float) -> None:
+        """Makes a sample take about ``seconds``: several calls back to back, so that the clock's own cost
+        is spread over them."""
+        self.calls_a_sample = min(self.calls, 4)
+        a_call = clock(self.sample, device) / self.calls_a_sample
+        self.calls_a_sample = max(1, min(int(seconds / max(a_call, 1e-7)), max(self.calls, 100)))
+
+    def captured(self) -> Method:
+        """One pass as a CUDA graph. Warm up first: nothing may be compiled while capturing."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for i in range(self.calls):
+                self.run(i)
+        return _Replay(self.name, self.run, self.calls, True, "graph", self.calls, graph=graph)
+
+
+@dataclass
+class _Replay(Method):
+    graph: torch.cuda.CUDAGraph | None = None
+
+    def sample(self) -> None:
+        for _ in range(self.calls_a_sample // self.calls):
+            self.graph.replay()
+
+    def pace(self, device: torch.device, seconds: float) -> None:
+        """Whole passes only."""
+        self.calls_a_sample = self.calls
+        a_pass = clock(self.sample, device)
+        self.calls_a_sample *= max(1, min(int(seconds / max(a_pass, 1e-7)), 100))
+
+
+def first_line(error: BaseException) -> str:
+    """One line that says why a method cannot run."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
+
+
+def warm_up(methods: Sequence[Method], device: torch.device, calls: int) -> tuple[list[Method], dict[str, str]]:
+    """Runs each method at least ``calls`` times. Returns (those that can run, {key: why another cannot})."""
+    ready, unavailable = [], {}
+    for method in methods:
+        try:
+            for _ in range(calls):
+                method.sample()
+            synchronize(device)
+            ready.append(method)
+        except Exception as error:  # a peer's failure is a result, not the end of the benchmark
+            unavailable[method.key] = first_line(error)
+        method.next_call = 0
+    return ready, unavailable
+
+
+def prepare(methods: Sequence[Method], device: torch.device, seconds: float) -> tuple[list[Method], dict[str, str]]:
+    """Warms up and paces for a row of ``seconds``; on CUDA adds the graph form of each capturable method."""
+    # Eight calls see every alignment of the inputs, for each of which Triton compiles anew.
+    ready, unavailable = warm_up(methods, device, 8)
+    for method in [m for m in ready if m.capturable and device.type == "cuda"]:
+        try:
+            replay = method.captured()
+            replay.sample()
+            synchronize(device)
+            ready.append(replay)
+        except Exception as error:
+            unavailable[f"{method.name} [graph]"] = first_line(error)
+    for method in ready:
+        method.pace(device, seconds / (ROUNDS_A_ROW * len(ready)))
+    return ready, unavailable
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def clock(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of ``work``: CUDA events on a GPU, the wall elsewhere."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3
+
+
+def interleave(
+    methods: Sequence[Method], device: torch.device, seconds: float, least: int = 5, most: int = 50
+) -> dict[str, list[float]]:
+    """Rounds in which every method runs once, each round starting with another, so that noise hits all alike.
+
+    Ends after ``seconds``, but not before ``least`` rounds nor after ``most``.
+    Returns {key: [seconds a call, by round]}.
+    """
+    samples: dict[str, list[float]] = {m.key: [] for m in methods}
+    end = time.perf_counter() + seconds
+    for r in range(most):
+        if r >= least and time.perf_counter() > end:
+            break
+        for i in range(len(methods)):
+            m = methods[(i + r) % len(methods)]
+            samples[m.key].append(clock(m.sample, device) / m.calls_a_sample)
+    return samples
+
+
+def summary(samples: Sequence[float]) -> dict[str, float | int]:
+    quartiles = [*samples] * 3  # of a single sample
+    if len(samples) > 1:
+        quartiles = statistics.quantiles(samples, n=4, method="inclusive")
+    q1, median, q3 = quartiles
+    return {"median": median, "q1": q1, "q3": q3, "rounds": len(samples)}
+
+
+def ratios(a: Sequence[float], b: Sequence[float] | float) -> dict[str, float | int]:
+    """a / b by round (a number stands for every round): the summary of ratios, not the ratio of summaries."""
+    return summary([x / y for x, y in zip(a, b if isinstance(b, Sequence) else [b] * len(a), strict=True)])

@@ -1,0 +1,57 @@
+"""Reads what the command line gives. Every error names the option, what was given and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from specdec_kernels import build_info
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def read_device(name: str) -> torch.device:
+    if name not in ("cpu", "cuda"):
+        raise ValueError(f"device: got {name!r}, allowed: 'cpu', 'cuda'")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: got 'cuda', but torch finds no GPU here; allowed: 'cpu'")
+    return torch.device(name)
+
+
+def read_integers(name: str, text: str) -> list[int]:
+    """Integers >= 1 separated by commas."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise ValueError(f"{name}: got {text!r}, allowed: integers >= 1 separated by commas, such as 1,8")
+    return values
+
+
+def read_names(name: str, text: str, allowed: Iterable[str]) -> list[str]:
+    """Names out of ``allowed``, separated by commas."""
+    names, allowed = text.split(","), list(allowed)
+    if unknown := [n for n in names if n not in allowed]:
+        raise ValueError(f"{name}: got {unknown[0]!r}, allowed: {', '.join(allowed)}")
+    return names
+
+
+def read_backends(device: torch.device, asked: str | None) -> tuple[list[str], dict[str, str]]:
+    """The backends to time, and why others are left out. One that was asked for is never left out."""
+    rows = [r for r in build_info()["backends"] if r["device"] == device.type]
+    left_out = {r["backend"]: r["reason"] for r in rows if not r["available"]}
+    if asked is not None:
+        names = read_names("backends", asked, [r["backend"] for r in rows])
+        for name in names:
+            if name in left_out:
+                raise ValueError(f"backends: got {name!r}, which cannot run on {device}: {left_out[name]}")
+        return names, left_out
+    left_out["reference"] = "the oracle, not made to be fast; time it with --backends reference"
+    if device.type == "cpu":
+        left_out.setdefault("triton", "on a CPU it is Triton's interpreter, which serves tests")
+    names = [r["backend"] for r in rows if r["backend"] not in left_out]
+    if not names:
+        raise ValueError(f"backends: none can run on {device}: {left_out}")
+    return names, left_out

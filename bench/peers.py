@@ -1,0 +1,134 @@
+"""Other ways to verify K drafts, as people write them today. Same law as ours; each says what it leaves out.
+
+"+q" in a name: the draft's probabilities were kept from drafting ([B, K, V] float32) and are not computed
+here. "+p+q": neither are the target's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def probabilities(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """softmax(logits / T) in float32."""
+    if temperature == 1.0:
+        return torch.softmax(logits, -1, dtype=torch.float32)
+    return torch.softmax(logits.float() / temperature, -1)
+
+
+def eager_step(p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Leviathan et al. 2023, Algorithm 1, batched and without a host synchronisation.
+
+    Args: probabilities p [B, K+1, V], drafts [B, K], K >= 1, and probabilities q [B, K, V].
+    Returns tokens [B, K+1] (accepted drafts, one recovered or bonus token, then -1) and num_accepted [B].
+    """
+    num_drafts = tokens.shape[1]
+    p_x, q_x = (d.gather(2, tokens[..., None])[..., 0] for d in (p[:, :-1], q))
+    accepted = torch.rand_like(p_x) * q_x < p_x
+    n = accepted.long().cumprod(1).sum(1)
+    batch = torch.arange(len(n), device=n.device)
+    p_n, q_n = p[batch, n], q[batch, n.clamp(max=num_drafts - 1)]
+    residual = torch.where((n < num_drafts)[:, None], (p_n - q_n).clamp(min=0), p_n)
+    # p == q up to rounding leaves no mass: then p itself, never an arbitrary token.
+    residual = torch.where(residual.sum(1, keepdim=True) > 0, residual, p_n)
+    # A race needs no normaliser, and no synchronisation as torch.multinomial does.
+    drawn = (residual / torch.empty_like(residual).exponential_()).argmax(1)
+    column = torch.arange(num_drafts + 1, device=n.device)
+    emitted = torch.nn.functional.pad(tokens, (0, 1), value=-1).masked_fill(column > n[:, None], -1)
+    return torch.where(column == n[:, None], drawn[:, None], emitted), n
+
+
+def eager(temperature: float) -> Callable:
+    """From raw logits: step(target [B, K+1, V], tokens [B, K], draft [B, K, V])."""
+
+    def step(target, tokens, draft):
+        return eager_step(probabilities(target, temperature), tokens, probabilities(draft, temperature))
+
+    return step
+
+
+def eager_with_q(temperature: float) -> Callable:
+    """From raw target logits and the draft's probabilities: step(target, tokens, q)."""
+
+    def step(target, tokens, q):
+        return eager_step(probabilities(target, temperature), tokens, q)
+
+    return step
+
+
+class Compiler:
+    """``torch.compile(dynamic=False)`` compiles each shape anew; past ``seconds`` in all, no more shapes."""
+
+    def __init__(self, seconds: float):
+        self.allowed, self.spent = seconds, 0.0
+
+    def compiled(self, function: Callable, *arguments: object) -> Callable:
+        """``function``, compiled for these arguments.
+
+        Raises:
+            RuntimeError: the time for compiling is used up.
+        """
+        if self.spent >= self.allowed:
+            raise RuntimeError(f"the {self.allowed:g} s for compiling (--compile-seconds) are used up")
+        torch.compiler.reset()  # past its limit on recompilations it would run eagerly and not say so
+        start = time.perf_counter()
+        try:
+            compiled = torch.compile(function, dynamic=False, fullgraph=True)
+            compiled(*arguments)
+        finally:
+            self.spent += time.perf_counter() - start
+        return compiled
+
+
+def transformers_step(temperature: float) -> Callable:
+    """transformers' ``_speculative_sampling``: step(target, tokens, draft in float32).
+
+    As in its assisted generation, the target's logits are cast to float32 here (no copy where they are), and
+    the draft's come in float32 (there they are cast while drafting). Both softmaxes are inside. It takes one
+    sequence, so a batch is a loop. The generation's logits processors and second copy are left out.
+    """
+    from transformers.generation.utils import _speculative_sampling
+
+    # 5.17 also asks whether the candidates ended the text; 5.23 does not.
+    asks = "is_done_candidate" in inspect.signature(_speculative_sampling).parameters
+    more = {"is_done_candidate": False} if asks else {}
+
+    def step(target, tokens, draft):
+        emitted = []
+        for b in range(len(tokens)):
+            p_logits, q_logits = target[b : b + 1].float(), draft[b : b + 1]
+            if temperature != 1.0:
+                p_logits, q_logits = p_logits / temperature, q_logits / temperature
+            emitted.append(_speculative_sampling(tokens[b : b + 1], q_logits, tokens.shape[1], p_logits, **more)[0])
+        return emitted
+
+    return step
+
+
+def flashinfer_step(temperature: float) -> Callable:
+    """FlashInfer's ``chain_speculative_sampling`` after both softmaxes: step(target, tokens int32, draft).
+
+    Raises:
+        ImportError: the module is not installed.
+    """
+    chain = flashinfer_chain()
+
+    def step(target, tokens, draft):
+        return chain(probabilities(draft, temperature), tokens, probabilities(target, temperature))
+
+    return step
+
+
+def flashinfer_with_p_q() -> Callable:
+    """The same kernel alone: step(p, tokens int32, q)."""
+    chain = flashinfer_chain()
+    return lambda p, tokens, q: chain(q, tokens, p)
+
+
+def flashinfer_chain() -> Callable:
+    return importlib.import_module("flashinfer.sampling").chain_speculative_sampling

@@ -1,0 +1,120 @@
+"""Random logits, drafts drawn from them, and the bytes that must be read to verify those drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from machine import cache_bytes
+from options import DTYPES
+from peers import probabilities
+
+from specdec_kernels import SamplingParams, draft_step, speculative_step
+
+ACCEPTANCE = {"typical": 0.8, "all_accepted": 1.0}
+LOGIT_STD = 2.0
+# q = p exp(noise): normal noise of standard deviation s gives alpha = 2 - 2 Phi(s / 2), which is 0.8 here.
+TYPICAL_NOISE_STD = 0.507
+MOST_SETS = 512  # a CUDA graph holds one call on each
+
+
+@dataclass(frozen=True)
+class Shape:
+    B: int
+    K: int
+    V: int
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        return self.V * DTYPES[self.dtype].itemsize
+
+    def bytes_all_rows(self, stats: bool) -> int:
+        """Of every row that may be needed: K+1 of the target and K of the draft; with the draft's statistics
+        handed over, one of the draft, the rejected position's."""
+        return self.B * (self.K + 1 + (1 if stats else self.K)) * self.row_bytes
+
+    def bytes_reached_rows(self, stats: bool, num_accepted: torch.Tensor) -> float:
+        """Of the rows up to the first rejection, on average: the least that decides steps which accept so."""
+        n = num_accepted.double()
+        draft_rows = (n < self.K).double() if stats else (n + 1).clamp(max=self.K)
+        return self.B * (n + 1 + draft_rows).mean().item() * self.row_bytes
+
+
+class StepInputs:
+    """``sets`` independent steps, which calls take in turn so that together they exceed the caches."""
+
+    def __init__(self, shape: Shape, drafts: str, temperature: float, device: torch.device, most_sets: int):
+        B, K, V = shape.B, shape.K, shape.V
+        self.shape, self.temperature = shape, temperature
+        # What calls read must exceed the caches, not what is there: at least target rows up to a rejection.
+        reached = B * shape.row_bytes * sum(ACCEPTANCE[drafts] ** i for i in range(K + 1))
+        wanted = math.ceil(2 * cache_bytes(device) / reached)
+        self.sets = N = min(wanted, most_sets)
+        self.exceed_cache = wanted <= N
+        # A step's work depends on where it rejects: at least 16 sequences, so that no one decides the median.
+        self.calls = max(N, math.ceil(16 / B))
+        torch.manual_seed(0)
+        dtype, like = DTYPES[shape.dtype], {"device": device}
+        self.target = torch.empty(N, B, K + 1, V, dtype=dtype, **like)
+        self.draft = torch.empty(N, B, K, V, dtype=dtype, **like)
+        noise_std = TYPICAL_NOISE_STD * temperature if drafts == "typical" else 0.0
+        for n in range(N):  # one set at a time: float32 noise for all would need several times their memory
+            self.target[n] = torch.randn(B, K + 1, V, **like) * LOGIT_STD
+            self.draft[n] = self.target[n, :, :-1].float() + noise_std * torch.randn(B, K, V, **like)
+        self.seed = torch.arange(N * B, **like).view(N, B)
+        self.position = [torch.full((B,), 1000 * i, **like) for i in range(self.calls)]
+        self.params = SamplingParams(temperature=torch.full((B,), temperature, **like))
+        # Drafts come from other noise than the calls use, so a set used twice is still a sample of its law.
+        flat, params = self.draft.view(N * B, K, V), SamplingParams(temperature=temperature)
+        steps = [draft_step(flat[:, i], params, seed=self.seed.view(-1), position=7, offset=i) for i in range(K)]
+        self.tokens, self.cutoff, self.lse = (
+            torch.stack([getattr(s, name) for s in steps], 1).view(N, B, K) for name in ("tokens", "cutoff", "lse")
+        )
+
+    # What some peers get ready-made, so that making it is not timed.
+
+    @cached_property
+    def tokens_int32(self) -> torch.Tensor:
+        return self.tokens.int()
+
+    @cached_property
+    def draft_float32(self) -> torch.Tensor:
+        return self.draft.float()
+
+    @cached_property
+    def draft_probs(self) -> torch.Tensor:
+        return probabilities(self.draft, self.temperature)
+
+    @cached_property
+    def target_probs(self) -> torch.Tensor:
+        return probabilities(self.target, self.temperature)
+
+    def arguments(self, *names: str) -> Callable[[int], list[torch.Tensor]]:
+        """What ``step(*arguments(i))`` gets in call i: the named tensors' set of that call."""
+        tensors = [getattr(self, name) for name in names]
+        return lambda i: [t[i % self.sets] for t in tensors]
+
+    def ours(self, backend: str, stats: bool) -> Callable[[int], object]:
+        def run(i: int):
+            n = i % self.sets
+            return speculative_step(
+                self.target[n],
+                self.tokens[n],
+                self.draft[n],
+                params=self.params,
+                seed=self.seed[n],
+                position=self.position[i],
+                draft_stats=(self.cutoff[n], self.lse[n]) if stats else None,
+                backend=backend,
+            )
+
+        return run
+
+    def num_accepted(self, backend: str) -> torch.Tensor:
+        """[calls * B]: what the calls accept, by our step; the peers draw other numbers from the same law."""
+        run = self.ours(backend, stats=True)
+        return torch.cat([run(i).num_accepted for i in range(self.calls)])

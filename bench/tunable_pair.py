@@ -1,0 +1,116 @@
+"""Pairs that cost what real models of their shape cost, with random weights and an acceptance to be set.
+
+The target is the draft's layers and more of them, whose output projections are scaled by ``eps``: they are
+computed like any others, but move the logits only that much. As eps goes to 0, the two become one function.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+LOGIT_STD = 4.0
+
+
+class Preset(NamedTuple):
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    draft_layers: int
+    target_layers: int
+    dtype: torch.dtype
+
+
+PRESETS = {
+    "tiny": Preset(128, 352, 4, 2, 32, 2048, 1, 6, torch.float32),  # for a CPU: a smoke test
+    "1b": Preset(2048, 8192, 32, 8, 64, 128256, 2, 16, torch.bfloat16),  # Llama-3.2-1B's shape
+    "8b": Preset(4096, 14336, 32, 8, 128, 128256, 1, 32, torch.bfloat16),  # Llama-3.1-8B's shape
+}
+
+
+@dataclass
+class TunablePair:
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    eps: float = 1.0
+
+    def set_eps(self, eps: float) -> None:
+        """Scales what the target has over the draft. > 0: the weights are scaled in place."""
+        if not (math.isfinite(eps) and eps > 0):
+            raise ValueError(f"eps: got {eps}, allowed: a number > 0")
+        factor, self.eps = eps / self.eps, eps
+        with torch.no_grad():
+            for layer in self.target.model.layers[self.draft.config.num_hidden_layers :]:
+                layer.self_attn.o_proj.weight.mul_(factor)
+                layer.mlp.down_proj.weight.mul_(factor)
+
+    def expected_alpha(self, temperature: float, tokens: int = 256) -> float:
+        """The chance that a draft is accepted, sum min(p, q), over random text; at temperature 0, how often
+        the largest logits agree. Generated text is other text, so what a run measures may differ a little."""
+        device = self.target.device
+        generator = torch.Generator().manual_seed(0)
+        text = torch.randint(self.target.config.vocab_size, (1, tokens), generator=generator).to(device)
+        with torch.inference_mode():
+            models = (self.target, self.draft)
+            p_logits, q_logits = (m(text, use_cache=False).logits[0].float() for m in models)
+            if temperature == 0:
+                return (p_logits.argmax(-1) == q_logits.argmax(-1)).float().mean().item()
+            p, q = ((logits / temperature).softmax(-1) for logits in (p_logits, q_logits))
+            return torch.minimum(p, q).sum(-1).mean().item()
+
+    def calibrate(self, alpha: float, temperature: float) -> float:
+        """Finds the eps of this acceptance by bisection over powers of 2^(1/16). Returns what it reached."""
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha: got {alpha}, allowed: between 0 and 1")
+        low, high = -12 * 16, 16  # eps = 2^(exponent / 16); acceptance falls as eps grows
+        while high - low > 1:
+            middle = (low + high) // 2
+            self.set_eps(2 ** (middle / 16))
+            low, high = (middle, high) if self.expected_alpha(temperature) >= alpha else (low, middle)
+        self.set_eps(2 ** (low / 16))
+        return self.expected_alpha(temperature)
+
+    @property
+    def cost_ratio(self) -> float:
+        """c, where reading weights is the cost: bytes that the draft's forward reads, over the target's."""
+
+        def size(model: PreTrainedModel) -> int:
+            looked_up = model.get_input_embeddings().weight  # not read
+            return sum(w.numel() * w.element_size() for w in model.parameters() if w is not looked_up)
+
+        return size(self.draft) / size(self.target)
+
+
+def make_pair(preset: Preset, device: torch.device, seed: int = 0) -> TunablePair:
+    def model(layers: int) -> PreTrainedModel:
+        config = LlamaConfig(
+            vocab_size=preset.vocabulary,
+            hidden_size=preset.hidden,
+            intermediate_size=preset.intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=preset.heads,
+            num_key_value_heads=preset.kv_heads,
+            head_dim=preset.head_dim,
+            max_position_embeddings=8192,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+        with torch.device(device):
+            return AutoModelForCausalLM.from_config(config, dtype=preset.dtype).eval()
+
+    torch.manual_seed(seed)
+    target, draft = model(preset.target_layers), model(preset.draft_layers)
+    with torch.no_grad():  # as initialised, logits are so flat that nearly any two models agree
+        target.lm_head.weight.normal_(std=LOGIT_STD / math.sqrt(preset.hidden))
+    shared = {name: weight for name, weight in target.state_dict().items() if name in draft.state_dict()}
+    draft.load_state_dict(shared)
+    return TunablePair(target, draft)
