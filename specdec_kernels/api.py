@@ -23,22 +23,23 @@ def draft_step(
     """Draws the next draft token of every sequence from raw logits, and keeps what verification needs of q.
 
     q = softmax(logits / T); temperature 0 takes the largest logit (the lowest id of a tie). The draw is an exponential
-    race in two levels over counter-based noise (docs/numerics.md), so a token depends on its own row, temperature, seed,
-    position and offset alone: not on the batch, nor on the backend but for near-ties within rounding.
+    race in two levels over counter-based noise (docs/numerics.md), so a token depends on its own row, temperature,
+    seed, position and offset alone: not on the batch, nor on the backend but for near-ties within rounding.
 
     Args:
         logits: [B, V] raw draft logits, float32, bfloat16 or float16 (float64 with ``backend="reference"``); any
             strides (a last dimension that is not dense is copied). -inf masks a token. Never written.
         params: temperature for the batch or for each sequence.
         seed: [B] int64 or one number for all: the sequence's key.
-        position: [B] int64 or one number, >= 0: absolute position of the *step's* first token, for all K drafts the same.
+        position: [B] int64 or one number, >= 0: absolute position of the *step's* first token, the same for all K
+            drafts.
         offset: which draft of the step this is, 0 .. K-1.
         rule: the accept rule that will verify: ``token``.
         backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
 
     Returns:
-        DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32. A row without a distribution (NaN,
-        +inf, all -inf) has token -1, which ``speculative_step`` takes as the end of that sequence's drafts.
+        DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32. A row without a distribution
+        (NaN, +inf, all -inf) has token -1, which ``speculative_step`` takes as the end of that sequence's drafts.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -85,8 +86,8 @@ def speculative_step(
         target_logits: [B, K+1, V] raw logits; row i decides the token after i drafts. float32, bfloat16 or float16
             (float64 with ``backend="reference"``). Never written. K may be 0.
         draft_tokens: [B, K] int64 or int32. -1 or an id >= V ends that sequence's drafts there.
-        draft_logits: [B, K, V], any of the dtypes, as ``draft_step`` drew from; None means one-hot drafts (n-gram, greedy
-            draft models): q(x) = 1.
+        draft_logits: [B, K, V], any of the dtypes, as ``draft_step`` drew from; None means one-hot drafts (n-gram,
+            greedy draft models): q(x) = 1.
         params: temperature, for target and draft alike.
         seed, position: as in ``draft_step``; ``position`` is the absolute position of the token that row 0 decides.
         num_drafts: [B] int64 or int32 in 0 .. K: how many of the drafts count, for ragged batches. None: K.
@@ -95,8 +96,8 @@ def speculative_step(
         backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
 
     Returns:
-        SpeculativeStep: tokens [B, K+1] int64 (accepted drafts, one recovered or bonus token, then -1), num_accepted [B]
-        int32, status [B] int32 (:class:`Status`).
+        SpeculativeStep: tokens [B, K+1] int64 (accepted drafts, one recovered or bonus token, then -1), num_accepted
+        [B] int32, status [B] int32 (:class:`Status`).
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.

@@ -15,9 +15,9 @@ from .types import Backend
 def build_info() -> dict[str, object]:
     """Versions, what the native extension was built with, and for every backend whether it runs here.
 
-    Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (version or None), ``cuda_device``
-    (name or None), ``native`` (the extension's compiler, ABI target and the instruction set that it chose on this machine,
-    or why it is missing), ``backends``: {name: {"device": ..., "available": bool, "reason": str | None}}.
+    Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (version or None),
+    ``cuda_device`` (name or None), ``native`` (the extension's compiler, ABI target and the instruction set that it
+    chose on this machine, or why it is missing), ``backends``: {name: {"device": ..., "available": bool, "reason": str | None}}.
     """
     missing = native.missing()
     if missing is None:

@@ -33,3 +33,20 @@ def keep_thread_count():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def pair():
+    """(target, draft, tokenizer), embedded. Not to be changed."""
+    from specdec import load_embedded_pair
+
+    return load_embedded_pair()
+
+
+@pytest.fixture(scope="session")
+def folders(pair, tmp_path_factory) -> tuple[object, ...]:
+    """The options that name a tiny random pair on the disk."""
+    from commands import save
+
+    path = tmp_path_factory.mktemp("models")
+    return ("--target", save(path / "target", 0, tokenizer=pair[2]), "--draft", save(path / "draft", 1))

@@ -6,57 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 import torch
-from specdec import SpeculativeDecoder, load_embedded_pair
-from specdec.cli import app
+from commands import PROMPT, refused, rows, run, save
+from specdec import SpeculativeDecoder
 from specdec.report import Page
-from specdec.streaming import IncrementalText, continuation
-from transformers import LlamaConfig, LlamaForCausalLM
+from specdec.streaming import continuation
+from transformers import LlamaForCausalLM
 from transformers.utils import logging
-from typer.testing import CliRunner
 
 from specdec_kernels import SamplingParams
-
-PROMPT = "def read(self, size=-1):\n"
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return load_embedded_pair()
-
-
-def invoke(*args: object, color: bool = False):
-    # On the CPU, also where there is a GPU: the tests compare with a pair that is there.
-    device = () if "doctor" in args or "--device" in args else ("--device", "cpu")
-    return CliRunner().invoke(app, [str(a) for a in (*args, *device)], color=color)
-
-
-def run(*args: object, color: bool = False):
-    result = invoke(*args, color=color)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def rows(*args: object) -> list[dict]:
-    return [json.loads(line) for line in run("generate", "--json", *args).stdout.splitlines()]
-
-
-def refused(*args: object) -> str:
-    """The message, in one line."""
-    result = invoke(*args)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    return " ".join(result.stderr.partition("Error: ")[2].split())
-
 
 # ---- generate
 
@@ -175,24 +136,6 @@ def test_as_a_process():
 # ---- models from folders
 
 
-def save(folder: Path, seed: int, vocabulary: int = 4096, tokenizer=None) -> Path:
-    torch.manual_seed(seed)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=vocabulary, max_position_embeddings=64, eos_token_id=None, **sizes)
-    model = LlamaForCausalLM(config)
-    torch.nn.init.normal_(model.lm_head.weight)
-    model.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def folders(pair, tmp_path_factory) -> tuple[object, ...]:
-    path = tmp_path_factory.mktemp("models")
-    return ("--target", save(path / "target", 0, tokenizer=pair[2]), "--draft", save(path / "draft", 1))
-
-
 def test_models_from_folders(pair, folders):
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders[1::2])
     prompt = pair[2]([PROMPT]).input_ids
@@ -290,42 +233,3 @@ def test_doctor():
     shown = run("doctor").stdout
     assert "version: " in shown and torch.__version__ in shown
     assert all(name in shown for name in ("reference", "triton", "runs here"))
-
-
-# ---- text out of tokens
-
-
-TEXT = "x = 'naïve — 日本語 🎉\U0001f468\u200d\U0001f469' # \tq\r\n"
-
-
-@pytest.mark.parametrize("start", (1, 3))
-@pytest.mark.parametrize("size", (1, 2, 3))
-def test_pieces_are_whole_characters(pair, start, size):
-    tokenizer = pair[2]
-    ids = tokenizer(TEXT).input_ids
-    assert len(ids) > len(TEXT) - 5  # characters are split
-    text = IncrementalText(tokenizer, ids[:start])
-    pieces = [text.push(ids[i : i + size]) for i in range(start, len(ids), size)]
-    assert not any("\ufffd" in piece for piece in pieces) and "" in pieces
-    assert text.finish() == ""
-    assert tokenizer.decode(ids[:start]) + "".join(pieces) == TEXT
-    assert continuation(tokenizer, ids[:start], ids[start:]) == "".join(pieces)
-
-
-def test_any_tokens_stream_to_their_whole_text(pair):
-    """Also those that never become characters, and special ones, which have no text."""
-    tokenizer = pair[2]
-    generator = torch.Generator().manual_seed(0)
-    for upper in (256, 4096):
-        ids = torch.randint(upper, (200,), generator=generator).tolist()
-        text = IncrementalText(tokenizer)
-        pieces = [text.push([i]) for i in ids]
-        assert "".join(pieces) + text.finish() == tokenizer.decode(ids, skip_special_tokens=True)
-    assert IncrementalText(tokenizer, ids[:3]).push(tokenizer.all_special_ids) == ""
-
-
-def test_half_a_character_is_shown_at_the_end(pair):
-    tokenizer = pair[2]
-    ids = tokenizer("a日").input_ids
-    text = IncrementalText(tokenizer, ids[:1])
-    assert text.push(ids[1:-1]) == "" and set(text.finish()) == {"\ufffd"}

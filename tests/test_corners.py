@@ -99,7 +99,7 @@ def test_equal_models_are_always_accepted(backend, dtype, temperature, vocabular
 
 
 def test_no_residual_mass_accepts(backend):
-    """q above p everywhere, by an lse that is too small: a rejection has nothing to recover from, so the draft stands."""
+    """q above p everywhere, by an lse that is too small: a rejection has nothing to recover from: the draft stands."""
     row, n = [0.3, -0.2, 1.0, 0.5], seeds(backend)
     lse = torch.tensor(row).logsumexp(0).expand(n, 1) - 0.5
     inputs = step([row, row], [2], [row], n, draft_stats=(torch.full((n, 1), -INF), lse))
@@ -137,7 +137,7 @@ def test_q_zero_rejects_and_says_so(backend):
 @pytest.mark.parametrize("vocabulary", [9, 1100])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_target_fault(backend, fault, vocabulary):
-    """At a consulted row: nothing is emitted from it on. At another row: nothing happens. Neighbours: bitwise the same."""
+    """At a consulted row: nothing is emitted from it on. At another: nothing happens. Neighbours: bitwise the same."""
     inputs = random_step(4, 2, vocabulary, random_state=11)
     inputs = inputs.replace(draft_logits=inputs.target_logits[:, :2].clone(), num_drafts=torch.tensor([2, 2, 1, 0]))
     clean = inputs.run(backend)
@@ -306,7 +306,7 @@ def test_inputs_are_never_written(backend):
 @pytest.mark.large
 @pytest.mark.parametrize("axis", ["batch", "row"])
 def test_offsets_beyond_31_bits(backend, axis):
-    """Views whose last elements lie more than 2^31 elements behind the first; only the pages of few rows are touched."""
+    """Views whose last elements lie more than 2^31 elements behind the first; only few pages are touched."""
     shape, far = (2, 3, 1100), 2**31 + 5000
     strides = (far, 1100, 1) if axis == "batch" else (4000, far // 2, 1)
     inputs = random_step(2, 2, 1100, dtype=torch.bfloat16, random_state=16)

@@ -164,7 +164,8 @@ def test_sampled_text_does_not_depend_on_the_batch():
         pads = [[7] * (longest - len(p)) for p in ragged]
         rows = [pad + p if left else p + pad for p, pad in zip(ragged, pads, strict=True)]
         ones = [
-            [0] * len(pad) + [1] * len(p) if left else [1] * len(p) + [0] * len(pad) for p, pad in zip(ragged, pads)
+            [0] * len(pad) + [1] * len(p) if left else [1] * len(p) + [0] * len(pad)
+            for p, pad in zip(ragged, pads, strict=True)
         ]
         assert together(everyone, torch.tensor(rows), torch.tensor(ones)) == alone
 

@@ -1,7 +1,7 @@
 """The oracle: eager PyTorch on any device, float64 inside, written to be read. docs/numerics.md states the same rules.
 
 Every function also returns a *margin*: the relative distance of its closest decision from the other outcome. A float32
-kernel may decide otherwise only where that margin is within rounding, and tests use it to tell such near-ties from bugs.
+kernel may decide otherwise only where that margin is within rounding: so tests tell such near-ties from bugs.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def uniform(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _argmax_with_margin(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B] argmax over the last dimension (the lowest index of a tie) and how far the runner-up is behind, relatively."""
+    """[B] argmax over the last dimension (lowest index of a tie) and how far behind the runner-up is, relatively."""
     best, index = score.max(-1)
     others = score.scatter(-1, index[:, None], 0.0).amax(-1)
     return index, torch.where(best > 0, 1 - others / best, 1.0)
 
 
 def race(weights, seed, position, offset: int, streams: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws one index of each row of ``weights`` [B, V] (unnormalised): argmin E / w, first of blocks, then in the winner.
+    """Draws one index of each row of ``weights`` [B, V] (unnormalised): argmin E / w, of blocks, then in the winner.
 
     Returns ([B] token, -1 where all weights are 0; [B] margin).
     """

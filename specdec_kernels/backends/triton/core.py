@@ -1,6 +1,6 @@
 """The mathematics on the device: csrc/core name by name. docs/numerics.md states the same rules.
 
-Blocks of 1024 consecutive logits, exponential races over Philox noise, the accept rule. Every function works on values in
+Blocks of 1024 consecutive logits, exponential races over Philox noise, the accept rule. Every function takes values in
 registers; operations load and store.
 """
 

@@ -1,8 +1,8 @@
 """``speculative_step`` in three launches.
 
 1. Statistics of every block of every row that may be needed.
-2. A program for each (sequence, block) walks over the drafts, and weighs its block of max(0, p - q) where the walk ended
-   with a rejection. All programs of a sequence walk alike; the first one writes down where the walk stands.
+2. A program for each (sequence, block) walks over the drafts, and weighs its block of max(0, p - q) where the walk
+   ended with a rejection. All programs of a sequence walk alike; the first one writes down where the walk stands.
 3. A program for each sequence draws. Where the residual turns out to have no mass, the draft stands and it walks on.
 """
 
@@ -216,8 +216,8 @@ def residual_kernel(
     j, state, status, token, p_lse, q_lse = walk(
         tl.full([], 0, tl.int64), b, tl.full([], 0, tl.int32),
         target_ptr, target_stride_b, target_stride_j, draft_ptr, draft_stride_b, draft_stride_j, draft_tokens_ptr,
-        draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch, num_drafts, vocabulary, num_blocks,
-        max_ptr, sum_ptr, BLOCKS,
+        draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch, num_drafts, vocabulary,
+        num_blocks, max_ptr, sum_ptr, BLOCKS,
     )  # fmt: skip
     if block == 0:
         tl.store(walk_ptr + b * 4, j)
@@ -264,7 +264,7 @@ def draw_kernel(
     ROWS: tl.constexpr,  # K + 1 or more, a power of 2
 ):
     b = tl.program_id(0).to(tl.int64)
-    blocks, tokens = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
+    blocks = tl.arange(0, BLOCKS)
     temperature, seed, position = tl.load(temperature_ptr + b), tl.load(seed_ptr + b), tl.load(position_ptr + b)
     j, state = tl.load(walk_ptr + b * 4), tl.load(walk_ptr + b * 4 + 1).to(tl.int32)
     status, token = tl.load(walk_ptr + b * 4 + 2).to(tl.int32), tl.load(walk_ptr + b * 4 + 3)
@@ -303,8 +303,8 @@ def draw_kernel(
         if kept:
             j, state, status, token, p_lse, q_lse = walk(
                 j + 1, b, status,
-                target_ptr, target_stride_b, target_stride_j, draft_ptr, draft_stride_b, draft_stride_j, draft_tokens_ptr,
-                draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch, num_drafts, vocabulary,
+                target_ptr, target_stride_b, target_stride_j, draft_ptr, draft_stride_b, draft_stride_j,
+                draft_tokens_ptr, draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch, num_drafts, vocabulary,
                 num_blocks, max_ptr, sum_ptr, BLOCKS,
             )  # fmt: skip
             if draft_ptr is not None:
