@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import validation as check
-from .backends import operations
+from .backends import operation
 from .ops import statistics_dtype
 from .types import DraftStep, SamplingParams, SpeculativeStep
 
@@ -53,7 +53,7 @@ def draft_step(
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**31:
         check.refuse("offset", repr(offset), "an integer from 0 to K - 1")
     return DraftStep(
-        *operations(backend, device).draft_step(
+        *operation("draft_step", backend, device.type)(
             logits,
             check.temperature_of(params, batch, device),
             check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
@@ -114,6 +114,8 @@ def speculative_step(
         check.check_like("draft_logits", draft_logits, (batch, rows - 1, vocabulary), (draft_logits.dtype,), device)
     draft_lse = None
     if draft_stats is not None and draft_logits is not None:
+        if not isinstance(draft_stats, (tuple, list)) or len(draft_stats) != 2:
+            check.refuse("draft_stats", repr(draft_stats), "a pair (cutoff, lse)")
         cutoff, draft_lse = draft_stats
         dtypes = (statistics_dtype(draft_logits),)
         check.check_like("draft_stats cutoff", cutoff, (batch, rows - 1), dtypes, device)
@@ -125,7 +127,7 @@ def speculative_step(
         check.check_like("num_drafts", num_drafts, (batch,), check.INTEGER_DTYPES, device)
         check.check_num_drafts(num_drafts, rows)
     return SpeculativeStep(
-        *operations(backend, device).speculative_step(
+        *operation("speculative_step", backend, device.type)(
             target_logits,
             draft_tokens.to(torch.int64),
             draft_logits,

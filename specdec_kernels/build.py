@@ -17,7 +17,8 @@ def build_info() -> dict[str, object]:
 
     Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (version or None),
     ``cuda_device`` (name or None), ``native`` (the extension's compiler, ABI target and the instruction set that it
-    chose on this machine, or why it is missing), ``backends``: {name: {"device": ..., "available": bool, "reason": str | None}}.
+    chose on this machine, or why it is missing), ``backends``: a list of {"backend": name, "device": "cpu" or "cuda",
+    "available": bool, "reason": why not, or None}.
     """
     missing = native.missing()
     if missing is None:

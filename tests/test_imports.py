@@ -71,8 +71,8 @@ def test_auto_prefers_native_code():
     """Asked of the dispatcher: the operation that runs is the native one."""
     program = """
 import torch
-from specdec_kernels.backends import operations
-print(operations("auto", torch.device("cpu")).draft_step.name())
+from specdec_kernels.backends import operation
+print(operation("draft_step", "auto", "cpu").name())
 """
     assert run(program) == "specdec_kernels::draft_step"
 

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specdec_kernels import SamplingParams, draft_step, speculative_step
-from specdec_kernels.backends import operations
+from specdec_kernels.backends import operation
 from specdec_kernels.testing import StepInputs, device_of, random_step
 
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -34,22 +34,24 @@ def inputs_for(backend: str, case: str) -> StepInputs:
 @pytest.mark.parametrize("case", CASES)
 def test_opcheck_speculative_step(backend, case):
     inputs = inputs_for(backend, case)
-    operation = operations(backend, device_of(backend)).speculative_step
+    step = operation("speculative_step", backend, device_of(backend).type)
     lse = None if inputs.draft_stats is None else inputs.draft_stats[1]
     num_drafts = torch.full_like(inputs.seed, CASES[case]["num_drafts"]) if case == "strided" else None
     arguments = (inputs.target_logits, inputs.draft_tokens, inputs.draft_logits, lse, num_drafts)
     arguments += (inputs.params.temperature, inputs.seed, inputs.position)
-    done = torch.library.opcheck(operation, arguments, test_utils=UTILITIES)
+    done = torch.library.opcheck(step, arguments, test_utils=UTILITIES)
     assert set(done.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("case", ["contiguous", "strided", "empty_batch", "half"])
 def test_opcheck_draft_step(backend, case):
     inputs = inputs_for(backend, case)
-    operation = operations(backend, device_of(backend)).draft_step
+    step = operation("draft_step", backend, device_of(backend).type)
     logits = inputs.draft_logits[:, 0]
+    if case == "empty_batch":
+        logits = logits.clone(memory_format=torch.contiguous_format)  # opcheck cannot clone an empty strided view
     arguments = (logits, inputs.params.temperature, inputs.seed, inputs.position, 1)
-    done = torch.library.opcheck(operation, arguments, test_utils=UTILITIES)
+    done = torch.library.opcheck(step, arguments, test_utils=UTILITIES)
     assert set(done.values()) == {"SUCCESS"}
 
 

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
 from ..ops import handle
 from ..types import Backend
-
-
-class Operations(NamedTuple):
-    """One backend's callables, with the signatures of ``ops.SCHEMAS``."""
-
-    draft_step: Callable
-    speculative_step: Callable
 
 
 def unavailable(backend: str, device_type: str) -> str | None:
@@ -44,31 +35,44 @@ def _triton_unavailable(device_type: str) -> str | None:
     return None
 
 
-@functools.cache
-def operations(backend: str, device: torch.device) -> Operations:
-    """The operations of ``backend`` for tensors on ``device``; ``auto`` takes the fastest that can run.
+def operation(stem: str, backend: str, device_type: str) -> torch._ops.OpOverload:
+    """The callable of ``draft_step`` or ``speculative_step``; ``auto`` takes the fastest backend that can run.
 
     Raises:
         ValueError: an unknown name.
         RuntimeError: an explicit choice that cannot run here, with the reason.
     """
+    return handle(stem + _suffix(backend, device_type))
+
+
+def _suffix(backend: str, device_type: str) -> str:
+    return _loaded(backend, device_type)
+
+
+# Not to be traced: it imports, and reads what is installed. This is all that torch.compiler.assume_constant_result does,
+# which as a decorator would import torch._dynamo, and so Triton, with this package.
+_suffix._dynamo_marked_constant = True
+
+
+@functools.cache
+def _loaded(backend: str, device_type: str) -> str:
+    """The suffix of the operations' names in ``ops``, once they are registered."""
     if backend not in Backend._value2member_map_:
         allowed = ", ".join(repr(str(b)) for b in Backend)
         raise ValueError(f"backend: got {backend!r}, allowed: {allowed}")
     if backend == Backend.AUTO:
-        fastest = Backend.CPU if device.type == "cpu" else Backend.TRITON
-        backend = fastest if unavailable(fastest, device.type) is None else Backend.REFERENCE
-    elif (reason := unavailable(backend, device.type)) is not None:
+        fastest = Backend.CPU if device_type == "cpu" else Backend.TRITON
+        backend = fastest if unavailable(fastest, device_type) is None else Backend.REFERENCE
+    elif (reason := unavailable(backend, device_type)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:
         case Backend.REFERENCE:
             from . import reference  # noqa: F401  registers the operations
 
-            suffix = "_reference"
+            return "_reference"
         case Backend.TRITON:
             from . import triton  # noqa: F401
 
-            suffix = "_triton"
+            return "_triton"
         case _:
-            suffix = ""
-    return Operations(handle(f"draft_step{suffix}"), handle(f"speculative_step{suffix}"))
+            return ""

@@ -304,8 +304,8 @@ def draw_kernel(
             j, state, status, token, p_lse, q_lse = walk(
                 j + 1, b, status,
                 target_ptr, target_stride_b, target_stride_j, draft_ptr, draft_stride_b, draft_stride_j,
-                draft_tokens_ptr, draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch, num_drafts, vocabulary,
-                num_blocks, max_ptr, sum_ptr, BLOCKS,
+                draft_tokens_ptr, draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch,
+                num_drafts, vocabulary, num_blocks, max_ptr, sum_ptr, BLOCKS,
             )  # fmt: skip
             if draft_ptr is not None:
                 if state == RECOVER:
@@ -338,7 +338,7 @@ def speculative_step(target_logits, draft_tokens, draft_logits, draft_lse, num_d
 
     block_max, block_sum = scratch(2, num_rows, num_blocks).unbind()
     tokens = scratch(batch, rows, dtype=torch.int64)
-    num_accepted, status = scratch(2, batch, dtype=torch.int32).unbind()
+    num_accepted, status = (scratch(batch, dtype=torch.int32) for _ in range(2))
     if batch > 0:
         logits = (target, *target.stride()[:2], draft, *draft_strides)
         sizes = (batch, rows - 1, vocabulary, num_blocks)
