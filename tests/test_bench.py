@@ -34,11 +34,6 @@ from steps import Run, Step  # noqa: E402
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)  # everything is tiny here; conftest.py puts it back
-
-
 SUMMARY = {"median", "q1", "q3", "rounds"}
 HEADER = {
     "benchmark",

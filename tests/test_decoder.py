@@ -485,7 +485,7 @@ THREE = torch.tensor([[1, 2, 3]])
         ("max_new_tokens", {"max_new_tokens": -1}),
         ("max_new_tokens", {"max_new_tokens": 2.0}),
         ("eos_token_id", {"eos_token_id": ["x"]}),
-        ("temperature", {"params": SamplingParams(torch.ones(3))}),
+        ("params.temperature: got shape", {"params": SamplingParams(torch.ones(3))}),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(name, arguments):

@@ -114,6 +114,9 @@ class SpeculativeDecoder:
         temperature = torch.as_tensor(temperature, dtype=torch.float32, device=device)
         if temperature.dim() == 0:
             temperature = temperature.repeat(len(prompts))
+        elif len(temperature) != len(prompts):
+            given, allowed = list(temperature.shape), [len(prompts)]
+            raise ValueError(f"params.temperature: got shape {given}, allowed: a number or shape {allowed}")
         generation = Generation(
             prompts=prompts,
             capacity=max(map(len, prompts), default=0) + max_new_tokens + 1,
