@@ -37,8 +37,7 @@ def device_of(backend: str) -> torch.device:
 
 
 def pair_of_rows(kind: str, num_drafts: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Fixed logits (target [K+1, V], draft [K, V] or None for one-hot drafts) of one of the KINDS,
-    float32."""
+    """Fixed logits (target [K+1, V], draft [K, V] or None for one-hot drafts) of one of the KINDS, float32."""
     generator = torch.Generator().manual_seed(num_drafts * 1000 + vocabulary)
     ramp = torch.linspace(0, 2.5, vocabulary)
     target = ramp + 0.3 * torch.randn(num_drafts + 1, vocabulary, generator=generator)
@@ -146,8 +145,7 @@ def random_step(
 
 
 def assert_same_step(actual, expected, margin: torch.Tensor, context: str = "") -> int:
-    """Tokens, num_accepted and status of each sequence are equal, but for near-ties, whose number is
-    returned."""
+    """Tokens, num_accepted and status of each sequence are equal, but for near-ties, whose number is returned."""
     differs = (actual.num_accepted != expected.num_accepted) | (actual.status != expected.status)
     differs |= (actual.tokens != expected.tokens).any(-1)
     wrong = (differs & (margin >= NEAR_TIE)).nonzero().flatten().tolist()
@@ -161,8 +159,7 @@ def assert_same_step(actual, expected, margin: torch.Tensor, context: str = "") 
 
 
 def assert_statistics_close(actual: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:
-    """Two log_q or lse vectors are equal up to roundings of numbers of magnitude ``size`` (|lse| + |log
-    q|)."""
+    """Two log_q or lse vectors are equal up to roundings of numbers of magnitude ``size`` (|lse| + |log q|)."""
     assert actual.dtype == expected.dtype
     off = (actual - expected).abs() / (1 + size.abs())
     off = torch.where((actual == expected) | actual.isnan() & expected.isnan(), 0.0, off)
@@ -186,8 +183,7 @@ def probabilities(logits: Iterable[float], temperature: float) -> np.ndarray:
 
 
 def leviathan_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Law:
-    """Law of what one step emits: Leviathan et al. 2023, Algorithm 1, line by line, summed over its random
-    choices."""
+    """Law of what one step emits: Leviathan et al. 2023, Algorithm 1, line by line, summed over its random choices."""
     law: Law = defaultdict(float)
     vocabulary = len(target(prefix))
     for x in itertools.product(range(vocabulary), repeat=num_drafts):  # x_i ~ q_i
@@ -246,8 +242,7 @@ class ChiSquare(NamedTuple):
 
 
 def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0) -> ChiSquare:
-    """Pearson's test of ``counts`` against ``law``. Outcomes expected fewer than ``least`` times count as
-    one."""
+    """Pearson's test of ``counts`` against ``law``. Outcomes expected fewer than ``least`` times count as one."""
     if impossible := [k for k in counts if counts[k] and law.get(k, 0.0) == 0]:
         raise AssertionError(f"drawn, though its probability is 0: {impossible[0]}, {counts[impossible[0]]} times")
     draws = sum(counts.values())

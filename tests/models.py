@@ -1,5 +1,4 @@
-"""Tiny random models. Weights are drawn wider than usual, so that logits differ clearly and near-ties stay
-away."""
+"""Tiny random models. Weights are drawn wider than usual, so that logits differ clearly and near-ties stay away."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ def full_logits(model, sequence: list[int]) -> torch.Tensor:
 
 
 def feed(cached: CachedModel, cache: StaticKVCache, tokens: list[list[int]]) -> torch.Tensor:
-    """Feeds ragged continuations at each sequence's own length, padding in the trash slot. Returns [B, q,
-    V]."""
+    """Feeds ragged continuations at each sequence's own length, padding in the trash slot. Returns [B, q, V]."""
     longest = max(map(len, tokens))
     valid = torch.tensor([[i < len(t) for i in range(longest)] for t in tokens])
     places = cache.lengths[:, None] + torch.arange(longest)
@@ -79,8 +78,7 @@ def test_ragged_cache_equals_full_forwards(kind, implementation):
 
 
 def test_window_is_that_of_transformers():
-    """A full forward of the sliding model must differ from one without a window, or the test above shows
-    nothing."""
+    """A full forward of the sliding model must differ from one without a window, or the test above shows nothing."""
     model = tiny_model("gemma3")
     wide = Gemma3ForCausalLM(type(model.config)(**{**model.config.to_dict(), "sliding_window": 200})).eval()
     wide.load_state_dict(model.state_dict())

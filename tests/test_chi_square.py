@@ -207,8 +207,7 @@ TOY_DRAFT = torch.tensor([[0.8, -0.3, 0.2], [-0.6, 0.9, 0.0], [0.7, 0.1, -0.9], 
 
 
 def decode(backend: str, draws: int, num_drafts: int, reuse_positions: bool = False) -> Counter:
-    """Texts of LENGTH tokens, decoded step by step as the loop does: positions advance by what was
-    emitted."""
+    """Texts of LENGTH tokens, decoded step by step as the loop does: positions advance by what was emitted."""
     counts: Counter = Counter()
     device, params = device_of(backend), SamplingParams()
     chunk = CHUNK if backend == "reference" else 1 << 18
@@ -269,8 +268,7 @@ def test_whole_texts_nightly(backend):
 
 
 def test_noise_reused_between_steps_is_found():
-    """The same test with a loop that forgets to advance positions, so that every step draws the same
-    numbers."""
+    """The same test with a loop that forgets to advance positions, so that every step draws the same numbers."""
     assert check_texts(decode("cpu", DRAWS // 4, 3, reuse_positions=True)).p_value < 1e-30
 
 
@@ -335,8 +333,7 @@ def test_power():
 
 
 def test_family():
-    """LEVEL is small enough: two tests a cell, three for each kind of many blocks, the texts, and ten single
-    ones."""
+    """LEVEL is small enough: two tests a cell, three for each kind of many blocks, the texts, and ten single ones."""
     backends = 2  # at most: cpu and a GPU
     cells = backends * (len(ALL_CELLS) + len(REFERENCE_CELLS)) + len(REFERENCE_CELLS) + 1
     assert 2 * cells + backends * (3 * len(KINDS) + 3) + 10 <= TESTS

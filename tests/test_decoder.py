@@ -44,8 +44,7 @@ BATCHES = 11  # batches of 8 prompts for each kind of draft: 176 prompts
 
 @functools.cache
 def greedy_texts() -> list[tuple[list[int], list[int]]]:
-    """(prompt, what model.generate says) of 208 prompts of several lengths, 32 prompts of one length at a
-    time."""
+    """(prompt, what model.generate says) of 208 prompts of several lengths, 32 prompts of one length at a time."""
     target, texts = tunable_pair(0.3)[0], []
     for length in (1, 2, 7, 12, 20, 33, 50):
         group = prompts(32, length, length, seed=length)

@@ -27,8 +27,7 @@ TEMPERATURES = (0.0, 0.5, 1.0, 2.0)
 
 
 class Probe:
-    """Scripts the reference's randomness: ``u`` [B, K+1], ``token`` [B]; records the weights of every
-    race."""
+    """Scripts the reference's randomness: ``u`` [B, K+1], ``token`` [B]; records the weights of every race."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(reference, "race", self.race)
@@ -213,8 +212,7 @@ def test_equal_models_accept_everything(probe):
 
 
 def test_expected_acceptance_of_every_position(probe):
-    """Rows that do not depend on the text: position j is accepted with the product of sum min(p, q) up to
-    it."""
+    """Rows that do not depend on the text: position j is accepted with the product of sum min(p, q) up to it."""
     p, q = (random_table(4, r)[:1].repeat(5, 1) for r in (8, 9))
     target, draft = Markov(p, 0.5), Markov(q, 0.5)
     law = law_of_step(probe, target, draft, 3, 4, one_hot=False, width=3)

@@ -47,8 +47,7 @@ def compare_steps(backend: str, inputs: StepInputs, context: str = "") -> int:
 
 
 def compare_drafts(backend: str, inputs: StepInputs, offset: int) -> int:
-    """draft_step on one column of the draft logits; returns the number of near-ties that went the other
-    way."""
+    """draft_step on one column of the draft logits; returns the number of near-ties that went the other way."""
     logits, device = inputs.draft_logits[:, offset], device_of(backend)
     arguments = {"seed": inputs.seed, "position": inputs.position, "offset": offset}
     on_device = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
@@ -73,8 +72,7 @@ def compare_drafts(backend: str, inputs: StepInputs, offset: int) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_cases(fast_backend, kind):
-    """Every vocabulary size with every pair of dtypes, temperatures mixed within the batch; few near-ties in
-    all."""
+    """Every vocabulary size with every pair of dtypes, temperatures mixed within the batch; few near-ties in all."""
     near_ties = sequences = 0
     for vocabulary, (i, (dtype, draft_dtype)) in itertools.product(
         VOCABULARIES, enumerate(itertools.product(DTYPES, DTYPES))
@@ -149,8 +147,7 @@ def explore(data: st.DataObject, backend: str, max_vocabulary: int) -> None:
 
 
 def padded_rows(t: torch.Tensor) -> torch.Tensor:
-    """A view into a wider buffer, so that strides are not products of the sizes; the gaps hold NaN or a wild
-    number."""
+    """A view into a wider buffer, so that strides are not products of the sizes; the gaps hold NaN or a wild number."""
     if t.dim() == 0:
         return t
     fill = float("nan") if t.is_floating_point() else -(2**62)
@@ -228,8 +225,7 @@ def test_batch_invariance(backend, kind, vocabulary):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_to_a_larger_k_changes_nothing(backend, kind):
-    """A sequence with 2 drafts in a batch of K = 2, and the same padded to K = 4 with rubbish beyond its
-    drafts."""
+    """A sequence with 2 drafts in a batch of K = 2, and the same padded to K = 4 with rubbish beyond its drafts."""
     inputs = random_step(5, 2, 40, temperature=MIXED, kind=kind, random_state=6)
 
     def pad(t: torch.Tensor | None, value: float) -> torch.Tensor | None:

@@ -33,8 +33,7 @@ _HOMES = {
 
 
 def __getattr__(name: str):
-    """Names are imported when first used: importing transformers takes seconds, ``specdec --help`` should
-    not."""
+    """Names are imported when first used: importing transformers takes seconds, ``specdec --help`` should not."""
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

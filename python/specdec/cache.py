@@ -34,8 +34,7 @@ class _Writer:
         self._index.clear()
 
     def index(self, num_heads: int) -> torch.Tensor:
-        """[B * num_heads * q] rows of the storage seen as [B * num_heads * capacity, D], in the order of the
-        keys."""
+        """[B * num_heads * q] rows of the storage seen as [B * num_heads * capacity, D], in the order of the keys."""
         index = self._index.get(num_heads)
         if index is None:
             if num_heads not in self._first_row:
@@ -47,8 +46,7 @@ class _Writer:
 
 
 class _Layer(CacheLayerMixin):
-    """One layer's [B, H_kv, S, D] keys and values; both kinds of head sizes come from the model's first
-    forward."""
+    """One layer's [B, H_kv, S, D] keys and values; both kinds of head sizes come from the model's first forward."""
 
     is_compileable = True
     # Full-length storage for every layer: a window lives in the mask, or rollback would be impossible.
@@ -137,6 +135,5 @@ class StaticKVCache(Cache):
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
 
     def write_at(self, slots: torch.Tensor, visible: int) -> None:
-        """Says where the next forward's keys go: ``slots`` [B, q] int64 in [0, S), and how many slots it
-        sees."""
+        """Says where the next forward's keys go: ``slots`` [B, q] int64 in [0, S), and how many slots it sees."""
         self._writer.set(slots, visible)

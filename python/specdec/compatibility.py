@@ -1,5 +1,4 @@
-"""Which models the loop can drive: refusals by name, and a check on first use of every model type not yet
-known."""
+"""Which models the loop can drive: refusals by name, and a check on first use of every model type not yet known."""
 
 from __future__ import annotations
 

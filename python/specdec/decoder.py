@@ -1,5 +1,4 @@
-"""Speculative decoding: the draft proposes K tokens, the target scores them in one forward, one kernel
-decides."""
+"""Speculative decoding: the draft proposes K tokens, the target scores them in one forward, one kernel decides."""
 
 from __future__ import annotations
 
@@ -204,8 +203,7 @@ class _Batch:
         lap("loop")
 
     def _plan(self, device: torch.device) -> tuple[Step, list[int], torch.Tensor]:
-        """The step's inputs, from the host's record in one copy; and how many drafts each sequence may
-        use."""
+        """The step's inputs, from the host's record in one copy; and how many drafts each sequence may use."""
         trash = self.generation.capacity - 1
         # One token is always drawn from the target, so no draft can go past max_new_tokens.
         allowed, live = [0] * len(self.tokens), [False] * len(self.tokens)
@@ -213,8 +211,7 @@ class _Batch:
             live[b] = True
             allowed[b] = min(self.num_drafts, self.max_new_tokens - len(self.tokens[b]) - 1)
         num_drafts, longest, columns = max(allowed), 0, []
-        # Plain lists and one tensor: measured 94 us a step, a dozen torch operations 124, numpy 200 (B = 1, K
-        # = 4).
+        # Plain lists and one tensor: measured 94 us a step, a dozen torch operations 124, numpy 200 (B = 1, K = 4).
         for b, (prompt, tokens) in enumerate(zip(self.generation.prompts, self.tokens, strict=True)):
             known = len(prompt) + len(tokens)
             places = range(known - 2, known + allowed[b]) if live[b] else ()
@@ -230,8 +227,7 @@ class _Batch:
         return step, allowed, allowed_on_device[0]
 
     def _take(self, rows: list[list[int]], k: int, allowed: list[int], vocab_size: int, draft_forwards: int) -> None:
-        """Enters what the step decided: ``rows`` are [tokens (k+1), drafts (k), accepted, status, draft
-        status (k)]."""
+        """Enters what the step decided: ``rows`` are [tokens (k+1), drafts (k), accepted, status, draft status (k)]."""
         live = []
         for b in self.live:
             row = rows[b]

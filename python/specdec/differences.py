@@ -1,5 +1,4 @@
-"""Why two greedy texts of one model differ: rounding decided between almost equal logits, or something is
-wrong."""
+"""Why two greedy texts of one model differ: rounding decided between almost equal logits, or something is wrong."""
 
 from __future__ import annotations
 

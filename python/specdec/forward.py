@@ -78,8 +78,7 @@ class CachedModel:
         return self._run(self.model, tokens, cache, layout).logits
 
     def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
-        """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No
-        logits."""
+        """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
         lengths = [len(s) for s in sequences]
         longest = max(lengths, default=0)
         cache.lengths = torch.tensor(lengths, device=self.device)

@@ -1,5 +1,4 @@
-"""Loads models and tokenizers: safetensors only, no remote code, and an error instead of half-loaded
-weights."""
+"""Loads models and tokenizers: safetensors only, no remote code, and an error instead of half-loaded weights."""
 
 from __future__ import annotations
 
@@ -116,8 +115,7 @@ def _require_device(device: torch.device | str) -> None:
 
 
 def _require_folder(name: str, path: str | os.PathLike, *patterns: str) -> None:
-    """transformers takes a folder that is not there for the name of a model on the hub: say what is missing
-    instead."""
+    """transformers takes a folder that is not there for the name of a model on the hub: say what is missing instead."""
     folder = Path(path).expanduser()
     hub_name = isinstance(path, str) and path.count("/") <= 1 and not path.startswith((".", "~", "/"))
     if not folder.exists() and hub_name:

@@ -111,8 +111,7 @@ def read_eos(eos_token_id: int | Sequence[int] | torch.Tensor | None, model: Pre
 
 
 def read_pad(pad_token_id: int | None, eos: frozenset[int], model: PreTrainedModel) -> int:
-    """The id behind a sequence's end: the argument, the model's, an end-of-sequence id, 0: the first that
-    there is."""
+    """The id behind a sequence's end: the argument, the model's, an end-of-sequence id, 0: the first that there is."""
     if pad_token_id is None:
         pad_token_id = getattr(model.generation_config, "pad_token_id", None)
     if pad_token_id is None:

@@ -41,8 +41,7 @@ class Stats:
 
     @classmethod
     def total(cls, parts: Iterable[Stats], num_drafts: int) -> Stats:
-        """The sum over the sequences of a batch; forwards and seconds, which they share, are left to the
-        caller."""
+        """The sum over the sequences of a batch; forwards and seconds, which they share, are left to the caller."""
         total = cls.empty(num_drafts)
         for part in parts:
             for name in ("steps", "cut_steps", "emitted"):
@@ -56,8 +55,7 @@ class Stats:
         return total
 
     def record(self, drafted: int, tested: int, accepted: int, emitted: int, draft_forwards: int) -> None:
-        """Adds one step: it drafted so many tokens, tested the first ``tested`` and accepted the first
-        ``accepted``."""
+        """Adds one step: it drafted so many tokens, tested the first ``tested`` and accepted the first ``accepted``."""
         self.steps += 1
         self.cut_steps += emitted == accepted
         self.emitted += emitted

@@ -1,5 +1,4 @@
-"""Who proposes tokens. A drafter is shared by all generations; what it knows of one of them lives in its
-session."""
+"""Who proposes tokens. A drafter is shared by all generations; what it knows of one of them lives in its session."""
 
 from __future__ import annotations
 
