@@ -338,7 +338,7 @@ def main() -> None:
     add("--out", type=Path, default=package, help="folder for target, draft and tokenizer")
     add("--checkpoint", type=Path, default=Path("embedded_pair.safetensors"), help="resumed from")
     add("--minutes", type=float, default=25, help="time for the corpus")
-    add("--own-minutes", type=float, default=7.5, help="time for the target's own text")
+    add("--own-minutes", type=float, default=27, help="time for the target's own text")
     add("--steps", type=int, help="steps on the corpus, instead of --minutes")
     add("--own-steps", type=int, help="steps on the target's own text, instead of --own-minutes")
     add("--grow-at", type=float, default=0.55, help="part of the corpus stage before more layers")

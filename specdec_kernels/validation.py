@@ -52,6 +52,8 @@ def temperature_of(params: SamplingParams, batch: int, device: torch.device) -> 
     t = params.temperature
     if not isinstance(t, torch.Tensor):
         return torch.full((batch,), float(t), dtype=torch.float32, device=device)
+    if t.dtype == torch.float32 and t.shape == (batch,) and t.device == device:
+        return t  # as in a decoding loop, where every no-op that is left out counts
     if t.dim() == 1 and t.shape[0] != batch:
         refuse("params.temperature", f"shape {list(t.shape)}", f"a number or shape [{batch}]")
     return t.to(device=device, dtype=torch.float32).expand(batch)

@@ -63,7 +63,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.", show_default=False)] = None,
     target: Target = None,
     draft: Draft = None,
-    max_new_tokens: int = 64,
+    max_new_tokens: int = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     num_drafts: Annotated[
@@ -128,7 +128,7 @@ def compare(
     batch_file: BatchFile = None,
     target: Target = None,
     draft: Draft = None,
-    max_new_tokens: int = 64,
+    max_new_tokens: int = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     num_drafts: Annotated[

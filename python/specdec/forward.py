@@ -54,8 +54,9 @@ class CachedModel:
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
         # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
         self.needs_2d_mask = self.config.model_type == "bloom" or bool(getattr(self.config, "alibi", False))
-        # Eager attention adds its mask to the scores.
-        self._float_mask = self.config._attn_implementation == "eager"
+        # Eager attention adds its mask to the scores; on a CPU others do, too, and would convert a boolean one in
+        # every layer.
+        self._float_mask = self.config._attn_implementation == "eager" or self.device.type == "cpu"
         self._window = getattr(self.config, "sliding_window", None)
         layer_types = set(getattr(self.config, "layer_types", None) or ())
         self._mixed_layers = "sliding_attention" in layer_types and len(layer_types) > 1

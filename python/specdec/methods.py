@@ -21,7 +21,7 @@ Prompt = Sequence[int]
 
 @dataclass(frozen=True)
 class Settings:
-    max_new_tokens: int = 64
+    max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
     repeats: int = 5
