@@ -458,6 +458,20 @@ def test_gpt2_runs_to_its_last_position():
     assert [len(t) for t in result.tokens] == [6, 6]
 
 
+@pytest.mark.parametrize("rope_type", ("dynamic", "longrope"))
+def test_positions_past_which_a_draft_would_change_earlier_tokens(rope_type):
+    """There all frequencies follow the longest position of the batch."""
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+    if rope_type == "longrope":
+        rope |= {"short_factor": [1.0] * 2, "long_factor": [3.0] * 2}
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=40, **sizes, max_position_embeddings=64, rope_parameters=rope)
+    target = LlamaForCausalLM(config).eval()
+    assert len(generate(target, target, [[1] * 20], max_new_tokens=12).tokens[0]) == 12
+    with pytest.raises(ValueError, match="max_new_tokens: got 13 .* allowed: at most 12: the target model has 32"):
+        generate(target, target, [[1] * 20], max_new_tokens=13)
+
+
 def test_vocabularies_must_agree():
     other = LlamaForCausalLM(
         LlamaConfig(vocab_size=77, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)

@@ -68,7 +68,8 @@ print("fine")
 
 
 def test_auto_prefers_native_code():
-    """Asked of the dispatcher: the operation that runs is the native one.""" program = """
+    """Asked of the dispatcher: the operation that runs is the native one."""
+    program = """
 import torch
 from specdec_kernels.backends import operation
 print(operation("draft_step", "auto", "cpu").name())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .cache import StaticKVCache, visible_slots
 
@@ -38,6 +38,21 @@ class Layout(NamedTuple):
         return [Layout(positions, slots, self.visible, mask) for positions, slots, mask in cut]
 
 
+def _max_length(config: PreTrainedConfig) -> int | None:
+    """How many positions the model has, as far as they are independent of each other.
+
+    Dynamic and long RoPE change all frequencies once a forward reaches past the original length: a draft there, or
+    another sequence of the batch, would change tokens that come before it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
+    limits = [getattr(config, "max_position_embeddings", None)]
+    for r in by_layer_type:
+        if r.get("rope_type") in ("dynamic", "longrope"):
+            limits.append(r.get("original_max_position_embeddings"))
+    return min((n for n in limits if n is not None), default=None)
+
+
 class CachedModel:
     """A causal LM with explicit positions, slots and masks. Holds no state of a generation: that is the
     cache's.
@@ -51,7 +66,7 @@ class CachedModel:
         self.config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, model.dtype
         self.vocab_size: int = self.config.vocab_size
-        self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.max_length = _max_length(self.config)
         # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
         self.needs_2d_mask = self.config.model_type == "bloom" or bool(getattr(self.config, "alibi", False))
         # Eager attention adds its mask to the scores; on a CPU others do, too, and would convert a boolean one in

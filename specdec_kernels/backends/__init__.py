@@ -49,8 +49,8 @@ def _suffix(backend: str, device_type: str) -> str:
     return _loaded(backend, device_type)
 
 
-# Not to be traced: it imports, and reads what is installed. This is all that torch.compiler.assume_constant_result does,
-# which as a decorator would import torch._dynamo, and so Triton, with this package.
+# Not to be traced: it imports, and reads what is installed. This is all that torch.compiler.assume_constant_result
+# does, which as a decorator would import torch._dynamo, and so Triton, with this package.
 _suffix._dynamo_marked_constant = True
 
 
