@@ -74,24 +74,11 @@ SPECDEC_BODY float max_of_numbers(const float* x) {
   return result;
 }
 
+// The largest of x[kBlock]; NaN if any is.
 SPECDEC_BODY float max_of(const float* x) {
-  float best[kLanes];
-  uint32_t nan[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) best[lane] = -INFINITY, nan[lane] = 0;
-  for (int i = 0; i < kBlock; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float value = x[i + lane];
-      best[lane] = value > best[lane] ? value : best[lane];
-      nan[lane] |= value != value ? 1u : 0u;
-    }
-  }
-  float result = -INFINITY;
   uint32_t any_nan = 0;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    result = best[lane] > result ? best[lane] : result;
-    any_nan |= nan[lane];
-  }
-  return any_nan ? NAN : result;
+  for (int i = 0; i < kBlock; ++i) any_nan |= x[i] != x[i] ? 1u : 0u;
+  return any_nan ? NAN : max_of_numbers(x);
 }
 
 SPECDEC_BODY float sum_of(const float* x) {
