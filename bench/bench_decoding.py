@@ -11,17 +11,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from measure import Method, first_line, interleave, ratios, summary, warm_up
-from options import read_device, read_integers, read_names
+from options import Device, JsonPath, Threads, read_device, read_integers, read_names
 from report import Report, terminal
 from rich.console import Console
 from rich.table import Table
 from specdec import SpeculativeDecoder
+from specdec.methods import assistant_config, counted_forwards
 from transformers import PreTrainedModel
 from tunable_pair import PRESETS, TunablePair, make_pair
 
@@ -67,19 +67,11 @@ def transformers_decoding(
     sampling: dict[str, object] = {"do_sample": False}
     if load.temperature > 0:
         sampling = {"do_sample": True, "temperature": load.temperature, "top_k": 0}
-    forwards = 0
-
-    def count(*_: object) -> None:
-        nonlocal forwards
-        forwards += 1
 
     def generate(i: int) -> Said:
-        nonlocal forwards
-        forwards = 0
         torch.manual_seed(i)
         ids = load.prompts(i, pair.target)
-        handle = pair.target.register_forward_pre_hook(count)
-        try:
+        with counted_forwards(pair.target) as forwards:
             out = pair.target.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -88,12 +80,10 @@ def transformers_decoding(
                 assistant_model=assistant,
                 **sampling,
             )
-        finally:
-            handle.remove()
         made = out.shape[1] - ids.shape[1]
         if made != load.new_tokens:  # tokens a second would compare different texts
             raise RuntimeError(f"{name} made {made} tokens, not {load.new_tokens}")
-        return {"tau": made / forwards, "alpha": None, "acceptance_rate": None, "loop_fraction": None}
+        return {"tau": made / forwards[0], "alpha": None, "acceptance_rate": None, "loop_fraction": None}
 
     return Decoding(name, generate)
 
@@ -101,11 +91,7 @@ def transformers_decoding(
 def assistant_with(draft: PreTrainedModel, num_drafts: int | None) -> PreTrainedModel:
     """The draft as transformers' assistant: K drafts and no early stop, or (None) its own defaults."""
     assistant = copy.copy(draft)  # its weights are shared; only the generation settings are its own
-    assistant.generation_config = copy.deepcopy(draft.generation_config)
-    if num_drafts is not None:
-        assistant.generation_config.num_assistant_tokens = num_drafts
-        assistant.generation_config.num_assistant_tokens_schedule = "constant"
-        assistant.generation_config.assistant_confidence_threshold = 0.0
+    assistant.generation_config = assistant_config(num_drafts)
     return assistant
 
 
@@ -189,7 +175,7 @@ def show(console: Console, row: dict) -> None:
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    device: Device = "cpu",
     preset: Annotated[str, typer.Option(help=f"some of {', '.join(PRESETS)}, separated by commas")] = "tiny",
     alpha: Annotated[float, typer.Option(help="the acceptance that pairs are tuned to, between 0 and 1")] = 0.8,
     eps: Annotated[float | None, typer.Option(help="sets pairs directly; leaves --alpha out")] = None,
@@ -202,9 +188,9 @@ def main(
         float | None, typer.Option(min=0, help="a batch size, at least --rounds rounds; default: 20")
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="default: 5")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="default: torch's")] = None,
+    threads: Threads = None,
     quick: Annotated[bool, typer.Option(help="a smoke run: other defaults, K=4, few tokens and rounds")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Times decoding loops on pairs of real size."""
     try:

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from machine import bandwidth, cache_bytes, floor_seconds
 from measure import Method, first_line, interleave, prepare, ratios, summary
-from options import DTYPES, read_backends, read_device, read_integers, read_names
+from options import (
+    DTYPES,
+    Backends,
+    Batches,
+    Device,
+    JsonPath,
+    Quick,
+    Threads,
+    Vocabularies,
+    read_backends,
+    read_device,
+    read_names,
+    read_shapes,
+)
 from peers import Compiler, probabilities
 from report import Report, show_steps, terminal
 from step_inputs import LOGIT_STD, MOST_SETS
@@ -92,28 +104,23 @@ def random_logits(B: int, V: int, dtype: str, device: torch.device, most_sets: i
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: 1,8,32")] = None,
-    vocabularies: Annotated[
-        str | None, typer.Option("--vocabularies", "-V", help="default: 128256,32000,151936")
-    ] = None,
+    device: Device = "cpu",
+    batches: Batches = None,
+    vocabularies: Vocabularies = None,
     dtypes: str = "bfloat16,float32",
-    backends: Annotated[str | None, typer.Option(help="default: all that run here but the oracle")] = None,
+    backends: Backends = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="a row, at least 5 rounds; default: 1")] = None,
     compile_seconds: Annotated[
         float | None, typer.Option(min=0, help="for torch.compile in all; 0: without it; default: 300")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="default: torch's")] = None,
-    quick: Annotated[bool, typer.Option(help="a smoke run: other defaults, small inputs, no compiling")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+    threads: Threads = None,
+    quick: Quick = False,
+    json_path: JsonPath = None,
 ) -> None:
     """Times draft_step; the options list shapes."""
     try:
         where = read_device(device)
-        sizes = (
-            read_integers("vocabularies", vocabularies or ("32000" if quick else "128256,32000,151936")),
-            read_integers("batches", batches or ("1,8" if quick else "1,8,32")),
-        )
+        sizes = read_shapes(batches, vocabularies, quick)
         names = read_names("dtypes", dtypes, DTYPES)
         chosen, left_out = read_backends(where, backends)
     except ValueError as error:

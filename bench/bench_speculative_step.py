@@ -8,14 +8,27 @@ bench/README.md says how each number is made.
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from machine import bandwidth, floor_seconds
 from measure import Method, first_line, interleave, prepare, ratios, summary
-from options import DTYPES, read_backends, read_device, read_integers, read_names
+from options import (
+    DTYPES,
+    Backends,
+    Batches,
+    Device,
+    JsonPath,
+    Quick,
+    Threads,
+    Vocabularies,
+    read_backends,
+    read_device,
+    read_integers,
+    read_names,
+    read_shapes,
+)
 from peers import Compiler, eager, eager_with_q, flashinfer_step, flashinfer_with_p_q, transformers_step
 from report import Report, show_steps, terminal
 from step_inputs import ACCEPTANCE, MOST_SETS, Shape, StepInputs
@@ -113,30 +126,27 @@ def measure_shape(
 
 
 def main(
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: 1,8,32")] = None,
+    device: Device = "cpu",
+    batches: Batches = None,
     num_drafts: Annotated[str | None, typer.Option("--num-drafts", "-K", help="default: 5,1,8")] = None,
-    vocabularies: Annotated[
-        str | None, typer.Option("--vocabularies", "-V", help="default: 128256,32000,151936")
-    ] = None,
+    vocabularies: Vocabularies = None,
     dtypes: str = "bfloat16,float32",
     temperature: Annotated[float, typer.Option(help="> 0; at 1 no peer pays for a division")] = 1.0,
-    backends: Annotated[str | None, typer.Option(help="default: all that run here but the oracle")] = None,
+    backends: Backends = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="a row, at least 5 rounds; default: 2")] = None,
     compile_seconds: Annotated[
         float | None, typer.Option(min=0, help="for torch.compile in all; 0: without it; default: 900")
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="default: torch's")] = None,
-    quick: Annotated[bool, typer.Option(help="a smoke run: other defaults, small inputs, no compiling")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+    threads: Threads = None,
+    quick: Quick = False,
+    json_path: JsonPath = None,
 ) -> None:
     """Times speculative_step; the options list shapes."""
     try:
         where = read_device(device)
         sizes = (
             read_integers("num-drafts", num_drafts or ("5" if quick else "5,1,8")),
-            read_integers("vocabularies", vocabularies or ("32000" if quick else "128256,32000,151936")),
-            read_integers("batches", batches or ("1,8" if quick else "1,8,32")),
+            *read_shapes(batches, vocabularies, quick),
         )
         names = read_names("dtypes", dtypes, DTYPES)
         if not 0 < temperature < float("inf"):

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import SamplingParams, Status, speculative_step
 from specdec_kernels.types import TARGET_FAULTS
+from specdec_kernels.validation import temperature_of
 
 from .cache import StaticKVCache, visible_slots
 from .compatibility import cached_model
@@ -109,13 +110,7 @@ class SpeculativeDecoder:
             check_room(prompts, max_new_tokens, name, max_length)
         eos = read_eos(eos_token_id, self.target.model)
         pad = read_pad(pad_token_id, eos, self.target.model)
-        temperature = 0.0 if params is None else params.temperature
-        temperature = torch.as_tensor(temperature, dtype=torch.float32, device=device)
-        if temperature.dim() == 0:
-            temperature = temperature.repeat(len(prompts))
-        elif len(temperature) != len(prompts):
-            given, allowed = list(temperature.shape), [len(prompts)]
-            raise ValueError(f"params.temperature: got shape {given}, allowed: a number or shape {allowed}")
+        temperature = temperature_of(params or SamplingParams(temperature=0.0), len(prompts), device)
         generation = Generation(
             prompts=prompts,
             capacity=max(map(len, prompts), default=0) + max_new_tokens + 1,

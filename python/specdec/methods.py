@@ -95,14 +95,7 @@ class TransformersMethod:
             pad_token_id=read_pad(None, eos, target),
             **(filters if settings.temperature > 0 else {}),
         )
-        # Without these transformers drafts up to 20 tokens, fewer where the draft is not confident.
-        self._assistant_config = GenerationConfig()
-        if num_assistant_tokens is not None:
-            self._assistant_config = GenerationConfig(
-                num_assistant_tokens=num_assistant_tokens,
-                num_assistant_tokens_schedule="constant",
-                assistant_confidence_threshold=0.0,
-            )
+        self._assistant_config = assistant_config(num_assistant_tokens)
 
     def run(self, prompt: Prompt, seed: int) -> Run:
         assistant = {} if self._draft is None else {"assistant_model": self._draft}
@@ -129,6 +122,18 @@ class TransformersMethod:
         finally:
             for model, old, _ in saved:
                 model.generation_config = old
+
+
+def assistant_config(num_assistant_tokens: int | None) -> GenerationConfig:
+    """For the draft of assisted generation: always so many drafts a step, or (None) what transformers does by default:
+    up to 20, fewer where the draft is not confident."""
+    if num_assistant_tokens is None:
+        return GenerationConfig()
+    return GenerationConfig(
+        num_assistant_tokens=num_assistant_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
 
 
 @contextmanager
