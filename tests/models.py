@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from specdec import SpeculativeDecoder
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -100,3 +101,8 @@ def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def generate(target, draft, ids, num_drafts=4, **kwargs):
+    kwargs.setdefault("eos_token_id", [])
+    return SpeculativeDecoder(target, draft, num_drafts).generate(ids, **kwargs)
