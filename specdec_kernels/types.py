@@ -82,8 +82,11 @@ class SamplingParams:
             bad = ~torch.isfinite(t) | (t < MIN_TEMPERATURE) & (t != 0)
             if bad.any():
                 raise ValueError(f"temperature: got {t[bad].tolist()[0]}, allowed: {allowed}")
-        elif not isinstance(t, (int, float)) or not math.isfinite(t) or t < MIN_TEMPERATURE and t != 0:
-            raise ValueError(f"temperature: got {t!r}, allowed: {allowed}")
+        else:
+            if isinstance(t, (int, float)) and t > torch.finfo(torch.float32).max:
+                t = math.inf  # what the kernels' float32 makes of it
+            if not isinstance(t, (int, float)) or not math.isfinite(t) or t < MIN_TEMPERATURE and t != 0:
+                raise ValueError(f"temperature: got {t!r}, allowed: {allowed}")
         for name, neutral in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, torch.Tensor) or value != neutral):
