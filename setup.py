@@ -1,6 +1,7 @@
 """Builds the native extension: LibTorch's stable ABI and Python's limited API, so one binary serves torch >= 2.11."""
 
 import platform
+from glob import glob
 
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
@@ -8,13 +9,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 ABI_TARGET = (2, 11)  # the oldest torch whose runtime may load what is built here
 PY_LIMITED_API = "cp311"  # torch defines Py_LIMITED_API itself
 
-sources = [
-    "csrc/module.cpp",
-    "csrc/cpu/block.cpp",
-    "csrc/cpu/row_stats.cpp",
-    "csrc/cpu/draft_step.cpp",
-    "csrc/cpu/speculative_step.cpp",
-]
+sources = ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp"))]
 define_macros = [
     ("TORCH_TARGET_VERSION", f"0x{ABI_TARGET[0]:02x}{ABI_TARGET[1]:02x}000000000000"),
     ("SPECDEC_ABI_TARGET", ".".join(map(str, ABI_TARGET))),

@@ -2,7 +2,7 @@
 
 from .api import draft_step, speculative_step
 from .build import build_info
-from .types import Backend, DraftStep, Rule, SamplingParams, SpeculativeStep, Status
+from .types import Backend, DraftStep, Rule, SamplingParams, SpeculativeStep, Status, TokenTable
 
 __all__ = [
     "Backend",
@@ -11,6 +11,7 @@ __all__ = [
     "SamplingParams",
     "SpeculativeStep",
     "Status",
+    "TokenTable",
     "build_info",
     "draft_step",
     "speculative_step",

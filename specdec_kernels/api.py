@@ -6,8 +6,7 @@ import torch
 
 from . import validation as check
 from .backends import operation
-from .ops import statistics_dtype
-from .types import DraftStep, SamplingParams, SpeculativeStep
+from .types import DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable
 
 
 def draft_step(
@@ -18,49 +17,76 @@ def draft_step(
     position: int | torch.Tensor,
     offset: int,
     rule: str = "token",
+    table: TokenTable | None = None,
+    drafts: torch.Tensor | None = None,
+    d2t: torch.Tensor | None = None,
+    compact: int = 0,
     backend: str = "auto",
 ) -> DraftStep:
     """Draws the next draft token of every sequence from raw logits, and keeps what verification needs of q.
 
-    q = softmax(logits / T); temperature 0 takes the largest logit (the lowest id of a tie). The draw is an exponential
-    race in two levels over counter-based noise (docs/numerics.md), so a token depends on its own row, temperature,
-    seed, position and offset alone: not on the batch, nor on the backend but for near-ties within rounding.
+    q is softmax of what penalties, temperature and filters leave of the logits; temperature 0 takes the largest logit
+    (the lowest id of a tie). The draw is an exponential race over counter-based noise (docs/numerics.md), so a token
+    depends on its own row, parameters, seed, position and offset alone: not on the batch, nor on the backend but for
+    near-ties within rounding.
 
     Args:
         logits: [B, V] raw draft logits, float32, bfloat16 or float16 (float64 with ``backend="reference"``); any
             strides (a last dimension that is not dense is copied). -inf masks a token. Never written.
-        params: temperature for the batch or for each sequence.
+        params: for the batch or for each sequence.
         seed: [B] int64 or one number for all: the sequence's key.
         position: [B] int64 or one number, >= 0: absolute position of the *step's* first token, the same for all K
             drafts.
         offset: which draft of the step this is, 0 .. K-1.
-        rule: the accept rule that will verify: ``token``.
+        rule: the accept rule that will verify: ``token``, ``block`` or ``coupled``.
+        table: biases, bans and what penalties count, in ids of the target's vocabulary.
+        drafts: [B, offset] int64 or int32: this step's drafts so far. Needed with a ``table`` where offset > 0.
+        d2t: [V] int64, ascending: the target's id of every id of a reduced draft vocabulary (EAGLE-3, arXiv
+            2503.01840). ``tokens`` are then the target's ids.
+        compact: k' > 0 truncates q further, to its k' most likely tokens (the lowest ids of a tie), and hands it over
+            as ids and log-probabilities, [B, k'] numbers. Not with ``coupled``, which needs no q.
         backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
 
     Returns:
-        DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32. A row without a distribution
-        (NaN, +inf, all -inf) has token -1, which ``speculative_step`` takes as the end of that sequence's drafts.
+        DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32, and with ``compact``
+        compact_ids [B, k'] int64, compact_log_q [B, k'] float32. A row without a distribution (NaN, +inf, all -inf)
+        has token -1, which ``speculative_step`` takes as the end of that sequence's drafts.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
-
-    Reads each logit once, and one block of 1024 logits again.
     """
     check.check_logits("logits", logits, "[B, V]", reference=backend == "reference")
-    check.check_rule(rule)
-    batch, device = logits.shape[0], logits.device
+    number = check.check_rule(rule)
+    (batch, vocabulary), device = logits.shape, logits.device
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**31:
         check.refuse("offset", repr(offset), "an integer from 0 to K - 1")
-    return DraftStep(
-        *operation("draft_step", backend, device.type)(
-            logits,
-            check.temperature_of(params, batch, device),
-            check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
-            check.per_sequence("position", position, batch, device, lowest=0),
-            offset,
-        )
+    if isinstance(compact, bool) or not isinstance(compact, int) or not 0 <= compact <= check.MAX_COMPACT:
+        check.refuse("compact", repr(compact), f"an integer from 0 (off) to {check.MAX_COMPACT}")
+    if compact and rule == Rule.COUPLED:
+        check.refuse("compact", repr(compact), "0 with rule='coupled', which needs no q")
+    law = check.law_of(params, table, batch, device)
+    if table is None:
+        drafts = None  # nothing depends on them
+    elif drafts is not None:
+        check.check_like("drafts", drafts, (batch, offset), check.INTEGER_DTYPES, device)
+        drafts = drafts.to(torch.int64)
+    elif offset > 0:
+        check.refuse("drafts", f"None with a table and offset={offset}", f"the step's drafts so far, [B, {offset}]")
+    if d2t is not None:
+        check.check_d2t(d2t, vocabulary, device)
+    *drawn, ids, log_q = operation("draft_step", backend, device.type)(
+        logits,
+        *law,
+        drafts,
+        d2t,
+        check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
+        check.per_sequence("position", position, batch, device, lowest=0),
+        offset,
+        number,
+        compact,
     )
+    return DraftStep(*drawn, *((ids, log_q) if compact else (None, None)))
 
 
 def speculative_step(
@@ -73,68 +99,69 @@ def speculative_step(
     position: int | torch.Tensor,
     num_drafts: torch.Tensor | None = None,
     draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None,
+    compact_q: tuple[torch.Tensor, torch.Tensor] | None = None,
+    d2t: torch.Tensor | None = None,
+    table: TokenTable | None = None,
     rule: str = "token",
+    log_probs: bool = False,
     backend: str = "auto",
 ) -> SpeculativeStep:
-    """Verifies K drafted tokens of every sequence: softmax, acceptance and resampling in one operation on raw logits.
+    """Verifies K drafted tokens of every sequence: softmax, filters, acceptance and resampling in one operation on raw
+    logits.
 
-    Leviathan et al., arXiv 2211.17192, Algorithm 1 (= Chen et al., arXiv 2302.01318, Algorithm 2): draft x is accepted
-    iff u q(x) < p(x); the first rejected position is recovered from max(0, p - q); after K acceptances a bonus token is
-    drawn from p. At temperature 0 a draft is accepted iff it is the target's largest logit (lowest id of a tie).
+    ``token`` (Leviathan et al., arXiv 2211.17192, Algorithm 1 = Chen et al., arXiv 2302.01318, Algorithm 2): draft x is
+    accepted iff u q(x) < p(x); the first rejected position is recovered from max(0, p - q); after K acceptances a bonus
+    token is drawn from p. ``block`` (Sun et al., arXiv 2403.10444, Algorithm 2) accepts the longest of the prefixes
+    that pass their joint tests. ``coupled`` (Daliri et al., arXiv 2408.07978) accepts a draft iff it is the token that
+    p's race picks, with noise that depends on seed and absolute position alone. At temperature 0 a draft is accepted
+    iff it is the target's largest logit (lowest id of a tie).
 
     Args:
         target_logits: [B, K+1, V] raw logits; row i decides the token after i drafts. float32, bfloat16 or float16
             (float64 with ``backend="reference"``). Never written. K may be 0.
         draft_tokens: [B, K] int64 or int32. -1 or an id >= V ends that sequence's drafts there.
-        draft_logits: [B, K, V], any of the dtypes, as ``draft_step`` drew from; None means one-hot drafts (n-gram,
-            greedy draft models): q(x) = 1.
-        params: temperature, for target and draft alike.
+        draft_logits: [B, K, V], any of the dtypes, as ``draft_step`` drew from; None without ``compact_q`` means
+            one-hot drafts (n-gram, greedy draft models): q(x) = 1. Must be None with ``coupled``, which needs no q.
+        params: for target and draft alike.
         seed, position: as in ``draft_step``; ``position`` is the absolute position of the token that row 0 decides.
         num_drafts: [B] int64 or int32 in 0 .. K: how many of the drafts count, for ragged batches. None: K.
         draft_stats: (cutoff, lse), [B, K] each, as ``draft_step`` returned them; None computes them again.
-        rule: ``token``.
+        compact_q: (compact_ids [B, K, k'], compact_log_q [B, K, k']) as ``draft_step`` returned them, instead of
+            ``draft_logits``.
+        d2t: [draft vocabulary] int64, ascending; ``draft_logits`` is then [B, K, draft vocabulary].
+        table: as in ``draft_step``; row i counts the i drafts before it as generated.
+        rule: ``token``, ``block`` or ``coupled``.
+        log_probs: also return the log-probabilities of the emitted tokens, under p and under softmax(raw logits).
         backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
 
     Returns:
-        SpeculativeStep: tokens [B, K+1] int64 (accepted drafts, one recovered or bonus token, then -1), num_accepted
-        [B] int32, status [B] int32 (:class:`Status`).
+        SpeculativeStep: tokens [B, K+1] int64 (accepted drafts, one recovered or bonus token, then -1), num_accepted,
+        status (:class:`Status`) and num_emitted [B] int32, and with ``log_probs`` two float32 [B, K+1].
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
     """
     check.check_logits("target_logits", target_logits, "[B, K+1, V]", reference=backend == "reference")
-    check.check_rule(rule)
+    number = check.check_rule(rule)
     (batch, rows, vocabulary), device = target_logits.shape, target_logits.device
     if rows < 1:
         check.refuse("target_logits", f"shape {list(target_logits.shape)}", "[B, K+1, V] with K >= 0")
-    check.check_like("draft_tokens", draft_tokens, (batch, rows - 1), check.INTEGER_DTYPES, device)
-    if draft_logits is not None:
-        check.check_logits("draft_logits", draft_logits, "[B, K, V]", reference=backend == "reference")
-        check.check_like("draft_logits", draft_logits, (batch, rows - 1, vocabulary), (draft_logits.dtype,), device)
-    draft_lse = None
-    if draft_stats is not None and draft_logits is not None:
-        if not isinstance(draft_stats, (tuple, list)) or len(draft_stats) != 2:
-            check.refuse("draft_stats", repr(draft_stats), "a pair (cutoff, lse)")
-        cutoff, draft_lse = draft_stats
-        dtypes = (statistics_dtype(draft_logits),)
-        check.check_like("draft_stats cutoff", cutoff, (batch, rows - 1), dtypes, device)
-        check.check_like("draft_stats lse", draft_lse, (batch, rows - 1), dtypes, device)
-        check.check_cutoff(cutoff)
-    elif draft_stats is not None:
-        check.refuse("draft_stats", "statistics", "None where draft_logits is None (one-hot drafts)")
+    drafts = (batch, rows - 1)
+    check.check_like("draft_tokens", draft_tokens, drafts, check.INTEGER_DTYPES, device)
+    q = check.check_q(draft_logits, draft_stats, compact_q, d2t, drafts, vocabulary, device, rule, backend)
     if num_drafts is not None:
         check.check_like("num_drafts", num_drafts, (batch,), check.INTEGER_DTYPES, device)
         check.check_num_drafts(num_drafts, rows)
-    return SpeculativeStep(
-        *operation("speculative_step", backend, device.type)(
-            target_logits,
-            draft_tokens.to(torch.int64),
-            draft_logits,
-            draft_lse,
-            None if num_drafts is None else num_drafts.to(torch.int64),
-            check.temperature_of(params, batch, device),
-            check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
-            check.per_sequence("position", position, batch, device, lowest=0),
-        )
+    *step, processed, raw = operation("speculative_step", backend, device.type)(
+        target_logits,
+        draft_tokens.to(torch.int64),
+        *q,
+        None if num_drafts is None else num_drafts.to(torch.int64),
+        *check.law_of(params, table, batch, device),
+        check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
+        check.per_sequence("position", position, batch, device, lowest=0),
+        number,
+        bool(log_probs),
     )
+    return SpeculativeStep(*step, *((processed, raw) if log_probs else (None, None)))

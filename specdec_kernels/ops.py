@@ -7,48 +7,76 @@ once for every Python backend (``draft_step_reference``). All are pure functions
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 NAMESPACE = "specdec_kernels"
 VARIANTS = ("", "_reference", "_triton")
+RULES = ("token", "block", "coupled")  # their places are what operations are told
+
+
+class Law(NamedTuple):
+    """How raw logits of every sequence become a distribution; the operations' arguments of the same names."""
+
+    temperature: torch.Tensor  # [B] float32
+    filters: torch.Tensor | None = None  # [B, 3] float32: top_k, top_p, min_p; None: none
+    penalties: torch.Tensor | None = None  # [B, 3] float32: repetition, presence, frequency; None: neutral
+    table_ids: torch.Tensor | None = None  # [B, N] int64, as TokenTable; None: no table, and no penalties
+    table_bias: torch.Tensor | None = None  # [B, N] float32
+    table_in_prompt: torch.Tensor | None = None  # [B, N] bool
+    table_count: torch.Tensor | None = None  # [B, N] int32
+    ends: torch.Tensor | None = None  # [E] int64
+    first_end: torch.Tensor | None = None  # [B] int64; None where ends is
+
+
+_LAW = (
+    "Tensor temperature, Tensor? filters, Tensor? penalties, Tensor? table_ids, Tensor? table_bias,"
+    " Tensor? table_in_prompt, Tensor? table_count, Tensor? ends, Tensor? first_end"
+)
 
 SCHEMAS = {
+    # drafts [B, offset]: the step's drafts before this one, for the table; d2t [V]: target ids of the draft's
+    # vocabulary, ascending; compact: k', or 0.
     "draft_step": (
-        "(Tensor logits, Tensor temperature, Tensor seed, Tensor position, int offset)"
-        " -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status)"
+        f"(Tensor logits, {_LAW}, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, int offset, int rule,"
+        " int compact) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status, Tensor compact_ids,"
+        " Tensor compact_log_q)"
     ),
+    # q is draft_logits [B, K, V] (with d2t: [B, K, its length]), or compact_ids and compact_log_q [B, K, k'], or
+    # one-hot.
     "speculative_step": (
-        "(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, Tensor? draft_lse, Tensor? num_drafts,"
-        " Tensor temperature, Tensor seed, Tensor position) -> (Tensor tokens, Tensor num_accepted, Tensor status)"
+        "(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, Tensor? draft_cutoff, Tensor? draft_lse,"
+        " Tensor? compact_ids, Tensor? compact_log_q, Tensor? d2t, Tensor? num_drafts,"
+        f" {_LAW}, Tensor seed, Tensor position, int rule, bool log_probs) -> (Tensor tokens, Tensor num_accepted,"
+        " Tensor status, Tensor num_emitted, Tensor log_probs, Tensor raw_log_probs)"
     ),
 }
 
 
 def statistics_dtype(logits: torch.Tensor) -> torch.dtype:
-    """dtype of log_q, cutoff and lse: float64 for float64 logits (``reference`` only), float32 for all others."""
+    """dtype of log-probabilities, cutoff and lse: float64 for float64 logits (``reference`` only), else float32."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _draft_step_fake(logits, temperature, seed, position, offset):
-    (batch, _), dtype = logits.shape, statistics_dtype(logits)
+def _draft_step_fake(logits, *rest):
+    (batch, _), dtype, compact = logits.shape, statistics_dtype(logits), rest[-1]
     statistic = [logits.new_empty((batch,), dtype=dtype) for _ in range(3)]
     return (
         logits.new_empty((batch,), dtype=torch.int64),
         *statistic,
         logits.new_empty((batch,), dtype=torch.int32),
+        logits.new_empty((batch, compact), dtype=torch.int64),
+        logits.new_empty((batch, compact), dtype=dtype),
     )
 
 
-def _speculative_step_fake(
-    target_logits, draft_tokens, draft_logits, draft_lse, num_drafts, temperature, seed, position
-):
+def _speculative_step_fake(target_logits, *rest):
     batch, rows, _ = target_logits.shape
-    return (
-        target_logits.new_empty((batch, rows), dtype=torch.int64),
-        target_logits.new_empty((batch,), dtype=torch.int32),
-        target_logits.new_empty((batch,), dtype=torch.int32),
-    )
+    counts = [target_logits.new_empty((batch,), dtype=torch.int32) for _ in range(3)]
+    columns, dtype = rows if rest[-1] else 0, statistics_dtype(target_logits)
+    logs = [target_logits.new_empty((batch, columns), dtype=dtype) for _ in range(2)]
+    return (target_logits.new_empty((batch, rows), dtype=torch.int64), *counts, *logs)
 
 
 _FAKES = {"draft_step": _draft_step_fake, "speculative_step": _speculative_step_fake}

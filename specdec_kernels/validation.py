@@ -8,10 +8,12 @@ from typing import NoReturn
 
 import torch
 
-from .types import Rule, SamplingParams
+from .ops import RULES, Law, statistics_dtype
+from .types import FILTERS, PENALTIES, TABLE_PADDING, Rule, SamplingParams, TokenTable, neutral
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_DTYPES = (torch.int64, torch.int32)
+MAX_COMPACT = 1024  # tokens of a compact q
 
 
 def refuse(name: str, given: object, allowed: str) -> NoReturn:
@@ -40,23 +42,81 @@ def check_like(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: 
         refuse(name, f"a tensor on {tensor.device}", f"{device}, where the logits are")
 
 
-def check_rule(rule: str) -> None:
+def check_rule(rule: str) -> int:
+    """The rule's number in the operations."""
     if rule not in Rule._value2member_map_:
         refuse("rule", repr(rule), ", ".join(repr(str(r)) for r in Rule))
+    return RULES.index(rule)
 
 
-def temperature_of(params: SamplingParams, batch: int, device: torch.device) -> torch.Tensor:
-    """[B] float32 on ``device``; the values were checked when ``params`` was made."""
+def law_of(params: SamplingParams, table: TokenTable | None, batch: int, device: torch.device) -> Law:
+    """The operations' view of ``params`` and ``table``; the values of ``params`` were checked when it was made."""
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
-    t = params.temperature
-    if not isinstance(t, torch.Tensor):
-        return torch.full((batch,), float(t), dtype=torch.float32, device=device)
-    if t.dtype == torch.float32 and t.shape == (batch,) and t.device == device:
-        return t  # as in a decoding loop, where every no-op that is left out counts
-    if t.dim() == 1 and t.shape[0] != batch:
-        refuse("params.temperature", f"shape {list(t.shape)}", f"a number or shape [{batch}]")
-    return t.to(device=device, dtype=torch.float32).expand(batch)
+    temperature = _column(params, "temperature", batch, device)
+    filters = _columns(params, FILTERS, batch, device)
+    if table is None:
+        if params.uses(PENALTIES):
+            refuse("table", "None with penalties in params", "a TokenTable")
+        return Law(temperature, filters)
+    ends, first_end = check_table(table, batch, device)
+    return Law(temperature, filters, _columns(params, PENALTIES, batch, device), *table[:4], ends, first_end)
+
+
+def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple:
+    """(ends, first_end) of a table that is right."""
+    if not isinstance(table, TokenTable):
+        refuse("table", type(table).__name__, "a TokenTable")
+    if not isinstance(table.ids, torch.Tensor) or table.ids.dim() != 2:
+        refuse("table.ids", getattr(table.ids, "shape", table.ids), "a tensor [B, N]")
+    shape = (batch, table.ids.shape[1])
+    for name, dtype in (
+        ("ids", torch.int64),
+        ("bias", torch.float32),
+        ("in_prompt", torch.bool),
+        ("count", torch.int32),
+    ):
+        check_like(f"table.{name}", getattr(table, name), shape, (dtype,), device)
+    check_ascending("table.ids", table.ids, TABLE_PADDING)
+    if (table.ends is None) != (table.first_end is None):
+        refuse("table.ends / table.first_end", "one of them", "both or neither")
+    if table.ends is None:
+        return None, None
+    if not isinstance(table.ends, torch.Tensor) or table.ends.dim() != 1:
+        refuse("table.ends", getattr(table.ends, "shape", table.ends), "a tensor [E]")
+    check_like("table.ends", table.ends, tuple(table.ends.shape), (torch.int64,), device)
+    return table.ends, per_sequence("table.first_end", table.first_end, batch, device, lowest=0)
+
+
+def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) -> None:
+    """Values are read on a CPU only, and not while torch.compile traces."""
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+        wrong = ids[..., 1:] <= ids[..., :-1]
+        if padding is not None:
+            wrong &= ids[..., 1:] < padding
+        if wrong.any() or bool((ids < 0).any()):
+            refuse(name, "ids that are negative or do not ascend", "ascending ids >= 0, each once")
+
+
+def _columns(params: SamplingParams, names: tuple[str, ...], batch: int, device: torch.device) -> torch.Tensor | None:
+    """[B, 3] float32, or None where these parameters do nothing."""
+    if not params.uses(names):
+        return None
+    return torch.stack([_column(params, name, batch, device) for name in names], 1)
+
+
+def _column(params: SamplingParams, name: str, batch: int, device: torch.device) -> torch.Tensor:
+    """[B] float32 on ``device``."""
+    value = getattr(params, name)
+    if value is None:
+        value = neutral(name)
+    if not isinstance(value, torch.Tensor):
+        return torch.full((batch,), float(value), dtype=torch.float32, device=device)
+    if value.dtype == torch.float32 and value.shape == (batch,) and value.device == device:
+        return value  # as in a decoding loop, where every no-op that is left out counts
+    if value.dim() == 1 and value.shape[0] != batch:
+        refuse(f"params.{name}", f"shape {list(value.shape)}", f"a number or shape [{batch}]")
+    return value.to(device=device, dtype=torch.float32).expand(batch)
 
 
 def per_sequence(name: str, value: int | torch.Tensor, batch: int, device: torch.device, lowest: int) -> torch.Tensor:
@@ -77,7 +137,58 @@ def check_num_drafts(num_drafts: torch.Tensor, num_rows: int) -> None:
             refuse("num_drafts", f"values from {low} to {high}", f"0 to K = {num_rows - 1}")
 
 
-def check_cutoff(cutoff: torch.Tensor) -> None:
-    """Without filters every cutoff is -inf. Another one belongs to a q that this version does not draw from."""
-    if cutoff.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.isneginf(cutoff).all():
-        refuse("draft_stats", "a cutoff other than -inf", "-inf: this version has no filters")
+def check_d2t(d2t: torch.Tensor, draft_vocabulary: int, device: torch.device) -> None:
+    check_like("d2t", d2t, (draft_vocabulary,), (torch.int64,), device)
+    check_ascending("d2t", d2t)
+
+
+def check_q(
+    draft_logits: torch.Tensor | None,
+    draft_stats: tuple[torch.Tensor, torch.Tensor] | None,
+    compact_q: tuple[torch.Tensor, torch.Tensor] | None,
+    d2t: torch.Tensor | None,
+    drafts: tuple[int, int],
+    vocabulary: int,
+    device: torch.device,
+    rule: str,
+    backend: str,
+) -> tuple:
+    """(draft_logits, cutoff, lse, compact_ids, compact_log_q, d2t) of the one form of q that was given, or of none."""
+    given = {"draft_logits": draft_logits, "draft_stats": draft_stats, "compact_q": compact_q, "d2t": d2t}
+    if rule == Rule.COUPLED and (names := [name for name, value in given.items() if value is not None]):
+        refuse(names[0], f"a value with rule={str(rule)!r}", "None: this rule needs no q")
+    if compact_q is not None and draft_logits is not None:
+        refuse("compact_q", "a value beside draft_logits", "one of the two")
+    cutoff = lse = ids = log_q = None
+    if draft_logits is not None:
+        check_logits("draft_logits", draft_logits, "[B, K, V]", reference=backend == "reference")
+        if d2t is not None:
+            check_d2t(d2t, draft_logits.shape[-1], device)
+            if d2t.device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= vocabulary:
+                refuse("d2t", f"an id of {int(d2t[-1])}", f"ids below {vocabulary}, the target's vocabulary")
+            vocabulary = draft_logits.shape[-1]
+        check_like("draft_logits", draft_logits, (*drafts, vocabulary), (draft_logits.dtype,), device)
+    elif d2t is not None:
+        refuse("d2t", "a map", "None where draft_logits is")
+    if draft_stats is not None:
+        if draft_logits is None:
+            refuse("draft_stats", "statistics", "None where draft_logits is")
+        cutoff, lse = _pair("draft_stats", draft_stats, "(cutoff, lse)")
+        dtypes = (statistics_dtype(draft_logits),)
+        check_like("draft_stats cutoff", cutoff, drafts, dtypes, device)
+        check_like("draft_stats lse", lse, drafts, dtypes, device)
+    if compact_q is not None:
+        ids, log_q = _pair("compact_q", compact_q, "(compact_ids, compact_log_q)")
+        size = ids.shape[-1] if isinstance(ids, torch.Tensor) and ids.dim() else 0
+        if not 1 <= size <= MAX_COMPACT:
+            refuse("compact_q", f"k' = {size}", f"1 to {MAX_COMPACT}")
+        check_like("compact_q ids", ids, (*drafts, size), (torch.int64,), device)
+        check_like("compact_q log_q", log_q, (*drafts, size), (torch.float32, torch.float64), device)
+        check_ascending("compact_q ids", ids, TABLE_PADDING)
+    return draft_logits, cutoff, lse, ids, log_q, d2t
+
+
+def _pair(name: str, value: object, allowed: str) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        refuse(name, type(value).__name__, f"a pair {allowed}")
+    return value[0], value[1]

@@ -1,20 +1,22 @@
 """The oracle: eager PyTorch on any device, float64 inside, written to be read. docs/numerics.md states the same rules.
 
-Every function also returns a *margin*: the relative distance of its closest decision from the other outcome. A float32
-kernel may decide otherwise only where that margin is within rounding: so tests tell such near-ties from bugs.
+Randomness, draws and the operations are here, the law of a row is in reference_law.py. Functions that decide also
+return a *margin*: the relative distance of the closest decision from the other outcome. A float32 kernel may decide
+otherwise only where that margin is within rounding: so tests tell such near-ties from bugs.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ..ops import implement, statistics_dtype
-from ..types import Status
+from ..ops import RULES, Law, implement, statistics_dtype
+from ..types import TABLE_PADDING, Status
+from .reference_law import DRAFT_STATUS, TARGET_STATUS, adjusted, compacted, distribution, row_status
 
 BLOCK = 1024  # consecutive vocabulary entries that race as one in the first level; a constant of the contract
 
 # Streams: the last word of the counter. No two kinds of decision share noise.
-DRAFT_BLOCK, DRAFT_TOKEN, ACCEPT, RECOVER_BLOCK, RECOVER_TOKEN = range(5)
+DRAFT_BLOCK, DRAFT_TOKEN, ACCEPT, RECOVER_BLOCK, RECOVER_TOKEN, RACE = range(6)
 
 _LOW32 = 0xFFFFFFFF
 
@@ -77,129 +79,259 @@ def race(weights, seed, position, offset: int, streams: tuple[int, int]) -> tupl
     return token, torch.minimum(margin, inner_margin)
 
 
-def distribution(logits: torch.Tensor, temperature: torch.Tensor, lse: torch.Tensor | None = None):
-    """softmax(logits / T) of [B, V] rows: (probabilities float64, log-probabilities, lse as handed over).
-
-    At temperature 0: one-hot at the largest logit, lse = that logit. ``lse``: as drafting handed it over.
-    """
-    greedy = temperature == 0
-    x = logits.double()
-    scaled = x / torch.where(greedy, 1.0, temperature.double())[:, None]
-    if lse is None:
-        lse = torch.where(greedy, x.amax(-1), torch.logsumexp(scaled, -1))
-    # Rounded as it is handed over, so that drafting and verification see bitwise the same q.
-    lse = lse.to(statistics_dtype(logits))
-    log_p = scaled - lse.double()[:, None]
-    one_hot = torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).double()
-    log_p = torch.where(greedy[:, None], one_hot.log(), log_p)
-    return log_p.exp(), log_p, lse
+def flat_race(weights, index, seed, position, offset: int, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draws one column of each row of ``weights`` [B, N] in one level; column n has the noise of ``index[:, n]``."""
+    u = uniform(philox(seed, index, position, offset, stream))
+    column, margin = _argmax_with_margin(weights / -torch.log1p(-u))
+    return torch.where(weights.sum(-1) > 0, column, -1), margin
 
 
-def row_status(logits: torch.Tensor, nan: Status, infinity: Status, empty: Status) -> torch.Tensor:
-    """[B] int32: what is wrong with each of [B, V] rows that have no distribution. NaN hides the rest."""
-    fault = torch.where(logits.isneginf().all(-1), int(empty), 0)
-    fault = torch.where(logits.isposinf().any(-1), int(infinity), fault)
-    return torch.where(logits.isnan().any(-1), int(nan), fault).to(torch.int32)
+def coupled_race(p: torch.Tensor, ids: torch.Tensor, seed, position) -> tuple[torch.Tensor, torch.Tensor]:
+    """The race of one absolute position, flat over single tokens, whose target ids are ``ids`` [V]."""
+    return flat_race(p, ids.expand(p.shape), seed, position, 0, RACE)
 
 
-_TARGET = (Status.TARGET_NAN, Status.TARGET_POSITIVE_INFINITY, Status.TARGET_EMPTY)
-_DRAFT = (Status.DRAFT_NAN, Status.DRAFT_POSITIVE_INFINITY, Status.DRAFT_EMPTY)
-
-
-def draft_step_with_margin(logits, temperature, seed, position, offset: int):
+def draft_step_with_margin(logits, *rest):
     """As ``draft_step``, and [B] margins."""
-    status = row_status(logits, *_DRAFT)
+    *law, drafts, d2t, seed, position, offset, rule, compact = rest
+    law = Law(*law)
+    drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
+    greedy, ids = law.temperature == 0, torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
+    x = adjusted(logits, law, position, drafts, d2t)
+    status = row_status(x, DRAFT_STATUS)
     bad = status != 0
-    logits = torch.where(bad[:, None], 0.0, logits)
-    q, log_q, lse = distribution(logits, temperature)
-    token, margin = race(q, seed, position, offset, (DRAFT_BLOCK, DRAFT_TOKEN))
-    margin = torch.where((temperature == 0) | bad, 1.0, margin)
-    log_q = log_q.gather(-1, token[:, None]).squeeze(-1).to(lse.dtype)
-    nothing = torch.full_like(lse, float("-inf"))
+    x = torch.where(bad[:, None], 0.0, x)
+    q = distribution(x, law)
+    if compact:
+        listed, there = compacted(x, q, compact)
+        columns = listed.clamp(max=logits.shape[1] - 1)
+        mass = torch.where(there, q.probability.gather(1, columns), 0.0)
+        log_mass = torch.where(there, q.log_probability.gather(1, columns), -torch.inf).logsumexp(-1)
+        log_q = torch.where(there, q.log_probability.gather(1, columns) - log_mass[:, None], -torch.inf)
+        slot, margin = flat_race(mass, torch.arange(compact, device=seed.device).expand(mass.shape), seed, position,
+                                 offset, DRAFT_TOKEN)  # fmt: skip
+        drawn = columns.gather(1, slot[:, None]).squeeze(-1)
+        smallest = torch.where(there, x.gather(1, columns), torch.inf).amin(-1)
+        cutoff = torch.where(greedy, q.cutoff, torch.maximum(q.cutoff, smallest))
+        q = q._replace(cutoff=cutoff, lse=torch.where(greedy, q.lse, (q.lse + log_mass).to(q.lse.dtype)))
+        token_log_q = log_q.gather(1, slot[:, None]).squeeze(-1)
+        there = there & ~bad[:, None]
+        listed = torch.where(there, ids[columns], TABLE_PADDING)
+        log_q = torch.where(there, log_q, -torch.inf).to(q.lse.dtype)
+    else:
+        if rule == RULES.index("coupled"):
+            drawn, margin = coupled_race(q.probability, ids, seed, position + offset)
+        else:
+            drawn, margin = race(q.probability, seed, position, offset, (DRAFT_BLOCK, DRAFT_TOKEN))
+        token_log_q = q.log_probability.gather(1, drawn[:, None]).squeeze(-1)
+        listed, log_q = seed.new_empty((len(seed), 0)), q.lse.new_empty((len(seed), 0))
+    margin = torch.where(greedy | bad, 1.0, torch.minimum(margin, q.margin))
     outputs = (
-        torch.where(bad, -1, token),
-        torch.where(bad, nothing, log_q),
-        nothing.clone(),
-        torch.where(bad, torch.nan, lse),
+        torch.where(bad, -1, ids[drawn]),
+        torch.where(bad, -torch.inf, token_log_q).to(q.lse.dtype),
+        torch.where(bad, -torch.inf, q.cutoff),
+        torch.where(bad, torch.nan, q.lse),
         status,
+        listed,
+        log_q,
     )
     return outputs, margin
 
 
-def draft_step(logits, temperature, seed, position, offset: int):
-    return draft_step_with_margin(logits, temperature, seed, position, offset)[0]
+def draft_step(logits, *rest):
+    return draft_step_with_margin(logits, *rest)[0]
 
 
-def speculative_step_with_margin(
-    target_logits, draft_tokens, draft_logits, draft_lse, num_drafts, temperature, seed, position
-):
+class _Verification:
+    """One call of ``speculative_step``. Rows of sequences that do not matter any more are computed, and not used."""
+
+    def __init__(self, target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q,
+                 d2t, num_drafts, *rest):  # fmt: skip
+        *law, self.seed, self.position, self.rule, self.wants_log_probs = rest
+        self.law, self.target, self.drafts = Law(*law), target_logits, draft_tokens
+        self.draft, self.stats, self.d2t = draft_logits, (draft_cutoff, draft_lse), d2t
+        self.compact = (compact_ids, compact_log_q)
+        self.batch, self.rows, self.vocabulary = target_logits.shape
+        self.greedy = self.law.temperature == 0
+        full = torch.full_like(self.seed, self.rows - 1)
+        self.num_drafts = full if num_drafts is None else num_drafts.clamp(max=self.rows - 1)
+        self.tokens = torch.full((self.batch, self.rows), -1, dtype=torch.int64, device=target_logits.device)
+        self.num_accepted = torch.zeros_like(self.seed, dtype=torch.int32)
+        self.status = torch.zeros_like(self.num_accepted)
+        self.margin = torch.ones_like(self.seed, dtype=torch.float64)
+
+    def run(self):
+        (self.walk, self.walk_jointly, self.walk_coupled)[self.rule]()
+        num_emitted = (self.tokens >= 0).sum(1).to(torch.int32)
+        columns, dtype = self.rows if self.wants_log_probs else 0, statistics_dtype(self.target)
+        logs = torch.full((2, self.batch, columns), torch.nan, dtype=dtype, device=self.tokens.device)
+        for j in range(columns):
+            _, p = self.target_row(j)
+            raw = self.target[:, j].double().log_softmax(-1)
+            for log, out in zip((p.log_probability, raw), logs, strict=True):
+                of_token = log.gather(1, self.tokens[:, j : j + 1].clamp(min=0)).squeeze(-1)
+                out[:, j] = torch.where(self.tokens[:, j] >= 0, of_token, torch.nan)
+        return (self.tokens, self.num_accepted, self.status, num_emitted, *(log.clone() for log in logs)), self.margin
+
+    def target_row(self, j: int):
+        """(what is wrong with it, p) of row j."""
+        x = adjusted(self.target[:, j], self.law, self.position, self.drafts[:, :j])
+        fault = row_status(x, TARGET_STATUS)
+        return fault, distribution(torch.where((fault != 0)[:, None], 0.0, x), self.law)
+
+    def draft_row(self, j: int, wanted):
+        """(whether there is a draft to test among ``wanted``, status, token, q, log q, margin) of row j."""
+        wanted = wanted & (j < self.num_drafts)
+        x = self.drafts[:, j] if j < self.rows - 1 else torch.full_like(self.seed, -1)
+        in_range = (x >= 0) & (x < self.vocabulary)
+        status = torch.where(wanted & ~in_range & (x != -1), int(Status.DRAFT_OUT_OF_RANGE), 0).to(torch.int32)
+        wanted, x = wanted & in_range, x.clamp(0, self.vocabulary - 1)
+        q = torch.nn.functional.one_hot(x, self.vocabulary).double()
+        log_q, margin = q.log(), torch.full_like(self.margin, torch.inf)
+        if j == self.rows - 1 or (self.draft is None and self.compact[0] is None):
+            return wanted, status, x, q, log_q, margin
+        full_log_q = torch.full((self.batch, self.vocabulary + 1), -torch.inf, dtype=torch.float64, device=q.device)
+        if self.draft is None:
+            ids, values = (t[:, j] for t in self.compact)
+            full_log_q = full_log_q.scatter(1, ids.clamp(max=self.vocabulary), values.double())[:, :-1]
+        else:
+            logits = adjusted(self.draft[:, j], self.law, self.position, self.drafts[:, :j], self.d2t)
+            handed_over = tuple(None if s is None else s[:, j] for s in self.stats)
+            fault = row_status(logits, DRAFT_STATUS)
+            if handed_over[1] is not None:  # NaN is how draft_step hands over a row without a distribution
+                fault = torch.where(handed_over[1].isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
+            fault = torch.where(wanted & ~self.greedy, fault, 0).to(torch.int32)
+            status, wanted = status | fault, wanted & (fault == 0)
+            full = distribution(torch.where((wanted & ~self.greedy)[:, None], logits, 0.0), self.law, handed_over)
+            ids = torch.arange(self.vocabulary, device=x.device) if self.d2t is None else self.d2t
+            full_log_q[:, ids] = full.log_probability
+            full_log_q, margin = full_log_q[:, :-1], full.margin
+        # Greedy sequences take drafts for one-hot, whatever their logits.
+        log_q = torch.where(self.greedy[:, None], log_q, full_log_q)
+        return wanted, status, x, log_q.exp(), log_q, margin
+
+    def uniform_of(self, j: int):
+        """The number that tests draft j."""
+        return uniform(philox(self.seed, torch.zeros_like(self.seed)[:, None], self.position, j, ACCEPT)).squeeze(-1)
+
+    def closer(self, margin, where) -> None:
+        self.margin = torch.where(where & ~self.greedy, torch.minimum(self.margin, margin), self.margin)
+
+    def draw(self, weights, j: int, where):
+        """One token of each row of ``weights``."""
+        drawn, margin = race(weights, self.seed, self.position, j, (RECOVER_BLOCK, RECOVER_TOKEN))
+        self.closer(margin, where)
+        return drawn
+
+    def walk(self) -> None:
+        """Rule ``token``: draft by draft, until one is rejected."""
+        walking = torch.ones_like(self.greedy)
+        for j in range(self.rows):
+            fault, p = self.target_row(j)
+            self.status = torch.where(walking, self.status | fault, self.status)
+            walking = walking & (fault == 0)
+            drafted, flags, x, q, log_q, q_margin = self.draft_row(j, walking)
+            self.status = self.status | flags
+
+            # Accept iff u q(x) < p(x), with the ratio in the log domain: p == q bitwise gives exactly 1.
+            ratio, p_x, zero_q = ratio_of(p.log_probability, log_q, x)
+            u, zero_q = self.uniform_of(j), drafted & zero_q
+            self.status = torch.where(zero_q, self.status | int(Status.DRAFT_ZERO_PROBABILITY), self.status)
+            accepted = drafted & (u < ratio) & ~zero_q
+            self.closer((1 - u / ratio).abs(), drafted & ~zero_q)
+            self.closer(p.margin, walking)
+            self.closer(q_margin, drafted)
+
+            # The first rejection recovers from max(0, p - q); without a draft the token comes from p. If the residual
+            # has no mass in floating point, p and q are equal up to rounding: the draft stands (unless p never yields
+            # it).
+            weights = torch.where(drafted[:, None], (p.probability - q).clamp(min=0.0), p.probability)
+            no_mass = drafted & ~accepted & (weights.sum(-1) == 0)
+            accepted = accepted | (no_mass & (p_x > 0))
+            weights = torch.where((no_mass & (p_x == 0))[:, None], p.probability, weights)
+            drawn = self.draw(weights, j, walking & ~accepted)
+
+            self.tokens[:, j] = torch.where(walking, torch.where(accepted, x, drawn), -1)
+            self.num_accepted = self.num_accepted + accepted.to(torch.int32)
+            walking = accepted
+
+    def walk_jointly(self) -> None:
+        """Rule ``block``: Sun et al., arXiv 2403.10444, Algorithm 2. The longest prefix that passes its test."""
+        walking, w = torch.ones_like(self.greedy), torch.ones_like(self.margin)
+        weights_of, flags_of, faulty_of, p_of, x_of, margin_of, passed_of = ([] for _ in range(7))
+        for j in range(self.rows):
+            fault, p = self.target_row(j)
+            drafted, flags, x, q, log_q, q_margin = self.draft_row(j, walking & (fault == 0))
+            ratio, _, zero_q = ratio_of(p.log_probability, log_q, x)
+            zero_q = drafted & zero_q
+            flags = torch.where(zero_q, flags | int(Status.DRAFT_ZERO_PROBABILITY), flags | fault)
+            weights = (w[:, None] * p.probability - q).clamp(min=0.0)
+            mass = weights.sum(-1)
+            # h: the probability of keeping the first j drafts, given that no longer prefix was kept.
+            h = torch.where(drafted, torch.where(mass + 1 - w > 0, mass / (mass + 1 - w), 1.0), w)
+            u = self.uniform_of(j - 1) if j > 0 else torch.zeros_like(h)
+            passed_of.append(walking & (u < h))
+            distance = torch.where(drafted, (mass * (1 - u) - u * (1 - w)).abs(), (w - u).abs())
+            certain = (h == 1) | (w == 0) if j > 0 else torch.ones_like(walking)
+            margin = torch.minimum(torch.where(certain, torch.inf, 30 * distance), torch.minimum(p.margin, q_margin))
+            margin_of.append(torch.where(walking, margin, torch.inf))
+            weights_of.append(torch.where(drafted[:, None], weights, p.probability))
+            flags_of.append(flags), faulty_of.append(fault != 0), p_of.append(p), x_of.append((drafted, x))
+            w = torch.where(zero_q, 0.0, (w * ratio).clamp(max=1.0))
+            walking = drafted & ~zero_q
+        passed = torch.stack(passed_of)
+        passed[0] = True
+        kept = (passed * torch.arange(self.rows, device=passed.device)[:, None]).amax(0)
+        for j in range(self.rows):
+            here = kept == j
+            drafted, x = x_of[j]
+            # No mass though it was not accepted: equal up to rounding, as in rule `token`.
+            no_mass = drafted & (weights_of[j].sum(-1) == 0)
+            p_x = p_of[j].probability.gather(1, x[:, None]).squeeze(-1)
+            kept = torch.where(here & no_mass & (p_x > 0), j + 1, kept)
+            here = kept == j
+            weights = torch.where(no_mass[:, None], p_of[j].probability, weights_of[j])
+            drawn = torch.where(faulty_of[j], -1, self.draw(weights, j, here & ~faulty_of[j]))
+            self.tokens[:, j] = torch.where(here, drawn, torch.where(kept > j, x, -1))
+            self.status = torch.where(here, flags_of[j], self.status)
+            self.num_accepted = torch.where(here, j, self.num_accepted).to(torch.int32)
+            # Longer prefixes were refused, and this one was not.
+            for longer in range(j, self.rows):
+                self.closer(margin_of[longer], here)
+            for shorter in range(j):
+                self.closer(p_of[shorter].margin, here)
+
+    def walk_coupled(self) -> None:
+        """Rule ``coupled``: what p's race picks is emitted, and goes on where the draft is the same."""
+        walking = torch.ones_like(self.greedy)
+        ids = torch.arange(self.vocabulary, device=self.seed.device)
+        for j in range(self.rows):
+            fault, p = self.target_row(j)
+            self.status = torch.where(walking, self.status | fault, self.status)
+            walking = walking & (fault == 0)
+            drafted, flags, x, *_ = self.draft_row(j, walking)
+            self.status = self.status | flags
+            drawn, margin = coupled_race(p.probability, ids, self.seed, self.position + j)
+            self.closer(torch.minimum(margin, p.margin), walking)
+            self.tokens[:, j] = torch.where(walking, drawn, -1)
+            walking = drafted & (x == drawn)
+            self.num_accepted = self.num_accepted + walking.to(torch.int32)
+
+
+def ratio_of(log_p, log_q, x):
+    """[B] p(x) / q(x) (0 where p(x) is), p(x), and whether q(x) = 0."""
+    log_p_x, log_q_x = (log.gather(1, x[:, None]).squeeze(-1) for log in (log_p, log_q))
+    p_x = log_p_x.exp()
+    return torch.where(p_x > 0, (log_p_x - log_q_x).exp(), 0.0), p_x, log_q_x == -torch.inf
+
+
+def speculative_step_with_margin(*arguments):
     """As ``speculative_step``, and [B] margins of the closest decision that was taken on the way."""
-    batch, rows, vocabulary = target_logits.shape
-    device, greedy = target_logits.device, temperature == 0
-    tokens = torch.full((batch, rows), -1, dtype=torch.int64, device=device)
-    num_accepted = torch.zeros(batch, dtype=torch.int32, device=device)
-    status = torch.zeros(batch, dtype=torch.int32, device=device)
-    margin = torch.ones(batch, dtype=torch.float64, device=device)
-    walking = torch.ones(batch, dtype=torch.bool, device=device)
-    if num_drafts is None:
-        num_drafts = torch.full((batch,), rows - 1, device=device)
-
-    for j in range(rows):
-        fault = row_status(target_logits[:, j], *_TARGET)
-        status = torch.where(walking, status | fault, status)
-        walking = walking & (fault == 0)
-        p, log_p, _ = distribution(torch.where(walking[:, None], target_logits[:, j], 0.0), temperature)
-
-        # Is there a draft here that can be tested?
-        drafted = walking & (j < num_drafts)
-        x = draft_tokens[:, j] if j < rows - 1 else torch.full_like(seed, -1)
-        in_range = (x >= 0) & (x < vocabulary)
-        out_of_range = drafted & ~in_range & (x != -1)
-        status = torch.where(out_of_range, status | int(Status.DRAFT_OUT_OF_RANGE), status)
-        drafted = drafted & in_range
-        x = x.clamp(0, vocabulary - 1)
-        q = torch.nn.functional.one_hot(x, vocabulary).double()
-        log_q = q.log()
-        if draft_logits is not None and j < rows - 1:
-            fault = row_status(draft_logits[:, j], *_DRAFT)
-            if draft_lse is not None:  # NaN is how draft_step hands over a row without a distribution
-                fault = torch.where(draft_lse[:, j].isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
-            fault = torch.where(drafted & ~greedy, fault, 0)
-            status = status | fault
-            drafted = drafted & (fault == 0)
-            usable = torch.where((drafted & ~greedy)[:, None], draft_logits[:, j], 0.0)
-            full_q, full_log_q, _ = distribution(usable, temperature, None if draft_lse is None else draft_lse[:, j])
-            q, log_q = (torch.where(greedy[:, None], one, full) for one, full in ((q, full_q), (log_q, full_log_q)))
-
-        # Accept iff u q(x) < p(x), with the ratio in the log domain: p == q bitwise gives exactly 1.
-        p_x, q_x = (d.gather(-1, x[:, None]).squeeze(-1) for d in (p, q))
-        log_ratio = (log_p - log_q).gather(-1, x[:, None]).squeeze(-1)
-        ratio = torch.where(p_x > 0, log_ratio.exp(), 0.0)
-        u = uniform(philox(seed, torch.zeros_like(seed)[:, None], position, j, ACCEPT)).squeeze(-1)
-        zero_q = drafted & (q_x == 0)
-        status = torch.where(zero_q, status | int(Status.DRAFT_ZERO_PROBABILITY), status)
-        accepted = drafted & (u < ratio) & ~zero_q
-        margin = torch.where(drafted & ~greedy & ~zero_q, torch.minimum(margin, (1 - u / ratio).abs()), margin)
-
-        # The first rejection recovers from max(0, p - q); without a draft the token comes from p. If the residual has
-        # no mass in floating point, p and q are equal up to rounding: the draft stands (unless p never yields it).
-        weights = torch.where(drafted[:, None], (p - q).clamp(min=0.0), p)
-        no_mass = drafted & ~accepted & (weights.sum(-1) == 0)
-        accepted = accepted | (no_mass & (p_x > 0))
-        weights = torch.where((no_mass & (p_x == 0))[:, None], p, weights)
-        drawn, race_margin = race(weights, seed, position, j, (RECOVER_BLOCK, RECOVER_TOKEN))
-        margin = torch.where(walking & ~accepted & ~greedy, torch.minimum(margin, race_margin), margin)
-
-        tokens[:, j] = torch.where(walking, torch.where(accepted, x, drawn), -1)
-        num_accepted = num_accepted + accepted.to(torch.int32)
-        walking = accepted
-    return (tokens, num_accepted, status), margin
+    return _Verification(*arguments).run()
 
 
-def speculative_step(target_logits, draft_tokens, draft_logits, draft_lse, num_drafts, temperature, seed, position):
-    return speculative_step_with_margin(
-        target_logits, draft_tokens, draft_logits, draft_lse, num_drafts, temperature, seed, position
-    )[0]
+def speculative_step(*arguments):
+    return speculative_step_with_margin(*arguments)[0]
 
 
 implement("draft_step_reference", draft_step)

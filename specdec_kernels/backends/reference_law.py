@@ -1,0 +1,135 @@
+"""The oracle's law of a row: raw logits, penalties, temperature and filters to probabilities, in float64.
+
+``margin``: the relative distance of the closest decision from the other outcome, here: which tokens a filter keeps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..ops import Law, statistics_dtype
+from ..types import Status
+
+# Masses and thresholds are right to 3e-6 in float32, where other decisions are to 1e-4: in margins they count 30 times.
+_FINER = 30.0
+
+TARGET_STATUS = (Status.TARGET_NAN, Status.TARGET_POSITIVE_INFINITY, Status.TARGET_EMPTY)
+DRAFT_STATUS = (Status.DRAFT_NAN, Status.DRAFT_POSITIVE_INFINITY, Status.DRAFT_EMPTY)
+
+
+class Distribution(NamedTuple):
+    probability: torch.Tensor  # [B, V] float64; one-hot at temperature 0
+    log_probability: torch.Tensor
+    cutoff: torch.Tensor  # [B], as handed over
+    lse: torch.Tensor
+    margin: torch.Tensor  # [B] float64
+
+
+def adjusted(
+    logits: torch.Tensor, law: Law, position: torch.Tensor, drafts: torch.Tensor, d2t: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[B, V] logits after bias and penalties, in the statistics' dtype, as kernels compute them.
+
+    position: [B] absolute position of the step's first token; drafts: [B, j] the step's drafts before this row.
+    """
+    x = logits.to(statistics_dtype(logits))
+    if law.table_ids is None:
+        return x
+    columns = torch.arange(x.shape[1], device=x.device) if d2t is None else d2t
+    size = int(columns[-1]) + 1
+
+    def dense(values: torch.Tensor) -> torch.Tensor:
+        """A column of the table over the vocabulary; what lies beyond it falls into one more place."""
+        whole = values.new_zeros((len(x), size + 1)).scatter(1, law.table_ids.clamp(max=size), values)
+        return whole[:, columns]
+
+    bias, in_prompt, count = dense(law.table_bias), dense(law.table_in_prompt), dense(law.table_count)
+    for i in range(drafts.shape[1]):
+        count = count + (columns == drafts[:, i : i + 1])
+    x = x + bias
+    if law.penalties is not None:
+        repetition, presence, frequency = law.penalties.to(x.dtype)[:, :, None].unbind(1)
+        penalised = torch.where(x < 0, x * repetition, x / repetition)
+        x = torch.where(in_prompt | (count > 0), penalised, x)
+        x = torch.where(count > 0, x - presence - frequency * count, x)
+    if law.ends is not None:
+        early = position + drafts.shape[1] < law.first_end
+        x = torch.where(early[:, None] & torch.isin(columns, law.ends), float("-inf"), x)
+    return x
+
+
+def row_status(logits: torch.Tensor, flags: tuple[Status, Status, Status]) -> torch.Tensor:
+    """[B] int32: what is wrong with each of [B, V] rows that have no distribution. NaN hides the rest."""
+    nan, infinity, empty = map(int, flags)
+    fault = torch.where(logits.isneginf().all(-1), empty, 0)
+    fault = torch.where(logits.isposinf().any(-1), infinity, fault)
+    return torch.where(logits.isnan().any(-1), nan, fault).to(torch.int32)
+
+
+def cutoff_of(x: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest logit that top-k, then top-p, then min-p keep; and margins. x: [B, V] float64, temperature > 0."""
+    top_k, top_p, min_p = filters.double().unbind(1)
+    falling = x.sort(-1, descending=True).values
+    largest, finest = falling[:, 0], torch.finfo(torch.float64).tiny
+    nothing, infinity = torch.full_like(largest, float("-inf")), torch.full_like(largest, float("inf"))
+
+    k = torch.minimum(top_k.long(), (x > -torch.inf).sum(-1)).clamp(min=1)  # masked tokens do not count
+    by_k = torch.where(top_k > 0, falling.gather(1, k[:, None] - 1)[:, 0], nothing)
+
+    weight = ((falling - largest[:, None]) / temperature[:, None]).exp()
+    weight = torch.where(falling >= by_k[:, None], weight, 0.0)
+    total = weight.sum(-1)
+    wanted = (top_p * total).clamp(min=finest)
+    # The largest logit c such that the tokens >= c weigh enough.
+    index = (weight.cumsum(-1) < wanted[:, None]).sum(-1).clamp(max=x.shape[1] - 1)
+    by_p = torch.where(top_p < 1, falling.gather(1, index[:, None])[:, 0], nothing)
+    above, up_to = ((weight * keep).sum(-1) for keep in (falling > by_p[:, None], falling >= by_p[:, None]))
+    margin_p = torch.where(top_p < 1, torch.minimum(up_to - wanted, wanted - above) / total, infinity)
+
+    by_min = largest + temperature * min_p.log()
+    distance = ((falling - by_min[:, None]) / temperature[:, None]).abs().amin(-1) / (1 + largest.abs())
+    margin_min = torch.where((min_p > 0) & (by_min >= torch.maximum(by_k, by_p)), distance, infinity)
+
+    cutoff = torch.maximum(torch.maximum(by_k, by_p), by_min)
+    return cutoff, _FINER * torch.minimum(margin_p, margin_min)
+
+
+def distribution(
+    x: torch.Tensor,
+    law: Law,
+    handed_over: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+) -> Distribution:
+    """The law of [B, V] adjusted rows that have one. ``handed_over``: (cutoff, lse) [B] from drafting."""
+    dtype, x = statistics_dtype(x), x.double()
+    greedy = law.temperature == 0
+    temperature = torch.where(greedy, 1.0, law.temperature.double())
+    margin = torch.full_like(temperature, float("inf"))
+    cutoff, lse = handed_over
+    if cutoff is None:
+        cutoff = torch.full_like(temperature, float("-inf"))
+        if law.filters is not None:
+            found, found_margin = cutoff_of(x, temperature, law.filters)
+            cutoff, margin = torch.where(greedy, cutoff, found), torch.where(greedy, margin, found_margin)
+        cutoff = cutoff.to(dtype)
+    scaled = x / temperature[:, None]
+    scaled = torch.where(x >= cutoff.double()[:, None], scaled, float("-inf"))
+    if lse is None:
+        # Rounded as it is handed over, so that drafting and verification see bitwise the same q.
+        lse = torch.where(greedy, x.amax(-1), torch.logsumexp(scaled, -1)).to(dtype)
+    log_p = scaled - lse.double()[:, None]
+    one_hot = torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).double()
+    log_p = torch.where(greedy[:, None], one_hot.log(), log_p)
+    return Distribution(log_p.exp(), log_p, cutoff, lse, margin)
+
+
+def compacted(x: torch.Tensor, q: Distribution, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every row the ``size`` most likely tokens (the lowest of a tie): ids [B, size], ascending, and where there
+    is one. ``q`` says which tokens have any probability."""
+    order = torch.where(q.log_probability > float("-inf"), x.double(), float("-inf"))
+    falling = order.sort(dim=-1, descending=True, stable=True)
+    values, ids = (t[:, :size] for t in falling)
+    ids = torch.where(values > float("-inf"), ids, x.shape[1]).sort(-1).values
+    ids = torch.nn.functional.pad(ids, (0, size - ids.shape[1]), value=x.shape[1])
+    return ids, ids < x.shape[1]

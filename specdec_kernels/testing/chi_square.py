@@ -1,0 +1,61 @@
+"""Pearson's chi-square test of counted outcomes against a law, and the bias that it finds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from .laws import Law
+
+
+class ChiSquare(NamedTuple):
+    statistic: float
+    degrees: int
+    p_value: float  # 0 where an outcome was drawn whose probability is 0
+    detectable: float  # the relative bias found with power 0.999 at the test's level; see detectable_bias
+    worst: Hashable  # the outcome that adds most to the statistic; None where that is the rare ones together
+
+
+def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0) -> ChiSquare:
+    """Pearson's test of ``counts`` against ``law``. Outcomes expected fewer than ``least`` times count as one.
+
+    A law of one outcome has no degrees of freedom: its p-value is 1 unless something else was drawn.
+    """
+    draws = sum(counts.values())
+    cells, rare = {}, np.zeros(2)
+    for k, p in law.items():
+        if draws * p >= least:
+            cells[k] = (counts.get(k, 0), draws * p)
+        else:
+            rare += (counts.get(k, 0), draws * p)
+    if rare[1] >= least:
+        cells[None] = tuple(rare)
+    degrees = max(len(cells) - 1, 0)
+    detectable = detectable_bias(draws, degrees, level) if degrees else np.inf
+    impossible = [k for k, n in counts.items() if n and law.get(k, 0.0) == 0]
+    if impossible:
+        return ChiSquare(np.inf, degrees, 0.0, detectable, impossible[0])
+    if not degrees:
+        return ChiSquare(0.0, 0, 1.0, detectable, None)
+    observed, expected = np.array(list(cells.values()), dtype=np.float64).T
+    terms = (observed - expected) ** 2 / expected
+    worst = list(cells)[int(terms.argmax())]
+    return ChiSquare(float(terms.sum()), degrees, float(stats.chi2.sf(terms.sum(), degrees)), detectable, worst)
+
+
+@functools.cache
+def detectable_bias(draws: int, degrees: int, level: float, power: float = 0.999) -> float:
+    """The smallest d such that probabilities off by a factor 1 +- d each are found with this power.
+
+    Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2.
+    """
+    threshold, low, high = stats.chi2.isf(level, degrees), 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        found = stats.ncx2.sf(threshold, degrees, draws * middle**2) >= power
+        low, high = (low, middle) if found else (middle, high)
+    return high

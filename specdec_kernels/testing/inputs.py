@@ -1,0 +1,250 @@
+"""Inputs of whole steps, and the comparison of backends, which knows near-ties."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+
+import torch
+
+from .. import DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable, draft_step, speculative_step, validation
+from ..ops import RULES
+from ..types import TABLE_PADDING
+
+# A backend may decide otherwise than the reference only where the reference's margin is below this.
+NEAR_TIE = 1e-4
+
+# By the dtype of the statistic: |difference| <= this * (1 + |lse| + |log q|), a few roundings of l / T - lse.
+TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+# How large |l / T| may be where log-probabilities of whole steps are compared.
+_LOGITS = 50.0
+
+KINDS = ("opposite", "near_equal", "one_hot")
+
+
+def device_of(backend: str) -> torch.device:
+    """Where tests put tensors for ``backend``: the GPU for a GPU backend where there is one, else the CPU."""
+    return torch.device("cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
+
+
+def pair_of_rows(kind: str, num_drafts: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Fixed logits (target [K+1, V], draft [K, V] or None for one-hot drafts) of one of the KINDS, float32."""
+    generator = torch.Generator().manual_seed(num_drafts * 1000 + vocabulary)
+    ramp = torch.linspace(0, 2.5, vocabulary)
+    target = ramp + 0.3 * torch.randn(num_drafts + 1, vocabulary, generator=generator)
+    if kind == "one_hot":
+        return target, None
+    if kind == "opposite":  # the draft likes best what the target likes least
+        return target, ramp.flip(0) + 0.3 * torch.randn(num_drafts, vocabulary, generator=generator)
+    return target, target[:-1] + 0.1 * torch.randn(num_drafts, vocabulary, generator=generator)
+
+
+@dataclasses.dataclass
+class StepInputs:
+    """All arguments of one ``speculative_step``."""
+
+    target_logits: torch.Tensor
+    draft_tokens: torch.Tensor
+    draft_logits: torch.Tensor | None
+    params: SamplingParams
+    seed: torch.Tensor
+    position: torch.Tensor
+    num_drafts: torch.Tensor | None = None
+    draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None
+    compact_q: tuple[torch.Tensor, torch.Tensor] | None = None
+    d2t: torch.Tensor | None = None
+    table: TokenTable | None = None
+    rule: str = "token"
+    log_probs: bool = False
+
+    def replace(self, **changes) -> StepInputs:
+        return dataclasses.replace(self, **changes)
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StepInputs:
+        """The same with ``function`` applied to every tensor whose dimension 0 is the batch."""
+
+        def apply(value):
+            if isinstance(value, torch.Tensor):
+                return function(value)
+            if isinstance(value, TokenTable):
+                return value._replace(**{k: apply(v) for k, v in value._asdict().items() if k != "ends"})
+            if isinstance(value, tuple):
+                return tuple(map(apply, value))
+            if isinstance(value, SamplingParams):
+                return SamplingParams(**{f.name: apply(getattr(value, f.name)) for f in dataclasses.fields(value)})
+            return value
+
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return StepInputs(**{k: v if k == "d2t" else apply(v) for k, v in fields.items()})
+
+    def to(self, device: torch.device) -> StepInputs:
+        inputs = self.map(lambda t: t.to(device))
+        if self.d2t is not None:
+            inputs = inputs.replace(d2t=self.d2t.to(device))
+        if self.table is not None and self.table.ends is not None:
+            inputs = inputs.replace(table=inputs.table._replace(ends=self.table.ends.to(device)))
+        return inputs
+
+    def tensors(self) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        self.map(lambda t: found.append(t) or t)
+        return found
+
+    def run(self, backend: str):
+        """The step on ``backend``, its results on the CPU."""
+        inputs = self.to(device_of(backend))
+        arguments = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+        result = speculative_step(**arguments, backend=backend)
+        return type(result)(*(None if t is None else t.cpu() for t in result))
+
+    def operands(self) -> tuple:
+        """The arguments of the operation ``speculative_step``."""
+        cutoff, lse = self.draft_stats or (None, None)
+        return (
+            self.target_logits, self.draft_tokens, self.draft_logits, cutoff, lse, *(self.compact_q or (None, None)),
+            self.d2t, self.num_drafts, *self.law(), self.seed, self.position, RULES.index(self.rule), self.log_probs,
+        )  # fmt: skip
+
+    def reference(self) -> tuple[SpeculativeStep, torch.Tensor]:
+        """The reference's result, and [B] the relative distance of its closest decision from the other outcome."""
+        from ..backends import reference
+
+        (*step, processed, raw), margin = reference.speculative_step_with_margin(*self.operands())
+        return SpeculativeStep(*step, *((processed, raw) if self.log_probs else (None, None))), margin
+
+    def reference_margin(self) -> torch.Tensor:
+        return self.reference()[1]
+
+    def law(self) -> tuple:
+        """As the operations take it."""
+        return validation.law_of(self.params, self.table, len(self.seed), self.seed.device)
+
+    def draft(self, draft_logits: torch.Tensor, offset: int, backend: str, *, compact: int = 0) -> DraftStep:
+        """``draft_step`` for draft number ``offset`` of this step, on ``backend``; its results on the CPU."""
+        inputs, device = self.to(device_of(backend)), device_of(backend)
+        drawn = draft_step(
+            draft_logits.to(device), inputs.params, seed=inputs.seed, position=inputs.position, offset=offset,
+            rule=self.rule, table=inputs.table, drafts=inputs.draft_tokens[:, :offset], d2t=inputs.d2t,
+            compact=compact, backend=backend,
+        )  # fmt: skip
+        return type(drawn)(*(None if t is None else t.cpu() for t in drawn))
+
+
+def random_table(
+    batch: int, entries: int, vocabulary: int, position: torch.Tensor, generator: torch.Generator, num_drafts: int = 0
+) -> TokenTable:
+    """A table of at most ``entries`` tokens a sequence, some beyond the vocabulary, a tenth of them banned. Two tokens
+    may end a text only from some position within the step on."""
+    shape, size = (batch, entries), vocabulary + 2
+    ids = torch.full(shape, TABLE_PADDING)
+    for row in ids:
+        length = min(int(torch.randint(entries // 2, entries + 1, (), generator=generator)), size)
+        row[:length] = torch.randperm(size, generator=generator)[:length].sort().values
+    banned, prompt, often = torch.rand((3, *shape), generator=generator)
+    return TokenTable(
+        ids,
+        torch.randn(shape, generator=generator).masked_fill(banned < 0.1, float("-inf")),
+        prompt < 0.5,
+        (often * 3).to(torch.int32),
+        torch.randint(0, vocabulary, (2,), generator=generator),
+        position + torch.randint(0, num_drafts + 2, (batch,), generator=generator),
+    )
+
+
+def random_step(
+    batch: int,
+    num_drafts: int,
+    vocabulary: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    draft_dtype: torch.dtype | None = None,
+    kind: str = "similar",
+    rule: str = "token",
+    stats: bool = False,
+    compact: int = 0,
+    reduced: int = 0,
+    table: int | None = None,
+    log_probs: bool = False,
+    random_state: int = 0,
+    drafter: str = "reference",
+    **sampling: float | Iterable[float],
+) -> StepInputs:
+    """A random step on the CPU.
+
+    ``kind``: "similar" (target = draft + noise), "opposite", or "one_hot" drafts, half of which are the target's
+    favourite. Other drafts are drawn by ``draft_step`` of the backend ``drafter``, as in decoding. q is handed over as
+    logits, with (cutoff, lse) where ``stats``, over ``reduced`` of the target's tokens if not 0, or as ``compact``
+    numbers if not 0, and not at all for the rule "coupled". ``table``: how many entries; None is none. ``sampling``:
+    what SamplingParams takes, each for all sequences or to be repeated over the batch. Seeds cover all of int64."""
+    generator = torch.Generator().manual_seed(random_state)
+    target = 2 * torch.randn((batch, num_drafts + 1, vocabulary), generator=generator)
+    noise = torch.randn((batch, num_drafts, vocabulary), generator=generator)
+    draft = ((-target[:, :-1] if kind == "opposite" else target[:, :-1]) + noise).to(draft_dtype or dtype)
+    target = target.to(dtype)
+    seed = torch.randint(-(2**63), 2**63 - 1, (batch,), generator=generator)
+    position = torch.randint(0, 2**31 + 2**20, (batch,), generator=generator)
+    params = SamplingParams(**{name: _spread(value, name, batch) for name, value in sampling.items()})
+    nothing = torch.zeros((batch, 0), dtype=torch.int64)
+    inputs = StepInputs(target, nothing, None, params, seed, position, rule=rule, log_probs=log_probs)
+    if table is not None:
+        inputs.table = random_table(batch, table, vocabulary, position, generator, num_drafts)
+    if kind == "one_hot":
+        tokens = torch.randint(0, vocabulary, (batch, num_drafts), generator=generator)
+        favourite = torch.rand((batch, num_drafts), generator=generator) < 0.5
+        return inputs.replace(draft_tokens=torch.where(favourite, target[:, :-1].argmax(-1), tokens))
+    if reduced:
+        inputs.d2t = torch.randperm(vocabulary, generator=generator)[:reduced].sort().values
+        draft = draft[..., inputs.d2t]
+    drawn = []
+    for i in range(num_drafts):
+        drawn.append(inputs.draft(draft[:, i], i, drafter, compact=compact))
+        inputs.draft_tokens = torch.cat([inputs.draft_tokens, drawn[-1].tokens[:, None]], 1)
+    if rule == Rule.COUPLED or (compact and not drawn):
+        return inputs.replace(d2t=None)
+    if compact:
+        compact_q = tuple(torch.stack([getattr(d, n) for d in drawn], 1) for n in ("compact_ids", "compact_log_q"))
+        return inputs.replace(d2t=None, compact_q=compact_q)
+    if stats:
+        columns = ([getattr(d, name) for d in drawn] for name in ("cutoff", "lse"))
+        inputs.draft_stats = tuple(torch.stack(c, 1) if c else torch.zeros(batch, 0) for c in columns)
+    return inputs.replace(draft_logits=draft)
+
+
+def _spread(value: float | Iterable[float], name: str, batch: int) -> float | torch.Tensor:
+    """A number, or [batch] values."""
+    if not isinstance(value, Iterable):
+        return value
+    dtype = torch.int64 if name == "top_k" else torch.float32
+    return torch.tensor(list(itertools.islice(itertools.cycle(value), batch)), dtype=dtype)
+
+
+def assert_same_step(actual, expected, margin: torch.Tensor, context: str = "") -> int:
+    """Tokens, counts and status of each sequence are equal, but for near-ties, whose number is returned; and where they
+    are, so are log-probabilities up to rounding."""
+    differs = (actual.tokens != expected.tokens).any(-1)
+    for name in ("num_accepted", "status", "num_emitted"):
+        differs |= getattr(actual, name) != getattr(expected, name)
+    wrong = (differs & (margin >= NEAR_TIE)).nonzero().flatten().tolist()
+    if wrong:
+        b = wrong[0]
+        got, want = ([None if t is None else t[b].tolist() for t in step] for step in (actual, expected))
+        raise AssertionError(
+            f"{context}: {len(wrong)} of {len(margin)} sequences differ beyond near-ties; the first is {b} (margin "
+            f"{margin[b]:.2e}):\n  got  {got}\n  want {want}"
+        )
+    if expected.log_probs is not None:
+        for got, want in zip(actual[-2:], expected[-2:], strict=True):
+            # A near-tie of a filter changes a row's sum though not its token.
+            same = ~differs & (margin >= NEAR_TIE)
+            assert_statistics_close(got[same], want[same], _LOGITS + want[same].abs())
+    return int(differs.sum())
+
+
+def assert_statistics_close(actual: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:
+    """Two log_q or lse vectors are equal up to roundings of numbers of magnitude ``size`` (|lse| + |log q|)."""
+    assert actual.dtype == expected.dtype
+    off = (actual - expected).abs() / (1 + size.abs())
+    off = torch.where((actual == expected) | actual.isnan() & expected.isnan(), 0.0, off)
+    assert (off <= TOLERANCES[expected.dtype]).all(), f"relative error {off.max()}"
