@@ -1,9 +1,12 @@
-// The accept rule `token` and its corners: Leviathan et al., arXiv 2211.17192, Algorithm 1. p = target, q = draft.
+// The accept rules and their corners. p = target, q = draft.
 #pragma once
 
 #include "hd.h"
 
 namespace specdec {
+
+// The places of the names in specdec_kernels.ops.RULES.
+enum Rule : int64_t { kRuleToken = 0, kRuleBlock = 1, kRuleCoupled = 2, kNumRules = 3 };
 
 // The flags of specdec_kernels.Status.
 enum Status : int32_t {
@@ -26,9 +29,24 @@ SPECDEC_HD int32_t row_fault(float max) {
   return 0;
 }
 
-// Accept iff u q(x) < p(x), u in (0, 1). In the log domain p == q bitwise gives a ratio of exactly 1: always accepted;
-// p(x) = 0 gives 0: never.
-SPECDEC_HD bool accept(float u, float log_p, float log_q) { return u < expf(log_p - log_q); }
+// p(x) / q(x). In the log domain p == q bitwise gives a ratio of exactly 1; p(x) = 0 gives 0.
+SPECDEC_HD float ratio(float log_p, float log_q) { return expf(log_p - log_q); }
+
+// Rule `token` (Leviathan et al., arXiv 2211.17192, Algorithm 1): accept iff u q(x) < p(x), u in (0, 1).
+SPECDEC_HD bool accept(float u, float log_p, float log_q) { return u < ratio(log_p, log_q); }
+
+// Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix and one more draft.
+SPECDEC_HD float joint_ratio(float w, float log_p, float log_q) {
+  const float longer = w * ratio(log_p, log_q);
+  return longer < 1.0f ? longer : 1.0f;
+}
+
+// The probability of keeping a prefix of joint ratio `w` that no longer one was kept of; `mass` is that of the row
+// behind it, sum max(0, w p - q). Equal p and q have none, and keep everything.
+SPECDEC_HD float keep_probability(float w, float mass) {
+  const float either = mass + (1.0f - w);
+  return either > 0.0f ? mass / either : 1.0f;
+}
 
 // Weight of a token in the residual distribution max(0, p - q). A NaN in q counts as no weight.
 SPECDEC_HD float residual(float p, float q) {

@@ -14,6 +14,7 @@ enum Stream : uint32_t {
   kAccept = 2,
   kRecoverBlock = 3,
   kRecoverToken = 4,
+  kRace = 5,  // rule `coupled`, where draft and target share it on purpose; its offset is always 0
 };
 
 struct Words {

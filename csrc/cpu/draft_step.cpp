@@ -1,43 +1,127 @@
 #include "draft_step.h"
 
+#include <algorithm>
+
 #include "../core/accept.h"
 #include "parallel.h"
-#include "row_stats.h"
 
 namespace specdec::cpu {
+namespace {
 
-void draft_step(const DraftStepParams& params) {
-  std::vector<RowTask> tasks(params.batch);
-  for (int64_t b = 0; b < params.batch; ++b) {
-    tasks[b] = {{params.logits + b * params.row_stride, params.dtype, params.vocabulary}, params.temperature[b]};
-  }
-  const StatsOfRows all_stats(tasks);
-  parallel_for(params.batch, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      const RowStats& stats = all_stats[b];
-      const Row row = tasks[b].row;
-      const int32_t fault = row_fault(stats.max);
-      params.status[b] = fault << kDraftFlagShift;
-      params.cutoff[b] = -INFINITY;
-      if (fault != 0) {
-        params.tokens[b] = -1;
-        params.log_q[b] = -INFINITY;
-        params.lse[b] = NAN;
-        continue;
-      }
-      params.lse[b] = stats.lse;
-      if (tasks[b].temperature == 0.0f) {
-        params.tokens[b] = argmax(row, stats);
-        params.log_q[b] = 0.0f;
-        continue;
-      }
-      const Noise noise = {static_cast<uint64_t>(params.seed[b]), static_cast<uint32_t>(params.position[b]),
-                           static_cast<uint32_t>(params.offset)};
-      const int64_t token = draw(row, stats, -1, noise, kDraftBlock, kDraftToken);
-      params.tokens[b] = token;
-      params.log_q[b] = log_probability(logit_at(row, token), stats.inverse_temperature, stats.lse);
+constexpr int64_t kPadding = int64_t{1} << 62;  // TABLE_PADDING of specdec_kernels.types
+constexpr int64_t kSequencesAtOnce = 1024;      // whose rows' records stay in the cache
+
+// The k' most likely of the kept tokens, the lowest of a tie, ascending.
+std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size) {
+  const float cutoff = std::max(stats.cutoff, stats.compact_cutoff);
+  std::vector<int64_t> above, at;
+  for (int64_t block = 0; block < row.num_blocks(); ++block) {
+    if (stats.blocks[block].max < cutoff) continue;
+    float x[kBlock];
+    const int64_t n = block_kernels().copy(row, block, x);
+    for (int64_t i = 0; i < n; ++i) {
+      if (!(x[i] >= cutoff) || x[i] == -INFINITY) continue;
+      (x[i] > cutoff ? above : at).push_back(block * kBlock + i);
     }
-  });
+  }
+  const int64_t ties = std::min<int64_t>(at.size(), size - above.size());
+  above.insert(above.end(), at.begin(), at.begin() + ties);
+  std::sort(above.begin(), above.end());
+  return above;
 }
+
+class Drafting {
+ public:
+  explicit Drafting(const DraftStepParams& params) : params_(params) {}
+
+  void run() {
+    for (int64_t first = 0; first < params_.batch; first += kSequencesAtOnce) {
+      draw_some(first, std::min(kSequencesAtOnce, params_.batch - first));
+    }
+  }
+
+ private:
+  void draw_some(int64_t first, int64_t n) const {
+    std::vector<RowTask> tasks(n);
+    std::vector<std::vector<Patch>> patches(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t b = first + i;
+      Row row = {params_.logits + b * params_.row_stride, params_.dtype, params_.vocabulary};
+      const int64_t* drafts = params_.drafts == nullptr ? nullptr : params_.drafts + b * params_.offset;
+      patches[i] =
+          params_.law.patches(b, row, params_.d2t, params_.position[b], drafts, drafts == nullptr ? 0 : params_.offset);
+      row.patches = patches[i].data();
+      row.num_patches = static_cast<int64_t>(patches[i].size());
+      tasks[i] = params_.law.task(b, row);
+      if (tasks[i].temperature != 0.0f) tasks[i].compact = params_.compact;
+    }
+    const StatsOfRows stats(tasks);
+    parallel_for(n, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) draw_one(first + i, tasks[i].row, stats[i]);
+    });
+  }
+
+  void draw_one(int64_t b, Row row, const RowStats& stats) const {
+    const int32_t fault = row_fault(stats.max);
+    std::fill_n(params_.compact_ids + b * params_.compact, params_.compact, kPadding);
+    std::fill_n(params_.compact_log_q + b * params_.compact, params_.compact, -INFINITY);
+    params_.status[b] = fault << kDraftFlagShift;
+    if (fault != 0) return write(b, -1, -INFINITY, -INFINITY, NAN);
+    if (stats.inverse_temperature == 0.0f) {
+      const int64_t token = argmax(row, stats);
+      if (params_.compact > 0) list(b, 0, token, 0.0f);
+      return write(b, token, 0.0f, -INFINITY, stats.lse);
+    }
+    Noise noise = {static_cast<uint64_t>(params_.seed[b]), static_cast<uint32_t>(params_.position[b]),
+                   static_cast<uint32_t>(params_.offset)};
+    if (params_.compact > 0) return draw_compact(b, row, stats, noise);
+    int64_t token;
+    if (params_.coupled) {
+      noise = {noise.seed, noise.position + noise.offset, 0};
+      token = draw_coupled(row, stats, params_.d2t, noise);
+    } else {
+      token = draw(row, stats, noise, kDraftBlock, kDraftToken);
+    }
+    write(b, token, log_probability(logit_at(row, token), stats.law()), stats.cutoff, stats.lse);
+  }
+
+  void draw_compact(int64_t b, Row row, const RowStats& stats, Noise noise) const {
+    const std::vector<int64_t> tokens = most_likely(row, stats, params_.compact);
+    std::vector<float> weights;
+    float sum = 0.0f, smallest = INFINITY;
+    for (int64_t token : tokens) {
+      const float logit = logit_at(row, token);
+      weights.push_back(weight(logit, stats.max, stats.inverse_temperature));
+      sum += weights.back();
+      smallest = std::min(smallest, logit);
+    }
+    const Distribution law = {stats.inverse_temperature, stats.max * stats.inverse_temperature + logf(sum),
+                              std::max(stats.cutoff, smallest)};
+    const int64_t n = static_cast<int64_t>(tokens.size());
+    for (int64_t i = 0; i < n; ++i) list(b, i, tokens[i], log_probability(logit_at(row, tokens[i]), law));
+    const int64_t slot = block_kernels().draw_index(weights.data(), n, noise, kDraftToken);
+    write(b, tokens[slot], params_.compact_log_q[b * params_.compact + slot], law.cutoff, law.lse);
+  }
+
+  void list(int64_t b, int64_t slot, int64_t token, float log_q) const {
+    params_.compact_ids[b * params_.compact + slot] = target_id(token);
+    params_.compact_log_q[b * params_.compact + slot] = log_q;
+  }
+
+  void write(int64_t b, int64_t token, float log_q, float cutoff, float lse) const {
+    params_.tokens[b] = target_id(token);
+    params_.log_q[b] = log_q;
+    params_.cutoff[b] = cutoff;
+    params_.lse[b] = lse;
+  }
+
+  int64_t target_id(int64_t token) const { return params_.d2t == nullptr || token < 0 ? token : params_.d2t[token]; }
+
+  const DraftStepParams& params_;
+};
+
+}  // namespace
+
+void draft_step(const DraftStepParams& params) { Drafting(params).run(); }
 
 }  // namespace specdec::cpu

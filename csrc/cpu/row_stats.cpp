@@ -1,49 +1,121 @@
 #include "row_stats.h"
 
 #include "parallel.h"
+#include "select.h"
 
 namespace specdec::cpu {
 namespace {
 
-// In order of blocks, whatever thread computed them.
-RowStats merge(const RowTask& task, const BlockStats* blocks) {
-  const int64_t n = task.row.num_blocks();
-  const bool greedy = task.temperature == 0.0f;
+float max_of_blocks(const BlockStats* blocks, int64_t n) {
   float max = -INFINITY;
   bool nan = false;
   for (int64_t b = 0; b < n; ++b) {
     nan |= blocks[b].max != blocks[b].max;
     max = blocks[b].max > max ? blocks[b].max : max;
   }
-  if (nan) max = NAN;
-  if (greedy) return {max, max, 0.0f, blocks};
-  const float inverse_temperature = 1.0f / task.temperature;
+  return nan ? NAN : max;
+}
+
+// In order of blocks, whatever thread computed them.
+float lse_of_blocks(const BlockStats* blocks, int64_t n, float max, float inverse_temperature) {
   float sum = 0.0f;
   for (int64_t b = 0; b < n; ++b) sum += blocks[b].sum * weight(blocks[b].max, max, inverse_temperature);
-  return {max, max * inverse_temperature + logf(sum), inverse_temperature, blocks};
+  return max * inverse_temperature + logf(sum);
 }
+
+// A top-p alone weighs the whole row; after a top-k it weighs what that left.
+bool weighs_all(const RowTask& task) {
+  return task.filtered() ? task.top_p < 1.0f && task.top_k == 0.0f : task.weighed;
+}
+
+bool selects(const RowTask& task) { return task.filtered() || task.compact > 0; }
+
+// The first pass: largest logits, and sums where they are wanted already. Raw statistics of the block are taken while
+// it is in the cache.
+void measure(const RowTask& task, int64_t block, BlockStats* stats, float* lanes, BlockStats* raw) {
+  const BlockKernels& kernel = block_kernels();
+  if (task.temperature != 0.0f && weighs_all(task)) {
+    *stats = kernel.stats(task.row, block, 1.0f / task.temperature, lanes);
+  } else {
+    *stats = {kernel.max(task.row, block, lanes), 0.0f};
+  }
+  if (raw != nullptr) *raw = kernel.stats(task.row.raw(), block, 1.0f, nullptr);
+}
+
+// The cutoffs of a row whose largest logit is finite.
+void select(const RowTask& task, const float* lanes, RowStats* stats) {
+  const SelectionRow row = {task.row, stats->max, stats->inverse_temperature, stats->blocks, lanes};
+  if (task.compact > 0) stats->compact_cutoff = kth_largest(row, task.compact);
+  if (!task.filtered()) return;
+  float cutoff = -INFINITY;
+  if (task.top_k > 0.0f) cutoff = kth_largest(row, static_cast<int64_t>(task.top_k));
+  if (task.top_p < 1.0f) cutoff = std::max(cutoff, nucleus_cutoff(row, cutoff, weighs_all(task), task.top_p));
+  if (task.min_p > 0.0f) cutoff = std::max(cutoff, min_p_cutoff(stats->max, task.temperature, task.min_p));
+  stats->cutoff = cutoff;
+}
+
+bool finite(float max) { return max - max == 0.0f; }
 
 }  // namespace
 
 StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size()) {
-  std::vector<int64_t> first(tasks.size() + 1, 0);  // row r owns blocks first[r] .. first[r + 1] - 1
-  for (size_t r = 0; r < tasks.size(); ++r) {
-    first[r + 1] = first[r] + (tasks[r].row.data == nullptr ? 0 : tasks[r].row.num_blocks());
+  const int64_t rows = static_cast<int64_t>(tasks.size());
+  std::vector<int64_t> first(rows + 1, 0);  // row r owns blocks first[r] .. first[r + 1] - 1
+  bool any_selects = false, any_raw = false, any_filtered = false;
+  for (int64_t r = 0; r < rows; ++r) {
+    const bool there = tasks[r].row.data != nullptr;
+    first[r + 1] = first[r] + (there ? tasks[r].row.num_blocks() : 0);
+    any_selects |= there && selects(tasks[r]);
+    any_filtered |= there && tasks[r].filtered();
+    any_raw |= there && tasks[r].raw;
   }
   blocks_.resize(first.back());
-  const BlockKernels& kernel = block_kernels();
-  parallel_for(first.back(), kGrainBlocks, [&](int64_t begin, int64_t end) {
-    size_t r = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      while (i >= first[r + 1]) ++r;
-      const RowTask& task = tasks[r];
-      const int64_t block = i - first[r];
-      blocks_[i] = task.temperature == 0.0f ? BlockStats{kernel.max(task.row, block), 0.0f}
-                                            : kernel.stats(task.row, block, 1.0f / task.temperature);
-    }
+  std::vector<float> lanes(any_selects ? first.back() * kLanes : 0);
+  std::vector<BlockStats> raw(any_raw ? first.back() : 0);
+  const auto of_blocks = [&](const auto& function) {
+    parallel_for(first.back(), kGrainBlocks, [&](int64_t begin, int64_t end) {
+      int64_t r = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        while (i >= first[r + 1]) ++r;
+        function(tasks[r], stats_[r], i - first[r], i);
+      }
+    });
+  };
+  const auto of_rows = [&](const auto& function) {
+    parallel_for(rows, any_selects ? 1 : rows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        if (tasks[r].row.data != nullptr) function(tasks[r], stats_[r], first[r]);
+      }
+    });
+  };
+
+  of_blocks([&](const RowTask& task, const RowStats&, int64_t block, int64_t i) {
+    measure(task, block, &blocks_[i], selects(task) ? &lanes[i * kLanes] : nullptr, task.raw ? &raw[i] : nullptr);
   });
-  for (size_t r = 0; r < tasks.size(); ++r) {
-    if (tasks[r].row.data != nullptr) stats_[r] = merge(tasks[r], &blocks_[first[r]]);
+  of_rows([&](const RowTask& task, RowStats& stats, int64_t i) {
+    stats.blocks = &blocks_[i];
+    stats.max = stats.lse = max_of_blocks(stats.blocks, task.row.num_blocks());
+    if (task.temperature != 0.0f) stats.inverse_temperature = 1.0f / task.temperature;
+    if (task.raw) {
+      const float max = max_of_blocks(&raw[i], task.row.num_blocks());
+      stats.raw_lse = lse_of_blocks(&raw[i], task.row.num_blocks(), max, 1.0f);
+    }
+    if (selects(task) && finite(stats.max)) select(task, &lanes[i * kLanes], &stats);
+  });
+  if (any_filtered) {
+    of_blocks([&](const RowTask& task, const RowStats& stats, int64_t block, int64_t i) {
+      if (!task.filtered() || !task.weighed || !finite(stats.max)) return;
+      const bool kept = blocks_[i].max >= stats.cutoff;
+      blocks_[i].sum =
+          kept ? block_kernels().sum_above(task.row, block, blocks_[i].max, stats.inverse_temperature, stats.cutoff)
+               : 0.0f;
+    });
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const RowTask& task = tasks[r];
+    if (task.row.data == nullptr || task.temperature == 0.0f || !task.weighed) continue;
+    RowStats& stats = stats_[r];
+    stats.lse = lse_of_blocks(stats.blocks, task.row.num_blocks(), stats.max, stats.inverse_temperature);
   }
 }
 
@@ -53,20 +125,35 @@ int64_t argmax(Row row, const RowStats& stats) {
   return block_kernels().find(row, block, stats.max);
 }
 
-int64_t draw(Row row, const RowStats& stats, int64_t without, Noise noise, Stream block_stream, Stream token_stream) {
+int64_t draw(Row row, const RowStats& stats, Noise noise, Stream block_stream, Stream token_stream) {
   const BlockKernels& kernel = block_kernels();
   std::vector<float> mass(row.num_blocks());
   for (size_t b = 0; b < mass.size(); ++b) {
     mass[b] = stats.blocks[b].sum * weight(stats.blocks[b].max, stats.max, stats.inverse_temperature);
   }
-  if (without >= 0) {
-    const int64_t b = without / kBlock;
-    mass[b] = kernel.sum_without(row, b, stats.blocks[b].max, stats.inverse_temperature, without) *
-              weight(stats.blocks[b].max, stats.max, stats.inverse_temperature);
-  }
   const int64_t block = kernel.draw_index(mass.data(), row.num_blocks(), noise, block_stream);
   if (block < 0) return -1;
-  return kernel.draw(row, block, stats.blocks[block].max, stats.inverse_temperature, without, noise, token_stream);
+  return kernel.draw(row, block, stats.blocks[block].max, stats.inverse_temperature, stats.cutoff, noise, token_stream);
+}
+
+int64_t draw_coupled(Row row, const RowStats& stats, const int64_t* ids, Noise noise) {
+  const BlockKernels& kernel = block_kernels();
+  std::vector<Candidate> best(row.num_blocks(), Candidate{0.0f, -1});
+  parallel_for(row.num_blocks(), kGrainBlocks / 8, [&](int64_t begin, int64_t end) {
+    float leading = 0.0f;
+    for (int64_t b = begin; b < end; ++b) {
+      // E is 2^-33 at least: a block whose best token could not catch up with that needs no random numbers.
+      const float max = stats.blocks[b].max;
+      if (max < stats.cutoff || weight(max, stats.max, stats.inverse_temperature) * 0x1.01p33f < leading) continue;
+      best[b] = kernel.race(row, b, stats.max, stats.inverse_temperature, stats.cutoff, ids, noise);
+      leading = std::max(leading, best[b].score);
+    }
+  });
+  Candidate winner = {0.0f, -1};
+  for (const Candidate& candidate : best) {
+    if (candidate.score > winner.score) winner = candidate;
+  }
+  return winner.token;
 }
 
 }  // namespace specdec::cpu

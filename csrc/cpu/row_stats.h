@@ -1,5 +1,5 @@
-// Statistics of many rows at once, split over threads by blocks, and the draw from one row. Shared by every operation,
-// so that equal rows have bitwise equal statistics wherever they were computed.
+// Statistics of many rows at once, split over threads by blocks, and draws from one row. Shared by every operation, so
+// that equal rows have bitwise equal statistics wherever they were computed.
 #pragma once
 
 #include <vector>
@@ -8,22 +8,33 @@
 
 namespace specdec::cpu {
 
-// A row and the temperature that it is wanted at; 0 asks for the maximum alone. A row without data is skipped.
+// A row and how it becomes a distribution. A row without data is skipped.
 struct RowTask {
-  Row row;
-  float temperature;
+  Row row = {};
+  float temperature = 0;  // 0 asks for the maximum alone
+  float top_k = 0, top_p = 1, min_p = 0;
+  int64_t compact = 0;  // k' > 0: also where the k'-th largest logit lies
+  bool weighed = true;  // false: lse is not wanted
+  bool raw = false;     // also the lse of the raw logits at temperature 1
+
+  bool filtered() const { return temperature != 0.0f && (top_k > 0.0f || top_p < 1.0f || min_p > 0.0f); }
 };
 
 struct RowStats {
-  float max;                  // NaN if any logit is
-  float lse;                  // natural log of sum exp(l / T); at temperature 0 the maximum
-  float inverse_temperature;  // 0 at temperature 0
-  const BlockStats* blocks;
+  float max = -INFINITY;          // NaN if any logit is
+  float lse = 0;                  // natural log of sum exp(l / T) of the kept logits; at temperature 0 the maximum
+  float inverse_temperature = 0;  // 0 at temperature 0
+  float cutoff = -INFINITY;       // logits below it are filtered out
+  float compact_cutoff = -INFINITY;
+  float raw_lse = 0;
+  const BlockStats* blocks = nullptr;  // sums of the kept logits
+
+  Distribution law() const { return {inverse_temperature, lse, cutoff}; }
 };
 
 class StatsOfRows {
  public:
-  // Scratch: 8 bytes a block of 1024 logits.
+  // Scratch: 8 bytes a block of 1024 logits; 128 more for a filter, 8 for raw statistics.
   explicit StatsOfRows(const std::vector<RowTask>& tasks);
   const RowStats& operator[](int64_t row) const { return stats_[row]; }
 
@@ -35,7 +46,10 @@ class StatsOfRows {
 // The largest logit's token; the lowest id of a tie.
 int64_t argmax(Row row, const RowStats& stats);
 
-// Draws a token from softmax(l / T) with token `without` (or -1) taken out; -1 if nothing has weight.
-int64_t draw(Row row, const RowStats& stats, int64_t without, Noise noise, Stream block_stream, Stream token_stream);
+// Draws a token from the kept logits.
+int64_t draw(Row row, const RowStats& stats, Noise noise, Stream block_stream, Stream token_stream);
+
+// The winner of the flat race of rule `coupled`. `ids`: the target's ids of a reduced vocabulary, or null.
+int64_t draw_coupled(Row row, const RowStats& stats, const int64_t* ids, Noise noise);
 
 }  // namespace specdec::cpu

@@ -1,0 +1,48 @@
+// How raw logits become a distribution: penalties, temperature, and filters as one cutoff.
+#pragma once
+
+#include "softmax.h"
+
+namespace specdec {
+
+struct Penalties {
+  float repetition, presence, frequency;
+};
+
+// What a sequence's law says of a token: bias, whether the prompt has it, how often it was generated. Additions and
+// products in this order, which all backends share. Repetition: Keskar et al., arXiv 1909.05858.
+SPECDEC_HD float adjust(float logit, float bias, bool in_prompt, int32_t count, Penalties penalties) {
+  float x = logit + bias;
+  if (in_prompt || count > 0) x = x < 0.0f ? x * penalties.repetition : x / penalties.repetition;
+  if (count > 0) x = x - penalties.presence - penalties.frequency * static_cast<float>(count);
+  return x;
+}
+
+// p(v) = exp(l / T - lse) for adjusted logits l >= cutoff, else 0.
+struct Distribution {
+  float inverse_temperature;
+  float lse;
+  float cutoff;
+};
+
+SPECDEC_HD float log_probability(float logit, Distribution law) {
+  return logit >= law.cutoff ? log_probability(logit, law.inverse_temperature, law.lse) : -INFINITY;
+}
+
+SPECDEC_HD float probability(float logit, Distribution law) {
+  const float p = probability(logit, law.inverse_temperature, law.lse);
+  return logit >= law.cutoff ? p : 0.0f;
+}
+
+// min-p (Nguyen et al., arXiv 2407.01082) as a logit: p(v) >= min_p p_max. min_p = 0 gives -inf.
+SPECDEC_HD float min_p_cutoff(float max, float temperature, float min_p) { return max + temperature * logf(min_p); }
+
+// Unsigned integers in the order of floats, so that ranges of keys are ranges of logits: the basis of exact selection.
+SPECDEC_HD uint32_t ordered_key(float x) {
+  const uint32_t bits = as_bits(x);
+  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+}
+
+SPECDEC_HD float from_ordered_key(uint32_t key) { return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu)); }
+
+}  // namespace specdec

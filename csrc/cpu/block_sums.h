@@ -1,0 +1,126 @@
+// Maxima and sums over a block: of weights, and of max(0, p - q).
+//
+// What block_*.h have are bodies, written once as plain loops that compilers vectorise. block.cpp inlines them into one
+// function for each instruction set. Sums are kept in kLanes partial sums, so their order is fixed by the source. `n`
+// is the block's size in whole lanes: a constant for all blocks but a row's last.
+#pragma once
+
+#include "../core/accept.h"
+#include "load.h"
+
+namespace specdec::cpu {
+
+SPECDEC_BODY void max_of_lanes(const float* x, int64_t n, float* best) {
+  for (int lane = 0; lane < kLanes; ++lane) best[lane] = -INFINITY;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) best[lane] = x[i + lane] > best[lane] ? x[i + lane] : best[lane];
+  }
+}
+
+// The largest of all lanes; a NaN is passed over.
+SPECDEC_BODY float max_of_numbers(const float* lanes) {
+  float result = -INFINITY;
+  for (int lane = 0; lane < kLanes; ++lane) result = lanes[lane] > result ? lanes[lane] : result;
+  return result;
+}
+
+SPECDEC_BODY bool any_nan(const float* x, int64_t n) {
+  uint32_t any = 0;
+  for (int64_t i = 0; i < n; ++i) any |= x[i] != x[i] ? 1u : 0u;
+  return any;
+}
+
+SPECDEC_BODY float sum_of_lanes(const float* sum) {
+  float total = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+  return total;
+}
+
+SPECDEC_BODY float sum_of(const float* x, int64_t n) {
+  float sum[kLanes] = {};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += x[i + lane];
+  }
+  return sum_of_lanes(sum);
+}
+
+// exp((-inf) - (-inf)) would be NaN: a block without any finite logit is weighed relative to 0 instead.
+SPECDEC_BODY float reference_of(float max) { return max == -INFINITY ? 0.0f : max; }
+
+SPECDEC_BODY void copy_lanes(const float* best, float* lanes) {
+  if (lanes == nullptr) return;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = best[lane];
+}
+
+SPECDEC_BODY float max_body(Row row, int64_t block, float* lanes, int64_t n) {
+  alignas(64) float buffer[kBlock];
+  const float* x = view(row, block, buffer);
+  float best[kLanes];
+  max_of_lanes(x, n, best);
+  copy_lanes(best, lanes);
+  return any_nan(x, n) ? NAN : max_of_numbers(best);
+}
+
+SPECDEC_BODY BlockStats stats_body(Row row, int64_t block, float inverse_temperature, float* lanes, int64_t n) {
+  alignas(64) float buffer[kBlock];
+  const float* x = view(row, block, buffer);
+  float best[kLanes];
+  max_of_lanes(x, n, best);
+  copy_lanes(best, lanes);
+  const float max = max_of_numbers(best);
+  const float reference = reference_of(max);
+  float sum[kLanes] = {};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += weight(x[i + lane], reference, inverse_temperature);
+  }
+  const float total = sum_of_lanes(sum);
+  return {total == total || !any_nan(x, n) ? max : NAN, total};
+}
+
+// w[i] becomes the weight relative to `max`; logits below the cutoff have none.
+SPECDEC_BODY void weights_above(Row row, int64_t block, float max, float inverse_temperature, float cutoff, float* w,
+                                int64_t n) {
+  alignas(64) float buffer[kBlock];
+  const float* x = view(row, block, buffer);
+  const float reference = reference_of(max);
+  for (int64_t i = 0; i < n; ++i) {
+    const float each = weight(x[i], reference, inverse_temperature);
+    w[i] = x[i] >= cutoff ? each : 0.0f;
+  }
+}
+
+SPECDEC_BODY float sum_above_body(Row row, int64_t block, float max, float inverse_temperature, float cutoff,
+                                  int64_t n) {
+  alignas(64) float w[kBlock];
+  weights_above(row, block, max, inverse_temperature, cutoff, w, n);
+  return sum_of(w, n);
+}
+
+// p[i] becomes max(0, w p - q).
+SPECDEC_BODY void residual_weights(Row p_row, Distribution p_law, float w, const DraftLaw& q, int64_t block, float* p,
+                                   int64_t n) {
+  alignas(64) float buffer[kBlock];
+  const float* x = view(p_row, block, buffer);
+  for (int64_t i = 0; i < n; ++i) p[i] = w * probability(x[i], p_law);
+  if (q.ids == nullptr) {
+    x = view(q.row, block, buffer);
+    for (int64_t i = 0; i < n; ++i) p[i] = residual(p[i], probability(x[i], q.law));
+    return;
+  }
+  int64_t begin, end;
+  q.entries(block, &begin, &end);
+  if (q.log_q == nullptr) load_range(q.row, begin, end - begin, buffer);
+  for (int64_t i = begin; i < end; ++i) {
+    const float of_token = q.log_q == nullptr ? probability(buffer[i - begin], q.law) : exp2_fast(q.log_q[i] * kLog2e);
+    float& p_of_token = p[q.ids[i] - block * kBlock];
+    p_of_token = residual(p_of_token, of_token);
+  }
+}
+
+SPECDEC_BODY float residual_sum_body(Row p, Distribution p_law, float w, const DraftLaw& q, int64_t block, int64_t n) {
+  alignas(64) float weights[kBlock];
+  residual_weights(p, p_law, w, q, block, weights, n);
+  return sum_of(weights, n);
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,92 @@
+// Logits of any dtype as float32, patched. Inlined into whatever instruction set the caller is compiled for.
+#pragma once
+
+#include <algorithm>
+
+#include "block.h"
+
+namespace specdec::cpu {
+
+#define SPECDEC_BODY static inline __attribute__((always_inline))
+
+SPECDEC_BODY float to_float(float value) { return value; }
+
+struct BFloat16 {
+  uint16_t bits;
+};
+SPECDEC_BODY float to_float(BFloat16 value) { return as_float(uint32_t{value.bits} << 16); }
+
+struct Float16 {
+  uint16_t bits;
+};
+SPECDEC_BODY float to_float(Float16 value) {
+  // The exponent is re-biased by a multiplication, which also normalises subnormal numbers.
+  const uint32_t magnitude = value.bits & 0x7fffu;
+  const uint32_t finite = as_bits(as_float(magnitude << 13) * 0x1p112f);
+  const uint32_t special = (magnitude << 13) | 0x7f800000u;
+  return as_float((magnitude >= 0x7c00u ? special : finite) | (uint32_t{value.bits} & 0x8000u) << 16);
+}
+
+template <class T>
+SPECDEC_BODY void convert(const void* source, int64_t begin, int64_t n, float* x) {
+  const T* values = static_cast<const T*>(source) + begin;
+  if (n == kBlock) {
+    for (int i = 0; i < kBlock; ++i) x[i] = to_float(values[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) x[i] = to_float(values[i]);
+  }
+}
+
+// The first patch of a token >= `token`.
+SPECDEC_BODY const Patch* first_patch(Row row, int64_t token) {
+  return std::lower_bound(row.patches, row.patches + row.num_patches, token,
+                          [](const Patch& patch, int64_t t) { return patch.token < t; });
+}
+
+// Logits [begin, begin + n) of a row, n <= kBlock.
+SPECDEC_BODY void load_range(Row row, int64_t begin, int64_t n, float* x) {
+  switch (row.dtype) {
+    case Dtype::kFloat32:
+      convert<float>(row.data, begin, n, x);
+      break;
+    case Dtype::kBFloat16:
+      convert<BFloat16>(row.data, begin, n, x);
+      break;
+    case Dtype::kFloat16:
+      convert<Float16>(row.data, begin, n, x);
+      break;
+  }
+  if (row.num_patches == 0) return;
+  const Patch* end = row.patches + row.num_patches;
+  for (const Patch* p = first_patch(row, begin); p != end && p->token < begin + n; ++p) x[p->token - begin] = p->logit;
+}
+
+SPECDEC_BODY int64_t size_of(Row row, int64_t block) { return std::min<int64_t>(row.size - block * kBlock, kBlock); }
+
+// Whole lanes: what is computed on for a block.
+SPECDEC_BODY int64_t padded_size(Row row, int64_t block) {
+  return (size_of(row, block) + kLanes - 1) / kLanes * kLanes;
+}
+
+// Copies a block to x, padded with -inf to whole lanes.
+SPECDEC_BODY void load(Row row, int64_t block, float* x) {
+  const int64_t n = size_of(row, block), padded = padded_size(row, block);
+  load_range(row, block * kBlock, n, x);
+  for (int64_t i = n; i < padded; ++i) x[i] = -INFINITY;
+}
+
+// The block in place if it is float32 and as it should be, else a copy in x[kBlock].
+SPECDEC_BODY const float* view(Row row, int64_t block, float* x) {
+  const int64_t begin = block * kBlock, n = size_of(row, block);
+  if (row.dtype == Dtype::kFloat32 && n % kLanes == 0) {
+    if (row.num_patches == 0) return static_cast<const float*>(row.data) + begin;
+    const Patch* p = first_patch(row, begin);
+    if (p == row.patches + row.num_patches || p->token >= begin + n) {
+      return static_cast<const float*>(row.data) + begin;
+    }
+  }
+  load(row, block, x);
+  return x;
+}
+
+}  // namespace specdec::cpu

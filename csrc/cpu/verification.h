@@ -1,0 +1,74 @@
+// What the accept rules share: rows are read when they are needed, residuals weighed, tokens drawn and written.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "speculative_step.h"
+
+namespace specdec::cpu {
+
+// Row j of one sequence, read: p, and q of the draft that is tested there.
+struct VerifiedRow {
+  int64_t sequence, j;
+  RowStats p;
+  Row p_row;
+  int64_t draft = -1;      // the token that is tested, or -1
+  DraftLaw q = {};         // where there is a draft and the sequence is not greedy
+  float log_p_x, log_q_x;  // of the draft, likewise
+  int32_t flags = 0;       // what is wrong with the row, as Status
+  bool faulty = false;     // p has no distribution
+  std::vector<Patch> p_patches, q_patches;
+
+  bool greedy() const { return p.inverse_temperature == 0.0f; }
+};
+
+// A residual max(0, w p - q).
+struct Residual {
+  const VerifiedRow* row;
+  float w;
+  std::vector<float> mass = {};  // of every block
+
+  float total() const;
+};
+
+// Of some sequences of a batch.
+class Verification {
+ public:
+  explicit Verification(const SpeculativeStepParams& params);
+
+  // Row j of these sequences; what it refers to lives as long as this object.
+  std::vector<VerifiedRow> read(const std::vector<int64_t>& sequences, int64_t j);
+
+  float uniform_at(int64_t b, int64_t j) const;  // the number that tests draft j
+  // An upper bound of p(x) / q(x) for the draft of row j, which is not read; 0 where there is none.
+  float ratio_bound(int64_t b, int64_t j) const;
+  void weigh(const std::vector<Residual*>& residuals) const;
+  int64_t draw_target(const VerifiedRow& row) const;
+  int64_t draw_residual(const Residual& residual) const;
+  int64_t draw_race(const VerifiedRow& row) const;
+
+  void keep(const VerifiedRow& row);                   // its draft is accepted
+  void finish(const VerifiedRow& row, int64_t token);  // the sequence ends here, with this token unless it is -1
+
+  const SpeculativeStepParams& params;
+
+ private:
+  int64_t draft_at(int64_t b, int64_t j, int32_t* flags) const;
+  bool has_full_q(int64_t b) const;  // q is more than one-hot
+  DraftLaw q_of(int64_t b, int64_t j) const;
+  void test_draft(VerifiedRow& row, const RowStats* q_stats) const;
+  void emit(const VerifiedRow& row, int64_t token);
+  Noise noise(int64_t b, int64_t j) const;
+
+  const int64_t rows_;  // a sequence: K + 1
+  const BlockKernels& kernel_;
+  std::deque<StatsOfRows> stats_;  // of all rows that were read
+};
+
+// The rules. All but `coupled` decide greedy sequences alike.
+void verify_token(Verification& verification, std::vector<int64_t> sequences);
+void verify_block(Verification& verification, std::vector<int64_t> sequences);
+void verify_coupled(Verification& verification, std::vector<int64_t> sequences);
+
+}  // namespace specdec::cpu
