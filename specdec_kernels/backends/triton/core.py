@@ -1,7 +1,7 @@
 """The mathematics on the device: csrc/core name by name. docs/numerics.md states the same rules.
 
-Blocks of 1024 consecutive logits, exponential races over Philox noise, the accept rule. Every function takes values in
-registers; operations load and store.
+Exponential races over Philox noise, penalties, softmax of blocks of 1024 logits, filters as cutoffs, accept rules. All
+functions take values in registers; rows.py loads and stores.
 """
 
 import triton
@@ -15,6 +15,12 @@ DRAFT_TOKEN = tl.constexpr(1)
 ACCEPT = tl.constexpr(2)
 RECOVER_BLOCK = tl.constexpr(3)
 RECOVER_TOKEN = tl.constexpr(4)
+RACE = tl.constexpr(5)  # rule `coupled`, where draft and target share it on purpose; its offset is always 0
+
+# The places of the names in specdec_kernels.ops.RULES.
+TOKEN_RULE = tl.constexpr(0)
+BLOCK_RULE = tl.constexpr(1)
+COUPLED_RULE = tl.constexpr(2)
 
 # specdec_kernels.Status
 TARGET_NAN = tl.constexpr(1)
@@ -67,20 +73,39 @@ def random_bits(first, N: tl.constexpr, seed, position, offset, stream: tl.const
 
 
 @triton.jit
+def random_bits_of(index, seed, position, offset, stream: tl.constexpr):
+    """The words of any indices; four times the work of ``random_bits``."""
+    call = (index // 4).to(tl.uint32)
+    zero, word = call * 0, index % 4
+    c1, c2, c3 = zero + position.to(tl.uint32), zero + offset.to(tl.uint32), zero + stream
+    w0, w1, w2, w3 = tl.philox(seed, call, c1, c2, c3)
+    return tl.where(word < 2, tl.where(word == 0, w0, w1), tl.where(word == 2, w2, w3))
+
+
+@triton.jit
 def race(weights, first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
     """Exponential race: the index (from 0) with the smallest E / w, as the largest w / E; -1 if all weights are 0."""
     score = weights / exponential(uniform(random_bits(first, N, seed, position, offset, stream)))
     return tl.where(tl.max(score, 0) > 0, tl.argmax(score, 0).to(tl.int32), -1)
 
 
-# ---- Statistics of rows (core/softmax.h) ---------------------------------------------------------------------
+@triton.jit
+def accept_noise(seed, position, offset):
+    """The number that tests a draft: word 0, which the sum picks out of the first call's vector."""
+    u = uniform(random_bits(0, 4, seed, position, offset, ACCEPT))
+    return tl.sum(tl.where(tl.arange(0, 4) == 0, u, 0.0), 0)
+
+
+# ---- The law of a row (core/law.h, core/softmax.h) -----------------------------------------------------------
 
 
 @triton.jit
-def load_block(row_ptr, block, vocabulary):
-    """[1024] logits of a block as float32, padded with -inf."""
-    index = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    return tl.load(row_ptr + index, mask=index < vocabulary, other=-INFINITY).to(tl.float32)
+def adjust(logit, bias, in_prompt, count, repetition, presence, frequency):
+    """What the law says of a token: its bias, whether the prompt has it, how often it was generated. Repetition:
+    Keskar et al., arXiv 1909.05858. The division rounds as everywhere else, so that ties are ties in every backend."""
+    x = logit + bias
+    x = tl.where((in_prompt != 0) | (count > 0), tl.where(x < 0.0, x * repetition, tl.div_rn(x, repetition)), x)
+    return tl.where(count > 0, x - presence - frequency * count.to(tl.float32), x)
 
 
 @triton.jit
@@ -91,13 +116,13 @@ def weight(logit, reference, inverse_temperature):
 
 
 @triton.jit
-def log_probability(logit, inverse_temperature, lse):
-    return logit * inverse_temperature - lse
+def log_probability(logit, inverse_temperature, lse, cutoff):
+    return tl.where(logit >= cutoff, logit * inverse_temperature - lse, -INFINITY)
 
 
 @triton.jit
-def probability(logit, inverse_temperature, lse):
-    return tl.exp2(log_probability(logit, inverse_temperature, lse) * LOG2E)
+def probability(logit, inverse_temperature, lse, cutoff):
+    return tl.exp2(log_probability(logit, inverse_temperature, lse, cutoff) * LOG2E)
 
 
 @triton.jit
@@ -126,24 +151,24 @@ def merge(block_max, block_sum, temperature):
 
 
 @triton.jit
-def load_row(max_ptr, sum_ptr, row, num_blocks, temperature, BLOCKS: tl.constexpr):
-    """``merge`` of the statistics that ``store_block_stats`` wrote for a row, and the [BLOCKS] maxima."""
-    block = tl.arange(0, BLOCKS)
-    at = row * num_blocks + block
-    block_max = tl.load(max_ptr + at, mask=block < num_blocks, other=-INFINITY)
-    block_sum = tl.load(sum_ptr + at, mask=block < num_blocks, other=0.0)
-    largest, lse, mass = merge(block_max, block_sum, temperature)
-    return largest, lse, mass, block_max
+def ordered_key(x):
+    """int32 in the order of floats; both zeros have one key, as they are one number to a cutoff."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
-def store_block_stats(row_ptr, block, vocabulary, temperature, max_ptr, sum_ptr, at):
-    largest, total = block_stats(load_block(row_ptr, block, vocabulary), temperature)
-    tl.store(max_ptr + at, largest)
-    tl.store(sum_ptr + at, total)
+def from_ordered_key(key):
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
-# ---- Decisions and draws (core/accept.h) ---------------------------------------------------------------------
+@triton.jit
+def min_p_cutoff(largest, temperature, min_p):
+    """min-p (Nguyen et al., arXiv 2407.01082) as a logit: p(v) >= min_p p_max. min_p = 0 gives -inf."""
+    return largest + temperature * tl.log(min_p)
+
+
+# ---- Decisions (core/accept.h) -------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -161,60 +186,22 @@ def accept(u, log_p, log_q):
 
 
 @triton.jit
+def joint_ratio(w, log_p, log_q):
+    """Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix and one more draft."""
+    longer = w * tl.exp(log_p - log_q)
+    return tl.where(longer < 1.0, longer, 1.0)
+
+
+@triton.jit
+def keep_probability(w, mass):
+    """Of keeping a prefix of joint ratio ``w``, given that no longer one was kept; ``mass`` is that of the row behind
+    it, sum max(0, w p - q). Equal p and q have none, and keep everything."""
+    either = mass + (1.0 - w)
+    return tl.where(either > 0.0, mass / tl.where(either > 0.0, either, 1.0), 1.0)
+
+
+@triton.jit
 def residual(p, q):
     """max(0, p - q). A NaN in q counts as no weight."""
     difference = p - q
     return tl.where(difference > 0.0, difference, 0.0)
-
-
-@triton.jit
-def argmax(row_ptr, vocabulary, block_max, largest, BLOCKS: tl.constexpr):
-    """The token of the largest logit; the lowest id of a tie."""
-    block = tl.min(tl.where(block_max == largest, tl.arange(0, BLOCKS), BLOCKS), 0)
-    x = load_block(row_ptr, block, vocabulary)
-    return block.to(tl.int64) * BLOCK + tl.min(tl.where(x == largest, tl.arange(0, BLOCK), BLOCK), 0)
-
-
-@triton.jit
-def draw(
-    row_ptr,
-    vocabulary,
-    mass,
-    block_max,
-    largest,
-    temperature,
-    without,
-    seed,
-    position,
-    offset,
-    BLOCKS: tl.constexpr,
-    BLOCK_STREAM: tl.constexpr,
-    TOKEN_STREAM: tl.constexpr,
-):
-    """Draws a token from softmax(l / T) with token ``without`` (or -1) taken out; -1 if nothing has weight."""
-    blocks, tokens = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
-    if without >= 0:
-        block = (without // BLOCK).to(tl.int32)
-        its_max = tl.sum(tl.where(blocks == block, block_max, 0.0), 0)
-        w = weight(load_block(row_ptr, block, vocabulary), its_max, inverse(temperature))
-        w = tl.where(tokens == without % BLOCK, 0.0, w)
-        its_mass = tl.sum(w, 0) * weight(its_max, largest, inverse(temperature))
-        mass = tl.where(blocks == block, its_mass, mass)
-    winner = race(mass, 0, BLOCKS, seed, position, offset, BLOCK_STREAM)
-    token = tl.full([], -1, tl.int64)
-    if winner >= 0:
-        its_max = tl.sum(tl.where(blocks == winner, block_max, 0.0), 0)
-        w = weight(load_block(row_ptr, winner, vocabulary), its_max, inverse(temperature))
-        first = winner.to(tl.int64) * BLOCK
-        w = tl.where(first + tokens == without, 0.0, w)
-        token = race(w, first, BLOCK, seed, position, offset, TOKEN_STREAM).to(tl.int64)
-        token = tl.where(token >= 0, first + token, -1)
-    return token
-
-
-@triton.jit
-def residual_weights(p_ptr, p_lse, q_ptr, q_lse, block, vocabulary, temperature):
-    """[1024] weights max(0, p - q) of one block."""
-    p = probability(load_block(p_ptr, block, vocabulary), inverse(temperature), p_lse)
-    q = probability(load_block(q_ptr, block, vocabulary), inverse(temperature), q_lse)
-    return residual(p, q)

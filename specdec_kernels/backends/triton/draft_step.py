@@ -1,4 +1,7 @@
-"""``draft_step`` in two launches: statistics of all blocks, then one program a sequence merges, races and draws."""
+"""``draft_step`` in two launches: statistics of all blocks, then one program a sequence merges, races and draws.
+
+One more launch between them with filters or a compact q, and one with rule ``coupled``, for its flat race.
+"""
 
 from __future__ import annotations
 
@@ -6,103 +9,188 @@ import torch
 import triton
 import triton.language as tl
 
-from ...ops import implement
+from ... import ops
+from ...types import TABLE_PADDING
 from .core import (
     BLOCK,
+    COUPLED_RULE,
     DRAFT_BLOCK,
     DRAFT_FLAG_FACTOR,
     DRAFT_TOKEN,
     INFINITY,
-    argmax,
-    draw,
     inverse,
-    load_row,
     log_probability,
+    ordered_key,
+    race,
     row_fault,
-    store_block_stats,
+    weight,
 )
-from .launch import dense_rows, device_guard, padded_blocks
+from .draw import argmax, draw, race_kernel, race_winner
+from .filters import filter_kernel, weigh
+from .launch import (
+    FILTER_WARPS,
+    contiguous,
+    dense_rows,
+    device_guard,
+    law_on_device,
+    number_of_blocks,
+    padded_blocks,
+    rows_on_device,
+)
+from .rows import NO_ROWS, load_block, load_row, load_token, stats_kernel, target_ids
+
+PADDING = tl.constexpr(TABLE_PADDING)
 
 
 @triton.jit
-def draft_stats_kernel(
-    logits_ptr,  # [B, V], rows dense
-    row_stride,
-    vocabulary,
-    num_blocks,
-    temperature_ptr,  # [B]
-    max_ptr,  # [B, blocks] out
-    sum_ptr,  # [B, blocks] out
-):
-    at = tl.program_id(0).to(tl.int64)
-    b, block = at // num_blocks, at % num_blocks
-    store_block_stats(
-        logits_ptr + b * row_stride, block, vocabulary, tl.load(temperature_ptr + b), max_ptr, sum_ptr, at
-    )
+def store_draft(outputs, b, token, log_q, cutoff, lse, fault):
+    tokens_ptr, log_q_ptr, cutoff_ptr, lse_ptr, status_ptr = outputs
+    tl.store(tokens_ptr + b, token)
+    tl.store(log_q_ptr + b, log_q)
+    tl.store(cutoff_ptr + b, cutoff)
+    tl.store(lse_ptr + b, tl.where(fault == 0, lse, float("nan")))
+    tl.store(status_ptr + b, fault * DRAFT_FLAG_FACTOR)
 
 
 @triton.jit(do_not_specialize=["offset"])
 def draft_draw_kernel(
-    logits_ptr,  # [B, V], rows dense
-    row_stride,
-    vocabulary,
-    num_blocks,
-    temperature_ptr,  # [B]
-    seed_ptr,  # [B]
-    position_ptr,  # [B]
+    rows,  # Rows [B, 1, V]
     offset,
-    max_ptr,  # [B, blocks]
-    sum_ptr,  # [B, blocks]
-    tokens_ptr,  # [B] out, as the rest
-    log_q_ptr,
-    cutoff_ptr,
-    lse_ptr,
-    status_ptr,
+    score_ptr,  # [B, blocks], as ``race_kernel`` left them; None: two levels
+    winner_ptr,
+    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
     BLOCKS: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + b * row_stride
-    temperature = tl.load(temperature_ptr + b)
-    largest, lse, mass, block_max = load_row(max_ptr, sum_ptr, b, num_blocks, temperature, BLOCKS)
+    j = b * 0 + offset
+    temperature = tl.load(rows.law.temperature_ptr + b)
+    largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     fault = row_fault(largest)
     token = tl.full([], -1, tl.int64)
     log_q = tl.full([], -INFINITY, tl.float32)
     if fault == 0:
         if temperature == 0.0:
-            token = argmax(row_ptr, vocabulary, block_max, largest, BLOCKS)
+            token = argmax(rows, b, j, block_max, largest, BLOCKS)
             log_q = tl.full([], 0.0, tl.float32)
         else:
-            seed, position = tl.load(seed_ptr + b), tl.load(position_ptr + b)
-            token = draw(
-                row_ptr, vocabulary, mass, block_max, largest, temperature, -1, seed, position, offset, BLOCKS,
-                DRAFT_BLOCK, DRAFT_TOKEN,
-            )  # fmt: skip
-            logit = tl.load(row_ptr + token).to(tl.float32)
-            log_q = log_probability(logit, inverse(temperature), lse)
-    tl.store(tokens_ptr + b, token)
-    tl.store(log_q_ptr + b, log_q)
-    tl.store(cutoff_ptr + b, -INFINITY)
-    tl.store(lse_ptr + b, tl.where(fault == 0, lse, float("nan")))
-    tl.store(status_ptr + b, fault * DRAFT_FLAG_FACTOR)
+            if score_ptr is None:
+                token = draw(rows, b, j, BLOCKS, DRAFT_BLOCK, DRAFT_TOKEN)
+            else:
+                token = race_winner(
+                    score_ptr, winner_ptr, b * rows.num_blocks, rows.num_blocks, block_max, largest, temperature, BLOCKS
+                )
+            logit, raw = load_token(rows, b, j, token)
+            log_q = log_probability(logit, inverse(temperature), lse, cutoff)
+        token = target_ids(rows, token)
+    store_draft(outputs, b, token, log_q, cutoff, lse, fault)
 
 
-def draft_step(logits, temperature, seed, position, offset: int):
-    (batch, vocabulary), device = logits.shape, logits.device
-    logits, temperature = dense_rows(logits), temperature.contiguous()
-    num_blocks = triton.cdiv(vocabulary, BLOCK.value)
-    block_max, block_sum = torch.empty((2, batch, num_blocks), dtype=torch.float32, device=device).unbind()
-    tokens = torch.empty(batch, dtype=torch.int64, device=device)
-    log_q, cutoff, lse = (torch.empty(batch, dtype=torch.float32, device=device) for _ in range(3))
-    status = torch.empty(batch, dtype=torch.int32, device=device)
+@triton.jit
+def store_listed(rows, b, j, cutoff, block_max_ptr, size, ids_ptr, logits_ptr):
+    """Lists the ``size`` largest logits, of which ``cutoff`` is the smallest, with the lowest ids of its ties: places
+    in the row's vocabulary and logits, in their order. Returns how many there are."""
+    key = ordered_key(cutoff)
+    larger, above, below = weigh(rows, b, j, key, key + 1, cutoff, cutoff, True)
+    num_listed, ties = tl.full([], 0, tl.int32), size - larger.to(tl.int32)
+    for block in range(0, rows.num_blocks):
+        if tl.load(block_max_ptr + block) >= cutoff:
+            x = load_block(rows, b, j, block)
+            tie = (x == cutoff).to(tl.int32)
+            listed = (x > cutoff) | ((tie != 0) & (tl.cumsum(tie, 0) <= ties))
+            slot = num_listed + tl.cumsum(listed.to(tl.int32), 0) - 1
+            tl.store(ids_ptr + slot, tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK), mask=listed)
+            tl.store(logits_ptr + slot, x, mask=listed)
+            num_listed += tl.sum(listed.to(tl.int32), 0)
+            ties -= tl.sum(tie, 0)
+    return num_listed
+
+
+@triton.jit(do_not_specialize=["offset"])
+def compact_draw_kernel(
+    rows,  # Rows [B, 1, V]
+    offset,
+    size,  # k'
+    ids_ptr,  # [B, k'] out
+    compact_log_q_ptr,  # [B, k'] out
+    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
+    BLOCKS: tl.constexpr,
+    SLOTS: tl.constexpr,  # k' or more, a power of 2
+):
+    b = tl.program_id(0).to(tl.int64)
+    j = b * 0 + offset
+    slots = tl.arange(0, SLOTS)
+    temperature = tl.load(rows.law.temperature_ptr + b)
+    largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
+    fault = row_fault(largest)
+    drawn = tl.full([], -1, tl.int32)
+    num_listed = tl.full([], 0, tl.int32)
+    index = tl.zeros([SLOTS], tl.int64)
+    log_q = tl.full([SLOTS], -INFINITY, tl.float32)
+    if fault == 0:
+        if temperature == 0.0:
+            drawn, num_listed = tl.full([], 0, tl.int32), tl.full([], 1, tl.int32)
+            index += argmax(rows, b, j, block_max, largest, BLOCKS)
+            log_q = tl.zeros([SLOTS], tl.float32)
+        else:
+            block_max_ptr = rows.max_ptr + b * rows.num_blocks
+            num_listed = store_listed(
+                rows, b, j, cutoff, block_max_ptr, size, ids_ptr + b * size, compact_log_q_ptr + b * size
+            )
+            tl.debug_barrier()  # other threads read what one wrote, and overwrite it below
+            index = tl.load(ids_ptr + b * size + slots, mask=slots < num_listed, other=0)
+            x = tl.load(compact_log_q_ptr + b * size + slots, mask=slots < num_listed, other=-INFINITY)
+            tl.debug_barrier()
+            w = weight(x, largest, inverse(temperature))
+            lse = largest * inverse(temperature) + tl.log(tl.sum(w, 0))
+            log_q = log_probability(x, inverse(temperature), lse, cutoff)
+            seed, position = tl.load(rows.law.seed_ptr + b), tl.load(rows.law.position_ptr + b)
+            drawn = race(w, 0, SLOTS, seed, position, j, DRAFT_TOKEN)
+    ids = tl.where(slots < num_listed, target_ids(rows, index), PADDING)
+    log_q = tl.where(slots < num_listed, log_q, -INFINITY)
+    tl.store(ids_ptr + b * size + slots, ids, mask=slots < size)
+    tl.store(compact_log_q_ptr + b * size + slots, log_q, mask=slots < size)
+    token = tl.where(fault == 0, tl.sum(tl.where(slots == drawn, ids, 0), 0), -1)
+    log_q = tl.where(fault == 0, tl.sum(tl.where(slots == drawn, log_q, 0.0), 0), -INFINITY)
+    store_draft(outputs, b, token, log_q, cutoff, lse, fault)
+
+
+def draft_step(logits, *rest):
+    *law, drafts, d2t, seed, position, offset, rule, compact = rest
+    law, (batch, vocabulary), device = ops.Law(*law), logits.shape, logits.device
+    logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    tokens, status = empty(batch, dtype=torch.int64), empty(batch, dtype=torch.int32)
+    outputs = (tokens, empty(batch), empty(batch), empty(batch), status)
+    compact_ids, compact_log_q = empty(batch, compact, dtype=torch.int64), empty(batch, compact)
     if batch > 0:
-        row = (logits, logits.stride(0), vocabulary, num_blocks, temperature)
+        filtered, coupled = law.filters is not None or compact > 0, rule == COUPLED_RULE.value
+        drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
+        rows = rows_on_device(
+            logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), law_on_device(law, seed, position, drafts),
+            (1, 0), empty(2, batch, num_blocks).unbind(), cutoff=empty(batch) if filtered else None,
+        )  # fmt: skip
+        race = (empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int64)) if coupled else (None, None)
+        blocks = padded_blocks(num_blocks)
         with device_guard(logits):
-            draft_stats_kernel[(batch * num_blocks,)](*row, block_max, block_sum)
-            draft_draw_kernel[(batch,)](
-                *row, seed.contiguous(), position.contiguous(), offset, block_max, block_sum,
-                tokens, log_q, cutoff, lse, status, BLOCKS=padded_blocks(num_blocks),
-            )  # fmt: skip
-    return tokens, log_q, cutoff, lse, status
+            stats_kernel[(batch * num_blocks,)](rows, NO_ROWS, None, batch, 1, offset)
+            if filtered:
+                filter_kernel[(batch,)](
+                    rows, NO_ROWS, None, batch, 1, offset, compact, BLOCKS=blocks, num_warps=FILTER_WARPS
+                )
+            if coupled:
+                race_kernel[(batch * num_blocks,)](rows, None, 1, offset, *race)
+            if compact:
+                slots = padded_blocks(compact)
+                compact_draw_kernel[(batch,)](
+                    rows, offset, compact, compact_ids, compact_log_q, outputs, BLOCKS=blocks, SLOTS=slots,
+                    num_warps=FILTER_WARPS,
+                )  # fmt: skip
+            else:
+                draft_draw_kernel[(batch,)](rows, offset, *race, outputs, BLOCKS=blocks)
+    return *outputs, compact_ids, compact_log_q
 
 
-implement("draft_step_triton", draft_step)
+ops.implement("draft_step_triton", draft_step)

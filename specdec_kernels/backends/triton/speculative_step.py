@@ -1,9 +1,11 @@
-"""``speculative_step`` in three launches.
+"""``speculative_step`` in three launches; with filters one more, after the first.
 
 1. Statistics of every block of every row that may be needed.
-2. A program for each (sequence, block) walks over the drafts, and weighs its block of max(0, p - q) where the walk
-   ended with a rejection. All programs of a sequence walk alike; the first one writes down where the walk stands.
-3. A program for each sequence draws. Where the residual turns out to have no mass, the draft stands and it walks on.
+2. A program for each (sequence, block) walks over the drafts and weighs its block of the residual max(0, w p - q): with
+   rule ``token`` of the row where the walk ended, with ``block`` of every row that it passed. A sequence's
+   programs walk alike. With ``coupled`` a program for each block of a row lets its tokens race.
+3. A program for each sequence decides and draws. Where the residual turns out to have no mass, the draft stands and it
+   goes on.
 """
 
 from __future__ import annotations
@@ -12,347 +14,230 @@ import torch
 import triton
 import triton.language as tl
 
-from ...ops import implement
+from ... import ops
 from .core import (
-    ACCEPT,
-    BLOCK,
-    DRAFT_FLAG_FACTOR,
-    DRAFT_OUT_OF_RANGE,
-    DRAFT_ZERO_PROBABILITY,
+    BLOCK_RULE,
+    COUPLED_RULE,
     INFINITY,
     RECOVER_BLOCK,
     RECOVER_TOKEN,
-    accept,
-    argmax,
-    draw,
     inverse,
-    load_row,
+    joint_ratio,
     log_probability,
-    probability,
-    race,
-    random_bits,
-    residual_weights,
-    row_fault,
-    store_block_stats,
-    uniform,
 )
-from .launch import dense_rows, device_guard, padded_blocks
-
-# Where a walk stands.
-DONE = tl.constexpr(0)  # the sequence is decided
-WALKING = tl.constexpr(1)  # this row is next
-DRAW = tl.constexpr(2)  # a token of this row is to be drawn from p
-DRAW_WITHOUT = tl.constexpr(3)  # from p with the draft taken out: the residual of a one-hot draft
-RECOVER = tl.constexpr(4)  # from max(0, p - q)
-
-
-@triton.jit
-def load_limit(num_drafts_ptr, b, num_drafts):
-    """How many of a sequence's drafts count."""
-    if num_drafts_ptr is None:
-        return num_drafts
-    else:
-        return tl.minimum(tl.load(num_drafts_ptr + b), num_drafts).to(tl.int32)
-
-
-@triton.jit
-def row_stats_kernel(
-    target_ptr,  # [B, K+1, V], rows dense
-    target_stride_b,
-    target_stride_j,
-    draft_ptr,  # [B, K, V], rows dense; None: the target's rows alone
-    draft_stride_b,
-    draft_stride_j,
-    num_drafts_ptr,  # [B] or None
-    temperature_ptr,  # [B]
-    batch,
-    num_drafts,  # K
-    vocabulary,
-    num_blocks,
-    max_ptr,  # [B (K+1), blocks], then [B K, blocks] of the draft, out
-    sum_ptr,
-):
-    at = tl.program_id(0).to(tl.int64)
-    row, block = at // num_blocks, at % num_blocks
-    target_rows = batch * (num_drafts + 1)
-    if row < target_rows:
-        b, j = row // (num_drafts + 1), row % (num_drafts + 1)
-        temperature = tl.load(temperature_ptr + b)
-        if j <= load_limit(num_drafts_ptr, b, num_drafts):
-            row_ptr = target_ptr + b * target_stride_b + j * target_stride_j
-            store_block_stats(row_ptr, block, vocabulary, temperature, max_ptr, sum_ptr, at)
-    elif draft_ptr is not None:
-        b, j = (row - target_rows) // num_drafts, (row - target_rows) % num_drafts
-        temperature = tl.load(temperature_ptr + b)
-        # Greedy sequences take drafts for one-hot, whatever their logits.
-        if (j < load_limit(num_drafts_ptr, b, num_drafts)) & (temperature != 0.0):
-            row_ptr = draft_ptr + b * draft_stride_b + j * draft_stride_j
-            store_block_stats(row_ptr, block, vocabulary, temperature, max_ptr, sum_ptr, at)
-
-
-@triton.jit
-def walk(
-    j,
-    b,
-    status,
-    target_ptr,
-    target_stride_b,
-    target_stride_j,
-    draft_ptr,
-    draft_stride_b,
-    draft_stride_j,
-    draft_tokens_ptr,
-    draft_lse_ptr,
-    num_drafts_ptr,
-    temperature_ptr,
-    seed_ptr,
-    position_ptr,
-    batch,
-    num_drafts,
-    vocabulary,
-    num_blocks,
-    max_ptr,
-    sum_ptr,
-    BLOCKS: tl.constexpr,
-):
-    """Walks from row ``j`` (int64: rows lie more than 2^31 elements apart) until no draft is kept.
-
-    Returns (row, where the walk stands, status, token if it is decided, lse of p, lse of q)."""
-    limit = load_limit(num_drafts_ptr, b, num_drafts)
-    temperature = tl.load(temperature_ptr + b)
-    state = tl.full([], WALKING, tl.int32)
-    token = tl.full([], -1, tl.int64)
-    p_lse, q_lse = tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32)
-    while state == WALKING:
-        row_ptr = target_ptr + b * target_stride_b + j * target_stride_j
-        largest, p_lse, mass, block_max = load_row(
-            max_ptr, sum_ptr, b * (num_drafts + 1) + j, num_blocks, temperature, BLOCKS
-        )
-        fault = row_fault(largest)
-        status = status | fault
-        x = tl.load(draft_tokens_ptr + b * num_drafts + j, mask=j < limit, other=-1)
-        in_range = (x >= 0) & (x < vocabulary)
-        if (fault == 0) & (x != -1) & (in_range == 0):
-            status = status | DRAFT_OUT_OF_RANGE
-        x = tl.where(in_range, x, -1)
-        if fault != 0:
-            state = tl.full([], DONE, tl.int32)
-        elif temperature == 0.0:
-            best = argmax(row_ptr, vocabulary, block_max, largest, BLOCKS)
-            token = tl.where(x == best, token, best)
-            state = tl.where(x == best, WALKING, DONE).to(tl.int32)
-        elif x < 0:
-            state = tl.full([], DRAW, tl.int32)
-        else:
-            log_q = tl.full([], 0.0, tl.float32)  # one-hot
-            draft_fault = tl.full([], 0, tl.int32)
-            if draft_ptr is not None:
-                if draft_lse_ptr is not None:
-                    # A NaN is how draft_step hands over the statistics of a row without a distribution.
-                    q_lse = tl.load(draft_lse_ptr + b * num_drafts + j)
-                    draft_fault = row_fault(q_lse)
-                else:
-                    at = batch * (num_drafts + 1) + b * num_drafts + j
-                    q_largest, q_lse, q_mass, q_max = load_row(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS)
-                    draft_fault = row_fault(q_largest)
-                logit = tl.load(draft_ptr + b * draft_stride_b + j * draft_stride_j + x).to(tl.float32)
-                log_q = log_probability(logit, inverse(temperature), q_lse)
-            logit = tl.load(row_ptr + x).to(tl.float32)
-            log_p = log_probability(logit, inverse(temperature), p_lse)
-            seed, position = tl.load(seed_ptr + b), tl.load(position_ptr + b)
-            # One word is used, of the first call: the sum picks it out of the vector.
-            bits = random_bits(0, 4, seed, position, j, ACCEPT)
-            u = tl.sum(tl.where(tl.arange(0, 4) == 0, uniform(bits), 0.0), 0)
-            if draft_fault != 0:
-                status = status | (draft_fault * DRAFT_FLAG_FACTOR)
-                state = tl.full([], DRAW, tl.int32)
-            elif log_q == -INFINITY:
-                status = status | DRAFT_ZERO_PROBABILITY
-                state = tl.full([], RECOVER, tl.int32)
-            elif accept(u, log_p, log_q):
-                state = tl.full([], WALKING, tl.int32)
-            elif draft_ptr is None:
-                state = tl.full([], DRAW_WITHOUT, tl.int32)
-            else:
-                state = tl.full([], RECOVER, tl.int32)
-        if state == WALKING:
-            j += 1
-    return j, state, status, token, p_lse, q_lse
+from .draw import draw, race_kernel
+from .filters import filter_kernel
+from .launch import (
+    FILTER_WARPS,
+    contiguous,
+    dense_rows,
+    device_guard,
+    law_on_device,
+    number_of_blocks,
+    padded_blocks,
+    rows_on_device,
+)
+from .rows import NO_ROWS, load_merged, load_row, load_token, stats_kernel, stats_row
+from .verify import (
+    DONE,
+    DRAW,
+    RECOVER,
+    Step,
+    examine,
+    recover,
+    residual_masses,
+    residual_weights,
+    walk,
+    walk_favourites,
+    walk_jointly,
+    where_to,
+)
 
 
 @triton.jit
 def residual_kernel(
-    target_ptr,
-    target_stride_b,
-    target_stride_j,
-    draft_ptr,
-    draft_stride_b,
-    draft_stride_j,
-    draft_tokens_ptr,  # [B, K]
-    draft_lse_ptr,  # [B, K] or None: computed by the first launch
-    num_drafts_ptr,
-    temperature_ptr,
-    seed_ptr,  # [B]
-    position_ptr,  # [B]
-    batch,
-    num_drafts,
-    vocabulary,
-    num_blocks,
-    max_ptr,
-    sum_ptr,
-    walk_ptr,  # [B, 4] out: row, where the walk stands, status, token
-    lse_ptr,  # [B, 2] out: lse of p and of q
-    mass_ptr,  # [B, blocks] out: mass of max(0, p - q), where the walk stands at RECOVER
+    step,  # Step
+    walk_ptr,  # [B, 3] out, rule `token`: row, where the sequence stands, status
+    mass_ptr,  # out: mass of one block's residual, [B, blocks]; rule `block`: [B, K, blocks]
+    RULE: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64)
-    b, block = at // num_blocks, at % num_blocks
-    temperature = tl.load(temperature_ptr + b)
-    if block > 0:
-        if draft_ptr is None:
-            return
-        if temperature == 0.0:
-            return
-    j, state, status, token, p_lse, q_lse = walk(
-        tl.full([], 0, tl.int64), b, tl.full([], 0, tl.int32),
-        target_ptr, target_stride_b, target_stride_j, draft_ptr, draft_stride_b, draft_stride_j, draft_tokens_ptr,
-        draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch, num_drafts, vocabulary,
-        num_blocks, max_ptr, sum_ptr, BLOCKS,
-    )  # fmt: skip
-    if block == 0:
-        tl.store(walk_ptr + b * 4, j)
-        tl.store(walk_ptr + b * 4 + 1, state.to(tl.int64))
-        tl.store(walk_ptr + b * 4 + 2, status.to(tl.int64))
-        tl.store(walk_ptr + b * 4 + 3, token)
-        tl.store(lse_ptr + b * 2, p_lse)
-        tl.store(lse_ptr + b * 2 + 1, q_lse)
-    if draft_ptr is not None:
+    b, block = at // step.target.num_blocks, at % step.target.num_blocks
+    if tl.load(step.target.law.temperature_ptr + b) != 0.0:
+        j = b * 0
+        if RULE == BLOCK_RULE:
+            w, walking = tl.full([], 1.0, tl.float32), True
+            while walking:
+                fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
+                if drafted:
+                    mass = tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0)
+                    tl.store(mass_ptr + (b * step.num_drafts + j) * step.target.num_blocks + block, mass)
+                walking = drafted & (log_q != -INFINITY)
+                w = joint_ratio(w, log_p, log_q)
+                j += 1
+        else:
+            j, state, status = walk(step, b, j, tl.full([], 0, tl.int32), BLOCKS)
+            if block == 0:
+                tl.store(walk_ptr + b * 3, j)
+                tl.store(walk_ptr + b * 3 + 1, state.to(tl.int64))
+                tl.store(walk_ptr + b * 3 + 2, status.to(tl.int64))
+            if state == RECOVER:
+                tl.store(mass_ptr + at, tl.sum(residual_weights(step, b, j, 1.0, block, BLOCKS), 0))
+
+
+@triton.jit
+def decide(step, b, walk_ptr, mass_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
+    """Rules `token` and `block`: (number of drafts accepted, status, token behind them or -1)."""
+    num_blocks, blocks = step.target.num_blocks, tl.arange(0, BLOCKS)
+    if RULE == BLOCK_RULE:
+        j, state, status, w = walk_jointly(step, b, mass_ptr, BLOCKS)
+        at = (b * step.num_drafts + j) * num_blocks
+    else:
+        j, w = tl.load(walk_ptr + b * 3), tl.full([], 1.0, tl.float32)
+        state, status = tl.load(walk_ptr + b * 3 + 1).to(tl.int32), tl.load(walk_ptr + b * 3 + 2).to(tl.int32)
+        at = b * num_blocks
+    token = tl.full([], -1, tl.int64)
+    mass = tl.load(mass_ptr + at + blocks, mask=blocks < tl.where(state == RECOVER, num_blocks, 0), other=0.0)
+    while state != DONE:
         if state == RECOVER:
-            p_ptr = target_ptr + b * target_stride_b + j * target_stride_j
-            q_ptr = draft_ptr + b * draft_stride_b + j * draft_stride_j
-            w = residual_weights(p_ptr, p_lse, q_ptr, q_lse, block, vocabulary, temperature)
-            tl.store(mass_ptr + at, tl.sum(w, 0))
+            token = recover(step, b, j, w, mass, BLOCKS)
+            state = tl.full([], DONE, tl.int32)
+            if token < 0:
+                # No mass: p and q are equal up to rounding, so the draft stands, unless p never yields it.
+                fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
+                state = tl.full([], DRAW, tl.int32)
+                if tl.exp(log_p) > 0.0:
+                    j += 1
+                    if RULE == BLOCK_RULE:
+                        w = joint_ratio(w, log_p, log_q)
+                        fault, status, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
+                        state = where_to(fault, drafted)
+                    else:
+                        j, state, status = walk(step, b, j, status, BLOCKS)
+                    if state == RECOVER:
+                        mass = residual_masses(step, b, j, w, BLOCKS)
+        if state == DRAW:
+            token = draw(step.target, b, j, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
+            state = tl.full([], DONE, tl.int32)
+    return j, status, token
+
+
+@triton.jit
+def store_log_probs(step, b, i, token, log_probs_ptr, raw_log_probs_ptr, BLOCKS: tl.constexpr):
+    """Of what row i emitted; NaN where that is nothing (-1)."""
+    log_p, raw_log_p = tl.full([], float("nan"), tl.float32), tl.full([], float("nan"), tl.float32)
+    target = step.target
+    if token >= 0:
+        temperature = tl.load(target.law.temperature_ptr + b)
+        logit, raw = load_token(target, b, i, token)
+        largest, lse, cutoff, mass, block_max = load_row(target, b, i, BLOCKS)
+        log_p = tl.where(temperature == 0.0, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
+        largest, lse, mass, block_max = load_merged(
+            target.raw_max_ptr, target.raw_sum_ptr, stats_row(target, b, i) * target.num_blocks, target.num_blocks,
+            tl.full([], 1.0, tl.float32), BLOCKS,
+        )  # fmt: skip
+        raw_log_p = raw - lse
+    tl.store(log_probs_ptr + b * (step.num_drafts + 1) + i, log_p)
+    tl.store(raw_log_probs_ptr + b * (step.num_drafts + 1) + i, raw_log_p)
 
 
 @triton.jit
 def draw_kernel(
-    target_ptr,
-    target_stride_b,
-    target_stride_j,
-    draft_ptr,
-    draft_stride_b,
-    draft_stride_j,
-    draft_tokens_ptr,
-    draft_lse_ptr,
-    num_drafts_ptr,
-    temperature_ptr,
-    seed_ptr,
-    position_ptr,
-    batch,
-    num_drafts,
-    vocabulary,
-    num_blocks,
-    max_ptr,
-    sum_ptr,
-    walk_ptr,
-    lse_ptr,
+    step,  # Step
+    walk_ptr,  # as ``residual_kernel`` left them; None with rule `coupled`
     mass_ptr,
+    score_ptr,  # [B, K+1, blocks], as ``race_kernel`` left them; None with other rules
+    winner_ptr,
     tokens_ptr,  # [B, K+1] out
     num_accepted_ptr,  # [B] out
     status_ptr,  # [B] out
+    num_emitted_ptr,  # [B] out
+    log_probs_ptr,  # [B, K+1] out, or None
+    raw_log_probs_ptr,  # [B, K+1] out, or None
+    RULE: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,  # K + 1 or more, a power of 2
 ):
     b = tl.program_id(0).to(tl.int64)
-    blocks = tl.arange(0, BLOCKS)
-    temperature, seed, position = tl.load(temperature_ptr + b), tl.load(seed_ptr + b), tl.load(position_ptr + b)
-    j, state = tl.load(walk_ptr + b * 4), tl.load(walk_ptr + b * 4 + 1).to(tl.int32)
-    status, token = tl.load(walk_ptr + b * 4 + 2).to(tl.int32), tl.load(walk_ptr + b * 4 + 3)
-    p_lse, q_lse = tl.load(lse_ptr + b * 2), tl.load(lse_ptr + b * 2 + 1)
-    residual_mass = tl.load(mass_ptr + b * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
-    while state != DONE:
-        p_ptr = target_ptr + b * target_stride_b + j * target_stride_j
-        x = tl.load(draft_tokens_ptr + b * num_drafts + j, mask=j < num_drafts, other=-1)
-        kept = False
-        if draft_ptr is not None:
-            if state == RECOVER:
-                q_ptr = draft_ptr + b * draft_stride_b + j * draft_stride_j
-                block = race(residual_mass, 0, BLOCKS, seed, position, j, RECOVER_BLOCK)
-                if block >= 0:
-                    w = residual_weights(p_ptr, p_lse, q_ptr, q_lse, block, vocabulary, temperature)
-                    first = block.to(tl.int64) * BLOCK
-                    token = first + race(w, first, BLOCK, seed, position, j, RECOVER_TOKEN)
-                    state = tl.full([], DONE, tl.int32)
-                else:
-                    # No mass: p and q are equal up to rounding, so the draft stands, unless p never yields it.
-                    p_x = probability(tl.load(p_ptr + x).to(tl.float32), inverse(temperature), p_lse)
-                    kept = p_x > 0.0
-                    state = tl.full([], DRAW, tl.int32)
-        if (state == DRAW) | (state == DRAW_WITHOUT):
-            if kept == 0:
-                without = tl.where(state == DRAW_WITHOUT, x, -1)
-                largest, lse, mass, block_max = load_row(
-                    max_ptr, sum_ptr, b * (num_drafts + 1) + j, num_blocks, temperature, BLOCKS
-                )
-                token = draw(
-                    p_ptr, vocabulary, mass, block_max, largest, temperature, without, seed, position, j, BLOCKS,
-                    RECOVER_BLOCK, RECOVER_TOKEN,
-                )  # fmt: skip
-                kept = token < 0  # p has no mass but on the draft
-                state = tl.full([], DONE, tl.int32)
-        if kept:
-            j, state, status, token, p_lse, q_lse = walk(
-                j + 1, b, status,
-                target_ptr, target_stride_b, target_stride_j, draft_ptr, draft_stride_b, draft_stride_j,
-                draft_tokens_ptr, draft_lse_ptr, num_drafts_ptr, temperature_ptr, seed_ptr, position_ptr, batch,
-                num_drafts, vocabulary, num_blocks, max_ptr, sum_ptr, BLOCKS,
-            )  # fmt: skip
-            if draft_ptr is not None:
-                if state == RECOVER:
-                    p_ptr = target_ptr + b * target_stride_b + j * target_stride_j
-                    q_ptr = draft_ptr + b * draft_stride_b + j * draft_stride_j
-                    for i in range(num_blocks):
-                        w = residual_weights(p_ptr, p_lse, q_ptr, q_lse, i, vocabulary, temperature)
-                        residual_mass = tl.where(blocks == i, tl.sum(w, 0), residual_mass)
-    row = tl.arange(0, ROWS)
-    drafts = tl.load(draft_tokens_ptr + b * num_drafts + row, mask=row < j, other=-1)
+    if RULE == COUPLED_RULE:
+        j, status, token = walk_favourites(step, b, score_ptr, winner_ptr, RULE, BLOCKS)
+    else:
+        if tl.load(step.target.law.temperature_ptr + b) == 0.0:
+            j, status, token = walk_favourites(step, b, score_ptr, winner_ptr, RULE, BLOCKS)
+        else:
+            j, status, token = decide(step, b, walk_ptr, mass_ptr, RULE, BLOCKS)
+    row, num_rows = tl.arange(0, ROWS), step.num_drafts + 1
+    drafts = tl.load(step.target.law.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
     emitted = tl.where(row == j, token, drafts)
-    tl.store(tokens_ptr + b * (num_drafts + 1) + row, emitted, mask=row <= num_drafts)
+    tl.store(tokens_ptr + b * num_rows + row, emitted, mask=row < num_rows)
     tl.store(num_accepted_ptr + b, j)
     tl.store(status_ptr + b, status)
+    tl.store(num_emitted_ptr + b, j + tl.where(token >= 0, 1, 0))
+    if log_probs_ptr is not None:
+        for i in range(0, num_rows):
+            its_token = tl.sum(tl.where(row == i, emitted, 0), 0)
+            store_log_probs(step, b, tl.cast(i, tl.int64), its_token, log_probs_ptr, raw_log_probs_ptr, BLOCKS)
 
 
-def speculative_step(target_logits, draft_tokens, draft_logits, draft_lse, num_drafts, temperature, seed, position):
-    (batch, rows, vocabulary), device = target_logits.shape, target_logits.device
-    target = dense_rows(target_logits)
-    draft = None if draft_logits is None else dense_rows(draft_logits)
-    draft_strides = (0, 0) if draft is None else draft.stride()[:2]
-    limits = None if num_drafts is None else num_drafts.contiguous()
-    temperature = temperature.contiguous()
-    num_blocks = triton.cdiv(vocabulary, BLOCK.value)
-    weigh_draft = draft is not None and draft_lse is None
-    num_rows = batch * (rows + rows - 1 if weigh_draft else rows)
+def speculative_step(
+    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q, d2t, num_drafts,
+    *rest,
+):  # fmt: skip
+    *law, seed, position, rule, log_probs = rest
+    law, (batch, rows, vocabulary), device = ops.Law(*law), target_logits.shape, target_logits.device
+    target, num_blocks, limits = dense_rows(target_logits), number_of_blocks(vocabulary), contiguous(num_drafts)
 
-    def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    block_max, block_sum = scratch(2, num_rows, num_blocks).unbind()
-    tokens = scratch(batch, rows, dtype=torch.int64)
-    num_accepted, status = (scratch(batch, dtype=torch.int32) for _ in range(2))
+    tokens = empty(batch, rows, dtype=torch.int64)
+    num_accepted, status, num_emitted = (empty(batch, dtype=torch.int32) for _ in range(3))
+    logs = [empty(batch, rows if log_probs else 0) for _ in range(2)]
     if batch > 0:
-        logits = (target, *target.stride()[:2], draft, *draft_strides)
-        sizes = (batch, rows - 1, vocabulary, num_blocks)
-        step = (
-            *logits, draft_tokens.contiguous(), None if draft_lse is None else draft_lse.contiguous(), limits,
-            temperature, seed.contiguous(), position.contiguous(), *sizes, block_max, block_sum,
-            scratch(batch, 4, dtype=torch.int64), scratch(batch, 2), scratch(batch, num_blocks),
+        on_device = law_on_device(law, seed, position, draft_tokens)
+        draft = None if draft_logits is None or rows == 1 else dense_rows(draft_logits)
+        weigh_draft = draft is not None and draft_lse is None
+        target_rows, draft_rows = batch * rows, batch * (rows - 1) if weigh_draft else 0
+        block_stats = empty(2, target_rows + draft_rows, num_blocks)
+        raw_stats = empty(2, target_rows, num_blocks).unbind() if log_probs else (None, None)
+        cutoff = None if law.filters is None else empty(target_rows + draft_rows)
+        target = rows_on_device(
+            target, target.stride()[:2], vocabulary, None, on_device, (rows, 1), block_stats[:, :target_rows].unbind(),
+            raw_stats, cutoff,
         )  # fmt: skip
+        if draft is not None:
+            its_stats = block_stats[:, target_rows:].unbind() if weigh_draft else (None, None)
+            its_cutoff = cutoff[target_rows:] if weigh_draft and cutoff is not None else None
+            draft = rows_on_device(
+                draft, draft.stride()[:2], vocabulary, contiguous(d2t), on_device, (rows - 1, 1), its_stats,
+                cutoff=its_cutoff,
+            )  # fmt: skip
+        step = Step(
+            target, NO_ROWS if draft is None else draft, contiguous(draft_cutoff), contiguous(draft_lse),
+            contiguous(compact_ids), contiguous(compact_log_q), 0 if compact_ids is None else compact_ids.shape[-1],
+            limits, rows - 1,
+        )  # fmt: skip
+        both = (target, draft if weigh_draft else NO_ROWS, limits, batch, rows, 0)
+        walks = masses = scores = winners = None
         blocks = padded_blocks(num_blocks)
-        with device_guard(target):
-            row_stats_kernel[(num_rows * num_blocks,)](*logits, limits, temperature, *sizes, block_max, block_sum)
-            residual_kernel[(batch * num_blocks,)](*step, BLOCKS=blocks)
-            draw_kernel[(batch,)](*step, tokens, num_accepted, status, BLOCKS=blocks, ROWS=triton.next_power_of_2(rows))
-    return tokens, num_accepted, status
+        with device_guard(target_logits):
+            stats_kernel[((target_rows + draft_rows) * num_blocks,)](*both)
+            if law.filters is not None:
+                filter_kernel[(target_rows + draft_rows,)](*both, 0, BLOCKS=blocks, num_warps=FILTER_WARPS)
+            if rule == COUPLED_RULE.value:
+                scores = empty(target_rows, num_blocks)
+                winners = empty(target_rows, num_blocks, dtype=torch.int64)
+                race_kernel[(target_rows * num_blocks,)](target, limits, rows, 0, scores, winners)
+            else:
+                walks = empty(batch, 3, dtype=torch.int64)
+                masses = empty(batch, rows - 1 if rule == BLOCK_RULE.value else 1, num_blocks)
+                residual_kernel[(batch * num_blocks,)](step, walks, masses, RULE=rule, BLOCKS=blocks)
+            draw_kernel[(batch,)](
+                step, walks, masses, scores, winners, tokens, num_accepted, status, num_emitted,
+                *(logs if log_probs else (None, None)), RULE=rule, BLOCKS=blocks, ROWS=triton.next_power_of_2(rows),
+            )  # fmt: skip
+    return tokens, num_accepted, status, num_emitted, *logs
 
 
-implement("speculative_step_triton", speculative_step)
+ops.implement("speculative_step_triton", speculative_step)

@@ -1,0 +1,74 @@
+"""Draws from rows whose statistics are known: greedy, in two levels, and rule `coupled`'s flat race."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .core import BLOCK, RACE, exponential, inverse, race, random_bits, random_bits_of, uniform, weight
+from .rows import load_block, load_cutoff, load_limit, load_row, stats_row, target_ids
+
+
+@triton.jit
+def argmax(rows, b, j, block_max, largest, BLOCKS: tl.constexpr):
+    """The token of the largest logit; the lowest id of a tie."""
+    block = tl.min(tl.where(block_max == largest, tl.arange(0, BLOCKS), BLOCKS), 0)
+    x = load_block(rows, b, j, block)
+    return tl.cast(block, tl.int64) * BLOCK + tl.min(tl.where(x == largest, tl.arange(0, BLOCK), BLOCK), 0)
+
+
+@triton.jit
+def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STREAM: tl.constexpr):
+    """Draws a token of row (b, j) in two levels: a block, then a token of it."""
+    law = rows.law
+    temperature, seed = tl.load(law.temperature_ptr + b), tl.load(law.seed_ptr + b)
+    position = tl.load(law.position_ptr + b)
+    largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
+    block = race(mass, 0, BLOCKS, seed, position, j, BLOCK_STREAM)
+    its_max = tl.sum(tl.where(tl.arange(0, BLOCKS) == block, block_max, 0.0), 0)
+    x = load_block(rows, b, j, block)
+    w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
+    first = tl.cast(block, tl.int64) * BLOCK
+    return first + race(w, first, BLOCK, seed, position, j, TOKEN_STREAM)
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def race_kernel(
+    rows,  # Rows
+    num_drafts_ptr,  # [B] or None
+    num_rows,
+    first_row,
+    score_ptr,  # [B, num_rows, blocks] out: the best w / E of a block, relatively to its largest logit
+    winner_ptr,  # [B, num_rows, blocks] out: its token
+):
+    """Rule `coupled`: one block's part of the race of a row, flat over single tokens, with the noise of their target
+    ids and of the row's absolute position."""
+    at = tl.program_id(0).to(tl.int64)
+    row, block = at // rows.num_blocks, at % rows.num_blocks
+    b, i = row // num_rows, row % num_rows
+    temperature = tl.load(rows.law.temperature_ptr + b)
+    if (i <= load_limit(num_drafts_ptr, b, num_rows - 1)) & (temperature != 0.0):
+        j = i + first_row
+        its_max = tl.load(rows.max_ptr + stats_row(rows, b, j) * rows.num_blocks + block)
+        cutoff = load_cutoff(rows, b, j)
+        first = block * BLOCK
+        x = load_block(rows, b, j, block)
+        seed, position = tl.load(rows.law.seed_ptr + b), tl.load(rows.law.position_ptr + b) + j
+        zero = tl.full([], 0, tl.int32)
+        if rows.d2t_ptr is None:
+            bits = random_bits(first, BLOCK, seed, position, zero, RACE)
+        else:
+            bits = random_bits_of(target_ids(rows, first + tl.arange(0, BLOCK)), seed, position, zero, RACE)
+        w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
+        score = w / exponential(uniform(bits))
+        tl.store(score_ptr + at, tl.max(score, 0))
+        tl.store(winner_ptr + at, first + tl.argmax(score, 0))
+
+
+@triton.jit
+def race_winner(score_ptr, winner_ptr, at, num_blocks, block_max, largest, temperature, BLOCKS: tl.constexpr):
+    """The token that won the race whose parts ``race_kernel`` stored from ``at`` on."""
+    block = tl.arange(0, BLOCKS)
+    score = tl.load(score_ptr + at + block, mask=block < num_blocks, other=0.0)
+    best = tl.argmax(score * weight(block_max, largest, inverse(temperature)), 0)
+    return tl.load(winner_ptr + at + best)

@@ -1,0 +1,132 @@
+"""Top-k, top-p and min-p as one cutoff a row, and the truncation of a compact q; one program a row, without sorting.
+
+The k-th largest logit, and the largest one that those above it weigh enough with, are found by bisection over the bits
+of ``ordered_key``. A pass over the row tells how much lies above the middle, and moves a bound to a logit that exists,
+so a row takes about as many passes as log2 of its number of different logits. Sums of non-negative numbers in a fixed
+order grow with every number, rounding or not: so the bisection is exact for what float32 sums say.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .core import BLOCK, INFINITY, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, weight
+from .rows import load_limit, load_tokens, stats_row
+
+GROUP = tl.constexpr(8)  # blocks that a pass reads at once
+LOWEST = tl.constexpr(-2139095041)  # ordered_key(-inf)
+
+
+@triton.jit
+def load_group_max(rows, b, j, group):
+    """[GROUP] largest logits of the blocks of a group."""
+    block = group * GROUP + tl.arange(0, GROUP)
+    at = stats_row(rows, b, j) * rows.num_blocks + block
+    return tl.load(rows.max_ptr + at, mask=block < rows.num_blocks, other=-INFINITY)
+
+
+@triton.jit
+def weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT: tl.constexpr):
+    """What lies at ``middle`` or above: its weight (with COUNT its number); the smallest key there; and the largest key
+    below. Tokens below ``low`` matter to none of them."""
+    mass = tl.zeros([GROUP * BLOCK], tl.float32)
+    above = tl.full([GROUP * BLOCK], 0x7FFFFFFF, tl.int32)
+    below = tl.full([GROUP * BLOCK], LOWEST, tl.int32)
+    for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
+        if tl.max(ordered_key(load_group_max(rows, b, j, group)), 0) >= low:
+            x = load_tokens(rows, b, j, tl.cast(group, tl.int64) * (GROUP * BLOCK), GROUP * BLOCK)
+            key = ordered_key(x)
+            w = 1.0 if COUNT else weight(x, largest, inverse_temperature)
+            mass += tl.where(key >= middle, w, 0.0)
+            above = tl.where(key >= middle, tl.minimum(above, key), above)
+            below = tl.where(key < middle, tl.maximum(below, key), below)
+    return tl.sum(mass, 0), tl.min(above, 0), tl.max(below, 0)
+
+
+@triton.jit
+def select(rows, b, j, low, high, wanted, largest, inverse_temperature, COUNT: tl.constexpr):
+    """The largest key in low .. high such that the tokens there and above weigh ``wanted`` or more, as those from
+    ``low`` on do."""
+    while low < high:
+        middle = ((low.to(tl.int64) + high + 1) >> 1).to(tl.int32)
+        mass, above, below = weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT)
+        high = tl.where(mass >= wanted, high, tl.maximum(low, below))
+        low = tl.where(mass >= wanted, above, low)
+    return low
+
+
+@triton.jit
+def nth_largest(rows, b, j, low, n, largest):
+    """The key of the n-th largest of the logits whose keys are ``low`` or above; of the smallest if there are fewer.
+    -inf is not one of them."""
+    one = tl.full([], 1.0, tl.float32)
+    low = tl.maximum(low, LOWEST + 1)
+    number, smallest, below = weigh(rows, b, j, low, low, largest, one, True)
+    return select(rows, b, j, smallest, ordered_key(largest), tl.minimum(number, n), largest, one, True)
+
+
+@triton.jit
+def cutoff_of(rows, b, j, largest, temperature):
+    """The smallest logit that top-k, then top-p, then min-p keep."""
+    at = rows.law.filters_ptr + b * 3
+    top_k, top_p, min_p = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    low, inverse_temperature = tl.full([], LOWEST, tl.int32), inverse(temperature)
+    if top_k > 0.0:
+        low = nth_largest(rows, b, j, low, top_k, largest)
+    if top_p < 1.0:
+        total, above, below = weigh(rows, b, j, low, low, largest, inverse_temperature, False)
+        wanted = tl.maximum(top_p * total, 1.1754944e-38)  # top_p = 0 keeps the largest logit
+        low = select(rows, b, j, low, ordered_key(largest), wanted, largest, inverse_temperature, False)
+    return tl.maximum(from_ordered_key(low), min_p_cutoff(largest, temperature, min_p))
+
+
+@triton.jit
+def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
+    """Stores the cutoff of row (b, j), and the block sums of what it keeps; size > 0: of a compact q."""
+    row = stats_row(rows, b, j)
+    temperature = tl.load(rows.law.temperature_ptr + b)
+    block = tl.arange(0, BLOCKS)
+    block_max = tl.load(rows.max_ptr + row * rows.num_blocks + block, mask=block < rows.num_blocks, other=-INFINITY)
+    largest = tl.max(block_max, 0)
+    any_nan = tl.max((block_max != block_max).to(tl.int32), 0) > 0
+    cutoff = tl.full([], -INFINITY, tl.float32)
+    if (temperature != 0.0) & (row_fault(largest) == 0) & (any_nan == 0):
+        if rows.law.filters_ptr is not None:
+            cutoff = cutoff_of(rows, b, j, largest, temperature)
+        if size > 0:
+            cutoff = from_ordered_key(nth_largest(rows, b, j, ordered_key(cutoff), size, largest))
+    tl.store(rows.cutoff_ptr + row, cutoff)
+    if (cutoff > -INFINITY) & (size == 0):  # a compact q has weights of its own
+        for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
+            its_max = load_group_max(rows, b, j, group)
+            total = tl.zeros([GROUP], tl.float32)
+            if tl.max(its_max, 0) >= cutoff:
+                x = load_tokens(rows, b, j, tl.cast(group, tl.int64) * (GROUP * BLOCK), GROUP * BLOCK)
+                x = tl.reshape(x, [GROUP, BLOCK])
+                w = weight(x, its_max[:, None], inverse(temperature))
+                total = tl.sum(tl.where(x >= cutoff, w, 0.0), 1)
+            its_block = group * GROUP + tl.arange(0, GROUP)
+            tl.store(rows.sum_ptr + row * rows.num_blocks + its_block, total, mask=its_block < rows.num_blocks)
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def filter_kernel(
+    target,  # Rows; a program for each row that may be needed, as in ``stats_kernel``
+    draft,  # Rows, or NO_ROWS
+    num_drafts_ptr,  # [B] or None
+    batch,
+    num_rows,
+    first_row,
+    compact_size,  # k', or 0
+    BLOCKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    if row < batch * num_rows:
+        b, i = row // num_rows, row % num_rows
+        if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
+            filter_row(target, b, i + first_row, compact_size, BLOCKS)
+    elif draft.ptr is not None:
+        b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
+        if i < load_limit(num_drafts_ptr, b, num_rows - 1):
+            filter_row(draft, b, i + first_row, compact_size, BLOCKS)

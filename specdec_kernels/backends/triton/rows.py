@@ -1,0 +1,220 @@
+"""Rows of logits in memory: what kernels are told of them, and how a block of one is loaded, adjusted and summed up."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .core import BLOCK, INFINITY, adjust, block_stats, merge
+
+
+class Law(NamedTuple):
+    """``ops.Law`` on the device, and what it depends on. Pointers to dense tensors; None is left out of the kernel."""
+
+    temperature_ptr: Any  # [B]
+    filters_ptr: Any  # [B, 3] or None
+    penalties_ptr: Any  # [B, 3] or None
+    ids_ptr: Any  # [B, N] or None: no table
+    bias_ptr: Any  # [B, N]
+    in_prompt_ptr: Any  # [B, N]
+    count_ptr: Any  # [B, N]
+    num_entries: Any  # N
+    ends_ptr: Any  # [E] or None
+    num_ends: Any  # E
+    first_end_ptr: Any  # [B]
+    seed_ptr: Any  # [B]
+    position_ptr: Any  # [B], of the step's first token
+    drafts_ptr: Any  # [B, drafts_stride], the step's drafts
+    drafts_stride: Any
+
+
+class Rows(NamedTuple):
+    """Raw logits of a model and where statistics of their rows are. A row is (b, j), j = its offset in the step; both
+    are int64, as rows lie more than 2^31 elements apart."""
+
+    law: Law | None  # the first: Triton 3.6 forgets constants of a tuple that comes behind others
+    ptr: Any  # logits (b, j, v) at stride_b b + stride_j j + v
+    stride_b: Any
+    stride_j: Any
+    vocabulary: Any
+    num_blocks: Any  # of the target's vocabulary, of which the row's may be a part
+    d2t_ptr: Any  # [vocabulary] or None: the tokens are the target's
+    max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
+    sum_ptr: Any  # and the sum of its weights relative to that
+    raw_max_ptr: Any  # the same of raw logits at temperature 1; None where no log-probabilities are wanted
+    raw_sum_ptr: Any
+    cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters
+    stats_stride_b: Any
+    stats_stride_j: Any
+
+
+# In place of Rows: Triton 3.6 cannot compare a tuple with None.
+NO_ROWS = Rows(*[None] * len(Rows._fields))
+
+
+@triton.jit
+def find(sorted_ptr, size, ids):
+    """(place, whether it is there) of every id among ``size`` >= 1 ascending ones."""
+    place = (ids * 0).to(tl.int32)
+    left = size + tl.program_id(2)  # which is 0, and hides a constant 1: Triton 3.6 fails on loops that never run
+    while left > 1:  # the last entry <= id is among those ``left`` from place on
+        half = left // 2
+        place = tl.where(tl.load(sorted_ptr + place + half) <= ids, place + half, place)
+        left -= half
+    return place, tl.load(sorted_ptr + place) == ids
+
+
+@triton.jit
+def target_ids(rows, index):
+    """The target's ids of tokens of a row; -1 beyond its vocabulary."""
+    inside = index < rows.vocabulary
+    if rows.d2t_ptr is None:
+        return tl.where(inside, index, -1)
+    else:
+        return tl.load(rows.d2t_ptr + index, mask=inside, other=-1)
+
+
+@triton.jit
+def adjusted(x, ids, law, b, j):
+    """Logits of row (b, j), whose tokens are ``ids`` (a scalar or a vector), after bias and penalties."""
+    if law.ids_ptr is not None:
+        place, listed = find(law.ids_ptr + b * law.num_entries, law.num_entries, ids)
+        at = b * law.num_entries + place
+        bias = tl.load(law.bias_ptr + at, mask=listed, other=0.0)
+        in_prompt = tl.load(law.in_prompt_ptr + at, mask=listed, other=0)
+        count = tl.load(law.count_ptr + at, mask=listed, other=0)
+        for i in range(0, j.to(tl.int32)):
+            count += (ids == tl.load(law.drafts_ptr + b * law.drafts_stride + i)).to(tl.int32)
+        repetition, presence, frequency = tl.full([], 1.0, tl.float32), 0.0, 0.0
+        if law.penalties_ptr is not None:
+            repetition = tl.load(law.penalties_ptr + b * 3)
+            presence = tl.load(law.penalties_ptr + b * 3 + 1)
+            frequency = tl.load(law.penalties_ptr + b * 3 + 2)
+        x = adjust(x, bias, in_prompt, count, repetition, presence, frequency)
+        if law.ends_ptr is not None:
+            early = tl.load(law.position_ptr + b) + j < tl.load(law.first_end_ptr + b)
+            for i in range(0, law.num_ends):
+                x = tl.where(early & (ids == tl.load(law.ends_ptr + i)), -INFINITY, x)
+    return x
+
+
+@triton.jit
+def load_raw(rows, b, j, first, SIZE: tl.constexpr):
+    """[SIZE] raw logits from token ``first`` (int64) on as float32, padded with -inf."""
+    index = first + tl.arange(0, SIZE)
+    row_ptr = rows.ptr + b * rows.stride_b + j * rows.stride_j
+    return tl.load(row_ptr + index, mask=index < rows.vocabulary, other=-INFINITY).to(tl.float32)
+
+
+@triton.jit
+def adjust_tokens(x, rows, b, j, first, SIZE: tl.constexpr):
+    """What ``load_raw`` loaded, after bias and penalties."""
+    if rows.law.ids_ptr is None:
+        return x
+    else:
+        ids = target_ids(rows, first + tl.arange(0, SIZE))
+        return tl.where(ids >= 0, adjusted(x, ids, rows.law, b, j), -INFINITY)
+
+
+@triton.jit
+def load_tokens(rows, b, j, first, SIZE: tl.constexpr):
+    return adjust_tokens(load_raw(rows, b, j, first, SIZE), rows, b, j, first, SIZE)
+
+
+@triton.jit
+def load_block(rows, b, j, block):
+    """[1024] adjusted logits of a block."""
+    return load_tokens(rows, b, j, tl.cast(block, tl.int64) * BLOCK, BLOCK)
+
+
+@triton.jit
+def load_token(rows, b, j, index):
+    """The adjusted logit of one token of the row's own vocabulary, and the raw one."""
+    raw = tl.load(rows.ptr + b * rows.stride_b + j * rows.stride_j + index).to(tl.float32)
+    return adjusted(raw, target_ids(rows, index), rows.law, b, j), raw
+
+
+# ---- Statistics ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def stats_row(rows, b, j):
+    return b * rows.stats_stride_b + j * rows.stats_stride_j
+
+
+@triton.jit
+def load_cutoff(rows, b, j):
+    if rows.cutoff_ptr is None:
+        return tl.full([], -INFINITY, tl.float32)
+    else:
+        return tl.load(rows.cutoff_ptr + stats_row(rows, b, j))
+
+
+@triton.jit
+def store_block_stats(rows, b, j, block):
+    at = stats_row(rows, b, j) * rows.num_blocks + block
+    first = tl.cast(block, tl.int64) * BLOCK
+    raw = load_raw(rows, b, j, first, BLOCK)
+    x = adjust_tokens(raw, rows, b, j, first, BLOCK)
+    largest, total = block_stats(x, tl.load(rows.law.temperature_ptr + b))
+    tl.store(rows.max_ptr + at, largest)
+    tl.store(rows.sum_ptr + at, total)
+    if rows.raw_max_ptr is not None:
+        largest, total = block_stats(raw, tl.full([], 1.0, tl.float32))
+        tl.store(rows.raw_max_ptr + at, largest)
+        tl.store(rows.raw_sum_ptr + at, total)
+
+
+@triton.jit
+def load_merged(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS: tl.constexpr):
+    """``merge`` of ``num_blocks`` statistics from ``at`` on, and the [BLOCKS] maxima."""
+    block = tl.arange(0, BLOCKS)
+    block_max = tl.load(max_ptr + at + block, mask=block < num_blocks, other=-INFINITY)
+    block_sum = tl.load(sum_ptr + at + block, mask=block < num_blocks, other=0.0)
+    largest, lse, mass = merge(block_max, block_sum, temperature)
+    return largest, lse, mass, block_max
+
+
+@triton.jit
+def load_row(rows, b, j, BLOCKS: tl.constexpr):
+    """A row's (largest logit, lse, cutoff, [BLOCKS] masses, [BLOCKS] maxima)."""
+    row = stats_row(rows, b, j)
+    temperature = tl.load(rows.law.temperature_ptr + b)
+    largest, lse, mass, block_max = load_merged(
+        rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
+    )
+    return largest, lse, load_cutoff(rows, b, j), mass, block_max
+
+
+@triton.jit
+def load_limit(num_drafts_ptr, b, num_drafts):
+    """How many of a sequence's drafts count."""
+    if num_drafts_ptr is None:
+        return num_drafts
+    else:
+        return tl.minimum(tl.load(num_drafts_ptr + b), num_drafts).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["first_row"])
+def stats_kernel(
+    target,  # Rows
+    draft,  # Rows, or NO_ROWS: the target's alone
+    num_drafts_ptr,  # [B] or None
+    batch,
+    num_rows,  # of the target a sequence; of the draft one less
+    first_row,  # its place in the step
+):
+    """Statistics of one block of a row that may be needed."""
+    at = tl.program_id(0).to(tl.int64)
+    row, block = at // target.num_blocks, at % target.num_blocks
+    if row < batch * num_rows:
+        b, i = row // num_rows, row % num_rows
+        if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
+            store_block_stats(target, b, i + first_row, block)
+    elif draft.ptr is not None:
+        b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
+        # Greedy sequences take drafts for one-hot, whatever their logits.
+        if (i < load_limit(num_drafts_ptr, b, num_rows - 1)) & (tl.load(draft.law.temperature_ptr + b) != 0.0):
+            store_block_stats(draft, b, i + first_row, block)

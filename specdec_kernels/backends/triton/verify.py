@@ -1,0 +1,230 @@
+"""What a step knows of a draft: p and q at it, the weights of the residual, and the walks over the drafts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from .core import (
+    BLOCK,
+    COUPLED_RULE,
+    DRAFT_FLAG_FACTOR,
+    DRAFT_OUT_OF_RANGE,
+    DRAFT_ZERO_PROBABILITY,
+    INFINITY,
+    LOG2E,
+    RECOVER_BLOCK,
+    RECOVER_TOKEN,
+    accept,
+    accept_noise,
+    inverse,
+    joint_ratio,
+    keep_probability,
+    log_probability,
+    probability,
+    race,
+    residual,
+    row_fault,
+)
+from .draw import argmax, race_winner
+from .rows import Rows, adjusted, find, load_block, load_limit, load_row, load_token, stats_row
+
+# Where a sequence stands.
+DONE = tl.constexpr(0)  # it is decided
+WALKING = tl.constexpr(1)  # this row is next
+DRAW = tl.constexpr(2)  # a token of this row is to be drawn from p
+RECOVER = tl.constexpr(3)  # from max(0, w p - q)
+
+
+class Step(NamedTuple):
+    """A step's target rows (b, 0 .. K), its drafts (``target.law.drafts_ptr``), and q in one of its forms."""
+
+    target: Rows
+    draft: Rows  # full logits, or NO_ROWS
+    draft_cutoff_ptr: Any  # [B, K], handed over with full logits; None: in the rows' statistics
+    draft_lse_ptr: Any
+    compact_ids_ptr: Any  # [B, K, k'], or None
+    compact_log_q_ptr: Any  # [B, K, k']
+    compact_size: Any  # k'
+    num_drafts_ptr: Any  # [B], or None: K
+    num_drafts: Any  # K
+
+
+@triton.jit
+def load_draft(step, b, j):
+    """(the draft of row j, or -1; flags)."""
+    limit = load_limit(step.num_drafts_ptr, b, step.num_drafts)
+    x = tl.load(step.target.law.drafts_ptr + b * step.num_drafts + j, mask=j < limit, other=-1)
+    in_range = (x >= 0) & (x < step.target.vocabulary)
+    return tl.where(in_range, x, -1), tl.where(in_range | (x == -1), 0, DRAFT_OUT_OF_RANGE)
+
+
+@triton.jit
+def load_q(step, b, j, BLOCKS: tl.constexpr):
+    """(lse, cutoff, fault) of a draft row of full logits."""
+    if step.draft.ptr is None:
+        return tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int32)
+    elif step.draft_lse_ptr is None:
+        largest, lse, cutoff, mass, block_max = load_row(step.draft, b, j, BLOCKS)
+        return lse, cutoff, row_fault(largest)
+    else:
+        # A NaN is how draft_step hands over the statistics of a row without a distribution.
+        lse = tl.load(step.draft_lse_ptr + b * step.num_drafts + j)
+        return lse, tl.load(step.draft_cutoff_ptr + b * step.num_drafts + j), row_fault(lse)
+
+
+@triton.jit
+def log_q_of(step, b, j, ids, q_lse, q_cutoff):
+    """log q of target ids (a scalar or a vector) at row j; of a one-hot q, 0 at the draft."""
+    if step.compact_ids_ptr is not None:
+        first = (b * step.num_drafts + j) * step.compact_size
+        place, listed = find(step.compact_ids_ptr + first, step.compact_size, ids)
+        return tl.load(step.compact_log_q_ptr + first + place, mask=listed, other=-INFINITY).to(tl.float32)
+    elif step.draft.ptr is not None:
+        law = step.draft.law
+        listed = (ids >= 0) & (ids < step.target.vocabulary)
+        place = ids
+        if step.draft.d2t_ptr is not None:
+            place, listed = find(step.draft.d2t_ptr, step.draft.vocabulary, ids)
+        row_ptr = step.draft.ptr + b * step.draft.stride_b + j * step.draft.stride_j
+        x = tl.load(row_ptr + place, mask=listed, other=-INFINITY).to(tl.float32)
+        x = tl.where(listed, adjusted(x, ids, law, b, j), -INFINITY)
+        return log_probability(x, inverse(tl.load(law.temperature_ptr + b)), q_lse, q_cutoff)
+    else:
+        x, flags = load_draft(step, b, j)
+        return tl.where(ids == x, 0.0, -INFINITY)
+
+
+@triton.jit
+def examine(step, b, j, BLOCKS: tl.constexpr):
+    """(fault of the target row, flags, whether there is a draft to test, log p and log q of it) of row j."""
+    largest, lse, cutoff, mass, block_max = load_row(step.target, b, j, BLOCKS)
+    fault = row_fault(largest)
+    x, flags = load_draft(step, b, j)
+    flags = tl.where(fault == 0, flags, fault)
+    drafted = (fault == 0) & (x >= 0)
+    log_p, log_q = tl.full([], -INFINITY, tl.float32), tl.full([], 0.0, tl.float32)
+    if drafted:
+        logit, raw = load_token(step.target, b, j, x)
+        log_p = log_probability(logit, inverse(tl.load(step.target.law.temperature_ptr + b)), lse, cutoff)
+        q_lse, q_cutoff, q_fault = load_q(step, b, j, BLOCKS)
+        log_q = log_q_of(step, b, j, x, q_lse, q_cutoff)
+        drafted = q_fault == 0
+        flags = tl.where(drafted & (log_q == -INFINITY), DRAFT_ZERO_PROBABILITY, q_fault * DRAFT_FLAG_FACTOR)
+    return fault, flags, drafted, log_p, log_q
+
+
+@triton.jit
+def residual_weights(step, b, j, w, block, BLOCKS: tl.constexpr):
+    """[1024] weights max(0, w p - q) of one block of row j."""
+    largest, p_lse, p_cutoff, mass, block_max = load_row(step.target, b, j, BLOCKS)
+    q_lse, q_cutoff, q_fault = load_q(step, b, j, BLOCKS)
+    p = load_block(step.target, b, j, block)
+    p = probability(p, inverse(tl.load(step.target.law.temperature_ptr + b)), p_lse, p_cutoff)
+    ids = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    return residual(w * p, tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E))
+
+
+@triton.jit
+def residual_masses(step, b, j, w, BLOCKS: tl.constexpr):
+    """[BLOCKS] masses of max(0, w p - q), by one program."""
+    mass = tl.zeros([BLOCKS], tl.float32)
+    for block in range(0, step.target.num_blocks):
+        total = tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0)
+        mass = tl.where(tl.arange(0, BLOCKS) == block, total, mass)
+    return mass
+
+
+@triton.jit
+def recover(step, b, j, w, mass, BLOCKS: tl.constexpr):
+    """A token from max(0, w p - q), whose blocks' masses these are; -1 if there is no mass."""
+    seed, position = tl.load(step.target.law.seed_ptr + b), tl.load(step.target.law.position_ptr + b)
+    block = race(mass, 0, BLOCKS, seed, position, j, RECOVER_BLOCK)
+    token = tl.full([], -1, tl.int64)
+    if block >= 0:
+        first = tl.cast(block, tl.int64) * BLOCK
+        weights = residual_weights(step, b, j, w, block, BLOCKS)
+        place = race(weights, first, BLOCK, seed, position, j, RECOVER_TOKEN)
+        token = tl.where(place >= 0, first + place, -1)
+    return token
+
+
+# ---- Walks ---------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def where_to(fault, drafted):
+    """What is left to do at a row where a prefix ends."""
+    return tl.where(fault != 0, DONE, tl.where(drafted, RECOVER, DRAW)).to(tl.int32)
+
+
+@triton.jit
+def walk(step, b, j, status, BLOCKS: tl.constexpr):
+    """Rule `token` from row j on, until a draft is not kept: (row, where the sequence stands, status)."""
+    seed, position = tl.load(step.target.law.seed_ptr + b), tl.load(step.target.law.position_ptr + b)
+    state = tl.full([], WALKING, tl.int32)
+    while state == WALKING:
+        fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
+        status = status | flags
+        kept = drafted & (log_q != -INFINITY) & accept(accept_noise(seed, position, j), log_p, log_q)
+        state = tl.where(kept, WALKING, where_to(fault, drafted))
+        j = tl.where(kept, j + 1, j)
+    return j, state, status
+
+
+@triton.jit
+def walk_jointly(step, b, mass_ptr, BLOCKS: tl.constexpr):
+    """Rule `block`: (row behind the longest prefix that passes its test, where the sequence stands, status, the
+    prefix's joint ratio)."""
+    seed, position = tl.load(step.target.law.seed_ptr + b), tl.load(step.target.law.position_ptr + b)
+    blocks = tl.arange(0, BLOCKS)
+    j, w, walking = b * 0, tl.full([], 1.0, tl.float32), True
+    kept, kept_w = b * 0, tl.full([], 1.0, tl.float32)
+    state, status = tl.full([], DRAW, tl.int32), tl.full([], 0, tl.int32)
+    while walking:
+        fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
+        keep = w
+        if drafted:
+            at = (b * step.num_drafts + j) * step.target.num_blocks
+            mass = tl.load(mass_ptr + at + blocks, mask=blocks < step.target.num_blocks, other=0.0)
+            keep = keep_probability(w, tl.sum(mass, 0))
+        # The prefix of j drafts is tested with the noise of its last one; the empty one always passes.
+        passed = (j == 0) | (accept_noise(seed, position, j - 1) < keep)
+        kept, kept_w = tl.where(passed, j, kept), tl.where(passed, w, kept_w)
+        state, status = tl.where(passed, where_to(fault, drafted), state), tl.where(passed, flags, status)
+        walking = drafted & (log_q != -INFINITY)
+        w = joint_ratio(w, log_p, log_q)
+        j += 1
+    return kept, state, status, kept_w
+
+
+@triton.jit
+def walk_favourites(step, b, score_ptr, winner_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
+    """Greedy, and rule `coupled`: what the target picks is emitted, and goes on where the draft is the same.
+
+    Returns (row, status, its token)."""
+    temperature = tl.load(step.target.law.temperature_ptr + b)
+    j, status, walking = b * 0, tl.full([], 0, tl.int32), True
+    token = tl.full([], -1, tl.int64)
+    while walking:
+        largest, lse, cutoff, mass, block_max = load_row(step.target, b, j, BLOCKS)
+        fault = row_fault(largest)
+        x, flags = load_draft(step, b, j)
+        status = status | tl.where(fault == 0, flags, fault)
+        token = tl.full([], -1, tl.int64)
+        walking = False
+        if fault == 0:
+            if RULE == COUPLED_RULE:
+                if temperature == 0.0:
+                    token = argmax(step.target, b, j, block_max, largest, BLOCKS)
+                else:
+                    num_blocks = step.target.num_blocks
+                    at = stats_row(step.target, b, j) * num_blocks
+                    token = race_winner(score_ptr, winner_ptr, at, num_blocks, block_max, largest, temperature, BLOCKS)
+            else:
+                token = argmax(step.target, b, j, block_max, largest, BLOCKS)
+            walking = x == token
+        j = tl.where(walking, j + 1, j)
+    return j, status, token
