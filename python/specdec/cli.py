@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import report
+from . import options, report
+from .options import refuse
 from .streaming import continuation
+from .texts import read_texts
 
 if TYPE_CHECKING:
     from .loading import Pair
@@ -38,53 +36,55 @@ CODE_PROMPTS = (
     "    def read(self, size=-1):\n        ",
 )
 
-Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
-Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-Seed = Annotated[int, typer.Option(help="Of the first prompt; prompt i uses seed + i.")]
-BatchFile = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        help='UTF-8, one prompt a line; in a .jsonl file a JSON string or {"prompt": ...} a line.',
-    ),
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: a GPU if there is one.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(help="float32, bfloat16, float16, float64. Default: as saved; float32 for the embedded pair."),
-]
-
 
 @app.command()
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.", show_default=False)] = None,
-    target: Target = None,
-    draft: Draft = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
     max_new_tokens: int = 128,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
+    ban: options.Ban = None,
+    min_new_tokens: options.MinNewTokens = 0,
+    rule: options.AcceptRule = "token",
+    seed: options.Seed = 0,
     num_drafts: Annotated[
         int, typer.Option("--num-drafts", "-k", help="K, drafted tokens a step; 0 decodes plainly.")
     ] = 4,
-    batch_file: BatchFile = None,
+    batch_file: options.BatchFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, a line each.")] = False,
+    log_probs: Annotated[bool, typer.Option("--log-probs", help="Add log-probabilities to the JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Colour tokens by what produced them.")] = False,
-    device: Device = None,
-    dtype: Dtype = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
 ) -> None:
     """Continues PROMPT, or all prompts of a file in one batch."""
     if (prompt is None) == (batch_file is None):
-        _refuse("PROMPT / --batch-file", "neither" if prompt is None else "both", "one of the two")
-    texts = _read_texts([] if prompt is None else [prompt], batch_file)
-    _check_temperature(temperature)
-    _check_counts(0, num_drafts=num_drafts, max_new_tokens=max_new_tokens)
-    with _user_errors(batch_file):
+        refuse("PROMPT / --batch-file", "neither" if prompt is None else "both", "one of the two")
+    texts = read_texts([] if prompt is None else [prompt], batch_file)
+    if log_probs and not as_json:
+        refuse("--log-probs", "--log-probs without --json", "both")
+    bias = options.read_logit_bias(logit_bias or ())
+    options.check_counts(0, num_drafts=num_drafts, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens)
+    with options.user_errors(batch_file):
+        params = options.read_sampling(
+            rule,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
         target_model, draft_model, tokenizer = _load(target, draft, device, dtype)
-        from specdec_kernels import SamplingParams
-
         from .decoder import SpeculativeDecoder
 
         prompts = tokenizer(texts).input_ids
@@ -93,8 +93,13 @@ def generate(
         result = SpeculativeDecoder(target_model, draft_model, num_drafts).generate(
             prompts,
             max_new_tokens=max_new_tokens,
-            params=SamplingParams(temperature=temperature),
+            params=params,
             seed=[seed + i for i in range(len(prompts))],
+            rule=rule,
+            logit_bias=bias,
+            banned_tokens=ban,
+            min_new_tokens=min_new_tokens,
+            log_probs=log_probs,
             on_emit=(lambda e: pages[0].show(e.tokens, e.produced_by)) if streamed else None,
         )
     rows = zip(prompts, result.tokens, result.produced_by, result.sequence_stats, strict=True)
@@ -108,6 +113,8 @@ def generate(
                 "produced_by": [str(producer) for producer in produced_by],
                 "stats": stats.to_dict(),
             }
+            if log_probs:
+                row |= {"log_probs": result.log_probs[i], "raw_log_probs": result.raw_log_probs[i]}
             typer.echo(json.dumps(row))
         else:
             if not streamed:
@@ -125,19 +132,24 @@ def compare(
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Default: some beginnings of code.", show_default=False)
     ] = None,
-    batch_file: BatchFile = None,
-    target: Target = None,
-    draft: Draft = None,
+    batch_file: options.BatchFile = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
     max_new_tokens: int = 128,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    rule: options.AcceptRule = "token",
+    seed: options.Seed = 0,
     num_drafts: Annotated[
         int | None, typer.Option("--num-drafts", "-k", help="Default: the fastest of several.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; ratios are taken within each.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    device: Device = None,
-    dtype: Dtype = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
 ) -> None:
     """Measures specdec beside transformers: the target alone ("plain") and assisted generation.
 
@@ -146,17 +158,20 @@ def compare(
     text of specdec differs from plain's by more than rounding explains.
     """
     if prompt and batch_file is not None:
-        _refuse("PROMPT / --batch-file", "both", "at most one of the two")
-    texts = _read_texts(prompt or ([] if batch_file else list(CODE_PROMPTS)), batch_file)
-    _check_temperature(temperature)
-    _check_counts(1, num_drafts=num_drafts, max_new_tokens=max_new_tokens, repeats=repeats)
-    with _user_errors(batch_file):
+        refuse("PROMPT / --batch-file", "both", "at most one of the two")
+    texts = read_texts(prompt or ([] if batch_file else list(CODE_PROMPTS)), batch_file)
+    options.check_counts(1, num_drafts=num_drafts, max_new_tokens=max_new_tokens, repeats=repeats)
+    with options.user_errors(batch_file):
+        filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        law = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
+        options.read_sampling(rule, **law)
         target_model, draft_model, tokenizer = _load(target, draft, device, dtype)
         from .compare import compare
         from .methods import Settings
 
         prompts = tokenizer(texts).input_ids
-        settings = Settings(max_new_tokens, temperature, seed, repeats, num_drafts)
+        counts = {"max_new_tokens": max_new_tokens, "repeats": repeats, "num_drafts": num_drafts}
+        settings = Settings(**counts, seed=seed, rule=rule, **law)
         with Console(stderr=True).status("") as status:
             comparison = compare(target_model, draft_model, prompts, settings, status.update)
     if as_json:
@@ -182,84 +197,10 @@ def doctor() -> None:
     console.print(table)
 
 
-def _refuse(option: str, given: object, allowed: str) -> NoReturn:
-    raise typer.BadParameter(f"got {given}, allowed: {allowed}", param_hint=option)
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _check_counts(smallest: int, **counts: int | None) -> None:
-    """Not left to typer, whose message does not say what was given; nor to the library, which would load the
-    models first."""
-    for name, count in counts.items():
-        if count is not None and count < smallest:
-            _refuse(_option(name), count, f"an integer >= {smallest}")
-
-
-def _check_temperature(temperature: float) -> None:
-    if not (math.isfinite(temperature) and temperature >= 0):
-        _refuse("--temperature", temperature, "0 (greedy) or a finite number > 0")
-
-
-@contextmanager
-def _user_errors(batch_file: Path | None) -> Iterator[None]:
-    """The library's errors begin with the name of an argument: they end the command with exit code 2 and name
-    the option instead. Any other error is a bug and keeps its traceback."""
-    options = ("target", "draft", "num_drafts", "max_new_tokens", "temperature", "seed", "device", "dtype")
-    names = {name: _option(name) for name in options}
-    names["input_ids"] = "PROMPT" if batch_file is None else "--batch-file"
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        argument, _, what = str(error).partition(": ")
-        if argument not in names:
-            raise
-        raise typer.BadParameter(what, param_hint=names[argument]) from error
-
-
-def _read_texts(texts: list[str], batch_file: Path | None) -> list[str]:
-    """The prompts of the arguments or of the file."""
-    if batch_file is not None:
-        try:
-            # Not splitlines, which takes form feeds and others for ends of lines.
-            lines = batch_file.read_text("utf-8-sig").split("\n")
-        except UnicodeDecodeError as error:
-            _refuse("--batch-file", f"{str(batch_file)!r}, which is not UTF-8 ({error})", "UTF-8")
-        numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
-        if batch_file.suffix == ".jsonl":
-            texts = [_read_json_line(batch_file, i, line) for i, line in numbered]
-        else:
-            texts = [line for _, line in numbered]
-        if not texts:
-            _refuse("--batch-file", f"{str(batch_file)!r} without a prompt", "at least one line that is not empty")
-    source = "PROMPT" if batch_file is None else "--batch-file"
-    for text in texts:
-        if not text:
-            _refuse(source, "an empty prompt", "at least one character")
-        # From a JSON escape, or an argument that is not UTF-8; no tokenizer takes them.
-        if any("\ud800" <= c <= "\udfff" for c in text):
-            _refuse(source, ascii(text[:60]), "text without lone surrogates")
-    return texts
-
-
-def _read_json_line(batch_file: Path, number: int, line: str) -> str:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):  # not only JSONDecodeError: also numbers and nesting beyond python's
-        value = None
-    text = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        given = f"line {number} of {str(batch_file)!r}: {line[:60]!r}"
-        _refuse("--batch-file", given, 'a JSON string or {"prompt": "..."} a line')
-    return text
-
-
 def _load(target: str | None, draft: str | None, device: str | None, dtype: str | None) -> Pair:
     if (target is None) != (draft is None):
         given = "--target without --draft" if draft is None else "--draft without --target"
-        _refuse("--target / --draft", given, "both, or neither (the embedded pair)")
+        refuse("--target / --draft", given, "both, or neither (the embedded pair)")
     import torch
     from transformers.utils import logging
 

@@ -152,7 +152,7 @@ def compare(
         for i, (m, swept) in enumerate(zip(methods, (None, swept_assisted, swept_specdec), strict=True))
     ]
     greedy = settings.temperature == 0
-    differences = _differences(target, prompts, measurements) if greedy else []
+    differences = _differences(target, prompts, measurements, settings.repetition_penalty) if greedy else []
     equal = all("specdec" not in d.methods for d in differences)
     return Comparison(measurements, differences, equal if greedy else None, environment(target))
 
@@ -184,7 +184,10 @@ def _fastest(
 
 
 def _differences(
-    target: PreTrainedModel, prompts: Sequence[Prompt], measurements: Sequence[Measurement]
+    target: PreTrainedModel,
+    prompts: Sequence[Prompt],
+    measurements: Sequence[Measurement],
+    repetition_penalty: float | None,
 ) -> list[Difference]:
     """Where a method's text is not plain's, in any round; each such place once."""
     plain, found = measurements[0], {}
@@ -194,7 +197,7 @@ def _differences(
                 texts = (other.name, i, tuple(a.tokens), tuple(b.tokens))
                 if a.tokens != b.tokens and texts not in found:
                     names = (plain.name, other.name)
-                    found[texts] = explain(target, prompts[i], a.tokens, b.tokens, names, i)
+                    found[texts] = explain(target, prompts[i], a.tokens, b.tokens, names, i, repetition_penalty)
     return list(found.values())
 
 

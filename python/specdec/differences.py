@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 Pair = tuple[float | None, float | None]
 
@@ -55,6 +55,7 @@ def explain(
     second: Sequence[int],
     methods: tuple[str, str] = ("first", "second"),
     prompt_index: int = 0,
+    repetition_penalty: float | None = None,
 ) -> Difference | None:
     """Judges the first difference between two greedy continuations of ``prompt``.
 
@@ -62,6 +63,8 @@ def explain(
         target: the model that decided both. A copy of it in a wider dtype is made for the judgement.
         prompt, first, second: token ids; ``first`` and ``second`` without the prompt.
         methods: what produced them, for the report.
+        prompt_index: likewise.
+        repetition_penalty: what both were decoded with; all logits here are those after it.
 
     Returns:
         The difference, or None where there is none.
@@ -71,15 +74,20 @@ def explain(
         return None
     tokens = tuple(t[position] if position < len(t) else None for t in (first, second))
     common = torch.tensor([[*prompt, *first[:position]]], device=target.device)
-    full = target(input_ids=common, use_cache=False).logits[0, -1].double()
+    penalty = RepetitionPenaltyLogitsProcessor(float(repetition_penalty or 1.0))
+
+    def last(logits: torch.Tensor) -> torch.Tensor:
+        return penalty(common, logits[:, -1].double())[0]
+
+    full = last(target(input_ids=common, use_cache=False).logits)
     wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
     wide_model = copy.deepcopy(target).to(wide_dtype)
-    wide = wide_model(input_ids=common, use_cache=False).logits[0, -1].double()
+    wide = last(wide_model(input_ids=common, use_cache=False).logits)
     others = [wide]
     if common.shape[1] > 1:
         cache = DynamicCache(config=target.config)
         target(input_ids=common[:, :-1], past_key_values=cache)
-        others.append(target(input_ids=common[:, -1:], past_key_values=cache).logits[0, -1].double())
+        others.append(last(target(input_ids=common[:, -1:], past_key_values=cache).logits))
     # A model may rule tokens out with -inf; the difference of two of those is no number.
     finite = torch.stack([full, *others]).isfinite().all(0)
     errors = [torch.finfo(target.dtype).eps * full.abs(), *((full - other).abs() for other in others)]

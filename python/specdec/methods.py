@@ -26,6 +26,15 @@ class Settings:
     seed: int = 0
     repeats: int = 5
     num_drafts: int | None = None  # None: the fastest of several, as for transformers
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    rule: str = "token"  # specdec's; transformers has one rule
+
+    def params(self) -> SamplingParams:
+        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return SamplingParams(self.temperature, **filters, repetition_penalty=self.repetition_penalty)
 
 
 @dataclass(frozen=True)
@@ -57,10 +66,10 @@ class SpecdecMethod:
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
     def run(self, prompt: Prompt, seed: int) -> Run:
-        start = time.perf_counter()
-        params = SamplingParams(temperature=self._settings.temperature)
-        new = self._settings.max_new_tokens
-        result = self._decoder.generate([prompt], None, new, params, seed, eos_token_id=self._eos)
+        start, s = time.perf_counter(), self._settings
+        result = self._decoder.generate(
+            [prompt], None, s.max_new_tokens, s.params(), seed, eos_token_id=self._eos, rule=s.rule
+        )
         seconds, stats = time.perf_counter() - start, result.stats
         own = stats.seconds["kernels"] + stats.seconds["loop"]
         counts = (stats.steps, stats.drafted, stats.accepted, stats.tested)
@@ -87,12 +96,18 @@ class TransformersMethod:
         self.name = "plain" if draft is None else "assisted"
         self.setting = {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
         eos = read_eos(None, target)
-        filters = {"temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
+        filters = {
+            "temperature": settings.temperature,
+            "top_k": settings.top_k or 0,
+            "top_p": 1.0 if settings.top_p is None else settings.top_p,
+            "min_p": settings.min_p or None,
+        }
         self._config = GenerationConfig(
             max_new_tokens=settings.max_new_tokens,
             do_sample=settings.temperature > 0,
             eos_token_id=sorted(eos) or None,
             pad_token_id=read_pad(None, eos, target),
+            repetition_penalty=float(settings.repetition_penalty or 1.0),
             **(filters if settings.temperature > 0 else {}),
         )
         self._assistant_config = assistant_config(num_assistant_tokens)

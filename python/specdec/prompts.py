@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
 
 
-def _refuse(name: str, given: object, allowed: str) -> NoReturn:
+def refuse(name: str, given: object, allowed: str) -> NoReturn:
     raise ValueError(f"{name}: got {given}, allowed: {allowed}")
 
 
@@ -19,7 +19,7 @@ def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab
     """The prompts without padding. Raises ValueError naming ``input_ids`` or ``attention_mask``."""
     if isinstance(input_ids, torch.Tensor):
         if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
-            _refuse(
+            refuse(
                 "input_ids",
                 f"{input_ids.dtype} of shape {list(input_ids.shape)}",
                 "[B, P] int64 or int32, or a list",
@@ -28,16 +28,16 @@ def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab
         if attention_mask is not None:
             prompts = _without_padding(prompts, attention_mask, input_ids.shape)
     elif attention_mask is not None:
-        _refuse("attention_mask", "a mask beside a list of prompts", "None there: each prompt has its own length")
+        refuse("attention_mask", "a mask beside a list of prompts", "None there: each prompt has its own length")
     else:
         prompts = [p.tolist() if isinstance(p, torch.Tensor) else list(p) for p in input_ids]
         if not all(isinstance(token, int) for prompt in prompts for token in prompt):
-            _refuse("input_ids", "a list with other things than prompts", "1-D integer tensors or lists of ints")
+            refuse("input_ids", "a list with other things than prompts", "1-D integer tensors or lists of ints")
     for b, prompt in enumerate(prompts):
         if not prompt:
-            _refuse("input_ids", f"no token for sequence {b}", "at least one token a sequence")
+            refuse("input_ids", f"no token for sequence {b}", "at least one token a sequence")
         if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            _refuse(
+            refuse(
                 "input_ids",
                 f"ids from {min(prompt)} to {max(prompt)} in sequence {b}",
                 f"0 to {vocab_size - 1}",
@@ -47,12 +47,12 @@ def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab
 
 def _without_padding(rows: list[list[int]], attention_mask: torch.Tensor, shape: torch.Size) -> list[list[int]]:
     if attention_mask.shape != shape:
-        _refuse("attention_mask", f"shape {list(attention_mask.shape)}", f"that of input_ids, {list(shape)}")
+        refuse("attention_mask", f"shape {list(attention_mask.shape)}", f"that of input_ids, {list(shape)}")
     prompts = []
     for b, (row, mask) in enumerate(zip(rows, attention_mask.tolist(), strict=True)):
         kept = [i for i, m in enumerate(mask) if m]
         if not set(mask) <= {0, 1} or kept != list(range(kept[0], kept[-1] + 1) if kept else ()):
-            _refuse(
+            refuse(
                 "attention_mask",
                 f"{mask} for sequence {b}",
                 "0 and 1, the ones side by side (left or right padding)",
@@ -68,8 +68,8 @@ def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_len
         return
     limit = f"the {name} model has {max_length} positions (max_position_embeddings)"
     if longest > max_length:
-        _refuse("input_ids", f"a prompt of {longest} tokens", f"at most {max_length}: {limit}")
-    _refuse(
+        refuse("input_ids", f"a prompt of {longest} tokens", f"at most {max_length}: {limit}")
+    refuse(
         "max_new_tokens",
         f"{max_new_tokens} after a prompt of {longest} tokens",
         f"at most {max_length - longest}: {limit}",
@@ -78,7 +78,7 @@ def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_len
 
 def read_count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        _refuse(name, repr(value), "an integer >= 0")
+        refuse(name, repr(value), "an integer >= 0")
     return value
 
 
@@ -90,7 +90,7 @@ def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device
     except (RuntimeError, TypeError, ValueError, OverflowError):  # no integers, or none of 64 bits
         seeds = None
     if seeds is None or seeds.shape != (batch_size,):
-        _refuse("seed", repr(seed), f"a signed 64-bit integer, or one for each of the {batch_size} sequences")
+        refuse("seed", repr(seed), f"a signed 64-bit integer, or one for each of the {batch_size} sequences")
     return seeds
 
 
@@ -106,7 +106,7 @@ def read_eos(eos_token_id: int | Sequence[int] | torch.Tensor | None, model: Pre
         eos_token_id = eos_token_id.tolist()
     ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
     if not all(isinstance(i, int) for i in ids):
-        _refuse("eos_token_id", repr(eos_token_id), "an id, several ids, or [] for none")
+        refuse("eos_token_id", repr(eos_token_id), "an id, several ids, or [] for none")
     return frozenset(ids)
 
 

@@ -37,3 +37,5 @@ class GenerationResult:
     status: list[Status]  # Status.OK, or what went wrong with the sequence's logits
     stats: Stats  # the whole batch
     sequence_stats: list[Stats]
+    log_probs: list[list[float]] | None = None  # of ``tokens``, under the law they were drawn from; None: not asked
+    raw_log_probs: list[list[float]] | None = None  # under softmax of the model's own logits

@@ -18,7 +18,8 @@ class Stats:
     end-of-sequence token was among its accepted drafts, or the target's row had no distribution. So always
     ``emitted == accepted + steps - cut_steps``. Drafts behind an accepted end-of-sequence count as drafted,
     but not as tested. Nothing is drafted past ``max_new_tokens``. By position: index i is the (i+1)-th draft
-    of its step.
+    of its step. Rule ``block`` decides jointly: here, as with the others, the drafts that it accepted and the next one
+    count as tested.
     """
 
     steps: int = 0  # of live sequences: a step of a batch counts once for each sequence that it moved

@@ -7,8 +7,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from specdec_kernels import SamplingParams
+from specdec_kernels import Rule, SamplingParams, TokenTable
 
+from ..processors import Processors
 from ..stats import Stopwatch
 
 __all__ = ["DraftSession", "Drafter", "Drafts", "Generation", "Step"]
@@ -20,9 +21,12 @@ class Generation:
 
     prompts: list[list[int]]
     capacity: int  # slots for each sequence's tokens, and one more as trash
-    params: SamplingParams
+    params: SamplingParams  # [B] tensors
     seed: torch.Tensor  # [B] int64
     greedy: bool  # temperature 0 for the whole batch
+    rule: Rule
+    compact_q: int  # q is to be truncated to so many tokens, and handed over as ids and log q; 0: it is not
+    processors: Processors | None  # that turn raw logits into those to draw from
     backend: str
     stopwatch: Stopwatch  # sessions give their laps to "draft_forwards" and "kernels"
 
@@ -40,14 +44,23 @@ class Step:
     positions: torch.Tensor  # [B, K + 2] int64
     slots: torch.Tensor  # [B, K + 2] int64
     visible: int  # slots that attention reads
+    allowed: list[int]  # of these K, how many count for each sequence
+    table: TokenTable | None  # what the law says of single tokens before this step; None: nothing
+    texts: list[list[int]] | None  # every sequence's known tokens, [] where it has ended; None without processors
 
 
 class Drafts(NamedTuple):
-    tokens: torch.Tensor  # [B, K] int64; -1 ends a sequence's drafts
-    logits: torch.Tensor | None  # [B, K, V] that they were drawn from; None: one-hot
-    stats: tuple[torch.Tensor, torch.Tensor] | None  # (cutoff, lse), [B, K] each; None where logits is
-    status: torch.Tensor | None  # [B, K] int32, Status; None: nothing to report
-    forwards: int  # model calls that this took
+    """Drafts, and the q that they were drawn from, in one of three forms: logits, compact, or nothing for one-hot
+    drafts. With rule ``coupled`` there is no q. Whoever hands over q draws with ``Step.table`` and
+    ``Generation.processors``: it is the law that verification will assume."""
+
+    tokens: torch.Tensor  # [B, K] int64 of the target's vocabulary; -1 ends a sequence's drafts
+    logits: torch.Tensor | None = None  # [B, K, V], what processors made of the raw ones
+    stats: tuple[torch.Tensor, torch.Tensor] | None = None  # (cutoff, lse), [B, K] each; None where logits is
+    status: torch.Tensor | None = None  # [B, K] int32, Status; None: nothing to report
+    forwards: int = 0  # model calls that this took
+    compact: tuple[torch.Tensor, torch.Tensor] | None = None  # (ids, log q), [B, K, k'] each
+    d2t: torch.Tensor | None = None  # the target's ids of the logits' columns, where these are a reduced vocabulary
 
 
 class DraftSession(Protocol):

@@ -1,0 +1,117 @@
+"""The options that commands share: their types, their checks, and the names under which errors are told.
+
+Nothing here imports torch before a command runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from specdec_kernels import SamplingParams
+
+Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
+Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 is off.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the most likely tokens of this total probability; 1 is off.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens of this fraction of the largest probability; 0 is off.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(help="Weakens tokens of prompt and output, as in transformers; 1 is off.")
+]
+PresencePenalty = Annotated[float | None, typer.Option(help="Off the logits of tokens that were generated; 0 is off.")]
+FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, for each time that they were; 0 is off.")]
+LogitBias = Annotated[
+    list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to the logit of a token. Repeatable.")
+]
+Ban = Annotated[list[int] | None, typer.Option(metavar="ID", help="A token that never comes. Repeatable.")]
+MinNewTokens = Annotated[int, typer.Option(help="No end of sequence before so many tokens.")]
+AcceptRule = Annotated[
+    str, typer.Option(help="token, block (accepts more), or coupled (the text depends on target and seed alone).")
+]
+Seed = Annotated[int, typer.Option(help="Of the first prompt; prompt i uses seed + i.")]
+BatchFile = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        help='UTF-8, one prompt a line; in a .jsonl file a JSON string or {"prompt": ...} a line.',
+    ),
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: a GPU if there is one.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16, float16, float64. Default: as saved; float32 for the embedded pair."),
+]
+
+_SETTINGS = (
+    *("target", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "rule"),
+)
+
+
+def refuse(option: str, given: object, allowed: str) -> NoReturn:
+    raise typer.BadParameter(f"got {given}, allowed: {allowed}", param_hint=option)
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_counts(smallest: int, **counts: int | None) -> None:
+    """Not left to typer, whose message does not say what was given; nor to the library, which would load the
+    models first."""
+    for name, count in counts.items():
+        if count is not None and count < smallest:
+            refuse(_option(name), count, f"an integer >= {smallest}")
+
+
+def read_logit_bias(given: Sequence[str]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for text in given:
+        token, _, value = text.partition("=")
+        try:
+            token, value = int(token), float(value)
+        except ValueError:
+            token = value = math.nan
+        if math.isnan(value) or token in bias:
+            refuse("--logit-bias", repr(text), "ID=VALUE, an integer and a number, each ID once")
+        bias[token] = value
+    return bias
+
+
+def read_sampling(rule: str, **params: float | None) -> SamplingParams:
+    """To be called before models are loaded, which takes long, and within ``user_errors``."""
+    from specdec_kernels import SamplingParams
+    from specdec_kernels.types import FILTERS
+    from specdec_kernels.validation import check_rule
+
+    check_rule(rule)
+    sampling = SamplingParams(**params)
+    for name in FILTERS:
+        if sampling.temperature == 0 and sampling.uses((name,)):
+            refuse(_option(name), f"{params[name]} with temperature 0", "a temperature > 0: greedy text has no filters")
+    return sampling
+
+
+@contextmanager
+def user_errors(batch_file: Path | None) -> Iterator[None]:
+    """The library's errors begin with the name of an argument: they end the command with exit code 2 and name
+    the option instead. Any other error is a bug and keeps its traceback."""
+    names = {name: _option(name) for name in _SETTINGS}
+    names["banned_tokens"] = "--ban"
+    names["input_ids"] = "PROMPT" if batch_file is None else "--batch-file"
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        argument, _, what = str(error).partition(": ")
+        if argument not in names:
+            raise
+        raise typer.BadParameter(what, param_hint=names[argument]) from error

@@ -1,0 +1,124 @@
+"""What callers say of the sampling law, checked once and brought to the form in which every step takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from specdec_kernels import Rule, SamplingParams
+from specdec_kernels.types import FILTERS, neutral
+from specdec_kernels.validation import MAX_COMPACT, check_rule
+
+from .forward import CachedModel
+from .prompts import read_count, refuse
+
+Bias = dict[int, float]  # token -> what is added to its logit; -inf bans it
+
+
+def read_params(params: SamplingParams | None, batch_size: int, device: torch.device) -> SamplingParams:
+    """``params`` (None: greedy) as [B] tensors on ``device``, so that no step makes them again. What does nothing
+    becomes None: a neutral parameter, and filters where the whole batch is greedy."""
+    params = SamplingParams(temperature=0.0) if params is None else params
+    if not isinstance(params, SamplingParams):
+        refuse("params", type(params).__name__, "a SamplingParams")
+    columns: dict[str, torch.Tensor] = {}
+    for field in dataclasses.fields(params):
+        name, value = field.name, getattr(params, field.name)
+        if value is None:
+            continue
+        value = torch.as_tensor(value)
+        if value.dim() == 1 and value.shape[0] != batch_size:
+            refuse(f"params.{name}", f"shape {list(value.shape)}", f"a number or shape [{batch_size}]")
+        if name == "temperature" or (value != neutral(name)).any():
+            dtype = torch.int64 if name == "top_k" else torch.float32
+            columns[name] = value.to(device, dtype).expand(batch_size).contiguous()
+    if not columns["temperature"].any():
+        columns = {name: value for name, value in columns.items() if name not in FILTERS}
+    return SamplingParams(**columns)
+
+
+def read_rule(rule: str, compact_q: int) -> Rule:
+    """The rule, which must go with ``compact_q``."""
+    check_rule(rule)
+    if read_count("compact_q", compact_q) > MAX_COMPACT:
+        refuse("compact_q", compact_q, f"an integer from 0 (off) to {MAX_COMPACT}")
+    if compact_q and rule == Rule.COUPLED:
+        refuse("compact_q", compact_q, "0 with rule='coupled', which needs no q")
+    return Rule(rule)
+
+
+def read_bias(
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None,
+    banned_tokens: Sequence[int] | Sequence[Sequence[int]] | None,
+    batch_size: int,
+    vocab_size: int,
+) -> list[Bias]:
+    """The biases of every sequence; a banned token has -inf."""
+    if logit_bias is None or isinstance(logit_bias, Mapping):
+        logit_bias = [logit_bias] * batch_size
+    banned = [] if banned_tokens is None else banned_tokens
+    if not isinstance(banned, Sequence):
+        refuse("banned_tokens", repr(banned), "a list of ids, or one for each sequence")
+    if all(isinstance(token, int) for token in banned):
+        banned = [banned] * batch_size
+    for name, given in (("logit_bias", logit_bias), ("banned_tokens", banned)):
+        if not isinstance(given, Sequence) or len(given) != batch_size:
+            refuse(name, repr(given), f"one for all, or a list of {batch_size}, one for each sequence")
+    whole: list[Bias] = []
+    for of_sequence, forbidden in zip(logit_bias, banned, strict=True):
+        if not isinstance(of_sequence, Mapping | None):
+            refuse("logit_bias", repr(of_sequence), "a dict of ids and numbers")
+        if not isinstance(forbidden, Sequence):
+            refuse("banned_tokens", repr(forbidden), "a list of ids")
+        bias = {**(of_sequence or {})}
+        for token, value in bias.items():
+            _check_token("logit_bias", token, vocab_size)
+            # Beyond float32 a number is infinite to the kernels.
+            fine = isinstance(value, (int, float)) and (value == -math.inf or abs(value) <= _LARGEST)
+            if isinstance(value, bool) or not fine:
+                refuse("logit_bias", f"{value!r} for id {token}", "a finite number, or -inf (never this token)")
+        for token in forbidden:
+            _check_token("banned_tokens", token, vocab_size)
+            bias[token] = -math.inf
+        whole.append(bias)
+    return whole
+
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def _check_token(name: str, token: object, vocab_size: int) -> None:
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        refuse(name, f"id {token!r}", f"ids from 0 to {vocab_size - 1}")
+
+
+def read_min_new_tokens(
+    min_new_tokens: int | Sequence[int] | torch.Tensor, batch_size: int, max_new_tokens: int
+) -> list[int]:
+    """How many tokens every sequence has before it may end."""
+    counts = min_new_tokens.tolist() if isinstance(min_new_tokens, torch.Tensor) else min_new_tokens
+    counts = counts if isinstance(counts, Sequence) else [counts] * batch_size
+    right = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= max_new_tokens for n in counts)
+    if not right or len(counts) != batch_size:
+        allowed = f"an integer from 0 to max_new_tokens = {max_new_tokens}"
+        refuse("min_new_tokens", repr(min_new_tokens), f"{allowed}, or one for each of the {batch_size} sequences")
+    return list(counts)
+
+
+def read_d2t(d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel) -> torch.Tensor:
+    """[columns of the draft's logits] int64: the target's ids, for a draft that is fed any of these."""
+    size, fed = target.vocab_size, draft.model.get_input_embeddings().weight.shape[0]
+    if fed < size:
+        refuse("draft", f"an embedding of {fed} tokens with d2t", f"{size}: it is fed the target's tokens")
+    columns = draft.model.get_output_embeddings().weight.shape[0]
+    ids = torch.as_tensor(d2t, device=target.device)
+    if ids.dtype not in (torch.int64, torch.int32) or ids.shape != (columns,):
+        given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
+        refuse("d2t", given, f"{columns} integers, one for each column of the draft's logits")
+    ids = ids.to(torch.int64)
+    if (ids[1:] <= ids[:-1]).any() or not 0 <= ids[0] <= ids[-1] < size:
+        refuse("d2t", "ids that do not ascend, or are out of range", f"ascending ids from 0 to {size - 1}")
+    return ids
