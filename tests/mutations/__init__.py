@@ -1,0 +1,9 @@
+"""The mutation gate: bugs that samplers have had or may have, each of which some everyday test has to see.
+
+``python -m tests.mutations`` applies one after the other to a copy of the repository and shows which test kills it.
+"""
+
+from . import cpu, loop, reference, triton
+from .mutation import Mutation
+
+MUTATIONS: list[Mutation] = [*reference.MUTATIONS, *loop.MUTATIONS, *triton.MUTATIONS, *cpu.MUTATIONS]

@@ -1,0 +1,337 @@
+"""Of the CPU backend: the mathematics in csrc/core, the operations in csrc/cpu."""
+
+from .mutation import Mutation, mutations
+
+PARITY = "tests/test_parity.py -k cpu"
+BLOCK = "tests/test_parity.py -k 'cpu and block'"
+CORNERS = "tests/test_corners.py tests/test_faults.py -k cpu"
+FAULTS = "tests/test_faults.py tests/test_corners.py -k cpu"
+FILTERS = "tests/test_filters.py tests/test_parity.py -k cpu"
+PENALTIES = "tests/test_penalties.py tests/test_parity.py -k cpu"
+NOISE = "tests/test_extreme_noise.py tests/test_parity.py -k cpu"
+
+MUTATIONS: list[Mutation] = [
+    *mutations(
+        "csrc/cpu/verification.cpp",
+        PARITY,
+        {
+            "noise-keyed-by-position-alone": (
+                "static_cast<uint32_t>(params.position[b]), static_cast<uint32_t>(j)}",
+                "static_cast<uint32_t>(params.position[b] + j), 0}",
+            ),
+            "batch-row-as-seed": (
+                "{static_cast<uint64_t>(params.seed[b]), static_cast<uint32_t>(params.position[b]), ",
+                "{static_cast<uint64_t>(b), static_cast<uint32_t>(params.position[b]), ",
+            ),
+            "acceptance-shares-noise-with-recovery": ("n.offset, kAccept)", "n.offset, kRecoverBlock)"),
+            "bonus-from-the-wrong-row": (
+                "row.p_row = row_at(params.target, b, j);",
+                "row.p_row = row_at(params.target, b, j == rows_ - 1 && j > 0 ? j - 1 : j);",
+            ),
+            "q-from-the-wrong-row": (
+                "return {row_at(params.draft, b, j), law",
+                "return {row_at(params.draft, b, j > 0 ? j - 1 : j), law",
+            ),
+            "q-before-the-filter": (
+                "if (q_stats != nullptr) row.q.law = q_stats->law();",
+                "if (q_stats != nullptr) row.q.law = {q_stats->inverse_temperature, q_stats->lse, -INFINITY};",
+            ),
+            "handed-over-q-before-the-filter": (", law.cutoff = params.draft_cutoff[at];", ";"),
+            "residual-subtracts-only-the-draft": (
+                "row.log_q_x = row.q.log_probability(row.draft);",
+                "row.log_q_x = row.q.log_probability(row.draft);\n"
+                "  const int64_t here = row.sequence * params.num_drafts_max + row.j;\n"
+                "  row.q = {{}, {}, params.draft_tokens + here, &kCertain, 1};",
+            ),
+            "penalties-see-one-draft-less": (
+                "row.p_patches = params.law.patches(b, row.p_row, nullptr, position, drafts, j);",
+                "row.p_patches = params.law.patches(b, row.p_row, nullptr, position, drafts, j > 0 ? j - 1 : 0);",
+            ),
+            "q-without-penalties": ("    set_patches(row.q.row, row.q_patches);\n", ""),
+            "ragged-batch-ignored": (
+                "if (j >= (params.num_drafts == nullptr ? k : std::min(params.num_drafts[b], k))) return -1;",
+                "if (j >= k) return -1;",
+            ),
+            "draft-token-in-32-bits": (
+                "const int64_t x = params.draft_tokens[b * k + j];",
+                "const int32_t x = static_cast<int32_t>(params.draft_tokens[b * k + j]);",
+                CORNERS,
+            ),
+            "draft-token-V-is-a-token": (
+                "if (x >= 0 && x < params.vocabulary) return x;",
+                "if (x >= 0) return x;",
+                CORNERS,
+            ),
+            "greedy-has-a-full-q": (
+                "rows[i].draft >= 0 && !rows[i].greedy() && params",
+                "rows[i].draft >= 0 && params",
+                CORNERS,
+            ),
+            "draft-fault-unseen": (
+                "row.q.law.lse);\n    if (fault != 0) {",
+                "row.q.law.lse);\n    if (fault == kTargetNan) {",
+                FAULTS,
+            ),
+            "row-offset-in-32-bits": (
+                "b * rows.sequence_stride",
+                "static_cast<int32_t>(b * rows.sequence_stride)",
+                CORNERS,
+            ),
+            "raw-log-probs-after-penalties": ("logit_at(row.p_row.raw(), token)", "logit_at(row.p_row, token)"),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/verify_token.cpp",
+        PARITY,
+        {
+            "first-rejection-ignored": (
+                "  return Outcome::kFinished;\n}\n\n}  // namespace",
+                "  return Outcome::kKept;\n}\n\n}  // namespace",
+            ),
+            "zero-q-accepted": ("if (row.log_q_x == -INFINITY || !accept(", "if (!accept(", CORNERS),
+            "rejection-draws-from-p": (
+                "verification.finish(row, verification.draw_residual(residual));",
+                "verification.finish(row, verification.draw_target(row));",
+            ),
+            "no-mass-ends-the-step": (
+                "    return Outcome::kKept;\n  } else {\n    verification.finish(",
+                "    return Outcome::kFinished;\n  } else {\n    verification.finish(",
+                CORNERS,
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/verify_block.cpp",
+        BLOCK,
+        {
+            "block-with-the-token-residual": (
+                "{&sequence->row(), sequence->w[sequence->length]}",
+                "{&sequence->row(), 1.0f}",
+            ),
+            "block-stops-at-the-first-refusal": (
+                "if (may_go_on(verification, sequence))",
+                "if (verification.uniform_at(sequence.b, j) < sequence.w.back())",
+            ),
+            "block-tests-with-the-next-number": (
+                "verification.uniform_at(sequence.b, sequence.length - 1) <\n        keep",
+                "verification.uniform_at(sequence.b, sequence.length) <\n        keep",
+            ),
+            "block-forgets-the-joint-ratio": (
+                "joint_ratio(sequence.w.back(), row.log_p_x",
+                "joint_ratio(1.0f, row.log_p_x",
+            ),
+            "block-shortest-prefix": ("    --sequence.length;\n    shorten(", "    sequence.length = 0;\n    shorten("),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/draft_step.cpp",
+        PARITY,
+        {
+            "draft-and-recovery-share-noise": (
+                "noise, kDraftBlock, kDraftToken)",
+                "noise, kRecoverBlock, kRecoverToken)",
+            ),
+            "coupled-draft-noise-of-the-first-position": (
+                "noise = {noise.seed, noise.position + noise.offset, 0};",
+                "noise = {noise.seed, noise.position, 0};",
+            ),
+            "coupled-noise-by-draft-ids": (
+                "draw_coupled(row, stats, params_.d2t, noise)",
+                "draw_coupled(row, stats, nullptr, noise)",
+            ),
+            "unlikely-draft-withdrawn": (
+                "write(b, token, log_probability(logit_at(row, token), stats.law()), stats.cutoff, stats.lse);",
+                "const float log_q = log_probability(logit_at(row, token), stats.law());\n"
+                "    write(b, log_q < -4.0f ? -1 : token, log_q, stats.cutoff, stats.lse);",
+            ),
+            "compact-q-not-renormalised": (
+                "stats.max * stats.inverse_temperature + logf(sum),\n",
+                "stats.lse,\n",
+            ),
+            "compact-takes-the-last-of-a-tie": ("at.begin(), at.begin() + ties", "at.end() - ties, at.end()"),
+            "compact-q-in-draft-ids": (
+                "params_.compact + slot] = target_id(token);",
+                "params_.compact + slot] = token;",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/sequence_law.cpp",
+        PENALTIES,
+        {
+            "drafts-not-counted": ("entry_of(entries, drafts[i]).count += 1;", "entry_of(entries, drafts[i]);"),
+            "ends-allowed-one-too-late": (
+                "position + num_drafts < first_end[b]",
+                "position + num_drafts <= first_end[b]",
+            ),
+            "ends-of-the-first-row": ("position + num_drafts < first_end[b]", "position < first_end[b]"),
+            "table-of-the-first-sequence": (
+                "int64_t i = b * table_size; i < (b + 1) * table_size",
+                "int64_t i = 0; i < table_size",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/row_stats.cpp",
+        FILTERS,
+        {
+            "top-p-before-top-k": (
+                "nucleus_cutoff(row, cutoff, weighs_all(task), task.top_p)",
+                "nucleus_cutoff(row, -INFINITY, weighs_all(task), task.top_p)",
+            ),
+            "top-p-before-temperature": (
+                "{task.row, stats->max, stats->inverse_temperature, ",
+                "{task.row, stats->max, 1.0f, ",
+            ),
+            "top-k-one-more": ("static_cast<int64_t>(task.top_k))", "static_cast<int64_t>(task.top_k) + 1)"),
+            "lowest-cutoff-wins": (
+                "cutoff = std::max(cutoff, min_p_cutoff(stats->max, task.temperature, task.min_p));",
+                "cutoff = min_p_cutoff(stats->max, task.temperature, task.min_p);",
+            ),
+            "lse-before-the-filter": (
+                "blocks_[i].max, stats.inverse_temperature, stats.cutoff)\n               : 0.0f;",
+                "blocks_[i].max, stats.inverse_temperature, -INFINITY)\n               : 0.0f;",
+            ),
+            "nan-in-another-block-unseen": ("return nan ? NAN : max;", "return max;", FAULTS),
+            "coupled-race-skips-blocks": ("* 0x1.01p33f < leading", "* 0x1.01p3f < leading", PARITY),
+            "greedy-takes-the-last-block": (
+                "  int64_t block = 0;\n  while (stats.blocks[block].max != stats.max) ++block;",
+                "  int64_t block = row.num_blocks() - 1;\n  while (stats.blocks[block].max != stats.max) --block;",
+                CORNERS,
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/select.cpp",
+        FILTERS,
+        {
+            "top-p-passes-the-mass-by": (
+                "if (above + sums[bin] >= wanted) break;",
+                "if (above + sums[bin] > wanted) break;",
+            )
+        },
+    ),
+    *mutations(
+        "csrc/cpu/load.h",
+        PARITY,
+        {
+            "token-V-at-a-ragged-tail": (
+                "for (int64_t i = n; i < padded; ++i) x[i] = -INFINITY;",
+                "for (int64_t i = n; i < padded; ++i) x[i] = 0.0f;",
+            ),
+            "penalty-lost-at-a-blocks-end": (
+                "|| p->token >= begin + n) {",
+                "|| p->token >= begin + n - 1) {",
+                PENALTIES,
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/block_sums.h",
+        PARITY,
+        {
+            "tie-dropped-from-the-draw": (
+                "w[i] = x[i] >= cutoff ? each : 0.0f;",
+                "w[i] = x[i] > cutoff ? each : 0.0f;",
+                FILTERS,
+            ),
+            "nan-argmax": (
+                "return any_nan(x, n) ? NAN : max_of_numbers(best);",
+                "return max_of_numbers(best);",
+                FAULTS,
+            ),
+            "residual-not-subtracted": (
+                "p[i] = residual(p[i], probability(x[i], q.law));",
+                "p[i] = residual(p[i], 0.0f * probability(x[i], q.law));",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/block_bins.h",
+        FILTERS,
+        {
+            "selection-reads-one-lane-less": (
+                "sums[Bins::kCopies * bin[i] + i % Bins::kCopies] += size[i];",
+                "sums[Bins::kCopies * bin[i] + i % Bins::kCopies] += i == kLanes - 1 ? 0.0f : size[i];",
+            ),
+            "range-without-its-upper-end": (
+                "return (x >= bins.low) & (x <= bins.high);",
+                "return (x >= bins.low) & (x < bins.high);",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/block_draws.h",
+        PARITY,
+        {
+            "one-number-for-four-tokens": ("bits[i][call] = words.word[i];", "bits[i][call] = words.word[0];"),
+            "blocks-share-their-noise": (
+                "exponentials(block * kBlock, n, noise, stream, e);",
+                "exponentials(0, n, noise, stream, e);",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/core/accept.h",
+        PARITY,
+        {
+            "ratio-inverted": ("return expf(log_p - log_q);", "return expf(log_q - log_p);"),
+            "certain-acceptance-only": (
+                "return u < ratio(log_p, log_q);",
+                "return ratio(log_p, log_q) >= 1.0f + 0.0f * u;",
+            ),
+            "joint-ratio-beyond-one": ("return longer < 1.0f ? longer : 1.0f;", "return longer;"),
+            "keep-probability-of-the-token-rule": (
+                "const float either = mass + (1.0f - w);",
+                "const float either = mass + 1.0f - 0.0f * w;",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/core/law.h",
+        PENALTIES,
+        {
+            "repetition-penalty-inverted": (
+                "x < 0.0f ? x * penalties.repetition : x / penalties.repetition",
+                "x < 0.0f ? x / penalties.repetition : x * penalties.repetition",
+            ),
+            "repetition-penalty-ignores-the-sign": (
+                "x < 0.0f ? x * penalties.repetition : x / penalties.repetition",
+                "x / penalties.repetition",
+            ),
+            "presence-counts-the-prompt": (
+                "if (count > 0) x = x - penalties.presence",
+                "if (in_prompt || count > 0) x = x - penalties.presence",
+            ),
+            "tie-dropped-from-p": (
+                "return logit >= law.cutoff ? p : 0.0f;",
+                "return logit > law.cutoff ? p : 0.0f;",
+                PARITY,
+            ),
+            "tie-dropped-from-log-p": (
+                "return logit >= law.cutoff ? log_probability",
+                "return logit > law.cutoff ? log_probability",
+                FILTERS,
+            ),
+            "min-p-before-temperature": (
+                "return max + temperature * logf(min_p);",
+                "return max + 0.0f * temperature + logf(min_p);",
+                FILTERS,
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/core/random.h",
+        NOISE,
+        {
+            "u-may-be-one": ("return u < 1.0f - 0x1p-24f ? u : 1.0f - 0x1p-24f;", "return u;"),
+            "u-may-be-zero": ("(static_cast<float>(bits) + 0.5f) * 0x1p-32f", "static_cast<float>(bits) * 0x1p-32f"),
+            "u-of-24-bits": (
+                "(static_cast<float>(bits) + 0.5f) * 0x1p-32f",
+                "(static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f",
+            ),
+            "seed-in-32-bits": ("k1 = static_cast<uint32_t>(seed >> 32);", "k1 = 0;"),
+            "nine-rounds": ("round < 10", "round < 9"),
+        },
+    ),
+]

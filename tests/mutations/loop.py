@@ -1,0 +1,90 @@
+"""Of the loop: positions, noise, what it hands to the kernels, and what it keeps."""
+
+from .mutation import Mutation, mutations
+
+LAWS = "tests/test_sampling.py tests/test_settings.py"
+Q = "tests/test_handed_over_q.py"
+SETTINGS = "tests/test_settings.py tests/test_sampling.py"
+TABLE = "tests/test_token_table.py tests/test_settings.py"
+TEXT = "tests/test_decoder.py -k 'eos or seeds'"
+
+MUTATIONS: list[Mutation] = [
+    *mutations(
+        "python/specdec/drafters/model.py",
+        LAWS,
+        {
+            "loop-withdraws-unlikely-drafts": (
+                'Drafts(column("tokens"), ',
+                'Drafts(column("tokens").masked_fill(column("log_q") < -2.0, -1), ',
+            ),
+            "loop-keeps-q-in-bfloat16": (
+                "logits=torch.stack(rows, 1),",
+                "logits=torch.stack(rows, 1).bfloat16(),",
+                Q,
+            ),
+            "loop-drafts-repeat-their-noise": (
+                "draw_from(logits, offset=i, drafts=drafts)",
+                "draw_from(logits, offset=0, drafts=drafts[:, :0])",
+            ),
+            "loop-hands-over-statistics-of-the-first-draft": (
+                'stats=(column("cutoff"), column("lse"))',
+                'stats=(column("cutoff"), column("lse")[:, :1].repeat(1, len(draws)))',
+                Q,
+            ),
+            "loop-drafts-without-the-table": ('"table": step.table}', '"table": None}', SETTINGS),
+        },
+    ),
+    *mutations(
+        "python/specdec/batch.py",
+        LAWS,
+        {
+            "loop-reuses-noise-in-every-step": (
+                "columns.append((*self._last_two[b], known, known - 1,",
+                "columns.append((*self._last_two[b], len(prompt), known - 1,",
+            ),
+            "loop-keeps-text-behind-the-end": (
+                "tokens, producers = tokens[:end], producers[:end]",
+                "producers = producers[:end]",
+                TEXT,
+            ),
+            "loop-feeds-a-stale-token": (
+                "self._last_two[b] = ([*self._last_two[b], *tokens])[-2:]",
+                "self._last_two[b] = ([*self._last_two[b], *tokens[:1]])[-2:]",
+            ),
+            "loop-processes-the-target-alone-without-drafts": (
+                "g.processors(logits, step.texts, step.allowed, drafts.tokens)",
+                "g.processors(logits, step.texts, [0] * len(step.allowed), drafts.tokens)",
+            ),
+            "loop-log-probs-one-step-late": (
+                "mine += row[: len(tokens) - start]",
+                "mine += row[-(len(tokens) - start) :]",
+                SETTINGS,
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/token_table.py",
+        TABLE,
+        {
+            "loop-counts-a-token-once": (
+                'self._columns["count"][sequence, place] += 1',
+                'self._columns["count"][sequence, place] = 1',
+            ),
+            "loop-forgets-prompts-in-min-new-tokens": (
+                "[len(p) + n for p, n in zip(prompts, min_new_tokens, strict=True)]",
+                "[n for p, n in zip(prompts, min_new_tokens, strict=True)]",
+            ),
+            "loop-table-not-in-order": ("row[place + 1 : size + 1] = row[place:size]", "row[size] = row[place]"),
+        },
+    ),
+    *mutations(
+        "python/specdec/prompts.py",
+        TEXT,
+        {
+            "loop-seeds-count-rows": (
+                "seeds = [seed] * batch_size if",
+                "seeds = list(range(seed, seed + batch_size)) if",
+            )
+        },
+    ),
+]

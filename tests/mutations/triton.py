@@ -1,0 +1,96 @@
+"""Of the Triton backend."""
+
+from .mutation import Mutation, mutations
+
+FOLDER = "specdec_kernels/backends/triton"
+TRITON = "tests/test_triton.py tests/test_parity.py -k 'triton and not compiles'"
+FILTERS = "tests/test_triton.py tests/test_filters.py -k 'triton and not compiles'"
+PENALTIES = "tests/test_penalties.py -k triton"
+NOISE = "tests/test_extreme_noise.py -k triton"
+FAULTS = "tests/test_faults.py -k triton"
+CORNERS = "tests/test_corners.py -k triton"
+
+MUTATIONS: list[Mutation] = [
+    *mutations(
+        f"{FOLDER}/core.py",
+        TRITON,
+        {
+            "triton-residual-not-subtracted": ("difference = p - q\n", "difference = p\n"),
+            "triton-ratio-inverted": ("return u < tl.exp(log_p - log_q)", "return u < tl.exp(log_q - log_p)"),
+            "triton-words-out-of-order": (
+                "tl.join(tl.join(w0, w2), tl.join(w1, w3))",
+                "tl.join(tl.join(w0, w1), tl.join(w2, w3))",
+            ),
+            "triton-nan-unseen": (
+                '    return tl.where(any_nan, float("nan"), largest), tl.where(temperature == 0.0, 0.0, total)',
+                "    return largest, tl.where(temperature == 0.0, 0.0, total)",
+                FAULTS,
+            ),
+        },
+    ),
+    *mutations(
+        f"{FOLDER}/core.py",
+        PENALTIES,
+        {
+            "triton-repetition-penalty-inverted": (
+                "tl.where(x < 0.0, x * repetition, tl.div_rn(x, repetition))",
+                "tl.where(x < 0.0, tl.div_rn(x, repetition), x * repetition)",
+            ),
+        },
+    ),
+    *mutations(
+        f"{FOLDER}/core.py",
+        NOISE,
+        {"triton-u-may-be-one": ("return tl.minimum(u, 0.99999994)", "return u")},
+    ),
+    *mutations(
+        f"{FOLDER}/rows.py",
+        TRITON,
+        {
+            "triton-token-V-at-a-ragged-tail": (
+                "mask=index < rows.vocabulary, other=-INFINITY).to(tl.float32)",
+                "mask=index < rows.vocabulary, other=0.0).to(tl.float32)",
+            ),
+        },
+    ),
+    *mutations(
+        f"{FOLDER}/filters.py",
+        FILTERS,
+        {
+            "triton-top-p-before-top-k": (
+                "total, above, below = weigh(rows, b, j, low, low, largest",
+                "all = low * 0 + LOWEST\n        total, above, below = weigh(rows, b, j, all, all, largest",
+            ),
+        },
+    ),
+    *mutations(
+        f"{FOLDER}/verify.py",
+        TRITON,
+        {
+            "triton-zero-q-accepted": (
+                "kept = drafted & (log_q != -INFINITY) & accept(",
+                "kept = drafted & accept(",
+                CORNERS,
+            ),
+            "triton-block-with-the-token-residual": ("return residual(w * p, ", "return residual(p, "),
+            "triton-block-tests-with-the-next-number": (
+                "accept_noise(seed, position, j - 1)",
+                "accept_noise(seed, position, j)",
+            ),
+            "triton-one-hot-q-is-empty": (
+                "return tl.where(ids == x, 0.0, -INFINITY)",
+                "return tl.where(ids == x, -INFINITY, -INFINITY)",
+            ),
+        },
+    ),
+    *mutations(
+        f"{FOLDER}/draw.py",
+        TRITON,
+        {
+            "triton-coupled-noise-of-the-first-position": (
+                "tl.load(rows.law.position_ptr + b) + j\n",
+                "tl.load(rows.law.position_ptr + b)\n",
+            ),
+        },
+    ),
+]
