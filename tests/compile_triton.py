@@ -1,55 +1,114 @@
-"""Compiles every Triton kernel ahead of time for one target, without a GPU: ``compile_triton.py cuda 90 32``.
+"""Compiles every Triton kernel ahead of time for one target, without a GPU: ``compile_triton.py cuda 90 32 all``; with
+``few`` instead only its variants with most in them.
 
-A program of its own, because the tests' process has Triton in interpreter mode. Prints a line for each kernel.
+A program of its own, because the tests' process has Triton in interpreter mode. It runs the operations on CPU tensors,
+with kernels that are compiled where they would be launched: so it sees the arguments and variants that a GPU would.
+Prints a line for each variant.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdec_kernels.backends.triton.draft_step import draft_draw_kernel, draft_stats_kernel
-from specdec_kernels.backends.triton.speculative_step import draw_kernel, residual_kernel, row_stats_kernel
+from specdec_kernels.backends.triton import draft_step as draft_module
+from specdec_kernels.backends.triton import speculative_step as step_module
+from specdec_kernels.ops import RULES
+from specdec_kernels.testing import StepInputs, random_step
 
 POINTERS = {
-    "draft_tokens_ptr": "*i64", "tokens_ptr": "*i64", "walk_ptr": "*i64", "num_drafts_ptr": "*i64", "seed_ptr": "*i64",
-    "position_ptr": "*i64", "num_accepted_ptr": "*i32", "status_ptr": "*i32",
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
+    torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8",
 }  # fmt: skip
 
 
-def compile_kernel(kernel, target: GPUTarget, logits: str, absent: tuple[str, ...], **constants: int) -> None:
-    constants |= dict.fromkeys(absent)
-    signature = {}
-    for name in kernel.arg_names:
-        if name in constants:
-            signature[name] = "constexpr"
-        elif name in ("logits_ptr", "target_ptr", "draft_ptr"):
-            signature[name] = logits
-        elif name.endswith("_ptr"):
-            signature[name] = POINTERS.get(name, "*fp32")
-        else:
-            signature[name] = "i64" if "stride" in name else "i32"
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    start = time.perf_counter()
-    compiled = triton.compile(ASTSource(kernel, signature, constants), target=target)
-    binary = compiled.asm["cubin" if target.backend == "cuda" else "hsaco"]
-    spills = getattr(compiled, "n_spills", None)
-    seconds = time.perf_counter() - start
-    print(f"{kernel.__name__} {logits} without {absent}: {len(binary)} bytes, spills {spills}, {seconds:.1f} s")
-    assert len(binary) > 0
+def described(value: object, path: tuple[int, ...], constants: dict, specialise: bool) -> object:
+    """The type of an argument, as a launch takes it: None and 1 are constants, tuples are taken apart."""
+    if isinstance(value, tuple):
+        parts = [described(v, (*path, i), constants, specialise) for i, v in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    if value is None or (specialise and value == 1):
+        constants[path] = value
+        return "constexpr"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+class Compiled:
+    """Stands where a kernel stands, and compiles it instead of launching it; each variant once."""
+
+    variants: set[str] = set()
+
+    def __init__(self, kernel: triton.JITFunction, target: GPUTarget):
+        self.kernel, self.target = kernel, target
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return self.compile
+
+    def compile(self, *arguments, num_warps: int = 4, **constants) -> None:
+        signature, paths = {}, {}
+        for i, param in enumerate(self.kernel.params):
+            if param.name in constants:
+                signature[param.name], paths[i,] = "constexpr", constants[param.name]
+            else:
+                signature[param.name] = described(arguments[i], (i,), paths, not param.do_not_specialize)
+        variant = f"{self.kernel.__name__} {signature} {paths} {num_warps}"
+        if variant in self.variants:
+            return
+        self.variants.add(variant)
+        start = time.perf_counter()
+        source = ASTSource(self.kernel, signature, paths)
+        compiled = triton.compile(source, target=self.target, options={"num_warps": num_warps})
+        binary = compiled.asm["cubin" if self.target.backend == "cuda" else "hsaco"]
+        seconds, spills = time.perf_counter() - start, getattr(compiled, "n_spills", None)
+        print(f"{self.kernel.__name__} {constants}: {len(binary)} bytes, spills {spills}, {seconds:.1f} s", flush=True)
+        assert len(binary) > 0
+
+
+def compile_variants(target: GPUTarget, few: bool) -> None:
+    for module in (draft_module, step_module):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            setattr(module, name, Compiled(getattr(module, name), target))
+
+    def draft(inputs: StepInputs, logits: torch.Tensor, compact: int = 0) -> None:
+        rest = (inputs.draft_tokens[:, :2], inputs.d2t, inputs.seed, inputs.position, 2, RULES.index(inputs.rule))
+        draft_module.draft_step(logits, *inputs.law(), *rest, compact)
+
+    def verify(inputs: StepInputs) -> StepInputs:
+        step_module.speculative_step(*inputs.operands())
+        return inputs
+
+    step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
+    filters, penalties = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}, {"table": 9, "repetition_penalty": 1.1}
+    if few:
+        table = step(rule="coupled", **filters, **penalties)
+        draft(table, table.target_logits[:, 0])
+        draft(step(**filters), table.target_logits[:, 0], compact=8)
+        verify(step(rule="block", **filters))
+        return
+    full = verify(step(draft_dtype=torch.float16, stats=True))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        draft(full, full.target_logits[:, 0].to(dtype))
+    draft(step(**filters), full.target_logits[:, 0], compact=8)
+    reduced = step(reduced=5000, **penalties, log_probs=True)
+    draft(reduced.replace(rule="coupled"), reduced.draft_logits[:, 0])
+    verify(reduced)
+    verify(step(kind="one_hot", rule="block").replace(num_drafts=torch.tensor([1, 3])))
+    verify(step(rule="block", **filters))
+    verify(step(compact=8))
+    verify(step(rule="coupled", log_probs=True))
+    # Sizes and strides of 1 are constants of the kernel.
+    verify(random_step(1, 1, 1, table=1, compact=1))
 
 
 if __name__ == "__main__":
-    backend, arch, warp_size = sys.argv[1:]
+    backend, arch, warp_size, variants = sys.argv[1:]
     target = GPUTarget(backend, int(arch) if backend == "cuda" else arch, int(warp_size))
-    for logits in ("*fp32", "*bf16", "*fp16"):
-        compile_kernel(draft_stats_kernel, target, logits, ())
-        compile_kernel(draft_draw_kernel, target, logits, (), BLOCKS=128)
-    for absent in ((), ("draft_lse_ptr", "num_drafts_ptr"), ("draft_ptr", "draft_lse_ptr")):
-        compile_kernel(row_stats_kernel, target, "*bf16", absent)
-        compile_kernel(residual_kernel, target, "*bf16", absent, BLOCKS=128)
-        compile_kernel(draw_kernel, target, "*bf16", absent, BLOCKS=128, ROWS=8)
+    compile_variants(target, {"few": True, "all": False}[variants])

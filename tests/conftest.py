@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import torch
 
@@ -16,6 +17,19 @@ BACKENDS = ("reference", "cpu", "triton")
 FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
 
 torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what threads change has a test of its own
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Triton's interpreter takes up to a second for a sequence: without a GPU, of every test's cases on it the first
+    and then every sixth run every day, the others nightly."""
+    seen: Counter = Counter()
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if "triton" in (params.get("backend"), params.get("fast_backend")) and not torch.cuda.is_available():
+            if seen[item.function] % 6:
+                item.add_marker(pytest.mark.nightly)
+            seen[item.function] += 1
 
 
 @pytest.fixture(params=BACKENDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import torch
@@ -15,6 +16,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LogitsProcessor,
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -97,12 +99,42 @@ def tunable_pair(eps: float, seed: int = 0) -> tuple[PreTrainedModel, PreTrained
     return target, draft
 
 
+@functools.cache
+def toy_model(seed: int) -> PreTrainedModel:
+    """Five tokens: every text of a few can be enumerated."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=5, initializer_range=0.7, max_position_embeddings=16, **sizes)
+    return LlamaForCausalLM(config).eval()
+
+
+def pruned_draft(model, keep: torch.Tensor):
+    """``model`` with an output of the tokens ``keep`` alone, as FR-Spec's."""
+    draft = copy.deepcopy(model)
+    head = torch.nn.Linear(model.lm_head.in_features, len(keep), bias=False)
+    head.weight = torch.nn.Parameter(model.lm_head.weight[keep].detach().clone())
+    draft.lm_head = head
+    return draft.eval()
+
+
+class GeneratedPenalties(LogitsProcessor):
+    """OpenAI's presence and frequency penalties, which transformers lacks."""
+
+    def __init__(self, prompt_length: int, presence: float, frequency: float):
+        self.prompt_length, self.presence, self.frequency = prompt_length, presence, frequency
+
+    def __call__(self, input_ids, scores):
+        counts = torch.stack([torch.bincount(row, minlength=scores.shape[1]) for row in input_ids])
+        counts -= torch.stack([torch.bincount(r[: self.prompt_length], minlength=scores.shape[1]) for r in input_ids])
+        return scores - self.presence * (counts > 0) - self.frequency * counts
+
+
 def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-def generate(target, draft, ids, num_drafts=4, **kwargs):
+def generate(target, draft, ids, num_drafts=4, d2t=None, **kwargs):
     kwargs.setdefault("eos_token_id", [])
-    return SpeculativeDecoder(target, draft, num_drafts).generate(ids, **kwargs)
+    return SpeculativeDecoder(target, draft, num_drafts, d2t=d2t).generate(ids, **kwargs)

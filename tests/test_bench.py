@@ -21,6 +21,8 @@ sys.path.insert(0, str(ROOT / "bench"))  # its files are scripts, not a package
 
 import bench_decoding  # noqa: E402
 import bench_draft_step  # noqa: E402
+import bench_rules  # noqa: E402
+import bench_settings  # noqa: E402
 import bench_speculative_step  # noqa: E402
 import gpu  # noqa: E402
 import machine  # noqa: E402
@@ -118,6 +120,40 @@ def test_draft_step_reports(tmp_path):
         assert row["ratios"].keys() == {"cpu/floor", "cpu/eager", "cpu/multinomial"}
 
 
+def test_settings_reports(tmp_path):
+    arguments = ("--settings", "none,top_k+top_p", "--seconds", "0.01")
+    content = run_quick(bench_settings, tmp_path / "out.json", *arguments)
+    assert [r["drafts"] for r in content["rows"]] == ["typical", "all_accepted"]
+    names = ("none", "top_k+top_p")
+    ours = {f"{rule} {n}{s}" for rule in ("token", "block") for n in names for s in ("", "+stats")}
+    coupled = {f"coupled {n}" for n in names}
+    for row in content["rows"]:
+        assert row["seconds"].keys() == ours | coupled | {f"transformers {n}" for n in names}
+        assert row["ratios"].keys() >= {
+            *("token top_k+top_p/token none", "token top_k+top_p+stats/token none+stats"),
+            *("block none/token none", "block top_k+top_p+stats/token top_k+top_p+stats"),
+            *("token top_k+top_p/transformers top_k+top_p", "coupled none/transformers none"),
+        }
+        assert row["unavailable"] == {}
+        emitted = row["mean_emitted"]
+        assert emitted.keys() == {f"{rule} {n}" for rule in ("token", "block", "coupled") for n in names}
+        same = row["drafts"] == "all_accepted"
+        assert all((n == row["K"] + 1) == same and 1 <= n <= row["K"] + 1 for n in emitted.values())
+
+
+def test_rules_reports(tmp_path):
+    arguments = ("-K", "2", "--texts", "1", "--max-new-tokens", "8", "--rounds", "1", "--threads", "1")
+    done = run_main(bench_rules, "--json", tmp_path / "out.json", *arguments)
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content.keys() >= HEADER - {"quick"} | {"texts", "max_new_tokens"} and content["complete"]
+    rows = [(r["filters"], r["K"], r["rule"]) for r in content["rows"]]
+    assert rows == [(f, 2, rule) for f in ("none", "top_k+top_p") for rule in ("token", "block", "coupled")]
+    for row in content["rows"]:
+        assert 1 <= row["tau"] <= 3 and 0 < row["acceptance_rate"] <= row["alpha"] <= 1
+        assert row["tokens_per_second"].keys() == SUMMARY
+
+
 def test_decoding_reports(tmp_path):
     arguments = ("-B", "1,2", "-K", "2", "--new-tokens", "6", "--prompt-tokens", "4", "--rounds", "1")
     content = run_quick(bench_decoding, tmp_path / "out.json", *arguments, "--eps", "0.1")
@@ -148,6 +184,8 @@ def test_decoding_reports(tmp_path):
         (bench_speculative_step, ("--temperature", "0"), "temperature"),
         (bench_speculative_step, ("--backends", "cpu,cublas"), "backends"),
         (bench_speculative_step, ("--seconds", "-1"), "--seconds"),
+        (bench_settings, ("--settings", "top_a"), "settings"),
+        (bench_rules, ("-K", "two"), "num-drafts"),
         (bench_draft_step, ("-V", "1,"), "vocabularies"),
         (bench_draft_step, ("--dtypes", "float8"), "dtypes"),
         (bench_draft_step, ("--threads", "0"), "--threads"),
@@ -191,11 +229,6 @@ def fits(tokens: torch.Tensor, law: torch.Tensor) -> bool:
     return stats.chisquare(counts.numpy(), np.asarray(expected / expected.sum()) * tokens.numel()).pvalue > 1e-3
 
 
-def one_draft(draws: int) -> torch.Tensor:
-    torch.manual_seed(0)
-    return torch.multinomial(Q_LOGITS[0].softmax(-1), draws, replacement=True)[:, None]
-
-
 @pytest.mark.parametrize("make", [peers.eager, peers.eager_with_q], ids=["eager", "eager+q"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_eager_peers_emit_the_target_law(make, temperature):
@@ -226,12 +259,25 @@ def test_eager_accepts_equal_laws_and_never_what_p_excludes():
     assert (n == 0).all() and (tokens[:, 0] != drafts[:, 0]).all() and (tokens[:, 1:] == -1).all()
 
 
-def test_transformers_peer_emits_the_target_law():
-    draws = 1500
-    drafts = one_draft(draws)
-    step = peers.transformers_step(1.0)
-    emitted = step(P_LOGITS.bfloat16().expand(draws, 2, 8), drafts, Q_LOGITS.expand(draws, 1, 8))
-    assert fits(torch.stack([tokens[0, 0] for tokens in emitted]), P_LOGITS[0].softmax(-1))
+@pytest.mark.parametrize(
+    "filters, kept",
+    [
+        ({}, range(8)),
+        ({"top_k": 4}, (0, 3, 4, 6)),
+        ({"top_k": 6, "top_p": 0.85, "min_p": 0.25}, (0, 3, 6)),  # top_p drops 1 and 7, min_p 4
+    ],
+    ids=str,
+)
+def test_transformers_peer_emits_the_target_law(filters, kept):
+    draws, kept = 1500, list(kept)
+    q = peers.filtered(Q_LOGITS[None], filters)[0, 0]
+    torch.manual_seed(0)
+    drafts = torch.multinomial(q.softmax(-1), draws, replacement=True)[:, None]
+    step = peers.transformers_step(1.0, filters)
+    emitted = step(P_LOGITS.bfloat16().expand(draws, 2, 8), drafts, q.expand(draws, 1, 8))
+    tokens = torch.stack([tokens[0, 0] for tokens in emitted])
+    assert torch.isin(tokens, torch.tensor(kept)).all()
+    assert fits(torch.searchsorted(torch.tensor(kept), tokens), P_LOGITS[0, kept].softmax(-1))
 
 
 @pytest.mark.parametrize("sample", [bench_draft_step.race, bench_draft_step.multinomial])

@@ -1,59 +1,18 @@
-"""Every line of the corner table (docs/numerics.md), in every backend."""
+"""Every line of the corner table (docs/numerics.md), in every backend and under every rule; rows without a distribution
+are in test_faults.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from conftest import FAST_BACKENDS
+from arrangements import INF, NAN, drafted, identical, only, rules_for, seeds, step
 
-from specdec_kernels import SamplingParams, Status, draft_step
-from specdec_kernels.testing import StepInputs, device_of, random_step
+from specdec_kernels import SamplingParams, Status
+from specdec_kernels.ops import RULES
+from specdec_kernels.testing import device_of, random_step
+from specdec_kernels.types import TABLE_PADDING
 
-INF, NAN = float("inf"), float("nan")
-# What is written into a row; empty: -inf everywhere.
-FAULTS = {"nan": [NAN], "positive_infinity": [INF], "nan_and_infinity": [NAN, INF], "empty": []}
-TARGET = {
-    "nan": Status.TARGET_NAN,
-    "positive_infinity": Status.TARGET_POSITIVE_INFINITY,
-    "nan_and_infinity": Status.TARGET_NAN,
-    "empty": Status.TARGET_EMPTY,
-}
-DRAFT = {fault: Status(flag << 3) for fault, flag in TARGET.items()}
-
-
-def seeds(backend: str) -> int:
-    """How many seeds a statement about "whatever u" is tried with."""
-    return 24 if backend == "triton" and not torch.cuda.is_available() else 2000
-
-
-def step(target: list, tokens: list, draft: list | None, n: int, temperature: float = 1.0, **more) -> StepInputs:
-    """The step with target rows [K+1, V], tokens [K], draft rows [K, V], for n seeds."""
-    rows = torch.tensor(target)
-    return StepInputs(
-        rows.expand(n, -1, -1),
-        torch.tensor(tokens, dtype=torch.int64).expand(n, -1),
-        None if draft is None else torch.tensor(draft).reshape(-1, rows.shape[1]).expand(n, -1, -1),
-        SamplingParams(temperature=temperature),
-        torch.arange(n),
-        torch.zeros(n, dtype=torch.int64),
-        **more,
-    )
-
-
-def drafted(backend: str, logits: torch.Tensor, temperature: float = 1.0, **options):
-    arguments = {"seed": 0, "position": 0, "offset": 0, **options}
-    out = draft_step(logits.to(device_of(backend)), SamplingParams(temperature), **arguments, backend=backend)
-    return type(out)(*(t.cpu() for t in out))
-
-
-def spoil(rows: torch.Tensor, fault: str) -> None:
-    """Makes the rows [..., V] ones without a distribution."""
-    if fault == "empty":
-        rows.fill_(-INF)
-    else:
-        for distance, value in enumerate(FAULTS[fault]):
-            rows[..., rows.shape[-1] // 2 - distance] = value
-
+DRAFTED_RULES = RULES[:2]  # those that take q
 
 # ---- Acceptance ------------------------------------------------------------------------------------------------------
 
@@ -66,17 +25,25 @@ def test_greedy_ties_go_to_the_lowest_id(backend, dtype):
         logits[0, list(ties)] = 2.0
         assert drafted(backend, logits, 0.0).tokens.tolist() == [min(ties)]
         for token, accepted in ((min(ties), 1), (max(ties), 0)):
-            inputs = step([[0.0] * 1500] * 2, [token], None, 1, 0.0).replace(target_logits=logits.expand(2, -1)[None])
-            out = inputs.run(backend)
-            assert out.num_accepted.tolist() == [accepted]
-            assert out.tokens[0].tolist() == [min(ties), min(ties) if accepted else -1]
+            for rule in rules_for(backend, max(ties)):
+                inputs = step([[0.0] * 1500] * 2, [token], None, 1, 0.0, rule=rule)
+                out = inputs.replace(target_logits=logits.expand(2, -1)[None]).run(backend)
+                assert out.num_accepted.tolist() == [accepted]
+                assert out.tokens[0].tolist() == [min(ties), min(ties) if accepted else -1]
 
 
-def test_greedy_ignores_draft_logits(backend):
+def test_greedy_takes_zero_of_either_sign_for_the_same(backend):
+    for row in ([-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]):
+        assert drafted(backend, torch.tensor([row]), 0.0).tokens.tolist() == [1]
+        assert step([row], [], None, 1, 0.0).run(backend).tokens.tolist() == [[1]]
+
+
+@pytest.mark.parametrize("rule", DRAFTED_RULES)
+def test_greedy_ignores_draft_logits(backend, rule):
     """At temperature 0 a draft stands iff it is the target's favourite, whatever q, even none."""
     for draft in ([[5.0, 0.0, 0.0]], [[NAN, 0.0, 0.0]], [[-INF] * 3], None):
         for token, accepted in ((1, 1), (0, 0)):
-            out = step([[0.0, 3.0, 1.0], [2.0, 0.0, 0.0]], [token], draft, 2, 0.0).run(backend)
+            out = step([[0.0, 3.0, 1.0], [2.0, 0.0, 0.0]], [token], draft, 2, 0.0, rule=rule).run(backend)
             assert out.num_accepted.tolist() == [accepted] * 2 and out.status.tolist() == [0, 0]
             assert out.tokens.tolist() == [[1, 0] if accepted else [1, -1]] * 2
 
@@ -85,142 +52,113 @@ def test_greedy_ignores_draft_logits(backend):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("vocabulary", [7, 1300])
 def test_equal_models_are_always_accepted(backend, dtype, temperature, vocabulary):
-    n = seeds(backend) // (1 if vocabulary < 1024 else 12)
+    n = max(2, seeds(backend) // (1 if vocabulary < 1024 else 12))
     row = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1)).to(dtype)
-    many = row.expand(n, -1)
-    first = drafted(backend, many, temperature, seed=torch.arange(n).to(device_of(backend)))
-    inputs = step([[0.0]] * 2, [0], [[0.0]], n, temperature).replace(
-        target_logits=row.expand(n, 2, -1), draft_tokens=first.tokens[:, None], draft_logits=many[:, None]
-    )
-    for statistics in (None, (first.cutoff[:, None], first.lse[:, None])):
-        out = inputs.replace(draft_stats=statistics).run(backend)
-        assert (out.num_accepted == 1).all() and (out.status == 0).all()
-        assert torch.equal(out.tokens[:, 0], first.tokens)
+    many, seed = row.expand(n, -1), torch.arange(n).to(device_of(backend))
+    for rule in rules_for(backend, int(10 * temperature) + vocabulary):
+        first, second = (drafted(backend, many, temperature, seed=seed, rule=rule, offset=i) for i in range(2))
+        tokens = torch.stack([first.tokens, second.tokens], 1)
+        inputs = step([[0.0]] * 3, [0, 0], None, n, temperature, rule=rule)
+        inputs = inputs.replace(target_logits=row.expand(n, 3, -1), draft_tokens=tokens)
+        statistics = tuple(torch.stack([getattr(d, name) for d in (first, second)], 1) for name in ("cutoff", "lse"))
+        forms = [{"draft_logits": row.expand(n, 2, -1), "draft_stats": stats} for stats in (None, statistics)]
+        for form in forms if rule in DRAFTED_RULES else [{}]:
+            out = inputs.replace(**form).run(backend)
+            assert (out.num_accepted == 2).all() and (out.status == 0).all() and (out.num_emitted == 3).all()
+            assert torch.equal(out.tokens[:, :2], tokens)
 
 
-def test_no_residual_mass_accepts(backend):
+@pytest.mark.parametrize("rule", RULES)
+def test_equal_filtered_models_are_always_accepted(backend, rule):
+    """Filters, penalties and drafts that count make the same q and p of the same logits."""
+    for form in ({}, {"stats": True}) if rule in DRAFTED_RULES else ({},):
+        for random_state in range(3 if backend != "triton" else 1):
+            law = {"top_k": (0, 9), "top_p": (0.8, 1.0, 0.5), "min_p": (0.02, 0.0), "frequency_penalty": (0.7, 0.0)}
+            law |= {"temperature": (0.7, 1.3), "table": 6}
+            inputs = random_step(12 if backend != "triton" else 3, 3, 40, rule=rule, random_state=random_state, **law)
+            tokens, drawn = inputs.draft_tokens[:, :0], []
+            for i in range(3):
+                inputs = inputs.replace(draft_tokens=tokens)
+                drawn.append(inputs.draft(inputs.target_logits[:, i], i, backend))
+                tokens = torch.cat([tokens, drawn[-1].tokens[:, None]], 1)
+            q = {"draft_logits": inputs.target_logits[:, :3] if rule in DRAFTED_RULES else None}
+            if form:
+                q["draft_stats"] = tuple(torch.stack([getattr(d, n) for d in drawn], 1) for n in ("cutoff", "lse"))
+            out = inputs.replace(draft_tokens=tokens, **q).run(backend)
+            assert (out.num_accepted == 3).all() and torch.equal(out.tokens[:, :3], tokens)
+
+
+@pytest.mark.parametrize("rule", DRAFTED_RULES)
+def test_no_residual_mass_accepts(backend, rule):
     """q above p everywhere, by an lse that is too small: a rejection has nothing to recover from: the draft stands."""
     row, n = [0.3, -0.2, 1.0, 0.5], seeds(backend)
     lse = torch.tensor(row).logsumexp(0).expand(n, 1) - 0.5
-    inputs = step([row, row], [2], [row], n, draft_stats=(torch.full((n, 1), -INF), lse))
+    inputs = step([row, row], [2], [row], n, draft_stats=(torch.full((n, 1), -INF), lse), rule=rule)
     out = inputs.run(backend)
     assert (out.num_accepted == 1).all() and (out.tokens[:, 0] == 2).all() and (out.status == 0).all()
 
 
-def test_no_residual_mass_and_p_zero_draws_from_p(backend):
+@pytest.mark.parametrize("rule", DRAFTED_RULES)
+def test_no_residual_mass_and_p_zero_draws_from_p(backend, rule):
     """As above, but the target never yields the draft: it must not stand."""
     n = seeds(backend)
     target, draft = [0.3, -0.2, -INF, 0.5], [0.3, -0.2, 1.0, 0.5]
     lse = torch.tensor(target).logsumexp(0).expand(n, 1) - 0.5
-    out = step([target, target], [2], [draft], n, draft_stats=(torch.full((n, 1), -INF), lse)).run(backend)
+    statistics = (torch.full((n, 1), -INF), lse)
+    out = step([target, target], [2], [draft], n, draft_stats=statistics, rule=rule).run(backend)
     assert (out.num_accepted == 0).all() and (out.tokens[:, 0] != 2).all() and (out.tokens[:, 0] >= 0).all()
-    assert {*out.tokens[:, 0].tolist()} == {0, 1, 3}
+    assert only(out.tokens[:, 0], {0, 1, 3})
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("draft", [None, [[0.0, 4.0, 0.0]]], ids=["one_hot", "full"])
-def test_p_zero_is_never_accepted(backend, draft):
-    out = step([[1.0, -INF, 0.5], [0.0] * 3], [1], draft, seeds(backend)).run(backend)
-    assert (out.num_accepted == 0).all() and (out.status == 0).all()
-    assert {*out.tokens[:, 0].tolist()} == {0, 2} and (out.tokens[:, 1] == -1).all()
+def test_p_zero_is_never_accepted(backend, draft, rule):
+    """Neither of a masked token, nor of one that a filter takes."""
+    for target, filters in (
+        ([1.0, -INF, 0.5], {}),
+        ([1.0, -0.5, 0.5], {"top_k": 2}),
+        ([1.0, -0.5, 0.5], {"min_p": 0.5}),
+    ):
+        inputs = step([target, [0.0] * 3], [1], draft, seeds(backend), rule=rule, **filters)
+        if draft and filters:  # q as it is without filters, else it has the draft alone
+            inputs = inputs.replace(draft_logits=None if rule == "coupled" else inputs.draft_logits)
+        out = inputs.run(backend)
+        assert (out.num_accepted == 0).all() and (out.status == 0).all()
+        assert only(out.tokens[:, 0], {0, 2}) and (out.tokens[:, 1] == -1).all()
 
 
-def test_q_zero_rejects_and_says_so(backend):
+@pytest.mark.parametrize("rule", DRAFTED_RULES)
+@pytest.mark.parametrize("form", ["full", "filtered", "cutoff", "reduced", "compact"])
+def test_q_zero_rejects_and_says_so(backend, form, rule):
     """Recovery is from max(0, p - q), which has no mass at token 0, where q > p."""
-    out = step([[0.0, 0.0, 0.0, 0.0], [0.0] * 4], [1], [[2.0, -INF, 0.0, -1.0]], seeds(backend)).run(backend)
+    n = seeds(backend)
+    target = [[0.0, 0.0, 0.0, 0.0], [0.0] * 4]
+    full = step(target, [1], [[2.0, -INF, 0.0, -1.0]], n, rule=rule)
+    filtered = full.replace(draft_logits=torch.tensor([[[2.0, -9.0, 0.0, -1.0]]]).expand(n, -1, -1))
+    log_q = torch.tensor([2.0, 0.0, -1.0]).log_softmax(0)
+    inputs = {
+        "full": full,
+        "filtered": filtered.replace(params=SamplingParams(top_k=3)),
+        "cutoff": filtered.replace(draft_stats=(torch.full((n, 1), -1.0), (2.0 - log_q[0]).expand(n, 1))),
+        "reduced": full.replace(draft_logits=full.draft_logits[..., [0, 2, 3]], d2t=torch.tensor([0, 2, 3])),
+        "compact": full.replace(
+            draft_logits=None, compact_q=(torch.tensor([0, 2, 3]).expand(n, 1, 3), log_q.expand(n, 1, 3))
+        ),
+    }[form]
+    out = inputs.run(backend)
     assert (out.num_accepted == 0).all() and (out.status == Status.DRAFT_ZERO_PROBABILITY).all()
-    assert {1, 3} <= {*out.tokens[:, 0].tolist()} and 0 not in out.tokens[:, 0]
+    assert only(out.tokens[:, 0], {1, 2, 3})
 
 
-# ---- Rows without a distribution -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("vocabulary", [9, 1100])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_target_fault(backend, fault, vocabulary):
-    """At a consulted row: nothing is emitted from it on. At another: nothing happens. Neighbours: bitwise the same."""
-    inputs = random_step(4, 2, vocabulary, random_state=11)
-    inputs = inputs.replace(draft_logits=inputs.target_logits[:, :2].clone(), num_drafts=torch.tensor([2, 2, 1, 0]))
-    clean = inputs.run(backend)
-    tokens = torch.where(clean.tokens[:, :2] >= 0, clean.tokens[:, :2], 0)
-    inputs = inputs.replace(draft_tokens=tokens)  # p == q: all accepted
-    clean = inputs.run(backend)
-    assert clean.num_accepted.tolist() == [2, 2, 1, 0]
-    for row in range(3):
-        spoiled = inputs.replace(target_logits=inputs.target_logits.clone())
-        spoil(spoiled.target_logits[1:, row], fault)
-        out = spoiled.run(backend)
-        assert torch.equal(out.tokens[0], clean.tokens[0]) and out.status[0] == 0
-        for b, num_drafts in ((1, 2), (2, 1), (3, 0)):
-            consulted = row <= num_drafts
-            want = clean.tokens[b].clone()
-            want[row if consulted else 3 :] = -1
-            assert out.tokens[b].tolist() == want.tolist()
-            assert out.num_accepted[b] == (min(row, num_drafts) if consulted else num_drafts)
-            assert out.status[b] == (TARGET[fault] if consulted else 0)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_target_fault_after_a_rejection_is_not_seen(backend, fault):
-    inputs = step([[0.0, -INF, 1.0], [1.0, 0.0, 0.0]], [1], None, 3)
-    clean = inputs.run(backend)
-    inputs = inputs.replace(target_logits=inputs.target_logits.clone())
-    spoil(inputs.target_logits[:, 1], fault)
-    assert all(map(torch.equal, inputs.run(backend), clean))
-    assert (clean.num_accepted == 0).all()
-
-
-@pytest.mark.parametrize("stats", [None, "from_the_row", "stale"])
-@pytest.mark.parametrize("vocabulary", [9, 1100])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_draft_fault(backend, fault, vocabulary, stats):
-    """The sequence's drafts end there, its token is drawn from the target alone; neighbours are bitwise the same.
-
-    Statistics handed over by draft_step for such a row have lse = NaN. Stale ones, of another row, are the caller's
-    fault: then only ids stay within the vocabulary and neighbours untouched.
-    """
-    inputs = random_step(3, 2, vocabulary, random_state=12, stats=stats is not None)
-    clean = inputs.run(backend)
-    spoiled = inputs.replace(draft_logits=inputs.draft_logits.clone())
-    spoil(spoiled.draft_logits[1, 0], fault)
-    if stats == "from_the_row":
-        spoiled.draft_stats[1][1, 0] = drafted(backend, spoiled.draft_logits[1:2, 0]).lse[0]
-        assert spoiled.draft_stats[1][1, 0].isnan()
-    out = spoiled.run(backend)
-    for b in (0, 2):
-        assert all(torch.equal(got[b], want[b]) for got, want in zip(out, clean, strict=True))
-    assert ((out.tokens >= -1) & (out.tokens < vocabulary)).all() and out.tokens[1, 0] >= 0
-    if stats == "stale":
-        return
-    # One number, lse, cannot say which fault it was.
-    assert out.status[1] in (DRAFT[fault], Status.DRAFT_NAN if stats else DRAFT[fault])
-    assert out.num_accepted[1] == 0 and (out.tokens[1, 1:] == -1).all()
-    alone = inputs.replace(num_drafts=torch.zeros(3, dtype=torch.int64)).run(backend)
-    assert out.tokens[1, 0] == alone.tokens[1, 0]
-
-
-@pytest.mark.parametrize("vocabulary", [9, 1100])
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_draft_step_fault(backend, fault, vocabulary, temperature):
-    logits = torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(13))
-    clean = drafted(backend, logits, temperature)
-    spoil(logits[2], fault)
-    out = drafted(backend, logits, temperature)
-    for got, want in zip(out, clean, strict=True):
-        assert torch.equal(got[[0, 1, 3]], want[[0, 1, 3]])
-    assert out.tokens[2] == -1 and out.status[2] == DRAFT[fault]
-    assert out.log_q[2] == -INF and out.lse[2].isnan() and (clean.status == 0).all()
-
-
-@pytest.mark.parametrize("fast", FAST_BACKENDS)
-def test_several_faults_in_one_row(fast):
-    """Status says the same in every backend."""
-    for values in ([NAN, INF], [NAN, -INF], [INF, -INF], [NAN, INF, -INF], [-INF, -INF]):
-        row = [1.0] * (3 - len(values)) + values if values != [-INF, -INF] else [-INF, -INF, -INF]
-        inputs = step([row, [0.0] * 3], [0], None, 1)
-        assert inputs.run(fast).status.tolist() == inputs.run("reference").status.tolist(), row
-        logits = torch.tensor([row])
-        assert drafted(fast, logits).status.tolist() == drafted("reference", logits).status.tolist(), row
+@pytest.mark.parametrize("rule", DRAFTED_RULES)
+def test_compact_q_of_padding_alone_has_no_tokens(backend, rule):
+    """q(x) = 0 for every x; p is left to recover from."""
+    n = seeds(backend)
+    inputs = step([[0.0, 0.0, -INF], [0.0] * 3], [1], None, n, rule=rule)
+    padding = torch.full((n, 1, 2), TABLE_PADDING), torch.full((n, 1, 2), -INF)
+    out = inputs.replace(compact_q=padding).run(backend)
+    assert (out.num_accepted == 0).all() and (out.status == Status.DRAFT_ZERO_PROBABILITY).all()
+    assert only(out.tokens[:, 0], {0, 1})
 
 
 # ---- Tokens ----------------------------------------------------------------------------------------------------------
@@ -233,7 +171,7 @@ def test_several_faults_in_one_row(fast):
 )
 def test_draft_token_out_of_range(backend, token, status, draft_logits):
     """Ends that sequence's drafts there; ids that would be fine after truncation to 32 bits, too."""
-    row, n = [0.5, 1.0, -1.0, 0.0, 0.2, 0.3], 5
+    row, n = [0.5, 1.0, -1.0, 0.0, 0.2, 0.3], 2
     draft = [row] * 3 if draft_logits else None
     target = [
         [-INF, 0.0, *[-INF] * 4],
@@ -243,40 +181,65 @@ def test_draft_token_out_of_range(backend, token, status, draft_logits):
     ]  # row 0 accepts token 1 with certainty, for q = target or one-hot
     if draft:
         draft[0] = target[0]
-    out = step(target, [1, token, 2], draft, n).run(backend)
-    alone = step(target, [1, 0, 2], draft, n, num_drafts=torch.ones(n, dtype=torch.int64)).run(backend)
-    assert (out.status == status).all() and (out.num_accepted == 1).all()
-    assert torch.equal(out.tokens, alone.tokens)
+    for rule in rules_for(backend, token):
+        out = step(target, [1, token, 2], draft, n, rule=rule).run(backend)
+        alone = step(target, [1, 0, 2], draft, n, rule=rule, num_drafts=torch.ones(n, dtype=torch.int64)).run(backend)
+        assert (out.status == status).all() and (out.num_accepted == 1).all()
+        assert torch.equal(out.tokens, alone.tokens)
 
 
 # ---- Shapes, memory --------------------------------------------------------------------------------------------------
 
 
-def test_empty_batch(backend):
-    out = random_step(0, 3, 20).run(backend)
-    assert [tuple(t.shape) for t in out] == [(0, 4), (0,), (0,)]
-    assert [tuple(t.shape) for t in drafted(backend, torch.zeros(0, 20), seed=0)] == [(0,)] * 5
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("law", [{}, {"top_k": (3,), "table": 4, "stats": True}], ids=["plain", "all"])
+def test_empty_batch(backend, rule, law):
+    inputs = random_step(0, 3, 20, rule=rule, log_probs=True, **law)
+    out = inputs.run(backend)
+    assert [tuple(t.shape) for t in out] == [(0, 4), (0,), (0,), (0,), (0, 4), (0, 4)]
+    drawn = inputs.draft(torch.zeros(0, 20), 0, backend, compact=0 if rule == "coupled" else 5)
+    assert [tuple(t.shape) for t in drawn[:5]] == [(0,)] * 5
 
 
-@pytest.mark.parametrize("one_hot", [False, True])
-def test_no_drafts(backend, one_hot):
-    inputs = random_step(5, 0, 20, random_state=14)
-    out = (inputs.replace(draft_logits=None) if one_hot else inputs).run(backend)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("form", [{}, {"kind": "one_hot"}, {"stats": True, "table": 4, "top_p": 0.9}], ids=str)
+def test_no_drafts(backend, form, rule):
+    out = random_step(5, 0, 20, random_state=14, rule=rule, log_probs=True, **form).run(backend)
     assert out.tokens.shape == (5, 1) and ((out.tokens >= 0) & (out.tokens < 20)).all()
-    assert not out.num_accepted.any() and not out.status.any()
+    assert not out.num_accepted.any() and not out.status.any() and (out.num_emitted == 1).all()
+    assert (out.log_probs <= 0).all() and (out.raw_log_probs < 0).all()
 
 
-def test_one_token(backend):
-    """V = 1: all certain, at any temperature."""
+@pytest.mark.parametrize("rule", RULES)
+def test_a_place_for_a_compact_q_without_drafts(backend, rule):
+    """[B, 0, k'] tensors are a form of q, too; so is [B, 0, V]."""
+    inputs = random_step(3, 0, 20, rule=rule)
+    out = inputs.run(backend)
+    if rule in DRAFTED_RULES:
+        empty = torch.zeros(3, 0, 4)
+        for q in ({"compact_q": (empty.long(), empty)}, {"draft_logits": torch.zeros(3, 0, 20)}):
+            assert identical(inputs.replace(**{"draft_logits": None, **q}).run(backend), out)
+    assert out.tokens.shape == (3, 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_token(backend, rule):
+    """V = 1: all certain, at any temperature, whatever the filters."""
     for temperature in (0.0, 1.0):
-        out = step([[0.7]] * 3, [0, 0], [[-3.0]] * 2, 4, temperature).run(backend)
-        assert (out.tokens == 0).all() and (out.num_accepted == 2).all() and (out.status == 0).all()
+        for filters in ({}, {"top_k": 5}, {"top_p": 0.0}, {"min_p": 1.0}):
+            inputs = step([[0.7]] * 3, [0, 0], [[-3.0]] * 2, 4, temperature, rule=rule, log_probs=True, **filters)
+            out = inputs.run(backend)
+            assert (out.tokens == 0).all() and (out.num_accepted == 2).all() and (out.status == 0).all()
+            assert (
+                torch.allclose(out.log_probs, torch.zeros(4, 3), atol=1e-6) and (out.raw_log_probs.abs() < 1e-6).all()
+            )
 
 
-def test_every_slot_is_defined(backend):
+@pytest.mark.parametrize("rule", RULES)
+def test_every_slot_is_defined(backend, rule):
     """Accepted drafts, one token, then -1; whatever lay in memory before."""
-    for random_state in range(3):
-        inputs = random_step(6, 3, 30, temperature=(0.0, 1.0), random_state=random_state)
+    for random_state, law in enumerate(({}, {"top_p": (0.9, 0.4), "table": 4}, {"kind": "one_hot", "log_probs": True})):
+        inputs = random_step(6, 3, 30, temperature=(0.0, 1.0), random_state=random_state, rule=rule, **law)
         inputs = inputs.replace(num_drafts=torch.arange(6) % 4, target_logits=inputs.target_logits.clone())
         inputs.target_logits[4, 1] = NAN
         garbage = [torch.full((6, 4), 2**40, device=device_of(backend)) for _ in range(16)]
@@ -285,22 +248,27 @@ def test_every_slot_is_defined(backend):
         for b in range(6):
             n, tokens = int(out.num_accepted[b]), out.tokens[b].tolist()
             emitted = n if out.status[b] & Status.TARGET_NAN else n + 1
-            assert tokens[:n] == inputs.draft_tokens[b, :n].tolist() and n <= int(inputs.num_drafts[b])
+            assert out.num_emitted[b] == emitted and n <= int(inputs.num_drafts[b])
+            assert tokens[:n] == inputs.draft_tokens[b, :n].tolist()
             assert all(0 <= t < 30 for t in tokens[:emitted])
             assert tokens[emitted:] == [-1] * (4 - emitted)
 
 
-def test_inputs_are_never_written(backend):
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("form", [{"stats": True}, {"compact": 4}, {"reduced": 700}, {"kind": "one_hot"}], ids=str)
+def test_inputs_are_never_written(backend, form, rule):
     """No padding of a view is written either, and no NaN row."""
-    inputs = random_step(3, 2, 1100, temperature=(0.0, 1.0), random_state=15, stats=True)
+    form = {} if rule == "coupled" and "compact" in form else form
+    law = {"temperature": (0.0, 1.0), "top_k": (9, 0), "top_p": (1.0, 0.9), "table": 5, "presence_penalty": (0.5,)}
+    inputs = random_step(3, 2, 1100, random_state=15, rule=rule, log_probs=True, **law, **form)
     inputs = inputs.replace(num_drafts=torch.tensor([2, 1, 0]))
     inputs.target_logits[2, 0] = NAN
-    inputs = inputs.map(lambda t: t.to(device_of(backend)))
-    before = [t.clone() for t in inputs.tensors()]
+    inputs = inputs.to(device_of(backend))
+    tensors = [*inputs.tensors(), inputs.table.ends, *([] if inputs.d2t is None else [inputs.d2t])]
+    before = [t.clone() for t in tensors]
     inputs.run(backend)
-    drafted(backend, inputs.draft_logits[:, 0], temperature=1.0)
-    for tensor, copy in zip(inputs.tensors(), before, strict=True):
-        assert torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(copy))
+    inputs.replace(d2t=None).draft(inputs.target_logits[:, 1], 1, backend)
+    assert identical(tensors, before)
 
 
 @pytest.mark.large
@@ -314,6 +282,6 @@ def test_offsets_beyond_31_bits(backend, axis):
     target = buffer.as_strided(shape, strides)
     target.copy_(inputs.target_logits)
     near = inputs.run(backend)
-    assert all(map(torch.equal, inputs.replace(target_logits=target).run(backend), near))
+    assert identical(inputs.replace(target_logits=target).run(backend), near)
     drafts = target[:, 2] if axis == "row" else target[:, 0]
-    assert all(map(torch.equal, drafted(backend, drafts), drafted(backend, drafts.contiguous())))
+    assert identical(drafted(backend, drafts), drafted(backend, drafts.contiguous()))

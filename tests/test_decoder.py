@@ -8,11 +8,10 @@ import itertools
 
 import pytest
 import torch
-from models import TYPES, VOCABULARY, generate, prompts, tiny_model, tunable_pair
+from models import TYPES, VOCABULARY, generate, prompts, tiny_model, toy_model, tunable_pair
 from specdec import Emission, Producer, SpeculativeDecoder
 from specdec.cache import StaticKVCache
 from specdec.drafters import Drafts, Generation, Step
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_kernels import SamplingParams, Status
 
@@ -97,16 +96,7 @@ def test_sampled_text_has_the_law_of_the_target():
     """Three tokens of a vocabulary of five: 125 texts, 30000 sequences, a draft that is often wrong.
     Chi-square over all
     texts has 124 degrees of freedom: its 99.99 % quantile is 190."""
-
-    def tiny(seed: int) -> LlamaForCausalLM:
-        torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-            initializer_range=0.7, max_position_embeddings=16,
-        )  # fmt: skip
-        return LlamaForCausalLM(config).eval()
-
-    target, draft, count = tiny(1), tiny(2), 30_000
+    target, draft, count = toy_model(1), toy_model(2), 30_000
     result = generate(
         target,
         draft,
@@ -354,7 +344,7 @@ class Scripted:
                 for text, start in zip(self.texts, (step.position - torch.tensor(lengths)).tolist(), strict=True):
                     row = (text + [0] * 50)[start : start + step.num_drafts]
                     rows.append([self.wrong.get(i, token) for i, token in enumerate(row)])
-                return Drafts(torch.tensor(rows), None, None, None, 0)
+                return Drafts(torch.tensor(rows))
 
         return Session()
 

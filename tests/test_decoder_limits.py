@@ -8,9 +8,9 @@ import pytest
 import torch
 from models import POSITIONS, VOCABULARY, generate, prompts, tiny_model, tunable_pair
 from specdec import SpeculativeDecoder
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, SynthIDTextWatermarkLogitsProcessor
 
-from specdec_kernels import SamplingParams
+from specdec_kernels import SamplingParams, Status
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers():
@@ -60,6 +60,7 @@ def test_vocabularies_must_agree():
 
 
 THREE = torch.tensor([[1, 2, 3]])
+STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,76 @@ THREE = torch.tensor([[1, 2, 3]])
         ("max_new_tokens", {"max_new_tokens": 2.0}),
         ("eos_token_id", {"eos_token_id": ["x"]}),
         ("params.temperature: got shape", {"params": SamplingParams(torch.ones(3))}),
+        ("params.top_k: got shape", {"params": SamplingParams(top_k=torch.ones(2, dtype=torch.int64))}),
+        ("params: got float", {"params": 0.7}),
+        ("rule: got 'typical', allowed: 'token', 'block', 'coupled'", {"rule": "typical"}),
+        ("compact_q: got -1", {"compact_q": -1}),
+        ("compact_q: got 1025, allowed: .* to 1024", {"compact_q": 1025}),
+        ("compact_q: got 4, allowed: 0 with rule='coupled'", {"compact_q": 4, "rule": "coupled"}),
+        ("logit_bias: got id 101, allowed: ids from 0 to 100", {"logit_bias": {VOCABULARY: 1.0}}),
+        ("logit_bias: got nan for id 3", {"logit_bias": {3: float("nan")}}),
+        ("logit_bias: got inf for id 3", {"logit_bias": {3: float("inf")}}),
+        ("logit_bias: got 1e[+]39 for id 3", {"logit_bias": {3: 1e39}}),
+        ("logit_bias: got .*, allowed: one for all, or a list of 1", {"logit_bias": [{}, {}]}),
+        ("logit_bias: got 'x'", {"logit_bias": ["x"]}),
+        ("banned_tokens: got id -1", {"banned_tokens": [-1]}),
+        ("banned_tokens: got id 101", {"banned_tokens": [[VOCABULARY]]}),
+        ("banned_tokens: got .*, allowed: one for all, or a list of 1", {"banned_tokens": [[1], [2]]}),
+        ("banned_tokens: got 5", {"banned_tokens": 5}),
+        ("min_new_tokens: got 6, allowed: an integer from 0 to max_new_tokens = 5", {"min_new_tokens": 6}),
+        ("min_new_tokens: got -1", {"min_new_tokens": -1}),
+        (r"min_new_tokens: got \[1, 2\]", {"min_new_tokens": [1, 2]}),
+        ("logit_bias: got True for id 2", {"logit_bias": {2: True}}),
+        ("logits_processor: got 'x'", {"logits_processor": "x"}),
+        ("logits_processor: got scores of shape", {"logits_processor": [lambda ids, scores: scores[:, :5]]}),
+        ("logits_processor: got SynthIDText.*a state", {"logits_processor": [STATEFUL]}),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(name, arguments):
     with pytest.raises(ValueError, match=name):
         SpeculativeDecoder(*tunable_pair(0.1)).generate(**{"input_ids": [[1, 2]], "max_new_tokens": 5, **arguments})
+
+
+def test_penalties_of_a_batch_without_sequences():
+    params = SamplingParams(1.0, repetition_penalty=1.2)
+    result = generate(*tunable_pair(0.1), [], params=params, logit_bias={1: 2.0}, min_new_tokens=3, log_probs=True)
+    assert (result.tokens, result.log_probs) == ([], [])
+
+
+def test_a_sequence_without_a_token_left_ends():
+    target, draft = tunable_pair(0.1)
+    everything = list(range(VOCABULARY))
+    result = generate(target, draft, [[1, 2], [3]], max_new_tokens=5, banned_tokens=[everything, []])
+    assert [len(t) for t in result.tokens] == [0, 5]
+    assert result.status == [Status.TARGET_EMPTY | Status.DRAFT_EMPTY, Status.OK]
+
+
+@pytest.mark.parametrize(
+    "d2t, message",
+    [
+        (range(50), "d2t: got int64 of shape .50., allowed: 40 integers"),
+        ([0.5] * 40, "d2t: got float32 of shape .40., allowed: 40 integers"),
+        ([*range(39), 38], "d2t: got ids that do not ascend"),
+        ([*range(39), VOCABULARY], "d2t: got ids .* out of range, allowed: ascending ids from 0 to 100"),
+        ([-1, *range(39)], "d2t: got ids .* out of range"),
+    ],
+)
+def test_maps_of_a_vocabulary_are_checked(d2t, message):
+    target, draft = tunable_pair(0.1)
+    pruned = copy.deepcopy(draft)
+    pruned.lm_head = torch.nn.Linear(32, 40, bias=False)
+    with pytest.raises(ValueError, match=message):
+        SpeculativeDecoder(target, pruned, d2t=list(d2t))
+
+
+def test_maps_need_a_model_that_takes_the_targets_tokens():
+    target = tiny_model("llama")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small = LlamaForCausalLM(LlamaConfig(vocab_size=77, **sizes)).eval()
+    with pytest.raises(ValueError, match="draft: got an embedding of 77 tokens with d2t, allowed: 101"):
+        SpeculativeDecoder(target, small, d2t=list(range(77)))
+    with pytest.raises(ValueError, match="d2t: got a map with draft=NoneType, allowed: a map with a model"):
+        SpeculativeDecoder(target, None, 0, d2t=[1])
 
 
 def test_bad_construction_is_named():

@@ -1,6 +1,6 @@
-"""What only Triton has: it compiles ahead of time for every GPU that it serves, and launches as often as it says.
-
-Its numerics are in every other test, in the interpreter where there is no GPU."""
+"""What only Triton has: it compiles ahead of time for every GPU that it serves, launches as often as it says, and finds
+cutoffs by bisection. A step of every rule, form of q and law against the reference; more of its numerics are in every
+other test, in the interpreter where there is no GPU."""
 
 from __future__ import annotations
 
@@ -10,53 +10,177 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from specdec_kernels import draft_step
-from specdec_kernels.testing import device_of, random_step
+from specdec_kernels import Rule, SamplingParams, draft_step
+from specdec_kernels.backends.reference_law import cutoff_of
+from specdec_kernels.testing import assert_same_step, assert_statistics_close, device_of, random_step
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
-KERNELS = ("draft_stats_kernel", "draft_draw_kernel", "row_stats_kernel", "residual_kernel", "draw_kernel")
+KERNELS = {
+    "stats_kernel", "filter_kernel", "race_kernel", "draft_draw_kernel", "compact_draw_kernel", "residual_kernel",
+    "draw_kernel",
+}  # fmt: skip
+INF = float("inf")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_compiles_ahead_of_time(target, tmp_path):
+@pytest.mark.parametrize(
+    ("target", "variants"),
+    [("sm_90", "few"), ("gfx942", "few"), *(pytest.param(t, "all", marks=pytest.mark.nightly) for t in TARGETS)],
+)
+def test_compiles_ahead_of_time(target, variants, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_triton.py")), *TARGETS[target].split()],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=300,
+        [sys.executable, str(Path(__file__).with_name("compile_triton.py")), *TARGETS[target].split(), variants],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    assert {line.split()[0] for line in done.stdout.splitlines()} == set(KERNELS)
+    assert {line.split()[0] for line in done.stdout.splitlines()} == KERNELS
 
 
-def test_launches(monkeypatch):
-    """draft_step 2, speculative_step 3, whatever B, K and V; none for an empty batch."""
+@pytest.fixture
+def launched(monkeypatch) -> list[str]:
+    """The names of the kernels launched so far."""
     from specdec_kernels.backends.triton import draft_step as draft_module
     from specdec_kernels.backends.triton import speculative_step as step_module
 
-    launched: list[str] = []
+    names: list[str] = []
 
     class Counting:
         def __init__(self, name, kernel):
             self.name, self.kernel = name, kernel
 
         def __getitem__(self, grid):
-            launched.append(self.name)
+            names.append(self.name)
             return self.kernel[grid]
 
-    for name in KERNELS:
-        module = draft_module if name.startswith("draft") else step_module
-        monkeypatch.setattr(module, name, Counting(name, getattr(module, name)))
+    for module in (draft_module, step_module):
+        for name in KERNELS & set(vars(module)):
+            monkeypatch.setattr(module, name, Counting(name, getattr(module, name)))
+    return names
 
+
+def test_launches(launched):
+    """draft_step 2, speculative_step 3, whatever B, K and V; none for an empty batch."""
     inputs = random_step(2, 2, 1300, temperature=(0.0, 1.0))
-    device = device_of("triton")
-    logits, seed, position = (t.to(device) for t in (inputs.draft_logits[:, 0], inputs.seed, inputs.position))
-    draft_step(logits, inputs.params, seed=seed, position=position, offset=0, backend="triton")
-    assert launched == list(KERNELS[:2])
+    inputs.draft(inputs.draft_logits[:, 0], 0, "triton")
+    assert launched == ["stats_kernel", "draft_draw_kernel"]
     inputs.run("triton")
-    assert launched[2:] == list(KERNELS[2:])
+    assert launched[2:] == ["stats_kernel", "residual_kernel", "draw_kernel"]
     inputs.map(lambda t: t[:0]).run("triton")
     assert len(launched) == 5
+
+
+def test_more_launches(launched):
+    """One more with filters or a compact q, and for the race of one draft."""
+    inputs = random_step(1, 1, 5, top_k=2)
+    for rule, compact, middle in (
+        ("token", 0, ["filter_kernel", "draft_draw_kernel"]),
+        ("block", 2, ["filter_kernel", "compact_draw_kernel"]),
+        ("coupled", 0, ["filter_kernel", "race_kernel", "draft_draw_kernel"]),
+    ):
+        launched.clear()
+        inputs.replace(rule=rule).draft(inputs.draft_logits[:, 0], 0, "triton", compact=compact)
+        assert launched == ["stats_kernel", *middle]
+    for rule, middle in (("token", "residual_kernel"), ("block", "residual_kernel"), ("coupled", "race_kernel")):
+        launched.clear()
+        inputs.replace(rule=rule, draft_logits=None).run("triton")
+        assert launched == ["stats_kernel", "filter_kernel", middle, "draw_kernel"]
+
+
+LAWS = {
+    "plain": {},
+    "filters": {"top_k": (0, 4, 30), "top_p": (0.8, 1.0, 0.9), "min_p": (0.0, 0.1, 0.02)},
+    "table": {"table": 9, "repetition_penalty": 1.3, "presence_penalty": 0.25, "frequency_penalty": 0.5},
+}
+LAWS["all"] = LAWS["filters"] | LAWS["table"]
+Q = {
+    "full": {},
+    "handed_over": {"stats": True},
+    "reduced": {"reduced": 20},
+    "compact": {"compact": 6},
+    "one_hot": {"kind": "one_hot"},
+}
+
+
+def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> None:
+    """A step, and what ``draft_step`` makes of one more row behind its drafts, against the reference."""
+    want, margin = inputs.reference()
+    assert_same_step(inputs.run("triton"), want, margin)
+    if drafts is not None:
+        got, want = (
+            inputs.draft(drafts, inputs.draft_tokens.shape[1], backend, compact=compact)
+            for backend in ("triton", "reference")
+        )
+        assert torch.equal(got.tokens, want.tokens) and torch.equal(got.status, want.status)
+        assert torch.equal(got.cutoff == -INF, want.cutoff == -INF)
+        for name in ("log_q", "lse", *(("compact_log_q",) if compact else ())):
+            size = want.lse.abs().reshape(-1, *[1] * (getattr(want, name).dim() - 1)) + 10
+            assert_statistics_close(getattr(got, name), getattr(want, name), size)
+        if compact:
+            assert torch.equal(got.compact_ids, want.compact_ids)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("rule", Rule)
+def test_laws(rule, law):
+    inputs = random_step(3, 1, 30, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **LAWS[law])
+    drafts = None if rule == "block" else inputs.target_logits[:, 1]  # `block` drafts as `token` does
+    compare(inputs, drafts)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("q", Q)
+def test_forms_of_q(rule, q):
+    inputs = random_step(2, 2, 33, temperature=(1.0, 0.6), rule=rule, top_k=20, **Q[q], **LAWS["table"])
+    compare(inputs, inputs.target_logits[:, 1] if q == "compact" else None, compact=Q[q].get("compact", 0))
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_several_blocks(rule):
+    """Tables, filters and reduced vocabularies across blocks of 1024."""
+    form = {} if rule == "coupled" else {"reduced": 1100} if rule == "token" else {"compact": 40}
+    compare(random_step(1, 1, 2100, rule=rule, random_state=1, top_k=300, top_p=0.9, **form, **LAWS["table"]))
+
+
+def test_more_blocks_than_a_pass_reads_at_once():
+    inputs = random_step(1, 1, 9000, temperature=1.5, top_p=0.9)
+    compare(inputs, inputs.target_logits[:, 0], compact=50)
+
+
+HARD = {
+    "ties": [2.0, 1.0, 2.0, 1.0, 1.0, 0.0, 2.0, -1.0],
+    "zeros": [0.0, -0.0, 0.0, -0.0, -1.0, -0.0],
+    "masked": [0.5, -INF, -INF, 0.25, -INF, -3e38],
+    "one": [-INF, -7.0, -INF],
+    "far": [3e38, -3e38, 1e-38, -1e-38, 0.0, 1.0],
+    "equal": [1.25] * 7,
+    "tail": [2.0, 1.5, 1.0, *[0.9] * 20],  # which top-p must not count behind a top-k of 3
+}
+
+
+@pytest.mark.parametrize("row", HARD)
+def test_cutoffs(row):
+    """Ties, signed zeros, masked tokens and the ends of float32: the cutoff is the reference's, bit for bit, and with
+    top-p on the edge of nothing and of everything."""
+    filters = [
+        (1, 1.0, 0.0),
+        (2, 1.0, 0.0),
+        (4, 1.0, 0.0),
+        (50, 1.0, 0.0),
+        (0, 0.0, 0.0),
+        (0, 0.999, 0.0),
+        (5, 0.4, 0.0),
+        (3, 0.8, 0.0),
+    ]
+    logits = torch.tensor(HARD[row]).expand(len(filters), -1)
+    top_k, top_p, min_p = (torch.tensor(column) for column in zip(*filters, strict=True))
+    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+    device = device_of("triton")
+    got = draft_step(logits.to(device), params, seed=0, position=0, offset=0, backend="triton").cutoff.cpu()
+    temperature = torch.ones(len(filters), dtype=torch.float64)
+    want, _ = cutoff_of(logits.double(), temperature, torch.tensor(filters))
+    assert torch.equal(got.double(), want)
 
 
 def test_auto_does_not_interpret():

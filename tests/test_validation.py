@@ -7,9 +7,10 @@ import re
 import pytest
 import torch
 
-from specdec_kernels import SamplingParams, draft_step, speculative_step
+from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
 
 B, K, V = 2, 3, 5
+N, E, DRAFT_V, LISTED = 4, 2, 3, 2
 NAN, INF = float("nan"), float("inf")
 
 
@@ -54,7 +55,23 @@ def stats(cutoff=-INF, shape=(B, K), dtype=torch.float32, device="cpu"):
     return torch.full(shape, cutoff, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device)
 
 
-# (argument, bad value, what the message must contain besides "argument: got")
+def ascending(*shape, step=1, device="cpu"):
+    return (step * torch.arange(shape[-1], device=device)).expand(shape)
+
+
+def table(**changes) -> TokenTable:
+    entries = TokenTable(
+        ascending(B, N), zeros(B, N), zeros(B, N, dtype=torch.bool), zeros(B, N, dtype=torch.int32), longs(E), longs(B)
+    )
+    return entries._replace(**changes)
+
+
+def compact_q(ids=None, log_q=None, size=LISTED):
+    return ascending(B, K, size) if ids is None else ids, zeros(B, K, size) if log_q is None else log_q
+
+
+# (argument, bad value, what the message must contain besides "argument: got"); what comes before a dot or a space is
+# the keyword.
 BOTH = [
     ("seed", 2**63, ["9223372036854775808", "integer from"]),
     ("seed", -(2**63) - 1, ["-9223372036854775809"]),
@@ -73,7 +90,37 @@ BOTH = [
     ("params", 0.7, ["float", "SamplingParams"]),
     ("params", None, ["NoneType", "SamplingParams"]),
     ("params.temperature", SamplingParams(temperature=torch.ones(B + 1)), [f"[{B + 1}]", f"[{B}]"]),
-    ("rule", "typical", ["'typical'", "'token'"]),
+    *(
+        (f"params.{name}", SamplingParams(**{name: torch.full((B + 1,), value)}), [f"[{B + 1}]", f"[{B}]"])
+        for name, value in (("top_k", 1), ("top_p", 0.5), ("min_p", 0.5))
+    ),
+    ("rule", "typical", ["'typical'", "'token'", "'block'", "'coupled'"]),
+    ("rule", 0, ["0", "'token'"]),
+    ("rule", None, ["None", "'token'"]),
+    ("table", tuple(table()), ["tuple", "TokenTable"]),
+    ("table.ids", table(ids=None), ["None", "[B, N]"]),
+    ("table.ids", table(ids=longs(B)), [f"[{B}]", "[B, N]"]),
+    ("table.ids", table(ids=ascending(B + 1, N)), [f"[{B + 1}, {N}]", f"[{B}, {N}]"]),
+    ("table.ids", table(ids=zeros(B, N)), ["torch.float32", "int64"]),
+    ("table.ids", table(ids=ascending(B, N, device="meta")), ["meta", "cpu"]),
+    ("table.ids", table(ids=longs(B, N)), ["ascend"]),
+    ("table.ids", table(ids=ascending(B, N, step=-1)), ["negative"]),
+    ("table.ids", table(ids=torch.tensor([[0, 1, 2, 3], [0, 2**62, 1, 2**62]])), ["ascend"]),
+    ("table.bias", table(bias=zeros(B, N + 1)), [f"[{B}, {N + 1}]", f"[{B}, {N}]"]),
+    ("table.bias", table(bias=zeros(B, N, dtype=torch.float64)), ["torch.float64", "float32"]),
+    ("table.bias", table(bias=None), ["NoneType", "tensor"]),
+    ("table.in_prompt", table(in_prompt=longs(B, N)), ["torch.int64", "bool"]),
+    ("table.in_prompt", table(in_prompt=zeros(B, dtype=torch.bool)), [f"[{B}]", f"[{B}, {N}]"]),
+    ("table.count", table(count=longs(B, N)), ["torch.int64", "int32"]),
+    ("table.count", table(count=zeros(B, N, dtype=torch.int32, device="meta")), ["meta", "cpu"]),
+    ("table.ends / table.first_end", table(ends=None), ["one of them", "both or neither"]),
+    ("table.ends / table.first_end", table(first_end=None), ["one of them", "both or neither"]),
+    ("table.ends", table(ends=longs(B, E)), [f"[{B}, {E}]", "[E]"]),
+    ("table.ends", table(ends=2), ["2", "[E]"]),
+    ("table.ends", table(ends=zeros(E)), ["torch.float32", "int64"]),
+    ("table.first_end", table(first_end=longs(B + 1)), [f"[{B + 1}]", f"[{B}]"]),
+    ("table.first_end", table(first_end=zeros(B)), ["torch.float32", "int64"]),
+    ("table.first_end", table(first_end=-1), ["-1", "integer from 0"]),
     ("backend", "opencl", ["'opencl'", "'auto'", "'reference'", "'cpu'", "'triton'"]),
 ]
 DRAFT = [
@@ -87,6 +134,24 @@ DRAFT = [
     ("offset", 2**31, ["2147483648"]),
     ("offset", 0.0, ["0.0", "integer"]),
     ("offset", False, ["False", "integer"]),
+    ("compact", -1, ["-1", "0 (off)"]),
+    ("compact", 1025, ["1025", "1024"]),
+    ("compact", 2.0, ["2.0", "integer"]),
+    ("compact", True, ["True", "integer"]),
+    ("d2t", [0, 1], ["list", "tensor"]),
+    ("d2t", ascending(V + 1), [f"[{V + 1}]", f"[{V}]"]),
+    ("d2t", ascending(V).int(), ["torch.int32", "int64"]),
+    ("d2t", ascending(V, device="meta"), ["meta", "cpu"]),
+    ("d2t", longs(V), ["ascend"]),
+    ("d2t", ascending(V) - 1, ["negative"]),
+]
+# Of ``draft_step`` with a table and offset=2.
+DRAFTS = [
+    (None, ["None", "offset=2", "[B, 2]"]),
+    (longs(B, 1), [f"[{B}, 1]", f"[{B}, 2]"]),
+    (longs(B + 1, 2), [f"[{B + 1}, 2]", f"[{B}, 2]"]),
+    (zeros(B, 2), ["torch.float32", "int64 or int32"]),
+    (longs(B, 2, device="meta"), ["meta", "cpu"]),
 ]
 VERIFY = [
     ("target_logits", None, ["NoneType", "tensor"]),
@@ -115,7 +180,32 @@ VERIFY = [
     ("draft_stats cutoff", stats(device="meta"), ["meta", "cpu"]),
     ("draft_stats lse", (stats()[0], longs(B, K)), ["torch.int64", "float32"]),
     ("draft_stats lse", (stats()[0], None), ["NoneType", "tensor"]),
-    ("draft_stats", stats(cutoff=0.5), ["cutoff", "-inf"]),
+]
+# Of ``speculative_step`` without draft_logits and draft_stats.
+COMPACT = [
+    ("compact_q", 2.0, ["float", "(compact_ids, compact_log_q)"]),
+    ("compact_q", compact_q()[:1], ["pair", "(compact_ids, compact_log_q)"]),
+    ("compact_q", compact_q(size=0), ["0", "1 to 1024"]),
+    ("compact_q", compact_q(size=1025), ["1025", "1 to 1024"]),
+    ("compact_q", compact_q(ids=2), ["0", "1 to 1024"]),
+    ("compact_q ids", compact_q(ids=ascending(B, K + 1, LISTED)), [f"[{B}, {K + 1}, 2]", f"[{B}, {K}, 2]"]),
+    ("compact_q ids", compact_q(ids=ascending(B, K, LISTED).int()), ["torch.int32", "int64"]),
+    ("compact_q ids", compact_q(ids=ascending(B, K, LISTED, device="meta")), ["meta", "cpu"]),
+    ("compact_q ids", compact_q(ids=longs(B, K, LISTED)), ["ascend"]),
+    ("compact_q ids", compact_q(ids=ascending(B, K, LISTED) - 1), ["negative"]),
+    ("compact_q log_q", compact_q(log_q=zeros(B, K, LISTED + 1)), [f"[{B}, {K}, 3]", f"[{B}, {K}, 2]"]),
+    ("compact_q log_q", compact_q(log_q=longs(B, K, LISTED)), ["torch.int64", "float32"]),
+    ("compact_q log_q", (compact_q()[0], None), ["NoneType", "tensor"]),
+]
+# Of ``speculative_step`` with draft_logits [B, K, DRAFT_V].
+REDUCED = [
+    ([0, 1], ["list", "tensor"]),
+    (ascending(V), [f"[{V}]", f"[{DRAFT_V}]"]),
+    (ascending(DRAFT_V).int(), ["torch.int32", "int64"]),
+    (ascending(DRAFT_V, device="meta"), ["meta", "cpu"]),
+    (longs(DRAFT_V), ["ascend"]),
+    (ascending(DRAFT_V) - 1, ["negative"]),
+    (ascending(DRAFT_V) + V - 2, [str(V), f"ids below {V}", "target"]),
 ]
 
 
@@ -123,10 +213,10 @@ def name(case) -> str:
     return case[0].replace(" ", "_") if isinstance(case, tuple) else ""
 
 
-def check_refused(function, argument: str, value, parts: list[str]) -> None:
+def check_refused(function, argument: str, value, parts: list[str], **others) -> None:
     keyword = argument.split(" ")[0].split(".")[0]
-    with pytest.raises(ValueError, match=rf"^{re.escape(argument)}: got .+, allowed: .+") as error:
-        function(**{keyword: value})
+    with pytest.raises(ValueError, match=rf"(?s)^{re.escape(argument)}: got .+, allowed: .+") as error:
+        function(**{keyword: value}, **others)
     for part in parts:
         assert part in str(error.value)
 
@@ -141,11 +231,75 @@ def test_speculative_step_refuses(case):
     check_refused(verify, *case)
 
 
+@pytest.mark.parametrize("case", DRAFTS)
+def test_drafts_are_refused(case):
+    check_refused(draft, "drafts", *case, table=table(), offset=2)
+
+
+@pytest.mark.parametrize("case", COMPACT, ids=name)
+def test_compact_q_is_refused(case):
+    check_refused(verify, *case, draft_logits=None, draft_stats=None)
+
+
+@pytest.mark.parametrize("case", REDUCED)
+def test_reduced_vocabulary_is_refused(case):
+    check_refused(verify, "d2t", *case, draft_logits=zeros(B, K, DRAFT_V))
+
+
 def test_good_arguments_pass():
     """The cases above differ from these in one argument only."""
     assert draft().tokens.shape == (B,)
-    assert verify().tokens.shape == (B, K + 1)
-    assert verify(draft_logits=None, draft_stats=None, num_drafts=None).tokens.shape == (B, K + 1)
+    assert draft(table=table(), offset=2, drafts=longs(B, 2)).tokens.shape == (B,)
+    assert draft(table=table(), offset=2, drafts=longs(B, 2).int(), compact=1024).compact_ids.shape == (B, 1024)
+    assert draft(d2t=ascending(V, step=9)).tokens.shape == (B,)
+    none = {"draft_logits": None, "draft_stats": None}
+    for more in (
+        {},
+        {"table": table()},
+        {"table": table(ends=None, first_end=None)},
+        {"num_drafts": None, **none},
+        {"compact_q": compact_q(), **none},
+        {"compact_q": list(compact_q()), "rule": "block", **none},
+        {"draft_logits": zeros(B, K, DRAFT_V), "d2t": ascending(DRAFT_V) + V - DRAFT_V},
+        {"rule": "coupled", **none},
+    ):
+        assert verify(**more).tokens.shape == (B, K + 1)
+
+
+def test_padding_of_tables_may_repeat():
+    padded = torch.tensor([[0, 3, 2**62, 2**62], [2**62] * 4])
+    assert verify(table=table(ids=padded)).tokens.shape == (B, K + 1)
+    repeated = padded[:, :2].expand(K, B, 2).transpose(0, 1)
+    assert verify(compact_q=compact_q(repeated), draft_logits=None, draft_stats=None).tokens.shape == (B, K + 1)
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_penalties_need_a_table(name):
+    for function in (draft, verify):
+        with pytest.raises(ValueError, match="^table: got None with penalties in params, allowed: a TokenTable"):
+            function(params=SamplingParams(**{name: 0.5}))
+        function(params=SamplingParams(**{name: 1.0 if name == "repetition_penalty" else 0.0}))
+        function(params=SamplingParams(**{name: 0.5}), table=table())
+
+
+@pytest.mark.parametrize("name", ["draft_logits", "draft_stats", "compact_q"])
+def test_coupled_takes_no_q(name):
+    none = {"draft_logits": None, "draft_stats": None}
+    value = {"draft_logits": zeros(B, K, V), "draft_stats": stats(), "compact_q": compact_q()}[name]
+    with pytest.raises(ValueError, match=f"^{name}: got .*'coupled', allowed: None"):
+        verify(rule="coupled", **{**none, name: value})
+    with pytest.raises(ValueError, match="^compact: got 3, allowed: 0 with rule='coupled'"):
+        draft(rule="coupled", compact=3)
+
+
+def test_forms_of_q_exclude_each_other():
+    with pytest.raises(ValueError, match="^compact_q: got .+, allowed: one of the two"):
+        verify(compact_q=compact_q())
+    for d2t in ({"draft_logits": None}, {"draft_logits": None, "compact_q": compact_q()}):
+        with pytest.raises(ValueError, match="^d2t: got .+, allowed: None where draft_logits is"):
+            verify(draft_stats=None, d2t=ascending(V), **d2t)
+    with pytest.raises(ValueError, match="^draft_stats: got .+, allowed: None where draft_logits is"):
+        verify(draft_logits=None, compact_q=compact_q())
 
 
 def test_float64_is_for_the_reference():
@@ -158,7 +312,7 @@ def test_float64_is_for_the_reference():
 
 
 def test_statistics_without_draft_logits():
-    with pytest.raises(ValueError, match="^draft_stats: got .+, allowed: None where draft_logits is None"):
+    with pytest.raises(ValueError, match="^draft_stats: got .+, allowed: None where draft_logits is"):
         verify(draft_logits=None)
 
 
@@ -166,41 +320,6 @@ def test_statistics_without_draft_logits():
 def test_statistics_are_a_pair(number):
     with pytest.raises(ValueError, match="^draft_stats"):
         verify(draft_stats=number)
-
-
-@pytest.mark.parametrize("as_tensor", [False, True])
-@pytest.mark.parametrize("value", [-1.0, -1e-30, 1e-4, NAN, INF, -INF, 1e39])
-def test_temperature_values(value, as_tensor):
-    given = torch.tensor([1.0, value]) if as_tensor else value
-    with pytest.raises(ValueError, match=r"^temperature: got .+, allowed: 0 \(greedy\), or finite and >= 0.001"):
-        SamplingParams(temperature=given)
-
-
-@pytest.mark.parametrize("value", ["0.5", None, torch.ones(2, 2), torch.tensor([True]), [0.5]])
-def test_temperature_types(value):
-    with pytest.raises(ValueError, match="^temperature: got .+, allowed: "):
-        SamplingParams(temperature=value)
-
-
-@pytest.mark.parametrize(
-    "value", [0, 1, 0.0, 0.001, 2.5, torch.tensor(0.5), torch.tensor([0.0, 1.0]), torch.tensor([1, 2])]
-)
-def test_temperatures_allowed(value):
-    assert draft(params=SamplingParams(temperature=value)).tokens.shape == (B,)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("top_k", 50), ("top_k", -1), ("top_p", 0.9), ("top_p", 0.0), ("min_p", 0.1), ("top_k", torch.tensor([0, 0]))],
-)
-def test_filters_are_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=f"^{name}: got .+ no filters, allowed: None or "):
-        SamplingParams(**{name: value})
-
-
-def test_neutral_filters_are_allowed():
-    SamplingParams(top_k=0, top_p=1.0, min_p=0.0)
-    SamplingParams(top_k=None, top_p=None, min_p=None)
 
 
 def test_explicit_backend_never_falls_back():

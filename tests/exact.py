@@ -1,0 +1,314 @@
+"""The exact law of a step of the reference, by enumerating its random choices.
+
+The reference consults randomness only through ``race``, ``flat_race`` and ``uniform(philox(...))``. A ``Probe`` puts
+scripts in their places: a race records its weights and returns a scripted winner, a uniform is a scripted number. Every
+combination of choices is one row of a batch, so the law is a finite sum over rows. Nothing here knows how a rule
+decides: thresholds of uniform numbers are found by bisection, and what is emitted is read from the step's result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from specdec_kernels import SamplingParams, draft_step, speculative_step
+from specdec_kernels.backends import reference
+from specdec_kernels.testing import Law, Model, penalised, probabilities, shared_race, truncated
+from specdec_kernels.types import PENALTIES, TABLE_PADDING, DraftStep, SpeculativeStep, TokenTable, neutral
+
+BISECTIONS = 33  # thresholds to 2^-33 = 1.2e-10
+CERTAIN, IMPOSSIBLE = 1e-300, 1.0  # a number u that passes every test u < h with h > 0, and one that passes none
+
+
+class Race(NamedTuple):
+    weights: torch.Tensor  # [B, N], normalised; 0 where a row has none
+    index: torch.Tensor | None  # [B, N] of the noise; None: two levels
+    seed: torch.Tensor  # [B], and so on: the rest of the noise's counter
+    position: torch.Tensor
+    offset: int
+    stream: int | tuple[int, int]
+
+
+class Probe:
+    """Scripts the reference's randomness: ``u`` [B, K + 1], and the winner of every race ([B], or [B, races])."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(reference, "race", lambda weights, *key: self.race(weights, None, *key))
+        monkeypatch.setattr(reference, "flat_race", self.race)
+        monkeypatch.setattr(reference, "uniform", lambda offset: self.u[:, offset : offset + 1])
+        monkeypatch.setattr(reference, "philox", self.philox)
+
+    def script(self, winner: torch.Tensor | int, u: torch.Tensor | None = None) -> None:
+        self.winner, self.u, self.races = torch.as_tensor(winner), u, []
+
+    def philox(self, seed, index, position, offset, stream):
+        assert stream == reference.ACCEPT, "the other streams are for races"
+        return offset
+
+    def race(self, weights, index, *key):
+        mass = weights.sum(-1)
+        winner = self.winner[:, len(self.races)] if self.winner.dim() == 2 else self.winner.expand(mass.shape)
+        self.races.append(Race(torch.where(mass[:, None] > 0, weights / mass[:, None], 0.0), index, *key))
+        return torch.where(mass > 0, winner, -1), torch.ones_like(mass)
+
+
+class Rows:
+    """Raw logits after every text. Texts are numbered: the empty one is 0, and token t after text c makes text
+    c ``base`` + t + 1."""
+
+    def __init__(self, table: torch.Tensor, base: int):
+        self.table, self.base = table.double(), base
+
+    @staticmethod
+    def random(base: int, length: int, random_state: int, vocabulary: int | None = None) -> Rows:
+        """Independent ones after every text of up to ``length`` of ``base`` tokens."""
+        generator = torch.Generator().manual_seed(random_state)
+        shape = (sum(base**n for n in range(length + 1)), vocabulary or base)
+        return Rows(1.5 * torch.randn(shape, dtype=torch.float64, generator=generator), base)
+
+    def number(self, text: Sequence[int]) -> int:
+        return functools.reduce(lambda c, t: c * self.base + t + 1, text, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """How raw logits become a law: one sequence's SamplingParams and TokenTable, in plain numbers."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    prompt: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+
+    def probabilities(self, logits: Sequence[float], text: tuple[int, ...]) -> np.ndarray:
+        """As the plain definitions of ``specdec_kernels.testing`` have it."""
+        penalties = {name: getattr(self, name) for name in PENALTIES}
+        more = {"bias": dict(self.bias), "ends": self.ends, "min_new_tokens": self.min_new_tokens}
+        x = penalised(logits, text, self.prompt, **penalties, **more)
+        return probabilities(x, self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def model(self, rows: Rows) -> Model:
+        return functools.cache(lambda text: self.probabilities(rows.table[rows.number(text)].tolist(), text))
+
+    def needs_table(self) -> bool:
+        return bool(self.bias or self.ends) or any(getattr(self, name) != neutral(name) for name in PENALTIES)
+
+
+class Context(NamedTuple):
+    """Where a step begins: after this text (without the prompt)."""
+
+    setting: Setting
+    text: tuple[int, ...] = ()
+
+    def position(self) -> int:
+        return len(self.setting.prompt) + len(self.text)
+
+
+def params_of(settings: Sequence[Setting]) -> SamplingParams:
+    """Numbers where all agree, else tensors."""
+    columns = {f.name: [getattr(s, f.name) for s in settings] for f in dataclasses.fields(SamplingParams)}
+    return SamplingParams(**{k: c[0] if len(set(c)) == 1 else torch.tensor(c) for k, c in columns.items()})
+
+
+def table_of(contexts: Sequence[Context]) -> TokenTable | None:
+    if not any(setting.needs_table() for setting, _ in contexts):
+        return None
+    rows = []
+    for setting, text in contexts:
+        bias, prompt = dict(setting.bias), setting.prompt
+        rows.append([(v, bias.get(v, 0.0), v in prompt, text.count(v)) for v in sorted({*bias, *prompt, *text})])
+    width = max(map(len, rows)) + 1
+    rows = [row + [(TABLE_PADDING, 0.0, False, 0)] * (width - len(row)) for row in rows]
+    dtypes = (torch.int64, torch.float32, torch.bool, torch.int32)
+    columns = [torch.tensor([[entry[i] for entry in row] for row in rows], dtype=d) for i, d in enumerate(dtypes)]
+    (ends,) = {setting.ends for setting, _ in contexts if setting.ends} or {()}  # a batch has one list
+    first_end = [len(s.prompt) + s.min_new_tokens if s.ends else 0 for s, _ in contexts]
+    return TokenTable(*columns, torch.tensor(ends, dtype=torch.int64), torch.tensor(first_end))
+
+
+class Drafts(NamedTuple):
+    """Every path of drafts that has a probability, of every context: R rows. K is that of the batch."""
+
+    owner: torch.Tensor  # [R] which context
+    tokens: torch.Tensor  # [R, K]
+    mass: torch.Tensor  # [R] probability of the path
+    logits: list[torch.Tensor]  # K times [R, draft vocabulary]
+    steps: list[DraftStep]
+    races: list[Race]
+
+    def take(self, rows: torch.Tensor) -> Drafts:
+        return tree_map(lambda t: t[rows] if isinstance(t, torch.Tensor) else t, self)
+
+    def stack(self, name: str) -> torch.Tensor:
+        return torch.stack([getattr(step, name) for step in self.steps], 1)
+
+
+@dataclasses.dataclass
+class Step:
+    """What is tested: a rule, a pair of models, and how q comes: ``one_hot`` (greedy drafts), ``full``, ``stats`` (with
+    the handed-over cutoff and lse), ``compact``, or ``compact_stats`` (drafts of a compact q, but full logits, and
+    stats).
+    """
+
+    rule: str
+    target: Rows
+    draft: Rows
+    num_drafts: int
+    q: str = "full"
+    d2t: list[int] | None = None
+    padding: int = 0  # drafts of the batch beyond num_drafts
+    compact: int = 2
+
+    def drafting(self, setting: Setting) -> Setting:
+        return dataclasses.replace(setting, temperature=0.0) if self.q == "one_hot" else setting
+
+    def draft_model(self, setting: Setting) -> Model:
+        """The law of drafts, as the plain definitions have it."""
+        rows = self.draft
+        if self.d2t is not None:
+            rows = Rows(torch.full((len(rows.table), rows.base), -torch.inf), rows.base)
+            rows.table[:, self.d2t] = self.draft.table
+        model = self.drafting(setting).model(rows)
+        return (lambda text: truncated(model(text), self.compact)) if "compact" in self.q else model
+
+    def drafts(self, probe: Probe, contexts: Sequence[Context]) -> Drafts:
+        vocabulary, slots = self.target.base, self.compact if "compact" in self.q else 0
+        tokens = torch.tensor(list(itertools.product(range(vocabulary), repeat=self.num_drafts)), dtype=torch.int64)
+        # What pads a ragged batch are real drafts of token 0, which must not be looked at.
+        tokens = torch.nn.functional.pad(tokens, (0, self.padding)).repeat(len(contexts), 1)
+        owner = torch.arange(len(contexts)).repeat_interleave(len(tokens) // len(contexts))
+        number = torch.tensor([self.draft.number(text) for _, text in contexts])[owner]
+        arguments = arguments_of([c._replace(setting=self.drafting(c.setting)) for c in contexts], owner)
+        d2t = None if self.d2t is None else torch.tensor(self.d2t)
+        drafts = Drafts(owner, tokens, torch.ones(len(owner), dtype=torch.float64), [], [], [])
+        for i in range(tokens.shape[1]):
+            logits, q = self.draft.table[number], torch.zeros(len(owner), vocabulary, dtype=torch.float64)
+            for winner in range(slots or logits.shape[1]):
+                probe.script(winner)
+                more = {"rule": self.rule, "drafts": tokens[:, :i], "d2t": d2t, "compact": slots}
+                out = draft_step(logits, offset=i, **more, **arguments)
+                weight = probe.races[0].weights[:, winner]
+                torch.testing.assert_close(out.log_q.exp()[weight > 0], weight[weight > 0], rtol=1e-12, atol=0)
+                q.scatter_add_(1, out.tokens[:, None], weight[:, None])
+            if i < self.num_drafts:
+                drafts.mass.mul_(q.gather(1, tokens[:, i : i + 1])[:, 0])
+            for column, value in ((drafts.logits, logits), (drafts.steps, out), (drafts.races, probe.races[0])):
+                column.append(value)
+            number = number * vocabulary + tokens[:, i] + 1
+        return drafts.take((drafts.mass > 0).nonzero()[:, 0])
+
+    def verify(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts, winner, u=None) -> SpeculativeStep:
+        probe.script(winner, u)
+        number = torch.tensor([self.target.number(text) for _, text in contexts])[drafts.owner]
+        rows = [self.target.table[number]]
+        for token in drafts.tokens.unbind(1):
+            number = number * self.target.base + token + 1
+            rows.append(self.target.table[number])
+        q: dict = {}
+        if drafts.steps and self.rule != "coupled" and self.q == "compact":
+            q = {"compact_q": (drafts.stack("compact_ids"), drafts.stack("compact_log_q"))}
+        elif drafts.steps and self.rule != "coupled" and self.q != "one_hot":
+            stats = (drafts.stack("cutoff"), drafts.stack("lse")) if "stats" in self.q else None
+            q = {"draft_stats": stats, "d2t": None if self.d2t is None else torch.tensor(self.d2t)}
+        full = torch.stack(drafts.logits, 1) if "draft_stats" in q else None
+        num_drafts = torch.full_like(drafts.owner, self.num_drafts) if self.padding else None
+        more = {"rule": self.rule, "num_drafts": num_drafts, **q, **arguments_of(contexts, drafts.owner)}
+        return speculative_step(torch.stack(rows, 1), drafts.tokens, full, **more)
+
+    def laws(self, probe: Probe, contexts: Sequence[Context]) -> list[Law]:
+        """Of every context the law of what one step emits."""
+        drafts = self.drafts(probe, contexts)
+        outcomes = self.races if self.rule == "coupled" else self.tests
+        rows, probability, winner, u = outcomes(probe, contexts, drafts)
+        likely = (probability > 0).nonzero()[:, 0]
+        drafts, winner, u = drafts.take(rows[likely]), winner[likely], None if u is None else u[likely]
+        out = self.verify(probe, contexts, drafts, winner, u)
+        probability = probability[likely]
+        if self.rule != "coupled":  # the one race that counts is where the step stopped
+            weights = torch.stack([race.weights for race in probe.races])
+            probability = probability * weights[out.num_accepted.long(), torch.arange(len(winner)), winner]
+        assert (out.status == 0).all() and (out.num_emitted == out.num_accepted + 1).all()
+        laws: list[Law] = [defaultdict(float) for _ in contexts]
+        columns = (drafts.owner, out.tokens, out.num_emitted, probability)
+        for owner, tokens, emitted, p in zip(*(c.tolist() for c in columns), strict=True):
+            assert min(tokens[:emitted]) >= 0 and set(tokens[emitted:]) <= {-1}
+            if p > 0:
+                laws[owner][tuple(tokens[:emitted])] += p
+        return laws
+
+    def thresholds(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts) -> torch.Tensor:
+        """[R, num_drafts]: below which u draft j passes its test, if those before it pass and those behind do not."""
+        count = len(drafts.mass)
+        rows, j = torch.arange(count).repeat_interleave(self.num_drafts), torch.arange(self.num_drafts).repeat(count)
+        low, high = torch.zeros(len(rows), dtype=torch.float64), torch.ones(len(rows), dtype=torch.float64)
+        column, taken = torch.arange(drafts.tokens.shape[1] + 1), drafts.take(rows)
+        for _ in range(BISECTIONS if len(rows) else 0):
+            middle = (low + high) / 2
+            u = torch.where(column < j[:, None], CERTAIN, IMPOSSIBLE)
+            u = torch.where(column == j[:, None], middle[:, None], u)
+            passed = self.verify(probe, contexts, taken, 0, u).num_accepted > j
+            low, high = torch.where(passed, middle, low), torch.where(passed, high, middle)
+        return torch.where(high == 1, 1.0, low).view(count, self.num_drafts)
+
+    def tests(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts):
+        """(rows of ``drafts``, probability, winner of the last race, u): who passes, and which token comes then."""
+        threshold = self.thresholds(probe, contexts, drafts)
+        passing = torch.tensor(list(itertools.product((True, False), repeat=self.num_drafts)), dtype=torch.bool)
+        choices = (len(threshold), len(passing), self.target.base)
+        rows, pattern, winner = (c.flatten() for c in torch.meshgrid(*map(torch.arange, choices), indexing="ij"))
+        passes = passing[pattern]
+        probability = drafts.mass[rows] * torch.where(passes, threshold[rows], 1 - threshold[rows]).prod(1)
+        u = torch.where(passes, CERTAIN, IMPOSSIBLE).double()
+        return rows, probability, winner, torch.nn.functional.pad(u, (0, self.padding + 1), value=IMPOSSIBLE)
+
+    def races(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts):
+        """The same of rule ``coupled``, whose only choices are shared races: winners are [rows, K + 1]."""
+        vocabulary, count = self.target.base, len(drafts.mass)
+        self.verify(probe, contexts, drafts, 0)
+        target = probe.races
+        winners = torch.tensor(list(itertools.product(range(vocabulary), repeat=self.num_drafts + 1)))
+        choices = (count, len(winners))
+        rows, winner = (c.flatten() for c in torch.meshgrid(*map(torch.arange, choices), indexing="ij"))
+        winner, probability = winners[winner], torch.ones(len(rows), dtype=torch.float64)
+        for j in range(self.num_drafts):
+            p, q = target[j], drafts.races[j]
+            # The draft's race and the target's share their noise: token v has that of counter (v, position + j).
+            assert (p.index == torch.arange(vocabulary)).all() and (p.offset, p.stream) == (0, reference.RACE)
+            assert torch.equal(p.seed, q.seed) and torch.equal(p.position, q.position)
+            assert (q.offset, q.stream) == (p.offset, p.stream)
+            by_noise = torch.zeros_like(p.weights).scatter(1, q.index, q.weights)
+            joint = [joint_of(*map(tuple, pair)) for pair in zip(p.weights.tolist(), by_noise.tolist(), strict=True)]
+            probability *= torch.tensor(np.array(joint))[rows, winner[:, j], drafts.tokens[rows, j]]
+        last = target[self.num_drafts]
+        probability *= last.weights[rows].gather(1, winner[:, -1:])[:, 0]
+        return rows, probability, torch.nn.functional.pad(winner, (0, self.padding)), None
+
+
+def arguments_of(contexts: Sequence[Context], owner: torch.Tensor) -> dict:
+    """Of ``draft_step`` and ``speculative_step`` alike. Every context has a seed of its own."""
+    table = table_of(contexts)
+    if table is not None:
+        table = table._replace(**{k: t[owner] for k, t in table._asdict().items() if k != "ends"})
+    params = params_of([contexts[c].setting for c in owner.tolist()])
+    position = torch.tensor([c.position() for c in contexts])[owner]
+    return {"params": params, "table": table, "seed": owner, "position": position, "backend": "reference"}
+
+
+@functools.cache
+def joint_of(p: tuple[float, ...], q: tuple[float, ...]) -> np.ndarray:
+    return shared_race(np.array(p), np.array(q))

@@ -1,0 +1,78 @@
+"""Bad sampling parameters are refused when they are made, by a message that names the parameter, its value and what is
+allowed; good ones are taken by both operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
+
+NAN, INF = float("nan"), float("inf")
+REFUSED = {
+    "top_k": (-1, 1.5, True, "50", 2**24 + 1, NAN),
+    "top_p": (-0.1, 1.0001, NAN, INF, "0.9", True),
+    "min_p": (-1e-9, 1.5, NAN, -INF, [0.1]),
+    "repetition_penalty": (0.0, -1.0, NAN, INF, 1001.0, 1e-4),
+    "presence_penalty": (-1001.0, NAN, INF, "1"),
+    "frequency_penalty": (1001.0, NAN, -INF, False),
+}
+ALLOWED = {
+    "top_k": (0, 1, 50, 2**24, torch.tensor([0, 7]), torch.tensor([3, 4], dtype=torch.int32)),
+    "top_p": (0, 1, 0.0, 0.5, 1.0, torch.tensor([0.0, 1.0])),
+    "min_p": (0, 1, 0.0, 0.5, 1.0, torch.tensor(0.5)),
+    "repetition_penalty": (0.001, 1, 1.3, 1000, torch.tensor([1.0, 2.0], dtype=torch.float64)),
+    "presence_penalty": (0, -1000.0, 2, 1000, torch.tensor([1, -2])),
+    "frequency_penalty": (0, -1000.0, 0.5, 1000, torch.tensor([0.5, 0.0], dtype=torch.bfloat16)),
+}
+TENSORS = (torch.ones(2, 2), torch.tensor([True]))
+
+
+def use(params: SamplingParams) -> None:
+    """Both operations with them, and an empty table."""
+    empty = torch.zeros(2, 0)
+    table = TokenTable(empty.long(), empty, empty.bool(), empty.int())
+    options = {"params": params, "seed": 0, "position": 0, "table": table, "backend": "reference"}
+    assert draft_step(torch.zeros(2, 5), offset=0, **options).tokens.min() >= 0
+    out = speculative_step(torch.zeros(2, 2, 5), torch.zeros(2, 1, dtype=torch.int64), None, **options)
+    assert out.num_emitted.min() >= 1
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("value", [-1.0, -1e-30, 1e-4, NAN, INF, -INF, 1e39])
+def test_temperature_values(value, as_tensor):
+    given = torch.tensor([1.0, value]) if as_tensor else value
+    with pytest.raises(ValueError, match=r"^temperature: got .+, allowed: 0 \(greedy\), or finite and >= 0.001"):
+        SamplingParams(temperature=given)
+
+
+@pytest.mark.parametrize("value", ["0.5", None, torch.ones(2, 2), torch.tensor([True]), [0.5]])
+def test_temperature_types(value):
+    with pytest.raises(ValueError, match="^temperature: got .+, allowed: "):
+        SamplingParams(temperature=value)
+
+
+@pytest.mark.parametrize(
+    "value", [0, 1, 0.0, 0.001, 2.5, torch.tensor(0.5), torch.tensor([0.0, 1.0]), torch.tensor([1, 2])]
+)
+def test_temperatures_allowed(value):
+    use(SamplingParams(temperature=value))
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in REFUSED.items() for v in (*values, *TENSORS)])
+def test_sampling_parameters_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}: got .+, allowed: "):
+        SamplingParams(**{name: value})
+    if isinstance(value, float):  # NaN as well as numbers, wherever in the batch
+        with pytest.raises(ValueError, match=rf"^{name}: got .+, allowed: "):
+            SamplingParams(**{name: torch.tensor([1.0, value])})
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in ALLOWED.items() for v in (*values, None)])
+def test_sampling_parameters_allowed(name, value):
+    use(SamplingParams(**{name: value}))
+
+
+def test_a_top_k_of_fractions_is_refused():
+    with pytest.raises(ValueError, match="^top_k: got a torch.float32 tensor .*integers"):
+        SamplingParams(top_k=torch.tensor([1.0, 2.0]))

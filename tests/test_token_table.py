@@ -1,0 +1,62 @@
+"""The host's token table: in order and right after every token, however long the text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from specdec.token_table import HostTable
+
+from specdec_kernels import SamplingParams
+from specdec_kernels.types import TABLE_PADDING
+
+CPU = torch.device("cpu")
+
+
+def entries(table, sequence: int) -> dict[int, tuple[float, bool, int]]:
+    """What one row says, and that its ids are in order."""
+    ids = table.ids[sequence].tolist()
+    size = sum(token < TABLE_PADDING for token in ids)
+    assert ids[:size] == sorted({*ids[:size]}) and {*ids[size:]} <= {TABLE_PADDING}
+    for column in (table.bias, table.in_prompt, table.count):
+        assert not column[sequence, size:].any()
+    columns = (t[sequence, :size].tolist() for t in (table.bias, table.in_prompt, table.count))
+    return dict(zip(ids[:size], zip(*columns, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("repetition", (False, True))
+def test_table_follows_the_text(repetition):
+    generator = torch.Generator().manual_seed(0)
+    prompts = [[5, 3, 5], [9], list(range(40))]
+    bias = [{3: 1.5, 70: -2.0}, {}, {1000: float("-inf")}]
+    params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5 if repetition else None)
+    table = HostTable.needed(prompts, params, bias, [], [0, 0, 0], CPU)
+    counts = [Counter() for _ in prompts]
+    for _ in range(60):
+        for b, count in enumerate(counts):
+            tokens = torch.randint(0, 90, (b + 1,), generator=generator).tolist()
+            table.add(b, tokens)
+            count.update(tokens)
+        current = table.on_device()
+        assert current is table.on_device() and current.ends is None and current.first_end is None
+        assert [t.dtype for t in current[:4]] == [torch.int64, torch.float32, torch.bool, torch.int32]
+        for b, count in enumerate(counts):
+            known = {*prompts[b]} if repetition else set()
+            expected = {t: (bias[b].get(t, 0.0), t in known, count[t]) for t in {*count, *bias[b], *known}}
+            assert entries(current, b) == expected
+
+
+def test_only_what_is_asked_for():
+    plain, nothing = SamplingParams(0.5, top_k=3), [{}, {}]
+
+    def needed(params=plain, bias=nothing, eos=(2, 7), shortest=(0, 0)):
+        return HostTable.needed([[1], [1, 2]], params, bias, list(eos), list(shortest), CPU)
+
+    assert needed() is None and needed(eos=(), shortest=(0, 4)) is None
+    ends = needed(shortest=(0, 4)).on_device()
+    assert (ends.ends.tolist(), ends.first_end.tolist()) == ([2, 7], [1, 6])
+    assert entries(ends, 0) == entries(ends, 1) == {}
+    banned = needed(bias=[{}, {4: float("-inf")}])
+    banned.add(1, [6, 6])  # nothing counts
+    assert entries(banned.on_device(), 1) == {4: (float("-inf"), False, 0)} and banned.on_device().ends is None
