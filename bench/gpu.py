@@ -171,7 +171,7 @@ def bench(run: Run, device: str, problem: str | None) -> None:
         command = [sys.executable, f"bench/bench_{stem}.py", "--device", where, "--json", result, *options]
         run.run(Step(f"bench {stem}.{where}", command, limit, ROOT))
 
-    for stem in ("speculative_step", "draft_step", "decoding"):
+    for stem in ("speculative_step", "draft_step", "settings", "decoding"):
         time_one(stem, "cpu", 60, "--quick")
     if device != "cuda":
         return None
@@ -179,6 +179,7 @@ def bench(run: Run, device: str, problem: str | None) -> None:
         return run.note("bench cuda", "skipped", reason=problem)
     # A step that is cut short keeps its rows, so the longest comes last and gets what is left.
     time_one("draft_step", "cuda", min(90, run.left * 0.2), "--seconds", "0.3", "--compile-seconds", "20")
+    time_one("settings", "cuda", min(60, run.left * 0.2), "--seconds", "10")
     few = ("--preset", "1b,8b", "-K", "4", "--new-tokens", "64", "--seconds", "5", "--rounds", "3")
     time_one("decoding", "cuda", run.left * 0.4, *few)
     compiling = str(int(max(run.left, 0) * 0.3))

@@ -85,12 +85,14 @@ class Compiler:
         return compiled
 
 
-def transformers_step(temperature: float) -> Callable:
+def transformers_step(temperature: float, filters: dict[str, float] | None = None) -> Callable:
     """transformers' ``_speculative_sampling``: step(target, tokens, draft in float32).
 
     As in its assisted generation, the target's logits are cast to float32 here (no copy where they are), and
     the draft's come in float32 (there they are cast while drafting). Both softmaxes are inside. It takes one
-    sequence, so a batch is a loop. The generation's logits processors and second copy are left out.
+    sequence, so a batch is a loop. The generation's second copy is left out, and its logits processors but for
+    ``filters`` (top_k, top_p, min_p), which work on every row of the target. The draft's rows get them while
+    drafting, which is not timed: pass ``draft`` as ``filtered`` makes it.
     """
     from transformers.generation.utils import _speculative_sampling
 
@@ -104,10 +106,25 @@ def transformers_step(temperature: float) -> Callable:
             p_logits, q_logits = target[b : b + 1].float(), draft[b : b + 1]
             if temperature != 1.0:
                 p_logits, q_logits = p_logits / temperature, q_logits / temperature
+            if filters:
+                p_logits = filtered(p_logits, filters)
             emitted.append(_speculative_sampling(tokens[b : b + 1], q_logits, tokens.shape[1], p_logits, **more)[0])
         return emitted
 
     return step
+
+
+def filtered(logits: torch.Tensor, filters: dict[str, float]) -> torch.Tensor:
+    """A copy of [B, N, V] logits behind transformers' processors, row by row as assisted generation does it."""
+    from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    makers = {"top_k": lambda k: TopKLogitsWarper(int(k)), "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    processors = [make(filters[name]) for name, make in makers.items() if name in filters]
+    logits = logits.clone()
+    for j in range(logits.shape[1]):
+        for processor in processors:
+            logits[:, j] = processor(None, logits[:, j])
+    return logits
 
 
 def flashinfer_step(temperature: float) -> Callable:

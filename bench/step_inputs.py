@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ ACCEPTANCE = {"typical": 0.8, "all_accepted": 1.0}
 LOGIT_STD = 2.0
 # q = p exp(noise): normal noise of standard deviation s gives alpha = 2 - 2 Phi(s / 2), which is 0.8 here.
 TYPICAL_NOISE_STD = 0.507
+DRAFTED_AT = 7  # position of all drafts
 MOST_SETS = 512  # a CUDA graph holds one call on each
 
 
@@ -67,13 +69,27 @@ class StepInputs:
             self.draft[n] = self.target[n, :, :-1].float() + noise_std * torch.randn(B, K, V, **like)
         self.seed = torch.arange(N * B, **like).view(N, B)
         self.position = [torch.full((B,), 1000 * i, **like) for i in range(self.calls)]
-        self.params = SamplingParams(temperature=torch.full((B,), temperature, **like))
+        self._draw({}, "token")
+
+    def _draw(self, filters: dict[str, float], rule: str) -> None:
+        (B, K, V), N = (self.shape.B, self.shape.K, self.shape.V), self.sets
+        values = {"temperature": self.temperature} | filters
+        columns = {name: torch.full((B,), value, device=self.draft.device) for name, value in values.items()}
+        self.params, self.rule = SamplingParams(**columns), rule
         # Drafts come from other noise than the calls use, so a set used twice is still a sample of its law.
-        flat, params = self.draft.view(N * B, K, V), SamplingParams(temperature=temperature)
-        steps = [draft_step(flat[:, i], params, seed=self.seed.view(-1), position=7, offset=i) for i in range(K)]
+        flat, params, seed = self.draft.view(N * B, K, V), SamplingParams(**values), self.seed.view(-1)
+        steps = [draft_step(flat[:, i], params, seed=seed, position=DRAFTED_AT, offset=i, rule=rule) for i in range(K)]
         self.tokens, self.cutoff, self.lse = (
             torch.stack([getattr(s, name) for s in steps], 1).view(N, B, K) for name in ("tokens", "cutoff", "lse")
         )
+
+    def with_settings(self, filters: dict[str, float], rule: str) -> StepInputs:
+        """The same logits under these filters (SamplingParams' names) and this rule."""
+        inputs = copy.copy(self)
+        inputs._draw(filters, rule)
+        if rule == "coupled":  # draft and target share the noise of a position
+            inputs.position = [torch.full_like(p, DRAFTED_AT) for p in self.position]
+        return inputs
 
     # What some peers get ready-made, so that making it is not timed.
 
@@ -104,11 +120,12 @@ class StepInputs:
             return speculative_step(
                 self.target[n],
                 self.tokens[n],
-                self.draft[n],
+                None if self.rule == "coupled" else self.draft[n],
                 params=self.params,
                 seed=self.seed[n],
                 position=self.position[i],
                 draft_stats=(self.cutoff[n], self.lse[n]) if stats else None,
+                rule=self.rule,
                 backend=backend,
             )
 
@@ -116,5 +133,5 @@ class StepInputs:
 
     def num_accepted(self, backend: str) -> torch.Tensor:
         """[calls * B]: what the calls accept, by our step; the peers draw other numbers from the same law."""
-        run = self.ours(backend, stats=True)
+        run = self.ours(backend, stats=self.rule != "coupled")
         return torch.cat([run(i).num_accepted for i in range(self.calls)])
