@@ -90,12 +90,14 @@ def test_equal_filtered_models_are_always_accepted(backend, rule):
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
 def test_no_residual_mass_accepts(backend, rule):
-    """q above p everywhere, by an lse that is too small: a rejection has nothing to recover from: the draft stands."""
+    """q above p everywhere, by an lse that is too small: a rejection has nothing to recover from: the draft stands, and
+    a bonus follows."""
     row, n = [0.3, -0.2, 1.0, 0.5], seeds(backend)
     lse = torch.tensor(row).logsumexp(0).expand(n, 1) - 0.5
     inputs = step([row, row], [2], [row], n, draft_stats=(torch.full((n, 1), -INF), lse), rule=rule)
     out = inputs.run(backend)
     assert (out.num_accepted == 1).all() and (out.tokens[:, 0] == 2).all() and (out.status == 0).all()
+    assert (out.num_emitted == 2).all() and only(out.tokens[:, 1], {0, 1, 2, 3})
 
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)

@@ -62,11 +62,6 @@ MUTATIONS: list[Mutation] = [
                 "if (x >= 0) return x;",
                 CORNERS,
             ),
-            "greedy-has-a-full-q": (
-                "rows[i].draft >= 0 && !rows[i].greedy() && params",
-                "rows[i].draft >= 0 && params",
-                CORNERS,
-            ),
             "draft-fault-unseen": (
                 "row.q.law.lse);\n    if (fault != 0) {",
                 "row.q.law.lse);\n    if (fault == kTargetNan) {",
@@ -87,6 +82,11 @@ MUTATIONS: list[Mutation] = [
             "first-rejection-ignored": (
                 "  return Outcome::kFinished;\n}\n\n}  // namespace",
                 "  return Outcome::kKept;\n}\n\n}  // namespace",
+            ),
+            "greedy-bonus-is-drawn": (
+                "  if (row.greedy()) {",
+                "  if (row.greedy() && row.draft >= 0) {",
+                CORNERS,
             ),
             "zero-q-accepted": ("if (row.log_q_x == -INFINITY || !accept(", "if (!accept(", CORNERS),
             "rejection-draws-from-p": (
