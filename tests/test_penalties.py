@@ -169,6 +169,15 @@ def test_entries_at_the_borders_of_blocks(backend):
     assert_law(backend, texts, rows(3, vocabulary), [[2047, 1023]] * 3)
 
 
+@pytest.mark.parametrize("token", [0, 1022, 1023, 1024, 2047])
+def test_a_single_entry_at_the_border_of_a_block(backend, token):
+    """In whole blocks of float32, which need no copy but for entries."""
+    text = Text([1], [2], bias={token: 60.0})
+    inputs = step_of([text], torch.zeros(1, 1, 2048), [[]])
+    assert inputs.run(backend).tokens.tolist() == [[token]]
+    assert inputs.draft(torch.zeros(1, 2048), 0, backend).tokens.tolist() == [token]
+
+
 @pytest.mark.parametrize("drafts", [[], [1, 2]], ids=len)
 def test_the_sign_decides_how_repetition_is_penalised(backend, drafts):
     """Negative logits are multiplied, zero of either sign stays zero, -inf stays -inf; the sign is that after bias."""
