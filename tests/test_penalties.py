@@ -43,7 +43,8 @@ class Text:
         finite = {(t,): b for t, b in self.bias.items() if b != -INF and t < size}
         if finite:
             scores = processors.SequenceBiasLogitsProcessor(finite)(tokens, scores)
-        scores = processors.RepetitionPenaltyLogitsProcessor(self.repetition)(tokens, scores)
+        inside = tokens[tokens < size][None]  # transformers 5.17 trips over others
+        scores = processors.RepetitionPenaltyLogitsProcessor(self.repetition)(inside, scores)
         for token in {*generated}:
             if token < size:
                 scores[0, token] -= self.presence + self.frequency * generated.count(token)
