@@ -172,6 +172,20 @@ def test_large_vocabulary(dtype, setting):
     check("cpu", rows, [setting] * 3)
 
 
+@pytest.mark.parametrize("vocabulary", [40, 1400])
+def test_top_k_of_numbers_around_zero(fast_backend, vocabulary):
+    """Both zeros, which are one number, with what is next to them: the cutoff is the reference's."""
+    around = torch.tensor([0.0, -0.0, 2e-45, -2e-45, 1e-40, -1e-40, 1e-30, -1e-30, -3.0])
+    number, generator = 3 if is_interpreted(fast_backend) else 300, torch.Generator().manual_seed(vocabulary)
+    rows = []
+    for i in range(number):
+        some = around[torch.randperm(len(around), generator=generator)[: 3 + i % 4]]
+        rows.append(some[torch.randint(0, len(some), (vocabulary,), generator=generator)])
+    chosen = [Setting(1.0, int(torch.randint(1, vocabulary + 1, (), generator=generator))) for _ in rows]
+    ours, expected = (drawn(backend, torch.stack(rows), chosen) for backend in (fast_backend, "reference"))
+    assert torch.equal(ours.cutoff, expected.cutoff) and torch.equal(ours.tokens, expected.tokens)
+
+
 @pytest.mark.parametrize("kind", ["normal", "masked", "huge"])
 def test_ordinary_rows_have_no_near_ties(backend, kind):
     """The bounds above are no licence: the kept tokens are transformers' own, token for token."""

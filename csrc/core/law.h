@@ -38,11 +38,15 @@ SPECDEC_HD float probability(float logit, Distribution law) {
 SPECDEC_HD float min_p_cutoff(float max, float temperature, float min_p) { return max + temperature * logf(min_p); }
 
 // Unsigned integers in the order of floats, so that ranges of keys are ranges of logits: the basis of exact selection.
+// 2^31 +- magnitude: both zeros have one key, as they are one number to a comparison, and no key is without a float.
 SPECDEC_HD uint32_t ordered_key(float x) {
-  const uint32_t bits = as_bits(x);
-  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+  const uint32_t bits = as_bits(x), magnitude = bits & 0x7fffffffu;
+  const uint32_t negative = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);  // all ones, or 0
+  return 0x80000000u + ((magnitude ^ negative) - negative);
 }
 
-SPECDEC_HD float from_ordered_key(uint32_t key) { return as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu)); }
+SPECDEC_HD float from_ordered_key(uint32_t key) {
+  return as_float(key >> 31 ? key - 0x80000000u : 0x80000000u | (0x80000000u - key));
+}
 
 }  // namespace specdec

@@ -313,6 +313,11 @@ MUTATIONS: list[Mutation] = [
                 "return logit > law.cutoff ? log_probability",
                 FILTERS,
             ),
+            "zeros-have-two-keys": (
+                "return 0x80000000u + ((magnitude ^ negative) - negative);",
+                "return bits ^ (negative | 0x80000000u);",
+                FILTERS,
+            ),
             "min-p-before-temperature": (
                 "return max + temperature * logf(min_p);",
                 "return max + 0.0f * temperature + logf(min_p);",
