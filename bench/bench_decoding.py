@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 import typer
 from measure import Method, first_line, interleave, ratios, summary, warm_up
-from options import Device, JsonPath, Threads, read_device, read_integers, read_names
+from options import Device, JsonPath, Threads, read_device, read_integers, read_names, reading
 from report import Report, terminal
 from rich.console import Console
 from rich.table import Table
@@ -193,7 +193,7 @@ def main(
     json_path: JsonPath = None,
 ) -> None:
     """Times decoding loops on pairs of real size."""
-    try:
+    with reading():
         where = read_device(device)
         names = read_names("preset", preset, PRESETS)
         sizes = read_integers("batches", batches)
@@ -203,8 +203,6 @@ def main(
         if eps is not None and not 0 < eps < float("inf"):
             raise ValueError(f"eps: got {eps}, allowed: a number > 0")
         SamplingParams(temperature=temperature)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     new_tokens = new_tokens or (24 if quick else 128)
     rounds = rounds or (2 if quick else 5)
     seconds = (0.0 if quick else 20.0) if seconds is None else seconds

@@ -26,6 +26,7 @@ from options import (
     read_device,
     read_names,
     read_shapes,
+    reading,
 )
 from peers import Compiler, probabilities
 from report import Report, show_steps, terminal
@@ -118,13 +119,11 @@ def main(
     json_path: JsonPath = None,
 ) -> None:
     """Times draft_step; the options list shapes."""
-    try:
+    with reading():
         where = read_device(device)
         sizes = read_shapes(batches, vocabularies, quick)
         names = read_names("dtypes", dtypes, DTYPES)
         chosen, left_out = read_backends(where, backends)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     seconds = (0.2 if quick else 1.0) if seconds is None else seconds
     compiler = Compiler((0.0 if quick else 300.0) if compile_seconds is None else compile_seconds)
     if threads is not None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 import typer
 from measure import summary
-from options import JsonPath, Threads, read_integers
+from options import JsonPath, Threads, read_integers, reading
 from report import Report, terminal
 from rich.table import Table
 from specdec import SpeculativeDecoder, load_embedded_pair
@@ -33,10 +33,8 @@ def main(
     json_path: JsonPath = None,
 ) -> None:
     """Sampled text at temperature 1, from some beginnings of code."""
-    try:
+    with reading():
         ks = read_integers("num-drafts", num_drafts)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if threads is not None:
         torch.set_num_threads(threads)
     target, draft, tokenizer = load_embedded_pair()

@@ -27,6 +27,7 @@ from options import (
     read_integers,
     read_names,
     read_shapes,
+    reading,
 )
 from peers import filtered, transformers_step
 from report import Report, terminal
@@ -105,7 +106,7 @@ def main(
     json_path: JsonPath = None,
 ) -> None:
     """Times speculative_step under filters and rules."""
-    try:
+    with reading():
         where = read_device(device)
         sizes = (
             read_integers("num-drafts", num_drafts),
@@ -113,8 +114,6 @@ def main(
         )
         names, chosen_settings = read_names("dtypes", dtypes, DTYPES), read_names("settings", settings, FILTERS)
         chosen, left_out = read_backends(where, backends)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if threads is not None:
         torch.set_num_threads(threads)
     console = terminal()

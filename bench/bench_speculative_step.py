@@ -28,6 +28,7 @@ from options import (
     read_integers,
     read_names,
     read_shapes,
+    reading,
 )
 from peers import Compiler, eager, eager_with_q, flashinfer_step, flashinfer_with_p_q, transformers_step
 from report import Report, show_steps, terminal
@@ -142,7 +143,7 @@ def main(
     json_path: JsonPath = None,
 ) -> None:
     """Times speculative_step; the options list shapes."""
-    try:
+    with reading():
         where = read_device(device)
         sizes = (
             read_integers("num-drafts", num_drafts or ("5" if quick else "5,1,8")),
@@ -152,8 +153,6 @@ def main(
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature: got {temperature}, allowed: a number > 0")
         chosen, left_out = read_backends(where, backends)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     seconds = (0.2 if quick else 2.0) if seconds is None else seconds
     compiler = Compiler((0.0 if quick else 900.0) if compile_seconds is None else compile_seconds)
     if threads is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,15 @@ Quick = Annotated[bool, typer.Option(help="a smoke run: other defaults, small in
 JsonPath = Annotated[Path | None, typer.Option("--json", help="where the results go")]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """What is wrong with an option ends the command with exit code 2 and its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def read_device(name: str) -> torch.device:

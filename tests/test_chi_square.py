@@ -53,22 +53,11 @@ LARGE, LARGE_DRAWS = 1100, 10_000  # two blocks of the race, of which the last i
 LARGE_KINDS = dict(zip(RULES, ("opposite", "near_equal", "opposite"), strict=True))
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "BLOCK", 8)
-
-
+@pytest.mark.parametrize("draws", [DRAWS, pytest.param(NIGHTLY, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("backend", BIG_BACKENDS)
-def test_emitted_law(batch, backend):
-    check(batch, backend, DRAWS)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("backend", BIG_BACKENDS)
-def test_emitted_law_nightly(batch, backend):
-    check(batch, backend, NIGHTLY)
+def test_emitted_law(batch, backend, draws):
+    check(batch, backend, draws)
 
 
 @pytest.mark.parametrize("draws", [DRAWS // 20, pytest.param(DRAWS, marks=pytest.mark.nightly)])

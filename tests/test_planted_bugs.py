@@ -10,11 +10,6 @@ from specdec_kernels.backends import reference
 from specdec_kernels.testing import StepInputs
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "BLOCK", 8)
-
-
 def is_found(rule, q, kind, settings, backend="reference", where=r"row \d: ", **more) -> None:
     batch = narrow_batch(rule, q, kind, settings)
     with pytest.raises(AssertionError, match=where):

@@ -118,22 +118,11 @@ def check(*arguments) -> None:
         assert result.p_value > LEVEL, (name, result)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "BLOCK", 4)
-
-
+@pytest.mark.parametrize("draws", [DRAWS, pytest.param(NIGHTLY, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
 @pytest.mark.parametrize("backend", BIG_BACKENDS)
-def test_whole_texts(backend, decoding):
-    check(decoding, backend, DRAWS)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
-@pytest.mark.parametrize("backend", BIG_BACKENDS)
-def test_whole_texts_nightly(backend, decoding):
-    check(decoding, backend, NIGHTLY)
+def test_whole_texts(backend, decoding, draws):
+    check(decoding, backend, draws)
 
 
 def test_whole_texts_of_the_reference(small_blocks):

@@ -8,13 +8,14 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specdec_kernels import SamplingParams
+from specdec_kernels.validation import refuse
 
 from .batch import Batch
 from .compatibility import cached_model
 from .drafters import Drafter, Generation
 from .drafters.model import ModelDrafter
 from .processors import Processors
-from .prompts import TokenIds, check_room, join, read_count, read_eos, read_pad, read_prompts, read_seeds, refuse
+from .prompts import TokenIds, check_room, join, read_count, read_eos, read_pad, read_prompts, read_seeds
 from .result import Emission, GenerationResult
 from .sampling import read_bias, read_d2t, read_min_new_tokens, read_params, read_rule
 from .stats import Stopwatch

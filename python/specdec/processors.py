@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from .prompts import refuse
+from specdec_kernels.validation import refuse
 
 # They remember the calls before: a second one for the same position, as after a rejection, would change the text.
 _STATEFUL = ("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 from transformers import PreTrainedModel
 
+from specdec_kernels.validation import refuse
+
 TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
-
-
-def refuse(name: str, given: object, allowed: str) -> NoReturn:
-    raise ValueError(f"{name}: got {given}, allowed: {allowed}")
 
 
 def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab_size: int) -> list[list[int]]:
