@@ -5,11 +5,10 @@
 #include <cstdint>
 
 #include "../core/law.h"
+#include "../core/params.h"
 #include "../core/random.h"
 
 namespace specdec::cpu {
-
-enum class Dtype { kFloat32, kBFloat16, kFloat16 };
 
 // A logit that a penalty, a bias or a ban replaces.
 struct Patch {

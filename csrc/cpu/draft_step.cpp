@@ -1,15 +1,13 @@
-#include "draft_step.h"
-
 #include <algorithm>
 
-#include "../core/accept.h"
+#include "operations.h"
 #include "parallel.h"
+#include "sequence_law.h"
 
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kPadding = int64_t{1} << 62;  // TABLE_PADDING of specdec_kernels.types
-constexpr int64_t kSequencesAtOnce = 1024;      // whose rows' records stay in the cache
+constexpr int64_t kSequencesAtOnce = 1024;  // whose rows' records stay in the cache
 
 // The k' most likely of the kept tokens, the lowest of a tie, ascending.
 std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size) {
@@ -48,11 +46,11 @@ class Drafting {
       const int64_t b = first + i;
       Row row = {params_.logits + b * params_.row_stride, params_.dtype, params_.vocabulary};
       const int64_t* drafts = params_.drafts == nullptr ? nullptr : params_.drafts + b * params_.offset;
-      patches[i] =
-          params_.law.patches(b, row, params_.d2t, params_.position[b], drafts, drafts == nullptr ? 0 : params_.offset);
+      patches[i] = patches_of(params_.law, b, row, params_.d2t, params_.position[b], drafts,
+                              drafts == nullptr ? 0 : params_.offset);
       row.patches = patches[i].data();
       row.num_patches = static_cast<int64_t>(patches[i].size());
-      tasks[i] = params_.law.task(b, row);
+      tasks[i] = task_of(params_.law, b, row);
       if (tasks[i].temperature != 0.0f) tasks[i].compact = params_.compact;
     }
     const StatsOfRows stats(tasks);
@@ -63,7 +61,7 @@ class Drafting {
 
   void draw_one(int64_t b, Row row, const RowStats& stats) const {
     const int32_t fault = row_fault(stats.max);
-    std::fill_n(params_.compact_ids + b * params_.compact, params_.compact, kPadding);
+    std::fill_n(params_.compact_ids + b * params_.compact, params_.compact, kTablePadding);
     std::fill_n(params_.compact_log_q + b * params_.compact, params_.compact, -INFINITY);
     params_.status[b] = fault << kDraftFlagShift;
     if (fault != 0) return write(b, -1, -INFINITY, -INFINITY, NAN);

@@ -23,33 +23,34 @@ Entry& entry_of(std::vector<Entry>& entries, int64_t token) {
 
 }  // namespace
 
-RowTask LawParams::task(int64_t b, Row row) const {
+RowTask task_of(const LawParams& law, int64_t b, Row row) {
   RowTask task;
   task.row = row;
-  task.temperature = temperature[b];
-  if (filters != nullptr) {
-    task.top_k = filters[3 * b], task.top_p = filters[3 * b + 1], task.min_p = filters[3 * b + 2];
+  task.temperature = law.temperature[b];
+  if (law.filters != nullptr) {
+    task.top_k = law.filters[3 * b], task.top_p = law.filters[3 * b + 1], task.min_p = law.filters[3 * b + 2];
   }
   return task;
 }
 
-std::vector<Patch> LawParams::patches(int64_t b, Row row, const int64_t* ids, int64_t position, const int64_t* drafts,
-                                      int64_t num_drafts) const {
-  if (!has_table) return {};
+std::vector<Patch> patches_of(const LawParams& law, int64_t b, Row row, const int64_t* ids, int64_t position,
+                              const int64_t* drafts, int64_t num_drafts) {
+  if (!law.has_table) return {};
   const int64_t vocabulary = ids == nullptr ? row.size : ids[row.size - 1] + 1;
   std::vector<Entry> entries;
-  entries.reserve(table_size + num_drafts + num_ends);
-  for (int64_t i = b * table_size; i < (b + 1) * table_size && table_ids[i] < vocabulary; ++i) {
-    entries.push_back({table_ids[i], table_bias[i], table_in_prompt[i], table_count[i], false});
+  entries.reserve(law.table_size + num_drafts + law.num_ends);
+  for (int64_t i = b * law.table_size; i < (b + 1) * law.table_size && law.table_ids[i] < vocabulary; ++i) {
+    entries.push_back({law.table_ids[i], law.table_bias[i], law.table_in_prompt[i], law.table_count[i], false});
   }
   for (int64_t i = 0; i < num_drafts; ++i) {
     if (drafts[i] >= 0 && drafts[i] < vocabulary) entry_of(entries, drafts[i]).count += 1;
   }
-  for (int64_t i = 0; i < num_ends && position + num_drafts < first_end[b]; ++i) {
-    if (ends[i] >= 0 && ends[i] < vocabulary) entry_of(entries, ends[i]).banned = true;
+  for (int64_t i = 0; i < law.num_ends && position + num_drafts < law.first_end[b]; ++i) {
+    if (law.ends[i] >= 0 && law.ends[i] < vocabulary) entry_of(entries, law.ends[i]).banned = true;
   }
   Penalties of_sequence = {1.0f, 0.0f, 0.0f};
-  if (penalties != nullptr) of_sequence = {penalties[3 * b], penalties[3 * b + 1], penalties[3 * b + 2]};
+  if (law.penalties != nullptr)
+    of_sequence = {law.penalties[3 * b], law.penalties[3 * b + 1], law.penalties[3 * b + 2]};
   std::vector<Patch> patches;
   patches.reserve(entries.size());
   const int64_t* id = ids;

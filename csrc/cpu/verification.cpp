@@ -11,9 +11,7 @@ namespace {
 constexpr float kCertain = 0.0f;            // log q of a one-hot draft
 constexpr int64_t kSequencesAtOnce = 1024;  // whose rows' records stay in the cache
 
-Row row_at(const LogitRows& rows, int64_t b, int64_t j) {
-  return {rows.data + b * rows.sequence_stride + j * rows.row_stride, rows.dtype, rows.vocabulary};
-}
+Row row_at(const LogitRows& rows, int64_t b, int64_t j) { return {rows.row(b, j), rows.dtype, rows.vocabulary}; }
 
 void set_patches(Row& row, const std::vector<Patch>& patches) {
   row.patches = patches.data();
@@ -37,18 +35,18 @@ std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequence
     VerifiedRow& row = rows[i];
     row.sequence = b, row.j = j;
     row.p_row = row_at(params.target, b, j);
-    row.p_patches = params.law.patches(b, row.p_row, nullptr, position, drafts, j);
+    row.p_patches = patches_of(params.law, b, row.p_row, nullptr, position, drafts, j);
     set_patches(row.p_row, row.p_patches);
-    tasks[i] = params.law.task(b, row.p_row);
+    tasks[i] = task_of(params.law, b, row.p_row);
     tasks[i].raw = params.log_probs != nullptr;
     tasks[i].weighed = params.rule != kRuleCoupled || tasks[i].raw;
     row.draft = draft_at(b, j, &row.flags);
     if (row.draft < 0 || !has_full_q(b)) continue;
     row.q = q_of(b, j);
     if (row.q.row.data == nullptr) continue;
-    row.q_patches = params.law.patches(b, row.q.row, params.d2t, position, drafts, j);
+    row.q_patches = patches_of(params.law, b, row.q.row, params.d2t, position, drafts, j);
     set_patches(row.q.row, row.q_patches);
-    if (params.draft_lse == nullptr) tasks[n + i] = params.law.task(b, row.q.row);
+    if (params.draft_lse == nullptr) tasks[n + i] = task_of(params.law, b, row.q.row);
   }
   const StatsOfRows& stats = stats_.emplace_back(tasks);
   for (int64_t i = 0; i < n; ++i) {

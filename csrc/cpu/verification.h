@@ -4,7 +4,8 @@
 #include <deque>
 #include <vector>
 
-#include "speculative_step.h"
+#include "operations.h"
+#include "sequence_law.h"
 
 namespace specdec::cpu {
 

@@ -44,8 +44,8 @@ MUTATIONS: list[Mutation] = [
                 "  row.q = {{}, {}, params.draft_tokens + here, &kCertain, 1};",
             ),
             "penalties-see-one-draft-less": (
-                "row.p_patches = params.law.patches(b, row.p_row, nullptr, position, drafts, j);",
-                "row.p_patches = params.law.patches(b, row.p_row, nullptr, position, drafts, j > 0 ? j - 1 : 0);",
+                "row.p_patches = patches_of(params.law, b, row.p_row, nullptr, position, drafts, j);",
+                "row.p_patches = patches_of(params.law, b, row.p_row, nullptr, position, drafts, j > 0 ? j - 1 : 0);",
             ),
             "q-without-penalties": ("    set_patches(row.q.row, row.q_patches);\n", ""),
             "ragged-batch-ignored": (
@@ -66,11 +66,6 @@ MUTATIONS: list[Mutation] = [
                 "row.q.law.lse);\n    if (fault != 0) {",
                 "row.q.law.lse);\n    if (fault == kTargetNan) {",
                 FAULTS,
-            ),
-            "row-offset-in-32-bits": (
-                "b * rows.sequence_stride",
-                "static_cast<int32_t>(b * rows.sequence_stride)",
-                CORNERS,
             ),
             "raw-log-probs-after-penalties": ("logit_at(row.p_row.raw(), token)", "logit_at(row.p_row, token)"),
         },
@@ -161,13 +156,13 @@ MUTATIONS: list[Mutation] = [
         {
             "drafts-not-counted": ("entry_of(entries, drafts[i]).count += 1;", "entry_of(entries, drafts[i]);"),
             "ends-allowed-one-too-late": (
-                "position + num_drafts < first_end[b]",
-                "position + num_drafts <= first_end[b]",
+                "position + num_drafts < law.first_end[b]",
+                "position + num_drafts <= law.first_end[b]",
             ),
-            "ends-of-the-first-row": ("position + num_drafts < first_end[b]", "position < first_end[b]"),
+            "ends-of-the-first-row": ("position + num_drafts < law.first_end[b]", "position < law.first_end[b]"),
             "table-of-the-first-sequence": (
-                "int64_t i = b * table_size; i < (b + 1) * table_size",
-                "int64_t i = 0; i < table_size",
+                "int64_t i = b * law.table_size; i < (b + 1) * law.table_size",
+                "int64_t i = 0; i < law.table_size",
             ),
         },
     ),
@@ -269,6 +264,13 @@ MUTATIONS: list[Mutation] = [
                 "exponentials(block * kBlock, n, noise, stream, e);",
                 "exponentials(0, n, noise, stream, e);",
             ),
+        },
+    ),
+    *mutations(
+        "csrc/core/params.h",
+        CORNERS,
+        {
+            "row-offset-in-32-bits": ("b * sequence_stride", "static_cast<int32_t>(b * sequence_stride)"),
         },
     ),
     *mutations(

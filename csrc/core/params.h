@@ -1,0 +1,90 @@
+// What the operations are told: plain structs with raw pointers, on whichever device the kernels run. B sequences, K
+// drafts, V tokens; vectors and matrices are dense.
+#pragma once
+
+#include "accept.h"
+
+namespace specdec {
+
+enum class Dtype : int32_t { kFloat32, kBFloat16, kFloat16 };
+
+constexpr int64_t kTablePadding = int64_t{1} << 62;  // TABLE_PADDING of specdec_kernels.types
+
+SPECDEC_HD int64_t size_in_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+// Logits of N rows a sequence; a row is dense.
+struct LogitRows {
+  const char* data;  // [B, N, V]; null: none
+  Dtype dtype;
+  int64_t sequence_stride, row_stride;  // bytes
+  int64_t vocabulary;                   // V
+
+  SPECDEC_HD const char* row(int64_t b, int64_t j) const { return data + b * sequence_stride + j * row_stride; }
+};
+
+// What the caller says of every sequence's law. Null pointers: nothing of the kind, or nothing in it.
+struct LawParams {
+  bool has_table;                // which may have no entries
+  const float* temperature;      // [B]
+  const float* filters;          // [B, 3] top_k, top_p, min_p
+  const float* penalties;        // [B, 3] repetition, presence, frequency
+  const int64_t* table_ids;      // [B, N] ascending
+  const float* table_bias;       // [B, N]
+  const bool* table_in_prompt;   // [B, N]
+  const int32_t* table_count;    // [B, N]
+  const int64_t* ends;           // [E] tokens that may not come before
+  const int64_t* first_end;      // [B] this absolute position
+  int64_t table_size, num_ends;  // N, E
+};
+
+struct DraftStepParams {
+  // inputs
+  const char* logits;  // [B, V], rows dense; V: of the draft's vocabulary
+  Dtype dtype;
+  int64_t row_stride;  // bytes from one row to the next
+  int64_t batch, vocabulary;
+  LawParams law;
+  const int64_t* drafts;    // [B, offset] or null
+  const int64_t* d2t;       // [V] target ids, ascending, or null
+  const int64_t* seed;      // [B]
+  const int64_t* position;  // [B]
+  int64_t offset;
+  bool coupled;
+  int64_t compact;  // k', or 0
+  // outputs, every slot written
+  int64_t* tokens;       // [B]
+  float* log_q;          // [B]
+  float* cutoff;         // [B]
+  float* lse;            // [B]
+  int32_t* status;       // [B]
+  int64_t* compact_ids;  // [B, k']
+  float* compact_log_q;  // [B, k']
+};
+
+struct SpeculativeStepParams {
+  // inputs
+  LogitRows target;             // [B, K+1, V]
+  const int64_t* draft_tokens;  // [B, K]
+  // q, in one of three forms; none of them: one-hot drafts
+  LogitRows draft;                        // [B, K, V], or with d2t [B, K, its length]
+  const float *draft_cutoff, *draft_lse;  // [B, K], or null: computed here
+  const int64_t* d2t;                     // target ids of the draft's vocabulary, ascending, or null
+  const int64_t* compact_ids;             // [B, K, k'], ascending, or null
+  const float* compact_log_q;             // [B, K, k']
+  int64_t compact_size;                   // k'
+  const int64_t* num_drafts;              // [B], clamped to [0, K], or null: K
+  LawParams law;
+  const int64_t* seed;                        // [B]
+  const int64_t* position;                    // [B]
+  int64_t batch, num_drafts_max, vocabulary;  // B, K, V
+  Rule rule;
+  // outputs, every slot written
+  int64_t* tokens;        // [B, K+1]
+  int32_t* num_accepted;  // [B]
+  int32_t* status;        // [B]
+  int32_t* num_emitted;   // [B]
+  float* log_probs;       // [B, K+1], or null
+  float* raw_log_probs;   // [B, K+1], null where log_probs is
+};
+
+}  // namespace specdec

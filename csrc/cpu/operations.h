@@ -1,0 +1,11 @@
+// The operations on a CPU.
+#pragma once
+
+#include "../core/params.h"
+
+namespace specdec::cpu {
+
+void draft_step(const DraftStepParams& params);
+void speculative_step(const SpeculativeStepParams& params);
+
+}  // namespace specdec::cpu
