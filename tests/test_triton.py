@@ -1,16 +1,22 @@
-"""What only Triton has: it compiles ahead of time for every GPU that it serves, launches as often as it says, and finds
-cutoffs by bisection. A step of every rule, form of q and law against the reference; more of its numerics are in every
-other test, in the interpreter where there is no GPU."""
+"""What only Triton has: it compiles ahead of time for every GPU that it serves and spills no registers, launches as
+often as it says, lets the last program decide, and finds cutoffs by bisection.
+
+A step of every rule, form of q and law against the reference; more of its numerics are in every other test, in the
+interpreter where there is no GPU.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from specdec_kernels import Rule, SamplingParams, draft_step
 from specdec_kernels.backends.reference_law import cutoff_of
@@ -18,8 +24,8 @@ from specdec_kernels.testing import assert_same_step, assert_statistics_close, d
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
 KERNELS = {
-    "stats_kernel", "filter_kernel", "race_kernel", "draft_draw_kernel", "compact_draw_kernel", "residual_kernel",
-    "draw_kernel",
+    "stats_kernel", "filter_kernel", "residual_kernel", "race_kernel", "draft_draw_kernel", "draft_race_kernel",
+    "compact_draw_kernel",
 }  # fmt: skip
 INF = float("inf")
 
@@ -29,13 +35,37 @@ INF = float("inf")
     [("sm_90", "few"), ("gfx942", "few"), *(pytest.param(t, "all", marks=pytest.mark.nightly) for t in TARGETS)],
 )
 def test_compiles_ahead_of_time(target, variants, tmp_path):
+    """Every kernel, with the launch table's number of warps, keeps what it works on in registers."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("compile_triton.py")), *TARGETS[target].split(), variants],
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    assert {line.split()[0] for line in done.stdout.splitlines()} == KERNELS
+    lines = done.stdout.splitlines()
+    assert {line.split()[0] for line in lines} == KERNELS
+    spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
+    if "unknown" in spilled:
+        pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
+    # The assembler of Triton 3.6 spills some to fit one more program on a multiprocessor of sm_80 and sm_100.
+    most = 32 if triton.__version__.startswith("3.6") and target in ("sm_80", "sm_100") else 0
+    assert max(map(int, spilled)) <= most, done.stdout
+
+
+def test_launch_table():
+    """Every kernel has a number of warps for every family of GPUs: a power of 2, and at most 1024 threads."""
+    from specdec_kernels.backends.triton import tables
+
+    assert tables.WARPS.keys() == KERNELS
+    for numbers in tables.WARPS.values():
+        for family, number in zip(tables.FAMILIES, numbers, strict=True):
+            assert number in (1, 2, 4, 8, 16, 32) and number * (64 if family == "amd" else 32) <= 1024
+    device = torch.device("cpu")
+    usual = tables.options("stats_kernel", device, False)
+    with tables.using("stats_kernel", 16):
+        assert tables.options("stats_kernel", device, False) == {"num_warps": 16} != usual
+        assert tables.options("stats_kernel", device, True) == {"num_warps": 16, "maxnreg": 128}
+    assert tables.options("stats_kernel", device, False) == usual
 
 
 @pytest.fixture
@@ -61,31 +91,87 @@ def launched(monkeypatch) -> list[str]:
 
 
 def test_launches(launched):
-    """draft_step 2, speculative_step 3, whatever B, K and V; none for an empty batch."""
+    """Two, whatever B, K and V; none for an empty batch."""
     inputs = random_step(2, 2, 1300, temperature=(0.0, 1.0))
     inputs.draft(inputs.draft_logits[:, 0], 0, "triton")
     assert launched == ["stats_kernel", "draft_draw_kernel"]
     inputs.run("triton")
-    assert launched[2:] == ["stats_kernel", "residual_kernel", "draw_kernel"]
+    assert launched[2:] == ["stats_kernel", "residual_kernel"]
     inputs.map(lambda t: t[:0]).run("triton")
-    assert len(launched) == 5
+    assert len(launched) == 4
 
 
-def test_more_launches(launched):
-    """One more with filters or a compact q, and for the race of one draft."""
-    inputs = random_step(1, 1, 5, top_k=2)
-    for rule, compact, middle in (
-        ("token", 0, ["filter_kernel", "draft_draw_kernel"]),
-        ("block", 2, ["filter_kernel", "compact_draw_kernel"]),
-        ("coupled", 0, ["filter_kernel", "race_kernel", "draft_draw_kernel"]),
-    ):
+@pytest.mark.parametrize("rule", Rule)
+def test_at_most_three_launches(launched, rule):
+    """Of every rule, with filters and without, with a table, and of a compact q."""
+    for filters, table in itertools.product(({}, {"top_k": 2}), ({}, {"table": 3})):
+        inputs = random_step(1, 1, 5, rule=rule, **filters, **table)
+        first = ["stats_kernel", "filter_kernel"] if filters else ["stats_kernel"]
         launched.clear()
-        inputs.replace(rule=rule).draft(inputs.draft_logits[:, 0], 0, "triton", compact=compact)
-        assert launched == ["stats_kernel", *middle]
-    for rule, middle in (("token", "residual_kernel"), ("block", "residual_kernel"), ("coupled", "race_kernel")):
+        inputs.run("triton")
+        assert launched == [*first, "race_kernel" if rule == "coupled" else "residual_kernel"]
         launched.clear()
-        inputs.replace(rule=rule, draft_logits=None).run("triton")
-        assert launched == ["stats_kernel", "filter_kernel", middle, "draw_kernel"]
+        inputs.draft(inputs.target_logits[:, 0], 0, "triton")
+        assert launched == [*first, "draft_race_kernel" if rule == "coupled" else "draft_draw_kernel"]
+        if rule != "coupled":
+            launched.clear()
+            inputs.draft(inputs.target_logits[:, 0], 0, "triton", compact=2)
+            assert launched == ["stats_kernel", "filter_kernel", "compact_draw_kernel"]
+
+
+def outcomes(rule: str) -> list[torch.Tensor]:
+    """A step over two blocks: greedy, filtered, without drafts; and a draft."""
+    options = {"temperature": (0.0, 0.7, 1.3), "min_p": (0.0, 0.01, 0.0), "log_probs": True}
+    inputs = random_step(3, 1, 1100, rule=rule, **options).replace(num_drafts=torch.tensor([1, 1, 0]))
+    drafted = inputs.draft(inputs.target_logits[:, 1], 1, "triton")
+    return [t.cpu() for t in (*inputs.run("triton"), *drafted) if t is not None]
+
+
+def identical(results: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a.nan_to_num(-9), b.nan_to_num(-9)) for a, b in zip(results, others, strict=True))
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_any_program_may_be_the_last(monkeypatch, rule):
+    """The interpreter runs programs in order: here backwards, and from the middle on."""
+    if torch.cuda.is_available():
+        pytest.skip("programs run in the order that the GPU takes")
+    from triton.runtime.interpreter import interpreter_builder
+
+    usual, set_index, moved = outcomes(rule), interpreter_builder.set_grid_idx, 0
+    for order in (lambda x, n: n - 1 - x, lambda x, n: (x + n // 2) % n):
+
+        def set_other_index(x, y, z, order=order):
+            nonlocal moved
+            place = order(x, interpreter_builder.grid_dim[0])
+            moved += place != x
+            set_index(place, y, z)
+
+        monkeypatch.setattr(interpreter_builder, "set_grid_idx", set_other_index)
+        assert identical(outcomes(rule), usual)
+    assert moved > 0
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_scratch_may_hold_anything(rule):
+    """Nothing is read before it is written, least of all the number of programs that have arrived."""
+    usual = outcomes(rule)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors: with NaN, and the largest integer
+    try:
+        assert torch.empty(1, dtype=torch.int32).item() == 2**31 - 1
+        assert identical(outcomes(rule), usual)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="programs that run at the same time need a GPU")
+@pytest.mark.parametrize("rule", Rule)
+def test_same_outcome_every_time(rule):
+    """Many sequences whose programs arrive in ever other orders."""
+    inputs = random_step(64, 3, 32_000, temperature=0.8, rule=rule, log_probs=True)
+    usual = [t for t in inputs.run("triton") if t is not None]
+    for _ in range(200):
+        assert identical([t for t in inputs.run("triton") if t is not None], usual)
 
 
 LAWS = {

@@ -9,6 +9,7 @@ PENALTIES = "tests/test_penalties.py -k triton"
 NOISE = "tests/test_extreme_noise.py -k triton"
 FAULTS = "tests/test_faults.py -k triton"
 CORNERS = "tests/test_corners.py -k triton"
+LAST = "tests/test_triton.py -k 'last or scratch'"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -42,6 +43,30 @@ MUTATIONS: list[Mutation] = [
         f"{FOLDER}/core.py",
         NOISE,
         {"triton-u-may-be-one": ("return tl.minimum(u, 0.99999994)", "return u")},
+    ),
+    *mutations(
+        f"{FOLDER}/arrivals.py",
+        LAST,
+        {
+            "triton-arrivals-never-set-to-zero": (
+                "    tl.store(arrivals_ptr + b, 0)",
+                "    tl.store(arrivals_ptr + b, 0, mask=b < 0)",
+            ),
+            "triton-last-but-one-decides": ("return before == expected - 1", "return before == expected - 2"),
+            "triton-first-to-arrive-decides": ("return before == expected - 1", "return before == 0"),
+        },
+    ),
+    *mutations(
+        f"{FOLDER}/speculative_step.py",
+        LAST,
+        {
+            "triton-unneeded-rows-do-not-arrive": (
+                "        race_block(step.target, b, j, block, score_ptr, winner_ptr)\n"
+                "    if arrives_last(arrivals_ptr, b, num_rows * num_blocks):\n        j, status",
+                "        race_block(step.target, b, j, block, score_ptr, winner_ptr)\n    else:\n        return\n"
+                "    if arrives_last(arrivals_ptr, b, num_rows * num_blocks):\n        j, status",
+            ),
+        },
     ),
     *mutations(
         f"{FOLDER}/rows.py",

@@ -1,6 +1,9 @@
-"""``draft_step`` in two launches: statistics of all blocks, then one program a sequence merges, races and draws.
+"""``draft_step`` in two launches; in three with filters or a compact q.
 
-One more launch between them with filters or a compact q, and one with rule ``coupled``, for its flat race.
+1. Statistics of every block.
+2. With filters or a compact q: a program for each sequence finds its cutoff.
+3. A program for each sequence merges, races and draws. With rule ``coupled`` a program for each block lets its tokens
+   race, and the last one of a sequence takes the winner.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import triton.language as tl
 
 from ... import ops
 from ...types import TABLE_PADDING
+from .arrivals import arrives_last
 from .core import (
     BLOCK,
     COUPLED_RULE,
@@ -25,10 +29,9 @@ from .core import (
     row_fault,
     weight,
 )
-from .draw import argmax, draw, race_kernel, race_winner
+from .draw import argmax, draw, race_block, race_winner
 from .filters import filter_kernel, weigh
 from .launch import (
-    FILTER_WARPS,
     contiguous,
     dense_rows,
     device_guard,
@@ -38,6 +41,7 @@ from .launch import (
     rows_on_device,
 )
 from .rows import NO_ROWS, load_block, load_row, load_token, stats_kernel, target_ids
+from .tables import options
 
 PADDING = tl.constexpr(TABLE_PADDING)
 
@@ -52,17 +56,9 @@ def store_draft(outputs, b, token, log_q, cutoff, lse, fault):
     tl.store(status_ptr + b, fault * DRAFT_FLAG_FACTOR)
 
 
-@triton.jit(do_not_specialize=["offset"])
-def draft_draw_kernel(
-    rows,  # Rows [B, 1, V]
-    offset,
-    score_ptr,  # [B, blocks], as ``race_kernel`` left them; None: two levels
-    winner_ptr,
-    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
-    BLOCKS: tl.constexpr,
-):
-    b = tl.program_id(0).to(tl.int64)
-    j = b * 0 + offset
+@triton.jit
+def draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS: tl.constexpr):
+    """Draws a sequence's draft: in two levels, or what won the race whose parts are at ``score_ptr``."""
     temperature = tl.load(rows.law.temperature_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     fault = row_fault(largest)
@@ -76,13 +72,41 @@ def draft_draw_kernel(
             if score_ptr is None:
                 token = draw(rows, b, j, BLOCKS, DRAFT_BLOCK, DRAFT_TOKEN)
             else:
-                token = race_winner(
-                    score_ptr, winner_ptr, b * rows.num_blocks, rows.num_blocks, block_max, largest, temperature, BLOCKS
-                )
+                token = race_winner(rows, b, j, score_ptr, winner_ptr, block_max, largest, BLOCKS)
             logit, raw = load_token(rows, b, j, token)
             log_q = log_probability(logit, inverse(temperature), lse, cutoff)
         token = target_ids(rows, token)
     store_draft(outputs, b, token, log_q, cutoff, lse, fault)
+
+
+@triton.jit(do_not_specialize=["offset"])
+def draft_draw_kernel(
+    rows,  # Rows [B, 1, V]
+    offset,
+    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
+    BLOCKS: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    draw_draft(rows, b, b * 0 + offset, None, None, outputs, BLOCKS)
+
+
+@triton.jit(do_not_specialize=["offset"])
+def draft_race_kernel(
+    rows,  # Rows [B, 1, V]
+    offset,
+    score_ptr,  # [B, blocks] scratch
+    winner_ptr,
+    arrivals_ptr,  # [B], 0
+    outputs,  # tokens, log_q, cutoff, lse, status: [B] each
+    BLOCKS: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64)
+    b, block = at // rows.num_blocks, at % rows.num_blocks
+    j = b * 0 + offset
+    if tl.load(rows.law.temperature_ptr + b) != 0.0:
+        race_block(rows, b, j, block, score_ptr, winner_ptr)
+    if arrives_last(arrivals_ptr, b, rows.num_blocks):
+        draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS)
 
 
 @triton.jit
@@ -172,24 +196,32 @@ def draft_step(logits, *rest):
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), law_on_device(law, seed, position, drafts),
             (1, 0), empty(2, batch, num_blocks).unbind(), cutoff=empty(batch) if filtered else None,
         )  # fmt: skip
-        race = (empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int64)) if coupled else (None, None)
-        blocks = padded_blocks(num_blocks)
+        arrivals = empty(batch, dtype=torch.int32) if coupled else None
+        blocks, table = padded_blocks(num_blocks), law.table_ids is not None
         with device_guard(logits):
-            stats_kernel[(batch * num_blocks,)](rows, NO_ROWS, None, batch, 1, offset)
+            stats_kernel[(batch * num_blocks,)](
+                rows, NO_ROWS, None, batch, 1, offset, arrivals, **options("stats_kernel", device, table)
+            )
             if filtered:
                 filter_kernel[(batch,)](
-                    rows, NO_ROWS, None, batch, 1, offset, compact, BLOCKS=blocks, num_warps=FILTER_WARPS
-                )
-            if coupled:
-                race_kernel[(batch * num_blocks,)](rows, None, 1, offset, *race)
+                    rows, NO_ROWS, None, batch, 1, offset, compact, BLOCKS=blocks,
+                    **options("filter_kernel", device, table),
+                )  # fmt: skip
             if compact:
-                slots = padded_blocks(compact)
                 compact_draw_kernel[(batch,)](
-                    rows, offset, compact, compact_ids, compact_log_q, outputs, BLOCKS=blocks, SLOTS=slots,
-                    num_warps=FILTER_WARPS,
+                    rows, offset, compact, compact_ids, compact_log_q, outputs, BLOCKS=blocks,
+                    SLOTS=padded_blocks(compact), **options("compact_draw_kernel", device, table),
+                )  # fmt: skip
+            elif coupled:
+                scores, winners = empty(batch, num_blocks), empty(batch, num_blocks, dtype=torch.int64)
+                draft_race_kernel[(batch * num_blocks,)](
+                    rows, offset, scores, winners, arrivals, outputs, BLOCKS=blocks,
+                    **options("draft_race_kernel", device, table),
                 )  # fmt: skip
             else:
-                draft_draw_kernel[(batch,)](rows, offset, *race, outputs, BLOCKS=blocks)
+                draft_draw_kernel[(batch,)](
+                    rows, offset, outputs, BLOCKS=blocks, **options("draft_draw_kernel", device, table)
+                )
     return *outputs, compact_ids, compact_log_q
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .core import BLOCK, RACE, exponential, inverse, race, random_bits, random_bits_of, uniform, weight
-from .rows import load_block, load_cutoff, load_limit, load_row, stats_row, target_ids
+from .rows import load_block, load_cutoff, load_row, stats_row, target_ids
 
 
 @triton.jit
@@ -32,43 +32,34 @@ def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STR
     return first + race(w, first, BLOCK, seed, position, j, TOKEN_STREAM)
 
 
-@triton.jit(do_not_specialize=["first_row"])
-def race_kernel(
-    rows,  # Rows
-    num_drafts_ptr,  # [B] or None
-    num_rows,
-    first_row,
-    score_ptr,  # [B, num_rows, blocks] out: the best w / E of a block, relatively to its largest logit
-    winner_ptr,  # [B, num_rows, blocks] out: its token
-):
-    """Rule `coupled`: one block's part of the race of a row, flat over single tokens, with the noise of their target
-    ids and of the row's absolute position."""
-    at = tl.program_id(0).to(tl.int64)
-    row, block = at // rows.num_blocks, at % rows.num_blocks
-    b, i = row // num_rows, row % num_rows
+@triton.jit
+def race_block(rows, b, j, block, score_ptr, winner_ptr):
+    """Rule `coupled`: one block's part of the race of row (b, j), flat over single tokens, with the noise of their
+    target ids and of the row's absolute position. Stores the best w / E, relatively to the block's largest logit, and
+    its token where the block's statistics are."""
+    at = stats_row(rows, b, j) * rows.num_blocks + block
+    its_max = tl.load(rows.max_ptr + at)
+    cutoff = load_cutoff(rows, b, j)
+    first = block * BLOCK
+    x = load_block(rows, b, j, block)
+    seed, position = tl.load(rows.law.seed_ptr + b), tl.load(rows.law.position_ptr + b) + j
+    zero = tl.full([], 0, tl.int32)
+    if rows.d2t_ptr is None:
+        bits = random_bits(first, BLOCK, seed, position, zero, RACE)
+    else:
+        bits = random_bits_of(target_ids(rows, first + tl.arange(0, BLOCK)), seed, position, zero, RACE)
     temperature = tl.load(rows.law.temperature_ptr + b)
-    if (i <= load_limit(num_drafts_ptr, b, num_rows - 1)) & (temperature != 0.0):
-        j = i + first_row
-        its_max = tl.load(rows.max_ptr + stats_row(rows, b, j) * rows.num_blocks + block)
-        cutoff = load_cutoff(rows, b, j)
-        first = block * BLOCK
-        x = load_block(rows, b, j, block)
-        seed, position = tl.load(rows.law.seed_ptr + b), tl.load(rows.law.position_ptr + b) + j
-        zero = tl.full([], 0, tl.int32)
-        if rows.d2t_ptr is None:
-            bits = random_bits(first, BLOCK, seed, position, zero, RACE)
-        else:
-            bits = random_bits_of(target_ids(rows, first + tl.arange(0, BLOCK)), seed, position, zero, RACE)
-        w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
-        score = w / exponential(uniform(bits))
-        tl.store(score_ptr + at, tl.max(score, 0))
-        tl.store(winner_ptr + at, first + tl.argmax(score, 0))
+    w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
+    score = w / exponential(uniform(bits))
+    tl.store(score_ptr + at, tl.max(score, 0))
+    tl.store(winner_ptr + at, first + tl.argmax(score, 0))
 
 
 @triton.jit
-def race_winner(score_ptr, winner_ptr, at, num_blocks, block_max, largest, temperature, BLOCKS: tl.constexpr):
-    """The token that won the race whose parts ``race_kernel`` stored from ``at`` on."""
-    block = tl.arange(0, BLOCKS)
-    score = tl.load(score_ptr + at + block, mask=block < num_blocks, other=0.0)
+def race_winner(rows, b, j, score_ptr, winner_ptr, block_max, largest, BLOCKS: tl.constexpr):
+    """The token that won the race of row (b, j), whose parts ``race_block`` stored."""
+    at, block = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS)
+    score = tl.load(score_ptr + at + block, mask=block < rows.num_blocks, other=0.0)
+    temperature = tl.load(rows.law.temperature_ptr + b)
     best = tl.argmax(score * weight(block_max, largest, inverse(temperature)), 0)
     return tl.load(winner_ptr + at + best)

@@ -10,8 +10,6 @@ from ...types import TABLE_PADDING
 from .core import BLOCK
 from .rows import Law, Rows
 
-FILTER_WARPS = 16  # a program of ``filter_kernel`` reads 8192 logits at once
-
 
 def dense_rows(logits: torch.Tensor) -> torch.Tensor:
     """The same logits with a last dimension that kernels can read; only others are copied."""

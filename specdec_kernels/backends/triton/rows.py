@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .arrivals import expect_arrivals
 from .core import BLOCK, INFINITY, adjust, block_stats, merge
 
 
@@ -102,8 +103,8 @@ def adjusted(x, ids, law, b, j):
 
 @triton.jit
 def load_raw(rows, b, j, first, SIZE: tl.constexpr):
-    """[SIZE] raw logits from token ``first`` (int64) on as float32, padded with -inf."""
-    index = first + tl.arange(0, SIZE)
+    """[SIZE] raw logits from token ``first`` on as float32, padded with -inf."""
+    index = tl.cast(first, tl.int32) + tl.arange(0, SIZE)  # a row is short enough; int64 takes twice the registers
     row_ptr = rows.ptr + b * rows.stride_b + j * rows.stride_j
     return tl.load(row_ptr + index, mask=index < rows.vocabulary, other=-INFINITY).to(tl.float32)
 
@@ -114,7 +115,7 @@ def adjust_tokens(x, rows, b, j, first, SIZE: tl.constexpr):
     if rows.law.ids_ptr is None:
         return x
     else:
-        ids = target_ids(rows, first + tl.arange(0, SIZE))
+        ids = target_ids(rows, tl.cast(first, tl.int32) + tl.arange(0, SIZE))
         return tl.where(ids >= 0, adjusted(x, ids, rows.law, b, j), -INFINITY)
 
 
@@ -205,12 +206,16 @@ def stats_kernel(
     batch,
     num_rows,  # of the target a sequence; of the draft one less
     first_row,  # its place in the step
+    arrivals_ptr,  # [B] out: 0, for the launch that decides; None where each of its programs does
 ):
     """Statistics of one block of a row that may be needed."""
     at = tl.program_id(0).to(tl.int64)
     row, block = at // target.num_blocks, at % target.num_blocks
     if row < batch * num_rows:
         b, i = row // num_rows, row % num_rows
+        if arrivals_ptr is not None:
+            if (i == 0) & (block == 0):
+                expect_arrivals(arrivals_ptr, b)
         if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
             store_block_stats(target, b, i + first_row, block)
     elif draft.ptr is not None:

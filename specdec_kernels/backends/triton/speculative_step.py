@@ -1,11 +1,12 @@
-"""``speculative_step`` in three launches; with filters one more, after the first.
+"""``speculative_step`` in two launches; in three with filters.
 
 1. Statistics of every block of every row that may be needed.
-2. A program for each (sequence, block) walks over the drafts and weighs its block of the residual max(0, w p - q): with
+2. With filters: a program for each of these rows finds its cutoff.
+3. A program for each (sequence, block) walks over the drafts and weighs its block of the residual max(0, w p - q): with
    rule ``token`` of the row where the walk ended, with ``block`` of every row that it passed. A sequence's
-   programs walk alike. With ``coupled`` a program for each block of a row lets its tokens race.
-3. A program for each sequence decides and draws. Where the residual turns out to have no mass, the draft stands and it
-   goes on.
+   programs walk alike, and the last one decides and draws. Where the residual turns out to have no mass, the draft
+   stands and it goes on. With ``coupled`` a program for each block of a row lets its tokens race, and the last one of
+   a sequence compares drafts with winners.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ... import ops
+from .arrivals import arrives_last
 from .core import (
     BLOCK_RULE,
     COUPLED_RULE,
@@ -25,10 +27,9 @@ from .core import (
     joint_ratio,
     log_probability,
 )
-from .draw import draw, race_kernel
+from .draw import draw, race_block
 from .filters import filter_kernel
 from .launch import (
-    FILTER_WARPS,
     contiguous,
     dense_rows,
     device_guard,
@@ -37,7 +38,8 @@ from .launch import (
     padded_blocks,
     rows_on_device,
 )
-from .rows import NO_ROWS, load_merged, load_row, load_token, stats_kernel, stats_row
+from .rows import NO_ROWS, load_limit, load_merged, load_row, load_token, stats_kernel, stats_row
+from .tables import options
 from .verify import (
     DONE,
     DRAW,
@@ -55,50 +57,28 @@ from .verify import (
 
 
 @triton.jit
-def residual_kernel(
-    step,  # Step
-    walk_ptr,  # [B, 3] out, rule `token`: row, where the sequence stands, status
-    mass_ptr,  # out: mass of one block's residual, [B, blocks]; rule `block`: [B, K, blocks]
-    RULE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):
-    at = tl.program_id(0).to(tl.int64)
-    b, block = at // step.target.num_blocks, at % step.target.num_blocks
-    if tl.load(step.target.law.temperature_ptr + b) != 0.0:
-        j = b * 0
-        if RULE == BLOCK_RULE:
-            w, walking = tl.full([], 1.0, tl.float32), True
-            while walking:
-                fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
-                if drafted:
-                    mass = tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0)
-                    tl.store(mass_ptr + (b * step.num_drafts + j) * step.target.num_blocks + block, mass)
-                walking = drafted & (log_q != -INFINITY)
-                w = joint_ratio(w, log_p, log_q)
-                j += 1
-        else:
-            j, state, status = walk(step, b, j, tl.full([], 0, tl.int32), BLOCKS)
-            if block == 0:
-                tl.store(walk_ptr + b * 3, j)
-                tl.store(walk_ptr + b * 3 + 1, state.to(tl.int64))
-                tl.store(walk_ptr + b * 3 + 2, status.to(tl.int64))
-            if state == RECOVER:
-                tl.store(mass_ptr + at, tl.sum(residual_weights(step, b, j, 1.0, block, BLOCKS), 0))
+def weigh_passed_rows(step, b, block, mass_ptr, BLOCKS: tl.constexpr):
+    """Rule `block`: stores one block's mass of the residual of every row that a prefix may end at."""
+    j, w, walking = b * 0, tl.full([], 1.0, tl.float32), True
+    while walking:
+        fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
+        if drafted:
+            mass = tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0)
+            tl.store(mass_ptr + (b * step.num_drafts + j) * step.target.num_blocks + block, mass)
+        walking = drafted & (log_q != -INFINITY)
+        w = joint_ratio(w, log_p, log_q)
+        j += 1
 
 
 @triton.jit
-def decide(step, b, walk_ptr, mass_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
-    """Rules `token` and `block`: (number of drafts accepted, status, token behind them or -1)."""
-    num_blocks, blocks = step.target.num_blocks, tl.arange(0, BLOCKS)
-    if RULE == BLOCK_RULE:
-        j, state, status, w = walk_jointly(step, b, mass_ptr, BLOCKS)
-        at = (b * step.num_drafts + j) * num_blocks
-    else:
-        j, w = tl.load(walk_ptr + b * 3), tl.full([], 1.0, tl.float32)
-        state, status = tl.load(walk_ptr + b * 3 + 1).to(tl.int32), tl.load(walk_ptr + b * 3 + 2).to(tl.int32)
-        at = b * num_blocks
+def decide(step, b, j, w, state, status, mass_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
+    """Rules `token` and `block`, after the walk: (number of drafts accepted, status, token behind them or -1).
+
+    ``mass_ptr``: masses of the residual of row j, of which a prefix of joint ratio ``w`` lies ahead."""
+    blocks = tl.arange(0, BLOCKS)
     token = tl.full([], -1, tl.int64)
-    mass = tl.load(mass_ptr + at + blocks, mask=blocks < tl.where(state == RECOVER, num_blocks, 0), other=0.0)
+    num_masses = tl.where(state == RECOVER, step.target.num_blocks, 0)
+    mass = tl.load(mass_ptr + blocks, mask=blocks < num_masses, other=0.0)
     while state != DONE:
         if state == RECOVER:
             token = recover(step, b, j, w, mass, BLOCKS)
@@ -143,30 +123,9 @@ def store_log_probs(step, b, i, token, log_probs_ptr, raw_log_probs_ptr, BLOCKS:
 
 
 @triton.jit
-def draw_kernel(
-    step,  # Step
-    walk_ptr,  # as ``residual_kernel`` left them; None with rule `coupled`
-    mass_ptr,
-    score_ptr,  # [B, K+1, blocks], as ``race_kernel`` left them; None with other rules
-    winner_ptr,
-    tokens_ptr,  # [B, K+1] out
-    num_accepted_ptr,  # [B] out
-    status_ptr,  # [B] out
-    num_emitted_ptr,  # [B] out
-    log_probs_ptr,  # [B, K+1] out, or None
-    raw_log_probs_ptr,  # [B, K+1] out, or None
-    RULE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,  # K + 1 or more, a power of 2
-):
-    b = tl.program_id(0).to(tl.int64)
-    if RULE == COUPLED_RULE:
-        j, status, token = walk_favourites(step, b, score_ptr, winner_ptr, RULE, BLOCKS)
-    else:
-        if tl.load(step.target.law.temperature_ptr + b) == 0.0:
-            j, status, token = walk_favourites(step, b, score_ptr, winner_ptr, RULE, BLOCKS)
-        else:
-            j, status, token = decide(step, b, walk_ptr, mass_ptr, RULE, BLOCKS)
+def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
+    """Stores what a sequence emits: ``j`` drafts, and ``token`` unless that is -1."""
+    tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
     row, num_rows = tl.arange(0, ROWS), step.num_drafts + 1
     drafts = tl.load(step.target.law.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
     emitted = tl.where(row == j, token, drafts)
@@ -178,6 +137,61 @@ def draw_kernel(
         for i in range(0, num_rows):
             its_token = tl.sum(tl.where(row == i, emitted, 0), 0)
             store_log_probs(step, b, tl.cast(i, tl.int64), its_token, log_probs_ptr, raw_log_probs_ptr, BLOCKS)
+
+
+@triton.jit
+def residual_kernel(
+    step,  # Step
+    mass_ptr,  # scratch: mass of one block's residual, [B, blocks]; rule `block`: [B, K, blocks]
+    arrivals_ptr,  # [B], 0
+    outputs,  # tokens [B, K+1]; num_accepted, status, num_emitted: [B]; log_probs and raw ones [B, K+1], or None
+    RULE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,  # K + 1 or more, a power of 2
+):
+    at, num_blocks = tl.program_id(0).to(tl.int64), step.target.num_blocks
+    b, block = at // num_blocks, at % num_blocks
+    greedy = tl.load(step.target.law.temperature_ptr + b) == 0.0
+    j, w = b * 0, tl.full([], 1.0, tl.float32)
+    state, status = tl.full([], DONE, tl.int32), tl.full([], 0, tl.int32)
+    if not greedy:
+        if RULE == BLOCK_RULE:
+            weigh_passed_rows(step, b, block, mass_ptr, BLOCKS)
+        else:
+            j, state, status = walk(step, b, j, status, BLOCKS)
+            if state == RECOVER:
+                tl.store(mass_ptr + at, tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0))
+    if arrives_last(arrivals_ptr, b, num_blocks):
+        if greedy:
+            j, status, token = walk_favourites(step, b, None, None, RULE, BLOCKS)
+        else:
+            mass_row = b
+            if RULE == BLOCK_RULE:
+                j, state, status, w = walk_jointly(step, b, mass_ptr, BLOCKS)
+                mass_row = b * step.num_drafts + j
+            j, status, token = decide(step, b, j, w, state, status, mass_ptr + mass_row * num_blocks, RULE, BLOCKS)
+        emit(step, b, j, status, token, outputs, BLOCKS, ROWS)
+
+
+@triton.jit
+def race_kernel(
+    step,  # Step
+    score_ptr,  # [B, K+1, blocks] scratch
+    winner_ptr,
+    arrivals_ptr,  # [B], 0
+    outputs,  # as of ``residual_kernel``
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    at, num_blocks, num_rows = tl.program_id(0).to(tl.int64), step.target.num_blocks, step.num_drafts + 1
+    row, block = at // num_blocks, at % num_blocks
+    b, j = row // num_rows, row % num_rows
+    greedy = tl.load(step.target.law.temperature_ptr + b) == 0.0
+    if (j <= load_limit(step.num_drafts_ptr, b, step.num_drafts)) & (not greedy):
+        race_block(step.target, b, j, block, score_ptr, winner_ptr)
+    if arrives_last(arrivals_ptr, b, num_rows * num_blocks):
+        j, status, token = walk_favourites(step, b, score_ptr, winner_ptr, COUPLED_RULE, BLOCKS)
+        emit(step, b, j, status, token, outputs, BLOCKS, ROWS)
 
 
 def speculative_step(
@@ -219,24 +233,29 @@ def speculative_step(
             limits, rows - 1,
         )  # fmt: skip
         both = (target, draft if weigh_draft else NO_ROWS, limits, batch, rows, 0)
-        walks = masses = scores = winners = None
-        blocks = padded_blocks(num_blocks)
+        arrivals = empty(batch, dtype=torch.int32)
+        outputs = (tokens, num_accepted, status, num_emitted, *(logs if log_probs else (None, None)))
+        table = law.table_ids is not None
+        sizes = {"BLOCKS": padded_blocks(num_blocks), "ROWS": triton.next_power_of_2(rows)}
         with device_guard(target_logits):
-            stats_kernel[((target_rows + draft_rows) * num_blocks,)](*both)
+            stats_kernel[((target_rows + draft_rows) * num_blocks,)](
+                *both, arrivals, **options("stats_kernel", device, table)
+            )
             if law.filters is not None:
-                filter_kernel[(target_rows + draft_rows,)](*both, 0, BLOCKS=blocks, num_warps=FILTER_WARPS)
+                filter_kernel[(target_rows + draft_rows,)](
+                    *both, 0, BLOCKS=sizes["BLOCKS"], **options("filter_kernel", device, table)
+                )
             if rule == COUPLED_RULE.value:
                 scores = empty(target_rows, num_blocks)
                 winners = empty(target_rows, num_blocks, dtype=torch.int64)
-                race_kernel[(target_rows * num_blocks,)](target, limits, rows, 0, scores, winners)
+                race_kernel[(target_rows * num_blocks,)](
+                    step, scores, winners, arrivals, outputs, **sizes, **options("race_kernel", device, table)
+                )
             else:
-                walks = empty(batch, 3, dtype=torch.int64)
                 masses = empty(batch, rows - 1 if rule == BLOCK_RULE.value else 1, num_blocks)
-                residual_kernel[(batch * num_blocks,)](step, walks, masses, RULE=rule, BLOCKS=blocks)
-            draw_kernel[(batch,)](
-                step, walks, masses, scores, winners, tokens, num_accepted, status, num_emitted,
-                *(logs if log_probs else (None, None)), RULE=rule, BLOCKS=blocks, ROWS=triton.next_power_of_2(rows),
-            )  # fmt: skip
+                residual_kernel[(batch * num_blocks,)](
+                    step, masses, arrivals, outputs, RULE=rule, **sizes, **options("residual_kernel", device, table)
+                )
     return tokens, num_accepted, status, num_emitted, *logs
 
 

@@ -29,7 +29,7 @@ from .core import (
     row_fault,
 )
 from .draw import argmax, race_winner
-from .rows import Rows, adjusted, find, load_block, load_limit, load_row, load_token, stats_row
+from .rows import Rows, adjusted, find, load_block, load_limit, load_row, load_token
 
 # Where a sequence stands.
 DONE = tl.constexpr(0)  # it is decided
@@ -220,9 +220,7 @@ def walk_favourites(step, b, score_ptr, winner_ptr, RULE: tl.constexpr, BLOCKS: 
                 if temperature == 0.0:
                     token = argmax(step.target, b, j, block_max, largest, BLOCKS)
                 else:
-                    num_blocks = step.target.num_blocks
-                    at = stats_row(step.target, b, j) * num_blocks
-                    token = race_winner(score_ptr, winner_ptr, at, num_blocks, block_max, largest, temperature, BLOCKS)
+                    token = race_winner(step.target, b, j, score_ptr, winner_ptr, block_max, largest, BLOCKS)
             else:
                 token = argmax(step.target, b, j, block_max, largest, BLOCKS)
             walking = x == token
