@@ -1,33 +1,79 @@
-"""Builds the native extension: LibTorch's stable ABI and Python's limited API, so one binary serves torch >= 2.11."""
+"""Builds the native extensions: LibTorch's stable ABI and Python's limited API, so one binary serves torch >= 2.11.
 
+``_C`` has the CPU kernels. ``_C_cuda`` has the CUDA kernels, and is built where nvcc is and torch has CUDA, or where
+SPECDEC_CUDA=1 asks for it (0 leaves it out); it loads on a torch with CUDA only. TORCH_CUDA_ARCH_LIST names its
+architectures.
+"""
+
+import os
 import platform
+import shutil
 from glob import glob
+from pathlib import Path
 
+import torch
 from setuptools import setup
+from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ABI_TARGET = (2, 11)  # the oldest torch whose runtime may load what is built here
 PY_LIMITED_API = "cp311"  # torch defines Py_LIMITED_API itself
+CUDA_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
 
-sources = ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp"))]
+if platform.system() == "Windows":
+    raise SystemExit("specdec builds on Linux and macOS; Windows is not supported")
 define_macros = [
     ("TORCH_TARGET_VERSION", f"0x{ABI_TARGET[0]:02x}{ABI_TARGET[1]:02x}000000000000"),
     ("SPECDEC_ABI_TARGET", ".".join(map(str, ABI_TARGET))),
 ]
 # Neither flag touches a result: errno and floating-point traps only keep loops from being vectorised.
 flags = ["-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
-if platform.system() == "Windows":
-    raise SystemExit("specdec builds on Linux and macOS; Windows is not supported")
 
+
+def cuda_home() -> str | None:
+    """Where the CUDA toolkit is whose kernels are to be built; None: they are not."""
+    asked = os.environ.get("SPECDEC_CUDA", "")
+    if asked not in ("", "0", "1"):
+        raise SystemExit(f"SPECDEC_CUDA: got {asked!r}, allowed: 0 (leave the CUDA kernels out) or 1 (build them)")
+    if asked == "0" or not (asked or torch.version.cuda):
+        return None
+    nvcc = shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}")
+    if nvcc is None:
+        if asked:
+            raise SystemExit("SPECDEC_CUDA=1: nvcc is not there; set CUDA_HOME or PATH")
+        print("specdec: nvcc is not there, so the CUDA kernels are left out; Triton's serve")
+        return None
+    return str(Path(nvcc).resolve().parents[1])
+
+
+def cuda_extension(home: str) -> CppExtension:
+    cpp_extension.CUDA_HOME = home  # which torch ignores where it has no CUDA itself
+    asked = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
+    architectures = ":".join(asked.replace(";", " ").split())  # nvcc would take commas for several macros
+    return CppExtension(
+        "specdec_kernels._C_cuda",
+        ["csrc/module_cuda.cpp", *sorted(glob("csrc/cuda/*.cu"))],
+        define_macros=[*define_macros, ("USE_CUDA", None), ("SPECDEC_CUDA_ARCHITECTURES", architectures)],
+        include_dirs=[f"{home}/include"],
+        library_dirs=[f"{home}/lib64", f"{home}/lib"],  # a toolkit of its own, or of pip's packages
+        # The runtime is static, so that it loads whatever CUDA torch came with. torch_cuda has the current stream.
+        libraries=["cudart_static", "dl", "rt", "pthread", *(["torch_cuda"] if torch.version.cuda else [])],
+        extra_compile_args={"cxx": flags, "nvcc": ["-O3", "-std=c++20"]},
+        py_limited_api=True,
+    )
+
+
+home = cuda_home()
 setup(
     ext_modules=[
         CppExtension(
             "specdec_kernels._C",
-            sources,
+            ["csrc/module.cpp", *sorted(glob("csrc/cpu/*.cpp"))],
             define_macros=define_macros,
             extra_compile_args=flags,
             py_limited_api=True,
-        )
+        ),
+        *([cuda_extension(home)] if home else []),
     ],
     cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
     options={"bdist_wheel": {"py_limited_api": PY_LIMITED_API}},

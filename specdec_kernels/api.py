@@ -45,7 +45,7 @@ def draft_step(
             2503.01840). ``tokens`` are then the target's ids.
         compact: k' > 0 truncates q further, to its k' most likely tokens (the lowest ids of a tie), and hands it over
             as ids and log-probabilities, [B, k'] numbers. Not with ``coupled``, which needs no q.
-        backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
+        backend: ``auto``, ``reference``, ``cpu``, ``triton`` or ``cuda``. An explicit choice never falls back.
 
     Returns:
         DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32, and with ``compact``
@@ -132,7 +132,7 @@ def speculative_step(
         table: as in ``draft_step``; row i counts the i drafts before it as generated.
         rule: ``token``, ``block`` or ``coupled``.
         log_probs: also return the log-probabilities of the emitted tokens, under p and under softmax(raw logits).
-        backend: ``auto``, ``reference``, ``cpu`` or ``triton``. An explicit choice never falls back.
+        backend: ``auto``, ``reference``, ``cpu``, ``triton`` or ``cuda``. An explicit choice never falls back.
 
     Returns:
         SpeculativeStep: tokens [B, K+1] int64 (accepted drafts, one recovered or bonus token, then -1), num_accepted,

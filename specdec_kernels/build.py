@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import sys
 from importlib import metadata
@@ -17,16 +18,10 @@ def build_info() -> dict[str, object]:
 
     Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (version or None),
     ``cuda_device`` (name or None), ``native`` (the extension's compiler, ABI target and the instruction set that it
-    chose on this machine, or why it is missing), ``backends``: a list of {"backend": name, "device": "cpu" or "cuda",
+    chose on this machine, or why it is missing), ``native_cuda`` (likewise: the CUDA runtime and the architectures that
+    it was built for), ``backends``: a list of {"backend": name, "device": "cpu" or "cuda",
     "available": bool, "reason": why not, or None}.
     """
-    missing = native.missing()
-    if missing is None:
-        from . import _C
-
-        built: dict[str, object] = dict(part.split("=", 1) for part in _C.build().split(";"))
-    else:
-        built = {"missing": missing}
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     backends = [
         {"backend": str(b), "device": d, "available": (why := unavailable(b, d)) is None, "reason": why}
@@ -41,9 +36,17 @@ def build_info() -> dict[str, object]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "cuda_device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "native": built,
+        "native": _built("_C", native.missing()),
+        "native_cuda": _built("_C_cuda", native.missing_cuda()),
         "backends": backends,
     }
+
+
+def _built(extension: str, missing: str | None) -> dict[str, str]:
+    if missing is not None:
+        return {"missing": missing}
+    text = importlib.import_module(f".{extension}", __package__).build()
+    return dict(part.split("=", 1) for part in text.split(";"))
 
 
 def _version(distribution: str) -> str | None:

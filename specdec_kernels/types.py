@@ -14,13 +14,14 @@ import torch
 
 
 class Backend(enum.StrEnum):
-    """Where an operation runs. ``auto`` picks the fastest that was built for the tensors' device; an explicit
-    choice never falls back."""
+    """Where an operation runs. ``auto`` picks the fastest that was built for the tensors' device (``cuda``, then
+    ``triton``, then ``reference`` on a GPU); an explicit choice never falls back."""
 
     AUTO = "auto"
     REFERENCE = "reference"
     CPU = "cpu"
     TRITON = "triton"
+    CUDA = "cuda"
 
 
 class Rule(enum.StrEnum):

@@ -19,7 +19,12 @@ def identical(actual, expected) -> bool:
 
 def seeds(backend: str) -> int:
     """How many seeds a statement about "whatever u" is tried with; test_exact.py has the reference's with every u."""
-    return {"reference": 100, "cpu": 2000, "triton": 2000 if torch.cuda.is_available() else 4}[backend]
+    return {
+        "reference": 100,
+        "cpu": 2000,
+        "triton": 2000 if torch.cuda.is_available() else 4,
+        "cuda": 2000 if torch.cuda.is_available() else 100,
+    }[backend]
 
 
 def only(tokens: torch.Tensor, allowed: set[int]) -> bool:

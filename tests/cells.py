@@ -36,7 +36,7 @@ FAMILY = 1e-6  # false-alarm probability of all chi-square tests together
 TESTS = 10_000  # at least the number of them; counted by tests/test_chi_square.py
 LEVEL = FAMILY / TESTS
 DRAWS, NIGHTLY = 200_000, 10_000_000
-BIG_BACKENDS = ("cpu", "triton") if torch.cuda.is_available() else ("cpu",)
+BIG_BACKENDS = ("cpu", "triton", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 INF = float("inf")
 ROWS = 8  # cells of a batch

@@ -1,4 +1,5 @@
-"""Every backend runs in every test: a missing one fails. Without a GPU, Triton runs in its interpreter."""
+"""Every backend runs in every test: a missing one fails. Without a GPU, Triton runs in its interpreter, and the CUDA
+kernels on fibers (simt/)."""
 
 from __future__ import annotations
 
@@ -12,9 +13,13 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest  # noqa: E402
+import simt.kernels  # noqa: E402
 
-BACKENDS = ("reference", "cpu", "triton")
+BACKENDS = ("reference", "cpu", "triton", "cuda")
 FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
+
+if not torch.cuda.is_available():
+    simt.kernels.serve()
 
 torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what threads change has a test of its own
 

@@ -91,13 +91,16 @@ def test_equal_filtered_models_are_always_accepted(backend, rule):
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
 def test_no_residual_mass_accepts(backend, rule):
     """q above p everywhere, by an lse that is too small: a rejection has nothing to recover from: the draft stands, and
-    a bonus follows."""
+    the next one, and a bonus follows."""
     row, n = [0.3, -0.2, 1.0, 0.5], seeds(backend)
-    lse = torch.tensor(row).logsumexp(0).expand(n, 1) - 0.5
-    inputs = step([row, row], [2], [row], n, draft_stats=(torch.full((n, 1), -INF), lse), rule=rule)
-    out = inputs.run(backend)
-    assert (out.num_accepted == 1).all() and (out.tokens[:, 0] == 2).all() and (out.status == 0).all()
-    assert (out.num_emitted == 2).all() and only(out.tokens[:, 1], {0, 1, 2, 3})
+    for drafts in ([2], [2, 3, 0]):
+        k = len(drafts)
+        lse = torch.tensor(row).logsumexp(0).expand(n, k) - 0.5
+        inputs = step([row] * (k + 1), drafts, [row] * k, n, draft_stats=(torch.full((n, k), -INF), lse), rule=rule)
+        out = inputs.run(backend)
+        assert (out.num_accepted == k).all() and (out.tokens[:, :k].cpu() == torch.tensor(drafts)).all()
+        assert (out.num_emitted == k + 1).all() and only(out.tokens[:, k], {0, 1, 2, 3})
+        assert (out.status == 0).all()
 
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)

@@ -83,4 +83,4 @@ from specdec_kernels import build_info
 info = build_info()
 print(sorted(b["backend"] for b in info["backends"] if b["device"] == "cpu"), all(info[k] for k in ("torch", "python")))
 """
-    assert run(program) == "['cpu', 'reference', 'triton'] True"
+    assert run(program) == "['cpu', 'cuda', 'reference', 'triton'] True"

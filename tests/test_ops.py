@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from conftest import BACKENDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
@@ -30,6 +31,12 @@ CASES = {
     "compact": {"batch": 2, "num_drafts": 2, "compact": 4, "table": 0},
     "coupled": {"batch": 2, "num_drafts": 2, "rule": "coupled", **LAW},
 }
+
+
+# On a CPU the CUDA kernels are no operators.
+@pytest.fixture(params=[b for b in BACKENDS if b != "cuda" or torch.cuda.is_available()])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 def inputs_for(backend: str, case: str) -> StepInputs:

@@ -15,15 +15,14 @@ from arrangements import LAYOUTS, rules_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec_kernels.backends import reference
-from specdec_kernels.backends.reference_law import adjusted
-from specdec_kernels.ops import RULES, Law
+from specdec_kernels.ops import RULES
 from specdec_kernels.testing import (
     NEAR_TIE,
     StepInputs,
+    assert_same_draft,
     assert_same_step,
-    assert_statistics_close,
     random_step,
+    reference_draft,
 )
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -74,27 +73,8 @@ def compare_drafts(backend: str, inputs: StepInputs, draft_logits: torch.Tensor,
     other way."""
     offset = inputs.draft_tokens.shape[1] - 1
     got = inputs.draft(draft_logits, offset, backend, compact=compact)
-    before = inputs.draft_tokens[:, :offset]
-    (tokens, log_q, cutoff, lse, status, ids, compact_log_q), margin = reference.draft_step_with_margin(
-        draft_logits, *inputs.law(), before, inputs.d2t, inputs.seed, inputs.position, offset,
-        RULES.index(inputs.rule), compact,
-    )  # fmt: skip
-    near = margin < NEAR_TIE
-    differs = got.tokens != tokens
-    assert not (differs & ~near).any(), (got.tokens[differs], tokens[differs], margin[differs])
-    assert torch.equal(got.status, status)
-    sure = ~near & ~differs
-    size = lse.abs() + log_q.abs()
-    for actual, expected in ((got.log_q, log_q), (got.lse, lse)):
-        assert_statistics_close(actual[sure], expected[sure], size[sure] + 20)
-    # Cutoffs may lie anywhere between the smallest logit that is kept and the next one.
-    x = adjusted(draft_logits, Law(*inputs.law()), inputs.position, before, inputs.d2t)
-    kept = [(x >= c[:, None])[sure] & (x > -torch.inf)[sure] for c in (got.cutoff, cutoff)]
-    assert torch.equal(*kept)
-    if compact:
-        assert torch.equal(got.compact_ids[sure], ids[sure])
-        assert_statistics_close(got.compact_log_q[sure], compact_log_q[sure], size[sure, None] + 20)
-    return int(differs.sum())
+    expected = reference_draft(inputs, draft_logits, offset, compact)
+    return assert_same_draft(got, *expected, inputs, draft_logits, offset)
 
 
 @pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
@@ -140,6 +120,24 @@ def test_large_vocabularies(vocabulary, rule, form, law):
         if form != "one_hot":
             logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
             compare_drafts("cpu", inputs, logits, 7 if form == "compact" else 0)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("form", ["reduced", "compact"])
+def test_listed_tokens_at_the_edges_of_blocks(fast_backend, rule, form):
+    """Of q in a list, what stands first and last in a block of 1024 counts as well."""
+    edges, batch = torch.tensor([0, 1023, 1024, 2047, 2048, 2049]), 8 if fast_backend == "triton" else 48
+    inputs = random_step(batch, 2, 2050, rule=rule)
+    target = torch.full((batch, 3, 2050), -9.0)
+    target[..., edges] = inputs.target_logits[..., :6]
+    draft = inputs.draft_logits[..., :6]
+    tokens = edges[torch.multinomial(draft.softmax(-1).view(-1, 6), 1).view(batch, 2)]
+    q = {"draft_logits": draft, "d2t": edges}
+    if form == "compact":
+        q = {"draft_logits": None, "compact_q": (edges.expand(batch, 2, 6), draft.log_softmax(-1))}
+    inputs = inputs.replace(target_logits=target, draft_tokens=tokens, **q)
+    want, margin = inputs.reference()
+    assert_same_step(inputs.run(fast_backend), want, margin)
 
 
 @pytest.mark.parametrize(("rule", "compact"), [("token", 0), ("block", 30), ("coupled", 0)])

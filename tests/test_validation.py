@@ -121,7 +121,7 @@ BOTH = [
     ("table.first_end", table(first_end=longs(B + 1)), [f"[{B + 1}]", f"[{B}]"]),
     ("table.first_end", table(first_end=zeros(B)), ["torch.float32", "int64"]),
     ("table.first_end", table(first_end=-1), ["-1", "integer from 0"]),
-    ("backend", "opencl", ["'opencl'", "'auto'", "'reference'", "'cpu'", "'triton'"]),
+    ("backend", "opencl", ["'opencl'", "'auto'", "'reference'", "'cpu'", "'triton'", "'cuda'"]),
 ]
 DRAFT = [
     ("logits", [[0.0]], ["list", "tensor"]),

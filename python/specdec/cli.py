@@ -189,7 +189,7 @@ def doctor() -> None:
 
     info = build_info()
     console = Console()
-    for name in ("version", "python", "platform", "torch", "triton", "cuda_device", "native"):
+    for name in ("version", "python", "platform", "torch", "triton", "cuda_device", "native", "native_cuda"):
         console.print(f"{name}: {info[name]}")
     table = Table("backend", "device", "runs here", "why not")
     for row in info["backends"]:

@@ -30,7 +30,8 @@ class SpeculativeDecoder:
         draft: a smaller one with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None with
             ``num_drafts=0``.
         num_drafts: K, drafted tokens a step, >= 0. With 0 the same loop decodes plainly.
-        backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu" or "triton".
+        backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or
+            "cuda".
         d2t: for a draft whose *output* covers a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec,
             arXiv 2502.14856): [columns of its logits] ids of the target, ascending. Its embedding must cover the whole
             vocabulary, since it is fed the target's tokens.

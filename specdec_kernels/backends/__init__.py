@@ -17,6 +17,10 @@ def unavailable(backend: str, device_type: str) -> str | None:
             from . import native
 
             return f"it runs on CPU tensors, not {device_type}" if device_type != "cpu" else native.missing()
+        case Backend.CUDA:
+            from . import native
+
+            return f"it runs on NVIDIA GPUs, not on {device_type}" if device_type != "cuda" else native.missing_cuda()
         case Backend.TRITON:
             return _triton_unavailable(device_type)
         case _:
@@ -61,8 +65,9 @@ def _loaded(backend: str, device_type: str) -> str:
         allowed = ", ".join(repr(str(b)) for b in Backend)
         raise ValueError(f"backend: got {backend!r}, allowed: {allowed}")
     if backend == Backend.AUTO:
-        fastest = Backend.CPU if device_type == "cpu" else Backend.TRITON
-        backend = fastest if unavailable(fastest, device_type) is None else Backend.REFERENCE
+        fastest = (Backend.CPU,) if device_type == "cpu" else (Backend.CUDA, Backend.TRITON)
+        able = (b for b in fastest if unavailable(b, device_type) is None)
+        backend = next(able, Backend.REFERENCE)
     elif (reason := unavailable(backend, device_type)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:

@@ -5,6 +5,7 @@ For tests, benchmarks and projects that build on specdec; nothing in the package
 scipy."""
 
 from .chi_square import ChiSquare, chi_square, detectable_bias
+from .drafts import assert_same_draft, reference_draft
 from .inputs import (
     KINDS,
     NEAR_TIE,
@@ -41,6 +42,7 @@ __all__ = [
     "Law",
     "Model",
     "StepInputs",
+    "assert_same_draft",
     "assert_same_step",
     "assert_statistics_close",
     "block_law",
@@ -56,6 +58,7 @@ __all__ = [
     "penalised",
     "probabilities",
     "random_step",
+    "reference_draft",
     "shared_race",
     "text_law",
     "total_variation",

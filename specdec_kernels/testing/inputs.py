@@ -26,7 +26,7 @@ KINDS = ("opposite", "near_equal", "one_hot")
 
 def device_of(backend: str) -> torch.device:
     """Where tests put tensors for ``backend``: the GPU for a GPU backend where there is one, else the CPU."""
-    return torch.device("cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu")
 
 
 def pair_of_rows(kind: str, num_drafts: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,0 +1,255 @@
+// draft_step in one launch: a cluster of blocks takes a sequence's row, block 0 of it decides.
+#pragma once
+
+#include "compact.h"
+#include "row_draws.h"
+
+namespace specdec::cuda {
+
+struct DraftMemory {
+  Ring ring;
+  Blocks blocks;
+  float* cutoff;    // [1]
+  Candidate* best;  // [blocks of the cluster * warps]
+  SelectionMemory* selection;
+  uint32_t *above, *at_cutoff;  // [blocks of the row]
+  CompactMemory* compact;
+
+  // What a sequence of the parameters has, and needs.
+  static Items items(const DraftStepParams& params);
+  static DraftMemory cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut);
+
+  SPECDEC_DEVICE DraftMemory at(char* base) const {
+    return {ring.at(base),          {moved(blocks.max, base), moved(blocks.mass, base), blocks.n},
+            moved(cutoff, base),    moved(best, base),
+            moved(selection, base), moved(above, base),
+            moved(at_cutoff, base), moved(compact, base)};
+  }
+};
+
+inline Items DraftMemory::items(const DraftStepParams& params) {
+  const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
+  return {blocks_of(params.vocabulary), block_bytes(rows), aligned(rows),
+          own_copy_of(params.law, params.compact > 0, aligned(rows), block_bytes(rows))};
+}
+
+inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut) {
+  const int n = blocks_of(params.vocabulary);
+  DraftMemory memory = {};
+  memory.ring = ring_of(arena, items, cut);
+  memory.blocks = {arena.take<float>(n), arena.take<float>(n), n};
+  memory.cutoff = arena.take<float>(1);
+  if (params.coupled) memory.best = arena.take<Candidate>(cut.all_warps);
+  if (params.law.filters != nullptr || params.compact > 0) memory.selection = arena.take<SelectionMemory>(1);
+  if (params.compact > 0) {
+    memory.above = arena.take<uint32_t>(n), memory.at_cutoff = arena.take<uint32_t>(n);
+    memory.compact = arena.take<CompactMemory>(1);
+  }
+  return memory;
+}
+
+using DraftWork = Work<DraftStepParams, DraftMemory>;
+
+struct Drawn {
+  int64_t token;  // of the draft's vocabulary, or -1
+  float log_q, cutoff, lse;
+};
+
+// By one thread.
+SPECDEC_DEVICE void write_draft(const DraftStepParams& params, const Row& row, int32_t fault, Drawn drawn) {
+  const int64_t b = row.b;
+  params.tokens[b] = drawn.token < 0 ? -1 : target_id(row, drawn.token);
+  params.log_q[b] = drawn.log_q;
+  params.cutoff[b] = drawn.cutoff;
+  params.lse[b] = drawn.lse;
+  params.status[b] = fault << kDraftFlagShift;
+}
+
+SPECDEC_DEVICE Noise noise_of(const DraftStepParams& params, const Row& row) {
+  return {static_cast<uint64_t>(params.seed[row.b]), static_cast<uint32_t>(row.position),
+          static_cast<uint32_t>(params.offset)};
+}
+
+// By a block: slots [0, n) of a compact q are what memory says, the others are empty.
+SPECDEC_DEVICE void write_compact(const DraftStepParams& params, const Row& row, const CompactMemory* memory, int n,
+                                  Distribution law) {
+  for (int64_t i = simt::thread(); i < params.compact; i += simt::num_threads()) {
+    int64_t id = kTablePadding;
+    float log_q = -INFINITY;
+    if (i < n) {
+      id = target_id(row, simt::read(&memory->token[i]));
+      log_q = log_probability(simt::read(&memory->logit[i]), law.inverse_temperature, law.lse);
+    }
+    params.compact_ids[row.b * params.compact + i] = id;
+    params.compact_log_q[row.b * params.compact + i] = log_q;
+  }
+}
+
+// By a block: the k' most likely kept tokens, and one of them.
+SPECDEC_DEVICE void draw_compact(const DraftStepParams& params, const Row& row, const DraftMemory& memory, float max,
+                                 float inverse_temperature, float compact_cutoff) {
+  CompactMemory* slots = memory.compact;
+  const int n = fill_slots(row, memory.blocks, compact_cutoff, static_cast<int>(params.compact), memory.above,
+                           memory.at_cutoff, slots);
+  // The first thread of the block knows the law; lse goes through memory.
+  if (simt::thread() < kWarp) {
+    float sum = 0.0f;
+    for (int i = simt::thread(); i < n; i += kWarp) {
+      sum += weight_of(simt::read(&slots->logit[i]), max, inverse_temperature);
+    }
+    const float lse = max * inverse_temperature + logf(simt::reduce(sum, Sum()));
+    if (simt::thread() == 0) simt::write(memory.cutoff, lse);
+  }
+  simt::sync_block();
+  const Distribution law = {inverse_temperature, simt::read(memory.cutoff), compact_cutoff};
+  write_compact(params, row, slots, n, law);
+  simt::sync_block();
+  if (simt::thread() >= kWarp) return;
+  const Noise noise = noise_of(params, row);
+  Candidate best = 0;
+  for (int i = 4 * simt::thread(); i < n; i += 4 * kWarp) {
+    const Words words = philox(noise.seed, static_cast<uint32_t>(i / 4), noise.position, noise.offset, kDraftToken);
+    for (int k = 0; k < 4 && i + k < n; ++k) {
+      const float w = weight_of(simt::read(&slots->logit[i + k]), max, inverse_temperature);
+      best = Better()(best, candidate(w / exponential(uniform(words.word[k])), static_cast<uint32_t>(i + k)));
+    }
+  }
+  const int64_t slot = index_of(simt::reduce(best, Better()));
+  if (simt::thread() == 0) {
+    const float log_q = log_probability(simt::read(&slots->logit[slot]), inverse_temperature, law.lse);
+    write_draft(params, row, 0, {simt::read(&slots->token[slot]), log_q, compact_cutoff, law.lse});
+  }
+}
+
+// One sequence, as every thread of its cluster knows it.
+struct Drafting {
+  const DraftStepParams& params;
+  DraftMemory memory;
+  Row row;
+  float temperature, inverse_temperature;
+};
+
+SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
+  const DraftStepParams& params = work.params;
+  const DraftMemory memory = work.memory(b);
+  const bool counted = params.drafts != nullptr;
+  const Row row = {params.logits + b * params.row_stride,
+                   params.dtype,
+                   params.vocabulary,
+                   params.d2t,
+                   &params.law,
+                   b,
+                   params.position[b],
+                   counted ? params.drafts + b * params.offset : nullptr,
+                   counted ? params.offset : 0,
+                   memory.ring.kept(),
+                   0,
+                   work.place_for_copy()};
+  const float temperature = params.law.temperature[b];
+  return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature};
+}
+
+// Statistics of every block of the row.
+SPECDEC_DEVICE void measure_row(const Drafting& s, const Place& place) {
+  const Ring& ring = s.memory.ring;
+  const int turns = place.turns(s.memory.blocks.n);
+  const auto find = [&](int turn) { return Piece{s.row, place.item(turn)}; };
+  ring.begin(turns, find);
+  simt::sync_cluster();  // all blocks run: they may write to each other
+  ring.for_turns(turns, find, [&](int, const Piece& piece, const Touched& touched, float (&x)[kEach]) {
+    adjust_block(touched, piece.block, x);
+    const BlockStats stats = block_stats(x, s.inverse_temperature);
+    publish(&s.memory.blocks.max[piece.block], stats.max);
+    publish(&s.memory.blocks.mass[piece.block], stats.sum);
+  });
+}
+
+// What follows from the blocks' statistics.
+SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
+  const DraftStepParams& params = s.params;
+  const DraftMemory& memory = s.memory;
+  const Blocks& blocks = memory.blocks;
+  const Row& row = s.row;
+  const int64_t b = row.b;
+  const float temperature = s.temperature, inverse_temperature = s.inverse_temperature;
+  const bool first = place.first, greedy = temperature == 0.0f;
+  const int warp = place.warp;
+  const float max = max_of_blocks(blocks);
+  const int32_t fault = row_fault(max);
+  if (fault != 0 || greedy) {
+    if (!first) return;
+    int64_t token = -1;
+    if (warp == 0 && fault == 0) token = argmax(row, blocks, max);
+    if (simt::thread() == 0) {
+      write_draft(params, row, fault,
+                  fault != 0 ? Drawn{-1, -INFINITY, -INFINITY, NAN} : Drawn{token, 0.0f, -INFINITY, max});
+      for (int64_t i = 0; i < params.compact; ++i) {
+        params.compact_ids[b * params.compact + i] = i == 0 && fault == 0 ? target_id(row, token) : kTablePadding;
+        params.compact_log_q[b * params.compact + i] = i == 0 && fault == 0 ? 0.0f : -INFINITY;
+      }
+    }
+    return;
+  }
+
+  // Block 0 merges, filters and draws. The others help with a flat race, for which they need the cutoff.
+  if (!first && !params.coupled) return;
+  float cutoff = -INFINITY, lse = 0.0f;
+  if (first) {
+    if (warp == 0) merge(blocks, max, inverse_temperature);
+    simt::sync_block();
+    float sum = total(blocks.mass, blocks.n);
+    const Filters filters = filters_of(params.law, b);
+    if (filters.any() || params.compact > 0) {
+      Selection selection = {row, blocks, max, inverse_temperature, memory.selection};
+      const Cutoffs cutoffs = cutoffs_of(selection, filters, params.compact, temperature, sum);
+      if (params.compact > 0) {
+        return draw_compact(params, row, memory, max, inverse_temperature, cutoffs.compact);
+      }
+      cutoff = cutoffs.kept;
+      simt::sync_block();
+      keep_above(row, blocks, max, inverse_temperature, cutoff);
+      simt::sync_block();
+      sum = total(blocks.mass, blocks.n);
+    }
+    lse = max * inverse_temperature + logf(sum);
+    if (params.coupled && warp == 0) publish(memory.cutoff, cutoff);
+  }
+  int64_t token = -1;
+  if (params.coupled) {
+    simt::sync_cluster();
+    cutoff = simt::read(memory.cutoff);
+    const Noise step = noise_of(params, row), noise = {step.seed, step.position + step.offset, 0};
+    const Candidate mine = race_of_row(row, blocks, max, inverse_temperature, cutoff, noise, place);
+    if (simt::thread() % kWarp == 0) write_to_first(&memory.best[place.my_warp], mine);
+    simt::sync_cluster();
+    if (!first || warp != 0) return;
+    Candidate best = 0;
+    for (int i = simt::thread(); i < place.all_warps; i += kWarp) best = Better()(best, simt::read(&memory.best[i]));
+    token = index_of(simt::reduce(best, Better()));
+  } else {
+    if (warp != 0) return;
+    token = draw(row, blocks, inverse_temperature, cutoff, noise_of(params, row), kDraftBlock, kDraftToken);
+  }
+  if (simt::thread() == 0) {
+    const Distribution law = {inverse_temperature, lse, cutoff};
+    write_draft(params, row, 0, {token, log_probability(logit_at(row, token), law), cutoff, lse});
+  }
+}
+
+// The first of a split launch.
+SPECDEC_KERNEL(draft_measure_kernel, kMostThreads, DraftWork) {
+  measure_row(drafting_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
+}
+
+SPECDEC_KERNEL(draft_step_kernel, kMostThreads, DraftWork) {
+  const Place place = Place::here();
+  const Drafting s = drafting_of(params, simt::cluster());
+  if (params.scratch == nullptr) {
+    measure_row(s, place);
+    simt::sync_cluster();
+  }
+  decide_draft(s, place);
+  if (s.memory.ring.stay) simt::sync_cluster();  // shared memory that others read lives as long as its block
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,73 @@
+// How the blocks of a sequence's rows are shared out among warps, and where they are in shared memory if they stay
+// there.
+#pragma once
+
+#include "../core/softmax.h"
+#include "simt.h"
+
+namespace specdec::cuda {
+
+using simt::kWarp;
+
+// The host cuts memory to pieces as if it began at address 0; where it begins is known to kernels.
+class Arena {
+ public:
+  template <class T>
+  T* take(int64_t n) {
+    T* piece = reinterpret_cast<T*>(size_);
+    size_ += (n * static_cast<int64_t>(sizeof(T)) + 15) / 16 * 16;
+    return piece;
+  }
+
+  int64_t size() const { return size_; }
+
+ private:
+  int64_t size_ = 0;
+};
+
+template <class T>
+SPECDEC_DEVICE T* moved(T* piece, char* base) {
+  return reinterpret_cast<T*>(base + reinterpret_cast<intptr_t>(piece));
+}
+
+// How the blocks of a sequence, its items, are shared out: warp w takes w, w + all, w + 2 all, ...
+struct Place {
+  int warp, warps;         // in the block
+  int my_warp, all_warps;  // in the cluster
+  bool first;              // block 0
+
+  SPECDEC_DEVICE static Place here() {
+    const int warps = simt::num_threads() / kWarp, warp = simt::thread() / kWarp;
+    return {warp, warps, warps * simt::block_in_cluster() + warp, warps * simt::blocks_in_cluster(),
+            simt::block_in_cluster() == 0};
+  }
+  // Of a block that measures sequence cluster() / blocks of a split launch.
+  SPECDEC_DEVICE static Place measuring(int blocks) {
+    const int warps = simt::num_threads() / kWarp, warp = simt::thread() / kWarp;
+    const int block = static_cast<int>(simt::cluster() % blocks);
+    return {warp, warps, warps * block + warp, warps * blocks, block == 0};
+  }
+  SPECDEC_DEVICE bool lane0() const { return simt::thread() % kWarp == 0; }
+  // How many of so many items are this warp's.
+  SPECDEC_DEVICE int turns(int items) const { return (items - my_warp + all_warps - 1) / all_warps; }
+  SPECDEC_DEVICE int item(int turn) const { return my_warp + turn * all_warps; }
+  // The first of the items from `first_item` on that is this warp's, counted from there.
+  SPECDEC_DEVICE int first_after(int first_item) const {
+    return (my_warp + all_warps - first_item % all_warps) % all_warps;
+  }
+};
+
+// All items, each in its slot.
+struct Kept {
+  char* slots;  // of this block [warps, num_slots, slot_bytes]; null: they are not there
+  int num_slots, slot_bytes;
+
+  SPECDEC_DEVICE const char* place_of(int item) const {
+    const Place here = Place::here();
+    const int warp = item % here.all_warps, block = warp / here.warps;
+    char* place = slots + (warp % here.warps * num_slots + item / here.all_warps) * slot_bytes;
+    return block == simt::block_in_cluster() ? place : simt::in_block(place, block);
+  }
+};
+
+}  // namespace specdec::cuda

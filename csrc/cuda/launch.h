@@ -1,0 +1,109 @@
+// How the kernels of an operation are launched: fused where blocks form clusters, with as many blocks to a sequence as
+// finish soonest; split in two elsewhere, and where a sequence's memory is more than a block can have.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+
+#include "operations.h"
+#include "plan.h"
+
+namespace specdec::cuda {
+
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("specdec_kernels: ") + what + ": " + cudaGetErrorString(error));
+}
+
+inline cudaLaunchConfig_t config_of(int64_t blocks, int threads, int64_t shared, cudaLaunchAttribute* cluster,
+                                    int blocks_in_cluster) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared);
+  cluster->id = cudaLaunchAttributeClusterDimension;
+  cluster->val.clusterDim = {static_cast<unsigned>(blocks_in_cluster), 1, 1};
+  config.attrs = cluster;
+  config.numAttrs = blocks_in_cluster > 0 ? 1 : 0;
+  return config;
+}
+
+template <class Kernel>
+Machine machine_of(Kernel* kernel, int device) {
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value;
+    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+  };
+  Machine machine = {};
+  machine.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  machine.has_clusters = attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  if (!machine.has_clusters) return machine;
+  const int shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  machine.shared_memory = shared;
+  machine.half_of_it =
+      attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2 - attribute(cudaDevAttrReservedSharedMemoryPerBlock);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+  for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
+    cudaLaunchAttribute cluster;
+    const cudaLaunchConfig_t config = config_of(blocks, kThreads, shared, &cluster, blocks);
+    // Not every size has a place everywhere; that is no error.
+    if (cudaOccupancyMaxActiveClusters(&machine.places[blocks], kernel, &config) != cudaSuccess) {
+      machine.places[blocks] = 0;
+      cudaGetLastError();
+    }
+  }
+  return machine;
+}
+
+// The same on the current device, which is asked once.
+template <class Kernel>
+Machine current_machine(Kernel* kernel) {
+  static std::mutex mutex;
+  static std::map<std::pair<Kernel*, int>, Machine> known;
+  int device;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto key = std::make_pair(kernel, device);
+  if (known.count(key) == 0) known.emplace(key, machine_of(kernel, device));
+  return known.at(key);
+}
+
+template <class Work>
+void launch_one(void (*kernel)(Work), const Work& work, const cudaLaunchConfig_t& config, void* stream) {
+  cudaLaunchConfig_t on_stream = config;
+  on_stream.stream = static_cast<cudaStream_t>(stream);
+  check(cudaLaunchKernelEx(&on_stream, kernel, work), "launch");
+}
+
+template <class Params, class Memory>
+void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, Memory>), const Params& params,
+            void* stream, const Allocate& allocate) {
+  if (params.batch == 0) return;
+  const Machine machine = current_machine(decide);
+  const Items items = Memory::items(params);
+  Work<Params, Memory> work = {params, {}, items.own_copy, nullptr, 0, 0};
+  const auto cut = [&](const Cut& cut) {
+    Arena arena;
+    work.pieces = Memory::cut(arena, params, items, cut);
+    return arena.size();
+  };
+  const Plan plan = plan_of(machine, params.batch, items, cut);
+  cudaLaunchAttribute cluster;
+  if (plan.blocks > 0) {
+    return launch_one(decide, work,
+                      config_of(params.batch * plan.blocks, plan.threads, plan.shared, &cluster, plan.blocks), stream);
+  }
+  work.stride = cut(Cut{kSplitWarps, kSplitWarps, 0});
+  work.scratch = allocate(params.batch * work.stride);
+  const int64_t wanted = (machine.multiprocessors + params.batch - 1) / params.batch;
+  work.blocks = static_cast<int>(std::min(wanted, (items.most + kSplitWarps - 1) / kSplitWarps));
+  const int64_t own_copies = kSplitWarps * items.own_copy;
+  launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &cluster, 0), stream);
+  launch_one(decide, work, config_of(params.batch, kSplitThreads, own_copies, &cluster, 0), stream);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,251 @@
+// Rows of logits as a warp sees them: a block of 1024 in registers, after bias and penalties.
+#pragma once
+
+#include "../core/law.h"
+#include "../core/params.h"
+#include "kept.h"
+
+namespace specdec::cuda {
+
+using simt::Bytes16;
+
+constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread holds
+constexpr int kVector = 8;             // of which so many are neighbours
+
+// A row of sequence b, behind the drafts [0, num_drafts) of its step.
+struct Row {
+  const char* data;
+  Dtype dtype;
+  int64_t size;
+  const int64_t* d2t;  // the target's ids of its tokens, or null: they are the target's
+  const LawParams* law;
+  int64_t b, position;  // of the step's first token
+  const int64_t* drafts;
+  int64_t num_drafts;
+  Kept kept;       // blocks of it that are in shared memory,
+  int first_item;  // the first of them as this item
+  char* own_copy;  // the warp's shared memory for a block that is not aligned, or that bias and penalties touch
+
+  SPECDEC_HD int element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
+  SPECDEC_HD int size_of(int block) const {
+    const int64_t left = size - int64_t{block} * kBlock;
+    return left < kBlock ? static_cast<int>(left) : kBlock;
+  }
+  SPECDEC_DEVICE const char* block_in_memory(int block) const { return data + int64_t{block} * kBlock * element(); }
+  SPECDEC_HD int num_blocks() const { return static_cast<int>((size + kBlock - 1) / kBlock); }
+};
+
+// Where a thread's i-th logit of a block stands in it. Neighbours are loaded at once.
+SPECDEC_DEVICE int place_of(int i) {
+  return i / kVector * (kVector * kWarp) + simt::thread() % kWarp * kVector + i % kVector;
+}
+
+// The place of the largest of `size` ascending ids that is <= id, or 0.
+SPECDEC_DEVICE int64_t find(const int64_t* sorted, int64_t size, int64_t id) {
+  int64_t place = 0;
+#pragma unroll 1
+  for (int64_t left = size; left > 1;) {
+    const int64_t half = left / 2;
+    if (sorted[place + half] <= id) place += half;
+    left -= half;
+  }
+  return place;
+}
+
+SPECDEC_DEVICE float raw_logit(const Row& row, int64_t index) {
+  if (row.dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(row.data)[index];
+  const uint32_t bits = reinterpret_cast<const uint16_t*>(row.data)[index];
+  return row.dtype == Dtype::kBFloat16 ? as_float(bits << 16) : simt::half_to_float(bits);
+}
+
+SPECDEC_DEVICE int64_t target_id(const Row& row, int64_t index) { return row.d2t == nullptr ? index : row.d2t[index]; }
+
+// A token's logit after bias and penalties; `id` is the target's.
+SPECDEC_DEVICE float adjusted(const Row& row, int64_t id, float raw) {
+  const LawParams& law = *row.law;
+  if (!law.has_table) return raw;
+  float bias = 0.0f;
+  bool in_prompt = false;
+  int32_t count = 0;
+  if (law.table_size > 0) {
+    const int64_t at = row.b * law.table_size + find(law.table_ids + row.b * law.table_size, law.table_size, id);
+    if (law.table_ids[at] == id)
+      bias = law.table_bias[at], in_prompt = law.table_in_prompt[at], count = law.table_count[at];
+  }
+#pragma unroll 1
+  for (int64_t i = 0; i < row.num_drafts; ++i) count += row.drafts[i] == id;
+  Penalties penalties = {1.0f, 0.0f, 0.0f};
+  if (law.penalties != nullptr) {
+    penalties = {law.penalties[3 * row.b], law.penalties[3 * row.b + 1], law.penalties[3 * row.b + 2]};
+  }
+  if (law.num_ends > 0 && row.position + row.num_drafts < law.first_end[row.b]) {
+#pragma unroll 1
+    for (int64_t i = 0; i < law.num_ends; ++i) {
+      if (law.ends[i] == id) return -INFINITY;
+    }
+  }
+  return adjust(raw, bias, in_prompt, count, penalties);
+}
+
+SPECDEC_DEVICE float logit_at(const Row& row, int64_t index) {
+  return adjusted(row, target_id(row, index), raw_logit(row, index));
+}
+
+// `size` logits from an aligned place on, in whole vectors of 16 bytes; padded with -inf.
+template <int kBytes, class ToFloat>
+SPECDEC_DEVICE void load_vectors(const char* data, int size, float (&x)[kEach], const ToFloat& to_float) {
+  constexpr int each = static_cast<int>(sizeof(Bytes16)) / kBytes;
+#pragma unroll
+  for (int i = 0; i < kEach; i += each) {
+    const int place = place_of(i);
+    const bool inside = place < size;
+    const Bytes16 bytes = inside ? simt::load16(data + kBytes * place) : Bytes16{};
+    for (int e = 0; e < each; ++e) x[i + e] = inside ? to_float(bytes, e) : -INFINITY;
+  }
+}
+
+SPECDEC_DEVICE void load_aligned(const char* data, Dtype dtype, int size, float (&x)[kEach]) {
+  if (dtype == Dtype::kFloat32) {
+    load_vectors<4>(data, size, x, [](const Bytes16& bytes, int e) { return as_float(bytes.word[e]); });
+  } else if (dtype == Dtype::kBFloat16) {
+    load_vectors<2>(data, size, x, [](const Bytes16& bytes, int e) {
+      return as_float(e % 2 == 0 ? bytes.word[e / 2] << 16 : bytes.word[e / 2] & 0xffff0000u);
+    });
+  } else {
+    load_vectors<2>(data, size, x, [](const Bytes16& bytes, int e) {
+      return simt::half_to_float(bytes.word[e / 2] >> (16 * (e % 2)) & 0xffffu);
+    });
+  }
+}
+
+// By a warp: a block that is not aligned, or ends within a vector, in the warp's memory for such; what is behind its
+// end there, up to a whole vector, is -inf.
+SPECDEC_DEVICE const char* aligned_copy(const Row& row, int block) {
+  uint32_t* words = reinterpret_cast<uint32_t*>(row.own_copy);
+  const int size = row.size_of(block), in_word = 4 / row.element(), in_vector = 16 / row.element();
+  const char* data = row.block_in_memory(block);
+  const uint32_t empty = row.dtype == Dtype::kFloat32 ? 0xff800000u : row.dtype == Dtype::kBFloat16 ? 0xff80u : 0xfc00u;
+  simt::sync_warp();  // no one reads what was there before
+#pragma unroll 4
+  for (int at = in_word * (simt::thread() % kWarp); at < (size + in_vector - 1) / in_vector * in_vector;
+       at += in_word * kWarp) {
+    uint32_t word;
+    if (in_word == 1) {
+      word = at < size ? reinterpret_cast<const uint32_t*>(data)[at] : empty;
+    } else {
+      const uint16_t* logits = reinterpret_cast<const uint16_t*>(data);
+      word = (at < size ? logits[at] : empty) | (at + 1 < size ? logits[at + 1] : empty) << 16;
+    }
+    simt::write(&words[at / in_word], word);
+  }
+  simt::sync_warp();
+  return reinterpret_cast<const char*>(words);
+}
+
+// Where a warp finds a block's logits aligned.
+SPECDEC_DEVICE const char* place_of_block(const Row& row, int block) {
+  if (row.kept.slots != nullptr) return row.kept.place_of(row.first_item + block);
+  const char* data = row.block_in_memory(block);
+  const bool aligned = (reinterpret_cast<uintptr_t>(data) | row.size_of(block) * row.element()) % sizeof(Bytes16) == 0;
+  return aligned ? data : aligned_copy(row, block);
+}
+
+// A block's raw logits, padded with -inf.
+SPECDEC_DEVICE void load_raw(const Row& row, int block, float (&x)[kEach]) {
+  load_aligned(place_of_block(row, block), row.dtype, row.size_of(block), x);
+}
+
+// A warp's block in shared memory, for what few lanes do to few tokens: there a thread's logits are 32 apart.
+SPECDEC_DEVICE int own_place(int place) {
+  return (place / (kVector * kWarp) * kVector + place % kVector) * kWarp + place / kVector % kWarp;
+}
+
+SPECDEC_DEVICE float* to_own(const Row& row, const float (&x)[kEach]) {
+  float* own = reinterpret_cast<float*>(row.own_copy);
+  simt::sync_warp();  // no one reads what was there before
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) simt::write(&own[i * kWarp + simt::thread() % kWarp], x[i]);
+  return own;
+}
+
+SPECDEC_DEVICE void from_own(const float* own, float (&x)[kEach]) {
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = simt::read(&own[i * kWarp + simt::thread() % kWarp]);
+}
+
+// What bias and penalties may touch: the tokens [first, end) of a sequence's list, then its drafts, then its ends.
+struct Touched {
+  Row row;
+  int64_t first, end;
+  bool any;  // of a block
+
+  SPECDEC_DEVICE int64_t size() const { return end - first + row.num_drafts + row.law->num_ends; }
+  // Of the i-th its id, or -1 if it was there before.
+  SPECDEC_DEVICE int64_t id(int64_t i) const {
+    const LawParams& law = *row.law;
+    const int64_t* listed = law.table_ids + row.b * law.table_size;
+    if (i < end - first) return listed[first + i];
+    const int64_t other = i - (end - first);
+    const int64_t id = other < row.num_drafts ? row.drafts[other] : law.ends[other - row.num_drafts];
+    bool before = law.table_size > 0 && listed[find(listed, law.table_size, id)] == id;
+#pragma unroll 1
+    for (int64_t k = 0; k < other; ++k) {
+      before |= (k < row.num_drafts ? row.drafts[k] : law.ends[k - row.num_drafts]) == id;
+    }
+    return before ? -1 : id;
+  }
+  // Where that is in a block, or -1.
+  SPECDEC_DEVICE int place(int64_t i, int block) const {
+    const int64_t its_id = id(i);
+    int64_t index = its_id;
+    if (row.d2t != nullptr && its_id >= 0) {
+      index = find(row.d2t, row.size, its_id);
+      if (row.d2t[index] != its_id) return -1;
+    }
+    const int64_t place = index - int64_t{block} * kBlock;
+    return place >= 0 && place < row.size_of(block) ? static_cast<int>(place) : -1;
+  }
+};
+
+// By a warp, before it loads a block: what touches it; nothing, mostly.
+SPECDEC_DEVICE Touched touched_of(const Row& row, int block) {
+  const LawParams& law = *row.law;
+  Touched touched = {row, 0, 0, false};
+  if (!law.has_table) return touched;
+  if (law.table_size > 0) {
+    const int64_t* listed = law.table_ids + row.b * law.table_size;
+    const int64_t first = int64_t{block} * kBlock;
+    const int64_t from = target_id(row, first), to = target_id(row, first + row.size_of(block) - 1);
+    touched.first = find(listed, law.table_size, from), touched.end = find(listed, law.table_size, to);
+    touched.first += listed[touched.first] < from, touched.end += listed[touched.end] <= to;
+  }
+#pragma unroll 1
+  for (int64_t i = simt::thread() % kWarp; i < touched.size(); i += kWarp) touched.any |= touched.place(i, block) >= 0;
+  touched.any = simt::ballot(touched.any) != 0;
+  return touched;
+}
+
+// By a warp: a block's logits after bias and penalties, of few tokens, which the lanes share out in memory.
+SPECDEC_DEVICE void adjust_block(const Touched& touched, int block, float (&x)[kEach]) {
+  if (!touched.any) return;
+  const Row& row = touched.row;
+  float* own = to_own(row, x);
+  simt::sync_warp();
+#pragma unroll 1
+  for (int64_t i = simt::thread() % kWarp; i < touched.size(); i += kWarp) {
+    const int place = touched.place(i, block);
+    if (place < 0) continue;
+    float* its = &own[own_place(place)];
+    simt::write(its, adjusted(row, target_id(row, int64_t{block} * kBlock + place), simt::read(its)));
+  }
+  simt::sync_warp();
+  from_own(own, x);
+}
+
+SPECDEC_DEVICE void load_block(const Row& row, int block, float (&x)[kEach]) {
+  const Touched touched = touched_of(row, block);
+  load_raw(row, block, x);
+  adjust_block(touched, block, x);
+}
+
+}  // namespace specdec::cuda

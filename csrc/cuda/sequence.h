@@ -1,0 +1,203 @@
+// One sequence of a step: its memory, its rows, its drafts.
+#pragma once
+
+#include "row_draws.h"
+#include "select.h"
+
+namespace specdec::cuda {
+
+// Where a sequence stands at a row.
+enum State : int32_t {
+  kDone = 0,     // it is decided
+  kDraw = 1,     // a token is to be drawn from p
+  kRecover = 2,  // from max(0, w p - q)
+};
+
+// What testing the draft of a row needs to know.
+struct Examined {
+  float log_p, log_q;  // of the draft, if there is one: state kRecover. First, while laws are not known, logits
+  float u;             // the number that tests it
+  int16_t flags;       // Status
+  int16_t state;       // if no more drafts are kept
+
+  SPECDEC_HD bool possible() const { return state == kRecover && log_q > -INFINITY; }
+  SPECDEC_HD bool kept() const { return possible() && accept(u, log_p, log_q); }
+};
+
+// Of one sequence, in shared memory. Rows: the target's K+1, then those of the draft that are weighed.
+struct StepMemory {
+  Ring ring;
+  float *max, *mass;              // [rows, blocks]
+  float *raw_max, *raw_sum;       // [K+1, blocks], of raw logits at temperature 1; null where not wanted
+  float *row_max, *lse, *cutoff;  // [rows]
+  Examined* examined;             // [K+1]
+  float* residual;                // [1 or K, blocks] masses; rule `block` has all rows
+  float* total;                   // [1 or K] their sums
+  int64_t* favourite;             // [K+1] what the target picks (greedy, and rule `coupled`)
+  Candidate* best;                // [K+1, warps of the cluster] rule `coupled`
+  SelectionMemory* selection;
+  int n;  // blocks of a row
+
+  // What a sequence of the parameters has, and needs.
+  static Items items(const SpeculativeStepParams& params);
+  static StepMemory cut(Arena& arena, const SpeculativeStepParams& params, const Items& items, const Cut& cut);
+
+  SPECDEC_DEVICE StepMemory at(char* base) const {
+    return {ring.at(base),         moved(max, base),       moved(mass, base),
+            moved(raw_max, base),  moved(raw_sum, base),   moved(row_max, base),
+            moved(lse, base),      moved(cutoff, base),    moved(examined, base),
+            moved(residual, base), moved(total, base),     moved(favourite, base),
+            moved(best, base),     moved(selection, base), n};
+  }
+};
+
+SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
+  return params.draft.data != nullptr && params.draft_lse == nullptr && params.rule != kRuleCoupled;
+}
+
+// Whether the ring brings residuals' rows, in pairs.
+SPECDEC_HD bool copies_residuals(const SpeculativeStepParams& params, const Ring& ring) {
+  return ring.num_slots >= 2 && !ring.stay && params.compact_ids == nullptr && params.d2t == nullptr &&
+         params.draft.data != nullptr && aligned(params.draft);
+}
+
+inline Items StepMemory::items(const SpeculativeStepParams& params) {
+  const LogitRows &target = params.target, &draft = params.draft;
+  const int of_target = block_bytes(target), of_draft = draft.data == nullptr ? 0 : block_bytes(draft);
+  const int bytes = of_target > of_draft ? of_target : of_draft;
+  const bool target_aligned = aligned(target), draft_aligned = draft.data == nullptr || aligned(draft);
+  const int64_t blocks = (params.num_drafts_max + 1) * blocks_of(params.vocabulary);
+  const int own_copy =
+      own_copy_of(params.law, draft.data == nullptr || params.d2t != nullptr, target_aligned && draft_aligned, bytes);
+  if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};
+  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, target_aligned && draft_aligned,
+          own_copy};
+}
+
+inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& params, const Items& items,
+                                  const Cut& cut) {
+  const int64_t k = params.num_drafts_max, rows = k + 1 + (weighs_drafts(params) ? k : 0);
+  StepMemory memory = {};
+  memory.ring = ring_of(arena, items, cut);
+  const int64_t n = memory.n = blocks_of(params.vocabulary);
+  memory.max = arena.take<float>(rows * n), memory.mass = arena.take<float>(rows * n);
+  if (params.log_probs != nullptr) {
+    memory.raw_max = arena.take<float>((k + 1) * n), memory.raw_sum = arena.take<float>((k + 1) * n);
+  }
+  memory.row_max = arena.take<float>(rows), memory.lse = arena.take<float>(rows);
+  memory.cutoff = arena.take<float>(rows);
+  memory.examined = arena.take<Examined>(k + 1);
+  const int64_t residuals = params.rule == kRuleBlock ? k : params.rule == kRuleToken ? 1 : 0;
+  memory.residual = arena.take<float>(residuals * n), memory.total = arena.take<float>(residuals);
+  memory.favourite = arena.take<int64_t>(k + 1);
+  if (params.rule == kRuleCoupled) memory.best = arena.take<Candidate>((k + 1) * cut.all_warps);
+  if (params.law.filters != nullptr) memory.selection = arena.take<SelectionMemory>(1);
+  return memory;
+}
+
+using StepWork = Work<SpeculativeStepParams, StepMemory>;
+
+// One sequence of a step, as every thread of its cluster knows it.
+struct Sequence {
+  const SpeculativeStepParams& params;
+  StepMemory memory;
+  char* own_copy;  // as Row has it
+  int64_t b;
+  int limit;  // drafts that count
+  float temperature, inverse_temperature;
+
+  SPECDEC_DEVICE bool greedy() const { return temperature == 0.0f; }
+  // Whether drafts are compared with what the target picks.
+  SPECDEC_DEVICE bool favours() const { return greedy() || params.rule == kRuleCoupled; }
+  SPECDEC_DEVICE const int64_t* drafts() const { return params.draft_tokens + b * params.num_drafts_max; }
+  // Items are the blocks of target rows 0 .. limit, then those of draft rows that are weighed.
+  SPECDEC_DEVICE int target_items() const { return (limit + 1) * memory.n; }
+  SPECDEC_DEVICE int items() const {
+    // Greedy sequences take drafts for one-hot.
+    return target_items() + (weighs_drafts(params) && !greedy() ? limit * blocks_of(params.draft.vocabulary) : 0);
+  }
+  SPECDEC_DEVICE Row target_row(int64_t j) const {
+    return {params.target.row(b, j),
+            params.target.dtype,
+            params.vocabulary,
+            nullptr,
+            &params.law,
+            b,
+            params.position[b],
+            drafts(),
+            j,
+            memory.ring.kept(),
+            static_cast<int>(j) * memory.n,
+            own_copy};
+  }
+  SPECDEC_DEVICE Row draft_row(int64_t j) const {
+    const bool weighed = weighs_drafts(params);
+    return {params.draft.row(b, j),
+            params.draft.dtype,
+            params.draft.vocabulary,
+            params.d2t,
+            &params.law,
+            b,
+            params.position[b],
+            drafts(),
+            j,
+            weighed ? memory.ring.kept() : Kept{nullptr, 0, 0},
+            target_items() + static_cast<int>(j) * blocks_of(params.draft.vocabulary),
+            own_copy};
+  }
+  SPECDEC_DEVICE Piece piece(int item) const {
+    const int n = memory.n, of_drafts = item - target_items(), n_draft = blocks_of(params.draft.vocabulary);
+    if (of_drafts < 0) return {target_row(item / n), item % n};
+    return {draft_row(of_drafts / n_draft), of_drafts % n_draft};
+  }
+  // Rows are counted as in StepMemory.
+  SPECDEC_DEVICE Row row(int64_t i) const {
+    return i <= params.num_drafts_max ? target_row(i) : draft_row(i - params.num_drafts_max - 1);
+  }
+  SPECDEC_DEVICE Blocks blocks(int64_t i) const {
+    const int64_t at = i * memory.n;
+    return {memory.max + at, memory.mass + at, row(i).num_blocks()};
+  }
+  SPECDEC_DEVICE Distribution law(int64_t i) const {
+    return {inverse_temperature, simt::read(&memory.lse[i]), simt::read(&memory.cutoff[i])};
+  }
+  SPECDEC_DEVICE Noise noise(int64_t j) const {
+    return {static_cast<uint64_t>(params.seed[b]), static_cast<uint32_t>(params.position[b]), static_cast<uint32_t>(j)};
+  }
+  // The draft of row j, or -1.
+  SPECDEC_DEVICE int64_t draft(int64_t j, int32_t* flags) const {
+    const int64_t x = j < limit ? drafts()[j] : -1;
+    if (x >= 0 && x < params.vocabulary) return x;
+    if (x != -1) *flags |= kDraftOutOfRange;
+    return -1;
+  }
+  SPECDEC_DEVICE bool full_q() const { return params.draft.data != nullptr && params.compact_ids == nullptr; }
+  // q of every token of the target's vocabulary.
+  SPECDEC_DEVICE bool same_vocabulary() const { return full_q() && params.d2t == nullptr; }
+  // Of draft row j with full logits; a NaN as lse hands over that it has no distribution.
+  SPECDEC_DEVICE Distribution q_law(int64_t j) const {
+    if (params.draft_lse == nullptr) return law(params.num_drafts_max + 1 + j);
+    const int64_t at = b * params.num_drafts_max + j;
+    return {inverse_temperature, params.draft_lse[at], params.draft_cutoff[at]};
+  }
+  // The logit that a draft of row j, which is the target's token `id`, has in the draft's row; -inf if it is not of
+  // the draft's vocabulary.
+  SPECDEC_DEVICE float draft_logit(int64_t j, int64_t id) const {
+    const Row row = draft_row(j);
+    int64_t index = id;
+    if (params.d2t != nullptr) {
+      index = find(params.d2t, row.size, id);
+      if (params.d2t[index] != id) return -INFINITY;
+    }
+    return adjusted(row, id, raw_logit(row, index));
+  }
+  // The entries of a compact q of row j.
+  SPECDEC_DEVICE int64_t compact(int64_t j) const { return (b * params.num_drafts_max + j) * params.compact_size; }
+  SPECDEC_DEVICE float compact_log_q(int64_t j, int64_t id) const {
+    const int64_t* ids = params.compact_ids + compact(j);
+    const int64_t place = find(ids, params.compact_size, id);
+    return ids[place] == id ? params.compact_log_q[compact(j) + place] : -INFINITY;
+  }
+};
+
+}  // namespace specdec::cuda

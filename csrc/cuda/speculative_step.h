@@ -1,0 +1,246 @@
+// speculative_step in one launch: a cluster of blocks takes a sequence. All of it weighs rows and residuals; what
+// follows from them every block works out for itself, and block 0 draws and writes.
+#pragma once
+
+#include "walk.h"
+
+namespace specdec::cuda {
+
+// Statistics of an item, to all blocks.
+SPECDEC_DEVICE void measure_item(const Sequence& s, int item, const Piece& piece, const Touched& touched,
+                                 float (&x)[kEach]) {
+  const int drafts = item - s.target_items(), n = s.memory.n;
+  const int64_t row = drafts < 0 ? item / n : s.params.num_drafts_max + 1 + drafts / piece.row.num_blocks();
+  const int64_t at = row * n + piece.block;
+  if (s.params.log_probs != nullptr && drafts < 0) {
+    const BlockStats raw = block_stats(x, 1.0f);
+    publish(&s.memory.raw_max[at], raw.max);
+    publish(&s.memory.raw_sum[at], raw.sum);
+  }
+  adjust_block(touched, piece.block, x);
+  const BlockStats stats = block_stats(x, s.inverse_temperature);
+  publish(&s.memory.max[at], stats.max);
+  publish(&s.memory.mass[at], stats.sum);
+}
+
+// Of every block of every row that may be needed, whose copies have begun.
+SPECDEC_DEVICE void measure_rows(const Sequence& s, const Place& place) {
+  s.memory.ring.for_turns(
+      place.turns(s.items()), [&](int turn) { return s.piece(place.item(turn)); },
+      [&](int turn, const Piece& piece, const Touched& touched, float (&x)[kEach]) {
+        measure_item(s, place.item(turn), piece, touched, x);
+      });
+}
+
+// function(row, its number) for the rows that were measured, `step` apart.
+template <class Function>
+SPECDEC_DEVICE void for_rows(const Sequence& s, int first, int step, const Function& function) {
+  const int64_t k = s.params.num_drafts_max;
+  const bool drafts = weighs_drafts(s.params) && !s.greedy();
+  const int rows = s.limit + 1 + (drafts ? s.limit : 0);
+  for (int number = first; number < rows; number += step) {
+    function(number <= s.limit ? number : k + 1 + (number - s.limit - 1));
+  }
+}
+
+SPECDEC_DEVICE float lse_of(const Sequence& s, int64_t i, float max) {
+  return max * s.inverse_temperature + logf(total(s.blocks(i).mass, s.blocks(i).n));
+}
+
+// Rows' largest logits, masses and lse, in every block of the cluster.
+SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
+  const bool filtered = filters_of(s.params.law, s.b).any() && !s.greedy();
+  for_rows(s, place.warp, place.warps, [&](int64_t i) {
+    const Blocks blocks = s.blocks(i);
+    const float max = max_of_blocks(blocks);
+    if (!s.greedy() && !filtered) merge(blocks, max, s.inverse_temperature);
+    simt::sync_warp();
+    const float lse = s.greedy() || filtered ? max : lse_of(s, i, max);
+    if (place.lane0()) {
+      simt::write(&s.memory.row_max[i], max);
+      if (!filtered) simt::write(&s.memory.lse[i], lse), simt::write(&s.memory.cutoff[i], -INFINITY);
+    }
+  });
+  simt::sync_block();
+  if (!filtered) return;
+  // Each row's filters are one block's work, which tells the others.
+  for_rows(s, simt::block_in_cluster(), simt::blocks_in_cluster(), [&](int64_t i) {
+    const Row row = s.row(i);
+    const Blocks blocks = s.blocks(i);
+    const float max = simt::read(&s.memory.row_max[i]);
+    if (row_fault(max) != 0) return;
+    if (place.warp == 0) merge(blocks, max, s.inverse_temperature);
+    simt::sync_block();
+    Selection selection = {row, blocks, max, s.inverse_temperature, s.memory.selection};
+    const float sum = total(blocks.mass, blocks.n);
+    const float cutoff = cutoffs_of(selection, filters_of(s.params.law, s.b), 0, s.temperature, sum).kept;
+    simt::sync_block();
+    keep_above(row, blocks, max, s.inverse_temperature, cutoff);
+    simt::sync_block();
+    const float lse = lse_of(s, i, max);
+    simt::sync_block();
+    for (int block = place.warp; block < blocks.n; block += place.warps) {
+      const float mass = simt::read(&blocks.mass[block]);
+      simt::sync_warp();
+      publish(&blocks.mass[block], mass);
+    }
+    if (place.warp == 0) publish(&s.memory.lse[i], lse), publish(&s.memory.cutoff[i], cutoff);
+    simt::sync_block();
+  });
+  simt::sync_cluster();
+}
+
+// Greedy, and rule `coupled`: what the target picks at every row; in block 0's memory.
+SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
+  const StepMemory& memory = s.memory;
+  if (!s.greedy()) {
+    for (int64_t j = 0; j <= s.limit; ++j) {
+      const float max = simt::read(&memory.row_max[j]);
+      if (row_fault(max) != 0) continue;
+      Noise noise = s.noise(j);
+      noise = {noise.seed, noise.position + noise.offset, 0};
+      const Candidate mine =
+          race_of_row(s.target_row(j), s.blocks(j), max, s.inverse_temperature, s.law(j).cutoff, noise, place);
+      if (place.lane0()) write_to_first(&memory.best[j * place.all_warps + place.my_warp], mine);
+    }
+    simt::sync_cluster();
+  }
+  if (!place.first) return;
+  for (int64_t j = place.warp; j <= s.limit; j += place.warps) {
+    const float max = simt::read(&memory.row_max[j]);
+    if (row_fault(max) != 0) continue;
+    int64_t token;
+    if (s.greedy()) {
+      token = argmax(s.target_row(j), s.blocks(j), max);
+    } else {
+      Candidate best = 0;
+      for (int i = simt::thread() % kWarp; i < place.all_warps; i += kWarp) {
+        best = Better()(best, simt::read(&memory.best[j * place.all_warps + i]));
+      }
+      token = index_of(simt::reduce(best, Better()));
+    }
+    if (place.lane0()) simt::write(&memory.favourite[j], token);
+  }
+  simt::sync_block();
+}
+
+struct Emitted {
+  int64_t accepted;
+  int64_t token;  // behind them, or -1
+  int32_t status;
+};
+
+SPECDEC_DEVICE Emitted walk_favourites(const Sequence& s) {
+  Emitted end = {0, -1, 0};
+  while (true) {
+    const int32_t fault = row_fault(simt::read(&s.memory.row_max[end.accepted]));
+    int32_t flags = 0;
+    const int64_t x = s.draft(end.accepted, &flags);
+    end.status |= fault != 0 ? fault : flags;
+    end.token = fault != 0 ? -1 : simt::read(&s.memory.favourite[end.accepted]);
+    if (end.token < 0 || x != end.token) return end;
+    ++end.accepted;
+  }
+}
+
+// By a warp: of what row i emitted.
+SPECDEC_DEVICE void write_log_probs(const Sequence& s, int64_t i, int64_t token) {
+  float log_p = NAN, raw_log_p = NAN;
+  if (token >= 0) {
+    const Row row = s.target_row(i);
+    const int64_t at = i * s.memory.n;
+    const Blocks raw = {s.memory.raw_max + at, s.memory.raw_sum + at, s.memory.n};
+    const float max = max_of_blocks(raw);
+    float sum = 0.0f;
+    for (int block = simt::thread() % kWarp; block < raw.n; block += kWarp) {
+      sum += simt::read(&raw.mass[block]) * weight_of(simt::read(&raw.max[block]), max, 1.0f);
+    }
+    const float of_token = raw_logit(row, token);
+    raw_log_p = of_token - (max + logf(simt::reduce(sum, Sum())));
+    log_p = s.greedy() ? 0.0f : log_probability(adjusted(row, token, of_token), s.law(i));
+  }
+  if (simt::thread() % kWarp != 0) return;
+  s.params.log_probs[s.b * (s.params.num_drafts_max + 1) + i] = log_p;
+  s.params.raw_log_probs[s.b * (s.params.num_drafts_max + 1) + i] = raw_log_p;
+}
+
+// By a warp of block 0.
+SPECDEC_DEVICE void write_step(const Sequence& s, const Emitted& end) {
+  const int64_t rows = s.params.num_drafts_max + 1;
+  for (int64_t i = simt::thread() % kWarp; i < rows; i += kWarp) {
+    s.params.tokens[s.b * rows + i] = i < end.accepted ? s.drafts()[i] : i == end.accepted ? end.token : -1;
+  }
+  if (simt::thread() % kWarp == 0) {
+    s.params.num_accepted[s.b] = static_cast<int32_t>(end.accepted);
+    s.params.num_emitted[s.b] = static_cast<int32_t>(end.accepted + (end.token >= 0));
+    s.params.status[s.b] = end.status;
+  }
+  if (s.params.log_probs == nullptr) return;
+  for (int64_t i = 0; i < rows; ++i) {
+    write_log_probs(s, i, i < end.accepted ? s.drafts()[i] : i == end.accepted ? end.token : -1);
+  }
+}
+
+SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
+  const SpeculativeStepParams& params = work.params;
+  const int64_t k = params.num_drafts_max, asked = params.num_drafts == nullptr ? k : params.num_drafts[b];
+  const float temperature = params.law.temperature[b];
+  return {params,
+          work.memory(b),
+          work.place_for_copy(),
+          b,
+          static_cast<int>(asked < 0   ? 0
+                           : asked > k ? k
+                                       : asked),
+          temperature,
+          temperature == 0.0f ? 0.0f : 1.0f / temperature};
+}
+
+// The first of a split launch.
+SPECDEC_KERNEL(speculative_measure_kernel, kMostThreads, StepWork) {
+  measure_rows(sequence_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
+}
+
+// By the threads of a block, each for itself: its rows' drafts.
+SPECDEC_DEVICE void look_at_drafts(const Sequence& s) {
+  if (s.favours()) return;
+  for (int64_t j = simt::thread(); j <= s.limit; j += simt::num_threads()) {
+    simt::write(&s.memory.examined[j], look(s, j));
+  }
+}
+
+SPECDEC_DEVICE void decide_step(const Sequence& s, const Place& place) {
+  merge_rows(s, place);
+  Emitted emitted;
+  if (s.favours()) {
+    find_favourites(s, place);
+    if (!place.first || place.warp != 0) return;
+    emitted = walk_favourites(s);
+  } else {
+    for (int64_t j = simt::thread(); j <= s.limit; j += simt::num_threads()) {
+      simt::write(&s.memory.examined[j], examine(s, j, simt::read(&s.memory.examined[j])));
+    }
+    simt::sync_block();
+    const Outcome end = s.params.rule == kRuleBlock ? walk_jointly(s, place) : walk(s, place);
+    if (!place.first || place.warp != 0) return;
+    emitted = {end.j, draw_end(s, end), end.status};
+  }
+  write_step(s, emitted);
+}
+
+SPECDEC_KERNEL(speculative_step_kernel, kMostThreads, StepWork) {
+  const Place place = Place::here();
+  const Sequence s = sequence_of(params, simt::cluster());
+  const bool fused = params.scratch == nullptr;
+  if (fused) {
+    s.memory.ring.begin(place.turns(s.items()), [&](int turn) { return s.piece(place.item(turn)); });
+  }
+  look_at_drafts(s);     // while logits come
+  simt::sync_cluster();  // all blocks run: they may write to each other
+  if (fused) measure_rows(s, place);
+  simt::sync_cluster();
+  decide_step(s, place);
+  if (s.memory.ring.stay) simt::sync_cluster();  // shared memory that others read lives as long as its block
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,95 @@
+// What is known of a row: of its blocks, and merged. Sums run in an order that depends on the vocabulary alone.
+#pragma once
+
+#include "rows.h"
+
+namespace specdec::cuda {
+
+// The machine's own exponential: core/softmax.h has the host's.
+SPECDEC_DEVICE float weight_of(float logit, float reference, float inverse_temperature) {
+  return simt::exp2_of((logit - reference) * (inverse_temperature * kLog2e));
+}
+
+SPECDEC_DEVICE float probability_of(float logit, Distribution law) {
+  const float p = simt::exp2_of(log_probability(logit, law.inverse_temperature, law.lse) * kLog2e);
+  return logit >= law.cutoff ? p : 0.0f;
+}
+
+struct Larger {
+  SPECDEC_HD float operator()(float a, float b) const { return a > b ? a : b; }
+};
+
+struct Sum {
+  SPECDEC_HD float operator()(float a, float b) const { return a + b; }
+};
+
+// Largest logit (NaN if any is) and, unless the inverse temperature is 0 (greedy), the sum of weights relative to it.
+SPECDEC_DEVICE BlockStats block_stats(const float (&x)[kEach], float inverse_temperature) {
+  float max = -INFINITY, sum = 0.0f;
+  bool nan = false;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    nan |= x[i] != x[i];
+    max = x[i] > max ? x[i] : max;
+  }
+  max = simt::reduce(max, Larger());
+  if (simt::ballot(nan) != 0) return {NAN, 0.0f};
+  if (inverse_temperature == 0.0f) return {max, 0.0f};
+  const float reference = max == -INFINITY ? 0.0f : max;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) sum += weight_of(x[i], reference, inverse_temperature);
+  return {max, simt::reduce(sum, Sum())};
+}
+
+// A row's blocks [n], in shared memory. What begins as sums relative to each block's largest logit becomes, by `merge`,
+// masses: relative to the row's.
+struct Blocks {
+  float* max;
+  float* mass;
+  int n;
+};
+
+// By a warp. The largest logit of all blocks.
+SPECDEC_DEVICE float max_of_blocks(const Blocks& blocks) {
+  float max = -INFINITY;
+  bool nan = false;
+  for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
+    const float of_block = simt::read(&blocks.max[i]);
+    nan |= of_block != of_block;
+    max = of_block > max ? of_block : max;
+  }
+  max = simt::reduce(max, Larger());
+  return simt::ballot(nan) != 0 ? NAN : max;
+}
+
+SPECDEC_DEVICE float total(const float* mass, int n) {
+  float sum = 0.0f;
+  for (int i = simt::thread() % kWarp; i < n; i += kWarp) sum += simt::read(&mass[i]);
+  return simt::reduce(sum, Sum());
+}
+
+// By a warp: sums become masses.
+SPECDEC_DEVICE void merge(const Blocks& blocks, float max, float inverse_temperature) {
+  for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
+    const float of_block = simt::read(&blocks.max[i]);
+    simt::write(&blocks.mass[i], simt::read(&blocks.mass[i]) * weight_of(of_block, max, inverse_temperature));
+  }
+}
+
+// By a block: the masses of what a cutoff keeps.
+SPECDEC_DEVICE void keep_above(const Row& row, const Blocks& blocks, float max, float inverse_temperature,
+                               float cutoff) {
+  for (int block = simt::thread() / kWarp; block < blocks.n; block += simt::num_threads() / kWarp) {
+    float sum = 0.0f;
+    if (simt::read(&blocks.max[block]) >= cutoff) {
+      float x[kEach];
+      load_block(row, block, x);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sum += x[i] >= cutoff ? weight_of(x[i], max, inverse_temperature) : 0.0f;
+    }
+    sum = simt::reduce(sum, Sum());
+    if (simt::thread() % kWarp == 0) simt::write(&blocks.mass[block], sum);
+  }
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,125 @@
+// What a step asks of its rows and drafts: p and q at a draft, and the weights of a residual.
+#pragma once
+
+#include "sequence.h"
+
+namespace specdec::cuda {
+
+// By one thread, before any law is known: what memory says of row j's draft, so that no one waits for it later.
+SPECDEC_DEVICE Examined look(const Sequence& s, int64_t j) {
+  Examined seen = {-INFINITY, -INFINITY, 0.0f, 0, kDraw};
+  int32_t flags = 0;
+  const int64_t x = s.draft(j, &flags);
+  seen.flags = static_cast<int16_t>(flags);
+  if (x < 0) return seen;
+  seen.log_p = logit_at(s.target_row(j), x);
+  if (s.params.compact_ids != nullptr) {
+    seen.log_q = s.compact_log_q(j, x);
+  } else {
+    seen.log_q = s.full_q() ? s.draft_logit(j, x) : 0.0f;
+  }
+  const Noise noise = s.noise(j);
+  seen.u = uniform(philox(noise.seed, 0, noise.position, noise.offset, kAccept).word[0]);
+  seen.state = kRecover;
+  return seen;
+}
+
+// By one thread: the same by the laws of the rows.
+SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
+  const int32_t fault = row_fault(simt::read(&s.memory.row_max[j]));
+  if (fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
+  if (seen.state != kRecover) return seen;
+  if (s.full_q()) {
+    const Distribution q = s.q_law(j);
+    const bool handed_over = s.params.draft_lse != nullptr;
+    const int32_t q_fault =
+        row_fault(handed_over ? q.lse : simt::read(&s.memory.row_max[s.params.num_drafts_max + 1 + j]));
+    if (q_fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(q_fault << kDraftFlagShift), kDraw};
+    seen.log_q = log_probability(seen.log_q, q);
+  }
+  seen.log_p = log_probability(seen.log_p, s.law(j));
+  if (seen.log_q == -INFINITY) seen.flags = kDraftZeroProbability;
+  return seen;
+}
+
+// The tokens of a block that are in a list of ascending ids.
+struct Range {
+  int64_t begin, end;
+
+  SPECDEC_DEVICE static Range of_block(const int64_t* ids, int64_t size, int block) {
+    const int64_t first = int64_t{block} * kBlock, last = first + kBlock - 1;
+    const int64_t begin = find(ids, size, first), end = find(ids, size, last);
+    return {begin + (ids[begin] < first), end + (ids[end] <= last)};
+  }
+};
+
+// By a warp: p becomes max(0, p - q) where ascending target ids list the tokens that have a q; q_of(place): the
+// entry's.
+template <class Q>
+SPECDEC_DEVICE void subtract_listed(const Row& row, const int64_t* ids, int64_t size, int block, const Q& q_of,
+                                    float (&p)[kEach]) {
+  const Range listed = Range::of_block(ids, size, block);
+  if (listed.begin >= listed.end) return;
+  float* own = to_own(row, p);
+  simt::sync_warp();
+#pragma unroll 1
+  for (int64_t at = listed.begin + simt::thread() % kWarp; at < listed.end; at += kWarp) {
+    float* its = &own[own_place(static_cast<int>(ids[at] - int64_t{block} * kBlock))];
+    simt::write(its, residual(simt::read(its), q_of(at)));
+  }
+  simt::sync_warp();
+  from_own(own, p);
+}
+
+// By a warp: from raw logits of a block of target row j to w p.
+SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const Touched& touched, int block,
+                                 float (&p)[kEach]) {
+  const Distribution law = s.law(j);
+  adjust_block(touched, block, p);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) p[i] = w * probability_of(p[i], law);
+}
+
+// By a warp: p becomes max(0, p - q) by raw logits of the draft's row, over the same vocabulary. The same tokens are
+// touched as in the target's.
+SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& touched, int block, float (&q)[kEach],
+                                   float (&p)[kEach]) {
+  const Distribution law = s.q_law(j);
+  adjust_block(touched, block, q);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) p[i] = residual(p[i], probability_of(q[i], law));
+}
+
+// The same where few tokens have a q.
+SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float (&p)[kEach]) {
+  const bool compact = s.params.compact_ids != nullptr, reduced = s.full_q();
+  const int64_t first = compact ? s.compact(j) : 0;
+  const int64_t* ids = reduced ? s.params.d2t : compact ? s.params.compact_ids + first : s.drafts() + j;
+  const int64_t size = reduced ? s.params.draft.vocabulary : compact ? s.params.compact_size : 1;
+  subtract_listed(
+      s.target_row(j), ids, size, block,
+      [&](int64_t at) {
+        if (reduced) return probability_of(logit_at(s.draft_row(j), at), s.q_law(j));
+        return compact ? simt::exp2_of(s.params.compact_log_q[first + at] * kLog2e) : 1.0f;
+      },
+      p);
+}
+
+// By a warp: weights max(0, w p - q) of a block of row j, which has a draft. `turn`: of the ring that brings p's
+// logits, the next one q's; or -1.
+SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, float (&p)[kEach],
+                                     int turn = -1) {
+  const Row row = s.target_row(j);
+  const Touched touched = touched_of(row, block);
+  const char* data = turn < 0 ? place_of_block(row, block) : s.memory.ring.arrived(turn);
+  load_aligned(data, row.dtype, row.size_of(block), p);
+  weigh_target(s, j, w, touched, block, p);
+  if (!s.same_vocabulary()) return subtract_few(s, j, block, p);
+  const Row of_draft = s.draft_row(j);
+  float q[kEach];
+  data = turn < 0 ? place_of_block(of_draft, block) : s.memory.ring.arrived(turn + 1);
+  load_aligned(data, of_draft.dtype, of_draft.size_of(block), q);
+  subtract_draft(s, j, touched, block, q, p);
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,118 @@
+// Rules `token` and `block`: how far a sequence's drafts are kept, and the token behind them.
+#pragma once
+
+#include "verify.h"
+
+namespace specdec::cuda {
+
+// The masses of row j's residual, by the whole cluster, to all of it. `turn`: the warp's next one of the ring.
+SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_t j, float w, float* masses,
+                                   int* turn) {
+  const Ring& ring = s.memory.ring;
+  const int first = place.first_after(static_cast<int>(j) * s.memory.n), pairs = ring.num_slots / 2;
+  const bool copies = copies_residuals(s.params, ring);
+  const auto copy_pair = [&](int block, int its_turn) {
+    if (!copies || block >= s.memory.n || !place.lane0()) return;
+    ring.copy(its_turn, {s.target_row(j), block});
+    ring.copy(its_turn + 1, {s.draft_row(j), block});
+  };
+  for (int pair = 0; pair < pairs; ++pair) copy_pair(first + pair * place.all_warps, *turn + 2 * pair);
+  for (int block = first; block < s.memory.n; block += place.all_warps) {
+    float weights[kEach], sum = 0.0f;
+    residual_weights(s, j, w, block, weights, copies ? *turn : -1);
+    if (copies) {
+      simt::sync_warp();  // all lanes have them
+      copy_pair(block + pairs * place.all_warps, *turn + 2 * pairs);
+      *turn += 2;
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sum += weights[i];
+    publish(&masses[block], simt::reduce(sum, Sum()));
+  }
+}
+
+// Where a sequence ends: the row behind what it keeps, what is drawn there, and what there is to say.
+struct Outcome {
+  int64_t j;
+  int32_t state, status;
+  float w;
+  const float* masses;  // of the residual
+};
+
+SPECDEC_DEVICE Outcome walk(const Sequence& s, const Place& place) {
+  const StepMemory& memory = s.memory;
+  Outcome end = {0, kDone, 0, 1.0f, memory.residual};
+  int turn = place.turns(s.items());
+  while (true) {
+    Examined row = simt::read(&memory.examined[end.j]);
+    while (row.kept()) row = simt::read(&memory.examined[++end.j]);
+    end.state = row.state, end.status |= row.flags;
+    if (row.state != kRecover) return end;
+    weigh_residual(s, place, end.j, 1.0f, memory.residual, &turn);
+    simt::sync_cluster();
+    if (total(memory.residual, memory.n) > 0.0f) return end;
+    simt::sync_cluster();
+    // No mass: p and q are equal up to rounding, so the draft stands, unless p never yields it.
+    end.state = kDraw;
+    if (row.log_p == -INFINITY) return end;
+    ++end.j;
+  }
+}
+
+SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
+  const StepMemory& memory = s.memory;
+  int drafted = 0, turn = place.turns(s.items());  // rows with a residual
+  float w = 1.0f;
+  for (bool possible = true; possible && simt::read(&memory.examined[drafted]).state == kRecover; ++drafted) {
+    const Examined row = simt::read(&memory.examined[drafted]);
+    weigh_residual(s, place, drafted, w, memory.residual + int64_t{drafted} * memory.n, &turn);
+    possible = row.possible();
+    w = joint_ratio(w, row.log_p, row.log_q);
+  }
+  simt::sync_cluster();
+  for (int j = place.warp; j < drafted; j += place.warps) {
+    const float sum = total(memory.residual + int64_t{j} * memory.n, memory.n);
+    if (place.lane0()) simt::write(&memory.total[j], sum);
+  }
+  simt::sync_block();
+  Outcome end = {0, kDone, 0, 1.0f, nullptr};
+  w = 1.0f;
+  float u = 0.0f;  // that tests the prefix: its last draft's
+  for (int64_t j = 0;; ++j) {
+    const Examined row = simt::read(&memory.examined[j]);
+    const float keep = row.state == kRecover ? keep_probability(w, simt::read(&memory.total[j])) : w;
+    if (j == 0 || u < keep) end = {j, row.state, row.flags, w, memory.residual + j * memory.n};
+    if (!row.possible()) break;
+    u = row.u;
+    w = joint_ratio(w, row.log_p, row.log_q);
+  }
+  while (end.state == kRecover && !(simt::read(&memory.total[end.j]) > 0.0f)) {
+    const Examined row = simt::read(&memory.examined[end.j]);
+    end.state = kDraw;
+    if (row.log_p == -INFINITY || end.j + 1 > drafted) break;
+    const Examined next = simt::read(&memory.examined[end.j + 1]);
+    const int64_t j = end.j + 1;
+    end = {j, next.state, next.flags, joint_ratio(end.w, row.log_p, row.log_q), memory.residual + j * memory.n};
+    if (end.state == kRecover && j >= drafted) end.state = kDraw;
+  }
+  return end;
+}
+
+// By a warp of block 0: the token behind what is kept, or -1.
+SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end) {
+  if (end.state == kDone) return -1;
+  const Noise noise = s.noise(end.j);
+  const bool recover = end.state == kRecover;
+  const Blocks blocks = s.blocks(end.j);
+  const int block = static_cast<int>(race_among(recover ? end.masses : blocks.mass, s.memory.n, noise, kRecoverBlock));
+  float weights[kEach];
+  if (recover) {
+    residual_weights(s, end.j, end.w, block, weights);
+  } else {
+    load_block(s.target_row(end.j), block, weights);
+    weights_above(weights, simt::read(&blocks.max[block]), s.inverse_temperature, s.law(end.j).cutoff);
+  }
+  return index_of(race_in_block(weights, block, noise, kRecoverToken, 0));
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,62 @@
+"""What ``draft_step`` returned, compared with the reference, which knows near-ties."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import DraftStep
+from ..ops import RULES, Law
+from .inputs import NEAR_TIE, StepInputs, assert_statistics_close
+
+# How large |l / T| may be where statistics are compared, beyond what lse and log q show.
+_LOGITS = 20.0
+
+
+def reference_draft(
+    inputs: StepInputs, logits: torch.Tensor, offset: int, compact: int = 0
+) -> tuple[DraftStep, torch.Tensor]:
+    """The reference's ``draft_step`` from logits [B, V] for draft number ``offset``, and [B] margins."""
+    from ..backends import reference
+
+    outputs, margin = reference.draft_step_with_margin(
+        logits, *inputs.law(), inputs.draft_tokens[:, :offset], inputs.d2t, inputs.seed, inputs.position, offset,
+        RULES.index(inputs.rule), compact,
+    )  # fmt: skip
+    return DraftStep(*(outputs if compact else (*outputs[:5], None, None))), margin
+
+
+def assert_same_draft(
+    actual: DraftStep,
+    expected: DraftStep,
+    margin: torch.Tensor,
+    inputs: StepInputs,
+    logits: torch.Tensor,
+    offset: int,
+    context: str = "",
+) -> int:
+    """Tokens, status and what is kept of q are equal, but for near-ties, whose number is returned, and statistics up to
+    rounding. ``expected`` and ``margin`` as ``reference_draft`` gives them."""
+    near = margin < NEAR_TIE
+    differs = actual.tokens != expected.tokens
+    wrong = (differs & ~near | (actual.status != expected.status)).nonzero().flatten().tolist()
+    if wrong:
+        b = wrong[0]
+        got, want = ((step.tokens[b].item(), step.status[b].item()) for step in (actual, expected))
+        raise AssertionError(
+            f"{context}: {len(wrong)} of {len(margin)} drafts differ beyond near-ties; the first is {b} (margin "
+            f"{margin[b]:.2e}):\n  got  token and status {got}\n  want {want}"
+        )
+    sure = ~near & ~differs
+    size = expected.lse.abs() + expected.log_q.abs()
+    for name in ("log_q", "lse"):
+        assert_statistics_close(getattr(actual, name)[sure], getattr(expected, name)[sure], size[sure] + _LOGITS)
+    # Cutoffs may lie anywhere between the smallest logit that is kept and the next one.
+    from ..backends.reference_law import adjusted
+
+    x = adjusted(logits, Law(*inputs.law()), inputs.position, inputs.draft_tokens[:, :offset], inputs.d2t)
+    kept = [(x >= step.cutoff[:, None])[sure] & (x > -torch.inf)[sure] for step in (actual, expected)]
+    assert torch.equal(*kept), f"{context}: other tokens are kept"
+    if expected.compact_ids is not None:
+        assert torch.equal(actual.compact_ids[sure], expected.compact_ids[sure]), f"{context}: other compact ids"
+        assert_statistics_close(actual.compact_log_q[sure], expected.compact_log_q[sure], size[sure, None] + _LOGITS)
+    return int(differs.sum())

@@ -1,0 +1,180 @@
+"""Of the CUDA kernels, which run on fibers: missing barriers, copies that are read too early, the wrong share."""
+
+from .mutation import Mutation, mutations
+
+PARITY = "tests/test_parity.py -k cuda"
+BLOCK = "tests/test_parity.py -k 'cuda and block'"
+COUPLED = "tests/test_parity.py -k 'cuda and coupled'"
+FILTERS = "tests/test_filters.py tests/test_parity.py -k cuda"
+PENALTIES = "tests/test_penalties.py tests/test_parity.py -k cuda"
+LISTED = "tests/test_parity.py -k 'cuda and (listed or compact or reduced)'"
+PLAN = "tests/test_launch_plan.py"
+
+MUTATIONS: list[Mutation] = [
+    *mutations(
+        "csrc/cuda/speculative_step.h",
+        PARITY,
+        {
+            "cuda-rows-decided-before-they-are-measured": (
+                "  if (fused) measure_rows(s, place);\n  simt::sync_cluster();",
+                "  if (fused) measure_rows(s, place);\n  simt::sync_block();",
+            ),
+            "cuda-writes-to-blocks-that-may-not-run-yet": (
+                "  simt::sync_cluster();  // all blocks run",
+                "  // all blocks run",
+            ),
+            "cuda-cutoffs-told-without-a-barrier": (
+                "    simt::sync_block();\n  });\n  simt::sync_cluster();",
+                "    simt::sync_block();\n  });",
+                FILTERS,
+            ),
+            "cuda-block-leaves-while-others-read": (
+                "  if (s.memory.ring.stay) simt::sync_cluster();  // shared",
+                "  // shared",
+                FILTERS,
+            ),
+            "cuda-race-in-position-and-offset": (
+                "noise = {noise.seed, noise.position + noise.offset, 0};",
+                "noise = {noise.seed, noise.position, 0};",
+                COUPLED,
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/walk.h",
+        PARITY,
+        {
+            "cuda-residual-read-before-it-is-weighed": (
+                "weigh_residual(s, place, end.j, 1.0f, memory.residual, &turn);\n    simt::sync_cluster();",
+                "weigh_residual(s, place, end.j, 1.0f, memory.residual, &turn);",
+            ),
+            "cuda-residual-weighed-while-it-is-read": (
+                "return end;\n    simt::sync_cluster();\n    // No mass",
+                "return end;\n    // No mass",
+                "tests/test_corners.py -k cuda",
+            ),
+            "cuda-joint-tests-with-the-next-number": (
+                "    u = row.u;\n",
+                "    u = simt::read(&memory.examined[j + 1 < drafted ? j + 1 : j]).u;\n",
+                BLOCK,
+            ),
+            "cuda-pairs-copied-over-what-lanes-still-read": ("      simt::sync_warp();  // all lanes have them\n", ""),
+            "cuda-pairs-of-the-slot-behind": ("*turn + 2 * pairs);", "*turn + 2 * pairs + 1);"),
+            "cuda-pairs-of-the-block-behind": (
+                "copy_pair(block + pairs * place.all_warps, ",
+                "copy_pair(block + (pairs + 1) * place.all_warps, ",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/ring.h",
+        PARITY,
+        {
+            "cuda-copy-over-what-lanes-still-read": ("        simt::sync_warp();  // all lanes have it\n", ""),
+            "cuda-copies-not-awaited": (
+                "    simt::wait(&arrivals[slot(turn)], turn / num_slots % 2);\n",
+                "        simt::sync_warp();\n",
+            ),
+            "cuda-copies-awaited-in-the-first-round": ("turn / num_slots % 2", "0"),
+            "cuda-copies-of-the-slot-before": (
+                "const int next = turn + num_slots;",
+                "const int next = turn + num_slots - 1;",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/kept.h",
+        PARITY,
+        {
+            "cuda-kept-blocks-of-another-warp": (
+                "slots + (warp % here.warps * num_slots",
+                "slots + (here.warp * num_slots",
+                FILTERS,
+            ),
+            "cuda-kept-blocks-of-this-block": (
+                "return block == simt::block_in_cluster() ? place : simt::in_block(place, block);",
+                "return place;",
+                FILTERS,
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/rows.h",
+        PARITY,
+        {
+            "cuda-tail-in-the-next-row": ("const bool inside = place < size;", "const bool inside = place <= size;"),
+            "cuda-penalties-twice-for-a-draft-that-is-listed": ("return before ? -1 : id;", "return id;", PENALTIES),
+            "cuda-penalties-miss-the-last-of-a-block": (
+                "touched.end += listed[touched.end] <= to;",
+                "touched.end += listed[touched.end] < to;",
+                PENALTIES,
+            ),
+            "cuda-own-block-read-while-it-is-adjusted": (
+                "place), simt::read(its)));\n  }\n  simt::sync_warp();",
+                "place), simt::read(its)));\n  }",
+                PENALTIES,
+            ),
+            "cuda-odd-rows-end-with-zero": (": empty) << 16", ": 0u) << 16", "tests/test_corners.py -k cuda"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/verify.h",
+        LISTED,
+        {
+            "cuda-listed-q-misses-the-last-of-a-block": ("end + (ids[end] <= last)", "end + (ids[end] < last)"),
+            "cuda-listed-q-read-while-it-is-subtracted": ("q_of(at)));\n  }\n  simt::sync_warp();", "q_of(at)));\n  }"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/sequence.h",
+        PARITY,
+        {
+            "cuda-q-from-the-row-before": (
+                "return {params.draft.row(b, j),",
+                "return {params.draft.row(b, j > 0 ? j - 1 : j),",
+            ),
+            "cuda-laws-of-drafts-of-the-target": ("return law(params.num_drafts_max + 1 + j);", "return law(j);"),
+            "cuda-slots-for-the-target-alone": (
+                "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",
+                "tests/test_simt.py -k slots",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/draws.h",
+        COUPLED,
+        {
+            "cuda-likely-losers-never-race": ("weight * 0x1.01p33f >= score", "weight * 0x1.01p2f >= score"),
+            "cuda-race-of-the-last-block-alone": (
+                "  Candidate best = before;\n#pragma unroll\n  for (int i = 0; i < kEach; i += 4) {",
+                "  Candidate best = 0;\n#pragma unroll\n  for (int i = 0; i < kEach; i += 4) {",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/select.h",
+        FILTERS,
+        {
+            "cuda-histogram-counted-while-it-is-cleared": (
+                "simt::write(&memory->histogram[bin], uint64_t{0});\n    simt::sync_block();",
+                "simt::write(&memory->histogram[bin], uint64_t{0});",
+            ),
+            "cuda-list-without-an-end": ("      if (place >= kListed) return;\n", ""),
+            "cuda-full-list-is-taken-for-whole": ("return simt::read(&memory->size) <= kListed;", "return true;"),
+            "cuda-bound-one-too-high": ("if (rank == k - 1)", "if (rank == (k > 1 ? k - 2 : 0))"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/plan.h",
+        PLAN,
+        {
+            "cuda-own-blocks-are-not-counted": ("return warps * items.own_copy + cut_memory", "return cut_memory"),
+            "cuda-copies-of-rows-that-are-not-aligned": ("  if (items.aligned) {\n", "  {\n"),
+            "cuda-half-a-multiprocessor-takes-all": (
+                "const int64_t limit = many ? machine.half_of_it : machine.shared_memory;",
+                "const int64_t limit = machine.shared_memory;",
+            ),
+        },
+    ),
+]

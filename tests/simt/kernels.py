@@ -1,0 +1,179 @@
+"""The CUDA kernels on a CPU: compiled by g++ against the host's meaning of csrc/cuda/simt.h, called through ctypes.
+
+``draft_step`` and ``speculative_step`` have the operations' signatures (specdec_kernels/ops.py) but for what GRIDS
+names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import itertools
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from specdec_kernels import api
+from specdec_kernels.ops import RULES, Law
+
+HERE = Path(__file__).parent
+SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
+# (blocks of a cluster, threads of a block, slots for copies of a warp), in turns. Negative blocks: launches split in
+# two, and how many blocks measure. Negative slots: one for each block of logits.
+GRIDS = [(2, 64, -1), (-3, 64, 0), (1, 32, 2), (4, 32, 1), (2, 96, 0), (-1, 128, 0), (3, 32, -1), (2, 64, 3)]
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+FLAGS = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror")
+_seeds = itertools.count()
+_grids = itertools.cycle(dict(zip(("blocks", "threads", "slots"), grid, strict=True)) for grid in GRIDS)
+
+pointer, int64, int32, boolean = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_bool
+
+
+class LogitRows(ctypes.Structure):
+    _fields_ = [
+        ("data", pointer), ("dtype", int32), ("sequence_stride", int64), ("row_stride", int64), ("vocabulary", int64),
+    ]  # fmt: skip
+
+
+class LawParams(ctypes.Structure):
+    _fields_ = [
+        ("has_table", boolean), ("temperature", pointer), ("filters", pointer), ("penalties", pointer),
+        ("table_ids", pointer), ("table_bias", pointer), ("table_in_prompt", pointer), ("table_count", pointer),
+        ("ends", pointer), ("first_end", pointer), ("table_size", int64), ("num_ends", int64),
+    ]  # fmt: skip
+
+
+class DraftStepParams(ctypes.Structure):
+    _fields_ = [
+        ("logits", pointer), ("dtype", int32), ("row_stride", int64), ("batch", int64), ("vocabulary", int64),
+        ("law", LawParams), ("drafts", pointer), ("d2t", pointer), ("seed", pointer), ("position", pointer),
+        ("offset", int64), ("coupled", boolean), ("compact", int64), ("tokens", pointer), ("log_q", pointer),
+        ("cutoff", pointer), ("lse", pointer), ("status", pointer), ("compact_ids", pointer),
+        ("compact_log_q", pointer),
+    ]  # fmt: skip
+
+
+class SpeculativeStepParams(ctypes.Structure):
+    _fields_ = [
+        ("target", LogitRows), ("draft_tokens", pointer), ("draft", LogitRows), ("draft_cutoff", pointer),
+        ("draft_lse", pointer), ("d2t", pointer), ("compact_ids", pointer), ("compact_log_q", pointer),
+        ("compact_size", int64), ("num_drafts", pointer), ("law", LawParams), ("seed", pointer),
+        ("position", pointer), ("batch", int64), ("num_drafts_max", int64), ("vocabulary", int64), ("rule", int64),
+        ("tokens", pointer), ("num_accepted", pointer), ("status", pointer), ("num_emitted", pointer),
+        ("log_probs", pointer), ("raw_log_probs", pointer),
+    ]  # fmt: skip
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Built once for all processes of the tests, unless a source has changed since. SPECDEC_SIMT_FLAGS: the
+    compiler's, such as sanitizers'."""
+    flags = [*FLAGS, *os.environ.get("SPECDEC_SIMT_FLAGS", "-O1").split()]
+    sources = sorted(file for folder in SOURCES for file in folder.glob("*") if file.suffix in (".h", ".cpp"))
+    digest = hashlib.sha256(repr((flags, [file.read_bytes() for file in sources])).encode()).hexdigest()[:16]
+    built = Path(tempfile.gettempdir()) / f"specdec-simt-{os.getuid()}-{digest}.so"
+    if not built.exists():
+        mine = built.with_suffix(f".{os.getpid()}")
+        subprocess.run(["g++", *flags, HERE / "simt.cpp", HERE / "machine.cpp", "-o", mine], check=True)
+        mine.replace(built)
+    loaded = ctypes.CDLL(str(built))
+    loaded.draft_step.restype = loaded.speculative_step.restype = ctypes.c_char_p
+    return loaded
+
+
+def law_params(law: Law, keep: list) -> LawParams:
+    def at(t: torch.Tensor | None) -> int | None:
+        return address(t, keep)
+
+    return LawParams(
+        law.table_ids is not None, at(law.temperature), at(law.filters), at(law.penalties), at(law.table_ids),
+        at(law.table_bias), at(law.table_in_prompt), at(law.table_count), at(law.ends), at(law.first_end),
+        0 if law.table_ids is None else law.table_ids.shape[1], 0 if law.ends is None else law.ends.shape[0],
+    )  # fmt: skip
+
+
+def address(t: torch.Tensor | None, keep: list) -> int | None:
+    """Of a dense copy, which ``keep`` keeps."""
+    if t is None:
+        return None
+    keep.append(t.contiguous())
+    return keep[-1].data_ptr()
+
+
+def call(name: str, params: ctypes.Structure, blocks: int, threads: int, slots: int) -> None:
+    fault = getattr(library(), name)(ctypes.byref(params), blocks, threads, slots, ctypes.c_uint64(next(_seeds)))
+    assert fault == b"", fault.decode()
+
+
+def serve() -> None:
+    """From now on ``backend="cuda"`` runs these kernels, on CPU tensors."""
+    real = api.operation
+
+    def operation(stem: str, backend: str, device_type: str) -> Callable:
+        if backend != "cuda" or device_type != "cpu":
+            return real(stem, backend, device_type)
+        return functools.partial({"draft_step": draft_step, "speculative_step": speculative_step}[stem], **next(_grids))
+
+    api.operation = operation
+
+
+def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
+    dense = logits is None or logits.shape[-1] == 1 or logits.stride(-1) == 1
+    return logits if dense else logits.contiguous()
+
+
+def draft_step(logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0) -> tuple[torch.Tensor, ...]:
+    logits = dense_rows(logits)
+    *law, drafts, d2t, seed, position, offset, rule, compact = arguments
+    (batch, vocabulary), keep = logits.shape, []
+    statistic = [torch.full((batch,), float("nan")) for _ in range(3)]
+    out = (
+        torch.full((batch,), -7), *statistic, torch.full((batch,), -7, dtype=torch.int32),
+        torch.full((batch, compact), -7), torch.full((batch, compact), float("nan")),
+    )  # fmt: skip
+    params = DraftStepParams(
+        logits.data_ptr(), DTYPES[logits.dtype], logits.stride(0) * logits.element_size(), batch, vocabulary,
+        law_params(Law(*law), keep), address(drafts, keep), address(d2t, keep), address(seed, keep),
+        address(position, keep), offset, RULES[rule] == "coupled", compact, *(t.data_ptr() for t in out),
+    )  # fmt: skip
+    call("draft_step", params, blocks, threads, slots)
+    return out
+
+
+def logit_rows(logits: torch.Tensor | None) -> LogitRows:
+    if logits is None:
+        return LogitRows()
+    strides = (logits.stride(i) * logits.element_size() for i in range(2))
+    return LogitRows(logits.data_ptr(), DTYPES[logits.dtype], *strides, logits.shape[2])
+
+
+def speculative_step(
+    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q, d2t, num_drafts,
+    *rest, blocks: int = 2, threads: int = 64, slots: int = 0,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
+    *law, seed, position, rule, log_probs = rest
+    (batch, rows, vocabulary), keep = target_logits.shape, []
+    logs = [torch.full((batch, rows if log_probs else 0), 7.0) for _ in range(2)]
+    tokens = torch.full((batch, rows), -7)
+    num_accepted, status, num_emitted = (torch.full((batch,), -7, dtype=torch.int32) for _ in range(3))
+
+    def at(t: torch.Tensor | None) -> int | None:
+        return address(t, keep)
+
+    if rows == 1:
+        draft_logits = draft_cutoff = draft_lse = compact_ids = compact_log_q = d2t = None
+    params = SpeculativeStepParams(
+        logit_rows(target_logits), at(draft_tokens), logit_rows(draft_logits), at(draft_cutoff), at(draft_lse), at(d2t),
+        at(compact_ids), at(None if compact_log_q is None else compact_log_q.float()),
+        0 if compact_ids is None else compact_ids.shape[2], at(num_drafts), law_params(Law(*law), keep), at(seed),
+        at(position), batch, rows - 1, vocabulary, rule, tokens.data_ptr(), num_accepted.data_ptr(), status.data_ptr(),
+        num_emitted.data_ptr(), *(t.data_ptr() if log_probs else None for t in logs),
+    )  # fmt: skip
+    call("speculative_step", params, blocks, threads, slots)
+    return tokens, num_accepted, status, num_emitted, *logs

@@ -1,0 +1,134 @@
+// The host's meaning of the words in csrc/cuda/simt.h: a thread is a fiber, and meets the others at barriers. Fibers
+// take turns in a random order that a seed fixes, also at accesses to shared memory. Every such access is checked: that
+// it lies in a block's memory, that something was written there before, and that a barrier stands between it and what
+// other threads do there.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "../../csrc/core/hd.h"
+
+namespace specdec::simt {
+
+// Counts of the barriers that a thread has passed.
+struct Passed {
+  uint32_t warp = 0, block = 0, cluster = 0;
+};
+
+struct Meeting;
+struct Block;
+
+struct Fiber {
+  Block* block;
+  int thread;
+  Passed passed = {};
+  std::map<const uint64_t*, int> waited = {};  // for so many copies of an arrival
+  void* stack_pointer = nullptr;
+  void* stack = nullptr;
+  bool done = false;
+};
+
+enum class Access { kRead, kWrite, kAdd, kCopy };
+
+// Of the fiber that runs.
+extern thread_local Fiber* current;
+
+int thread();
+int num_threads();
+int block_in_cluster();
+int blocks_in_cluster();
+int64_t cluster();
+void sync_warp();
+void sync_block();
+void sync_cluster();
+char* shared_memory();
+char* in_block(char* place, int block);
+void access(const void* place, int size, Access kind);  // may give others a turn
+void look_at(const void* place, int size);              // a read, if it is shared memory
+// A copy comes some time before the end of a wait for it, and until then its bytes are anything.
+void init(uint64_t* arrival);
+void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
+void wait(uint64_t* arrival, int round);
+int64_t copies();  // that were begun so far
+// Every thread of the warp gives 16 bytes; returns all [32][16], which stay until the next exchange but one.
+const char* exchange(const void* bytes, int size);
+
+// Runs body() in every thread of a grid. `seed` fixes the order. `scratch`: device memory that is checked like shared
+// memory, but for what other clusters and launches do there. Returns what went wrong: "", or the first fault.
+std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t seed, const std::function<void()>& body,
+                char* scratch = nullptr, int64_t scratch_size = 0);
+
+template <class T>
+T shuffle(T value, int lane) {
+  T result;
+  memcpy(&result, exchange(&value, sizeof(T)) + 16 * lane, sizeof(T));
+  return result;
+}
+
+inline uint32_t ballot(bool value) {
+  const char* all = exchange(&value, sizeof(value));
+  uint32_t bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= uint32_t{all[16 * lane] != 0} << lane;
+  return bits;
+}
+
+// As on a GPU: every lane with its partner, in halves.
+template <class T, class Combine>
+T reduce(T value, Combine combine) {
+  const char* all = exchange(&value, sizeof(T));
+  T of[32];
+  for (int lane = 0; lane < 32; ++lane) memcpy(&of[lane], all + 16 * lane, sizeof(T));
+  for (int distance = 16; distance > 0; distance /= 2) {
+    T next[32];
+    for (int lane = 0; lane < 32; ++lane) next[lane] = combine(of[lane], of[lane ^ distance]);
+    memcpy(of, next, sizeof(of));
+  }
+  return of[thread() % 32];
+}
+
+template <class T>
+T* in_block(T* place, int block) {
+  return reinterpret_cast<T*>(in_block(reinterpret_cast<char*>(place), block));
+}
+
+template <class T>
+T read(const T* place) {
+  access(place, sizeof(T), Access::kRead);
+  return *place;
+}
+
+template <class T>
+void write(T* place, T value) {
+  access(place, sizeof(T), Access::kWrite);
+  *place = value;
+}
+
+inline char* opaque(char* place) { return place; }
+
+inline float half_to_float(uint32_t bits) {
+  const uint32_t magnitude = bits & 0x7fffu;
+  const uint32_t finite = as_bits(as_float(magnitude << 13) * 0x1p112f);
+  return as_float((magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u : finite) | (bits & 0x8000u) << 16);
+}
+
+inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
+
+inline uint32_t add(uint32_t* place, uint32_t value) {
+  access(place, sizeof(value), Access::kAdd);
+  const uint32_t before = *place;
+  *place += value;
+  return before;
+}
+
+inline uint64_t add(uint64_t* place, uint64_t value) {
+  access(place, sizeof(value), Access::kAdd);
+  const uint64_t before = *place;
+  *place += value;
+  return before;
+}
+
+}  // namespace specdec::simt

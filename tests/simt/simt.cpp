@@ -1,0 +1,67 @@
+// The kernels on fibers, for ctypes.
+#include "../../csrc/cuda/draft_step.h"
+#include "../../csrc/cuda/plan.h"
+#include "../../csrc/cuda/speculative_step.h"
+
+namespace {
+
+using namespace specdec;
+using cuda::Work;
+
+std::string fault;
+
+// One fused launch for `blocks` > 0; else a split one, of which -blocks measure a sequence. A warp has `slots` for
+// copies; if those are less than 0, for all of its items. Returns "", or what went wrong.
+template <class Params, class Memory>
+const char* run(void (*measure)(const Work<Params, Memory>&), void (*decide)(const Work<Params, Memory>&),
+                const Params& params, int blocks, int threads, int slots, uint64_t seed) {
+  const int warps = threads / simt::kWarp, all_warps = (blocks > 0 ? blocks : 1) * warps;
+  const cuda::Items items = Memory::items(params);
+  const int turns = static_cast<int>((items.most + all_warps - 1) / all_warps);
+  const int num_slots = blocks < 0 || !items.aligned ? 0 : slots < 0 || slots > turns ? turns : slots;
+  cuda::Arena arena;
+  const Memory pieces = Memory::cut(arena, params, items, cuda::Cut{warps, all_warps, num_slots});
+  Work<Params, Memory> work = {params, pieces, items.own_copy, nullptr, arena.size(), -blocks};
+  const int own_copies = warps * items.own_copy;
+  if (blocks > 0) {
+    const int shared = own_copies + static_cast<int>(arena.size());
+    fault = simt::run(params.batch, blocks, threads, shared, seed, [&] { decide(work); });
+    return fault.c_str();
+  }
+  std::vector<char> scratch(params.batch * arena.size());
+  work.scratch = scratch.data();
+  const int64_t size = static_cast<int64_t>(scratch.size());
+  for (const auto& [kernel, clusters] : {std::pair{measure, params.batch * -blocks}, std::pair{decide, params.batch}}) {
+    if (fault.empty() || kernel == measure) {
+      fault = simt::run(clusters, 1, threads, own_copies, seed, [&] { kernel(work); }, work.scratch, size);
+    }
+  }
+  return fault.c_str();
+}
+
+}  // namespace
+
+extern "C" const char* draft_step(const DraftStepParams* params, int blocks, int threads, int slots, uint64_t seed) {
+  return run(cuda::draft_measure_kernel, cuda::draft_step_kernel, *params, blocks, threads, slots, seed);
+}
+
+extern "C" const char* speculative_step(const SpeculativeStepParams* params, int blocks, int threads, int slots,
+                                        uint64_t seed) {
+  return run(cuda::speculative_measure_kernel, cuda::speculative_step_kernel, *params, blocks, threads, slots, seed);
+}
+
+extern "C" int64_t copies() { return specdec::simt::copies(); }
+
+// How a machine would launch the step: blocks of a cluster, threads, slots of a warp, bytes of shared memory; whether
+// all items stay there.
+extern "C" void plan(const SpeculativeStepParams* params, const cuda::Machine* machine, int64_t* plan) {
+  const cuda::Items items = cuda::StepMemory::items(*params);
+  cuda::StepMemory pieces = {};
+  const cuda::Plan made = cuda::plan_of(*machine, params->batch, items, [&](const cuda::Cut& cut) {
+    cuda::Arena arena;
+    pieces = cuda::StepMemory::cut(arena, *params, items, cut);
+    return arena.size();
+  });
+  const int64_t numbers[] = {made.blocks, made.threads, made.num_slots, made.shared, pieces.ring.stay};
+  memcpy(plan, numbers, sizeof(numbers));
+}

@@ -1,0 +1,38 @@
+"""Steps of the CUDA kernels on fibers, for tests/test_simt.py: the library is built with sanitizers, which abort."""
+
+from __future__ import annotations
+
+import itertools
+
+from simt import kernels
+
+from specdec_kernels.ops import RULES
+from specdec_kernels.testing import assert_same_step, random_step
+from specdec_kernels.types import SpeculativeStep
+
+FILTERS = {"top_k": (0, 4, 30), "top_p": (0.8, 1.0, 0.9), "min_p": (0.0, 0.1, 0.02)}
+TABLE = {"table": 9, "repetition_penalty": 1.3, "presence_penalty": 0.25, "frequency_penalty": 0.5}
+Q = ({}, {"stats": True}, {"reduced": 20}, {"compact": 6}, {"kind": "one_hot"})
+
+
+def main() -> None:
+    steps = 0
+    for rule, q, law, vocabulary in itertools.product(RULES, Q, ({}, FILTERS, TABLE, FILTERS | TABLE), (33, 1100)):
+        if rule == "coupled" and q and "stats" not in q:
+            continue
+        inputs = random_step(3, 2, vocabulary, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **law, **q)
+        want, margin = inputs.reference()
+        grid = dict(zip(("blocks", "threads", "slots"), kernels.GRIDS[steps % len(kernels.GRIDS)], strict=True))
+        got = kernels.speculative_step(*inputs.operands(), **grid)
+        assert_same_step(SpeculativeStep(*got), want, margin)
+        if rule != "block":
+            kernels.draft_step(
+                inputs.target_logits[:, 1], *inputs.law(), inputs.draft_tokens[:, :1].contiguous(), None, inputs.seed,
+                inputs.position, 1, RULES.index(rule), 5 if rule == "token" else 0, **grid,
+            )  # fmt: skip
+        steps += 1
+    print(f"{steps} steps")
+
+
+if __name__ == "__main__":
+    main()

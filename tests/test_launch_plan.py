@@ -1,0 +1,110 @@
+"""How launches of the CUDA kernels are cut for machines that are not here (csrc/cuda/plan.h)."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from simt import kernels
+
+MOST_BLOCKS = 16  # kMostBlocks
+
+
+class Machine(ctypes.Structure):
+    _fields_ = [
+        ("multiprocessors", ctypes.c_int), ("has_clusters", ctypes.c_bool), ("shared_memory", ctypes.c_int64),
+        ("half_of_it", ctypes.c_int64), ("places", ctypes.c_int * (MOST_BLOCKS + 1)),
+    ]  # fmt: skip
+
+
+class Plan(NamedTuple):
+    blocks: int
+    threads: int
+    num_slots: int
+    shared: int
+    stay: int
+
+
+def machine(groups: list[int], shared: int, of_multiprocessor: int, most_blocks: int) -> Machine:
+    """``groups``: multiprocessors of each, within which a cluster has to lie."""
+    places = [0, *(sum(n // blocks for n in groups) if blocks <= most_blocks else 0 for blocks in range(1, 17))]
+    half = of_multiprocessor // 2 - 1024
+    return Machine(sum(groups), True, shared, half, (ctypes.c_int * len(places))(*places))
+
+
+MACHINES = {
+    "H200": machine([16] * 6 + [18] * 2, 232448, 233472, 16),
+    "B200": machine([18] * 7 + [22], 232448, 233472, 16),
+    "sm_120": machine([12] * 14, 101376, 102400, 8),
+    "A100": Machine(108, False),
+}
+
+
+def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **law: int) -> Plan:
+    """``weighed``: with draft logits whose statistics are not handed over; ``filters``, ``table``: with such."""
+    rows = kernels.LogitRows(1 << 20, kernels.DTYPES[getattr(torch, dtype)], 0, 0, vocabulary)
+    element = 4 if dtype == "float32" else 2
+    rows.row_stride, rows.sequence_stride = element * vocabulary, element * vocabulary * (k + 1)
+    params = kernels.SpeculativeStepParams(
+        target=rows, batch=batch, num_drafts_max=k, vocabulary=vocabulary, rule=rule, draft_lse=1 << 20
+    )
+    params.draft = rows
+    if law.get("weighed"):
+        params.draft_lse = None
+    params.law.filters = 1 << 20 if law.get("filters") else None
+    params.law.has_table = bool(law.get("table"))
+    if law.get("log_probs"):
+        params.log_probs = 1 << 20
+    out = (ctypes.c_int64 * 5)()
+    kernels.library().plan(ctypes.byref(params), ctypes.byref(MACHINES[on]), out)
+    return Plan(*out)
+
+
+@pytest.mark.parametrize("on", [name for name in MACHINES if name != "A100"])
+def test_a_launch_fits_its_machine(on):
+    """Whatever is asked for: shared memory, clusters, and every warp's share."""
+    its, split = MACHINES[on], 0
+    laws = [{}, {"filters": 1}, {"table": 1}, {"weighed": 1}, {"filters": 1, "weighed": 1, "log_probs": 1}]
+    shapes = itertools.product((1, 3, 8, 32, 100, 256, 1000), (0, 1, 5, 8, 16), (1, 1000, 32001, 128256, 262144))
+    for (batch, k, vocabulary), dtype, rule, law in itertools.product(shapes, ("bfloat16", "float32"), (0, 1, 2), laws):
+        made = plan(on, batch, k, vocabulary, dtype, rule, **law)
+        if made.blocks == 0:
+            split += 1
+            continue
+        many = batch > its.multiprocessors
+        assert made.shared <= (its.half_of_it if many else its.shared_memory), (batch, k, vocabulary, dtype, law)
+        assert made.threads == (192 if many else 384) and (made.blocks == 1 or not many)
+        assert its.places[made.blocks] > 0
+        rows = k + 1 + (k if law.get("weighed") and rule != 2 else 0)
+        items = rows * -(-vocabulary // 1024)
+        assert (made.blocks - 1) * made.threads // 32 < items  # no block without work
+        assert made.stay == (0 < items <= made.num_slots * made.blocks * made.threads // 32)
+        if vocabulary % 8:
+            assert made.num_slots == 0
+    assert split < 700  # of 5250; rows of very long vocabularies, on machines with little memory
+
+
+def test_all_of_a_small_batch_stays():
+    """Every logit is read from memory once: those of K = 5 drafts over 128256 or 151936 tokens, on an H200."""
+    for batch, vocabulary in itertools.product((1, 8), (128256, 151936)):
+        made = plan("H200", batch, 5, vocabulary)
+        assert made.blocks == 16 and made.stay, made
+
+
+def test_a_large_batch_runs_at_once():
+    """Two sequences a multiprocessor, with copies ahead: 6 warps x 4 slots x 2 KB each."""
+    made = plan("H200", 256, 4, 151936)
+    assert (made.blocks, made.threads, made.num_slots, made.stay) == (1, 192, 4, 0)
+    assert plan("H200", 32, 8, 128256).blocks == 4
+
+
+def test_what_a_sequence_needs_with_a_table_is_counted():
+    """A warp's own block of float32, for 12 warps."""
+    assert plan("H200", 1, 0, 1024, table=1).shared == plan("H200", 1, 0, 1024).shared + 12 * 4096
+
+
+def test_machines_without_clusters_split():
+    assert plan("A100", 8, 5, 128256).blocks == 0
