@@ -60,17 +60,18 @@ def measure_shape(
     position = [torch.full((B,), i, device=device) for i in range(sets)]
 
     def ours(backend: str) -> Method:
-        def run(i: int):
-            return draft_step(logits[i], params, seed=seed, position=position[i], offset=0, backend=backend)
+        def run(i: int, of_set: int | None = None):
+            rows, at = logits[i if of_set is None else of_set], position[i % sets]
+            return draft_step(rows, params, seed=seed, position=at, offset=0, backend=backend)
 
-        return Method(backend, run, sets, capturable=backend != "reference")
+        return Method(backend, run, sets, capturable=backend != "reference", warm=lambda i: run(i, 0))
 
     methods, absent = [ours(b) for b in backends], {}
-    methods.append(Method("eager", lambda i: race(logits[i]), sets))
+    methods.append(Method("eager", lambda i: race(logits[i]), sets, warm=lambda i: race(logits[0])))
     methods.append(Method("multinomial", lambda i: multinomial(logits[i]), sets, capturable=False))
     try:
         compiled = compiler.compiled(race, logits[0])
-        methods.append(Method("compile", lambda i: compiled(logits[i]), sets))
+        methods.append(Method("compile", lambda i: compiled(logits[i]), sets, warm=lambda i: compiled(logits[0])))
     except Exception as error:
         absent["compile"] = first_line(error)
     methods, unavailable = prepare(methods, device, seconds)

@@ -29,7 +29,7 @@ from options import (
     read_shapes,
     reading,
 )
-from peers import filtered, transformers_step
+from peers import transformers_step
 from report import Report, terminal
 from rich.console import Console
 from rich.table import Table
@@ -57,15 +57,14 @@ def measure_shape(
             accepted[f"{rule} {name}"] = of_setting.num_accepted(backend).float().mean().item()
             for stats in (False,) if rule == "coupled" else (False, True):
                 key = f"{rule} {name}" + ("+stats" if stats else "")
-                methods.append(Method(key, of_setting.ours(backend, stats), inputs.calls))
+                methods.append(of_setting.method(key, backend, stats))
             if rule == "token":
                 peer = transformers_step(inputs.temperature, FILTERS[name])
-                ready = torch.stack([filtered(d.float(), FILTERS[name]) for d in inputs.draft])
-                arguments = of_setting.arguments("target", "tokens")
+                arguments = of_setting.arguments("target", "tokens", "draft_float32")
                 methods.append(
                     Method(
                         f"transformers {name}",
-                        lambda i, s=peer, a=arguments, q=ready: s(*a(i), q[i % len(q)]),
+                        lambda i, s=peer, a=arguments: s(*a(i)),
                         inputs.calls,
                         capturable=False,
                     )
@@ -77,11 +76,12 @@ def measure_shape(
         rule, name = m.name.split(" ", 1)
         stats = "+stats" if name.endswith("+stats") else ""
         name = name.removesuffix("+stats")
-        if rule == "transformers" or m.timing != "call":
+        if rule == "transformers":
             continue
         for other in (f"token none{stats}", f"token {name}{stats}", f"transformers {name}"):
-            if other in samples and other != m.name:
-                compared[f"{m.name}/{other}"] = ratios(samples[m.key], samples[other])
+            key = m.key.replace(m.name, other)  # timed alike
+            if key in samples and other != m.name:
+                compared[f"{m.key}/{key}"] = ratios(samples[m.key], samples[key])
     return {
         "mean_emitted": {key: 1 + n for key, n in accepted.items()},
         "input_sets": inputs.sets,
@@ -132,12 +132,13 @@ def main(
 
 
 def show(console: Console, row: dict) -> None:
-    """A line for each method: its time, and ratios to rule `token` without filters and to transformers."""
+    """A line for each method: its time, and ratios to rule `token` without filters and to transformers, timed alike."""
     table = Table("method", "emitted", "microseconds", "/token none", "/transformers", title=title(row))
     for key, seconds in row["seconds"].items():
-        name = key.removesuffix("+stats")
-        plain = row["ratios"].get(f"{key}/token none" + ("+stats" if key.endswith("+stats") else ""))
-        peer = row["ratios"].get(f"{key}/transformers {name.split(' ')[1]}")
+        method, _, timing = key.partition(" [")
+        name, timed = method.removesuffix("+stats"), f" [{timing}" if timing else ""
+        plain = row["ratios"].get(f"{key}/token none{'+stats' if method.endswith('+stats') else ''}{timed}")
+        peer = row["ratios"].get(f"{key}/transformers {name.split(' ')[1]}{timed}")
         emitted = row["mean_emitted"].get(name)
         cells = [emitted, seconds["median"] * 1e6, plain and plain["median"], peer and peer["median"]]
         table.add_row(key, *("-" if c is None else f"{c:.3g}" if c < 1000 else f"{c:.0f}" for c in cells))

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import torch
 import typer
+from launches import launches
 from machine import bandwidth, floor_seconds
-from measure import Method, first_line, interleave, prepare, ratios, summary
+from measure import interleave, prepare, ratios, summary
 from options import (
     DTYPES,
     Backends,
@@ -30,46 +31,10 @@ from options import (
     read_shapes,
     reading,
 )
-from peers import Compiler, eager, eager_with_q, flashinfer_step, flashinfer_with_p_q, transformers_step
+from peer_methods import peer_methods
+from peers import Compiler
 from report import Report, show_steps, terminal
 from step_inputs import ACCEPTANCE, MOST_SETS, Shape, StepInputs
-
-
-def peer_methods(inputs: StepInputs, compiler: Compiler) -> tuple[list[Method], dict[str, str]]:
-    """Every peer that can run on these inputs, and why the others cannot."""
-    t = inputs.temperature
-    logits = ("target", "tokens", "draft")
-
-    def compiled():
-        return compiler.compiled(eager(t), *inputs.arguments(*logits)(0))
-
-    def on_gpu(make):
-        if not inputs.target.is_cuda:
-            raise RuntimeError("it runs on NVIDIA GPUs")
-        return make()
-
-    makers = {  # name: (how to make the step, the tensors that it gets)
-        "eager": (lambda: eager(t), logits),
-        "eager+q": (lambda: eager_with_q(t), ("target", "tokens", "draft_probs")),
-        "compile": (compiled, logits),
-        "transformers": (lambda: transformers_step(t), ("target", "tokens", "draft_float32")),
-        "flashinfer": (lambda: on_gpu(lambda: flashinfer_step(t)), ("target", "tokens_int32", "draft")),
-        "flashinfer+p+q": (
-            lambda: on_gpu(flashinfer_with_p_q),
-            ("target_probs", "tokens_int32", "draft_probs"),
-        ),
-    }
-    methods, unavailable = [], {}
-    for name, (make, tensors) in makers.items():
-        try:
-            step = make()  # before its tensors, which may be large
-            arguments = inputs.arguments(*tensors)
-        except Exception as error:
-            unavailable[name] = first_line(error)
-            continue
-        capturable = not name.startswith(("transformers", "flashinfer"))
-        methods.append(Method(name, lambda i, s=step, a=arguments: s(*a(i)), inputs.calls, capturable))
-    return methods, unavailable
 
 
 def measure_shape(
@@ -82,10 +47,7 @@ def measure_shape(
 ) -> dict[str, object]:
     shape = inputs.shape
     ours = {backend + ("+stats" if stats else ""): (backend, stats) for backend in backends for stats in (False, True)}
-    methods = [
-        Method(name, inputs.ours(*choice), inputs.calls, capturable=choice[0] != "reference")
-        for name, choice in ours.items()
-    ]
+    methods = [inputs.method(name, *choice) for name, choice in ours.items()]
     others, absent = peer_methods(inputs, compiler)
     methods, unavailable = prepare(methods + others, device, seconds)
     samples = interleave(methods, device, seconds)
@@ -118,6 +80,7 @@ def measure_shape(
         "input_sets": inputs.sets,
         "inputs_exceed_cache": inputs.exceed_cache,
         "calls_a_sample": {m.key: m.calls_a_sample for m in methods},
+        "launches": {name: launches(inputs.ours(*choice), device) for name, choice in ours.items()},
         "bytes_read": bytes_read,
         "floor_seconds": floors,
         "seconds": {key: summary(values) for key, values in samples.items()},

@@ -10,10 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from found import gpu_query
 from measure import Method, interleave
 
 CPU_FLAGS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16")
-PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "specdec")
+PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "vllm", "specdec")
 
 
 def usable_cores() -> list[int]:
@@ -71,7 +72,7 @@ def bandwidth(device: torch.device, quick: bool) -> dict[str, float]:
         number = torch.zeros(1, device=device)
         small = Method("launch", lambda i: number.add_(1), calls=1000, calls_a_sample=1000)
         small.sample()
-        launches = interleave([small, small.captured()], device, 0.5)
+        launches = interleave([small, small.captured("graph")], device, 0.5)
         result["launch_seconds"] = statistics.median(launches["launch [graph]"])
         result["launch_seconds_from_python"] = statistics.median(launches["launch"])
     return result
@@ -107,6 +108,7 @@ def hardware(device: torch.device) -> dict[str, object]:
             "gpu_multiprocessors": p.multi_processor_count,
             "gpu_l2_bytes": p.L2_cache_size,
             "gpu_capability": [p.major, p.minor],
+            "gpu_driver": gpu_query("driver_version"),
         }
     return described
 

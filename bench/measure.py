@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 ROUNDS_A_ROW = 10  # about; samples are paced for it
+WARM_CALLS = 20  # in a graph that finds its inputs in the cache
 
 
 @dataclass
@@ -20,9 +21,12 @@ class Method:
     run: Callable[[int], object]
     calls: int = 1
     capturable: bool = True  # no host synchronisation inside, so a CUDA graph can hold it
-    timing: str = "call"  # "call": issued from Python, its overhead included; "graph": a CUDA graph replayed
+    # "call": issued from Python, its overhead included; "cold", "warm" (and "graph", where there is no input to speak
+    # of): a CUDA graph replayed, see README.md.
+    timing: str = "call"
     calls_a_sample: int = 1
     next_call: int = 0
+    warm: Callable[[int], object] | None = None  # the same on one set of inputs, so that the caches hold it
 
     @property
     def key(self) -> str:
@@ -40,14 +44,16 @@ class Method:
         a_call = clock(self.sample, device) / self.calls_a_sample
         self.calls_a_sample = max(1, min(int(seconds / max(a_call, 1e-7)), max(self.calls, 100)))
 
-    def captured(self) -> Method:
-        """One pass as a CUDA graph. Warm up first: nothing may be compiled while capturing."""
+    def captured(self, timing: str) -> Method:
+        """One pass as a CUDA graph; ``warm``: so many calls on one set. Warm up first: nothing may be compiled while
+        capturing."""
+        run, calls = (self.warm, WARM_CALLS) if timing == "warm" else (self.run, self.calls)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            for i in range(self.calls):
-                self.run(i)
-        return _Replay(self.name, self.run, self.calls, True, "graph", self.calls, graph=graph)
+            for i in range(calls):
+                run(i)
+        return _Replay(self.name, run, calls, True, timing, calls, graph=graph)
 
 
 @dataclass
@@ -87,17 +93,18 @@ def warm_up(methods: Sequence[Method], device: torch.device, calls: int) -> tupl
 
 
 def prepare(methods: Sequence[Method], device: torch.device, seconds: float) -> tuple[list[Method], dict[str, str]]:
-    """Warms up and paces for a row of ``seconds``; on CUDA adds the graph form of each capturable method."""
+    """Warms up and paces for a row of ``seconds``; on CUDA adds the graph forms of each capturable method."""
     # Eight calls see every alignment of the inputs, for each of which Triton compiles anew.
     ready, unavailable = warm_up(methods, device, 8)
     for method in [m for m in ready if m.capturable and device.type == "cuda"]:
-        try:
-            replay = method.captured()
-            replay.sample()
-            synchronize(device)
-            ready.append(replay)
-        except Exception as error:
-            unavailable[f"{method.name} [graph]"] = first_line(error)
+        for timing in ("cold", "warm") if method.warm is not None else ("cold",):
+            try:
+                replay = method.captured(timing)
+                replay.sample()
+                synchronize(device)
+                ready.append(replay)
+            except Exception as error:
+                unavailable[f"{method.name} [{timing}]"] = first_line(error)
     for method in ready:
         method.pace(device, seconds / (ROUNDS_A_ROW * len(ready)))
     return ready, unavailable

@@ -6,7 +6,6 @@ here. "+p+q": neither are the target's.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import time
 from collections.abc import Callable
@@ -125,27 +124,3 @@ def filtered(logits: torch.Tensor, filters: dict[str, float]) -> torch.Tensor:
         for processor in processors:
             logits[:, j] = processor(None, logits[:, j])
     return logits
-
-
-def flashinfer_step(temperature: float) -> Callable:
-    """FlashInfer's ``chain_speculative_sampling`` after both softmaxes: step(target, tokens int32, draft).
-
-    Raises:
-        ImportError: the module is not installed.
-    """
-    chain = flashinfer_chain()
-
-    def step(target, tokens, draft):
-        return chain(probabilities(draft, temperature), tokens, probabilities(target, temperature))
-
-    return step
-
-
-def flashinfer_with_p_q() -> Callable:
-    """The same kernel alone: step(p, tokens int32, q)."""
-    chain = flashinfer_chain()
-    return lambda p, tokens, q: chain(q, tokens, p)
-
-
-def flashinfer_chain() -> Callable:
-    return importlib.import_module("flashinfer.sampling").chain_speculative_sampling

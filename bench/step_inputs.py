@@ -10,10 +10,11 @@ from functools import cached_property
 
 import torch
 from machine import cache_bytes
+from measure import Method
 from options import DTYPES
-from peers import probabilities
+from peers import filtered, probabilities
 
-from specdec_kernels import SamplingParams, draft_step, speculative_step
+from specdec_kernels import SamplingParams, SpeculativeStep, draft_step, speculative_step
 
 ACCEPTANCE = {"typical": 0.8, "all_accepted": 1.0}
 LOGIT_STD = 2.0
@@ -34,15 +35,21 @@ class Shape:
     def row_bytes(self) -> int:
         return self.V * DTYPES[self.dtype].itemsize
 
-    def bytes_all_rows(self, stats: bool) -> int:
+    def bytes_all_rows(self, stats: bool, rule: str = "token") -> int:
         """Of every row that may be needed: K+1 of the target and K of the draft; with the draft's statistics
-        handed over, one of the draft, the rejected position's."""
-        return self.B * (self.K + 1 + (1 if stats else self.K)) * self.row_bytes
+        handed over, one of the draft, the rejected position's. Rule ``block`` needs all of the draft's for its
+        residuals, ``coupled`` none."""
+        of_draft = {"token": 1 if stats else self.K, "block": self.K, "coupled": 0}[rule]
+        return self.B * (self.K + 1 + of_draft) * self.row_bytes
 
-    def bytes_reached_rows(self, stats: bool, num_accepted: torch.Tensor) -> float:
-        """Of the rows up to the first rejection, on average: the least that decides steps which accept so."""
+    def bytes_reached_rows(self, stats: bool, num_accepted: torch.Tensor, rule: str = "token") -> float:
+        """Of the rows up to the first rejection, on average: the least that decides steps which accept so. Rule
+        ``block`` looks behind it."""
+        if rule == "block":
+            return float(self.bytes_all_rows(stats, rule))
         n = num_accepted.double()
         draft_rows = (n < self.K).double() if stats else (n + 1).clamp(max=self.K)
+        draft_rows = draft_rows * (rule != "coupled")
         return self.B * (n + 1 + draft_rows).mean().item() * self.row_bytes
 
 
@@ -75,7 +82,7 @@ class StepInputs:
         (B, K, V), N = (self.shape.B, self.shape.K, self.shape.V), self.sets
         values = {"temperature": self.temperature} | filters
         columns = {name: torch.full((B,), value, device=self.draft.device) for name, value in values.items()}
-        self.params, self.rule = SamplingParams(**columns), rule
+        self.params, self.rule, self.filters = SamplingParams(**columns), rule, filters
         # Drafts come from other noise than the calls use, so a set used twice is still a sample of its law.
         flat, params, seed = self.draft.view(N * B, K, V), SamplingParams(**values), self.seed.view(-1)
         steps = [draft_step(flat[:, i], params, seed=seed, position=DRAFTED_AT, offset=i, rule=rule) for i in range(K)]
@@ -86,6 +93,8 @@ class StepInputs:
     def with_settings(self, filters: dict[str, float], rule: str) -> StepInputs:
         """The same logits under these filters (SamplingParams' names) and this rule."""
         inputs = copy.copy(self)
+        for name in ("tokens_int32", "draft_float32", "draft_probs", "target_probs"):
+            inputs.__dict__.pop(name, None)  # made ready for other drafts and filters
         inputs._draw(filters, rule)
         if rule == "coupled":  # draft and target share the noise of a position
             inputs.position = [torch.full_like(p, DRAFTED_AT) for p in self.position]
@@ -99,11 +108,20 @@ class StepInputs:
 
     @cached_property
     def draft_float32(self) -> torch.Tensor:
-        return self.draft.float()
+        """Filtered, as drafts were drawn, and not divided by the temperature."""
+        if not self.filters:
+            return self.draft.float()
+        t = self.temperature
+        return torch.stack([filtered(d.float() / t, self.filters) * t for d in self.draft])
 
     @cached_property
     def draft_probs(self) -> torch.Tensor:
-        return probabilities(self.draft, self.temperature)
+        return probabilities(self.draft_float32 if self.filters else self.draft, self.temperature)
+
+    @cached_property
+    def noise(self) -> torch.Tensor:
+        """[sets, 1]: a number for each set, for peers that take one."""
+        return torch.arange(self.sets, device=self.target.device)[:, None]
 
     @cached_property
     def target_probs(self) -> torch.Tensor:
@@ -114,9 +132,16 @@ class StepInputs:
         tensors = [getattr(self, name) for name in names]
         return lambda i: [t[i % self.sets] for t in tensors]
 
-    def ours(self, backend: str, stats: bool) -> Callable[[int], object]:
+    def method(self, name: str, backend: str, stats: bool) -> Method:
+        """Ours, to be timed."""
+        runs = (self.ours(backend, stats, warm) for warm in (False, True))
+        return Method(name, next(runs), self.calls, capturable=backend != "reference", warm=next(runs))
+
+    def ours(self, backend: str, stats: bool, warm: bool = False) -> Callable[[int], SpeculativeStep]:
+        """``warm``: always on the first set, with other noise for each call, as it accepts otherwise then."""
+
         def run(i: int):
-            n = i % self.sets
+            n, i = 0 if warm else i % self.sets, i % self.calls
             return speculative_step(
                 self.target[n],
                 self.tokens[n],

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TAIL = 4000  # characters of a step's output that summary.json keeps
+FINE = ("ok", "left out")  # what cannot be asked of this device is left out; what is missing is skipped, and not fine
 GRACE = 5.0  # seconds at a step's end in which it may still write its results
 
 
@@ -22,6 +23,8 @@ class Step:
     command: list[str]
     limit: float  # seconds, less where less is left
     folder: Path
+    environment: dict[str, str] = field(default_factory=dict)  # besides the caller's
+    log: Path | None = None  # where all of its output goes; summary.json keeps the end
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Run:
 
     @property
     def failed(self) -> list[str]:
-        return [name for name in sorted(self.noted) if self.record["stages"][name]["status"] != "ok"]
+        return [name for name in sorted(self.noted) if self.record["stages"][name]["status"] not in FINE]
 
     def note(self, name: str, status: str, **more: object) -> None:
         self.record["stages"][name] = {"status": status, **more}
@@ -49,7 +52,7 @@ class Run:
         self.write()
 
     def write(self) -> None:
-        self.record["ok"] = all(stage["status"] == "ok" for stage in self.record["stages"].values())
+        self.record["ok"] = all(stage["status"] in FINE for stage in self.record["stages"].values())
         if not self.dry:
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = self.folder / "summary.json.partial"
@@ -59,7 +62,8 @@ class Run:
     def run(self, step: Step) -> bool:
         """Runs a step and everything it starts, ended at its limit. Its output is shown and its end kept."""
         limit = min(step.limit, self.left)
-        print(f"== {step.name} (at most {limit:.0f} s): {shlex.join(step.command)}", flush=True)
+        shown = shlex.join([*(f"{name}={value}" for name, value in step.environment.items()), *step.command])
+        print(f"== {step.name} (at most {limit:.0f} s): {shown}", flush=True)
         if self.dry:
             return True
         if limit <= GRACE:
@@ -68,8 +72,11 @@ class Run:
         start = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            environment = {**os.environ, **step.environment}
             try:
-                process = subprocess.Popen(step.command, cwd=step.folder, start_new_session=True, **streams)
+                process = subprocess.Popen(
+                    step.command, cwd=step.folder, env=environment, start_new_session=True, **streams
+                )
             except OSError as error:
                 self.note(step.name, "failed", reason=str(error), command=step.command)
                 return False
@@ -83,7 +90,10 @@ class Run:
                 signal_group(process, signal.SIGKILL)
                 process.wait()
             output.seek(0)
-            tail = output.read()[-TAIL:]
+            text = output.read()
+            if step.log is not None:
+                step.log.write_text(text)
+            tail = text[-TAIL:]
         print(tail, flush=True)
         took = round(time.monotonic() - start, 1)
         self.note(step.name, status, reason=reason, seconds=took, command=step.command, output_tail=tail)

@@ -1,0 +1,79 @@
+"""The peers of ``speculative_step`` as methods to time, on one set of inputs, and why a peer cannot run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import flashinfer_peer
+import vllm_peer
+from measure import Method, first_line
+from peers import Compiler, eager, eager_with_q, transformers_step
+from step_inputs import StepInputs
+
+LEFT_OUT = "SPECDEC_BENCH_WITHOUT"  # beginnings of names, separated by commas
+
+
+def peer_methods(inputs: StepInputs, compiler: Compiler) -> tuple[list[Method], dict[str, str]]:
+    """Every peer that can run on these inputs, and why the others cannot."""
+    t, filters = inputs.temperature, inputs.filters
+    logits = ("target", "tokens", "draft")
+
+    def compiled() -> Callable:
+        return compiler.compiled(eager(t), *inputs.arguments(*logits)(0))
+
+    def on_gpu(make: Callable[[], Callable]) -> Callable:
+        if not inputs.target.is_cuda:
+            raise RuntimeError("it runs on NVIDIA GPUs")
+        return make()
+
+    def unfiltered(make: Callable[[], Callable]) -> Callable:
+        if filters:
+            raise RuntimeError(f"it has no filters here ({', '.join(filters)})")
+        return make()
+
+    int32 = "tokens_int32"
+    makers = {  # name: (how to make the step, the tensors that it gets)
+        "eager": (lambda: unfiltered(lambda: eager(t)), logits),
+        "eager+q": (lambda: unfiltered(lambda: eager_with_q(t)), ("target", "tokens", "draft_probs")),
+        "compile": (lambda: unfiltered(compiled), logits),
+        "transformers": (lambda: transformers_step(t, filters), ("target", "tokens", "draft_float32")),
+        "flashinfer": (
+            lambda: on_gpu(lambda: flashinfer_peer.from_logits(t, filters)),
+            ("target", int32, "draft", "noise"),
+        ),
+        "flashinfer+q": (
+            lambda: on_gpu(lambda: flashinfer_peer.with_q(t, filters)),
+            ("target", int32, "draft_probs", "noise"),
+        ),
+        "flashinfer+p+q": (
+            lambda: on_gpu(lambda: unfiltered(flashinfer_peer.with_p_q)),
+            ("target_probs", int32, "draft_probs", "noise"),
+        ),
+        "vllm+q": (
+            lambda: on_gpu(lambda: unfiltered(lambda: vllm_peer.vllm_step(t))),
+            ("target", "tokens", "draft_probs"),
+        ),
+    }
+    left_out = tuple(name for name in os.environ.get(LEFT_OUT, "").split(",") if name)
+    methods, unavailable = [], {}
+    for name, (make, tensors) in makers.items():
+        try:
+            if left_out and name.startswith(left_out):
+                raise RuntimeError(f"left out by {LEFT_OUT}={os.environ[LEFT_OUT]}")
+            step = make()  # before its tensors, which may be large
+            arguments = inputs.arguments(*tensors)
+            arguments(0)
+        except Exception as error:  # why a peer cannot run is a result
+            unavailable[name] = first_line(error)
+            continue
+        methods.append(
+            Method(
+                name,
+                lambda i, s=step, a=arguments: s(*a(i)),
+                inputs.calls,
+                capturable=name != "transformers",  # which reads what it drew
+                warm=lambda i, s=step, a=arguments: s(*a(0)),
+            )
+        )
+    return methods, unavailable

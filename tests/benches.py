@@ -1,0 +1,17 @@
+"""Command lines of bench/ in the tests' process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_main(benchmark, *arguments: str):
+    """The command line of a benchmark, in this process."""
+    app = typer.Typer()
+    app.command()(benchmark.main)
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
