@@ -9,7 +9,7 @@ namespace specdec::cuda {
 constexpr int kMostCompact = 1024;  // MAX_COMPACT of specdec_kernels.validation
 
 struct CompactMemory {
-  float logit[kMostCompact];  // of the slots; then their weights
+  float logit[kMostCompact];  // of the slots
   uint32_t token[kMostCompact];
 };
 

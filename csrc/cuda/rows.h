@@ -52,6 +52,17 @@ SPECDEC_DEVICE int64_t find(const int64_t* sorted, int64_t size, int64_t id) {
   return place;
 }
 
+// Places [begin, end) of a list.
+struct Range {
+  int64_t begin, end;
+};
+
+// Of the ids in [first, last], of `size` > 0 ascending ones.
+SPECDEC_DEVICE Range range(const int64_t* sorted, int64_t size, int64_t first, int64_t last) {
+  const int64_t begin = find(sorted, size, first), end = find(sorted, size, last);
+  return {begin + (sorted[begin] < first), end + (sorted[end] <= last)};
+}
+
 SPECDEC_DEVICE float raw_logit(const Row& row, int64_t index) {
   if (row.dtype == Dtype::kFloat32) return reinterpret_cast<const float*>(row.data)[index];
   const uint32_t bits = reinterpret_cast<const uint16_t*>(row.data)[index];
@@ -173,19 +184,19 @@ SPECDEC_DEVICE void from_own(const float* own, float (&x)[kEach]) {
   for (int i = 0; i < kEach; ++i) x[i] = simt::read(&own[i * kWarp + simt::thread() % kWarp]);
 }
 
-// What bias and penalties may touch: the tokens [first, end) of a sequence's list, then its drafts, then its ends.
+// What bias and penalties may touch: these tokens of a sequence's list, then its drafts, then its ends.
 struct Touched {
   Row row;
-  int64_t first, end;
+  Range range;
   bool any;  // of a block
 
-  SPECDEC_DEVICE int64_t size() const { return end - first + row.num_drafts + row.law->num_ends; }
+  SPECDEC_DEVICE int64_t size() const { return range.end - range.begin + row.num_drafts + row.law->num_ends; }
   // Of the i-th its id, or -1 if it was there before.
   SPECDEC_DEVICE int64_t id(int64_t i) const {
     const LawParams& law = *row.law;
     const int64_t* listed = law.table_ids + row.b * law.table_size;
-    if (i < end - first) return listed[first + i];
-    const int64_t other = i - (end - first);
+    const int64_t other = i - (range.end - range.begin);
+    if (other < 0) return listed[range.begin + i];
     const int64_t id = other < row.num_drafts ? row.drafts[other] : law.ends[other - row.num_drafts];
     bool before = law.table_size > 0 && listed[find(listed, law.table_size, id)] == id;
 #pragma unroll 1
@@ -210,14 +221,12 @@ struct Touched {
 // By a warp, before it loads a block: what touches it; nothing, mostly.
 SPECDEC_DEVICE Touched touched_of(const Row& row, int block) {
   const LawParams& law = *row.law;
-  Touched touched = {row, 0, 0, false};
+  Touched touched = {row, {0, 0}, false};
   if (!law.has_table) return touched;
   if (law.table_size > 0) {
-    const int64_t* listed = law.table_ids + row.b * law.table_size;
-    const int64_t first = int64_t{block} * kBlock;
-    const int64_t from = target_id(row, first), to = target_id(row, first + row.size_of(block) - 1);
-    touched.first = find(listed, law.table_size, from), touched.end = find(listed, law.table_size, to);
-    touched.first += listed[touched.first] < from, touched.end += listed[touched.end] <= to;
+    const int64_t first = int64_t{block} * kBlock, last = first + row.size_of(block) - 1;
+    touched.range =
+        range(law.table_ids + row.b * law.table_size, law.table_size, target_id(row, first), target_id(row, last));
   }
 #pragma unroll 1
   for (int64_t i = simt::thread() % kWarp; i < touched.size(); i += kWarp) touched.any |= touched.place(i, block) >= 0;

@@ -112,10 +112,9 @@ struct Sequence {
   SPECDEC_DEVICE const int64_t* drafts() const { return params.draft_tokens + b * params.num_drafts_max; }
   // Items are the blocks of target rows 0 .. limit, then those of draft rows that are weighed.
   SPECDEC_DEVICE int target_items() const { return (limit + 1) * memory.n; }
-  SPECDEC_DEVICE int items() const {
-    // Greedy sequences take drafts for one-hot.
-    return target_items() + (weighs_drafts(params) && !greedy() ? limit * blocks_of(params.draft.vocabulary) : 0);
-  }
+  SPECDEC_DEVICE int items() const { return target_items() + draft_rows() * blocks_of(params.draft.vocabulary); }
+  // That are weighed; greedy sequences take drafts for one-hot.
+  SPECDEC_DEVICE int draft_rows() const { return weighs_drafts(params) && !greedy() ? limit : 0; }
   SPECDEC_DEVICE Row target_row(int64_t j) const {
     return {params.target.row(b, j),
             params.target.dtype,

@@ -36,8 +36,7 @@ SPECDEC_DEVICE void measure_rows(const Sequence& s, const Place& place) {
 template <class Function>
 SPECDEC_DEVICE void for_rows(const Sequence& s, int first, int step, const Function& function) {
   const int64_t k = s.params.num_drafts_max;
-  const bool drafts = weighs_drafts(s.params) && !s.greedy();
-  const int rows = s.limit + 1 + (drafts ? s.limit : 0);
+  const int rows = s.limit + 1 + s.draft_rows();
   for (int number = first; number < rows; number += step) {
     function(number <= s.limit ? number : k + 1 + (number - s.limit - 1));
   }

@@ -42,23 +42,13 @@ SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
   return seen;
 }
 
-// The tokens of a block that are in a list of ascending ids.
-struct Range {
-  int64_t begin, end;
-
-  SPECDEC_DEVICE static Range of_block(const int64_t* ids, int64_t size, int block) {
-    const int64_t first = int64_t{block} * kBlock, last = first + kBlock - 1;
-    const int64_t begin = find(ids, size, first), end = find(ids, size, last);
-    return {begin + (ids[begin] < first), end + (ids[end] <= last)};
-  }
-};
-
 // By a warp: p becomes max(0, p - q) where ascending target ids list the tokens that have a q; q_of(place): the
 // entry's.
 template <class Q>
 SPECDEC_DEVICE void subtract_listed(const Row& row, const int64_t* ids, int64_t size, int block, const Q& q_of,
                                     float (&p)[kEach]) {
-  const Range listed = Range::of_block(ids, size, block);
+  const int64_t first = int64_t{block} * kBlock;
+  const Range listed = range(ids, size, first, first + kBlock - 1);
   if (listed.begin >= listed.end) return;
   float* own = to_own(row, p);
   simt::sync_warp();

@@ -105,6 +105,7 @@ SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end) {
   const bool recover = end.state == kRecover;
   const Blocks blocks = s.blocks(end.j);
   const int block = static_cast<int>(race_among(recover ? end.masses : blocks.mass, s.memory.n, noise, kRecoverBlock));
+  if (block < 0) return -1;
   float weights[kEach];
   if (recover) {
     residual_weights(s, end.j, end.w, block, weights);

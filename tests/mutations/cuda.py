@@ -104,10 +104,10 @@ MUTATIONS: list[Mutation] = [
         {
             "cuda-tail-in-the-next-row": ("const bool inside = place < size;", "const bool inside = place <= size;"),
             "cuda-penalties-twice-for-a-draft-that-is-listed": ("return before ? -1 : id;", "return id;", PENALTIES),
-            "cuda-penalties-miss-the-last-of-a-block": (
-                "touched.end += listed[touched.end] <= to;",
-                "touched.end += listed[touched.end] < to;",
-                PENALTIES,
+            "cuda-lists-miss-the-last-of-a-block": (
+                "end + (sorted[end] <= last)",
+                "end + (sorted[end] < last)",
+                LISTED,
             ),
             "cuda-own-block-read-while-it-is-adjusted": (
                 "place), simt::read(its)));\n  }\n  simt::sync_warp();",
@@ -121,7 +121,6 @@ MUTATIONS: list[Mutation] = [
         "csrc/cuda/verify.h",
         LISTED,
         {
-            "cuda-listed-q-misses-the-last-of-a-block": ("end + (ids[end] <= last)", "end + (ids[end] < last)"),
             "cuda-listed-q-read-while-it-is-subtracted": ("q_of(at)));\n  }\n  simt::sync_warp();", "q_of(at)));\n  }"),
         },
     ),
