@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 from machine import bandwidth, cache_bytes, floor_seconds
-from measure import Method, first_line, interleave, prepare, ratios, summary
+from measure import Method, compared, first_line, interleave, prepare, summary
 from options import (
     DTYPES,
     Backends,
@@ -78,11 +78,10 @@ def measure_shape(
     samples = interleave(methods, device, seconds)
     bytes_read = logits[0].numel() * logits.element_size()
     floor = floor_seconds(bytes_read, ceilings)
-    compared = {}
+    peers = [m for m in methods if m.name not in backends]
+    found = {}
     for m in (m for m in methods if m.name in backends):
-        compared[f"{m.key}/floor"] = ratios(samples[m.key], floor)
-        for other in (o for o in methods if o.name not in backends and o.timing == m.timing):
-            compared[f"{m.key}/{other.key}"] = ratios(samples[m.key], samples[other.key])
+        found |= compared(m, peers, samples, {"floor": floor})
     return {
         "input_sets": sets,
         "inputs_exceed_cache": sets * bytes_read >= 2 * cache_bytes(device),
@@ -90,7 +89,7 @@ def measure_shape(
         "bytes_read": bytes_read,
         "floor_seconds": floor,
         "seconds": {key: summary(values) for key, values in samples.items()},
-        "ratios": compared,
+        "ratios": found,
         "unavailable": absent | unavailable,
     }
 

@@ -16,7 +16,7 @@ import torch
 import typer
 from launches import launches
 from machine import bandwidth, floor_seconds
-from measure import interleave, prepare, ratios, summary
+from measure import compared, interleave, prepare, summary
 from options import Backends, Device, JsonPath, Quick, Threads, read_backends, read_device, read_names, reading
 from peer_methods import peer_methods
 from peers import Compiler
@@ -81,17 +81,15 @@ def measure_goal(
         "reached_rows": goal.shape.bytes_reached_rows(stats, accepted, goal.rule),
     }
     floors = {rows: floor_seconds(size, ceilings) for rows, size in sizes.items()}
-    compared = {}
+    peers = [m for m in methods if m.name not in backends]
+    found = {}
     for m in (m for m in methods if m.name in backends):
-        for rows, floor in floors.items():
-            compared[f"{m.key}/floor_{rows}"] = ratios(samples[m.key], floor)
-        for other in (o for o in methods if o.name not in backends and o.timing == m.timing):
-            compared[f"{m.key}/{other.key}"] = ratios(samples[m.key], samples[other.key])
+        found |= compared(m, peers, samples, {f"floor_{rows}": floor for rows, floor in floors.items()})
     launched = {b: launches(inputs.ours(b, stats), device) for b in backends}
     reached = {
         m.name: {
             **reaches(goal, m.name, samples, launched[m.name], sizes["reached_rows"] / ceilings["copy"]),
-            **is_faster(m.name, compared),
+            **is_faster(m.name, found),
         }
         for m in ours
     }
@@ -103,7 +101,7 @@ def measure_goal(
         "bytes_read": sizes,
         "floor_seconds": floors,
         "seconds": {key: summary(values) for key, values in samples.items()},
-        "ratios": compared,
+        "ratios": found,
         "reached": reached,
         "unavailable": absent | unavailable,
     }
@@ -127,12 +125,12 @@ def reaches(
     return found
 
 
-def is_faster(backend: str, compared: dict[str, dict]) -> dict[str, bool | None]:
+def is_faster(backend: str, measured: dict[str, dict]) -> dict[str, bool | None]:
     """The same of the peers; as calls from Python where no graph can hold the peer."""
     found: dict[str, bool | None] = {}
     for peer, times in FASTER.items():
         ratio = next(
-            (compared[k] for k in (f"{backend} [cold]/{peer} [cold]", f"{backend}/{peer}") if k in compared), None
+            (measured[k] for k in (f"{backend} [cold]/{peer} [cold]", f"{backend}/{peer}") if k in measured), None
         )
         found[f"{times:g} times faster than {peer}"] = None if ratio is None else 1 / ratio["median"] >= times
     return found
@@ -182,13 +180,13 @@ def show(console: Console, rows: list[dict], backends: list[str]) -> None:
         *head, *(f"{p} / ours" for p in peers), "reached (in the order of the JSON)", title="median microseconds a step"
     )
     for row, backend in itertools.product(rows, backends):
-        seconds, compared = row["seconds"], row["ratios"]
+        seconds, measured = row["seconds"], row["ratios"]
         times = {t: seconds.get(backend + (f" [{t}]" if t != "call" else "")) for t in ("cold", "warm", "call")}
         form = " [cold]" if times["cold"] else ""
-        over = compared.get(f"{backend}{form}/floor_all_rows")
+        over = measured.get(f"{backend}{form}/floor_all_rows")
         faster = []
         for p in peers:
-            ratio = compared.get(f"{backend}{form}/{p}{form}") or compared.get(f"{backend}/{p}")
+            ratio = measured.get(f"{backend}{form}/{p}{form}") or measured.get(f"{backend}/{p}")
             faster.append("-" if ratio is None else f"{1 / ratio['median']:.1f}")
         aim = row["goal_seconds"]
         table.add_row(

@@ -14,7 +14,7 @@ import torch
 import typer
 from launches import launches
 from machine import bandwidth, floor_seconds
-from measure import interleave, prepare, ratios, summary
+from measure import compared, interleave, prepare, summary
 from options import (
     DTYPES,
     Backends,
@@ -64,15 +64,11 @@ def measure_shape(
         mode: {rows: floor_seconds(size, ceilings) for rows, size in sizes.items()}
         for mode, sizes in bytes_read.items()
     }
-    compared = {}
-    for m in methods:
-        if m.name not in ours:
-            continue
-        for rows, floor in floors["stats" if ours[m.name][1] else "recomputed"].items():
-            compared[f"{m.key}/floor_{rows}"] = ratios(samples[m.key], floor)
-        for other in methods:
-            if other.name not in ours and other.timing == m.timing:
-                compared[f"{m.key}/{other.key}"] = ratios(samples[m.key], samples[other.key])
+    peers = [m for m in methods if m.name not in ours]
+    found = {}
+    for m in (m for m in methods if m.name in ours):
+        its_floors = floors["stats" if ours[m.name][1] else "recomputed"]
+        found |= compared(m, peers, samples, {f"floor_{rows}": floor for rows, floor in its_floors.items()})
     tested = (accepted + 1).clamp(max=shape.K)
     return {
         "alpha": (accepted.sum() / tested.sum()).item(),
@@ -84,7 +80,7 @@ def measure_shape(
         "bytes_read": bytes_read,
         "floor_seconds": floors,
         "seconds": {key: summary(values) for key, values in samples.items()},
-        "ratios": compared,
+        "ratios": found,
         "unavailable": absent | unavailable,
     }
 

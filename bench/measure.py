@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -160,3 +160,13 @@ def summary(samples: Sequence[float]) -> dict[str, float | int]:
 def ratios(a: Sequence[float], b: Sequence[float] | float) -> dict[str, float | int]:
     """a / b by round (a number stands for every round): the summary of ratios, not the ratio of summaries."""
     return summary([x / y for x, y in zip(a, b if isinstance(b, Sequence) else [b] * len(a), strict=True)])
+
+
+def compared(
+    method: Method, others: Iterable[Method], samples: Mapping[str, list[float]], floors: Mapping[str, float]
+) -> dict[str, dict[str, float | int]]:
+    """{"method/other": ratios} of a method to floors, seconds by name, and to those others that are timed alike."""
+    mine = samples[method.key]
+    found = {f"{method.key}/{name}": ratios(mine, floor) for name, floor in floors.items()}
+    alike = (other.key for other in others if other.timing == method.timing)
+    return found | {f"{method.key}/{key}": ratios(mine, samples[key]) for key in alike}
