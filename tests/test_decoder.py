@@ -277,7 +277,15 @@ def test_streaming_and_stats_agree_with_the_result():
     for name in ("steps", "emitted", "drafted", "tested", "accepted", "cut_steps"):
         assert getattr(total, name) == sum(getattr(s, name) for s in result.sequence_stats)
     assert total.target_forwards == max(s.steps for s in result.sequence_stats)
-    assert set(total.seconds) == {"prefill", "draft_forwards", "target_forwards", "kernels", "loop", "total"}
+    assert set(total.seconds) == {
+        "prefill",
+        "measuring",
+        "draft_forwards",
+        "target_forwards",
+        "kernels",
+        "loop",
+        "total",
+    }
     assert total.seconds["total"] == pytest.approx(sum(total.seconds.values()) / 2)
     assert total.to_dict()["tau"] == total.tau == total.emitted / total.steps
 
@@ -345,6 +353,9 @@ class Scripted:
                     row = (text + [0] * 50)[start : start + step.num_drafts]
                     rows.append([self.wrong.get(i, token) for i, token in enumerate(row)])
                 return Drafts(torch.tensor(rows))
+
+            def finish(_, outputs: list[list[int]]) -> None:
+                pass
 
         return Session()
 

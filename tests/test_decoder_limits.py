@@ -147,7 +147,7 @@ def test_maps_need_a_model_that_takes_the_targets_tokens():
     small = LlamaForCausalLM(LlamaConfig(vocab_size=77, **sizes)).eval()
     with pytest.raises(ValueError, match="draft: got an embedding of 77 tokens with d2t, allowed: 101"):
         SpeculativeDecoder(target, small, d2t=list(range(77)))
-    with pytest.raises(ValueError, match="d2t: got a map with draft=NoneType, allowed: a map with a model"):
+    with pytest.raises(ValueError, match="d2t: got a value with draft=NoneType, allowed: one with a model"):
         SpeculativeDecoder(target, None, 0, d2t=[1])
 
 
@@ -156,7 +156,10 @@ def test_bad_construction_is_named():
     for bad in (-1, 1.5, True):
         with pytest.raises(ValueError, match="num_drafts"):
             SpeculativeDecoder(target, draft, bad)
-    with pytest.raises(ValueError, match="draft: got None with num_drafts=4, allowed"):
-        SpeculativeDecoder(target, None)
+    for bad in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="confidence: got .*, allowed: a number from 0"):
+            SpeculativeDecoder(target, draft, confidence=bad)
+    with pytest.raises(ValueError, match="confidence: got a value with draft=NoneType"):
+        SpeculativeDecoder(target, None, confidence=0.5)
     with pytest.raises(ValueError, match="backend"):
         SpeculativeDecoder(target, draft, backend="abacus").generate([[1]], max_new_tokens=2)

@@ -31,7 +31,7 @@ def test_table_follows_the_text(repetition):
     prompts = [[5, 3, 5], [9], list(range(40))]
     bias = [{3: 1.5, 70: -2.0}, {}, {1000: float("-inf")}]
     params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5 if repetition else None)
-    table = HostTable.needed(prompts, params, bias, [], [0, 0, 0], CPU)
+    table = HostTable.needed(prompts, prompts, params, bias, [], [0, 0, 0], CPU)
     counts = [Counter() for _ in prompts]
     for _ in range(60):
         for b, count in enumerate(counts):
@@ -51,7 +51,7 @@ def test_only_what_is_asked_for():
     plain, nothing = SamplingParams(0.5, top_k=3), [{}, {}]
 
     def needed(params=plain, bias=nothing, eos=(2, 7), shortest=(0, 0)):
-        return HostTable.needed([[1], [1, 2]], params, bias, list(eos), list(shortest), CPU)
+        return HostTable.needed([[1], [1, 2]], [[1], [1, 2]], params, bias, list(eos), list(shortest), CPU)
 
     assert needed() is None and needed(eos=(), shortest=(0, 4)) is None
     ends = needed(shortest=(0, 4)).on_device()

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .adaptive import AdaptiveDrafts
     from .cache import StaticKVCache
     from .decoder import SpeculativeDecoder
     from .loading import load_embedded_pair, load_model, load_pair
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from .stats import Stats
 
 __all__ = [
+    "AdaptiveDrafts",
     "Emission",
     "GenerationResult",
     "Producer",
@@ -24,6 +26,7 @@ __all__ = [
     "load_pair",
 ]
 _HOMES = {
+    "adaptive": ("AdaptiveDrafts",),
     "cache": ("StaticKVCache",),
     "decoder": ("SpeculativeDecoder",),
     "loading": ("load_embedded_pair", "load_model", "load_pair"),

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable
-from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import SpeculativeStep, Status, speculative_step
-from specdec_kernels.types import TARGET_FAULTS
+from specdec_kernels import SpeculativeStep, speculative_step
 
-from .cache import StaticKVCache, visible_slots
-from .drafters import Drafter, Drafts, DraftSession, Generation, Step
+from .adaptive import AdaptiveDrafts, AdaptiveLengths, DraftLengths, FixedLengths, step_costs
+from .cache import visible_slots
+from .drafters import Drafter, Drafts, Generation, Step
+from .drafters.guard import GuardedSession
 from .forward import CachedModel
-from .result import Emission, GenerationResult, Producer
+from .record import Ends, SequenceRecord
+from .result import Emission, GenerationResult
 from .stats import Stats
 from .token_table import HostTable
 
-_TARGET_FAULTS = int(TARGET_FAULTS)  # plain: arithmetic on flags is slow
+REPEATS = 2  # of a measurement, of which the fastest counts
+
+
+class Wanted(NamedTuple):
+    """What is to be reported beside the tokens."""
+
+    log_probs: bool = False
+    logits: bool = False
+    on_emit: Callable[[Emission], None] | None = None
+
+
+class Decided(NamedTuple):
+    """One step, before it is entered."""
+
+    step: Step
+    drafts: Drafts
+    logits: torch.Tensor  # [B, k + 1, V], the target's own
+    out: SpeculativeStep
+    processed: bool  # whether processors changed what was decided on
 
 
 class Batch:
@@ -25,58 +47,101 @@ class Batch:
 
     The host decides when a sequence ends, so each step has one copy to the device (last tokens, lengths) and
     one back (the emitted tokens).
+
+    Args:
+        num_drafts: K, or how to choose it.
+        costs: T(0), T(1), ... of a batch of this size as measured before; None: not yet.
+        processor_prompts: what processors and penalties see of the prompts where that differs from them.
     """
 
     def __init__(
         self,
         generation: Generation,
-        max_new_tokens: int,
-        num_drafts: int,
-        eos: frozenset[int],
+        target: CachedModel,
+        num_drafts: int | AdaptiveDrafts,
+        costs: list[float] | None,
+        ends: Ends,
         table: HostTable | None,
-        log_probs: bool,
-        on_emit: Callable[[Emission], None] | None,
+        wanted: Wanted,
+        processor_prompts: list[list[int]] | None = None,
     ):
-        self.generation, self.max_new_tokens, self.num_drafts = generation, max_new_tokens, num_drafts
-        self.eos, self.table, self.on_emit = eos, table, on_emit
-        size = len(generation.prompts)
-        self.tokens: list[list[int]] = [[] for _ in range(size)]
-        self.produced_by: list[list[Producer]] = [[] for _ in range(size)]
-        self.log_probs: list[list[float]] | None = [[] for _ in range(size)] if log_probs else None
-        self.raw_log_probs: list[list[float]] | None = [[] for _ in range(size)] if log_probs else None
-        self.status = [Status.OK] * size
-        self.stats = [Stats.empty(num_drafts) for _ in range(size)]
-        self.live = list(range(size)) if max_new_tokens > 0 else []
-        self.target_forwards = self.draft_forwards = 0
-        self._last_two = [(p[-2:-1] or p[-1:]) + p[-1:] for p in generation.prompts]
+        self.generation, self.target, self.num_drafts, self.costs = generation, target, num_drafts, costs
+        self.ends, self.table, self.wanted = ends, table, wanted
+        self.most = num_drafts.max_drafts if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
+        self.records = []
+        for b, prompt in enumerate(generation.prompts):
+            text = list(prompt)
+            seen = text if processor_prompts is None else list(processor_prompts[b])
+            self.records.append(SequenceRecord(b, text, seen, Stats.empty(self.most), len(prompt)))
+            self.records[b].live = ends.max_new_tokens > 0
+        self.texts = [r.text for r in self.records]
+        self.steps = self.draft_forwards = 0
+        self.session: GuardedSession | None = None
 
-    def run(self, target: CachedModel, drafter: Drafter | None) -> None:
-        g = self.generation
-        if not self.live:
+    def run(self, drafter: Drafter | None) -> None:
+        """The target's cache is to hold every prompt but for its last token."""
+        if not any(r.live for r in self.records):
             return
-        cache = target.new_cache(len(g.prompts), g.capacity)
-        target.prefill(cache, [p[:-1] for p in g.prompts])
-        g.stopwatch.lap("prefill")
-        session = drafter.start(g) if drafter is not None and self.num_drafts > 0 else None
-        while self.live:
-            self._step(target, cache, session)
+        if drafter is not None and self.most > 0:
+            self.session = GuardedSession(drafter, self.generation)
+        lengths = self._lengths()
+        while any(r.live for r in self.records):
+            step, allowed = self._plan([lengths.next(r.number) if self._may_draft(r) else 0 for r in self.records])
+            self._take(self._decide(step, allowed), lengths)
+        if self.session is not None:
+            self.session.finish([r.tokens for r in self.records])
 
-    def _step(self, target: CachedModel, cache: StaticKVCache, session: DraftSession | None) -> None:
+    def _may_draft(self, record: SequenceRecord) -> bool:
+        return record.live and record.drafts and self.session is not None and self.session.alive
+
+    def _lengths(self) -> DraftLengths:
+        if not isinstance(self.num_drafts, AdaptiveDrafts):
+            return FixedLengths(self.num_drafts)
+        if self.costs is None and self.session is not None and self.session.alive:
+            self.costs = self._measure()
+            self.generation.stopwatch.lap("measuring")
+        return AdaptiveLengths(self.costs or [1.0], len(self.records))
+
+    def _measure(self) -> list[float]:
+        """T(0), T(1), ... of this batch: its first step, several times, with nothing entered."""
+
+        def seconds(call: Callable[[], object]) -> float:
+            taken = []
+            for _ in range(REPEATS):
+                start = time.perf_counter()
+                call()
+                if self.target.device.type == "cuda":
+                    torch.cuda.synchronize(self.target.device)
+                taken.append(time.perf_counter() - start)
+            return min(taken)
+
+        def plan(num_drafts: int) -> Step:
+            return self._plan([num_drafts] * len(self.records))[0]
+
+        def verify(tokens: int) -> float:
+            step = plan(tokens - 1)
+            drafts = step.last_two[:, :1].expand(-1, step.num_drafts)
+            return seconds(lambda: self._forward(step, drafts))
+
+        def draft(num_drafts: int) -> float:
+            step = plan(num_drafts)
+            return seconds(lambda: self.session.draft(step)) if step.num_drafts else 0.0
+
+        return step_costs(self.most, draft, verify)
+
+    def _decide(self, step: Step, allowed: torch.Tensor) -> Decided:
+        """One step: ``allowed`` is ``step.allowed`` on the device. Changes nothing but what lies behind the caches'
+        lengths."""
         g, lap = self.generation, self.generation.stopwatch.lap
-        step, allowed_on_device = self._plan(target.device)
-        drafts = session.draft(step) if step.num_drafts else _no_drafts(step)
-
-        # The target sees the last known token and the drafts: row i decides the token after i drafts.
-        cache.lengths = step.lengths
-        layout = target.layout(step.positions[:, 1:], step.slots[:, 1:], step.visible)
-        # A draft outside the vocabulary ends the drafts, but what is fed must be a token.
-        fed = torch.cat((step.last_two[:, 1:], drafts.tokens.clamp(0, target.vocab_size - 1)), 1)
+        drafts = self.session.draft(step) if step.num_drafts and self.session is not None else None
+        drafts = drafts or Drafts(step.last_two[:, :0])
         lap("loop")
-        logits = target(fed, cache, layout)
+        logits = self._forward(step, drafts.tokens)
         lap("target_forwards")
         processed = logits
         if g.processors is not None:
-            processed = g.processors(logits, step.texts, step.allowed, drafts.tokens)
+            processed = g.processors(logits, step.processed, step.allowed, drafts.tokens)
+        width = drafts.tokens.shape[1]
         out = speculative_step(
             processed,
             drafts.tokens,
@@ -84,111 +149,125 @@ class Batch:
             params=g.params,
             seed=g.seed,
             position=step.position,
-            num_drafts=allowed_on_device,
+            num_drafts=allowed if width == step.num_drafts else allowed.clamp(max=width),
             draft_stats=drafts.stats,
             compact_q=drafts.compact,
             d2t=drafts.d2t,
             table=step.table,
             rule=g.rule,
-            log_probs=self.log_probs is not None,
+            log_probs=self.wanted.log_probs,
             backend=g.backend,
         )
         lap("kernels")
-        self.target_forwards += 1
-        self.draft_forwards += drafts.forwards
+        return Decided(step, drafts, logits, out, processed is not logits)
+
+    def _forward(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
+        """The target sees the last known token and the drafts: row i decides the token after i drafts."""
+        cache, fed = self.generation.target_cache, drafts.shape[1] + 1
+        cache.lengths = step.lengths
+        columns = slice(1, 1 + fed)
+        layout = self.target.layout(step.positions[:, columns], step.slots[:, columns], step.visible)
+        # A draft outside the vocabulary ends the drafts, but what is fed must be a token.
+        tokens = torch.cat((step.last_two[:, 1:], drafts.clamp(0, self.target.vocab_size - 1)), 1)
+        return self.target(tokens, cache, layout)
+
+    def _plan(self, lengths: list[int]) -> tuple[Step, torch.Tensor]:
+        """The inputs of a step of so many drafts, from the host's record in one copy; ``Step.allowed`` also on the
+        device."""
+        g, trash = self.generation, self.generation.capacity - 1
+        # One token is always drawn from the target, so no draft can go past max_new_tokens.
+        room = [self.ends.max_new_tokens - r.emitted - 1 if r.live else 0 for r in self.records]
+        allowed = [min(n, most) for n, most in zip(lengths, room, strict=True)]
+        num_drafts, longest, columns = max(allowed), 0, []
+        # Plain lists and one tensor: measured 94 us a step, a dozen torch operations 124, numpy 200 (B = 1, K = 4).
+        for record, drafts in zip(self.records, allowed, strict=True):
+            text, known = record.text, len(record.text)
+            places = range(known - 2, known + drafts) if record.live else ()
+            positions = [max(p, 0) for p in places] + [0] * (num_drafts + 2 - len(places))
+            slots = [p if p >= 0 else trash for p in places] + [trash] * (num_drafts + 2 - len(places))
+            columns.append((text[max(known - 2, 0)], text[-1], known, known - 1, drafts, *positions, *slots))
+            longest = max(longest, known + drafts)
+        state = torch.tensor(list(zip(*columns, strict=True)), device=self.target.device)
+        sizes = (2, 1, 1, 1, num_drafts + 2, num_drafts + 2)
+        last_two, position, lengths_stored, allowed_on_device, positions, slots = state.split(sizes)
+        step = Step(
+            index=self.steps,
+            num_drafts=num_drafts,
+            lengths=lengths_stored[0],
+            position=position[0],
+            last_two=last_two.T,
+            positions=positions.T,
+            slots=slots.T,
+            visible=visible_slots(longest, g.capacity),
+            allowed=allowed,
+            table=None if self.table is None else self.table.on_device(),
+            texts=self.texts,
+            processed=[] if g.processors is None else [r.processed if r.live else [] for r in self.records],
+        )
+        return step, allowed_on_device[0]
+
+    def _take(self, decided: Decided, lengths: DraftLengths) -> None:
+        """Enters what a step decided."""
+        step, drafts, logits, out, _ = decided
+        width = drafts.tokens.shape[1]
         report = [out.tokens, drafts.tokens, out.num_accepted[:, None], out.status[:, None]]
         if drafts.status is not None:
             report.append(drafts.status)
         rows = torch.cat(report, 1).tolist()
-        before = [len(tokens) for tokens in self.tokens]
-        self._take(rows, step, target.vocab_size, drafts.forwards)
-        if self.log_probs is not None:
-            self._take_log_probs(out, logits if processed is not logits else None, before)
-        lap("loop")
-
-    def _plan(self, device: torch.device) -> tuple[Step, torch.Tensor]:
-        """The step's inputs, from the host's record in one copy; ``Step.allowed`` also on the device."""
-        trash = self.generation.capacity - 1
-        # One token is always drawn from the target, so no draft can go past max_new_tokens.
-        allowed, live = [0] * len(self.tokens), [False] * len(self.tokens)
-        for b in self.live:
-            live[b] = True
-            allowed[b] = min(self.num_drafts, self.max_new_tokens - len(self.tokens[b]) - 1)
-        num_drafts, longest, columns = max(allowed), 0, []
-        # Plain lists and one tensor: measured 94 us a step, a dozen torch operations 124, numpy 200 (B = 1, K = 4).
-        for b, (prompt, tokens) in enumerate(zip(self.generation.prompts, self.tokens, strict=True)):
-            known = len(prompt) + len(tokens)
-            places = range(known - 2, known + allowed[b]) if live[b] else ()
-            positions = [max(p, 0) for p in places] + [0] * (num_drafts + 2 - len(places))
-            slots = [p if p >= 0 else trash for p in places] + [trash] * (num_drafts + 2 - len(places))
-            columns.append((*self._last_two[b], known, known - 1, allowed[b], *positions, *slots))
-            longest = max(longest, known + allowed[b])
-        state = torch.tensor(list(zip(*columns, strict=True)), device=device)
-        sizes = (2, 1, 1, 1, num_drafts + 2, num_drafts + 2)
-        last_two, position, lengths, allowed_on_device, positions, slots = state.split(sizes)
-        visible = visible_slots(longest, self.generation.capacity)
-        texts = None
-        if self.generation.processors is not None:
-            known = zip(live, self.generation.prompts, self.tokens, strict=True)
-            texts = [prompt + tokens if lives else [] for lives, prompt, tokens in known]
-        table = None if self.table is None else self.table.on_device()
-        on_device = (lengths[0], position[0], last_two.T, positions.T, slots.T)
-        return Step(num_drafts, *on_device, visible, allowed, table, texts), allowed_on_device[0]
-
-    def _take(self, rows: list[list[int]], step: Step, vocab_size: int, draft_forwards: int) -> None:
-        """Enters what the step decided: ``rows`` are [tokens (K+1), drafts (K), accepted, status, draft status (K)]."""
-        k, allowed, live = step.num_drafts, step.allowed, []
-        for b in self.live:
-            row = rows[b]
-            accepted, status = row[2 * k + 1], row[2 * k + 2]
-            drafts = row[k + 1 : k + 1 + allowed[b]]
-            drafted = sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts))
-            for draft_status in row[2 * k + 3 : 2 * k + 3 + allowed[b]]:
-                status |= draft_status
-            tokens = row[:accepted]
-            producers = [Producer.ACCEPTED] * accepted
-            failed = status & _TARGET_FAULTS != 0
-            tested = accepted if failed else min(accepted + 1, drafted)
-            if not failed:
-                tokens.append(row[accepted])
-                producers.append(Producer.RECOVERED if accepted < drafted else Producer.BONUS)
-            end = next((i + 1 for i, token in enumerate(tokens) if token in self.eos), None)
-            if end is not None:
-                tokens, producers = tokens[:end], producers[:end]
-                accepted, tested = min(accepted, end), min(tested, end)
-                status &= ~_TARGET_FAULTS  # of a row behind the end
-            self.tokens[b] += tokens
+        values = self._log_probs(decided) if self.wanted.log_probs else None
+        self.steps += 1
+        self.draft_forwards += drafts.forwards
+        for b, record in enumerate(self.records):
+            if not record.live:
+                continue
+            sizes = (width, min(step.allowed[b], width), self.target.vocab_size, drafts.forwards)
+            tokens, tested, accepted = record.take(rows[b], *sizes, self.ends)
+            lengths.record(b, tested, accepted)
+            if record.drafts and record.drafter_failed():
+                record.drafts = False
+                names = record.status.name
+                warnings.warn(
+                    f"sequence {b}: its drafts are no numbers ({names}), it drafts no more", RuntimeWarning, 2
+                )
+            if values is not None:
+                record.log_probs += values[0][b][: len(tokens)]
+                record.raw_log_probs += values[1][b][: len(tokens)]
+            if self.wanted.logits:
+                record.logits += logits[b, : len(tokens)].clone().unbind()
             if self.table is not None:
                 self.table.add(b, tokens)
-            self.produced_by[b] += producers
-            if status:
-                self.status[b] |= Status(status)
-            self.stats[b].record(drafted, tested, accepted, len(tokens), draft_forwards)
-            if self.on_emit is not None and tokens:
-                self.on_emit(Emission(b, tokens, producers))
-            if not failed and end is None and len(self.tokens[b]) < self.max_new_tokens:
-                self._last_two[b] = ([*self._last_two[b], *tokens])[-2:]
-                live.append(b)
-        self.live = live
+            if self.wanted.on_emit is not None and tokens:
+                self.wanted.on_emit(Emission(b, tokens, record.produced_by[-len(tokens) :]))
+        self.generation.stopwatch.lap("loop")
 
-    def _take_log_probs(self, out: SpeculativeStep, logits: torch.Tensor | None, before: list[int]) -> None:
-        """Of the tokens that each sequence got since it had ``before`` of them. ``logits``: the model's own, where
-        processors changed those that the step saw."""
+    def _log_probs(self, decided: Decided) -> list[list[list[float]]]:
+        """Under the law that was drawn from, and under softmax of the model's own logits."""
+        out = decided.out
         raw = out.raw_log_probs
-        if logits is not None:
-            raw = logits.float().log_softmax(-1).gather(2, out.tokens.clamp(min=0)[:, :, None])[:, :, 0]
-        values = torch.stack((out.log_probs, raw)).tolist()
-        for record, rows in zip((self.log_probs, self.raw_log_probs), values, strict=True):
-            for mine, row, tokens, start in zip(record, rows, self.tokens, before, strict=True):
-                mine += row[: len(tokens) - start]
+        if decided.processed:  # the step saw others than the model's own
+            log_probs = decided.logits.float().log_softmax(-1)
+            raw = log_probs.gather(2, out.tokens.clamp(min=0)[:, :, None])[:, :, 0]
+        return torch.stack((out.log_probs, raw)).tolist()
 
     def result(self, sequences: torch.Tensor) -> GenerationResult:
-        stats = Stats.total(self.stats, self.num_drafts)
-        stats.target_forwards, stats.draft_forwards = self.target_forwards, self.draft_forwards
+        records, wanted = self.records, self.wanted
+        stats = Stats.total((r.stats for r in records), self.most)
+        stats.target_forwards, stats.draft_forwards = self.steps, self.draft_forwards
         stats.seconds = self.generation.stopwatch.with_total()
-        counts = (self.status, stats, self.stats)
-        return GenerationResult(sequences, self.tokens, self.produced_by, *counts, self.log_probs, self.raw_log_probs)
+        return GenerationResult(
+            sequences,
+            tokens=[r.tokens for r in records],
+            produced_by=[r.produced_by for r in records],
+            status=[r.status for r in records],
+            stats=stats,
+            sequence_stats=[r.stats for r in records],
+            log_probs=[r.log_probs for r in records] if wanted.log_probs else None,
+            raw_log_probs=[r.raw_log_probs for r in records] if wanted.log_probs else None,
+            logits=[_stacked(r.logits, self.target) for r in records] if wanted.logits else None,
+            drafter_error=None if self.session is None else self.session.error,
+            step_costs=self.costs if isinstance(self.num_drafts, AdaptiveDrafts) else None,
+        )
 
 
-def _no_drafts(step: Step) -> Drafts:
-    return Drafts(step.last_two[:, :0])
+def _stacked(rows: list[torch.Tensor], target: CachedModel) -> torch.Tensor:
+    return torch.stack(rows) if rows else torch.empty(0, target.vocab_size, device=target.device)

@@ -10,14 +10,27 @@ from transformers import LogitsProcessor, PreTrainedModel
 from specdec_kernels import SamplingParams
 from specdec_kernels.validation import refuse
 
-from .batch import Batch
+from .adaptive import AdaptiveDrafts
+from .batch import Batch, Wanted
 from .compatibility import cached_model
 from .drafters import Drafter, Generation
 from .drafters.model import ModelDrafter
 from .processors import Processors
-from .prompts import TokenIds, check_room, join, read_count, read_eos, read_pad, read_prompts, read_seeds
+from .prompts import (
+    TokenIds,
+    check_room,
+    join,
+    read_count,
+    read_eos,
+    read_pad,
+    read_processor_prompts,
+    read_prompts,
+    read_seeds,
+    repeated,
+)
+from .record import Ends, Stopping
 from .result import Emission, GenerationResult
-from .sampling import read_bias, read_d2t, read_min_new_tokens, read_params, read_rule
+from .sampling import read_bias, read_d2t, read_min_new_tokens, read_params, read_rule, repeat_params
 from .stats import Stopwatch
 from .token_table import HostTable
 
@@ -27,14 +40,16 @@ class SpeculativeDecoder:
 
     Args:
         target: a decoder-only transformers causal LM in evaluation mode.
-        draft: a smaller one with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None with
-            ``num_drafts=0``.
-        num_drafts: K, drafted tokens a step, >= 0. With 0 the same loop decodes plainly.
+        draft: a smaller one with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None: the same loop
+            decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on plainly.
+        num_drafts: K, drafted tokens a step, >= 0 (0 decodes plainly), or :class:`AdaptiveDrafts` to choose it.
         backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or
             "cuda".
         d2t: for a draft whose *output* covers a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec,
             arXiv 2502.14856): [columns of its logits] ids of the target, ascending. Its embedding must cover the whole
             vocabulary, since it is fed the target's tokens.
+        confidence: for a draft that is a model: behind a token that it holds less likely than this, a sequence drafts
+            no more in that step; the token itself is verified. From 0 (off) to below 1.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed; a model that the loop cannot drive
@@ -45,35 +60,41 @@ class SpeculativeDecoder:
         self,
         target: PreTrainedModel,
         draft: PreTrainedModel | Drafter | None,
-        num_drafts: int = 4,
+        num_drafts: int | AdaptiveDrafts = 4,
         backend: str = "auto",
         d2t: torch.Tensor | Sequence[int] | None = None,
+        confidence: float = 0.0,
     ):
-        self.num_drafts = read_count("num_drafts", num_drafts)
-        self.backend = backend
+        if not isinstance(num_drafts, AdaptiveDrafts):
+            read_count("num_drafts", num_drafts)
+        self.num_drafts, self.backend = num_drafts, backend
         self.target = cached_model(target, "target")
         self._max_lengths = {"target": self.target.max_length}
-        if d2t is not None and not isinstance(draft, PreTrainedModel):
-            refuse("d2t", f"a map with draft={type(draft).__name__}", "a map with a model")
-        if draft is None:
-            if num_drafts > 0:
-                raise ValueError(f"draft: got None with num_drafts={num_drafts}, allowed: None with num_drafts=0")
-            self.drafter = None
-        elif isinstance(draft, Drafter):
+        self._costs: dict[int, list[float]] = {}  # by batch size
+        if not 0 <= confidence < 1:
+            refuse("confidence", confidence, "a number from 0 (off) to below 1")
+        for name, value in (("d2t", d2t), ("confidence", confidence or None)):
+            if value is not None and not isinstance(draft, PreTrainedModel):
+                refuse(name, f"a value with draft={type(draft).__name__}", "one with a model")
+        if draft is None or isinstance(draft, Drafter):
             self.drafter = draft
         else:
-            model = cached_model(draft, "draft")
-            if d2t is not None:
-                d2t = read_d2t(d2t, model, self.target)
-            elif model.vocab_size != self.target.vocab_size:
-                raise ValueError(
-                    f"draft: its vocabulary has {model.vocab_size} tokens, "
-                    f"allowed: {self.target.vocab_size}, the target's"
-                )
-            if model.device != self.target.device:
-                raise ValueError(f"draft: is on {model.device}, allowed: {self.target.device}, the target's device")
-            self._max_lengths["draft"] = model.max_length
-            self.drafter = ModelDrafter(model, d2t)
+            self.drafter = self._model_drafter(draft, d2t, confidence)
+
+    def _model_drafter(
+        self, draft: PreTrainedModel, d2t: torch.Tensor | Sequence[int] | None, confidence: float
+    ) -> ModelDrafter:
+        model = cached_model(draft, "draft")
+        if d2t is not None:
+            d2t = read_d2t(d2t, model, self.target)
+        elif model.vocab_size != self.target.vocab_size:
+            raise ValueError(
+                f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {self.target.vocab_size}, the target's"
+            )
+        if model.device != self.target.device:
+            raise ValueError(f"draft: is on {model.device}, allowed: {self.target.device}, the target's device")
+        self._max_lengths["draft"] = model.max_length
+        return ModelDrafter(model, d2t, confidence)
 
     def generate(
         self,
@@ -92,9 +113,13 @@ class SpeculativeDecoder:
         min_new_tokens: int | Sequence[int] | torch.Tensor = 0,
         logits_processor: Sequence[LogitsProcessor] | None = None,
         log_probs: bool = False,
+        output_logits: bool = False,
         compact_q: int = 0,
+        num_return_sequences: int = 1,
+        stop: Stopping | None = None,
+        processor_prompts: Sequence[Sequence[int]] | None = None,
     ) -> GenerationResult:
-        """Continues every prompt until an end-of-sequence token or ``max_new_tokens``.
+        """Continues every prompt until an end-of-sequence token, what ``stop`` says, or ``max_new_tokens``.
 
         The law of the text is that of plain sampling from the target. Logits become probabilities in transformers'
         order: ``logits_processor``, bias and bans, penalties, ends before ``min_new_tokens``, temperature, filters.
@@ -125,6 +150,12 @@ class SpeculativeDecoder:
             log_probs: also return the log-probabilities of the new tokens.
             compact_q: k' > 0: the draft draws from its k' most likely tokens, and ids and log-probabilities are
                 all that is kept of q: [B, K, k'] numbers instead of the draft's logits.
+            output_logits: also return the model's own logits at every new token.
+            num_return_sequences: n >= 1: n texts for each prompt, side by side, as transformers returns them; text j
+                of a prompt has its seed + j. All that is given for each sequence is given for each prompt.
+            stop: ends sequences for what their text is, such as ``specdec.stopping.StopStrings``.
+            processor_prompts: what processors and penalties see of each prompt, where it differs from the prompt:
+                transformers shows them the padding.
 
         Returns:
             GenerationResult. A sequence whose target logits have no distribution ends there, with its status.
@@ -134,32 +165,55 @@ class SpeculativeDecoder:
                 ``max_new_tokens`` does not fit the positions of target or draft is refused before anything
                 runs.
         """
-        device = self.target.device
-        prompts = read_prompts(input_ids, attention_mask, self.target.vocab_size)
+        device, vocab_size = self.target.device, self.target.vocab_size
+        prompts = read_prompts(input_ids, attention_mask, vocab_size)
         read_count("max_new_tokens", max_new_tokens)
         for name, max_length in self._max_lengths.items():
             check_room(prompts, max_new_tokens, name, max_length)
         eos = read_eos(eos_token_id, self.target.model)
         pad = read_pad(pad_token_id, eos, self.target.model)
         size = len(prompts)
+        seen = None if processor_prompts is None else read_processor_prompts(processor_prompts, size, vocab_size)
         params = read_params(params, size, device)
-        bias = read_bias(logit_bias, banned_tokens, size, self.target.vocab_size)
+        bias = read_bias(logit_bias, banned_tokens, size, vocab_size)
         shortest = read_min_new_tokens(min_new_tokens, size, max_new_tokens)
-        generation = Generation(
-            prompts=prompts,
-            capacity=max(map(len, prompts), default=0) + max_new_tokens + 1,
-            params=params,
-            seed=read_seeds(seed, size, device),
-            greedy=not params.temperature.any(),
-            rule=read_rule(rule, compact_q),
-            compact_q=compact_q,
-            processors=None if logits_processor is None else Processors(logits_processor, self.target.vocab_size),
-            backend=self.backend,
-            stopwatch=Stopwatch(),
-        )
-        ends = [i for i in sorted(eos) if 0 <= i < self.target.vocab_size]
-        table = HostTable.needed(prompts, params, bias, ends, shortest, device)
-        batch = Batch(generation, max_new_tokens, self.num_drafts, eos, table, log_probs, on_emit)
+        seeds = read_seeds(seed, size, device)
+        if read_count("num_return_sequences", num_return_sequences, 1) > 1:
+            n = num_return_sequences
+            seeds = (seeds[:, None] + torch.arange(n, device=device)).view(-1)
+            params = repeat_params(params, n)
+            input_ids, prompts, bias, shortest = (repeated(x, n) for x in (input_ids, prompts, bias, shortest))
+            seen = None if seen is None else repeated(seen, n)
+        rule = read_rule(rule, compact_q)
+        processors = None if logits_processor is None else Processors(logits_processor, vocab_size)
+        ids = [i for i in sorted(eos) if 0 <= i < vocab_size]
+        table = HostTable.needed(prompts, seen or prompts, params, bias, ids, shortest, device)
+        stopwatch = Stopwatch()
         with torch.inference_mode():
-            batch.run(self.target, self.drafter)
-        return batch.result(join(input_ids, prompts, batch.tokens, pad, device))
+            capacity = max(map(len, prompts), default=0) + max_new_tokens + 1
+            cache = self.target.new_cache(len(prompts), capacity)
+            if max_new_tokens > 0:
+                self.target.prefill(cache, [p[:-1] for p in prompts])
+            stopwatch.lap("prefill")
+            generation = Generation(
+                prompts=prompts,
+                capacity=capacity,
+                params=params,
+                seed=seeds,
+                greedy=not params.temperature.any(),
+                rule=rule,
+                compact_q=compact_q,
+                processors=processors,
+                backend=self.backend,
+                stopwatch=stopwatch,
+                target_cache=cache,
+            )
+            wanted, costs = Wanted(log_probs, output_logits, on_emit), self._costs.get(len(prompts))
+            if isinstance(self.num_drafts, AdaptiveDrafts) and self.num_drafts.costs is not None:
+                costs = list(self.num_drafts.costs)
+            ends = Ends(max_new_tokens, eos, stop)
+            batch = Batch(generation, self.target, self.num_drafts, costs, ends, table, wanted, seen)
+            batch.run(self.drafter)
+        if batch.costs is not None:
+            self._costs[len(prompts)] = batch.costs
+        return batch.result(join(input_ids, prompts, [r.tokens for r in batch.records], pad, device))

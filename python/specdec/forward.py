@@ -95,16 +95,21 @@ class CachedModel:
 
     def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
         """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
-        lengths = [len(s) for s in sequences]
-        longest = max(lengths, default=0)
-        cache.lengths = torch.tensor(lengths, device=self.device)
+        self.extend(cache, sequences, [0] * len(sequences))
+
+    def extend(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
+        """As ``prefill``, for sequences whose first ``starts`` tokens are stored already."""
+        new = [list(s[start:]) for s, start in zip(sequences, starts, strict=True)]
+        cache.lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64, device=self.device)
+        longest = max(map(len, new), default=0)
         if longest == 0:
             return
-        tokens = torch.tensor([[*s, *[0] * (longest - len(s))] for s in sequences], device=self.device)
-        places = torch.arange(longest, device=self.device)
+        tokens = torch.tensor([[*n, *[0] * (longest - len(n))] for n in new], device=self.device)
+        places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(longest, device=self.device)
         valid = places < cache.lengths[:, None]
         slots = torch.where(valid, places, cache.trash)
-        layout = self.layout(places * valid, slots, visible_slots(longest, cache.capacity))
+        stored = max(len(s) for s, n in zip(sequences, new, strict=True) if n)
+        layout = self.layout(places * valid, slots, visible_slots(stored, cache.capacity))
         # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
         self._run(self.model.base_model, tokens, cache, layout)
 

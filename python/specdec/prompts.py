@@ -73,10 +73,26 @@ def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_len
     )
 
 
-def read_count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        refuse(name, repr(value), "an integer >= 0")
+def read_count(name: str, value: int, smallest: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+        refuse(name, repr(value), f"an integer >= {smallest}")
     return value
+
+
+def read_processor_prompts(rows: Sequence[Sequence[int]], batch_size: int, vocab_size: int) -> list[list[int]]:
+    if len(rows) != batch_size:
+        refuse("processor_prompts", f"{len(rows)} rows", f"{batch_size}, one for each prompt")
+    for b, row in enumerate(rows):
+        if not all(isinstance(token, int) and 0 <= token < vocab_size for token in row):
+            refuse("processor_prompts", f"{list(row)!r} for sequence {b}", f"ids from 0 to {vocab_size - 1}")
+    return [list(row) for row in rows]
+
+
+def repeated(rows: TokenIds | list, times: int) -> TokenIds | list:
+    """Every row so many times, side by side."""
+    if isinstance(rows, torch.Tensor):
+        return rows.repeat_interleave(times, 0)
+    return [row for row in rows for _ in range(times)]
 
 
 def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:

@@ -39,3 +39,6 @@ class GenerationResult:
     sequence_stats: list[Stats]
     log_probs: list[list[float]] | None = None  # of ``tokens``, under the law they were drawn from; None: not asked
     raw_log_probs: list[list[float]] | None = None  # under softmax of the model's own logits
+    logits: list[torch.Tensor] | None = None  # [new, V] of each sequence: the model's own, which decided ``tokens``
+    drafter_error: str | None = None  # why the drafter was dropped; None: it was not
+    step_costs: list[float] | None = None  # with AdaptiveDrafts: T(0), T(1), ... that K was chosen with

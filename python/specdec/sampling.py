@@ -40,6 +40,12 @@ def read_params(params: SamplingParams | None, batch_size: int, device: torch.de
     return SamplingParams(**columns)
 
 
+def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
+    """Of every sequence so many, side by side. ``params`` as from ``read_params``."""
+    columns = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    return SamplingParams(**{n: None if v is None else v.repeat_interleave(times) for n, v in columns.items()})
+
+
 def read_rule(rule: str, compact_q: int) -> Rule:
     """The rule, which must go with ``compact_q``."""
     check_rule(rule)

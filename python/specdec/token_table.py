@@ -53,17 +53,18 @@ class HostTable:
     def needed(
         cls,
         prompts: Sequence[Sequence[int]],
+        seen: Sequence[Sequence[int]],
         params: SamplingParams,
         bias: Sequence[Mapping[int, float]],
         eos: Sequence[int],
         min_new_tokens: Sequence[int],
         device: torch.device,
     ) -> HostTable | None:
-        """None where nothing asks for one."""
+        """None where nothing asks for one. ``seen``: the tokens of each prompt that the repetition penalty counts."""
         counts, delayed = params.uses(PENALTIES), bool(eos) and any(min_new_tokens)
         if not (counts or delayed or any(bias)):
             return None
-        in_prompt = prompts if params.uses(("repetition_penalty",)) else [()] * len(prompts)
+        in_prompt = seen if params.uses(("repetition_penalty",)) else [()] * len(prompts)
         ends = first_end = None
         if delayed:
             ends = torch.tensor(eos, device=device)

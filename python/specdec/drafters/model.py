@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -17,48 +18,59 @@ class ModelDrafter:
     Args:
         model: is fed the target's ids.
         d2t: [columns of its logits] int64, ascending: the target's ids of them; None: they are the target's.
+        confidence: a draft that the model holds less likely than this is a sequence's last one of its step. It is
+            verified like any other: were it withdrawn for what it is, the law would change. 0: never. Costs one
+            synchronisation with the device for each draft.
     """
 
-    def __init__(self, model: CachedModel, d2t: torch.Tensor | None = None):
-        self.model, self.d2t = model, d2t
+    def __init__(self, model: CachedModel, d2t: torch.Tensor | None = None, confidence: float = 0.0):
+        self.model, self.d2t, self.confidence = model, d2t, confidence
 
     def start(self, generation: Generation) -> ModelDraftSession:
-        return ModelDraftSession(self.model, self.d2t, generation)
+        return ModelDraftSession(self, generation)
 
 
 class ModelDraftSession:
     """One generation's draft cache, filled with the prompts but for their last token."""
 
-    def __init__(self, model: CachedModel, d2t: torch.Tensor | None, generation: Generation):
-        self.model, self.d2t, self.generation = model, d2t, generation
+    def __init__(self, drafter: ModelDrafter, generation: Generation):
+        self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
+        self.generation = generation
         # Greedy drafts are one-hot, and ``coupled`` needs no q.
         self.keeps_q = not generation.greedy and generation.rule != Rule.COUPLED
         self.compact = generation.compact_q if self.keeps_q else 0
-        self.cache = model.new_cache(len(generation.prompts), generation.capacity)
-        model.prefill(self.cache, [p[:-1] for p in generation.prompts])
+        self.cache = self.model.new_cache(len(generation.prompts), generation.capacity)
+        prompts = [p[:-1] for p in generation.prompts]
+        self.model.prefill(self.cache, prompts)
+        self.stored, self.next_step = [len(p) for p in prompts], 0
         generation.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
         """The first forward gets the last *two* known tokens: after K acceptances the last draft was never
         fed, and writing the other key again costs less than a shape that depends on what was accepted."""
         g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
+        self._catch_up(step)
         law = {"params": g.params, "seed": g.seed, "position": step.position, "rule": g.rule, "table": step.table}
         draw_from = partial(draft_step, **law, d2t=self.d2t, compact=self.compact, backend=g.backend)
         cache.lengths = step.lengths
         layout = self.model.layout(step.positions, step.slots, step.visible)
         layouts = layout.split([2] + [1] * step.num_drafts)  # the last is not used: draft K is never fed
-        fed, rows, draws = step.last_two, [], []
+        fed, rows, draws, going = step.last_two, [], [], step.allowed
         drafts = step.last_two[:, :0]  # so far, where the law of the next one depends on them
         lap("loop")
         for i in range(step.num_drafts):
             logits = self.model(fed, cache, layouts[i])[:, -1]
             lap("draft_forwards")
             if g.processors is not None:
-                logits = g.processors(logits[:, None], step.texts, step.allowed, drafts, self.d2t)[:, 0]
+                logits = g.processors(logits[:, None], step.processed, step.allowed, drafts, self.d2t)[:, 0]
             draw = draw_from(logits, offset=i, drafts=drafts)
             lap("kernels")
+            if self.confidence > 0:
+                draw, going = self._stop_unsure(draw, logits, going, i)
             rows.append(logits)
             draws.append(draw)
+            if not any(n > i + 1 for n in going):
+                break
             if step.table is not None or g.processors is not None:
                 drafts = torch.cat((drafts, draw.tokens[:, None]), 1)
             # -1 says that there was no distribution: the drafts end there, but what is fed must be a token.
@@ -66,6 +78,30 @@ class ModelDraftSession:
         whole = self._with_q(rows, draws)
         lap("loop")
         return whole
+
+    def finish(self, outputs: list[list[int]]) -> None:
+        pass  # nothing outlives a generation
+
+    def _catch_up(self, step: Step) -> None:
+        """Feeds what was emitted in steps that did not ask for drafts."""
+        if step.index > self.next_step:
+            # Behind ``stored`` are drafts of the last step that asked, which may not have been accepted.
+            known = [t[: max(len(t) - 2, n)] for t, n in zip(step.texts, self.stored, strict=True)]
+            self.model.extend(self.cache, known, self.stored)
+        self.stored, self.next_step = [len(t) for t in step.texts], step.index + 1
+
+    def _stop_unsure(
+        self, draw: DraftStep, logits: torch.Tensor, going: list[int], offset: int
+    ) -> tuple[DraftStep, list[int]]:
+        """Withdraws the drafts of sequences that have stopped, and stops those of which this draft is not likely."""
+        log_q, greedy = draw.log_q, self.generation.params.temperature == 0
+        # A greedy draft is certain; how sure the model is, its own probability says.
+        log_q = torch.where(greedy, logits.float().log_softmax(-1).amax(-1), log_q)
+        sure = (log_q >= math.log(self.confidence)).tolist()
+        stopped = torch.tensor([n <= offset for n in going], device=logits.device)
+        tokens, status = draw.tokens.masked_fill(stopped, -1), draw.status.masked_fill(stopped, 0)
+        draw = draw._replace(tokens=tokens, status=status)
+        return draw, [n if likely else min(n, offset + 1) for n, likely in zip(going, sure, strict=True)]
 
     def _with_q(self, rows: list[torch.Tensor], draws: list[DraftStep]) -> Drafts:
         def column(name: str) -> torch.Tensor:
