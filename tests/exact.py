@@ -173,6 +173,7 @@ class Step:
     d2t: list[int] | None = None
     padding: int = 0  # drafts of the batch beyond num_drafts
     compact: int = 2
+    stops: frozenset[int] = frozenset()  # behind such a draft, which counts, no other is made
 
     def drafting(self, setting: Setting) -> Setting:
         return dataclasses.replace(setting, temperature=0.0) if self.q == "one_hot" else setting
@@ -206,11 +207,19 @@ class Step:
                 torch.testing.assert_close(out.log_q.exp()[weight > 0], weight[weight > 0], rtol=1e-12, atol=0)
                 q.scatter_add_(1, out.tokens[:, None], weight[:, None])
             if i < self.num_drafts:
-                drafts.mass.mul_(q.gather(1, tokens[:, i : i + 1])[:, 0])
+                made = ~self.stopped(tokens)[:, i]
+                nothing = (tokens[:, i] == 0).double()  # of the paths that differ only behind a stop, one
+                drafts.mass.mul_(torch.where(made, q.gather(1, tokens[:, i : i + 1])[:, 0], nothing))
             for column, value in ((drafts.logits, logits), (drafts.steps, out), (drafts.races, probe.races[0])):
                 column.append(value)
             number = number * vocabulary + tokens[:, i] + 1
+        drafts = drafts._replace(tokens=tokens.masked_fill(self.stopped(tokens), -1))
         return drafts.take((drafts.mass > 0).nonzero()[:, 0])
+
+    def stopped(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Where of [R, K] drafts there are none, since an earlier one stopped them."""
+        stops = torch.isin(tokens, torch.tensor(sorted(self.stops), dtype=torch.int64)).cumsum(1) > 0
+        return torch.nn.functional.pad(stops, (1, 0))[:, : tokens.shape[1]]
 
     def verify(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts, winner, u=None) -> SpeculativeStep:
         probe.script(winner, u)
@@ -293,7 +302,10 @@ class Step:
             assert (q.offset, q.stream) == (p.offset, p.stream)
             by_noise = torch.zeros_like(p.weights).scatter(1, q.index, q.weights)
             joint = [joint_of(*map(tuple, pair)) for pair in zip(p.weights.tolist(), by_noise.tolist(), strict=True)]
-            probability *= torch.tensor(np.array(joint))[rows, winner[:, j], drafts.tokens[rows, j]]
+            draft, drawn = drafts.tokens[rows, j], winner[:, j]
+            alone = p.weights[rows, drawn]  # no draft: the target races by itself
+            together = torch.tensor(np.array(joint))[rows, drawn, draft.clamp(min=0)]
+            probability *= torch.where(draft < 0, alone, together)
         last = target[self.num_drafts]
         probability *= last.weights[rows].gather(1, winner[:, -1:])[:, 0]
         return rows, probability, torch.nn.functional.pad(winner, (0, self.padding)), None

@@ -129,6 +129,19 @@ def test_ragged(probe, rule, num_drafts, q):
 
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
+def test_a_draft_may_stop_those_behind_it(probe, rule, q):
+    """Drafting ends for what was drafted (a draft that is not confident, an end of sequence), which counts itself."""
+    target, draft = (Rows.random(3, 4, random_state) for random_state in (9, 10))
+    settings = [Setting(1.0), Setting(0.5, **ALL)]
+    for num_drafts, stops in ((2, {1, 2}), (3, {0})):
+        step = Step(rule, target, draft, num_drafts, q, stops=frozenset(stops))
+        for setting, law in zip(settings, step.laws(probe, [Context(setting) for setting in settings]), strict=True):
+            model = setting.model(target)
+            assert abs(sum(law.values()) - 1) < EXACT
+            assert total_variation(completed(law, model, 4), text_law(model, 4)) < EXACT
+
+
+@pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
 @pytest.mark.parametrize("case", ["masked_p", "masked_q", "both", "disjoint", "disjoint_by_filter", "one_token_left"])
 def test_masks_and_special_supports(probe, rule, case, q):
     target, draft = (Rows.random(4, 2, random_state) for random_state in (9, 10))

@@ -6,6 +6,8 @@ LAWS = "tests/test_sampling.py tests/test_settings.py"
 Q = "tests/test_handed_over_q.py"
 SETTINGS = "tests/test_settings.py tests/test_sampling.py"
 TABLE = "tests/test_token_table.py tests/test_settings.py"
+ADAPTIVE = "tests/test_adaptive.py"
+ENDS = "tests/test_ends.py"
 TEXT = "tests/test_decoder.py -k 'eos or seeds'"
 
 MUTATIONS: list[Mutation] = [
@@ -39,27 +41,50 @@ MUTATIONS: list[Mutation] = [
         LAWS,
         {
             "loop-reuses-noise-in-every-step": (
-                "columns.append((*self._last_two[b], known, known - 1,",
-                "columns.append((*self._last_two[b], len(prompt), known - 1,",
-            ),
-            "loop-keeps-text-behind-the-end": (
-                "tokens, producers = tokens[:end], producers[:end]",
-                "producers = producers[:end]",
-                TEXT,
+                "text[-1], known, known - 1, drafts,",
+                "text[-1], record.prompt_length, known - 1, drafts,",
             ),
             "loop-feeds-a-stale-token": (
-                "self._last_two[b] = ([*self._last_two[b], *tokens])[-2:]",
-                "self._last_two[b] = ([*self._last_two[b], *tokens[:1]])[-2:]",
+                "text[max(known - 2, 0)], text[-1], known,",
+                "text[max(known - 2, 0)], text[max(known - 2, 0)], known,",
             ),
             "loop-processes-the-target-alone-without-drafts": (
-                "g.processors(logits, step.texts, step.allowed, drafts.tokens)",
-                "g.processors(logits, step.texts, [0] * len(step.allowed), drafts.tokens)",
+                "g.processors(logits, step.processed, step.allowed, drafts.tokens)",
+                "g.processors(logits, step.processed, [0] * len(step.allowed), drafts.tokens)",
             ),
             "loop-log-probs-one-step-late": (
-                "mine += row[: len(tokens) - start]",
-                "mine += row[-(len(tokens) - start) :]",
+                "record.log_probs += values[0][b][: len(tokens)]",
+                "record.log_probs += values[0][b][-len(tokens) :]",
                 SETTINGS,
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/record.py",
+        TEXT,
+        {
+            "loop-keeps-text-behind-the-end": ("del self.text[len(self.text) - len(tokens) + end :]", "pass"),
+            "loop-asks-a-stop-behind-the-end": (
+                "self.stop.first_end(sequence, text, end or new)",
+                "self.stop.first_end(sequence, text, new)",
+                ENDS,
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/model.py",
+        ADAPTIVE,
+        {
+            "loop-stops-at-the-unsure-draft-itself": ("n <= offset for n in going", "n <= offset + 1 for n in going"),
+            "loop-forgets-to-catch-up": ("if step.index > self.next_step:", "if False:"),
+        },
+    ),
+    *mutations(
+        "python/specdec/adaptive.py",
+        ADAPTIVE,
+        {
+            "loop-never-tries-drafts-again": ("h.plain_left -= 1", "h.plain_left -= 0"),
+            "loop-drafts-where-it-does-not-pay": ("rates.append(emitted / cost)", "rates.append(emitted)"),
         },
     ),
     *mutations(
