@@ -1,0 +1,36 @@
+"""Prompts out of Python's own standard library, which every machine has: code to go on with, and code to edit."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import inspect
+import shlex
+import statistics
+import textwrap
+from collections.abc import Callable
+
+# What is edited, the names that the edit replaces, and how many lines of the result the prompt shows.
+EDITS: tuple[tuple[Callable, dict[str, str], int], ...] = (
+    (textwrap.TextWrapper._wrap_chunks, {"cur_line": "row", "chunks": "parts"}, 8),
+    (statistics.quantiles, {"data": "values"}, 6),
+    (shlex.shlex.read_token, {"nextchar": "char"}, 6),
+    (argparse.HelpFormatter._format_usage, {"usage": "text"}, 6),
+    (configparser.RawConfigParser._read, {"fp": "file"}, 6),
+)
+
+
+def editing() -> list[str]:
+    """A function, and the beginning of the same with names replaced: most of what follows stands in the prompt."""
+    prompts = []
+    for function, names, lines in EDITS:
+        before = after = inspect.getsource(function)
+        for old, new in names.items():
+            after = after.replace(old, new)
+        prompts.append(f"{before}\n\n# The same, renamed.\n{''.join(after.splitlines(True)[:lines])}")
+    return prompts
+
+
+def writing() -> list[str]:
+    """The first lines of the same functions: what follows is not in the prompt."""
+    return ["".join(inspect.getsource(function).splitlines(True)[:lines]) for function, _, lines in EDITS]
