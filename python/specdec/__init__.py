@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .adaptive import AdaptiveDrafts
     from .cache import StaticKVCache
     from .decoder import SpeculativeDecoder
+    from .drafters.prompt_lookup import PromptLookupDrafter
+    from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .loading import load_embedded_pair, load_model, load_pair
     from .result import Emission, GenerationResult, Producer
     from .stats import Stats
@@ -18,9 +20,12 @@ __all__ = [
     "Emission",
     "GenerationResult",
     "Producer",
+    "PromptLookupDrafter",
     "SpeculativeDecoder",
     "StaticKVCache",
     "Stats",
+    "SuffixDrafter",
+    "SuffixMemory",
     "load_embedded_pair",
     "load_model",
     "load_pair",
@@ -29,6 +34,8 @@ _HOMES = {
     "adaptive": ("AdaptiveDrafts",),
     "cache": ("StaticKVCache",),
     "decoder": ("SpeculativeDecoder",),
+    "drafters.prompt_lookup": ("PromptLookupDrafter",),
+    "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
     "loading": ("load_embedded_pair", "load_model", "load_pair"),
     "result": ("Emission", "GenerationResult", "Producer"),
     "stats": ("Stats",),

@@ -1,0 +1,85 @@
+"""Drafts what followed the last few tokens when they last stood in the same sequence."""
+
+from __future__ import annotations
+
+from specdec_kernels.validation import refuse
+
+from . import Drafts, Generation, Step
+from .proposals import copy_from, one_hot
+
+
+class PromptLookupDrafter:
+    """Prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding; transformers'
+    ``prompt_lookup_num_tokens``): no model, no state beyond a generation. It pays where outputs repeat their input,
+    as in editing, summaries and extraction.
+
+    The longest n-gram that ends the text and stood in it before, prompt or output, proposes what followed its most
+    recent earlier occurrence. The drafts are a function of the text, so q is one-hot and the law is kept.
+
+    The defaults are the best of those tried on Python source, K = 4 to 12, where a draft costs 5 % of a step: single
+    tokens find more, but mostly what is then rejected; n of 3 alone, as in the original, finds old places in text that
+    was edited since.
+
+    Args:
+        max_ngram: tokens of the longest n-gram that is looked up, >= 1. Each n costs about 80 bytes a token.
+        min_ngram: of the shortest, 1 to ``max_ngram``.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
+    """
+
+    def __init__(self, max_ngram: int = 5, min_ngram: int = 2):
+        if isinstance(max_ngram, bool) or not isinstance(max_ngram, int) or max_ngram < 1:
+            refuse("max_ngram", repr(max_ngram), "an integer >= 1")
+        if isinstance(min_ngram, bool) or not isinstance(min_ngram, int) or not 1 <= min_ngram <= max_ngram:
+            refuse("min_ngram", repr(min_ngram), f"an integer from 1 to max_ngram={max_ngram}")
+        self.max_ngram, self.min_ngram = max_ngram, min_ngram
+
+    def start(self, generation: Generation) -> PromptLookupSession:
+        return PromptLookupSession(range(self.min_ngram, self.max_ngram + 1), generation)
+
+
+class PromptLookupSession:
+    """The index of every sequence; a sequence that does not draft in a step catches up later."""
+
+    def __init__(self, sizes: range, generation: Generation):
+        self.indexes = [NgramIndex(sizes) for _ in generation.prompts]
+        for index, prompt in zip(self.indexes, generation.prompts, strict=True):
+            index.update(prompt)
+        generation.stopwatch.lap("prefill")
+
+    def draft(self, step: Step) -> Drafts:
+        sequences = zip(self.indexes, step.texts, step.allowed, strict=True)
+        proposals = [index.propose(text, most) if most else [] for index, text, most in sequences]
+        return one_hot(proposals, step.last_two.device)
+
+    def finish(self, texts: list[list[int]]) -> None:
+        """Nothing outlives a generation."""
+
+
+class NgramIndex:
+    """Where each n-gram of one growing text ended last, for n of ``sizes``, ascending. A new token costs one entry for
+    each n."""
+
+    def __init__(self, sizes: range):
+        self._ends: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in sizes}
+        self._known = 0
+
+    def update(self, text: list[int]) -> None:
+        """Takes the n-grams of ``text`` that have a token behind them: the one that ends it is not its own past."""
+        first, known = self._known, len(text)
+        for n, ends in self._ends.items():
+            for end in range(max(first, n), known):
+                ends[tuple(text[end - n : end])] = end
+        self._known = known
+
+    def propose(self, text: list[int], most: int) -> list[int]:
+        """Up to ``most`` >= 1 tokens behind ``text``, which begins with what the last call got; [] without a match."""
+        self.update(text)
+        found = None
+        for n, ends in self._ends.items():
+            end = ends.get(tuple(text[-n:]))
+            if end is None:
+                break  # nor did a longer one stand there before
+            found = end
+        return [] if found is None else copy_from(text, found, most)
