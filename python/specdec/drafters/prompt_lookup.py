@@ -53,7 +53,7 @@ class PromptLookupSession:
         proposals = [index.propose(text, most) if most else [] for index, text, most in sequences]
         return one_hot(proposals, step.last_two.device)
 
-    def finish(self, texts: list[list[int]]) -> None:
+    def finish(self, outputs: list[list[int]]) -> None:
         """Nothing outlives a generation."""
 
 

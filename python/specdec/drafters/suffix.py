@@ -148,6 +148,6 @@ class SuffixSession:
         # A memory's text ends in a separator: nothing is proposed past it.
         return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
 
-    def finish(self, texts: list[list[int]]) -> None:
+    def finish(self, outputs: list[list[int]]) -> None:
         if self.drafter.memory is not None:
-            self.drafter.memory.add(texts)
+            self.drafter.memory.add(outputs)
