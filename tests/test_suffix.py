@@ -264,6 +264,26 @@ def test_memory_shared_by_threads():
     assert tokens == SuffixAutomaton(tokens).tokens and sum(token < 0 for token in tokens) * 10 == len(memory)
 
 
+def test_memory_does_not_grow_while_it_is_read():
+    memory, text = SuffixMemory(), [[1, 2]]
+    memory.add([[1, 2, 3]])
+    session, drafts = start(SuffixDrafter(memory), text), []
+    threads = [
+        threading.Thread(target=lambda: memory.add([[4, 5]])),
+        threading.Thread(target=lambda: drafts.extend(draft(session, text, 1))),
+    ]
+    with memory.reading:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(0.1)
+            assert thread.is_alive()
+        assert memory._automaton.tokens == [1, 2, 3, -1]
+    for thread in threads:
+        thread.join()
+    assert drafts == [[3]] and memory._automaton.tokens == [1, 2, 3, -1, 4, 5, -2]
+
+
 @pytest.mark.parametrize(
     "new, arguments",
     (

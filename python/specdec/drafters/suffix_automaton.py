@@ -116,9 +116,8 @@ class Cursor:
         """Reads on in the other text."""
         transitions, link, length = self._automaton._next, self._automaton._link, self._automaton._length
         first_end, limit, state, matched = self._automaton._first_end, self._limit, self._state, self._matched
-        # States split while the automaton grows: back to the one that stands for the match.
-        while state != _ROOT and matched <= length[link[state]]:
-            state = link[state]
+        # A state that has split since stays the place of a match of the shorter part: up to the limit, where all that
+        # counts here ends, both parts end in the same places.
         for token in tokens:
             while True:
                 longer = transitions[state].get(token)
