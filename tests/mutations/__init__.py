@@ -3,7 +3,14 @@
 ``python -m tests.mutations`` applies one after the other to a copy of the repository and shows which test kills it.
 """
 
-from . import cpu, cuda, loop, reference, triton
+from . import cpu, cuda, loop, proposals, reference, triton
 from .mutation import Mutation
 
-MUTATIONS: list[Mutation] = [*reference.MUTATIONS, *loop.MUTATIONS, *triton.MUTATIONS, *cpu.MUTATIONS, *cuda.MUTATIONS]
+MUTATIONS: list[Mutation] = [
+    *reference.MUTATIONS,
+    *loop.MUTATIONS,
+    *proposals.MUTATIONS,
+    *triton.MUTATIONS,
+    *cpu.MUTATIONS,
+    *cuda.MUTATIONS,
+]
