@@ -40,7 +40,7 @@ class _Writer:
             if num_heads not in self._first_row:
                 rows = torch.arange(self.batch_size * num_heads, device=self.device) * self.capacity
                 self._first_row[num_heads] = rows.view(self.batch_size, num_heads, 1)
-            index = (self._first_row[num_heads] + self._slots[:, None]).view(-1)
+            index = (self._first_row[num_heads] + self._slots[:, None]).reshape(-1)
             self._index[num_heads] = index
         return index
 
