@@ -9,14 +9,17 @@ if TYPE_CHECKING:
     from .adaptive import AdaptiveDrafts
     from .cache import StaticKVCache
     from .decoder import SpeculativeDecoder
+    from .drafters.early_exit import EarlyExitDrafter
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemory
+    from .drafters.universal import UniversalDrafter
     from .loading import load_embedded_pair, load_model, load_pair
     from .result import Emission, GenerationResult, Producer
     from .stats import Stats
 
 __all__ = [
     "AdaptiveDrafts",
+    "EarlyExitDrafter",
     "Emission",
     "GenerationResult",
     "Producer",
@@ -26,6 +29,7 @@ __all__ = [
     "Stats",
     "SuffixDrafter",
     "SuffixMemory",
+    "UniversalDrafter",
     "load_embedded_pair",
     "load_model",
     "load_pair",
@@ -34,8 +38,10 @@ _HOMES = {
     "adaptive": ("AdaptiveDrafts",),
     "cache": ("StaticKVCache",),
     "decoder": ("SpeculativeDecoder",),
+    "drafters.early_exit": ("EarlyExitDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
+    "drafters.universal": ("UniversalDrafter",),
     "loading": ("load_embedded_pair", "load_model", "load_pair"),
     "result": ("Emission", "GenerationResult", "Producer"),
     "stats": ("Stats",),

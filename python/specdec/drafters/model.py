@@ -9,6 +9,7 @@ import torch
 
 from specdec_kernels import DraftStep, Rule, draft_step
 
+from ..cache import StaticKVCache
 from ..forward import CachedModel
 from . import Drafts, Generation, Step
 
@@ -31,31 +32,42 @@ class ModelDrafter:
 
 
 class ModelDraftSession:
-    """One generation's draft cache, filled with the prompts but for their last token."""
+    """One generation's draft cache, filled with the prompts but for their last token.
 
-    def __init__(self, drafter: ModelDrafter, generation: Generation):
+    Args:
+        shared: the target's cache, where the draft is a part of the target: it holds all known tokens but the last at
+            every step, and what drafts leave behind them the target overwrites. None: the draft has a cache of its own.
+    """
+
+    def __init__(self, drafter: ModelDrafter, generation: Generation, shared: StaticKVCache | None = None):
         self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
         self.generation = generation
         # Greedy drafts are one-hot, and ``coupled`` needs no q.
         self.keeps_q = not generation.greedy and generation.rule != Rule.COUPLED
         self.compact = generation.compact_q if self.keeps_q else 0
-        self.cache = self.model.new_cache(len(generation.prompts), generation.capacity)
+        self.is_shared = shared is not None
+        # A cache of its own gets the last *two* known tokens first: after K acceptances the last draft was never fed,
+        # and writing the other key again costs less than a shape that depends on what was accepted. In the target's,
+        # the other key would replace the target's, which other shapes may have rounded differently.
+        self.first = 1 if self.is_shared else 2
+        self.cache = shared or self.model.new_cache(len(generation.prompts), generation.capacity)
         prompts = [p[:-1] for p in generation.prompts]
-        self.model.prefill(self.cache, prompts)
+        if not self.is_shared:
+            self.model.prefill(self.cache, prompts)
         self.stored, self.next_step = [len(p) for p in prompts], 0
         generation.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
-        """The first forward gets the last *two* known tokens: after K acceptances the last draft was never
-        fed, and writing the other key again costs less than a shape that depends on what was accepted."""
         g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
-        self._catch_up(step)
+        if not self.is_shared:
+            self._catch_up(step)
         law = {"params": g.params, "seed": g.seed, "position": step.position, "rule": g.rule, "table": step.table}
         draw_from = partial(draft_step, **law, d2t=self.d2t, compact=self.compact, backend=g.backend)
         cache.lengths = step.lengths
-        layout = self.model.layout(step.positions, step.slots, step.visible)
-        layouts = layout.split([2] + [1] * step.num_drafts)  # the last is not used: draft K is never fed
-        fed, rows, draws, going = step.last_two, [], [], step.allowed
+        skipped = slice(2 - self.first, None)
+        layout = self.model.layout(step.positions[:, skipped], step.slots[:, skipped], step.visible)
+        layouts = layout.split([self.first] + [1] * step.num_drafts)  # the last is not used: draft K is never fed
+        fed, rows, draws, going = step.last_two[:, skipped], [], [], step.allowed
         drafts = step.last_two[:, :0]  # so far, where the law of the next one depends on them
         lap("loop")
         for i in range(step.num_drafts):

@@ -1,0 +1,127 @@
+"""Drafts from the target's own first layers: self-speculation by early exit."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specdec_kernels.validation import refuse
+
+from ..compatibility import KNOWN_MODEL_TYPES, cached_model
+from ..forward import CachedModel
+from . import Generation
+from .model import ModelDrafter, ModelDraftSession
+
+
+class EarlyExitDrafter(ModelDrafter):
+    """The target's first layers, then its own norm and head (LayerSkip, Elhoushi et al., arXiv 2404.16710, section
+    3.3; transformers' ``assistant_early_exit``).
+
+    Their keys are the target's, so drafting goes on in the target's cache: there is no prefill and no second cache.
+    A draft costs ``num_layers`` of the target's layers and its head. Nothing of the target is changed.
+
+    Args:
+        target: the model that is decoded from.
+        num_layers: 1 to the target's number of layers.
+        confidence: as in :class:`~specdec.SpeculativeDecoder`.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed; a model whose layers cannot be told apart
+            from the rest of it is refused by the name of its type.
+    """
+
+    def __init__(self, target: PreTrainedModel, num_layers: int, confidence: float = 0.0):
+        whole = cached_model(target, "target")
+        super().__init__(CachedModel(first_layers(target, num_layers)), confidence=confidence)
+        if whole.config.model_type not in KNOWN_MODEL_TYPES:
+            check_keys_are_shared(whole, self.model)
+
+    def start(self, generation: Generation) -> ModelDraftSession:
+        return ModelDraftSession(self, generation, generation.target_cache)
+
+
+def first_layers(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """A model of ``model``'s first ``num_layers`` layers and everything that is not a layer. Parameters and modules
+    are the same objects, but for the few modules on the way to the list of layers, which are copied.
+
+    Raises:
+        ValueError: as :class:`EarlyExitDrafter`.
+    """
+    config = model.config.get_text_config(decoder=True)
+    described, count = f"model type {config.model_type!r}", config.num_hidden_layers
+    if isinstance(num_layers, bool) or not isinstance(num_layers, int) or not 1 <= num_layers <= count:
+        refuse("num_layers", repr(num_layers), f"1 to {count}, the layers of the target")
+    # Duplicates count: a list that is reached in two ways would have to be cut in both.
+    lists = [
+        name
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    if len(lists) != 1:
+        refuse("target", f"{described}, with {len(lists)} lists of {count} modules", "models with one, of their layers")
+    *way, last = lists[0].split(".")
+    configs: dict = {}  # modules that share a configuration share its copy
+    whole = _copied(model, num_layers, configs, described)
+    module: nn.Module = whole
+    for name in way:
+        child = _copied(getattr(module, name), num_layers, configs, described)
+        setattr(module, name, child)
+        module = child
+    layers = copy.copy(getattr(module, last))
+    layers._modules = dict(list(layers._modules.items())[:num_layers])
+    setattr(module, last, layers)
+    return whole
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _copied(module: M, num_layers: int, configs: dict, described: str) -> M:
+    """``module`` with the same parameters and submodules, but a dictionary of submodules and a configuration of its
+    own."""
+    if "forward" in vars(module):  # accelerate's hooks: it would go on to call the module that was copied
+        refuse("target", f"{described}, whose forward was replaced", "models that run their class's own")
+    module = copy.copy(module)
+    module._modules = dict(module._modules)
+    config = getattr(module, "config", None)
+    if isinstance(config, PreTrainedConfig):
+        config = copy.deepcopy(config, configs)
+        text = config.get_text_config(decoder=True)
+        text.num_hidden_layers = num_layers
+        if getattr(text, "layer_types", None) is not None:
+            text.layer_types = text.layer_types[:num_layers]
+        module.__dict__["config"] = config
+    return module
+
+
+@torch.inference_mode()
+def check_keys_are_shared(target: CachedModel, first: CachedModel) -> None:
+    """Compares the keys and values that both store for a few random tokens. For model types that were never checked:
+    one may treat its last layers differently.
+
+    Raises:
+        ValueError: names the model type and the first layer that differs.
+    """
+    described = f"model type {target.config.model_type!r}"
+    allowed = "models whose first layers do not depend on the number of layers"
+    tokens = torch.randint(target.vocab_size, (1, 9), generator=torch.Generator().manual_seed(0)).tolist()
+    caches = [target.new_cache(1, 16), first.new_cache(1, 16)]
+    target.prefill(caches[0], tokens)
+    try:
+        first.prefill(caches[1], tokens)
+    except Exception as error:  # whatever a model that was never seen does with fewer layers
+        refuse("target", f"{described}, which fails without its last layers ({type(error).__name__}: {error})", allowed)
+    near = torch.finfo(target.dtype).eps ** 0.5
+    for i, (theirs, ours) in enumerate(zip(*(cache.layers for cache in caches), strict=False)):
+        if not (theirs.is_initialized or ours.is_initialized):
+            continue  # stores nothing
+        same = theirs.is_initialized == ours.is_initialized and all(
+            torch.allclose(a.float(), b.float(), rtol=near, atol=near)
+            for a, b in ((theirs.keys, ours.keys), (theirs.values, ours.values))
+        )
+        if not same:
+            refuse("target", f"{described}, whose layer {i} stores other keys without the later ones", allowed)

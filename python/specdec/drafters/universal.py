@@ -1,0 +1,156 @@
+"""Drafts from a model with another tokenizer, by way of text."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specdec_kernels.validation import refuse
+
+from ..cache import visible_slots
+from ..compatibility import cached_model
+from ..prompts import read_eos
+from . import Drafts, Generation, Step
+from .translation import TokenText, Translation, common_special_tokens
+
+NARROW = 8  # tokens that are fed beside each other with logits of all; more are stored before, without
+LEAST_ROOM, MOST_ROOM = 2.0, 6.0  # slots for each new token of the target
+
+
+class UniversalDrafter:
+    """A draft model with any vocabulary (Timor et al., arXiv 2502.05202, section 3.1, string-level exact match;
+    transformers' universal assisted decoding).
+
+    The known text is encoded with the draft's tokenizer, continued greedily, and what comes out is encoded with the
+    target's. These drafts are one-hot: the text has the target's law whatever becomes of them on the way. A place where
+    the tokenizers do not meet costs acceptance, and so does a text that outgrows the draft's positions or its cache:
+    that sequence goes on without drafts.
+
+    Args:
+        draft: a decoder-only transformers causal LM in evaluation mode, on any device.
+        draft_tokenizer: its own.
+        tokenizer: the target's.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
+    """
+
+    def __init__(
+        self, draft: PreTrainedModel, draft_tokenizer: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase
+    ):
+        self.model = cached_model(draft, "draft")
+        for name, given in (("draft_tokenizer", draft_tokenizer), ("tokenizer", tokenizer)):
+            if not isinstance(given, PreTrainedTokenizerBase):
+                refuse(name, type(given).__name__, "a transformers tokenizer")
+        largest = max(draft_tokenizer.get_vocab().values(), default=0)
+        if largest >= self.model.vocab_size:
+            refuse(
+                "draft_tokenizer", f"ids up to {largest}", f"up to {self.model.vocab_size - 1}, the draft's vocabulary"
+            )
+        spoken = common_special_tokens(draft_tokenizer, tokenizer)
+        self.drafts_text, self.text = TokenText(draft_tokenizer, spoken), TokenText(tokenizer, spoken)
+        # Behind these the draft has nothing to say about this text.
+        self.ends = read_eos(None, draft) | self.drafts_text.special.keys()
+
+    def start(self, generation: Generation) -> UniversalDraftSession:
+        return UniversalDraftSession(self, generation)
+
+
+class UniversalDraftSession:
+    """One generation's translations, and the draft's cache of them."""
+
+    def __init__(self, drafter: UniversalDrafter, generation: Generation):
+        self.drafter, self.model, self.stopwatch = drafter, drafter.model, generation.stopwatch
+        prompts = generation.prompts
+        self.translations = [Translation(drafter.text, drafter.drafts_text) for _ in prompts]
+        for translation, prompt in zip(self.translations, prompts, strict=True):
+            translation.update(prompt)
+        lengths = [len(t.tokens) for t in self.translations]
+        longest = max(map(len, prompts), default=0)
+        # New text may need half as many tokens again, for each of the target's, as the prompts did.
+        ratio = 1.5 * sum(lengths) / max(sum(map(len, prompts)), 1)
+        new = int(min(max(ratio, LEAST_ROOM), MOST_ROOM) * (generation.capacity - longest))
+        self.room = max(lengths, default=0) + new
+        if self.model.max_length is not None:
+            self.room = min(self.room, self.model.max_length)
+        self.cache = self.model.new_cache(len(prompts), self.room + 1)
+        # What the cache holds, from slot 0 on.
+        self.stored = [t.tokens[:-1] if len(t.tokens) <= self.room else [] for t in self.translations]
+        self.settled = [t.settled for t in self.translations]  # so many of these will not change
+        self.model.prefill(self.cache, self.stored)
+        self.stopwatch.lap("prefill")
+
+    def draft(self, step: Step) -> Drafts:
+        rows, count = [], step.num_drafts
+        for b, translation in enumerate(self.translations):
+            if step.allowed[b] > 0:
+                translation.update(step.texts[b])
+                if 0 < len(translation.tokens) <= self.room - count + 1:
+                    rows.append(b)
+        if not rows:
+            return Drafts(step.last_two[:, :0])
+        drafted = self._continue(rows, count)
+        drafts: list[list[int]] = [[] for _ in self.translations]
+        for b in rows:
+            more = takewhile(lambda token: token not in self.drafter.ends, drafted[b])
+            back = self.translations[b].back(step.texts[b], list(more))
+            proposed = takewhile(lambda token: token not in self.drafter.text.special, back)
+            drafts[b] = list(proposed)[: step.allowed[b]]
+        width = max(map(len, drafts))
+        padded = [[*d, *[-1] * (width - len(d))] for d in drafts]
+        tokens = torch.tensor(padded, dtype=torch.int64, device=step.last_two.device).view(len(drafts), width)
+        self.stopwatch.lap("loop")
+        return Drafts(tokens, forwards=count)
+
+    def finish(self, outputs: list[list[int]]) -> None:
+        pass  # nothing outlives a generation
+
+    def _continue(self, rows: list[int], count: int) -> list[list[int]]:
+        """``count`` greedy tokens behind each of ``rows``; what is in the others' lists means nothing."""
+        known = {b: self.translations[b].tokens for b in rows}
+        starts = {
+            b: min(common_length(self.stored[b], tokens, self.settled[b]), len(tokens) - 1)
+            for b, tokens in known.items()
+        }
+        if max(len(known[b]) - starts[b] for b in rows) > NARROW:
+            for b in rows:
+                self.stored[b] = known[b][:-1]
+            self.model.extend(self.cache, self.stored, [starts.get(b, len(s)) for b, s in enumerate(self.stored)])
+            starts = {b: len(t) - 1 for b, t in known.items()}
+        # Column by column: what is not stored yet, padded on the right, then the drafts but the last, which is not fed.
+        width = max(len(known[b]) - starts[b] for b in rows)
+        lines = []
+        for b in range(len(self.translations)):
+            if b in known:
+                new, end = known[b][starts[b] :], len(known[b])
+                padding = width - len(new)
+                places = [*range(starts[b], end), *[-1] * padding, *range(end, end + count - 1)]
+                lines.append([*new, *[0] * padding, *places, len(new) - 1])
+            else:
+                lines.append([0] * width + [-1] * (width + count - 1) + [0])
+        state = torch.tensor(lines, device=self.model.device)
+        tokens, slots, last = state.split([width, width + count - 1, 1], 1)
+        visible = visible_slots(max(map(len, known.values())) + count, self.cache.capacity)
+        layout = self.model.layout(slots.clamp(min=0), slots.where(slots >= 0, self.cache.trash), visible)
+        columns: list[torch.Tensor] = []
+        self.stopwatch.lap("loop")
+        for part in layout.split([width] + [1] * (count - 1)):
+            logits = self.model(tokens, self.cache, part)
+            if not columns:  # the last column that is no padding
+                logits = logits.gather(1, last[:, :, None].expand(-1, 1, logits.shape[2]))
+            tokens = logits.argmax(-1)
+            columns.append(tokens)
+        drafted = torch.cat(columns, 1).tolist()
+        self.stopwatch.lap("draft_forwards")
+        for b in rows:
+            self.stored[b] = known[b] + drafted[b][:-1]
+            self.settled[b] = self.translations[b].settled
+        return drafted
+
+
+def common_length(a: list[int], b: list[int], known: int = 0) -> int:
+    """Of the longest common prefix; the first ``known`` of them, where both are as long, are known to be equal."""
+    shorter = min(len(a), len(b))
+    return next((i for i in range(min(known, shorter), shorter) if a[i] != b[i]), shorter)
