@@ -131,7 +131,7 @@ def test_memory_is_freed_without_a_garbage_collection():
 
 
 def test_heads_of_keys_and_values_may_differ_in_size():
-    cache = StaticKVCache(tiny_model("llama").config, 2, 8, torch.float32, "cpu")
+    cache = StaticKVCache(tiny_model("llama").config, 2, 8, "cpu")
     cache.write_at(torch.tensor([[2], [4]]), 6)
     keys, values = cache.update(torch.ones(2, 3, 1, 4), torch.full((2, 3, 1, 7), 2.0), 0)
     assert keys.shape == (2, 3, 6, 4) and values.shape == (2, 3, 6, 7)
@@ -140,7 +140,7 @@ def test_heads_of_keys_and_values_may_differ_in_size():
 
 def test_capacity_is_checked():
     with pytest.raises(ValueError, match=r"capacity: got 1"):
-        StaticKVCache(tiny_model("llama").config, 1, 1, torch.float32, "cpu")
+        StaticKVCache(tiny_model("llama").config, 1, 1, "cpu")
 
 
 def test_models_without_a_rewindable_state_are_refused_by_type():
@@ -162,9 +162,8 @@ def test_training_mode_is_refused():
 
 def test_first_use_check_passes_good_models_and_names_bad_ones(monkeypatch):
     for kind in TYPES:
-        check_against_full_forward(CachedModel(tiny_model(kind)), "target")
-    cached = CachedModel(tiny_model("llama"))
+        check_against_full_forward(tiny_model(kind), "target")
     right = CachedModel.layout
     monkeypatch.setattr(CachedModel, "layout", lambda self, positions, *rest: right(self, positions * 0, *rest))
     with pytest.raises(ValueError, match=r"target: model type 'llama' .* differ from a full forward by up to \d"):
-        check_against_full_forward(cached, "target")
+        check_against_full_forward(tiny_model("llama"), "target")

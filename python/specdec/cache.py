@@ -46,22 +46,22 @@ class _Writer:
 
 
 class _Layer(CacheLayerMixin):
-    """One layer's [B, H_kv, S, D] keys and values; both kinds of head sizes come from the model's first forward."""
+    """One layer's [B, H_kv, S, D] keys and values; head sizes and dtypes come from the model's first forward."""
 
     is_compileable = True
     # Full-length storage for every layer: a window lives in the mask, or rollback would be impossible.
     is_sliding = False
 
-    def __init__(self, writer: _Writer, dtype: torch.dtype):
+    def __init__(self, writer: _Writer):
         super().__init__()
-        self._writer, self._dtype = writer, dtype
+        self._writer = writer
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         w = self._writer
 
         def storage(like: torch.Tensor) -> torch.Tensor:  # zeros: a masked slot must not hold NaN
             shape = (w.batch_size, like.shape[1], w.capacity, like.shape[-1])
-            return torch.zeros(shape, dtype=self._dtype, device=w.device)
+            return torch.zeros(shape, dtype=like.dtype, device=w.device)
 
         self.keys, self.values = storage(key_states), storage(value_states)
         self.is_initialized = True
@@ -103,11 +103,11 @@ class StaticKVCache(Cache):
     *trash*: padding and finished sequences write there, and no valid query sees it.
 
     Args:
-        config: the model's configuration (only the number of layers is read: head counts and sizes, which may
-            differ between keys and values, are taken from the first keys).
+        config: the model's configuration (only the number of layers is read: head counts, sizes and dtypes, which
+            may differ between keys and values, are those of the first ones; a quantised model's weights do not say).
         batch_size: B.
         capacity: S >= 2, slots a sequence, the trash slot included: at least the longest sequence + 1.
-        dtype, device: of keys and values.
+        device: of keys and values.
         append_new: attention gets the stored slots and then this forward's keys, side by side, instead of the
             slots with the new keys inside. For models that build positions from a 2-D mask (ALiBi).
 
@@ -120,7 +120,6 @@ class StaticKVCache(Cache):
         config: PreTrainedConfig,
         batch_size: int,
         capacity: int,
-        dtype: torch.dtype,
         device: torch.device | str,
         append_new: bool = False,
     ):
@@ -130,7 +129,7 @@ class StaticKVCache(Cache):
         self._writer = _Writer(batch_size, capacity, device)
         self._writer.append_new = append_new
         layers = config.get_text_config(decoder=True).num_hidden_layers
-        super().__init__(layers=[_Layer(self._writer, dtype) for _ in range(layers)])
+        super().__init__(layers=[_Layer(self._writer) for _ in range(layers)])
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
 

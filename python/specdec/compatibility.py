@@ -1,68 +1,145 @@
-"""Which models the loop can drive: refusals by name, and a check on first use of every model type not yet known."""
+"""Which models the loop can drive: refusals by name, and a check on first use of every model not yet known."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specdec_kernels.validation import refuse
 
 from .cache import VISIBLE_STEP, visible_slots
 from .forward import CachedModel
 
-# Ragged cached forwards compared with full ones in tests/test_cache.py or, for the rest, by hand in
-# transformers 5.23.
+# Ragged cached forwards compared with full ones in tests/test_model_types.py. docs/models.md says more.
 KNOWN_MODEL_TYPES = frozenset(
-    ("bloom", "gemma3_text", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi3", "qwen2", "qwen3")
-)
-REWINDABLE_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))
+    (
+        "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt2",
+        "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "llama", "ministral", "mistral",
+        "mixtral", "mpt", "olmo", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+        "smollm3", "stablelm", "starcoder2",
+    )
+)  # fmt: skip
+MASKED_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))
 MASKED_ATTENTION = ("sdpa", "eager")
+# Adapters that need more than their modules: the wrapper's forward, or a forward of their own before each.
+_ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
 
 
-def cached_model(model: PreTrainedModel, name: str) -> CachedModel:
+def cached_model(model: torch.nn.Module, name: str) -> CachedModel:
     """``model``, ready for the loop. ``name`` is the caller's argument, for errors.
+
+    Args:
+        model: a ``PreTrainedModel``, or a ``peft`` model around one: whichever adapters are active when ``generate``
+            runs have their say.
 
     Raises:
         ValueError: the model is no causal LM, its state cannot be rewound (Mamba, hybrid, linear attention),
-            it is an encoder-decoder, it is in training mode, its attention takes no 4-D mask, or, for a model
-            type that was never checked, its cached forward differs from its full forward.
+            it is an encoder-decoder, it is in training mode, its attention takes no 4-D mask, its adapters do not act
+            inside its modules, or, for a model that was never checked, its cached forward differs from its full
+            forward.
     """
+    whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
-        given = type(model).__name__
-        raise ValueError(f"{name}: got {given}, allowed: a transformers causal LM")  # noqa: TRY004
+        refuse(name, type(model).__name__, "a transformers causal LM")
     config = model.config.get_text_config(decoder=True)
     described = f"model type {config.model_type!r}"
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name}: {described} is an encoder-decoder, allowed: decoder-only models")
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if model._is_stateful or not layer_types <= REWINDABLE_LAYER_TYPES:
-        others = ", ".join(sorted(layer_types - REWINDABLE_LAYER_TYPES)) or "its layers"
-        raise ValueError(f"{name}: {described} keeps a state that cannot be rewound ({others}), allowed: attention")
-    if config.model_type == "gpt_neo":  # shorter texts than its window of 256 would pass the check
-        raise ValueError(f"{name}: {described} counts its local attention from the cache's end, allowed: other models")
+    _require_masked_attention(model, config, f"{name}: {described}")
+    if not model.can_generate():
+        refuse(name, type(model).__name__, "a causal LM, with a head over its vocabulary")
     if config._attn_implementation not in MASKED_ATTENTION:
         given, allowed = config._attn_implementation, " or ".join(MASKED_ATTENTION)
         raise ValueError(f"{name}: attention implementation {given!r}, allowed: {allowed}")
-    if model.training:
-        raise ValueError(f"{name}: is in training mode (dropout), call .eval() first")
-    cached = CachedModel(model)
-    if config.model_type not in KNOWN_MODEL_TYPES:
-        check_against_full_forward(cached, name)
-    return cached
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) != 1 or devices == ["meta"]:
+        refuse(name, f"weights on {', '.join(devices)}", "all of them on one device that holds values")
+    _check_modules(whole, name)
+    ours = type(model).__module__.startswith("transformers.models.")
+    if not ours or whole is not model or model.config.model_type not in KNOWN_MODEL_TYPES:
+        check_against_full_forward(model, name, whole)
+    return CachedModel(model)
+
+
+def _without_adapters(model: torch.nn.Module, name: str) -> torch.nn.Module:
+    """The model inside a ``peft`` one, whose modules carry the adapters. peft is never imported here."""
+    if not any(c.__module__.split(".")[0] == "peft" for c in type(model).__mro__):
+        return model
+    for config in model.peft_config.values():
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        outside = config.is_prompt_learning or kind in _ADAPTERS_OUTSIDE
+        if outside or getattr(config, "alora_invocation_tokens", None):
+            kind = "activated LoRA" if kind == "LORA" else kind
+            refuse(name, f"a {kind} adapter", "adapters that act inside the model's modules alone, as LoRA does")
+    return model.base_model.model
+
+
+def _require_masked_attention(model: PreTrainedModel, config: PreTrainedConfig, described: str) -> None:
+    """Mamba and its like keep a state that a rejected draft would have changed for good."""
+    others = set(getattr(config, "layer_types", None) or ()) - MASKED_LAYER_TYPES
+    listed = ", ".join(sorted(others)) or "its layers"
+    if model._is_stateful or any("attention" not in kind or "linear" in kind for kind in others):
+        raise ValueError(f"{described} keeps a state that cannot be rewound ({listed}), allowed: attention")
+    if others:
+        raise ValueError(f"{described} has other masks than the loop's ({listed}), allowed: full and sliding attention")
+    if config.model_type == "gpt_neo":
+        raise ValueError(f"{described} counts its local attention from the cache's end, allowed: other models")
+
+
+def _check_modules(model: torch.nn.Module, name: str) -> None:
+    for module in model.modules():
+        # Adapters that were added to a model in evaluation mode, say. A new head alone does no harm.
+        if module.training and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            given = "" if module is model else f"{type(module).__name__} "
+            raise ValueError(f"{name}: {given}is in training mode (dropout), call .eval() first")
+        if type(module).__module__.startswith("torch.ao.nn.quantized.dynamic"):
+            given = f"{type(module).__name__} of {type(module).__module__}"
+            refuse(name, given, "quantisation by row: this one takes one scale for all tokens of a forward")
 
 
 @torch.inference_mode()
-def check_against_full_forward(cached: CachedModel, name: str) -> None:
-    """Compares ragged cached logits with full forwards on random tokens: two sequences, one rollback.
+def check_against_full_forward(model: PreTrainedModel, name: str, whole: torch.nn.Module | None = None) -> None:
+    """Compares ragged cached forwards with full ones on random tokens: two sequences, one rollback; where there is a
+    sliding window, once more with a window shorter than the sequences.
 
-    Thirteen tokens do not reach past a usual sliding window: whether a model follows the rule of masking_utils
-    there is not seen here.
+    Args:
+        whole: whose forward is the full one; None: the model's own.
 
     Raises:
         ValueError: names the model type and the largest difference.
     """
-    described = f"{name}: model type {cached.config.model_type!r} cannot be driven with a static cache"
+    _compare(CachedModel(model), name, model if whole is None else whole)
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    with _short_windows(list(configs.values())) as shortened:
+        if shortened:
+            _compare(CachedModel(model), name, model if whole is None else whole)
+
+
+@contextmanager
+def _short_windows(configs: list[PreTrainedConfig], window: int = 4) -> Iterator[bool]:
+    """masking_utils reads the window in every forward: so a few tokens show whether a model leaves it to the mask."""
+    saved = [(c, c.sliding_window) for c in configs if getattr(c, "sliding_window", None) is not None]
+    try:
+        for config, _ in saved:
+            config.sliding_window = window
+        yield bool(saved)
+    finally:
+        for config, old in saved:
+            config.sliding_window = old
+
+
+def _compare(cached: CachedModel, name: str, whole: torch.nn.Module) -> None:
+    described = f"{name}: model type {cached.model.config.model_type!r} cannot be driven with a static cache"
     device, lengths, fed = cached.device, (9, 6), 4
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(cached.vocab_size, (2, max(lengths) + fed), generator=generator).to(device)
+    # Tokens that stand for images and the like would need these.
+    config = cached.model.config.to_dict()
+    special = {i for key, i in config.items() if key.endswith(("_token_id", "_token_index")) and isinstance(i, int)}
+    ordinary = torch.tensor([i for i in range(min(cached.vocab_size, 1000)) if i not in special])
+    draws = torch.randint(len(ordinary), (2, max(lengths) + fed), generator=torch.Generator().manual_seed(0))
+    tokens = ordinary[draws].to(device)
     try:
         cache = cached.new_cache(2, 2 * VISIBLE_STEP)  # attention sees empty slots too
         cached.prefill(cache, [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)])
@@ -70,7 +147,7 @@ def check_against_full_forward(cached: CachedModel, name: str) -> None:
         layout = cached.layout(places, places, visible_slots(tokens.shape[1], cache.capacity))
         cached(tokens[:, :fed].flip(1), cache, layout)  # wrong tokens, to be overwritten
         logits = cached(tokens.gather(1, places), cache, layout)
-        full = [cached.model(tokens[b : b + 1, : n + fed]).logits[0, n:] for b, n in enumerate(lengths)]
+        full = [whole(tokens[b : b + 1, : n + fed]).logits[0, n:] for b, n in enumerate(lengths)]
     except Exception as error:  # whatever a model that was never seen does with our mask and cache
         raise ValueError(f"{described}: {type(error).__name__}: {error}") from error
     expected = torch.stack(full).float()

@@ -46,11 +46,17 @@ def _max_length(config: PreTrainedConfig) -> int | None:
     """
     rope = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
-    limits = [getattr(config, "max_position_embeddings", None)]
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]  # the latter: MPT
     for r in by_layer_type:
         if r.get("rope_type") in ("dynamic", "longrope"):
             limits.append(r.get("original_max_position_embeddings"))
     return min((n for n in limits if n is not None), default=None)
+
+
+def _computing_dtype(model: PreTrainedModel) -> torch.dtype:
+    """Of the hidden states: that of the first parameters, quantised ones (integers, 8-bit floats) left out."""
+    dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
+    return next(dtypes, None) or model.config.dtype or torch.get_default_dtype()
 
 
 class CachedModel:
@@ -64,7 +70,7 @@ class CachedModel:
     def __init__(self, model: PreTrainedModel):
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
-        self.device, self.dtype = model.device, model.dtype
+        self.device, self.dtype = model.device, _computing_dtype(model)
         self.vocab_size: int = self.config.vocab_size
         self.max_length = _max_length(self.config)
         # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
@@ -81,8 +87,7 @@ class CachedModel:
         self._key_index = torch.arange(0, device=self.device)
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
-        append_new = self.needs_2d_mask
-        return StaticKVCache(self.config, batch_size, capacity, self.dtype, self.device, append_new)
+        return StaticKVCache(self.config, batch_size, capacity, self.device, append_new=self.needs_2d_mask)
 
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
         """The layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64 (``visible`` as
