@@ -92,20 +92,11 @@ def test_greedy_equals_plain_for_every_model_type(kind):
 # ---- sampling ----------------------------------------------------------------------------------------------
 
 
-def test_sampled_text_has_the_law_of_the_target():
-    """Three tokens of a vocabulary of five: 125 texts, 30000 sequences, a draft that is often wrong.
-    Chi-square over all
-    texts has 124 degrees of freedom: its 99.99 % quantile is 190."""
-    target, draft, count = toy_model(1), toy_model(2), 30_000
-    result = generate(
-        target,
-        draft,
-        [[1, 2]] * count,
-        2,
-        max_new_tokens=3,
-        params=SamplingParams(1.3),
-        seed=list(range(count)),
-    )
+def check_text_law(target, draft, count: int = 30_000, **settings) -> None:
+    """Three tokens of a vocabulary of five: 125 texts. Chi-square over all of them has 124 degrees of freedom: its
+    99.99 % quantile is 190."""
+    law = {"params": SamplingParams(1.3), "seed": list(range(count)), "max_new_tokens": 3}
+    result = generate(target, draft, [[1, 2]] * count, 2, **law, **settings)
     assert 0.2 < result.stats.alpha < 0.95
     texts = list(itertools.product(range(5), repeat=3))
     with torch.inference_mode():
@@ -118,6 +109,10 @@ def test_sampled_text_has_the_law_of_the_target():
     common = expected >= 5
     chi_square = ((observed - expected)[common] ** 2 / expected[common]).sum().item()
     assert chi_square < 190, chi_square
+
+
+def test_sampled_text_has_the_law_of_the_target():
+    check_text_law(toy_model(1), toy_model(2))
 
 
 def test_sampled_text_does_not_depend_on_the_batch():

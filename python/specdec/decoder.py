@@ -39,15 +39,17 @@ class SpeculativeDecoder:
     """Decodes from ``target`` exactly as it would alone, several tokens a forward.
 
     Args:
-        target: a decoder-only transformers causal LM in evaluation mode.
-        draft: a smaller one with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None: the same loop
+        target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
+            one: the adapters that are active when ``generate`` is called act.
+        draft: a smaller one, of any dtype, with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None: the same loop
             decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on plainly.
         num_drafts: K, drafted tokens a step, >= 0 (0 decodes plainly), or :class:`AdaptiveDrafts` to choose it.
         backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or
             "cuda".
         d2t: for a draft whose *output* covers a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec,
             arXiv 2502.14856): [columns of its logits] ids of the target, ascending. Its embedding must cover the whole
-            vocabulary, since it is fed the target's tokens.
+            vocabulary, since it is fed the target's tokens. Columns beyond are never drafted; so where the two pad one
+            tokenizer's vocabulary to different sizes, ``range(len(tokenizer))`` says so.
         confidence: for a draft that is a model: behind a token that it holds less likely than this, a sequence drafts
             no more in that step; the token itself is verified. From 0 (off) to below 1.
 
@@ -74,7 +76,7 @@ class SpeculativeDecoder:
         if not 0 <= confidence < 1:
             refuse("confidence", confidence, "a number from 0 (off) to below 1")
         for name, value in (("d2t", d2t), ("confidence", confidence or None)):
-            if value is not None and not isinstance(draft, PreTrainedModel):
+            if value is not None and (draft is None or isinstance(draft, Drafter)):
                 refuse(name, f"a value with draft={type(draft).__name__}", "one with a model")
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft
@@ -85,16 +87,19 @@ class SpeculativeDecoder:
         self, draft: PreTrainedModel, d2t: torch.Tensor | Sequence[int] | None, confidence: float
     ) -> ModelDrafter:
         model = cached_model(draft, "draft")
+        columns = None
         if d2t is not None:
-            d2t = read_d2t(d2t, model, self.target)
+            d2t, columns = read_d2t(d2t, model, self.target)
         elif model.vocab_size != self.target.vocab_size:
             raise ValueError(
-                f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {self.target.vocab_size}, the target's"
+                f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {self.target.vocab_size}, the target's; "
+                f"if both pad one tokenizer's vocabulary, d2t=range(len(tokenizer))"
             )
         if model.device != self.target.device:
             raise ValueError(f"draft: is on {model.device}, allowed: {self.target.device}, the target's device")
+        model.may_lack_tokens = model.num_embeddings < self.target.vocab_size
         self._max_lengths["draft"] = model.max_length
-        return ModelDrafter(model, d2t, confidence)
+        return ModelDrafter(model, d2t, confidence, columns)
 
     def generate(
         self,

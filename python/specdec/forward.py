@@ -72,6 +72,11 @@ class CachedModel:
         self.config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, _computing_dtype(model)
         self.vocab_size: int = self.config.vocab_size
+        # The weights of quantised layers have shapes of their own.
+        table, head = model.get_input_embeddings(), model.get_output_embeddings()
+        self.num_embeddings: int = getattr(table, "num_embeddings", None) or table.weight.shape[0]
+        self.num_outputs: int = getattr(head, "out_features", None) or head.weight.shape[0]
+        self.may_lack_tokens = False  # then its last one is fed in the place of those
         self.max_length = _max_length(self.config)
         # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
         self.needs_2d_mask = self.config.model_type == "bloom" or bool(getattr(self.config, "alibi", False))
@@ -120,6 +125,8 @@ class CachedModel:
 
     def _run(self, module: torch.nn.Module, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout):
         cache.write_at(layout.slots, layout.visible)
+        if self.may_lack_tokens:
+            tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs = {"position_ids": layout.positions} if self._takes_positions else {}
         mask = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
         return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from importlib import resources
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -23,14 +24,17 @@ def load_model(
     """A causal language model in evaluation mode.
 
     Args:
-        path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub.
-        dtype: of the weights, as a torch dtype, its name, or "auto" for the one that they were saved in.
+        path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub. The weights
+            may be quantised, where the library that config.json asks for is installed; or those of a peft adapter
+            beside its adapter_config.json, which names the model that it belongs to.
+        dtype: of the weights, as a torch dtype, its name, or "auto" for the one that they were saved in. Of a quantised
+            model: of what it computes in.
         device: where they go.
         name: the caller's name of ``path``, for errors.
 
     Raises:
-        OSError: a folder or file is missing or corrupt, or weights are absent from it; names the argument and
-            the path.
+        OSError: a folder or file is missing or corrupt, weights are absent from it, or a library that they need is not
+            installed; names the argument and the path.
         ValueError: ``dtype`` is no dtype, ``device`` is not on this machine, or the folder holds something
             else than a causal language model.
     """
@@ -39,12 +43,20 @@ def load_model(
     if dtype not in (*allowed, *names, "auto"):
         raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
     _require_device(device)
-    _require_folder(name, path, "config.json", "*.safetensors")
+    adapter = (Path(path).expanduser() / "adapter_config.json").is_file()
+    _require_folder(name, path, "adapter_config.json" if adapter else "config.json", "*.safetensors")
+    if adapter and importlib.util.find_spec("peft") is None:
+        raise OSError(f"{name}: cannot load a model from {str(path)!r}: it is an adapter, which takes peft")
+    how = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
-    except (OSError, SafetensorError) as error:
+        # Most quantised weights are made for one device: they are loaded there, not moved.
+        if torch.device(device).type != "cpu" and not adapter and _quantisation(path) is not None:
+            how["device_map"] = {"": device}
+        model, report = AutoModelForCausalLM.from_pretrained(path, **how)
+        if getattr(model.config, "quantization_config", None) is not None and not hasattr(model, "hf_quantizer"):
+            raise ValueError(f"its quantisation {_quantisation(path)} is none that transformers knows")
+        model.to(device)
+    except (OSError, SafetensorError, ImportError) as error:
         raise OSError(f"{name}: cannot load a model from {str(path)!r}: {error}") from error
     except (ValueError, RuntimeError, KeyError) as error:
         raise ValueError(f"{name}: {str(path)!r} does not hold a causal language model: {error}") from error
@@ -52,7 +64,11 @@ def load_model(
     absent = sorted(report["missing_keys"])
     if absent:
         raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
-    return model.to(device).eval()
+    return model.eval()
+
+
+def _quantisation(path: str | os.PathLike) -> object:
+    return getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "quantization_config", None)
 
 
 def load_pair(

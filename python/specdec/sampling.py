@@ -114,17 +114,21 @@ def read_min_new_tokens(
     return list(counts)
 
 
-def read_d2t(d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel) -> torch.Tensor:
-    """[columns of the draft's logits] int64: the target's ids, for a draft that is fed any of these."""
-    size, fed = target.vocab_size, draft.model.get_input_embeddings().weight.shape[0]
-    if fed < size:
-        refuse("draft", f"an embedding of {fed} tokens with d2t", f"{size}: it is fed the target's tokens")
-    columns = draft.model.get_output_embeddings().weight.shape[0]
+def read_d2t(
+    d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel
+) -> tuple[torch.Tensor | None, int]:
+    """The target's ids of the first n columns of the draft's logits, [n] int64 (None: all that the target has), and n."""
     ids = torch.as_tensor(d2t, device=target.device)
-    if ids.dtype not in (torch.int64, torch.int32) or ids.shape != (columns,):
-        given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
-        refuse("d2t", given, f"{columns} integers, one for each column of the draft's logits")
+    size, fed, columns = target.vocab_size, draft.num_embeddings, draft.num_outputs
+    given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
+    same = ids.dim() == 1 and torch.equal(ids, torch.arange(len(ids), device=ids.device))
+    if fed < (len(ids) if same else size):
+        refuse("draft", f"an embedding of {fed} tokens with d2t", f"{size}: it is fed the target's tokens")
+    right = ids.dim() == 1 and (len(ids) <= columns if same else len(ids) == columns)
+    if ids.dtype not in (torch.int64, torch.int32) or not right or len(ids) == 0:
+        allowed = f"{columns} integers, one for each column of the draft's logits"
+        refuse("d2t", given, f"{allowed}, or range(n) for the first n")
     ids = ids.to(torch.int64)
     if (ids[1:] <= ids[:-1]).any() or not 0 <= ids[0] <= ids[-1] < size:
         refuse("d2t", "ids that do not ascend, or are out of range", f"ascending ids from 0 to {size - 1}")
-    return ids
+    return None if same and len(ids) == size else ids, len(ids)

@@ -18,14 +18,21 @@ class ModelDrafter:
     """
     Args:
         model: is fed the target's ids.
-        d2t: [columns of its logits] int64, ascending: the target's ids of them; None: they are the target's.
+        d2t: [columns] int64, ascending: the target's ids of its logits; None: they are the target's.
         confidence: a draft that the model holds less likely than this is a sequence's last one of its step. It is
             verified like any other: were it withdrawn for what it is, the law would change. 0: never. Costs one
             synchronisation with the device for each draft.
+        columns: of its logits that count; None: all of them.
     """
 
-    def __init__(self, model: CachedModel, d2t: torch.Tensor | None = None, confidence: float = 0.0):
-        self.model, self.d2t, self.confidence = model, d2t, confidence
+    def __init__(
+        self,
+        model: CachedModel,
+        d2t: torch.Tensor | None = None,
+        confidence: float = 0.0,
+        columns: int | None = None,
+    ):
+        self.model, self.d2t, self.confidence, self.columns = model, d2t, confidence, columns
 
     def start(self, generation: Generation) -> ModelDraftSession:
         return ModelDraftSession(self, generation)
@@ -41,7 +48,7 @@ class ModelDraftSession:
 
     def __init__(self, drafter: ModelDrafter, generation: Generation, shared: StaticKVCache | None = None):
         self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
-        self.generation = generation
+        self.columns, self.generation = drafter.columns, generation
         # Greedy drafts are one-hot, and ``coupled`` needs no q.
         self.keeps_q = not generation.greedy and generation.rule != Rule.COUPLED
         self.compact = generation.compact_q if self.keeps_q else 0
@@ -71,7 +78,7 @@ class ModelDraftSession:
         drafts = step.last_two[:, :0]  # so far, where the law of the next one depends on them
         lap("loop")
         for i in range(step.num_drafts):
-            logits = self.model(fed, cache, layouts[i])[:, -1]
+            logits = self.model(fed, cache, layouts[i])[:, -1, : self.columns]
             lap("draft_forwards")
             if g.processors is not None:
                 logits = g.processors(logits[:, None], step.processed, step.allowed, drafts, self.d2t)[:, 0]
