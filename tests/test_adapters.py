@@ -1,4 +1,4 @@
-"""Adapters of peft, which need not be installed: those that are active act, and those outside the modules are refused."""
+"""Adapters of peft, where it is installed: those that are active act; those outside the modules are refused."""
 
 from __future__ import annotations
 

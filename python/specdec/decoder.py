@@ -41,8 +41,8 @@ class SpeculativeDecoder:
     Args:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one: the adapters that are active when ``generate`` is called act.
-        draft: a smaller one, of any dtype, with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None: the same loop
-            decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on plainly.
+        draft: a smaller one, of any dtype, with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None: the
+            same loop decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on plainly.
         num_drafts: K, drafted tokens a step, >= 0 (0 decodes plainly), or :class:`AdaptiveDrafts` to choose it.
         backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or
             "cuda".
@@ -92,8 +92,8 @@ class SpeculativeDecoder:
             d2t, columns = read_d2t(d2t, model, self.target)
         elif model.vocab_size != self.target.vocab_size:
             raise ValueError(
-                f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {self.target.vocab_size}, the target's; "
-                f"if both pad one tokenizer's vocabulary, d2t=range(len(tokenizer))"
+                f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {self.target.vocab_size}, "
+                "the target's; or, where both pad one tokenizer's vocabulary, d2t=range(len(tokenizer))"
             )
         if model.device != self.target.device:
             raise ValueError(f"draft: is on {model.device}, allowed: {self.target.device}, the target's device")

@@ -117,7 +117,7 @@ def read_min_new_tokens(
 def read_d2t(
     d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel
 ) -> tuple[torch.Tensor | None, int]:
-    """The target's ids of the first n columns of the draft's logits, [n] int64 (None: all that the target has), and n."""
+    """The target's ids of the first n columns of the draft's logits, [n] int64 (None: all of them), and n."""
     ids = torch.as_tensor(d2t, device=target.device)
     size, fed, columns = target.vocab_size, draft.num_embeddings, draft.num_outputs
     given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
