@@ -42,7 +42,8 @@ class SpeculativeDecoder:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one: the adapters that are active when ``generate`` is called act.
         draft: a smaller one, of any dtype, with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None: the
-            same loop decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on plainly.
+            same loop decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on
+            plainly.
         num_drafts: K, drafted tokens a step, >= 0 (0 decodes plainly), or :class:`AdaptiveDrafts` to choose it.
         backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or
             "cuda".
