@@ -9,6 +9,7 @@ import pytest
 import torch
 from models import generate, prompts, tiny_model, tunable_pair
 from specdec import SpeculativeDecoder, load_model
+from specdec.differences import explain
 from specdec.forward import CachedModel
 
 from specdec_kernels import SamplingParams
@@ -105,3 +106,13 @@ def test_a_library_that_is_absent_is_named(tmp_path):
         file.write_text(json.dumps({**config, "quantization_config": quantisation}))
         with pytest.raises(error, match=message):
             load_model(tmp_path)
+
+
+def test_differences_of_quantised_texts_are_judged_without_a_wider_copy(quantised, monkeypatch):
+    """As ``specdec compare`` does; most quantised weights cannot be cast."""
+    model = copy.copy(quantised)
+    model.hf_quantizer = object()
+    monkeypatch.setattr(type(model), "to", None)
+    text = generate(model, None, [[1, 2]], 0, max_new_tokens=5).tokens[0]
+    found = explain(model, [1, 2], text, [*text[:3], 7, 7])
+    assert (found.position, found.verdict, found.wide_dtype) == (3, "bug", "float32")

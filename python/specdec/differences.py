@@ -60,7 +60,8 @@ def explain(
     """Judges the first difference between two greedy continuations of ``prompt``.
 
     Args:
-        target: the model that decided both. A copy of it in a wider dtype is made for the judgement.
+        target: the model that decided both. A copy of it in a wider dtype is made for the judgement, unless it is
+            quantised.
         prompt, first, second: token ids; ``first`` and ``second`` without the prompt.
         methods: what produced them, for the report.
         prompt_index: likewise.
@@ -80,8 +81,11 @@ def explain(
         return penalty(common, logits[:, -1].double())[0]
 
     full = last(target(input_ids=common, use_cache=False).logits)
-    wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
-    wide_model = copy.deepcopy(target).to(wide_dtype)
+    if getattr(target, "hf_quantizer", None) is not None:  # no wider than it is: other weights would be another model
+        wide_dtype, wide_model = target.dtype, target
+    else:
+        wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
+        wide_model = copy.deepcopy(target).to(wide_dtype)
     wide = last(wide_model(input_ids=common, use_cache=False).logits)
     others = [wide]
     if common.shape[1] > 1:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -47,12 +48,12 @@ def load_model(
     _require_folder(name, path, "adapter_config.json" if adapter else "config.json", "*.safetensors")
     if adapter and importlib.util.find_spec("peft") is None:
         raise OSError(f"{name}: cannot load a model from {str(path)!r}: it is an adapter, which takes peft")
-    how = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    how: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
     try:
         # Most quantised weights are made for one device: they are loaded there, not moved.
         if torch.device(device).type != "cpu" and not adapter and _quantisation(path) is not None:
             how["device_map"] = {"": device}
-        model, report = AutoModelForCausalLM.from_pretrained(path, **how)
+        model, report = AutoModelForCausalLM.from_pretrained(path, **how, output_loading_info=True)
         if getattr(model.config, "quantization_config", None) is not None and not hasattr(model, "hf_quantizer"):
             raise ValueError(f"its quantisation {_quantisation(path)} is none that transformers knows")
         model.to(device)
