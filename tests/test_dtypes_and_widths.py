@@ -14,7 +14,7 @@ from transformers import SuppressTokensLogitsProcessor
 
 from specdec_kernels import SamplingParams
 
-COUNTS = (5_000, pytest.param(50_000, marks=pytest.mark.nightly))
+COUNTS = (3_000, pytest.param(50_000, marks=pytest.mark.nightly))
 SAMPLED = {
     "params": SamplingParams(temperature=0.8, top_k=40, top_p=0.95),
     "seed": list(range(6)),
@@ -82,7 +82,7 @@ def of_width(model, size: int):
     return other.eval()
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("law", LAWS[::2], ids=str)
 def test_columns_that_the_target_lacks_are_never_drafted(law):
     target, draft = tunable_pair(0.3)
     ragged, wide = prompts(6, 2, 20), of_width(draft, VOCABULARY + 9)
@@ -91,7 +91,7 @@ def test_columns_that_the_target_lacks_are_never_drafted(law):
     )
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize("law", LAWS[::2], ids=str)
 def test_a_draft_may_lack_tokens_that_the_target_emits(law):
     """As if it gave them a probability of 0, and had read its last one where they stand."""
     n = 60

@@ -35,7 +35,24 @@ def test_all_known_types_are_here():
     assert {model_type for model_type, _ in CASES.values()} == KNOWN_MODEL_TYPES
 
 
-@pytest.mark.parametrize("case", CASES)
+# Types that share their attention with others here.
+RARER = (
+    "glm",
+    "glm4",
+    "gptj",
+    "granitemoe",
+    "ministral",
+    "olmo",
+    "phi",
+    "qwen2_moe",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+)
+RARELY = [pytest.param(case, marks=pytest.mark.nightly) for case in RARER]
+
+
+@pytest.mark.parametrize("case", [*(case for case in CASES if case not in RARER), *RARELY])
 def test_ragged_steps_and_greedy_texts(case):
     """Sequences several windows long, two rollbacks, and a draft of the same type that is wrong now and then."""
     model = model_of(case)
