@@ -267,7 +267,7 @@ def test_num_layers_is_checked(layers):
 
 def test_other_structures_are_refused_by_name():
     model = copy.deepcopy(tiny_model("llama", layers=3))
-    model.model.more = torch.nn.ModuleList(torch.nn.Identity() for _ in range(3))
+    model.model.more = torch.nn.ModuleList(torch.nn.Identity() for _ in range(3)).eval()
     with pytest.raises(ValueError, match=r"target: got model type 'llama', with 2 lists of 3 modules"):
         EarlyExitDrafter(model, 1)
     model = copy.deepcopy(tiny_model("llama", layers=3))
@@ -282,6 +282,6 @@ def test_keys_that_depend_on_later_layers_are_refused():
     with pytest.raises(ValueError, match=r"'llama', whose layer 0 stores other keys"):
         check_keys_are_shared(cached_model(target, "target"), CachedModel(tiny_model("llama", 5, layers=2)))
     broken = CachedModel(first_layers(target, 2))
-    broken.model.model.layers = torch.nn.ModuleList((torch.nn.Linear(1, 1),))
+    broken.model.model.layers = torch.nn.ModuleList((torch.nn.Linear(1, 1),)).eval()
     with pytest.raises(ValueError, match=r"'llama', which fails without its last layers \(TypeError: "):
         check_keys_are_shared(cached_model(target, "target"), broken)
