@@ -1,5 +1,5 @@
-"""Texts of the embedded pair in float32, greedy and by rule ``coupled``, are those of plain decoding: every drafter, K 1
-to 8, batches 1 to 64.
+"""Texts of the embedded pair in float32, greedy and by rule ``coupled``, are those of plain decoding, whatever the
+drafter, K from 1 to 8, and batches from 1 to 64.
 
 Nightly 1,000 prompts of 256 tokens for each drafter, every day a slice. Batches of other shapes round otherwise, so
 a text may part from the reference where two tokens are as good as equal: that is checked, and counted."""
