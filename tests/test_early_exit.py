@@ -99,9 +99,9 @@ def same(a: list, b: list) -> bool:
 def test_greedy_text_and_the_target_stay_as_they_are(kind):
     target, ragged = model_of(kind), prompts(4, 1, 20)
     before = fingerprint(target)
-    plain = generate(target, None, ragged, 0, max_new_tokens=30).tokens
+    plain = generate(target, None, ragged, 0, max_new_tokens=20).tokens
     for layers, num_drafts in ((1, 3), (2, 5)):
-        result = generate(target, EarlyExitDrafter(target, layers), ragged, num_drafts, max_new_tokens=30)
+        result = generate(target, EarlyExitDrafter(target, layers), ragged, num_drafts, max_new_tokens=20)
         assert result.tokens == plain and result.drafter_error is None
         assert 0 < result.stats.accepted < result.stats.drafted
     assert same(before, fingerprint(target))
@@ -199,7 +199,7 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
 # ---- sampling ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", ({}, {"rule": "block"}, {"compact_q": 3}, {"logit_bias": {1: 1.0}}))
+@pytest.mark.parametrize("options", ({"rule": "block"}, {"compact_q": 3, "logit_bias": {1: 1.0}}))
 def test_sampled_text_has_the_law_of_the_target(options):
     torch.manual_seed(1)
     config = LlamaConfig(

@@ -17,7 +17,7 @@ from specdec.drafters.universal import UniversalDraftSession, common_length
 from specdec.forward import CachedModel
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as tokenizer_models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec_kernels import SamplingParams
 
@@ -275,8 +275,11 @@ def test_drafts_are_the_models_own(pair, monkeypatch):
 
     monkeypatch.setattr(UniversalDraftSession, "_continue", checked)
     prompts = tokenizer(list(PROMPTS[:3])).input_ids
+    torch.manual_seed(3)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=258, hidden_size=16, n_layer=1, n_head=2)).eval()
     for drafter, new in (
         (UniversalDrafter(stranger("characters"), other_tokenizer("characters"), tokenizer), 20),
+        (UniversalDrafter(bloom, other_tokenizer("characters"), tokenizer), 12),
         (UniversalDrafter(target, tokenizer, tokenizer), 8),  # of which all are accepted
     ):
         assert generate(target, drafter, prompts, 3, max_new_tokens=new).drafter_error is None

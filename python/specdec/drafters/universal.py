@@ -49,6 +49,7 @@ class UniversalDrafter:
             refuse(
                 "draft_tokenizer", f"ids up to {largest}", f"up to {self.model.vocab_size - 1}, the draft's vocabulary"
             )
+        self.columns = largest + 1  # of the logits: padding behind them is no token
         spoken = common_special_tokens(draft_tokenizer, tokenizer)
         self.drafts_text, self.text = TokenText(draft_tokenizer, spoken), TokenText(tokenizer, spoken)
         # Behind these the draft has nothing to say about this text.
@@ -63,6 +64,7 @@ class UniversalDraftSession:
 
     def __init__(self, drafter: UniversalDrafter, generation: Generation):
         self.drafter, self.model, self.stopwatch = drafter, drafter.model, generation.stopwatch
+        self.columns = drafter.columns
         prompts = generation.prompts
         self.translations = [Translation(drafter.text, drafter.drafts_text) for _ in prompts]
         for translation, prompt in zip(self.translations, prompts, strict=True):
@@ -140,7 +142,7 @@ class UniversalDraftSession:
             logits = self.model(tokens, self.cache, part)
             if not columns:  # the last column that is no padding
                 logits = logits.gather(1, last[:, :, None].expand(-1, 1, logits.shape[2]))
-            tokens = logits.argmax(-1)
+            tokens = logits[:, :, : self.columns].argmax(-1)
             columns.append(tokens)
         drafted = torch.cat(columns, 1).tolist()
         self.stopwatch.lap("draft_forwards")
