@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from specdec import EarlyExitDrafter, PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, SuffixMemory
+from specdec import (
+    EarlyExitDrafter,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+    SuffixDrafter,
+    SuffixMemory,
+    UniversalDrafter,
+)
 from specdec.drafters import Drafts, Generation, Step
 
 from specdec_kernels import SamplingParams
@@ -61,11 +68,11 @@ class AlmostRight:
         pass
 
 
-DRAFTERS = ("model", "confidence", "lookup", "suffix", "memory", "early_exit", "hostile", "almost_right")
+DRAFTERS = ("model", "confidence", "lookup", "suffix", "memory", "early_exit", "universal", "hostile", "almost_right")
 
 
 def drafter_of(name: str, pair, texts):
-    target, draft, _ = pair
+    target, draft, tokenizer = pair
     return {
         "model": lambda: draft,
         "confidence": lambda: draft,
@@ -73,6 +80,7 @@ def drafter_of(name: str, pair, texts):
         "suffix": SuffixDrafter,
         "memory": lambda: SuffixDrafter(memory=SuffixMemory()),
         "early_exit": lambda: EarlyExitDrafter(target, 3),
+        "universal": lambda: UniversalDrafter(draft, tokenizer, tokenizer),
         "hostile": Hostile,
         "almost_right": lambda: AlmostRight(texts),
     }[name]()
