@@ -16,7 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from .differences import Difference, explain
+from .differences import Difference, Judge
 from .methods import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
 
 # Drafts a step that are tried where none was asked for, alike for transformers and specdec.
@@ -190,14 +190,14 @@ def _differences(
     repetition_penalty: float | None,
 ) -> list[Difference]:
     """Where a method's text is not plain's, in any round; each such place once."""
-    plain, found = measurements[0], {}
+    plain, judge, found = measurements[0], Judge(target, repetition_penalty), {}
     for other in measurements[1:]:
         for ours, theirs in zip(plain.rounds, other.rounds, strict=True):
             for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
                 texts = (other.name, i, tuple(a.tokens), tuple(b.tokens))
                 if a.tokens != b.tokens and texts not in found:
                     names = (plain.name, other.name)
-                    found[texts] = explain(target, prompts[i], a.tokens, b.tokens, names, i, repetition_penalty)
+                    found[texts] = judge.explain(prompts[i], a.tokens, b.tokens, names, i)
     return list(found.values())
 
 

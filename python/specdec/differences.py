@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 Pair = tuple[float | None, float | None]
+# Of sampled texts: [V] for an absolute position, what is added to logits / temperature there: the largest sum wins.
+Noise = Callable[[int], torch.Tensor]
+RACE_ROUNDING = 1e-4  # how closely backends agree about a race, docs/numerics.md
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Difference:
     ``rounding`` is the most by which two forwards over the same tokens differ in any logit there: a full
     forward, a cached one, a full one in ``wide_dtype``, and never less than one unit in the last place of the
     largest logit. Two logits may each be off by that much, so a correct method can choose a token up to
-    ``bound`` = 2 ``rounding`` below the best, not more. ``gap`` says how far below the best, in
+    ``bound`` = 2 ``rounding`` below the best, not more (of sampled texts, whose logits have noise added, RACE_ROUNDING
+    more). ``gap`` says how far below the best, in
     ``wide_dtype``, the worse of the two tokens lies.
     """
 
@@ -47,7 +51,6 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-@torch.inference_mode()
 def explain(
     target: PreTrainedModel,
     prompt: Sequence[int],
@@ -57,62 +60,136 @@ def explain(
     prompt_index: int = 0,
     repetition_penalty: float | None = None,
 ) -> Difference | None:
-    """Judges the first difference between two greedy continuations of ``prompt``.
+    """Judges the first difference between two greedy continuations of ``prompt``: ``Judge.explain`` for one pair."""
+    return Judge(target, repetition_penalty).explain(prompt, first, second, methods, prompt_index)
 
-    Args:
-        target: the model that decided both. A copy of it in a wider dtype is made for the judgement, unless it is
-            quantised.
-        prompt, first, second: token ids; ``first`` and ``second`` without the prompt.
-        methods: what produced them, for the report.
-        prompt_index: likewise.
-        repetition_penalty: what both were decoded with; all logits here are those after it.
 
-    Returns:
-        The difference, or None where there is none.
+class Judge:
     """
-    position = first_difference(first, second)
-    if position is None:
-        return None
-    tokens = tuple(t[position] if position < len(t) else None for t in (first, second))
-    common = torch.tensor([[*prompt, *first[:position]]], device=target.device)
-    penalty = RepetitionPenaltyLogitsProcessor(float(repetition_penalty or 1.0))
+    Args:
+        target: the model that decided. A copy of it in a wider dtype is made when the first difference is judged,
+            unless it is quantised.
+        repetition_penalty: what texts were decoded with; all logits here are those after it.
+        temperature: where texts were sampled by a race with known noise: logits here are divided by it. A largest
+            logit plus noise was chosen then, and is what differences are judged by.
+    """
 
-    def last(logits: torch.Tensor) -> torch.Tensor:
-        return penalty(common, logits[:, -1].double())[0]
+    def __init__(self, target: PreTrainedModel, repetition_penalty: float | None = None, temperature: float = 1.0):
+        self._target, self._temperature = target, temperature
+        self._penalty = RepetitionPenaltyLogitsProcessor(float(repetition_penalty or 1.0))
+        self._wide: PreTrainedModel | None = None
+        self._wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
+        if getattr(target, "hf_quantizer", None) is not None:  # no wider than it is: other weights, another model
+            self._wide, self._wide_dtype = target, target.dtype
 
-    full = last(target(input_ids=common, use_cache=False).logits)
-    if getattr(target, "hf_quantizer", None) is not None:  # no wider than it is: other weights would be another model
-        wide_dtype, wide_model = target.dtype, target
-    else:
-        wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
-        wide_model = copy.deepcopy(target).to(wide_dtype)
-    wide = last(wide_model(input_ids=common, use_cache=False).logits)
-    others = [wide]
-    if common.shape[1] > 1:
-        cache = DynamicCache(config=target.config)
-        target(input_ids=common[:, :-1], past_key_values=cache)
-        others.append(last(target(input_ids=common[:, -1:], past_key_values=cache).logits))
-    # A model may rule tokens out with -inf; the difference of two of those is no number.
-    finite = torch.stack([full, *others]).isfinite().all(0)
-    errors = [torch.finfo(target.dtype).eps * full.abs(), *((full - other).abs() for other in others)]
-    rounding = torch.stack(errors)[:, finite].amax().item() if finite.any() else 0.0
-    bound = 2 * rounding
-    gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens)
-    near_tie = gap is not None and gap <= bound  # a nan is no near-tie
-    return Difference(
-        prompt=prompt_index,
-        position=position,
-        methods=methods,
-        tokens=tokens,
-        logits=tuple(_number(full, t) for t in tokens),
-        wide_logits=tuple(_number(wide, t) for t in tokens),
-        dtype=str(target.dtype).removeprefix("torch."),
-        wide_dtype=str(wide_dtype).removeprefix("torch."),
-        gap=gap if gap is not None and math.isfinite(gap) else None,
-        rounding=rounding,
-        bound=bound,
-        verdict="near-tie" if near_tie else "bug",
-    )
+    @torch.inference_mode()
+    def explain(
+        self,
+        prompt: Sequence[int],
+        first: Sequence[int],
+        second: Sequence[int],
+        methods: tuple[str, str] = ("first", "second"),
+        prompt_index: int = 0,
+        noise: Noise | None = None,
+    ) -> Difference | None:
+        """Judges the first difference between two continuations of ``prompt``.
+
+        Args:
+            prompt, first, second: token ids; ``first`` and ``second`` without the prompt.
+            methods: what produced them, for the report.
+            prompt_index: likewise.
+            noise: of sampled texts, see :data:`Noise`; None: they are greedy.
+
+        Returns:
+            The difference, or None where there is none.
+        """
+        position = first_difference(first, second)
+        if position is None:
+            return None
+        tokens = tuple(t[position] if position < len(t) else None for t in (first, second))
+        ids = torch.tensor([[*prompt, *first[:position]]], device=self._target.device)
+        full, wide = (self._scores(model, ids, noise)[-1] for model in (self._target, self._wide_model()))
+        others = [wide]
+        if ids.shape[1] > 1:
+            others.append(self._cached(ids, noise))
+        return self._judge(full, others, tokens, methods, prompt_index, position, noise is not None)
+
+    @torch.inference_mode()
+    def rest(
+        self,
+        prompt: Sequence[int],
+        text: Sequence[int],
+        start: int,
+        method: str,
+        prompt_index: int = 0,
+        noise: Noise | None = None,
+    ) -> list[Difference]:
+        """Judges every token of ``text`` from ``start`` on that is not the best one in the wide dtype: behind a first
+        difference there is no other text to compare with. Only a full and a wide forward say what rounding is here."""
+        ids = torch.tensor([[*prompt, *text]], device=self._target.device)
+        full, wide = (self._scores(model, ids, noise, len(prompt)) for model in (self._target, self._wide_model()))
+        best, found = wide.argmax(-1).tolist(), []
+        for i in range(start, len(text)):
+            if best[i] != text[i]:
+                tokens, methods = (best[i], text[i]), ("best", method)
+                found.append(self._judge(full[i], [wide[i]], tokens, methods, prompt_index, i, noise is not None))
+        return found
+
+    def _wide_model(self) -> PreTrainedModel:
+        if self._wide is None:
+            self._wide = copy.deepcopy(self._target).to(self._wide_dtype)
+        return self._wide
+
+    def _scores(
+        self, model: PreTrainedModel, ids: torch.Tensor, noise: Noise | None, first: int | None = None
+    ) -> torch.Tensor:
+        """[n + 1, V] float64 of what follows ids[:first] (default: all of them), ..., all of them."""
+        first = ids.shape[1] if first is None else first
+        logits = model(input_ids=ids, use_cache=False).logits[0, first - 1 :].double()
+        return torch.stack([self._perturbed(row, ids[:, : first + i], noise) for i, row in enumerate(logits)])
+
+    def _cached(self, ids: torch.Tensor, noise: Noise | None) -> torch.Tensor:
+        cache = DynamicCache(config=self._target.config)
+        self._target(input_ids=ids[:, :-1], past_key_values=cache)
+        logits = self._target(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1].double()
+        return self._perturbed(logits, ids, noise)
+
+    def _perturbed(self, logits: torch.Tensor, before: torch.Tensor, noise: Noise | None) -> torch.Tensor:
+        logits = self._penalty(before, logits[None])[0] / self._temperature
+        return logits if noise is None else logits + noise(before.shape[1]).to(logits)
+
+    def _judge(
+        self,
+        full: torch.Tensor,
+        others: list[torch.Tensor],
+        tokens: tuple[int | None, int | None],
+        methods: tuple[str, str],
+        prompt_index: int,
+        position: int,
+        noisy: bool,
+    ) -> Difference:
+        wide = others[0]
+        # A model may rule tokens out with -inf; the difference of two of those is no number.
+        finite = torch.stack([full, *others]).isfinite().all(0)
+        errors = [torch.finfo(self._target.dtype).eps * full.abs(), *((full - other).abs() for other in others)]
+        rounding = torch.stack(errors)[:, finite].amax().item() if finite.any() else 0.0
+        bound = 2 * rounding + (RACE_ROUNDING if noisy else 0.0)
+        gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens)
+        near_tie = gap is not None and gap <= bound  # a nan is no near-tie
+        return Difference(
+            prompt=prompt_index,
+            position=position,
+            methods=methods,
+            tokens=tokens,
+            logits=tuple(_number(full, t) for t in tokens),
+            wide_logits=tuple(_number(wide, t) for t in tokens),
+            dtype=str(self._target.dtype).removeprefix("torch."),
+            wide_dtype=str(self._wide_dtype).removeprefix("torch."),
+            gap=gap if gap is not None and math.isfinite(gap) else None,
+            rounding=rounding,
+            bound=bound,
+            verdict="near-tie" if near_tie else "bug",
+        )
 
 
 def _number(logits: torch.Tensor, token: int | None) -> float | None:

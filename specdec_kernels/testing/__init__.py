@@ -1,8 +1,7 @@
 """Tools for testing samplers and verifiers: inputs, exact laws, chi-square with its power, near-tie-aware
 comparison.
 
-For tests, benchmarks and projects that build on specdec; nothing in the package imports it. Needs numpy and
-scipy."""
+For tests, benchmarks and projects that build on specdec; of the package only ``specdec verify`` imports it."""
 
 from .chi_square import ChiSquare, chi_square, detectable_bias
 from .drafts import assert_same_draft, reference_draft

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import torch
 
 from .laws import Law
 
@@ -44,18 +45,42 @@ def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0) 
     observed, expected = np.array(list(cells.values()), dtype=np.float64).T
     terms = (observed - expected) ** 2 / expected
     worst = list(cells)[int(terms.argmax())]
-    return ChiSquare(float(terms.sum()), degrees, float(stats.chi2.sf(terms.sum(), degrees)), detectable, worst)
+    return ChiSquare(float(terms.sum()), degrees, chi_square_tail(float(terms.sum()), degrees), detectable, worst)
+
+
+def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:
+    """P(X >= statistic) of the chi-square law; the noncentral one is the central one of degrees + 2 N, N a Poisson
+    number of mean noncentrality / 2 (Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 2, 29.3)."""
+    mean = noncentrality / 2
+    reach = 12 * math.sqrt(mean) + 50  # terms beyond weigh less than 1e-20
+    n = torch.arange(max(0, int(mean - reach)), int(mean + reach) + 1, dtype=torch.float64)
+    weight = (n * math.log(mean) - mean - torch.lgamma(n + 1)).exp() if mean else (n == 0).double()
+    tails = torch.special.gammaincc(degrees / 2 + n, torch.full_like(n, statistic / 2))
+    return float((weight * tails).sum())
+
+
+@functools.cache
+def _threshold(level: float, degrees: int) -> float:
+    """The statistic whose tail has this level."""
+    low, high = 0.0, 2.0 * degrees + 2
+    while chi_square_tail(high, degrees) > level:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if chi_square_tail(middle, degrees) > level else (low, middle)
+    return high
 
 
 @functools.cache
 def detectable_bias(draws: int, degrees: int, level: float, power: float = 0.999) -> float:
-    """The smallest d such that probabilities off by a factor 1 +- d each are found with this power.
+    """The smallest d <= 1 such that probabilities off by a factor 1 +- d each are found with this power; 1 where none
+    is.
 
     Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2.
     """
-    threshold, low, high = stats.chi2.isf(level, degrees), 0.0, 1.0
+    threshold, low, high = _threshold(level, degrees), 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        found = stats.ncx2.sf(threshold, degrees, draws * middle**2) >= power
+        found = chi_square_tail(threshold, degrees, draws * middle**2) >= power
         low, high = (low, middle) if found else (middle, high)
     return high
