@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from specdec_kernels import SamplingParams
 
@@ -112,8 +112,10 @@ class TransformersMethod:
         )
         self._assistant_config = assistant_config(num_assistant_tokens)
 
-    def run(self, prompt: Prompt, seed: int) -> Run:
+    def run(self, prompt: Prompt, seed: int, processors: Sequence[LogitsProcessor] = ()) -> Run:
+        """``processors`` come before what the settings say."""
         assistant = {} if self._draft is None else {"assistant_model": self._draft}
+        assistant["logits_processor"] = LogitsProcessorList(processors)
         with self._configured(), counted_forwards(self._target, self._draft) as forwards:
             torch.manual_seed(seed)
             start = time.perf_counter()

@@ -21,10 +21,12 @@ class ChiSquare(NamedTuple):
     worst: Hashable  # the outcome that adds most to the statistic; None where that is the rare ones together
 
 
-def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0) -> ChiSquare:
+def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0, tolerance: float = 0.0) -> ChiSquare:
     """Pearson's test of ``counts`` against ``law``. Outcomes expected fewer than ``least`` times count as one.
 
-    A law of one outcome has no degrees of freedom: its p-value is 1 unless something else was drawn.
+    A law of one outcome has no degrees of freedom: its p-value is 1 unless something else was drawn. ``tolerance``: the
+    relative error (root mean square) of the law's own probabilities, as rounding makes it; what it may add to the
+    statistic is not held against the counts.
     """
     draws = sum(counts.values())
     cells, rare = {}, np.zeros(2)
@@ -36,7 +38,8 @@ def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0) 
     if rare[1] >= least:
         cells[None] = tuple(rare)
     degrees = max(len(cells) - 1, 0)
-    detectable = detectable_bias(draws, degrees, level) if degrees else np.inf
+    error = draws * tolerance**2
+    detectable = detectable_bias(draws, degrees, level, noncentrality=error) if degrees else np.inf
     impossible = [k for k, n in counts.items() if n and law.get(k, 0.0) == 0]
     if impossible:
         return ChiSquare(np.inf, degrees, 0.0, detectable, impossible[0])
@@ -45,7 +48,9 @@ def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0) 
     observed, expected = np.array(list(cells.values()), dtype=np.float64).T
     terms = (observed - expected) ** 2 / expected
     worst = list(cells)[int(terms.argmax())]
-    return ChiSquare(float(terms.sum()), degrees, chi_square_tail(float(terms.sum()), degrees), detectable, worst)
+    return ChiSquare(
+        float(terms.sum()), degrees, chi_square_tail(float(terms.sum()), degrees, error), detectable, worst
+    )
 
 
 def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:
@@ -60,25 +65,26 @@ def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) 
 
 
 @functools.cache
-def _threshold(level: float, degrees: int) -> float:
+def _threshold(level: float, degrees: int, noncentrality: float) -> float:
     """The statistic whose tail has this level."""
-    low, high = 0.0, 2.0 * degrees + 2
-    while chi_square_tail(high, degrees) > level:
+    low, high = 0.0, 2.0 * (degrees + noncentrality) + 2
+    while chi_square_tail(high, degrees, noncentrality) > level:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if chi_square_tail(middle, degrees) > level else (low, middle)
+        low, high = (middle, high) if chi_square_tail(middle, degrees, noncentrality) > level else (low, middle)
     return high
 
 
 @functools.cache
-def detectable_bias(draws: int, degrees: int, level: float, power: float = 0.999) -> float:
+def detectable_bias(draws: int, degrees: int, level: float, power: float = 0.999, noncentrality: float = 0.0) -> float:
     """The smallest d <= 1 such that probabilities off by a factor 1 +- d each are found with this power; 1 where none
     is.
 
-    Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2.
+    Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2. ``noncentrality``: what the law's
+    own error may add to it, which the test allows for.
     """
-    threshold, low, high = _threshold(level, degrees), 0.0, 1.0
+    threshold, low, high = _threshold(level, degrees, noncentrality), 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
         found = chi_square_tail(threshold, degrees, draws * middle**2) >= power

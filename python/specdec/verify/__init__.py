@@ -1,0 +1,108 @@
+"""Checks that speculative decoding from a target is exact, on the models and drafters that are going to be used.
+
+docs/verify.md says what is checked, and how sure the result is."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from specdec_kernels.validation import refuse
+
+from ..compare import environment
+from ..decoder import SpeculativeDecoder
+from ..drafters import Drafter
+from ..methods import Prompt
+from .laws import LawCheck, LawResult, LawTest
+from .settings import Cell, VerifySettings, cells
+from .texts import TextCheck, TextResult
+
+__all__ = ["Cell", "LawResult", "LawTest", "TextResult", "Verification", "VerifySettings", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    texts: list[TextResult]
+    laws: list[LawResult]
+    level: float  # the probability that a right loop fails any of ``laws``
+    unused: list[str]  # drafters that never proposed anything: nothing was learnt about them
+    seconds: float
+    environment: dict[str, object]
+
+    @property
+    def passed(self) -> bool:
+        """No bug was found. Near-ties are none."""
+        return not any(result.bugs or result.error for result in (*self.texts, *self.laws))
+
+    def difference_rate(self, check: str) -> float:
+        """How often a text left transformers', for each token that was compared."""
+        results = [r for r in self.texts if r.cell.check == check]
+        tokens = sum(r.tokens for r in results)
+        return sum(r.differing for r in results) / tokens if tokens else 0.0
+
+    def to_dict(self) -> dict:
+        return {
+            "passed": self.passed,
+            "difference_rate": {check: self.difference_rate(check) for check in ("greedy", "coupled")},
+            "texts": [result.to_dict() for result in self.texts],
+            "laws": [result.to_dict() for result in self.laws],
+            "level": self.level,
+            "unused": self.unused,
+            "seconds": self.seconds,
+            "environment": self.environment,
+        }
+
+
+def verify(
+    target: PreTrainedModel,
+    drafters: Mapping[str, PreTrainedModel | Drafter | None],
+    prompts: Sequence[Prompt],
+    settings: VerifySettings | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Verification:
+    """Greedy texts and those of rule ``coupled`` against transformers' ``generate``, sampled texts against the
+    target's own probabilities, for every drafter, rule, K and batch size. Plain decoding by the same loop is always
+    checked as well.
+
+    Args:
+        target: decoder-only, in evaluation mode.
+        drafters: name -> what ``SpeculativeDecoder`` takes as ``draft``.
+        prompts: lists of token ids, at least one; many of various lengths are best.
+        settings: None is ``VerifySettings()``.
+        progress: is told what is going on.
+
+    Returns:
+        Verification; ``passed`` says whether a bug was found.
+
+    Raises:
+        ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
+    """
+    settings, start = settings or VerifySettings(), time.perf_counter()
+    if not prompts:
+        refuse("prompts", "none", "at least one")
+    drafters = {"none": None, **drafters}
+    plan = list(cells(drafters, settings))
+    decoders: dict[tuple, SpeculativeDecoder] = {}
+    for cell in plan:  # what cannot be decoded from is refused before anything runs
+        key = (cell.drafter, cell.num_drafts)
+        if key not in decoders:
+            decoders[key] = SpeculativeDecoder(target, drafters[cell.drafter], cell.drafts())
+    count = sum(cell.check == "law" for cell in plan)
+    text_check = TextCheck(target, prompts, settings)
+    law_check = LawCheck(target, prompts, settings, settings.level / count)
+    texts, laws, drafted = [], [], dict.fromkeys(drafters, 0)
+    for i, cell in enumerate(plan):
+        progress(f"{i + 1} of {len(plan)}: {cell.check}: {cell.name}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a drafter that is dropped: the result has its error
+            check = law_check if cell.check == "law" else text_check
+            result = check.run(cell, decoders[cell.drafter, cell.num_drafts])
+        (laws if cell.check == "law" else texts).append(result)
+        drafted[cell.drafter] += result.stats.drafted
+    unused = [name for name, drafter in drafters.items() if drafter is not None and not drafted[name]]
+    seconds = time.perf_counter() - start
+    return Verification(texts, laws, settings.level, unused, seconds, environment(target))

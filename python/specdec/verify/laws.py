@@ -1,0 +1,218 @@
+"""Whether sampled texts have the target's law: chi-square of many short texts of one prompt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from specdec_kernels import SamplingParams
+from specdec_kernels.testing import chi_square
+
+from ..decoder import SpeculativeDecoder
+from ..methods import Prompt
+from ..stats import Stats
+from .settings import SAMPLED_AT_ONCE, Cell, VerifySettings
+from .texts import trouble
+
+RANKS = 32  # intervals of the test of ranks, fewer where texts are few
+PREFIXES = 8  # the most frequent texts so far behind which the next token is tested
+LEAST = 200  # texts that such a test needs
+SCENES = 2  # prompts that are sampled from
+TAIL = 8  # tokens of a prompt that make one
+
+
+@dataclass(frozen=True)
+class LawTest:
+    """One chi-square test.
+
+    ``tokens`` counts the token at ``position`` of the texts that begin with ``prefix``. ``ranks`` counts, over all
+    texts, where the token lies in the order from likely to unlikely: the mass of all likelier tokens plus a random part
+    of its own is uniform (Rosenblatt 1952), whatever came before. That finds what favours or slights likely tokens,
+    also behind texts too rare for a test of their own.
+    """
+
+    kind: Literal["tokens", "ranks"]
+    position: int
+    prefix: tuple[int, ...]
+    draws: int
+    degrees: int
+    p_value: float
+    level: float
+    detectable: float  # the relative bias found with power 0.999; infinite: one outcome is all there is
+    worst: int | None  # the token, or the interval, that adds most
+
+    @property
+    def passed(self) -> bool:
+        return self.p_value > self.level
+
+
+@dataclass(frozen=True)
+class LawResult:
+    cell: Cell
+    prompt: list[int]
+    samples: int
+    tests: list[LawTest]
+    stats: Stats
+    error: str | None  # why the drafter was dropped, or what was no number
+
+    @property
+    def bugs(self) -> list[LawTest]:
+        return [test for test in self.tests if not test.passed]
+
+    def to_dict(self) -> dict:
+        s = self.stats
+        tests = [{**dataclasses.asdict(test), "passed": test.passed} for test in self.tests]
+        for test in tests:  # JSON has no infinity
+            test["detectable"] = test["detectable"] if test["degrees"] else None
+        return {
+            **dataclasses.asdict(self.cell),
+            **{"prompt": self.prompt, "samples": self.samples, "bugs": len(self.bugs)},
+            **{"drafted": s.drafted, "accepted": s.accepted, "alpha": s.alpha, "tau": s.tau},
+            "tests": tests,
+            "error": self.error,
+        }
+
+
+class LawCheck:
+    """
+    Args:
+        target: whose law it is, from plain forwards over transformers' own cache.
+        prompts: those that make the best scenes are taken, see :func:`scenes`.
+        settings: ``samples``, ``sampled_tokens``, ``temperature``, and ``seed`` of the first text.
+        level: of all tests of one cell together.
+    """
+
+    def __init__(self, target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings, level: float):
+        self._settings, self._level = settings, level
+        self._scenes = scenes(target, prompts, settings)
+        self._done = 0
+
+    def run(self, cell: Cell, decoder: SpeculativeDecoder) -> LawResult:
+        s, scene = self._settings, self._scenes[self._done % len(self._scenes)]
+        self._done += 1
+        texts, stats, error = [], [], None
+        for start in range(0, s.samples, SAMPLED_AT_ONCE):
+            seeds = [s.seed + i for i in range(start, min(start + SAMPLED_AT_ONCE, s.samples))]
+            prompts = [scene.prompt] * len(seeds)
+            # An end of sequence is a token like others here, or texts would have different lengths.
+            result = decoder.generate(
+                prompts, None, s.sampled_tokens, SamplingParams(s.temperature), seeds, [], rule=cell.rule
+            )
+            texts += map(tuple, result.tokens)
+            stats.append(result.stats)
+            error = error or trouble(result)
+        # At each position one test of ranks, and those of tokens: one half of the level for either. How many of tokens
+        # there are is known before the position that they test is looked at.
+        level = self._level / s.sampled_tokens / 2
+        tests = rank_tests(texts, scene, level)
+        for position in range(s.sampled_tokens):
+            tests += token_tests(texts, position, scene, level)
+        whole = Stats.total(stats, max(len(part.drafted_by_position) for part in stats))
+        return LawResult(cell, scene.prompt, len(texts), tests, whole, error)
+
+
+def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings) -> list[PlainLaw]:
+    """The ends of prompts, written twice so that drafters that look back find something, whether it fits or not. Taken
+    are those behind which most tokens come often enough to be tested."""
+    found = []
+    for prompt in prompts:
+        law = PlainLaw(target, [*prompt[-TAIL:], *prompt[-TAIL:]], settings.temperature)
+        p = law.after([()])[0].exp()
+        found.append((int((p * settings.samples >= 25).sum()), law))
+    found.sort(key=lambda pair: -pair[0])
+    return [law for _, law in found[:SCENES]]
+
+
+def token_tests(texts: list[tuple[int, ...]], position: int, law: PlainLaw, level: float) -> list[LawTest]:
+    """Of the token at ``position``, behind each of the most frequent beginnings."""
+    texts = [text for text in texts if len(text) > position]
+    begun = Counter(text[:position] for text in texts)
+    prefixes = [prefix for prefix, count in begun.most_common(PREFIXES) if count >= LEAST or not position]
+    tests = []
+    for prefix in prefixes:
+        counts = Counter(text[position] for text in texts if text[:position] == prefix)
+        log_p, error = law.after([prefix])
+        probabilities = dict(enumerate(log_p[0, -1].exp().tolist()))
+        mine = level / len(prefixes)
+        result = chi_square(counts, probabilities, mine, tolerance=error[0, -1].item())
+        tests.append(
+            LawTest(
+                "tokens", position, prefix, sum(counts.values()), result.degrees, result.p_value, mine,
+                result.detectable, result.worst,
+            )
+        )  # fmt: skip
+    return tests
+
+
+def rank_tests(texts: list[tuple[int, ...]], law: PlainLaw, level: float) -> list[LawTest]:
+    """Of every position, over all texts."""
+    generator = torch.Generator().manual_seed(0)
+    length, ranks = max(map(len, texts)), min(RANKS, len(texts) // 25)
+    counts, errors = torch.zeros(length, ranks, dtype=torch.int64), torch.zeros(length, dtype=torch.float64)
+    of_length: dict[int, list[tuple[int, ...]]] = {}
+    for text in texts:  # a text is short only where the loop stopped for a fault
+        of_length.setdefault(len(text), []).append(text)
+    for size, alike in of_length.items():
+        for start in range(0, len(alike) if size else 0, SAMPLED_AT_ONCE):
+            part = alike[start : start + SAMPLED_AT_ONCE]
+            log_p, error = law.after([text[:-1] for text in part])
+            p, tokens = log_p.exp(), torch.tensor(part, device=log_p.device)[:, :, None]
+            mine = p.gather(2, tokens)
+            likelier = torch.where(p > mine, p, 0.0).sum(2)
+            alike_mass = torch.where(p == mine, p, 0.0).sum(2)
+            inside = torch.rand(likelier.shape, generator=generator, dtype=torch.float64).to(p.device)
+            rank = ((likelier + inside * alike_mass) * ranks).long().clamp(max=ranks - 1).cpu()
+            for position in range(size):
+                counts[position] += rank[:, position].bincount(minlength=ranks)
+            errors[:size] += (error**2).sum(0).cpu()
+    tests = []
+    for position in range(length):
+        draws = int(counts[position].sum())
+        tolerance = (errors[position] / draws).sqrt().item()
+        uniform = dict.fromkeys(range(ranks), 1 / ranks)
+        result = chi_square(dict(enumerate(counts[position].tolist())), uniform, level, 0.5, tolerance)
+        tests.append(
+            LawTest(
+                "ranks", position, (), draws, result.degrees, result.p_value, level, result.detectable, result.worst
+            )
+        )
+    return tests
+
+
+class PlainLaw:
+    """The target's law behind one prompt."""
+
+    def __init__(self, target: PreTrainedModel, prompt: Prompt, temperature: float):
+        self._target, self._temperature = target, temperature
+        self.prompt = list(prompt)
+
+    @torch.inference_mode()
+    def after(self, texts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            texts: n of one length m.
+
+        Returns:
+            [n, m + 1, V] float64 log-probabilities of what comes behind none, ..., all of their tokens, and [n, m + 1]
+            the relative error of these probabilities (root mean square) where a logit is off by a unit in its last
+            place, as that of another forward may be.
+        """
+        # The prompt once, then all texts behind it.
+        cache = DynamicCache(config=self._target.config)
+        prompt = torch.tensor([self.prompt], device=self._target.device)
+        last = self._target(prompt, past_key_values=cache, use_cache=True).logits[:, -1:]
+        logits = last.expand(len(texts), -1, -1)
+        if len(texts[0]):
+            cache.batch_repeat_interleave(len(texts))
+            fed = torch.tensor(texts, device=prompt.device)
+            logits = torch.cat((logits, self._target(fed, past_key_values=cache, use_cache=True).logits), 1)
+        scaled = logits.double() / self._temperature
+        log_p = scaled.log_softmax(-1)
+        unit = torch.finfo(self._target.dtype).eps * scaled.masked_fill(scaled.isinf(), 0.0)
+        return log_p, (log_p.exp() * unit**2).sum(-1).sqrt()

@@ -1,0 +1,38 @@
+"""What is continued where nobody says what: short, of various lengths, some that repeat themselves."""
+
+CODE = (  # what the embedded pair has seen
+    "import os\nimport sys\nimport ",
+    'class Error(Exception):\n    """',
+    "    def __init__(self, name, value=None):\n        self.name = name\n        self.",
+    "    def read(self, size=-1):\n        ",
+    "def main():\n    parser = argparse.ArgumentParser(",
+    "    if not isinstance(value, str):\n        raise TypeError(",
+    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(",
+    "try:\n    import json\nexcept ImportError:\n    ",
+    "    def test_add(self):\n        self.assertEqual(add(1, 2), 3)\n        self.assertEqual(add(",
+    "with open(path) as f:\n    for line in f:\n        ",
+    "x",
+    '    """Return the number of items in the queue.\n\n    ',
+    "def f(a, b):\n    return a + b\n\n\ndef g(a, b):\n    return a - b\n\n\ndef ",
+    "    while True:\n        data = sock.recv(1024)\n        if not data:\n            break\n        ",
+    "from collections import ",
+    "__all__ = ['open', 'close', 'read', 'write', ",
+)
+TEXT = (
+    "The capital of France is",
+    "Once upon a time there was a",
+    "A",
+    "Q: What is the boiling point of water?\nA:",
+    "one two three one two three one two",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "1, 2, 3, 4, 5, 6, 7,",
+    "Die Sonne scheint, und die Vögel",
+    "In 1969, for the first time in history,",
+    '{"name": "Alice", "age": 30, "city": "',
+    "the cat sat on the mat. the dog sat on the mat. the cow",
+    "SELECT id, name FROM users WHERE",
+    "In this paper we show that",
+    "- apples\n- pears\n-",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of",
+)

@@ -1,0 +1,141 @@
+"""Texts that have to be equal: greedy ones, and those of rule ``coupled`` for their seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import LogitsProcessor, PreTrainedModel
+
+from specdec_kernels import SamplingParams
+from specdec_kernels.backends import reference
+
+from ..decoder import SpeculativeDecoder
+from ..differences import Difference, Judge, Noise
+from ..methods import Prompt, Settings, TransformersMethod
+from ..result import GenerationResult
+from ..stats import Stats
+from .settings import Cell, VerifySettings
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """How the texts of one cell compare with transformers'."""
+
+    cell: Cell
+    texts: int
+    tokens: int  # that were compared: of every text up to its first difference
+    differing: int  # texts that are not transformers'
+    differences: list[Difference]  # the first one of each, and what is wrong behind it
+    stats: Stats
+    error: str | None  # why the drafter was dropped, or what was no number
+
+    @property
+    def bugs(self) -> list[Difference]:
+        return [d for d in self.differences if d.verdict == "bug"]
+
+    def to_dict(self) -> dict:
+        s = self.stats
+        return {
+            **dataclasses.asdict(self.cell),
+            **{name: getattr(self, name) for name in ("texts", "tokens", "differing")},
+            **{"near_ties": len(self.differences) - len(self.bugs), "bugs": len(self.bugs)},
+            **{"drafted": s.drafted, "accepted": s.accepted, "alpha": s.alpha, "tau": s.tau},
+            "differences": [dataclasses.asdict(d) for d in self.differences],
+            "error": self.error,
+        }
+
+
+class TextCheck:
+    """Compares with transformers' ``generate``, which decodes one prompt at a time, token by token.
+
+    Texts of rule ``coupled`` are those with the largest logits / T + noise, the Gumbel form of its race: transformers
+    decodes these greedily, too, with a processor that adds the noise that docs/numerics.md says.
+
+    Args:
+        target: of all texts.
+        prompts: lists of token ids.
+        settings: ``max_new_tokens``, ``temperature``, and ``seed`` of the first prompt (the next has the next).
+    """
+
+    def __init__(self, target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings):
+        self._target, self._prompts, self._settings = target, prompts, settings
+        self._plain = TransformersMethod(target, None, Settings(settings.max_new_tokens))
+        self._judges = {"greedy": Judge(target), "coupled": Judge(target, temperature=settings.temperature)}
+        vocabulary = target.config.get_text_config(decoder=True).vocab_size
+        self._noise = [RaceNoise(settings.seed + i, vocabulary) for i in range(len(prompts))]
+        self._expected: dict[str, list[list[int]]] = {}
+        self._judged: dict[tuple, list[Difference]] = {}
+
+    def run(self, cell: Cell, decoder: SpeculativeDecoder) -> TextResult:
+        s, prompts = self._settings, self._prompts
+        expected = self._expected_texts(cell.check)
+        temperature = 0.0 if cell.check == "greedy" else s.temperature
+        texts, stats, error = [], [], None
+        for start in range(0, len(prompts), cell.batch_size):
+            batch = prompts[start : start + cell.batch_size]
+            seeds = [s.seed + i for i in range(start, start + len(batch))]
+            params = SamplingParams(temperature)
+            result = decoder.generate(batch, None, s.max_new_tokens, params, seeds, rule=cell.rule)
+            texts += result.tokens
+            stats.append(result.stats)
+            error = error or trouble(result)
+        differences, tokens, differing = [], 0, 0
+        for i, (plain, text) in enumerate(zip(expected, texts, strict=True)):
+            found = self._judge(cell, i, plain, text)
+            differences += found
+            differing += bool(found)
+            tokens += found[0].position + 1 if found else len(text)
+        whole = Stats.total(stats, max(len(part.drafted_by_position) for part in stats))
+        return TextResult(cell, len(texts), tokens, differing, differences, whole, error)
+
+    def _expected_texts(self, check: str) -> list[list[int]]:
+        if check not in self._expected:
+            noise = self._noise if check == "coupled" else [None] * len(self._prompts)
+            processors = [() if n is None else (Perturbed(n, self._settings.temperature),) for n in noise]
+            runs = zip(self._prompts, processors, strict=True)
+            self._expected[check] = [self._plain.run(prompt, 0, added).tokens for prompt, added in runs]
+        return self._expected[check]
+
+    def _judge(self, cell: Cell, i: int, plain: list[int], text: list[int]) -> list[Difference]:
+        key = (cell.check, i, *text)
+        if key not in self._judged:
+            judge, noise = self._judges[cell.check], self._noise[i] if cell.check == "coupled" else None
+            names = ("transformers", cell.name)
+            first = judge.explain(self._prompts[i], plain, text, names, i, noise)
+            found = [] if first is None else [first]
+            if first is not None and first.verdict == "near-tie":
+                rest = judge.rest(self._prompts[i], text, first.position + 1, cell.name, i, noise)
+                found += [d for d in rest if d.verdict == "bug"]
+            self._judged[key] = found
+        return self._judged[key]
+
+
+def trouble(result: GenerationResult) -> str | None:
+    """What went wrong besides the text: a drafter that failed, rows that are no distribution."""
+    if result.drafter_error is not None:
+        return result.drafter_error
+    return next((f"sequence {b}: {status.name}" for b, status in enumerate(result.status) if status), None)
+
+
+class RaceNoise:
+    """-log E of rule ``coupled`` (docs/numerics.md), as :data:`~specdec.differences.Noise`."""
+
+    def __init__(self, seed: int, vocabulary: int):
+        self._seed, self._ids = torch.tensor([seed]), torch.arange(vocabulary)[None]
+
+    def __call__(self, position: int) -> torch.Tensor:
+        bits = reference.philox(self._seed, self._ids, torch.tensor([position]), 0, reference.RACE)
+        return -torch.log(-torch.log1p(-reference.uniform(bits)))[0]
+
+
+class Perturbed(LogitsProcessor):
+    """Greedy decoding of what this returns is sampling."""
+
+    def __init__(self, noise: Noise, temperature: float):
+        self._noise, self._temperature = noise, temperature
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.double() / self._temperature + self._noise(input_ids.shape[1]).to(scores.device)
