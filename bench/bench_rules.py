@@ -17,7 +17,7 @@ from options import JsonPath, Threads, read_integers, reading
 from report import Report, terminal
 from rich.table import Table
 from specdec import SpeculativeDecoder, load_embedded_pair
-from specdec.cli import CODE_PROMPTS
+from specdec.cli.compare import CODE_PROMPTS
 
 from specdec_kernels import Rule, SamplingParams
 

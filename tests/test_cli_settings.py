@@ -82,7 +82,7 @@ def test_log_probs(pair):
 def test_compare_gives_its_settings_to_all_methods(monkeypatch, pair):
     seen, filters = [], {"top_k": 30, "top_p": 0.9, "min_p": 0.02}
 
-    def spy(target, draft, prompts, settings, progress):
+    def spy(target, draft, prompts, settings, progress, assistant):
         seen.append(settings)
         raise ValueError("seed: enough")
 
@@ -151,7 +151,7 @@ def test_bad_settings_are_named(args, message):
 
 
 def test_settings_are_refused_before_models_are_loaded(monkeypatch):
-    monkeypatch.setattr("specdec.cli._load", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
     for command in ("generate", "compare"):
         refused(command, "x", "--top-p", 2)
         refused(command, "x", "--rule", "abacus")

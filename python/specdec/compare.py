@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import transformers
 from transformers import PreTrainedModel
 
 from .differences import Difference, Judge
+from .drafters import Drafter
 from .methods import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
 
 # Drafts a step that are tried where none was asked for, alike for transformers and specdec.
@@ -96,10 +98,14 @@ class Comparison:
         by_name = {m.name: m.tokens_per_second.per_round for m in self.measurements}
         return Spread([a / b for a, b in zip(by_name["specdec"], by_name[other], strict=True)])
 
+    @property
+    def others(self) -> list[str]:
+        return [m.name for m in self.measurements if m.name != "specdec"]
+
     def to_dict(self) -> dict:
         return {
             "methods": [m.to_dict() for m in self.measurements],
-            "ratios": {f"specdec/{other}": self.ratio(other).to_dict() for other in ("plain", "assisted")},
+            "ratios": {f"specdec/{other}": self.ratio(other).to_dict() for other in self.others},
             "greedy_equal": self.greedy_equal,
             "differences": [dataclasses.asdict(d) for d in self.differences],
             "environment": self.environment,
@@ -108,10 +114,11 @@ class Comparison:
 
 def compare(
     target: PreTrainedModel,
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | Drafter,
     prompts: Sequence[Prompt],
     settings: Settings | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    assistant: PreTrainedModel | Literal["lookup"] | None = None,
 ) -> Comparison:
     """Continues every prompt, one at a time, with the target alone (``plain``), with transformers' assisted
     generation (``assisted``) and with specdec, in turns, ``repeats`` rounds.
@@ -121,10 +128,13 @@ def compare(
     measured in the same way, unless ``settings.num_drafts`` is given.
 
     Args:
-        target, draft: on one device, with one vocabulary.
+        target: on the device of ``draft``, where that is a model.
+        draft: of specdec, as ``SpeculativeDecoder`` takes it.
         prompts: lists of token ids, at least one.
         settings: None is ``Settings()``.
         progress: is told what is going on.
+        assistant: of transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; else there is
+            no ``assisted``.
 
     Raises:
         ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
@@ -136,20 +146,22 @@ def compare(
     drafts = CANDIDATES if asked is None else (asked,)
     ours = [SpecdecMethod(target, draft, k, settings) for k in drafts]
     plain = TransformersMethod(target, None, settings)
-    theirs = [TransformersMethod(target, draft, settings, k) for k in (*CANDIDATES, None)]
+    if assistant is None and isinstance(draft, PreTrainedModel):
+        assistant = draft
+    theirs = [TransformersMethod(target, assistant, settings, k) for k in (*CANDIDATES, None) if assistant is not None]
     progress("warming up")
-    for method in (ours[0], plain, theirs[0]):  # specdec first: it refuses prompts that do not fit
+    for method in (ours[0], plain, *theirs[:1]):  # specdec first: it refuses prompts that do not fit
         _round([method], prompts, settings.seed)
-    assisted, swept_assisted = _fastest(theirs, prompts, settings.seed, progress)
-    specdec, swept_specdec = _fastest(ours, prompts, settings.seed, progress)
+    chosen = [(plain, None)]
+    chosen += [_fastest(methods, prompts, settings.seed, progress) for methods in (theirs, ours) if methods]
 
-    methods, rounds = (plain, assisted, specdec), []
+    methods, rounds = [method for method, _ in chosen], []
     for r in range(settings.repeats):
         progress(f"round {r + 1} of {settings.repeats}")
         rounds.append(_round(methods, prompts, settings.seed + r * len(prompts)))
     measurements = [
         Measurement(m.name, m.setting, swept, [by_method[i] for by_method in rounds])
-        for i, (m, swept) in enumerate(zip(methods, (None, swept_assisted, swept_specdec), strict=True))
+        for i, (m, swept) in enumerate(chosen)
     ]
     greedy = settings.temperature == 0
     differences = _differences(target, prompts, measurements, settings.repetition_penalty) if greedy else []

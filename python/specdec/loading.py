@@ -83,9 +83,9 @@ def load_pair(
     Raises:
         OSError, ValueError: as :func:`load_model`; ValueError too where the tokenizers differ.
     """
-    tokenizer = _load_tokenizer("target", target)
+    tokenizer = load_tokenizer("target", target)
     try:
-        draft_tokenizer = _load_tokenizer("draft", draft)
+        draft_tokenizer = load_tokenizer("draft", draft)
     except OSError:
         draft_tokenizer = None  # a draft needs none of its own
     if draft_tokenizer is not None:
@@ -98,7 +98,7 @@ def load_embedded_pair(dtype: torch.dtype | str = torch.float32, device: torch.d
     """The small target and draft that come with the package, and their tokenizer."""
     folder = Path(str(resources.files("specdec") / "embedded"))
     models = (load_model(folder / name, dtype, device, name=name) for name in ("target", "draft"))
-    return *models, _load_tokenizer("tokenizer", folder / "tokenizer")
+    return *models, load_tokenizer("tokenizer", folder / "tokenizer")
 
 
 def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
@@ -114,7 +114,8 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
     )
 
 
-def _load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub name. Raises OSError naming ``name``, the caller's name of ``path``."""
     _require_folder(name, path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)

@@ -6,17 +6,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from specdec_kernels import SamplingParams
 
+from .adaptive import AdaptiveDrafts
 from .decoder import SpeculativeDecoder
+from .drafters import Drafter
 from .prompts import read_eos, read_pad
 
 Prompt = Sequence[int]
+LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where nothing else is said, as in the original (Saxena 2023)
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Settings:
     temperature: float = 0.0
     seed: int = 0
     repeats: int = 5
-    num_drafts: int | None = None  # None: the fastest of several, as for transformers
+    num_drafts: int | AdaptiveDrafts | None = None  # None: the fastest of several, as for transformers
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -44,7 +47,7 @@ class Run:
     tokens: list[int]
     seconds: float  # from the call to the tokens on the host, the prompt's forward included
     steps: int  # target forwards that decided tokens
-    drafted: int
+    drafted: int | None  # None where the method does not say
     accepted: int
     tested: int | None  # None where the method does not say
     own_seconds: float | None  # outside the models' forwards; None where the method does not say
@@ -60,8 +63,14 @@ class Method(Protocol):
 class SpecdecMethod:
     name = "specdec"
 
-    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel, num_drafts: int, settings: Settings):
-        self.setting = {"num_drafts": num_drafts}
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | Drafter | None,
+        num_drafts: int | AdaptiveDrafts,
+        settings: Settings,
+    ):
+        self.setting = {"num_drafts": "auto" if isinstance(num_drafts, AdaptiveDrafts) else num_drafts}
         self._decoder = SpeculativeDecoder(target, draft, num_drafts)
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
@@ -77,22 +86,25 @@ class SpecdecMethod:
 
 
 class TransformersMethod:
-    """transformers' ``generate``, with ``draft`` as its assistant or alone.
+    """transformers' ``generate``, with ``draft`` as its assistant, with its own prompt lookup, or alone.
 
     Nothing of the models' generation configurations has a say but what ends a text and what pads it. What
     assisted generation does not report is counted: the target decides in each of its forwards, and each
-    forward of the draft makes one draft. A drafted end of sequence that was accepted counts as the target's
-    token here.
+    forward of the draft makes one draft; what prompt lookup drafted is not known. A drafted end of sequence that was
+    accepted counts as the target's token here.
     """
 
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel | None,
+        draft: PreTrainedModel | Literal["lookup"] | None,
         settings: Settings,
         num_assistant_tokens: int | None = None,
     ):
-        self._target, self._draft = target, draft
+        self._target, self._draft = target, None if draft == "lookup" else draft
+        self._arguments = {} if self._draft is None else {"assistant_model": draft}
+        if draft == "lookup":
+            self._arguments = {"prompt_lookup_num_tokens": num_assistant_tokens or LOOKUP_DEFAULT}
         self.name = "plain" if draft is None else "assisted"
         self.setting = {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
         eos = read_eos(None, target)
@@ -114,17 +126,17 @@ class TransformersMethod:
 
     def run(self, prompt: Prompt, seed: int, processors: Sequence[LogitsProcessor] = ()) -> Run:
         """``processors`` come before what the settings say."""
-        assistant = {} if self._draft is None else {"assistant_model": self._draft}
-        assistant["logits_processor"] = LogitsProcessorList(processors)
+        added = {"logits_processor": LogitsProcessorList(processors), **self._arguments}
         with self._configured(), counted_forwards(self._target, self._draft) as forwards:
             torch.manual_seed(seed)
             start = time.perf_counter()
             input_ids = torch.tensor([prompt], device=self._target.device)
             mask = torch.ones_like(input_ids)
-            output = self._target.generate(input_ids, attention_mask=mask, **assistant)
+            output = self._target.generate(input_ids, attention_mask=mask, **added)
             tokens = output[0, len(prompt) :].tolist()
             seconds = time.perf_counter() - start
         steps, drafted = forwards
+        drafted = None if "prompt_lookup_num_tokens" in self._arguments else drafted
         return Run(tokens, seconds, steps, drafted, len(tokens) - steps, None, None)
 
     @contextmanager

@@ -5,6 +5,7 @@ Nothing here imports torch before a command runs."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from .named_drafters import NAMES, NEED_DRAFT
+
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from specdec_kernels import SamplingParams
+
+    from .adaptive import AdaptiveDrafts
+    from .record import Stopping
 
 Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
 Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
@@ -34,6 +42,25 @@ MinNewTokens = Annotated[int, typer.Option(help="No end of sequence before so ma
 AcceptRule = Annotated[
     str, typer.Option(help="token, block (accepts more), or coupled (the text depends on target and seed alone).")
 ]
+Drafter = Annotated[
+    str,
+    typer.Option(help=f"Who proposes tokens: {', '.join(NAMES)}. lookup, suffix and early-exit need no draft model."),
+]
+Drafters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter", help=f"Repeatable: {', '.join(NAMES)}. Default: model (if there is one), lookup, suffix."
+    ),
+]
+ExitLayers = Annotated[int | None, typer.Option(help="Layers of the target that draft, with --drafter early-exit.")]
+Confidence = Annotated[
+    float, typer.Option(help="Behind a token that the draft model holds less likely than this, no more are drafted.")
+]
+NumDrafts = Annotated[
+    str, typer.Option("--num-drafts", "-k", help="K, drafted tokens a step; 0 decodes plainly; auto adapts it.")
+]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text ends behind this. Repeatable.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Colour tokens by what produced them.")]
 Seed = Annotated[int, typer.Option(help="Of the first prompt; prompt i uses seed + i.")]
 BatchFile = Annotated[
     Path | None,
@@ -53,8 +80,19 @@ Dtype = Annotated[
 _SETTINGS = (
     *("target", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("logit_bias", "rule"),
+    *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
 )
+# Arguments whose option is called otherwise.
+_OTHERWISE = {
+    "banned_tokens": "--ban",
+    "num_layers": "--exit-layers",
+    "stop_strings": "--stop",
+    "rules": "--rule",
+    "batch_sizes": "--batch-size",
+    "samples": "--samples",
+    "level": "--level",
+    "draft_tokenizer": "--draft",
+}
 
 
 def refuse(option: str, given: object, allowed: str) -> NoReturn:
@@ -71,6 +109,58 @@ def check_counts(smallest: int, **counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < smallest:
             refuse(_option(name), count, f"an integer >= {smallest}")
+
+
+def read_num_drafts(given: str, smallest: int = 0) -> int | AdaptiveDrafts:
+    """K, or how to choose it."""
+    if given == "auto":
+        from .adaptive import AdaptiveDrafts
+
+        return AdaptiveDrafts()
+    try:
+        count = int(given)
+    except ValueError:
+        count = smallest - 1
+    if count < smallest:
+        refuse("--num-drafts", given, f"an integer >= {smallest}, or auto")
+    return count
+
+
+def check_drafters(names: Sequence[str], target: str | None, draft: str | None, exit_layers: int | None) -> None:
+    """What can be said before models are loaded."""
+    for name in names:
+        if name not in NAMES:
+            refuse("--drafter", repr(name), ", ".join(NAMES))
+    if len({*names}) < len(names):
+        refuse("--drafter", ", ".join(names), "each once")
+    needed = [name for name in names if name in NEED_DRAFT]
+    if target is None and draft is not None:
+        refuse("--target / --draft", "--draft without --target", "both, or neither (the embedded pair)")
+    if target is not None and draft is None and needed:
+        others = ", ".join(name for name in NAMES if name not in NEED_DRAFT)
+        allowed = f"both, neither (the embedded pair), or a --drafter that needs no draft: {others}"
+        refuse("--target / --draft", "--target without --draft", allowed)
+    if draft is not None and not needed:
+        refuse("--draft", f"a model with --drafter {', '.join(names)}", f"none; with {' or '.join(NEED_DRAFT)} one")
+    if (exit_layers is None) == ("early-exit" in names):
+        given = "none" if exit_layers is None else f"{exit_layers} with --drafter {', '.join(names)}"
+        refuse("--exit-layers", given, "an integer >= 1 with --drafter early-exit, and none with others")
+    check_counts(1, exit_layers=exit_layers)
+
+
+def check_confidence(confidence: float, drafter: str) -> None:
+    if not 0 <= confidence < 1:
+        refuse("--confidence", confidence, "a number from 0 (off) to below 1")
+    if confidence and drafter != "model":
+        refuse("--confidence", f"{confidence} with --drafter {drafter}", "0, or --drafter model")
+
+
+def read_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Stopping | None:
+    if not stop:
+        return None
+    from .stopping import StopStrings
+
+    return StopStrings(tokenizer, stop)
 
 
 def read_logit_bias(given: Sequence[str]) -> dict[int, float]:
@@ -102,14 +192,22 @@ def read_sampling(rule: str, **params: float | None) -> SamplingParams:
 
 
 @contextmanager
+def without_warnings() -> Iterator[None]:
+    """Without Python's of the loop: what they say is in the result, and commands tell it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the drafter failed|sequence [0-9]+: its drafts")
+        yield
+
+
+@contextmanager
 def user_errors(batch_file: Path | None) -> Iterator[None]:
     """The library's errors begin with the name of an argument: they end the command with exit code 2 and name
     the option instead. Any other error is a bug and keeps its traceback."""
-    names = {name: _option(name) for name in _SETTINGS}
-    names["banned_tokens"] = "--ban"
+    names = {name: _option(name) for name in _SETTINGS} | _OTHERWISE
     names["input_ids"] = "PROMPT" if batch_file is None else "--batch-file"
     try:
-        yield
+        with without_warnings():
+            yield
     except (ValueError, OSError) as error:
         argument, _, what = str(error).partition(": ")
         if argument not in names:

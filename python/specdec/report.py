@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .compare import Comparison, Spread
     from .differences import Difference
     from .result import GenerationResult, Producer
+    from .stats import Stats
 
 COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
 
@@ -31,22 +32,39 @@ class Page:
         text: the prompt.
         prompt: its token ids.
         coloured: each token in the colour of what produced it.
+        stop: strings that end the text; what the token behind which it ends has beyond them is not shown.
+        shows_prompt: whether the prompt is printed before the first token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str, prompt: Sequence[int], coloured: bool):
-        self._text, self._coloured, self._started = text, coloured, False
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        text: str,
+        prompt: Sequence[int],
+        coloured: bool,
+        stop: Sequence[str] = (),
+        shows_prompt: bool = True,
+    ):
+        self._text, self._coloured, self._stop, self._started = text, coloured, stop, not shows_prompt
         self._continuation = IncrementalText(tokenizer, prompt)
+        self.shown = ""
 
     def show(self, tokens: Sequence[int], produced_by: Sequence[Producer]) -> None:
         """Prints what the next tokens completed, at once."""
         self._start()
         for token, producer in zip(tokens, produced_by, strict=True):
             colour = COLOURS[producer] if self._coloured else None
-            typer.secho(self._continuation.push([token]), fg=colour, nl=False)
+            typer.secho(self._new(self._continuation.push([token])), fg=colour, nl=False)
 
     def finish(self) -> None:
         self._start()
-        typer.echo(self._continuation.finish())
+        typer.echo(self._new(self._continuation.finish()))
+
+    def _new(self, piece: str) -> str:
+        """What of the next piece is shown."""
+        before, whole = len(self.shown), self.shown + piece
+        self.shown = cut(whole, self._stop, self._text)
+        return self.shown[before:]
 
     def _start(self) -> None:
         """Not before there are tokens: a refused prompt leaves nothing on stdout."""
@@ -55,7 +73,16 @@ class Page:
         self._started = True
 
 
-def print_stats(result: GenerationResult, verbose: bool) -> None:
+def cut(text: str, stop: Sequence[str], prompt: str) -> str:
+    """``text`` behind ``prompt`` up to the end of the first stop string."""
+    if not stop:
+        return text
+    from .stopping import cut_behind
+
+    return cut_behind(text, stop, prompt)
+
+
+def print_stats(result: GenerationResult, verbose: bool, with_speed: bool = False) -> None:
     """A line on stderr; with ``verbose`` also the legend of the colours, with how many tokens have each, and
     where the time went."""
     stats = result.stats
@@ -65,11 +92,23 @@ def print_stats(result: GenerationResult, verbose: bool) -> None:
         typer.echo("tokens: " + ", ".join(legend), err=True)
         seconds = (f"{part} {value:.3f}" for part, value in stats.seconds.items())
         typer.secho("seconds: " + ", ".join(seconds), dim=True, err=True)
-    line = (
-        f"{stats.emitted} tokens in {stats.steps} steps: tau {stats.tau:.2f}, "
-        f"acceptance rate {stats.acceptance_rate:.2f}, alpha {stats.alpha:.2f}"
-    )
-    typer.secho(line, dim=True, err=True)
+    seconds = stats.seconds["total"]
+    speed = f", {stats.emitted / seconds:.1f} tokens/s" if with_speed and seconds else ""
+    typer.secho(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", dim=True, err=True)
+
+
+def print_troubles(result: GenerationResult, sequences_per_prompt: int = 1) -> None:
+    """On stderr."""
+    if result.drafter_error is not None:
+        told = f"Warning: the drafter failed, and tokens came from the target alone: {result.drafter_error}"
+        typer.secho(told, fg="red", err=True)
+    for i, status in enumerate(result.status):
+        if status:
+            typer.secho(f"Warning: prompt {i // sequences_per_prompt}: {status.name}", fg="red", err=True)
+
+
+def ratios(stats: Stats) -> str:
+    return f"tau {stats.tau:.2f}, acceptance rate {stats.acceptance_rate:.2f}, alpha {stats.alpha:.2f}"
 
 
 def print_comparison(
@@ -100,15 +139,15 @@ def print_comparison(
         if m.swept:
             tried = ", ".join(f"{setting}: {speed:.1f}" for setting, speed in m.swept.items())
             typer.echo(f"* {m.name}: the fastest of these settings (tokens/s): {tried}")
-    for other in ("plain", "assisted"):
+    for other in comparison.others:
         typer.echo(f"specdec/{other}: {_spread(comparison.ratio(other), 2)} times as fast")
     if comparison.greedy_equal is not None:
         typer.echo(f"greedy texts of specdec and plain equal: {'yes' if comparison.greedy_equal else 'no'}")
     for difference in comparison.differences:
-        typer.echo(_describe(difference, tokenizer))
+        typer.echo(describe(difference, tokenizer))
 
 
-def _describe(d: Difference, tokenizer: PreTrainedTokenizerBase) -> str:
+def describe(d: Difference, tokenizer: PreTrainedTokenizerBase) -> str:
     def candidate(i: int) -> str:
         token = d.tokens[i]
         if token is None:

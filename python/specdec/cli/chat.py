@@ -1,0 +1,144 @@
+"""``specdec chat``: a conversation on the terminal, or piped in."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from .. import options, report
+from . import models
+from .chat_commands import ChatCommands, ChatSettings, Done, Totals
+
+if TYPE_CHECKING:
+    from ..decoder import SpeculativeDecoder
+    from ..result import Emission, GenerationResult
+
+
+def chat(
+    target: options.Target = None,
+    draft: options.Draft = None,
+    drafter: options.Drafter = "model",
+    exit_layers: options.ExitLayers = None,
+    max_new_tokens: int = 256,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    rule: options.AcceptRule = "token",
+    seed: options.Seed = 0,
+    num_drafts: options.NumDrafts = "4",
+    stop: options.Stop = None,
+    verbose: options.Verbose = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Talks with the target, which remembers what was said: by its chat template, or as one text that goes on.
+
+    Answers are streamed; behind each are its speed and what was accepted. /help lists commands: they change drafter, k,
+    rule and sampling between answers. Ctrl-C stops an answer, /exit or the end of input the chat.
+    """
+    options.check_counts(1, max_new_tokens=max_new_tokens)
+    options.check_drafters([drafter], target, draft, exit_layers)
+    if "" in (stop := stop or []):
+        options.refuse("--stop", "an empty text", "at least one character")
+    lengths = options.read_num_drafts(num_drafts)
+    with options.user_errors(None):
+        params = options.read_sampling(
+            rule,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
+        # An answer may follow with another drafter, so the draft of the embedded pair is there in any case.
+        loaded = models.load(target, draft, [drafter], device, dtype)
+        settings = ChatSettings(params, rule, seed, max_new_tokens, drafter, exit_layers, lengths, verbose)
+        talk = Talk(loaded, settings, stop)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        typer.secho("/help lists commands, Ctrl-D ends", dim=True, err=True)
+    with options.without_warnings():
+        while True:
+            try:
+                line = input("> ") if interactive else sys.stdin.readline()
+                if not interactive and not line:
+                    break
+                talk.take(line.rstrip("\n"))
+            except KeyboardInterrupt:
+                typer.secho("(/exit or Ctrl-D ends)", dim=True, err=True)
+            except (EOFError, Done):
+                break
+
+
+class Talk:
+    """A conversation, the settings of its next answer, and who decodes it."""
+
+    def __init__(self, loaded: models.Models, settings: ChatSettings, stop: list[str]):
+        from ..conversation import Conversation
+
+        self._models, self._settings, self._stop = loaded, settings, stop
+        self._stopping = options.read_stop(stop, loaded.tokenizer)
+        self._memory = None
+        self._conversation, self._totals = Conversation(loaded.tokenizer), Totals()
+        self._commands = ChatCommands(settings, self._conversation, self._totals, self._use_drafter)
+        self._use_drafter(settings.drafter, settings.exit_layers)
+
+    def take(self, line: str) -> None:
+        """A command, or what is answered. Errors are told, and leave everything as it was."""
+        if not line.strip():
+            return
+        try:
+            if line.startswith("/"):
+                typer.secho(self._commands.run(line), dim=True, err=True)
+            else:
+                self._answer(line)
+        except ValueError as error:
+            typer.secho(f"{line.split()[0] if line.startswith('/') else 'not answered'}: {error}", fg="red", err=True)
+
+    def _use_drafter(self, name: str, exit_layers: int | None) -> None:
+        if name == "suffix" and self._memory is None:
+            from ..drafters.suffix import SuffixMemory
+
+            self._memory = SuffixMemory()
+        drafter = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
+        self._decoder_of(drafter)  # refuses what cannot draft
+        self._drafter = drafter
+
+    def _decoder_of(self, drafter) -> SpeculativeDecoder:
+        from ..decoder import SpeculativeDecoder
+
+        return SpeculativeDecoder(self._models.target, drafter, self._settings.num_drafts)
+
+    def _answer(self, said: str) -> None:
+        s, tokenizer = self._settings, self._models.tokenizer
+        prompt = self._conversation.prompt(said)
+        page = report.Page(tokenizer, "", prompt, s.verbose, self._stop, shows_prompt=False)
+
+        def show(emission: Emission) -> None:
+            page.show(emission.tokens, emission.produced_by)
+
+        result: GenerationResult | None = None
+        try:
+            result = self._decoder_of(self._drafter).generate(
+                [prompt], None, s.max_new_tokens, s.params, s.seed, rule=s.rule, stop=self._stopping, on_emit=show
+            )
+        except KeyboardInterrupt:
+            pass  # what there is of the answer counts
+        page.finish()
+        self._conversation.add(said, page.shown)
+        s.seed = s.seed + 1 if s.seed < 2**63 - 1 else -(2**63)
+        if result is None:
+            typer.secho("(stopped)", dim=True, err=True)
+            return
+        self._totals.answers += 1
+        self._totals.stats.append(result.stats)
+        report.print_troubles(result)
+        report.print_stats(result, s.verbose, with_speed=True)

@@ -1,0 +1,210 @@
+"""What can be said to ``specdec chat`` beside text: commands that begin with a slash, and what they change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..named_drafters import NAMES
+
+if TYPE_CHECKING:
+    from specdec_kernels import SamplingParams
+
+    from ..adaptive import AdaptiveDrafts
+    from ..conversation import Conversation
+    from ..stats import Stats
+
+LAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+@dataclass
+class ChatSettings:
+    params: SamplingParams
+    rule: str
+    seed: int  # of the next answer; the one after it has the next
+    max_new_tokens: int
+    drafter: str
+    exit_layers: int | None
+    num_drafts: int | AdaptiveDrafts
+    verbose: bool
+
+
+@dataclass
+class Totals:
+    """Of all answers."""
+
+    answers: int = 0
+    stats: list[Stats] = field(default_factory=list)
+
+
+class Done(Exception):
+    """The chat is over."""
+
+
+class ChatCommands:
+    """
+    Args:
+        settings: that the commands change, in place.
+        conversation: likewise.
+        totals: for /stats.
+        use_drafter: loads a drafter by name, layers (or None) and settings, or raises ValueError: nothing is changed
+            then.
+    """
+
+    def __init__(
+        self,
+        settings: ChatSettings,
+        conversation: Conversation,
+        totals: Totals,
+        use_drafter: Callable[[str, int | None], None],
+    ):
+        self.settings, self.conversation, self.totals = settings, conversation, totals
+        self._use_drafter = use_drafter
+        self._commands: dict[str, tuple[Callable[[str], str], str]] = {
+            "help": (self._help, "this list"),
+            "drafter": (self._drafter, f"NAME: {', '.join(NAMES)}; early-exit LAYERS"),
+            "k": (self._k, "N or auto: drafted tokens a step; 0 decodes plainly"),
+            "rule": (self._rule, "token, block or coupled"),
+            **{
+                name.replace("_", "-"): (self._law(name), "NUMBER" + "; 0 is greedy" * (name == LAW[0])) for name in LAW
+            },
+            "seed": (self._seed, "N: of the next answer; the one after it has N + 1"),
+            "max-new-tokens": (self._max_new_tokens, "N: length of an answer, at most"),
+            "system": (self._system, "TEXT: the system message; without TEXT: none"),
+            "stats": (self._stats, "all settings, and counts of all answers"),
+            "verbose": (self._verbose, "on or off: colour tokens by what produced them"),
+            "clear": (self._clear, "forget what was said (also /reset)"),
+            "save": (self._save, "FILE: write what was said, as JSON"),
+            "exit": (self._exit, "end (also /quit, or end of input)"),
+        }
+        self._aliases = {"reset": "clear", "quit": "exit", "?": "help"}
+
+    def run(self, line: str) -> str:
+        """What to tell about a line that begins with a slash.
+
+        Raises:
+            ValueError: says what was given and what is allowed; nothing has changed.
+            Done: the chat is over.
+        """
+        name, _, argument = line[1:].strip().partition(" ")
+        name = self._aliases.get(name, name)
+        if name not in self._commands:
+            raise ValueError(f"got /{name}, allowed: {', '.join('/' + n for n in self._commands)}")
+        return self._commands[name][0](argument.strip())
+
+    def _help(self, _: str) -> str:
+        return "\n".join(f"/{name}: {what}" for name, (_, what) in self._commands.items())
+
+    def _drafter(self, argument: str) -> str:
+        name, _, layers = argument.partition(" ")
+        if name not in NAMES:
+            raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}")
+        exit_layers = _integer(layers, 1) if layers else None
+        self._use_drafter(name, exit_layers)
+        self.settings.drafter, self.settings.exit_layers = name, exit_layers
+        return f"drafter {argument}"
+
+    def _k(self, argument: str) -> str:
+        if argument == "auto":
+            from ..adaptive import AdaptiveDrafts
+
+            self.settings.num_drafts = AdaptiveDrafts()
+        else:
+            self.settings.num_drafts = _integer(argument, 0, ", or auto")
+        return f"k {argument}"
+
+    def _rule(self, argument: str) -> str:
+        from specdec_kernels.validation import check_rule
+
+        check_rule(argument)
+        self.settings.rule = argument
+        return f"rule {argument}"
+
+    def _law(self, name: str) -> Callable[[str], str]:
+        def change(argument: str) -> str:
+            value: float
+            try:
+                value = int(argument) if name == "top_k" else float(argument)
+            except ValueError:
+                kind = "an integer" if name == "top_k" else "a number"
+                raise ValueError(f"got {argument!r}, allowed: {kind}") from None
+            self.settings.params = dataclasses.replace(self.settings.params, **{name: value})
+            return f"{name.replace('_', '-')} {argument}"
+
+        return change
+
+    def _seed(self, argument: str) -> str:
+        self.settings.seed = _integer(argument, -(2**63), most=2**63 - 1)
+        return f"seed {argument}"
+
+    def _max_new_tokens(self, argument: str) -> str:
+        self.settings.max_new_tokens = _integer(argument, 1)
+        return f"max-new-tokens {argument}"
+
+    def _system(self, argument: str) -> str:
+        if argument and not self.conversation.has_roles:
+            raise ValueError("got a text, allowed: none, as this model has no chat template")
+        self.conversation.system = argument or None
+        return "system message set" if argument else "no system message"
+
+    def _stats(self, _: str) -> str:
+        s, stats = self.settings, self.totals.stats
+        law = [f"{name.replace('_', '-')} {value:g}" for name in LAW if (value := getattr(s.params, name)) is not None]
+        drafts = s.num_drafts if isinstance(s.num_drafts, int) else "auto"
+        exits = "" if s.exit_layers is None else f" {s.exit_layers}"
+        lines = [
+            f"drafter {s.drafter}{exits}, k {drafts}, rule {s.rule}, seed {s.seed}, max-new-tokens {s.max_new_tokens}",
+            ", ".join(law),
+        ]
+        emitted, steps, drafted, tested, accepted = (
+            sum(getattr(part, name) for part in stats) for name in ("emitted", "steps", "drafted", "tested", "accepted")
+        )
+        seconds = sum(part.seconds["total"] for part in stats)
+        if steps:
+            lines.append(
+                f"{self.totals.answers} answers, {emitted} tokens in {steps} steps, {emitted / seconds:.1f} tokens/s: "
+                f"tau {emitted / steps:.2f}, acceptance rate {accepted / max(drafted, 1):.2f}, "
+                f"alpha {accepted / max(tested, 1):.2f}"
+            )
+        return "\n".join(lines)
+
+    def _verbose(self, argument: str) -> str:
+        states = {"on": True, "off": False, "": not self.settings.verbose}
+        if argument not in states:
+            raise ValueError(f"got {argument!r}, allowed: on, off")
+        self.settings.verbose = states[argument]
+        return f"verbose {'on' if self.settings.verbose else 'off'}"
+
+    def _clear(self, _: str) -> str:
+        self.conversation.clear()
+        return "cleared"
+
+    def _save(self, argument: str) -> str:
+        if not argument:
+            raise ValueError("got no file, allowed: /save FILE")
+        try:
+            Path(argument).write_text(
+                json.dumps(self.conversation.to_dict(), indent=1, ensure_ascii=False) + "\n", "utf-8"
+            )
+        except OSError as error:
+            raise ValueError(f"got {argument!r} ({error.strerror}), allowed: a file that can be written") from error
+        return f"saved to {argument}"
+
+    def _exit(self, _: str) -> str:
+        raise Done
+
+
+def _integer(text: str, least: int, more: str = "", most: float = math.inf) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= most:
+        limits = f">= {least}" if most == math.inf else f"from {least} to {most}"
+        raise ValueError(f"got {text!r}, allowed: an integer {limits}{more}")
+    return value

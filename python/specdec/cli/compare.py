@@ -1,0 +1,86 @@
+"""``specdec compare``: how fast, beside transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import options, report
+from ..options import refuse
+from ..texts import read_texts
+from . import models
+
+# Source code, which is what the embedded pair has seen.
+CODE_PROMPTS = (
+    "import os\nimport sys\n\n\ndef main():\n",
+    'class Error(Exception):\n    """',
+    "    def __init__(self, name, value=None):\n",
+    "    def read(self, size=-1):\n        ",
+)
+
+
+def compare(
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Default: some beginnings of code.", show_default=False)
+    ] = None,
+    batch_file: options.BatchFile = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    drafter: options.Drafter = "model",
+    exit_layers: options.ExitLayers = None,
+    max_new_tokens: int = 128,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    rule: options.AcceptRule = "token",
+    seed: options.Seed = 0,
+    num_drafts: Annotated[
+        str | None, typer.Option("--num-drafts", "-k", help="A number, or auto. Default: the fastest of several.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; ratios are taken within each.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Measures specdec beside transformers: the target alone ("plain") and assisted generation.
+
+    All continue the same prompts in turns, one at a time, in one process; the time is that from the prompt to the last
+    new token, and only new tokens count. Assisted generation drafts with the model, or by transformers' prompt lookup
+    with --drafter lookup; beside the other drafters there is none. It gets the number of drafts a step that is fastest
+    here; so does specdec unless -k is given. Exits with 1 if a greedy text of specdec differs from plain's by more than
+    rounding explains.
+    """
+    if prompt and batch_file is not None:
+        refuse("PROMPT / --batch-file", "both", "at most one of the two")
+    texts = read_texts(prompt or ([] if batch_file else list(CODE_PROMPTS)), batch_file)
+    options.check_counts(1, max_new_tokens=max_new_tokens, repeats=repeats)
+    options.check_drafters([drafter], target, draft, exit_layers)
+    if drafter == "none":
+        refuse("--drafter", "'none'", "one that proposes something: plain decoding is measured beside it anyway")
+    lengths = None if num_drafts is None else options.read_num_drafts(num_drafts, 1)
+    with options.user_errors(batch_file):
+        filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+        law = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
+        options.read_sampling(rule, **law)
+        loaded = models.load(target, draft, [drafter], device, dtype)
+        from ..compare import compare
+        from ..methods import Settings
+
+        prompts = loaded.tokenizer(texts).input_ids
+        counts = {"max_new_tokens": max_new_tokens, "repeats": repeats, "num_drafts": lengths}
+        settings = Settings(**counts, seed=seed, rule=rule, **law)
+        assistants = {"model": loaded.draft, "lookup": "lookup"}
+        proposer = loaded.drafter(drafter, exit_layers)
+        with Console(stderr=True).status("") as status:
+            comparison = compare(loaded.target, proposer, prompts, settings, status.update, assistants.get(drafter))
+    if as_json:
+        typer.echo(json.dumps(comparison.to_dict()))
+    else:
+        report.print_comparison(comparison, loaded.tokenizer, prompts)
+    if any(d.verdict == "bug" and "specdec" in d.methods for d in comparison.differences):
+        raise typer.Exit(1)

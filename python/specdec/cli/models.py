@@ -1,0 +1,55 @@
+"""The models that a command works with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..named_drafters import NEED_DRAFT, make_drafter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..drafters import Drafter
+    from ..drafters.suffix import SuffixMemory
+
+
+@dataclass(frozen=True)
+class Models:
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    tokenizer: PreTrainedTokenizerBase  # the target's
+    draft_tokenizer: PreTrainedTokenizerBase | None  # where a drafter translates between the two
+
+    def drafter(
+        self, name: str, exit_layers: int | None = None, memory: SuffixMemory | None = None
+    ) -> PreTrainedModel | Drafter | None:
+        layers = exit_layers if name == "early-exit" else None
+        tokenizers = {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer}
+        return make_drafter(name, self.target, self.draft, exit_layers=layers, memory=memory, **tokenizers)
+
+
+def load(
+    target: str | None, draft: str | None, drafters: Sequence[str], device: str | None, dtype: str | None
+) -> Models:
+    """The embedded pair without a ``target``; else ``target``, and the draft that one of ``drafters`` needs."""
+    import torch
+    from transformers.utils import logging
+
+    from ..loading import load_embedded_pair, load_model, load_pair, load_tokenizer
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if target is None:
+        return Models(*load_embedded_pair(dtype or torch.float32, device), None)
+    dtype = dtype or "auto"
+    if draft is None:
+        tokenizer = load_tokenizer("target", target)
+        return Models(load_model(target, dtype, device, name="target"), None, tokenizer, None)
+    if [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
+        return Models(*load_pair(target, draft, dtype, device), None)
+    tokenizers = load_tokenizer("target", target), load_tokenizer("draft", draft)
+    models = (load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft)))
+    return Models(*models, *tokenizers)

@@ -1,0 +1,81 @@
+"""``specdec verify``: whether speculative decoding is exact here, on one's own models."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import options, report_verify
+from ..options import refuse
+from ..texts import read_texts
+from . import models
+
+RULES = ("token", "block", "coupled")
+
+
+def verify(
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Default: beginnings of code or text.", show_default=False)
+    ] = None,
+    batch_file: options.BatchFile = None,
+    target: options.Target = None,
+    draft: options.Draft = None,
+    drafter: options.Drafters = None,
+    exit_layers: options.ExitLayers = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Repeatable: token, block, coupled. Default: all.")] = None,
+    num_drafts: Annotated[
+        list[str] | None, typer.Option("--num-drafts", "-k", help="Repeatable: a number, or auto. Default: 1 and 4.")
+    ] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1 and 8.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Of every text that is compared.")] = 48,
+    samples: Annotated[int, typer.Option(help="Sampled texts for each test of the law.")] = 2048,
+    temperature: Annotated[float, typer.Option(help="Of what is sampled.")] = 1.0,
+    level: Annotated[float, typer.Option(help="Probability of a false alarm, of the whole run.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="The first one.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+) -> None:
+    """Checks on your models that speculative decoding changes nothing but the speed.
+
+    Greedy texts, and texts of rule coupled for their seeds, are compared with those of transformers' generate; a
+    difference that rounding explains is a near-tie, any other a bug. Sampled texts are tested against the target's own
+    probabilities. For every --drafter, --rule, -k and --batch-size. Exits with 1 if a bug is found. docs/verify.md has
+    the details.
+    """
+    if prompt and batch_file is not None:
+        refuse("PROMPT / --batch-file", "both", "at most one of the two")
+    drafters = drafter or ["lookup", "suffix"] if target and not draft else drafter or ["model", "lookup", "suffix"]
+    options.check_drafters(drafters, target, draft, exit_layers)
+    texts = read_texts(prompt, batch_file) if prompt or batch_file else []
+    options.check_counts(1, max_new_tokens=max_new_tokens)
+    for k in num_drafts or ():
+        options.read_num_drafts(k, 1)
+    with options.user_errors(batch_file):
+        from ..verify import VerifySettings, prompts, verify
+
+        settings = VerifySettings(
+            rules=tuple(rule or RULES),
+            num_drafts=tuple(k if k == "auto" else int(k) for k in num_drafts or ("1", "4")),
+            batch_sizes=tuple(batch_size or (1, 8)),
+            max_new_tokens=max_new_tokens,
+            samples=samples,
+            temperature=temperature,
+            level=level,
+            seed=seed,
+        )
+        loaded = models.load(target, draft, drafters, device, dtype)
+        chosen = {name: loaded.drafter(name, exit_layers) for name in drafters if name != "none"}
+        texts = texts or (prompts.TEXT if target else prompts.CODE)
+        with Console(stderr=True).status("") as status:
+            ids = loaded.tokenizer(list(texts)).input_ids
+            verification = verify(loaded.target, chosen, ids, settings, status.update)
+    if as_json:
+        typer.echo(json.dumps(verification.to_dict(), allow_nan=False))
+    else:
+        report_verify.print_verification(verification, loaded.tokenizer)
+    if not verification.passed:
+        raise typer.Exit(1)

@@ -1,0 +1,46 @@
+"""A conversation as token ids: by the tokenizer's chat template, or as plain text that goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Conversation:
+    """
+    Args:
+        tokenizer: with a chat template, messages go through it; without one, all that was said is one text, a line
+            break between an answer and the next line.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer = tokenizer
+        self.has_roles = bool(tokenizer.chat_template)
+        self.system: str | None = None
+        self.messages: list[dict[str, str]] = []
+
+    def clear(self) -> None:
+        """Forgets what was said; the system message stays."""
+        self.messages = []
+
+    def prompt(self, said: str) -> list[int]:
+        """The ids that the answer to ``said`` continues; changes nothing. May raise what the template raises."""
+        messages = [*self.messages, {"role": "user", "content": said}]
+        if not self.has_roles:
+            text = ""
+            for message in messages:
+                between = "\n" if message["role"] == "user" and text and not text.endswith("\n") else ""
+                text += between + message["content"]
+            return self._tokenizer(text).input_ids
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        text = self._tokenizer.apply_chat_template([*system, *messages], add_generation_prompt=True, tokenize=False)
+        # Templates write special tokens themselves.
+        return self._tokenizer(text, add_special_tokens=False).input_ids
+
+    def add(self, said: str, answer: str) -> None:
+        self.messages += ({"role": "user", "content": said}, {"role": "assistant", "content": answer})
+
+    def to_dict(self) -> dict:
+        return {"system": self.system, "messages": self.messages}

@@ -1,0 +1,76 @@
+"""Drafters by the names that the command line has for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from .drafters import Drafter
+    from .drafters.suffix import SuffixMemory
+
+# name -> what it proposes
+NAMES = {
+    "model": "the draft model's tokens",
+    "lookup": "what followed the last few tokens before, in prompt and output",
+    "suffix": "the same for matches of any length",
+    "early-exit": "what the target's first --exit-layers layers say",
+    "universal": "a draft model's text, whatever its tokenizer",
+    "none": "nothing: plain decoding",
+}
+NEED_DRAFT = ("model", "universal")
+
+
+def make_drafter(
+    name: str,
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None = None,
+    *,
+    exit_layers: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    draft_tokenizer: PreTrainedTokenizerBase | None = None,
+    memory: SuffixMemory | None = None,
+) -> PreTrainedModel | Drafter | None:
+    """What ``SpeculativeDecoder`` takes as ``draft``.
+
+    Args:
+        name: of NAMES.
+        target: that is decoded from.
+        draft: for those of NEED_DRAFT.
+        exit_layers: for "early-exit".
+        tokenizer, draft_tokenizer: for "universal".
+        memory: of earlier outputs, for "suffix"; None: it has none.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
+    """
+    from specdec_kernels.validation import refuse  # here: the command line's --help does not wait for torch
+
+    if name in NEED_DRAFT and draft is None:
+        refuse("drafter", f"{name!r} without a draft model", ", ".join(n for n in NAMES if n not in NEED_DRAFT))
+    if (name == "early-exit") != (exit_layers is not None):
+        given = "none" if exit_layers is None else f"{exit_layers} with drafter {name!r}"
+        refuse("exit_layers", given, "a number of layers with drafter 'early-exit', and none with others")
+    match name:
+        case "model":
+            return draft
+        case "lookup":
+            from .drafters.prompt_lookup import PromptLookupDrafter
+
+            return PromptLookupDrafter()
+        case "suffix":
+            from .drafters.suffix import SuffixDrafter
+
+            return SuffixDrafter(memory)
+        case "early-exit":
+            from .drafters.early_exit import EarlyExitDrafter
+
+            return EarlyExitDrafter(target, exit_layers)
+        case "universal":
+            from .drafters.universal import UniversalDrafter
+
+            return UniversalDrafter(draft, draft_tokenizer, tokenizer)
+        case "none":
+            return None
+    refuse("drafter", repr(name), ", ".join(NAMES))

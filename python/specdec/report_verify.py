@@ -1,0 +1,92 @@
+"""What ``specdec verify`` shows to people."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .report import describe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from .verify import LawResult, LawTest, Verification
+
+SHOWN = 5  # of each kind of finding
+
+
+def print_verification(verification: Verification, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Two tables, what was found, and the verdict."""
+    v, console = verification, Console()
+    columns = ("check", "drafter", "rule", "K", "B", "tau", "texts", "tokens", "differ", "bugs")
+    table = Table(*columns, box=box.SIMPLE, padding=0)
+    for r in v.texts:
+        tau, counts = f"{r.stats.tau:.2f}", (r.texts, r.tokens, r.differing, len(r.bugs))
+        table.add_row(*_cell(r.cell), tau, *map(str, counts))
+    console.print(table)
+    table = Table("law", *columns[1:6], "texts", "tests", "lowest p\n/ level", "bugs", box=box.SIMPLE, padding=0)
+    for r in v.laws:
+        lowest = min((test.p_value / test.level for test in r.tests), default=math.inf)
+        row = (f"{r.stats.tau:.2f}", str(r.samples), str(len(r.tests)), f"{lowest:.2g}", str(len(r.bugs)))
+        table.add_row(*_cell(r.cell), *row)
+    console.print(table)
+    for check in dict.fromkeys(r.cell.check for r in v.texts):
+        results = [r for r in v.texts if r.cell.check == check]
+        texts, differing = sum(r.texts for r in results), sum(r.differing for r in results)
+        bugs = sum(len(r.bugs) for r in results)
+        typer.echo(
+            f"{check} texts: {differing} of {texts} differ from transformers', once in "
+            f"{_one_in(v.difference_rate(check))} tokens; near-ties all of them but {bugs}"
+            if differing
+            else f"{check} texts: all {texts} equal transformers'"
+        )
+    least = [test.detectable for r in v.laws for test in r.tests if test.kind == "ranks"]
+    typer.echo(
+        f"law: {sum(len(r.tests) for r in v.laws)} tests, level {v.level:g} together; ranks find probabilities off by "
+        f"{max(least, default=math.nan):.0%} each, in 999 of 1000 runs"
+    )
+    for r in (*v.texts, *v.laws):
+        if r.error:
+            typer.secho(f"error: {r.cell.name}: {r.error}", fg="red")
+    differences = [d for r in v.texts for d in r.differences]
+    for verdict in ("bug", "near-tie"):
+        found = list({(d.prompt, d.position, d.tokens): d for d in differences if d.verdict == verdict}.values())
+        for d in found[:SHOWN]:
+            typer.echo(describe(d, tokenizer))
+        if len(found) > SHOWN:
+            typer.echo(f"and {len(found) - SHOWN} more of these")
+    wrong = [(r, test) for r in v.laws for test in r.bugs]
+    for r, test in wrong[:SHOWN]:
+        typer.echo(_describe_test(r, test, tokenizer))
+    if len(wrong) > SHOWN:
+        typer.echo(f"and {len(wrong) - SHOWN} more of these")
+    for name in v.unused:
+        typer.echo(f"note: drafter {name} never proposed anything on these prompts: nothing was learnt about it")
+    typer.secho(
+        f"no bug found, {v.seconds:.0f} s" if v.passed else f"bugs found, {v.seconds:.0f} s",
+        fg="green" if v.passed else "red",
+    )
+
+
+def _cell(cell) -> tuple[str, ...]:
+    check = cell.check if cell.check != "law" else ""
+    return check, cell.drafter, cell.rule, str(cell.num_drafts), str(cell.batch_size)
+
+
+def _one_in(rate: float) -> str:
+    return f"{1 / rate:.0f}"
+
+
+def _describe_test(r: LawResult, test: LawTest, tokenizer: PreTrainedTokenizerBase) -> str:
+    if test.kind == "ranks":
+        what = f"ranks of token {test.position}"
+    else:
+        what = f"token {test.position} behind {tokenizer.decode(list(test.prefix))!r}"
+        if test.worst is not None:
+            what += f", worst {test.worst} {tokenizer.decode([test.worst])!r}"
+    return f"bug: {r.cell.name}: {what}: p = {test.p_value:.2g} in {test.draws} draws, level {test.level:.2g}"
