@@ -30,7 +30,7 @@ def verify(
         list[str] | None, typer.Option("--num-drafts", "-k", help="Repeatable: a number, or auto. Default: 1 and 4.")
     ] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1 and 8.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Of every text that is compared.")] = 48,
+    max_new_tokens: Annotated[int, typer.Option(help="Of every text that is compared.")] = 32,
     samples: Annotated[int, typer.Option(help="Sampled texts for each test of the law.")] = 2048,
     temperature: Annotated[float, typer.Option(help="Of what is sampled.")] = 1.0,
     level: Annotated[float, typer.Option(help="Probability of a false alarm, of the whole run.")] = 1e-4,

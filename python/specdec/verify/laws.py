@@ -23,8 +23,7 @@ from .texts import trouble
 RANKS = 32  # intervals of the test of ranks, fewer where texts are few
 PREFIXES = 8  # the most frequent texts so far behind which the next token is tested
 LEAST = 200  # texts that such a test needs
-SCENES = 2  # prompts that are sampled from
-TAIL = 8  # tokens of a prompt that make one
+TAIL = 4  # tokens of a prompt that make a scene
 
 
 @dataclass(frozen=True)
@@ -118,15 +117,13 @@ class LawCheck:
 
 
 def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings) -> list[PlainLaw]:
-    """The ends of prompts, written twice so that drafters that look back find something, whether it fits or not. Taken
-    are those behind which most tokens come often enough to be tested."""
-    found = []
-    for prompt in prompts:
-        law = PlainLaw(target, [*prompt[-TAIL:], *prompt[-TAIL:]], settings.temperature)
-        p = law.after([()])[0].exp()
-        found.append((int((p * settings.samples >= 25).sum()), law))
-    found.sort(key=lambda pair: -pair[0])
-    return [law for _, law in found[:SCENES]]
+    """What is sampled behind: ends of prompts, written twice so that drafters that look back find something, whether it
+    fits or not. Two are taken: where most tokens come often enough to be counted one by one, and where most come so
+    often that what follows them can be tested."""
+    laws = [PlainLaw(target, [*prompt[-TAIL:], *prompt[-TAIL:]], settings.temperature) for prompt in prompts]
+    expected = [law.after([()])[0][0, 0].exp() * settings.samples for law in laws]
+    found = [max(range(len(laws)), key=lambda i: int((expected[i] >= least).sum())) for least in (25, LEAST)]
+    return [laws[i] for i in dict.fromkeys(found)]
 
 
 def token_tests(texts: list[tuple[int, ...]], position: int, law: PlainLaw, level: float) -> list[LawTest]:

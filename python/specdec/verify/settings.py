@@ -37,9 +37,9 @@ class VerifySettings:
     rules: Sequence[str] = RULES
     num_drafts: Sequence[NumDrafts] = (1, 4)
     batch_sizes: Sequence[int] = (1, 8)
-    max_new_tokens: int = 48
+    max_new_tokens: int = 32
     samples: int = 2048
-    sampled_tokens: int = 4
+    sampled_tokens: int = 3
     temperature: float = 1.0
     level: float = 1e-4
     seed: int = 0
