@@ -87,6 +87,7 @@ _OTHERWISE = {
     "banned_tokens": "--ban",
     "num_layers": "--exit-layers",
     "stop_strings": "--stop",
+    "checks": "--check",
     "rules": "--rule",
     "batch_sizes": "--batch-size",
     "samples": "--samples",

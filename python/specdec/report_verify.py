@@ -15,7 +15,7 @@ from .report import describe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .verify import LawResult, LawTest, Verification
+    from .verify import Cell, LawResult, LawTest, Verification
 
 SHOWN = 5  # of each kind of finding
 
@@ -23,33 +23,36 @@ SHOWN = 5  # of each kind of finding
 def print_verification(verification: Verification, tokenizer: PreTrainedTokenizerBase) -> None:
     """Two tables, what was found, and the verdict."""
     v, console = verification, Console()
-    columns = ("check", "drafter", "rule", "K", "B", "tau", "texts", "tokens", "differ", "bugs")
-    table = Table(*columns, box=box.SIMPLE, padding=0)
-    for r in v.texts:
-        tau, counts = f"{r.stats.tau:.2f}", (r.texts, r.tokens, r.differing, len(r.bugs))
-        table.add_row(*_cell(r.cell), tau, *map(str, counts))
-    console.print(table)
-    table = Table("law", *columns[1:6], "texts", "tests", "lowest p\n/ level", "bugs", box=box.SIMPLE, padding=0)
-    for r in v.laws:
-        lowest = min((test.p_value / test.level for test in r.tests), default=math.inf)
-        row = (f"{r.stats.tau:.2f}", str(r.samples), str(len(r.tests)), f"{lowest:.2g}", str(len(r.bugs)))
-        table.add_row(*_cell(r.cell), *row)
-    console.print(table)
+    columns = ("check", "drafter", "rule", "K", "B", "tau")
+    if v.texts:
+        table = Table(*columns, "texts", "tokens", "differ", "bugs", box=box.SIMPLE, padding=0)
+        for r in v.texts:
+            counts = (r.texts, r.tokens, r.differing, len(r.bugs))
+            table.add_row(*_cell(r.cell), f"{r.stats.tau:.2f}", *map(str, counts))
+        console.print(table)
+    if v.laws:
+        table = Table(*columns, "texts", "tests", "lowest p\n/ level", "bugs", box=box.SIMPLE, padding=0)
+        for r in v.laws:
+            lowest = min((test.p_value / test.level for test in r.tests), default=math.inf)
+            counts = (str(r.samples), str(len(r.tests)), f"{lowest:.2g}", str(len(r.bugs)))
+            table.add_row(*_cell(r.cell), f"{r.stats.tau:.2f}", *counts)
+        console.print(table)
     for check in dict.fromkeys(r.cell.check for r in v.texts):
         results = [r for r in v.texts if r.cell.check == check]
         texts, differing = sum(r.texts for r in results), sum(r.differing for r in results)
         bugs = sum(len(r.bugs) for r in results)
         typer.echo(
             f"{check} texts: {differing} of {texts} differ from transformers', once in "
-            f"{_one_in(v.difference_rate(check))} tokens; near-ties all of them but {bugs}"
+            f"{1 / v.difference_rate(check):.0f} tokens; near-ties all of them but {bugs}"
             if differing
             else f"{check} texts: all {texts} equal transformers'"
         )
-    least = [test.detectable for r in v.laws for test in r.tests if test.kind == "ranks"]
-    typer.echo(
-        f"law: {sum(len(r.tests) for r in v.laws)} tests, level {v.level:g} together; ranks find probabilities off by "
-        f"{max(least, default=math.nan):.0%} each, in 999 of 1000 runs"
-    )
+    if v.laws:
+        found = max(test.detectable for r in v.laws for test in r.tests if test.kind == "ranks")
+        typer.echo(
+            f"law: {sum(len(r.tests) for r in v.laws)} tests, level {v.level:g} together; ranks find probabilities off "
+            f"by {found:.0%} each, in 999 of 1000 runs"
+        )
     for r in (*v.texts, *v.laws):
         if r.error:
             typer.secho(f"error: {r.cell.name}: {r.error}", fg="red")
@@ -73,13 +76,8 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
     )
 
 
-def _cell(cell) -> tuple[str, ...]:
-    check = cell.check if cell.check != "law" else ""
-    return check, cell.drafter, cell.rule, str(cell.num_drafts), str(cell.batch_size)
-
-
-def _one_in(rate: float) -> str:
-    return f"{1 / rate:.0f}"
+def _cell(cell: Cell) -> tuple[str, ...]:
+    return cell.check, cell.drafter, cell.rule, str(cell.num_drafts), str(cell.batch_size)
 
 
 def _describe_test(r: LawResult, test: LawTest, tokenizer: PreTrainedTokenizerBase) -> str:

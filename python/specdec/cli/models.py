@@ -25,9 +25,8 @@ class Models:
     def drafter(
         self, name: str, exit_layers: int | None = None, memory: SuffixMemory | None = None
     ) -> PreTrainedModel | Drafter | None:
-        layers = exit_layers if name == "early-exit" else None
         tokenizers = {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer}
-        return make_drafter(name, self.target, self.draft, exit_layers=layers, memory=memory, **tokenizers)
+        return make_drafter(name, self.target, self.draft, exit_layers=exit_layers, memory=memory, **tokenizers)
 
 
 def load(

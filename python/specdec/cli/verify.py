@@ -13,6 +13,7 @@ from ..options import refuse
 from ..texts import read_texts
 from . import models
 
+CHECKS = ("greedy", "coupled", "law")
 RULES = ("token", "block", "coupled")
 
 
@@ -25,6 +26,7 @@ def verify(
     draft: options.Draft = None,
     drafter: options.Drafters = None,
     exit_layers: options.ExitLayers = None,
+    check: Annotated[list[str] | None, typer.Option(help="Repeatable: greedy, coupled, law. Default: all.")] = None,
     rule: Annotated[list[str] | None, typer.Option(help="Repeatable: token, block, coupled. Default: all.")] = None,
     num_drafts: Annotated[
         list[str] | None, typer.Option("--num-drafts", "-k", help="Repeatable: a number, or auto. Default: 1 and 4.")
@@ -58,6 +60,7 @@ def verify(
         from ..verify import VerifySettings, prompts, verify
 
         settings = VerifySettings(
+            checks=tuple(check or CHECKS),
             rules=tuple(rule or RULES),
             num_drafts=tuple(k if k == "auto" else int(k) for k in num_drafts or ("1", "4")),
             batch_sizes=tuple(batch_size or (1, 8)),
@@ -68,7 +71,8 @@ def verify(
             seed=seed,
         )
         loaded = models.load(target, draft, drafters, device, dtype)
-        chosen = {name: loaded.drafter(name, exit_layers) for name in drafters if name != "none"}
+        layers = {"early-exit": exit_layers}
+        chosen = {name: loaded.drafter(name, layers.get(name)) for name in drafters if name != "none"}
         texts = texts or (prompts.TEXT if target else prompts.CODE)
         with Console(stderr=True).status("") as status:
             ids = loaded.tokenizer(list(texts)).input_ids

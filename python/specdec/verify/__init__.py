@@ -21,6 +21,8 @@ from .laws import LawCheck, LawResult, LawTest
 from .settings import Cell, VerifySettings, cells
 from .texts import TextCheck, TextResult
 
+TEXTS = ("greedy", "coupled")  # the checks that compare texts
+
 __all__ = ["Cell", "LawResult", "LawTest", "TextResult", "Verification", "VerifySettings", "verify"]
 
 
@@ -47,7 +49,7 @@ class Verification:
     def to_dict(self) -> dict:
         return {
             "passed": self.passed,
-            "difference_rate": {check: self.difference_rate(check) for check in ("greedy", "coupled")},
+            "difference_rate": {check: self.difference_rate(check) for check in TEXTS},
             "texts": [result.to_dict() for result in self.texts],
             "laws": [result.to_dict() for result in self.laws],
             "level": self.level,
@@ -85,15 +87,15 @@ def verify(
     if not prompts:
         refuse("prompts", "none", "at least one")
     drafters = {"none": None, **drafters}
-    plan = list(cells(drafters, settings))
+    plan = cells(drafters, settings)
     decoders: dict[tuple, SpeculativeDecoder] = {}
     for cell in plan:  # what cannot be decoded from is refused before anything runs
         key = (cell.drafter, cell.num_drafts)
         if key not in decoders:
             decoders[key] = SpeculativeDecoder(target, drafters[cell.drafter], cell.drafts())
-    count = sum(cell.check == "law" for cell in plan)
+    laws_planned = sum(cell.check == "law" for cell in plan)
     text_check = TextCheck(target, prompts, settings)
-    law_check = LawCheck(target, prompts, settings, settings.level / count)
+    law_check = LawCheck(target, prompts, settings, settings.level / max(laws_planned, 1))
     texts, laws, drafted = [], [], dict.fromkeys(drafters, 0)
     for i, cell in enumerate(plan):
         progress(f"{i + 1} of {len(plan)}: {cell.check}: {cell.name}")

@@ -89,7 +89,7 @@ class LawCheck:
 
     def __init__(self, target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings, level: float):
         self._settings, self._level = settings, level
-        self._scenes = scenes(target, prompts, settings)
+        self._scenes = scenes(target, prompts, settings) if "law" in settings.checks else []
         self._done = 0
 
     def run(self, cell: Cell, decoder: SpeculativeDecoder) -> LawResult:

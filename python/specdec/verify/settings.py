@@ -13,6 +13,7 @@ from specdec_kernels.validation import check_rule, refuse
 from ..adaptive import AdaptiveDrafts
 from ..prompts import read_count
 
+CHECKS = ("greedy", "coupled", "law")
 NumDrafts = int | Literal["auto"]
 
 
@@ -20,6 +21,7 @@ NumDrafts = int | Literal["auto"]
 class VerifySettings:
     """
     Args:
+        checks: what is checked, of CHECKS.
         rules: of ``specdec_kernels.Rule``, each once.
         num_drafts: values of K, each >= 1, or "auto" (``AdaptiveDrafts``).
         batch_sizes: each >= 1.
@@ -34,6 +36,7 @@ class VerifySettings:
         ValueError: names the argument, what was given and what is allowed.
     """
 
+    checks: Sequence[str] = CHECKS
     rules: Sequence[str] = RULES
     num_drafts: Sequence[NumDrafts] = (1, 4)
     batch_sizes: Sequence[int] = (1, 8)
@@ -47,7 +50,10 @@ class VerifySettings:
     def __post_init__(self) -> None:
         for rule in self.rules:
             check_rule(rule)
-        for name in ("rules", "num_drafts", "batch_sizes"):
+        for check in self.checks:
+            if check not in CHECKS:
+                refuse("checks", repr(check), ", ".join(CHECKS))
+        for name in ("checks", "rules", "num_drafts", "batch_sizes"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 refuse(name, repr(values), "at least one, each once")
@@ -83,10 +89,13 @@ class Cell:
         return AdaptiveDrafts() if self.num_drafts == "auto" else self.num_drafts
 
 
-def cells(drafters: Mapping[str, object], settings: VerifySettings) -> Iterator[Cell]:
-    """Everything that is checked.
+def cells(drafters: Mapping[str, object], settings: VerifySettings) -> list[Cell]:
+    """Everything that is checked."""
+    return [cell for cell in _all_cells(drafters, settings) if cell.check in settings.checks]
 
-    Greedy texts: every drafter with every K and batch size; the rules, which are one rule at temperature 0, take
+
+def _all_cells(drafters: Mapping[str, object], settings: VerifySettings) -> Iterator[Cell]:
+    """Greedy texts: every drafter with every K and batch size; the rules, which are one rule at temperature 0, take
     turns, so that every drafter meets each. Rule ``coupled``: every drafter with every K. The law: every drafter under
     every other rule, and plain decoding; under ``coupled`` the text is plain decoding's, so one drafter stands for all.
     """
