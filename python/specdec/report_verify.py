@@ -25,9 +25,9 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
     v, console = verification, Console()
     columns = ("check", "drafter", "rule", "K", "B", "tau")
     if v.texts:
-        table = Table(*columns, "texts", "tokens", "differ", "bugs", box=box.SIMPLE, padding=0)
+        table = Table(*columns, "texts", "tokens", "differ", "unlike\nplain", "bugs", box=box.SIMPLE, padding=0)
         for r in v.texts:
-            counts = (r.texts, r.tokens, r.differing, len(r.bugs))
+            counts = (r.texts, r.tokens, r.differing, r.unlike_plain, len(r.bugs))
             table.add_row(*_cell(r.cell), f"{r.stats.tau:.2f}", *map(str, counts))
         console.print(table)
     if v.laws:
@@ -84,7 +84,7 @@ def _describe_test(r: LawResult, test: LawTest, tokenizer: PreTrainedTokenizerBa
     if test.kind == "ranks":
         what = f"ranks of token {test.position}"
     else:
-        what = f"token {test.position} behind {tokenizer.decode(list(test.prefix))!r}"
+        what = f"token {test.position} behind {tokenizer.decode([*r.scenes[test.scene], *test.prefix])!r}"
         if test.worst is not None:
             what += f", worst {test.worst} {tokenizer.decode([test.worst])!r}"
     return f"bug: {r.cell.name}: {what}: p = {test.p_value:.2g} in {test.draws} draws, level {test.level:.2g}"

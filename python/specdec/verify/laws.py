@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.testing import chi_square
+from specdec_kernels.testing import ChiSquare, chi_square
 
 from ..decoder import SpeculativeDecoder
 from ..methods import Prompt
@@ -22,8 +22,8 @@ from .texts import trouble
 
 RANKS = 32  # intervals of the test of ranks, fewer where texts are few
 PREFIXES = 8  # the most frequent texts so far behind which the next token is tested
-LEAST = 200  # texts that such a test needs
-TAIL = 4  # tokens of a prompt that make a scene
+LEAST = 100  # texts that such a test needs
+TAILS = (2, 4, 6)  # tokens at the end of a prompt that make a scene
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class LawTest:
     """
 
     kind: Literal["tokens", "ranks"]
+    scene: int | None  # of ``LawResult.scenes``; None: of all of them together
     position: int
     prefix: tuple[int, ...]
     draws: int
@@ -54,7 +55,7 @@ class LawTest:
 @dataclass(frozen=True)
 class LawResult:
     cell: Cell
-    prompt: list[int]
+    scenes: list[list[int]]  # what was sampled behind, token ids
     samples: int
     tests: list[LawTest]
     stats: Stats
@@ -71,7 +72,7 @@ class LawResult:
             test["detectable"] = test["detectable"] if test["degrees"] else None
         return {
             **dataclasses.asdict(self.cell),
-            **{"prompt": self.prompt, "samples": self.samples, "bugs": len(self.bugs)},
+            **{"scenes": self.scenes, "samples": self.samples, "bugs": len(self.bugs)},
             **{"drafted": s.drafted, "accepted": s.accepted, "alpha": s.alpha, "tau": s.tau},
             "tests": tests,
             "error": self.error,
@@ -82,7 +83,7 @@ class LawCheck:
     """
     Args:
         target: whose law it is, from plain forwards over transformers' own cache.
-        prompts: those that make the best scenes are taken, see :func:`scenes`.
+        prompts: see :func:`scenes`.
         settings: ``samples``, ``sampled_tokens``, ``temperature``, and ``seed`` of the first text.
         level: of all tests of one cell together.
     """
@@ -90,96 +91,108 @@ class LawCheck:
     def __init__(self, target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings, level: float):
         self._settings, self._level = settings, level
         self._scenes = scenes(target, prompts, settings) if "law" in settings.checks else []
-        self._done = 0
 
     def run(self, cell: Cell, decoder: SpeculativeDecoder) -> LawResult:
-        s, scene = self._settings, self._scenes[self._done % len(self._scenes)]
-        self._done += 1
-        texts, stats, error = [], [], None
+        s, count = self._settings, len(self._scenes)
+        texts: list[list[tuple[int, ...]]] = [[] for _ in self._scenes]
+        stats, error = [], None
         for start in range(0, s.samples, SAMPLED_AT_ONCE):
             seeds = [s.seed + i for i in range(start, min(start + SAMPLED_AT_ONCE, s.samples))]
-            prompts = [scene.prompt] * len(seeds)
+            prompts = [self._scenes[i % count].prompt for i in range(len(seeds))]
             # An end of sequence is a token like others here, or texts would have different lengths.
             result = decoder.generate(
                 prompts, None, s.sampled_tokens, SamplingParams(s.temperature), seeds, [], rule=cell.rule
             )
-            texts += map(tuple, result.tokens)
+            for i, tokens in enumerate(result.tokens):
+                texts[i % count].append(tuple(tokens))
             stats.append(result.stats)
             error = error or trouble(result)
         # At each position one test of ranks, and those of tokens: one half of the level for either. How many of tokens
         # there are is known before the position that they test is looked at.
         level = self._level / s.sampled_tokens / 2
-        tests = rank_tests(texts, scene, level)
+        tests = rank_tests(texts, self._scenes, level)
         for position in range(s.sampled_tokens):
-            tests += token_tests(texts, position, scene, level)
+            tests += token_tests(texts, position, self._scenes, level)
         whole = Stats.total(stats, max(len(part.drafted_by_position) for part in stats))
-        return LawResult(cell, scene.prompt, len(texts), tests, whole, error)
+        return LawResult(cell, [scene.prompt for scene in self._scenes], s.samples, tests, whole, error)
 
 
 def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings) -> list[PlainLaw]:
-    """What is sampled behind: ends of prompts, written twice so that drafters that look back find something, whether it
-    fits or not. Two are taken: where most tokens come often enough to be counted one by one, and where most come so
-    often that what follows them can be tested."""
-    laws = [PlainLaw(target, [*prompt[-TAIL:], *prompt[-TAIL:]], settings.temperature) for prompt in prompts]
-    expected = [law.after([()])[0][0, 0].exp() * settings.samples for law in laws]
-    found = [max(range(len(laws)), key=lambda i: int((expected[i] >= least).sum())) for least in (25, LEAST)]
-    return [laws[i] for i in dict.fromkeys(found)]
+    """What is sampled behind: ends of prompts, written twice so that drafters that look back have something to propose.
+    Two are taken: where most tokens come often enough to be counted one by one, and where the next token is what was
+    proposed about every second time."""
+    found = []
+    for tail in sorted({tuple(prompt[-n:]) for prompt in prompts for n in TAILS}):
+        law = PlainLaw(target, [*tail, *tail], settings.temperature)
+        p = law.after([()])[0][0, 0].exp()
+        counted, again = int((p * settings.samples / 2 >= 25).sum()), p[tail[0]].item()
+        found.append((law, counted, abs(again - 0.5)))
+    most, evenly = max(found, key=lambda scene: scene[1]), min(found, key=lambda scene: scene[2])
+    return [most[0]] if most is evenly else [most[0], evenly[0]]
 
 
-def token_tests(texts: list[tuple[int, ...]], position: int, law: PlainLaw, level: float) -> list[LawTest]:
-    """Of the token at ``position``, behind each of the most frequent beginnings."""
-    texts = [text for text in texts if len(text) > position]
-    begun = Counter(text[:position] for text in texts)
-    prefixes = [prefix for prefix, count in begun.most_common(PREFIXES) if count >= LEAST or not position]
+def token_tests(texts: list[list[tuple[int, ...]]], position: int, laws: list[PlainLaw], level: float) -> list[LawTest]:
+    """Of the token at ``position``, behind each of the most frequent beginnings of each scene's texts."""
+    begun = Counter((i, text[:position]) for i, of in enumerate(texts) for text in of if len(text) > position)
+    chosen = [beginning for beginning, count in begun.most_common(PREFIXES) if count >= LEAST or not position]
     tests = []
-    for prefix in prefixes:
-        counts = Counter(text[position] for text in texts if text[:position] == prefix)
-        log_p, error = law.after([prefix])
+    for i, prefix in chosen:
+        counts = Counter(text[position] for text in texts[i] if len(text) > position and text[:position] == prefix)
+        log_p, error = laws[i].after([prefix])
         probabilities = dict(enumerate(log_p[0, -1].exp().tolist()))
-        mine = level / len(prefixes)
+        mine = level / len(chosen)
         result = chi_square(counts, probabilities, mine, tolerance=error[0, -1].item())
-        tests.append(
-            LawTest(
-                "tokens", position, prefix, sum(counts.values()), result.degrees, result.p_value, mine,
-                result.detectable, result.worst,
-            )
-        )  # fmt: skip
+        tests.append(_test("tokens", i, position, prefix, sum(counts.values()), result, mine))
     return tests
 
 
-def rank_tests(texts: list[tuple[int, ...]], law: PlainLaw, level: float) -> list[LawTest]:
-    """Of every position, over all texts."""
-    generator = torch.Generator().manual_seed(0)
-    length, ranks = max(map(len, texts)), min(RANKS, len(texts) // 25)
+def rank_tests(texts: list[list[tuple[int, ...]]], laws: list[PlainLaw], level: float) -> list[LawTest]:
+    """Of every position, over all texts of all scenes."""
+    length, ranks = max(len(text) for of in texts for text in of), min(RANKS, sum(map(len, texts)) // 25)
     counts, errors = torch.zeros(length, ranks, dtype=torch.int64), torch.zeros(length, dtype=torch.float64)
-    of_length: dict[int, list[tuple[int, ...]]] = {}
-    for text in texts:  # a text is short only where the loop stopped for a fault
-        of_length.setdefault(len(text), []).append(text)
-    for size, alike in of_length.items():
-        for start in range(0, len(alike) if size else 0, SAMPLED_AT_ONCE):
-            part = alike[start : start + SAMPLED_AT_ONCE]
-            log_p, error = law.after([text[:-1] for text in part])
-            p, tokens = log_p.exp(), torch.tensor(part, device=log_p.device)[:, :, None]
-            mine = p.gather(2, tokens)
-            likelier = torch.where(p > mine, p, 0.0).sum(2)
-            alike_mass = torch.where(p == mine, p, 0.0).sum(2)
-            inside = torch.rand(likelier.shape, generator=generator, dtype=torch.float64).to(p.device)
-            rank = ((likelier + inside * alike_mass) * ranks).long().clamp(max=ranks - 1).cpu()
-            for position in range(size):
-                counts[position] += rank[:, position].bincount(minlength=ranks)
-            errors[:size] += (error**2).sum(0).cpu()
+    generator = torch.Generator().manual_seed(0)
+    for of, law in zip(texts, laws, strict=True):
+        for size in {len(text) for text in of} - {0}:  # a text is short only where the loop stopped for a fault
+            alike = [text for text in of if len(text) == size]
+            for start in range(0, len(alike), SAMPLED_AT_ONCE):
+                rank, error = _ranks(alike[start : start + SAMPLED_AT_ONCE], law, generator)
+                for position, row in enumerate((rank * ranks).long().clamp(max=ranks - 1).T):
+                    counts[position] += row.bincount(minlength=ranks)
+                errors[:size] += error
     tests = []
     for position in range(length):
         draws = int(counts[position].sum())
         tolerance = (errors[position] / draws).sqrt().item()
         uniform = dict.fromkeys(range(ranks), 1 / ranks)
         result = chi_square(dict(enumerate(counts[position].tolist())), uniform, level, 0.5, tolerance)
-        tests.append(
-            LawTest(
-                "ranks", position, (), draws, result.degrees, result.p_value, level, result.detectable, result.worst
-            )
-        )
+        tests.append(_test("ranks", None, position, (), draws, result, level))
     return tests
+
+
+def _ranks(
+    texts: list[tuple[int, ...]], law: PlainLaw, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, m] numbers in (0, 1) for n texts of m tokens, and [m] the squared errors of their law, summed."""
+    log_p, error = law.after([text[:-1] for text in texts])
+    p, tokens = log_p.exp(), torch.tensor(texts, device=log_p.device)[:, :, None]
+    mine = p.gather(2, tokens)
+    likelier, equal = torch.where(p > mine, p, 0.0).sum(2).cpu(), torch.where(p == mine, p, 0.0).sum(2).cpu()
+    inside = torch.rand(likelier.shape, generator=generator, dtype=torch.float64)
+    return likelier + inside * equal, (error**2).sum(0).cpu()
+
+
+def _test(
+    kind: Literal["tokens", "ranks"],
+    scene: int | None,
+    position: int,
+    prefix: tuple[int, ...],
+    draws: int,
+    result: ChiSquare,
+    level: float,
+) -> LawTest:
+    return LawTest(
+        kind, scene, position, prefix, draws, result.degrees, result.p_value, level, result.detectable, result.worst
+    )
 
 
 class PlainLaw:

@@ -28,6 +28,7 @@ class TextResult:
     texts: int
     tokens: int  # that were compared: of every text up to its first difference
     differing: int  # texts that are not transformers'
+    unlike_plain: int  # texts that are not those of the same loop without drafts
     differences: list[Difference]  # the first one of each, and what is wrong behind it
     stats: Stats
     error: str | None  # why the drafter was dropped, or what was no number
@@ -40,7 +41,7 @@ class TextResult:
         s = self.stats
         return {
             **dataclasses.asdict(self.cell),
-            **{name: getattr(self, name) for name in ("texts", "tokens", "differing")},
+            **{name: getattr(self, name) for name in ("texts", "tokens", "differing", "unlike_plain")},
             **{"near_ties": len(self.differences) - len(self.bugs), "bugs": len(self.bugs)},
             **{"drafted": s.drafted, "accepted": s.accepted, "alpha": s.alpha, "tau": s.tau},
             "differences": [dataclasses.asdict(d) for d in self.differences],
@@ -49,7 +50,8 @@ class TextResult:
 
 
 class TextCheck:
-    """Compares with transformers' ``generate``, which decodes one prompt at a time, token by token.
+    """Compares with transformers' ``generate``, which decodes one prompt at a time, token by token. Cells come in the
+    order of :func:`~specdec.verify.settings.cells`, those without a drafter first.
 
     Texts of rule ``coupled`` are those with the largest logits / T + noise, the Gumbel form of its race: transformers
     decodes these greedily, too, with a processor that adds the noise that docs/numerics.md says.
@@ -67,6 +69,7 @@ class TextCheck:
         vocabulary = target.config.get_text_config(decoder=True).vocab_size
         self._noise = [RaceNoise(settings.seed + i, vocabulary) for i in range(len(prompts))]
         self._expected: dict[str, list[list[int]]] = {}
+        self._own: dict[str, list[list[int]]] = {}
         self._judged: dict[tuple, list[Difference]] = {}
 
     def run(self, cell: Cell, decoder: SpeculativeDecoder) -> TextResult:
@@ -82,6 +85,8 @@ class TextCheck:
             texts += result.tokens
             stats.append(result.stats)
             error = error or trouble(result)
+        own = self._own.setdefault(cell.check, texts)  # the first cell of a check has no drafter
+        unlike_plain = sum(a != b for a, b in zip(own, texts, strict=True))
         differences, tokens, differing = [], 0, 0
         for i, (plain, text) in enumerate(zip(expected, texts, strict=True)):
             found = self._judge(cell, i, plain, text)
@@ -89,7 +94,7 @@ class TextCheck:
             differing += bool(found)
             tokens += found[0].position + 1 if found else len(text)
         whole = Stats.total(stats, max(len(part.drafted_by_position) for part in stats))
-        return TextResult(cell, len(texts), tokens, differing, differences, whole, error)
+        return TextResult(cell, len(texts), tokens, differing, unlike_plain, differences, whole, error)
 
     def _expected_texts(self, check: str) -> list[list[int]]:
         if check not in self._expected:
