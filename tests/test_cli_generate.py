@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 
 import pytest
-from commands import PROMPT, invoke, refused, rows, run
+from commands import PROMPT, invoke, refused, rows, run, save
 from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter
 from specdec.named_drafters import NAMES, make_drafter
 
@@ -38,8 +39,23 @@ def test_drafters(monkeypatch, name, kind):
 def test_a_target_needs_no_draft(folders):
     target = folders[:2]
     plain = rows(PROMPT, *target, "--drafter", "none", *SHORT)[0]["token_ids"]
-    for drafter in ("lookup", "suffix"):
-        assert rows(PROMPT, *target, "--drafter", drafter, *SHORT)[0]["token_ids"] == plain
+    for drafter in (("lookup",), ("suffix",), ("early-exit", "--exit-layers", 1)):
+        assert rows(PROMPT, *target, "--drafter", *drafter, *SHORT)[0]["token_ids"] == plain
+    assert "--exit-layers: got 2, allowed: 1 to 1, the layers of the target" in refused(
+        "generate", PROMPT, *target, "--drafter", "early-exit", "--exit-layers", 2
+    )
+
+
+def test_a_draft_with_another_tokenizer(pair, folders, tmp_path):
+    """Its text is translated; as a drafter of tokens it is refused."""
+    other = copy.deepcopy(pair[2])
+    other.add_tokens(["another token"])
+    draft = save(tmp_path, 3, vocabulary=4097, tokenizer=other)
+    models = (*folders[:2], "--draft", draft)
+    assert "--draft: its tokenizer has 4097 tokens, the target's 4096" in refused("generate", PROMPT, *models)
+    row = rows(PROMPT, *models, "--drafter", "universal", *SHORT)[0]
+    assert row["stats"]["drafted"] > 0
+    assert row["token_ids"] == rows(PROMPT, *folders, *SHORT)[0]["token_ids"]
 
 
 def test_adaptive_drafts():
