@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from scipy import stats
 
 from .laws import Law
 
@@ -54,26 +53,10 @@ def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0, 
 
 
 def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:
-    """P(X >= statistic) of the chi-square law; the noncentral one is the central one of degrees + 2 N, N a Poisson
-    number of mean noncentrality / 2 (Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 2, 29.3)."""
-    mean = noncentrality / 2
-    reach = 12 * math.sqrt(mean) + 50  # terms beyond weigh less than 1e-20
-    n = torch.arange(max(0, int(mean - reach)), int(mean + reach) + 1, dtype=torch.float64)
-    weight = (n * math.log(mean) - mean - torch.lgamma(n + 1)).exp() if mean else (n == 0).double()
-    tails = torch.special.gammaincc(degrees / 2 + n, torch.full_like(n, statistic / 2))
-    return float((weight * tails).sum())
-
-
-@functools.cache
-def _threshold(level: float, degrees: int, noncentrality: float) -> float:
-    """The statistic whose tail has this level."""
-    low, high = 0.0, 2.0 * (degrees + noncentrality) + 2
-    while chi_square_tail(high, degrees, noncentrality) > level:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if chi_square_tail(middle, degrees, noncentrality) > level else (low, middle)
-    return high
+    """P(X >= statistic) of the (noncentral) chi-square law."""
+    if noncentrality == 0:
+        return float(stats.chi2.sf(statistic, degrees))
+    return float(stats.ncx2.sf(statistic, degrees, noncentrality))
 
 
 @functools.cache
@@ -84,7 +67,8 @@ def detectable_bias(draws: int, degrees: int, level: float, power: float = 0.999
     Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2. ``noncentrality``: what the law's
     own error may add to it, which the test allows for.
     """
-    threshold, low, high = _threshold(level, degrees, noncentrality), 0.0, 1.0
+    law = stats.ncx2(degrees, noncentrality) if noncentrality else stats.chi2(degrees)
+    threshold, low, high = law.isf(level), 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
         found = chi_square_tail(threshold, degrees, draws * middle**2) >= power
