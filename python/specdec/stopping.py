@@ -1,0 +1,219 @@
+"""What ends a sequence besides end-of-sequence tokens and its length: stop strings, and transformers' criteria."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from specdec_kernels.validation import refuse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, StoppingCriteria
+
+
+class Stopping(Protocol):
+    """Judges the tokens of a step. Nothing behind the first end is emitted, counted or scored."""
+
+    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        """
+        Args:
+            sequence: its row in the batch.
+            text: prompt and output, of which the last ``new`` tokens were just decided; not to be changed.
+
+        Returns:
+            how many of the ``new`` tokens stay, >= 1, if the sequence ends among them, else None.
+        """
+        ...
+
+
+def read_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
+    """One or several. Raises ValueError naming ``stop_strings``."""
+    strings = (strings,) if isinstance(strings, str) else strings
+    if not isinstance(strings, Sequence) or not strings or not all(isinstance(s, str) and s for s in strings):
+        refuse("stop_strings", repr(strings), "a string or several, none of them empty")
+    return tuple(strings)
+
+
+class StopStrings:
+    """Ends a sequence with the token that completes one of ``strings``; that token is kept as a whole.
+
+    The judgement is that of transformers' ``StopStringCriteria``: a string counts if it ends in the last token, whatever
+    token or prompt it began in. What tokens read as is joined and searched, no text is decoded again: byte-level
+    vocabularies are compared as bytes, so a string may begin or end inside of a token and a token inside of a character.
+    A token costs a search through as many tokens as the longest string has bytes.
+
+    Args:
+        tokenizer: the target's.
+        strings: one or several, none of them empty.
+
+    Raises:
+        ValueError: names the argument.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: str | Sequence[str]):
+        self.strings = read_stop_strings(strings)
+        if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
+            refuse("tokenizer", type(tokenizer).__name__, "the target's tokenizer, which stop strings need")
+        self._read = _Reader(tokenizer)
+        # Also where tokens read as characters: then both sides are UTF-8, and an end in bytes is an end in characters.
+        self._targets = [s.encode() for s in self.strings]
+        # transformers looks at so many tokens, in its own units; tokens without text use them up as well.
+        self._reach = max(len(s) if self._read.in_characters else len(s.encode()) for s in self.strings)
+
+    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        for kept in range(1, new + 1):
+            end = len(text) - new + kept
+            if self._ends_with(text[max(end - self._reach, 0) : end]):
+                return kept
+        return None
+
+    def _ends_with(self, tokens: list[int]) -> bool:
+        """Whether a string ends in the last of ``tokens``."""
+        last = self._read(tokens[-1])
+        if not last:
+            return False
+        pieces = [last]
+        for token in reversed(tokens[:-1]):
+            piece = self._read(token)
+            if piece is None:  # no token of the vocabulary: nothing reaches across it
+                break
+            pieces.append(piece)
+        joined = b"".join(reversed(pieces))
+        before = len(joined) - len(last)
+        # The first end behind ``before`` belongs to a start behind this.
+        return any(joined.find(target, max(before - len(target) + 1, 0)) >= 0 for target in self._targets)
+
+
+class _Reader:
+    """Token id -> the UTF-8 bytes that it adds to a text; None for an id that is no token."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer = tokenizer
+        kinds = _decoder_kinds(tokenizer)
+        self._bytes_of: dict[str, int] | None = None
+        if "ByteLevel" in kinds and "ByteFallback" not in kinds:
+            self._bytes_of = _byte_level_alphabet()
+        self._fallback = "ByteFallback" in kinds
+        self.in_characters = not kinds & {"ByteLevel", "ByteFallback"}
+        # Behind a text, since decoders treat the first token of one differently (a leading space, "##").
+        self._before = tokenizer.convert_ids_to_tokens(tokenizer(_BEFORE, add_special_tokens=False)["input_ids"])
+        self._known: dict[int, bytes | None] = {}
+
+    def __call__(self, token: int) -> bytes | None:
+        if token not in self._known:
+            self._known[token] = self._of(token)
+        return self._known[token]
+
+    def _of(self, token: int) -> bytes | None:
+        try:
+            name = self._tokenizer.convert_ids_to_tokens(token)
+        except (IndexError, KeyError, OverflowError, ValueError):
+            name = None
+        if name is None:
+            return None
+        if self._bytes_of is not None and all(c in self._bytes_of for c in name):
+            return bytes(self._bytes_of[c] for c in name)
+        if self._fallback and (byte := _FALLBACK.fullmatch(name)):
+            return bytes([int(byte[1], 16)])
+        _, found, text = self._tokenizer.convert_tokens_to_string([*self._before, name]).partition(_BEFORE)
+        return text.encode() if found else None
+
+
+_BEFORE = "abcdef"
+_FALLBACK = re.compile("<0x([0-9a-fA-F]{2})>")
+
+
+def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """The names of the parts of a fast tokenizer's decoder."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if decoder is None:
+        return set()
+    kinds = {type(decoder).__name__}
+    try:
+        waiting = [json.loads(decoder.__getstate__())]
+    except (AttributeError, TypeError, ValueError):  # a decoder written in Python shows no parts
+        return kinds
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            kinds.add(str(part.get("type")))
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return kinds
+
+
+@functools.cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte in byte-level vocabularies (GPT-2's): printable Latin-1 is itself, other bytes follow U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+def cut_behind(text: str, strings: Sequence[str], prompt: str = "") -> str:
+    """``text`` up to the end of the first of ``strings``, which may have begun in the ``prompt`` before it; all of it
+    where there is none. A stop string's last token can have more text behind it: for showing, this takes it away."""
+    whole = prompt + text
+    ends = []
+    for string in strings:
+        start = whole.find(string, max(len(prompt) - len(string) + 1, 0))
+        if start >= 0:
+            ends.append(start + len(string))
+    return whole[len(prompt) : min(ends, default=len(whole))]
+
+
+class CriteriaStopping:
+    """transformers' ``StoppingCriteria``, asked about every prefix that ends in a new token.
+
+    Each is shown one sequence's ids as all B rows of a batch and judges by the answer for its row, so one that looks
+    at the row does what it does in ``generate``. ``scores`` is None, as there without ``output_scores``.
+
+    Args:
+        criteria: callables of (input_ids [B, n] int64, scores) that return [B] bool, or one bool.
+        batch_size: B.
+        before: for each sequence what stands before its text: the padding that transformers shows.
+        device: of the ids.
+    """
+
+    def __init__(
+        self,
+        criteria: Sequence[StoppingCriteria | Callable],
+        batch_size: int = 1,
+        before: Sequence[Sequence[int]] | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        if not isinstance(criteria, Sequence) or not all(callable(c) for c in criteria):
+            refuse("stopping_criteria", repr(criteria), "a StoppingCriteriaList, or a list of StoppingCriteria")
+        self._criteria, self._batch_size, self._before, self._device = list(criteria), batch_size, before, device
+
+    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        before = [] if self._before is None else self._before[sequence]
+        ids = torch.tensor([[*before, *text]], device=self._device).expand(self._batch_size, -1)
+        for kept in range(1, new + 1):
+            shown = ids[:, : ids.shape[1] - new + kept]
+            if any(_answer(criterion(shown, None), sequence) for criterion in self._criteria):
+                return kept
+        return None
+
+
+def _answer(done: torch.Tensor | bool, sequence: int) -> bool:
+    if isinstance(done, torch.Tensor) and done.numel() > 1:
+        return bool(done.flatten()[sequence])
+    return bool(done)
+
+
+class AnyStopping:
+    """The earliest end of several."""
+
+    def __init__(self, parts: Sequence[Stopping]):
+        self._parts = list(parts)
+
+    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        ends = [part.first_end(sequence, text, new) for part in self._parts]
+        return min((end for end in ends if end is not None), default=None)
