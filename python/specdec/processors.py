@@ -13,20 +13,29 @@ from specdec_kernels.validation import refuse
 _STATEFUL = ("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor")
 
 
+def refuse_stateful(processors: Sequence[LogitsProcessor]) -> None:
+    for p in processors:
+        if any(kind.__name__ in _STATEFUL for kind in type(p).__mro__):
+            given = f"a {type(p).__name__}"
+            refuse("logits_processor", given, "pure functions of (input_ids, scores); this one keeps a state")
+
+
 class Processors:
     """Raw logits to raw logits, by row: each sequence's own text and the drafts before the row, without padding.
 
     Args:
-        processors: a ``LogitsProcessorList``, or a list of processors, which run in this order.
+        processors: a ``LogitsProcessorList``, or a list of processors, which run in this order; or such a list for
+            each sequence.
         vocab_size: the target's.
     """
 
-    def __init__(self, processors: Sequence[LogitsProcessor], vocab_size: int):
-        if not isinstance(processors, Sequence) or not all(callable(p) for p in processors):
-            refuse("logits_processor", repr(processors), "a LogitsProcessorList, or a list of LogitsProcessor")
-        if names := [type(p).__name__ for p in processors if type(p).__name__ in _STATEFUL]:
-            refuse("logits_processor", names[0], "pure functions of (input_ids, scores); this one keeps a state")
-        self._processors, self._vocab_size = LogitsProcessorList(processors), vocab_size
+    def __init__(self, processors: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]], vocab_size: int):
+        self._of_sequence: list[LogitsProcessorList] | None = None
+        self._of_all, self._vocab_size = LogitsProcessorList(), vocab_size
+        if processors and isinstance(processors, Sequence) and all(isinstance(p, Sequence) for p in processors):
+            self._of_sequence = [_read(own) for own in processors]
+        else:
+            self._of_all = _read(processors)
 
     def __call__(
         self,
@@ -59,17 +68,27 @@ class Processors:
                 if row > 0 and logits[b, row - 1, before[-1]] == -torch.inf:
                     break
                 ids = torch.tensor([[*text, *before]], device=logits.device)
-                logits[b, row] = self._processed(ids, logits[b, row][None], d2t)
+                processors = self._of_all if self._of_sequence is None else self._of_sequence[b]
+                logits[b, row] = self._processed(processors, ids, logits[b, row][None], d2t)
         return logits
 
-    def _processed(self, ids: torch.Tensor, scores: torch.Tensor, d2t: torch.Tensor | None) -> torch.Tensor:
+    def _processed(
+        self, processors: LogitsProcessorList, ids: torch.Tensor, scores: torch.Tensor, d2t: torch.Tensor | None
+    ) -> torch.Tensor:
         if d2t is not None:
             whole = scores.new_full((1, self._vocab_size), -torch.inf)
             whole[:, d2t] = scores
             scores = whole
         shape = scores.shape
-        scores = self._processors(ids, scores.clone())
+        scores = processors(ids, scores.clone())
         if not isinstance(scores, torch.Tensor) or scores.shape != shape:
             given = f"scores of shape {list(scores.shape)}" if isinstance(scores, torch.Tensor) else repr(scores)
             refuse("logits_processor", f"{given} back", f"shape {list(shape)}, as they were given")
         return scores[0] if d2t is None else scores[0, d2t]
+
+
+def _read(processors: Sequence[LogitsProcessor]) -> LogitsProcessorList:
+    if not isinstance(processors, Sequence) or not all(callable(p) for p in processors):
+        refuse("logits_processor", repr(processors), "a LogitsProcessorList, or a list of LogitsProcessor")
+    refuse_stateful(processors)
+    return LogitsProcessorList(processors)

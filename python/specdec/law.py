@@ -1,0 +1,181 @@
+"""transformers' list of logits processors, said in the parameters of the kernels where these can say it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import LogitsProcessor
+from transformers.generation import logits_process as theirs
+
+from specdec_kernels import SamplingParams
+
+from .processors import refuse_stateful
+
+# The kernels' order of temperature and filters, which is transformers'.
+_WARPERS = (
+    theirs.TemperatureLogitsWarper,
+    theirs.TopKLogitsWarper,
+    theirs.TopPLogitsWarper,
+    theirs.MinPLogitsWarper,
+)
+# Of transformers' own, those that look at which row of the batch they are called for.
+_ROW_AWARE = (
+    theirs.EncoderNoRepeatNGramLogitsProcessor,
+    theirs.EncoderRepetitionPenaltyLogitsProcessor,
+    theirs.PrefixConstrainedLogitsProcessor,
+    theirs.RepetitionPenaltyLogitsProcessor,
+)
+_LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass
+class Law:
+    """Arguments of ``SpeculativeDecoder.generate`` that say the law of the text."""
+
+    params: SamplingParams | None = None
+    logit_bias: dict[int, float] | None = None
+    banned_tokens: list[int] = field(default_factory=list)
+    min_new_tokens: int = 0
+    logits_processor: list[list[LogitsProcessor]] | None = None  # for each sequence
+    processor_prompts: list[list[int]] | None = None
+
+
+def read_law(
+    processors: Sequence[LogitsProcessor],
+    rows: list[list[int]],
+    do_sample: bool,
+    eos: frozenset[int],
+    max_new_tokens: int,
+    vocab_size: int,
+) -> Law:
+    """The law of ``processors``, which run in this order.
+
+    The last of them that are temperature, top-k, top-p and min-p, in that order, become ``SamplingParams``. What comes
+    before becomes penalties, bias, bans and a shortest length if all of it can be said in these and in their order
+    (what only bans may stand anywhere). Otherwise all of it runs as it is, row by row, on what transformers shows.
+
+    Args:
+        processors: as transformers' ``generate`` prepared them.
+        rows: the prompts as transformers shows them, with their padding.
+        do_sample: False is greedy; temperature and filters are then processors like others.
+        eos: what ends a sequence.
+        max_new_tokens: of the generation.
+        vocab_size: the target's.
+
+    Raises:
+        ValueError: a processor keeps a state between its calls.
+    """
+    refuse_stateful(processors)
+    start = _first_warper(processors) if do_sample else len(processors)
+    rest, warpers = list(processors[:start]), processors[start:]
+    law = _native(rest, rows, eos, max_new_tokens, vocab_size) if rest else Law()
+    if law is None:
+        law = Law(logits_processor=[[_for_row(p, b, len(rows)) for p in rest] for b in range(len(rows))])
+        law.processor_prompts = rows
+    filters = _read_warpers(warpers) if do_sample else {"temperature": 0.0}
+    penalty = law.params.repetition_penalty if law.params is not None else None
+    law.params = SamplingParams(**filters, repetition_penalty=penalty)
+    return law
+
+
+def _first_warper(processors: Sequence[LogitsProcessor]) -> int:
+    """Where the temperature and filters at the end begin that the kernels have."""
+    start, rank = len(processors), len(_WARPERS)
+    while start and type(processors[start - 1]) in _WARPERS[:rank] and _is_native(processors[start - 1]):
+        start -= 1
+        rank = _WARPERS.index(type(processors[start]))
+    return start
+
+
+def _is_native(warper: LogitsProcessor) -> bool:
+    """Whether its numbers are among those that the kernels take."""
+    if getattr(warper, "filter_value", -math.inf) != -math.inf:
+        return False
+    if not isinstance(warper, theirs.TopKLogitsWarper) and getattr(warper, "min_tokens_to_keep", 1) != 1:
+        return False
+    return _allowed(**_read_warpers([warper]))
+
+
+def _read_warpers(warpers: Sequence[LogitsProcessor]) -> dict[str, float]:
+    names = dict(zip(_WARPERS, ("temperature", "top_k", "top_p", "min_p"), strict=True))
+    return {names[type(warper)]: getattr(warper, names[type(warper)]) for warper in warpers}
+
+
+def _native(
+    processors: Sequence[LogitsProcessor],
+    rows: list[list[int]],
+    eos: frozenset[int],
+    max_new_tokens: int,
+    vocab_size: int,
+) -> Law | None:
+    """All of them in the kernels' words, or None."""
+    law, penalised, length = Law(), False, len(rows[0]) if rows else 0
+    for p in processors:
+        kind = type(p)
+        if kind in (theirs.SequenceBiasLogitsProcessor, theirs.NoBadWordsLogitsProcessor):
+            if any(len(tokens) > 1 or tokens[0] >= vocab_size for tokens in p.sequence_bias):
+                return None
+            bias = {int(tokens[0]): float(b) for tokens, b in p.sequence_bias.items()}
+            law.banned_tokens += [token for token, b in bias.items() if b == -math.inf]
+            bias = {token: b for token, b in bias.items() if b != -math.inf}
+            # Before the penalty, and once: a second sum would be rounded differently.
+            if bias and (penalised or law.logit_bias or not all(abs(b) <= _LARGEST for b in bias.values())):
+                return None
+            law.logit_bias = bias or law.logit_bias
+        elif kind is theirs.SuppressTokensLogitsProcessor:
+            law.banned_tokens += [token for token in p.suppress_tokens.tolist() if 0 <= token < vocab_size]
+        elif kind is theirs.RepetitionPenaltyLogitsProcessor:
+            ignored = _ignored(p.prompt_ignore_length, len(rows))
+            fits = len(ignored) == len(rows) and all(n <= length for n in ignored)
+            if penalised or not fits or not _allowed(repetition_penalty=p.penalty):
+                return None
+            penalised, law.params = True, SamplingParams(repetition_penalty=p.penalty)
+            law.processor_prompts = [row[n:] for row, n in zip(rows, ignored, strict=True)]
+        elif kind is theirs.MinLengthLogitsProcessor and _same(p.eos_token_id, eos):
+            law.min_new_tokens = max(law.min_new_tokens, p.min_length - length)
+        elif kind is theirs.MinNewTokensLengthLogitsProcessor and _same(p.eos_token_id, eos):
+            law.min_new_tokens = max(law.min_new_tokens, p.min_new_tokens + p.prompt_length_to_skip - length)
+        else:
+            return None
+    law.min_new_tokens = min(law.min_new_tokens, max_new_tokens)
+    return law
+
+
+def _ignored(lengths: torch.Tensor | int | None, batch_size: int) -> list[int]:
+    """How many of the first tokens the repetition penalty does not count, in each row."""
+    if isinstance(lengths, torch.Tensor):
+        return lengths.tolist()
+    return [lengths or 0] * batch_size
+
+
+def _allowed(**values: float) -> bool:
+    try:
+        SamplingParams(**values)
+    except ValueError:
+        return False
+    return True
+
+
+def _same(ids: torch.Tensor, eos: frozenset[int]) -> bool:
+    return {*ids.flatten().tolist()} == eos
+
+
+def _for_row(processor: LogitsProcessor, row: int, batch_size: int) -> LogitsProcessor:
+    """``processor`` for one row: one that may look at which row it is called for is shown a batch again."""
+    known = type(processor).__module__ == theirs.__name__ and type(processor) not in _ROW_AWARE
+    return processor if known or batch_size == 1 else _OfRow(processor, row, batch_size)
+
+
+class _OfRow(LogitsProcessor):
+    """Shows one sequence as all B rows of a batch and takes the answer for its row."""
+
+    def __init__(self, processor: LogitsProcessor, row: int, batch_size: int):
+        self._processor, self._row, self._batch_size = theirs.LogitsProcessorList([processor]), row, batch_size
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        shape = (self._batch_size, -1)
+        whole = self._processor(input_ids.expand(shape), scores.expand(shape).clone())
+        return whole[self._row : self._row + 1] if isinstance(whole, torch.Tensor) else whole  # refused by who called
