@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .adaptive import AdaptiveDrafts
     from .cache import StaticKVCache
+    from .custom_generate import Speculator, speculate
     from .decoder import SpeculativeDecoder
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.prompt_lookup import PromptLookupDrafter
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from .loading import load_embedded_pair, load_model, load_pair
     from .result import Emission, GenerationResult, Producer
     from .stats import Stats
+    from .stopping import StopStrings
 
 __all__ = [
     "AdaptiveDrafts",
@@ -25,18 +27,22 @@ __all__ = [
     "Producer",
     "PromptLookupDrafter",
     "SpeculativeDecoder",
+    "Speculator",
     "StaticKVCache",
     "Stats",
+    "StopStrings",
     "SuffixDrafter",
     "SuffixMemory",
     "UniversalDrafter",
     "load_embedded_pair",
     "load_model",
     "load_pair",
+    "speculate",
 ]
 _HOMES = {
     "adaptive": ("AdaptiveDrafts",),
     "cache": ("StaticKVCache",),
+    "custom_generate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
     "drafters.early_exit": ("EarlyExitDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
@@ -45,6 +51,7 @@ _HOMES = {
     "loading": ("load_embedded_pair", "load_model", "load_pair"),
     "result": ("Emission", "GenerationResult", "Producer"),
     "stats": ("Stats",),
+    "stopping": ("StopStrings",),
 }
 
 

@@ -117,7 +117,7 @@ class SpeculativeDecoder:
         logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None,
         banned_tokens: Sequence[int] | Sequence[Sequence[int]] | None = None,
         min_new_tokens: int | Sequence[int] | torch.Tensor = 0,
-        logits_processor: Sequence[LogitsProcessor] | None = None,
+        logits_processor: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]] | None = None,
         log_probs: bool = False,
         output_logits: bool = False,
         compact_q: int = 0,
@@ -150,7 +150,7 @@ class SpeculativeDecoder:
             banned_tokens: ids that never come, for all sequences or for each.
             min_new_tokens: a number or [B]: no end-of-sequence token comes before so many others.
             logits_processor: transformers' ``LogitsProcessorList``, or a list of processors, for what the parameters
-                above cannot say. Each is called for one sequence and one row at a time, with its text ([1, n] ids, no
+                above cannot say; or such a list for each sequence. Each is called for one sequence and one row at a time, with its text ([1, n] ids, no
                 padding) and its logits ([1, V] float32): slow. It must be a function of these two alone: rows are
                 visited more than once, out of order, and by the draft as well.
             log_probs: also return the log-probabilities of the new tokens.
@@ -190,6 +190,8 @@ class SpeculativeDecoder:
             params = repeat_params(params, n)
             input_ids, prompts, bias, shortest = (repeated(x, n) for x in (input_ids, prompts, bias, shortest))
             seen = None if seen is None else repeated(seen, n)
+            if logits_processor and all(isinstance(own, Sequence) for own in logits_processor):
+                logits_processor = repeated(logits_processor, n)
         rule = read_rule(rule, compact_q)
         processors = None if logits_processor is None else Processors(logits_processor, vocab_size)
         ids = [i for i in sorted(eos) if 0 <= i < vocab_size]

@@ -6,29 +6,16 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from specdec_kernels.validation import refuse
 
+from .record import Stopping
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, StoppingCriteria
-
-
-class Stopping(Protocol):
-    """Judges the tokens of a step. Nothing behind the first end is emitted, counted or scored."""
-
-    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
-        """
-        Args:
-            sequence: its row in the batch.
-            text: prompt and output, of which the last ``new`` tokens were just decided; not to be changed.
-
-        Returns:
-            how many of the ``new`` tokens stay, >= 1, if the sequence ends among them, else None.
-        """
-        ...
 
 
 def read_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
