@@ -48,7 +48,7 @@ def tokenizer(request: pytest.FixtureRequest):
 def test_stop_strings_end_where_transformers_ends(tokenizer):
     """Every token of random texts; the strings are cut out of them anywhere, inside of tokens and of characters'
     neighbours, and changed, so that many nearly match."""
-    rng, ids = random.Random(1), [*tokenizer.get_vocab().values()]
+    rng, ids = random.Random(1), sorted(tokenizer.get_vocab().values())
     beyond = max(ids) + 7  # a row of the output without a token
     judged = ended = 0
     for _ in range(12):
@@ -67,7 +67,18 @@ def test_stop_strings_end_where_transformers_ends(tokenizer):
             assert [ours.first_end(0, text[:n], 1) is not None for text in texts] == expected
             judged += 6
             ended += sum(expected)
-    assert 50 < ended < judged - 50
+    assert 30 < ended < judged - 30
+
+
+def test_an_id_without_a_token_parts_the_text(tokenizer):
+    parts = [i for i in sorted(tokenizer.get_vocab().values()) if len(tokenizer.decode([i]).strip()) == 2][:8]
+    beyond = max(tokenizer.get_vocab().values()) + 7
+    for first, last in zip(parts[::2], parts[1::2], strict=True):
+        whole = tokenizer.decode([parts[0], first, last]).strip()
+        ours, theirs = StopStrings(tokenizer, whole), StopStringCriteria(tokenizer, whole)
+        for text, expected in (([parts[0], first, last], True), ([parts[0], first, beyond, last], False)):
+            assert theirs(torch.tensor([text]), None).item() == expected
+            assert (ours.first_end(0, text, 1) is not None) == expected
 
 
 def test_tokens_without_text_use_up_the_reach():

@@ -85,7 +85,7 @@ def speculate(
         from .drafters.universal import UniversalDrafter
 
         draft_model, drafter = None, UniversalDrafter(draft_model, draft_tokenizer, tokenizer)
-    stop = None if stop_strings is None else StopStrings(tokenizer, stop_strings)
+    stop = None if stop_strings is None else StopStrings(tokenizer, stop_strings)  # which refuses None
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
     return Speculator(assistance, rule, seed, streamer, stop, d2t, compact_q, backend)
 
@@ -292,7 +292,9 @@ def _output(
 ) -> GenerateDecoderOnlyOutput:
     """What ``return_dict_in_generate`` asks for: a tuple of [B, V] float32 for each new token; rows behind a
     sequence's end are 0."""
-    sequences, raw, processed = result.sequences, (), ()
+    sequences = result.sequences
+    raw: tuple[torch.Tensor, ...] = ()
+    processed: tuple[torch.Tensor, ...] = ()
     if result.logits is not None:
         lengths = [len(own) for own in result.logits]
         padded = torch.nn.utils.rnn.pad_sequence([own.float() for own in result.logits]).to(sequences.device)

@@ -150,9 +150,9 @@ class SpeculativeDecoder:
             banned_tokens: ids that never come, for all sequences or for each.
             min_new_tokens: a number or [B]: no end-of-sequence token comes before so many others.
             logits_processor: transformers' ``LogitsProcessorList``, or a list of processors, for what the parameters
-                above cannot say; or such a list for each sequence. Each is called for one sequence and one row at a time, with its text ([1, n] ids, no
-                padding) and its logits ([1, V] float32): slow. It must be a function of these two alone: rows are
-                visited more than once, out of order, and by the draft as well.
+                above cannot say; or such a list for each sequence. Each is called for one sequence and one row at a
+                time, with its text ([1, n] ids, no padding) and its logits ([1, V] float32): slow. It must be a
+                function of these two alone: rows are visited more than once, out of order, and by the draft as well.
             log_probs: also return the log-probabilities of the new tokens.
             compact_q: k' > 0: the draft draws from its k' most likely tokens, and ids and log-probabilities are
                 all that is kept of q: [B, K, k'] numbers instead of the draft's logits.

@@ -2,9 +2,9 @@
 
 Of its arguments ``streamer``, ``assistant_model``, ``tokenizer``, ``assistant_tokenizer`` and ``synced_gpus`` are
 dropped without a word, and defaults can no longer be told from values that were set. There is one moment at which both
-are to be seen: while ``GenerationMixin._extract_generation_mode_kwargs`` sorts the arguments, it asks for the callable's
-signature (transformers 5.17 to 5.23; ``tests/test_speculate.py`` fails should that change). So the callable's
-``__signature__`` looks at the local variables of that caller. It reads them and changes nothing.
+are to be seen: while ``GenerationMixin._extract_generation_mode_kwargs`` sorts the arguments, it asks for the
+callable's signature (transformers 5.17 to 5.23; tests/test_speculate_arguments.py fails should that change). So the
+callable's ``__signature__`` looks at the local variables of that caller. It reads them and changes nothing.
 """
 
 from __future__ import annotations
@@ -66,4 +66,3 @@ def generate_call() -> GenerateCall | None:
 
 def _described(value: object) -> str:
     return repr(value) if isinstance(value, bool) else f"a {type(value).__name__}"
-

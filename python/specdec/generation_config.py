@@ -77,7 +77,9 @@ FIELDS: dict[str, Field] = {
     "sequence_bias": Field("of one token in the kernels, of several by transformers' processor, row by row"),
     "token_healing": _refused("False: heal the prompt before `generate`", False),
     "guidance_scale": _refused("1: its processor runs the model and keeps a state", 1, 1.0),
-    "watermarking_config": Field("`WatermarkingConfig` by its processor, row by row; SynthID, with a state, is refused"),
+    "watermarking_config": Field(
+        "`WatermarkingConfig` by its processor, row by row; SynthID, with a state, is refused"
+    ),
     # output
     "num_return_sequences": Field("every row has a seed of its own"),
     "output_attentions": _refused("False: attention of rejected drafts would be among it", False),

@@ -29,10 +29,10 @@ def read_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
 class StopStrings:
     """Ends a sequence with the token that completes one of ``strings``; that token is kept as a whole.
 
-    The judgement is that of transformers' ``StopStringCriteria``: a string counts if it ends in the last token, whatever
-    token or prompt it began in. What tokens read as is joined and searched, no text is decoded again: byte-level
-    vocabularies are compared as bytes, so a string may begin or end inside of a token and a token inside of a character.
-    A token costs a search through as many tokens as the longest string has bytes.
+    The judgement is that of transformers' ``StopStringCriteria``: a string counts if it ends in the last token,
+    whatever token or prompt it began in. What tokens read as is joined and searched, no text is decoded again:
+    byte-level vocabularies are compared as bytes, so a string may begin or end inside of a token, and a token inside
+    of a character. A token costs a search through as many tokens as the longest string has bytes.
 
     Args:
         tokenizer: the target's.
@@ -98,7 +98,7 @@ class _Reader:
 
     def _of(self, token: int) -> bytes | None:
         try:
-            name = self._tokenizer.convert_ids_to_tokens(token)
+            (name,) = self._tokenizer.convert_ids_to_tokens([token])
         except (IndexError, KeyError, OverflowError, ValueError):
             name = None
         if name is None:
@@ -137,7 +137,7 @@ def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 
 @functools.cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte in byte-level vocabularies (GPT-2's): printable Latin-1 is itself, other bytes follow U+0100."""
+    """Character -> byte in byte-level vocabularies (GPT-2's): printable Latin-1 is itself, the rest is U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
