@@ -32,10 +32,10 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
         console.print(table)
     if v.laws:
         table = Table(*columns, "texts", "tests", "lowest p\n/ level", "bugs", box=box.SIMPLE, padding=0)
-        for r in v.laws:
-            lowest = min((test.p_value / test.level for test in r.tests), default=math.inf)
-            counts = (str(r.samples), str(len(r.tests)), f"{lowest:.2g}", str(len(r.bugs)))
-            table.add_row(*_cell(r.cell), f"{r.stats.tau:.2f}", *counts)
+        for law in v.laws:
+            lowest = min((test.p_value / test.level for test in law.tests), default=math.inf)
+            numbers = (str(law.samples), str(len(law.tests)), f"{lowest:.2g}", str(len(law.bugs)))
+            table.add_row(*_cell(law.cell), f"{law.stats.tau:.2f}", *numbers)
         console.print(table)
     for check in dict.fromkeys(r.cell.check for r in v.texts):
         results = [r for r in v.texts if r.cell.check == check]
@@ -48,10 +48,10 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
             else f"{check} texts: all {texts} equal transformers'"
         )
     if v.laws:
-        found = max(test.detectable for r in v.laws for test in r.tests if test.kind == "ranks")
+        bias = max(test.detectable for r in v.laws for test in r.tests if test.kind == "ranks")
         typer.echo(
             f"law: {sum(len(r.tests) for r in v.laws)} tests, level {v.level:g} together; ranks find probabilities off "
-            f"by {found:.0%} each, in 999 of 1000 runs"
+            f"by {bias:.0%} each, in 999 of 1000 runs"
         )
     for r in (*v.texts, *v.laws):
         if r.error:

@@ -12,7 +12,11 @@ from . import models
 from .chat_commands import ChatCommands, ChatSettings, Done, Totals
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ..decoder import SpeculativeDecoder
+    from ..drafters import Drafter
+    from ..drafters.suffix import SuffixMemory
     from ..result import Emission, GenerationResult
 
 
@@ -86,7 +90,7 @@ class Talk:
 
         self._models, self._settings, self._stop = loaded, settings, stop
         self._stopping = options.read_stop(stop, loaded.tokenizer)
-        self._memory = None
+        self._memory: SuffixMemory | None = None
         self._conversation, self._totals = Conversation(loaded.tokenizer), Totals()
         self._commands = ChatCommands(settings, self._conversation, self._totals, self._use_drafter)
         self._use_drafter(settings.drafter, settings.exit_layers)
@@ -112,7 +116,7 @@ class Talk:
         self._decoder_of(drafter)  # refuses what cannot draft
         self._drafter = drafter
 
-    def _decoder_of(self, drafter) -> SpeculativeDecoder:
+    def _decoder_of(self, drafter: PreTrainedModel | Drafter | None) -> SpeculativeDecoder:
         from ..decoder import SpeculativeDecoder
 
         return SpeculativeDecoder(self._models.target, drafter, self._settings.num_drafts)

@@ -38,7 +38,8 @@ class Verification:
     @property
     def passed(self) -> bool:
         """No bug was found. Near-ties are none."""
-        return not any(result.bugs or result.error for result in (*self.texts, *self.laws))
+        results: list[TextResult | LawResult] = [*self.texts, *self.laws]
+        return not any(result.bugs or result.error for result in results)
 
     def difference_rate(self, check: str) -> float:
         """How often a text left transformers', for each token that was compared."""
@@ -96,15 +97,20 @@ def verify(
     laws_planned = sum(cell.check == "law" for cell in plan)
     text_check = TextCheck(target, prompts, settings)
     law_check = LawCheck(target, prompts, settings, settings.level / max(laws_planned, 1))
-    texts, laws, drafted = [], [], dict.fromkeys(drafters, 0)
+    texts: list[TextResult] = []
+    laws: list[LawResult] = []
+    drafted = dict.fromkeys(drafters, 0)
     for i, cell in enumerate(plan):
         progress(f"{i + 1} of {len(plan)}: {cell.check}: {cell.name}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of a drafter that is dropped: the result has its error
-            check = law_check if cell.check == "law" else text_check
-            result = check.run(cell, decoders[cell.drafter, cell.num_drafts])
-        (laws if cell.check == "law" else texts).append(result)
-        drafted[cell.drafter] += result.stats.drafted
+            decoder = decoders[cell.drafter, cell.num_drafts]
+            if cell.check == "law":
+                laws.append(law_check.run(cell, decoder))
+                drafted[cell.drafter] += laws[-1].stats.drafted
+            else:
+                texts.append(text_check.run(cell, decoder))
+                drafted[cell.drafter] += texts[-1].stats.drafted
     unused = [name for name, drafter in drafters.items() if drafter is not None and not drafted[name]]
     seconds = time.perf_counter() - start
     return Verification(texts, laws, settings.level, unused, seconds, environment(target))
