@@ -350,8 +350,6 @@ def test_assistant_confidence_threshold_ends_drafting():
 
 
 def test_drafters_that_the_configuration_names():
-    pytest.importorskip("specdec.drafters.prompt_lookup")
-    pytest.importorskip("specdec.drafters.early_exit")
     target, draft = tunable_pair(0.3)
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8] * 4])}
     plain = target.generate(**inputs, max_new_tokens=20)

@@ -47,6 +47,15 @@ def test_plain_decoding_and_an_unpadded_prompt_without_a_mask():
     assert torch.equal(theirs, ours) and ours.shape[1] == 30
 
 
+def test_a_draft_with_a_tokenizer_of_its_own(pair):
+    target, draft, tokenizer = pair
+    inputs = {"input_ids": torch.tensor([tokenizer("def read(self):").input_ids])}
+    speculator = speculate(draft, tokenizer=tokenizer, draft_tokenizer=tokenizer, num_drafts=3)
+    ours = target.generate(**inputs, max_new_tokens=16, custom_generate=speculator)
+    assert torch.equal(ours, target.generate(**inputs, max_new_tokens=16))
+    assert speculator.last_result.stats.accepted > 0
+
+
 def test_position_ids_of_the_mask_are_taken():
     inputs = ragged()
     positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)

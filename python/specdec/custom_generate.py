@@ -81,7 +81,6 @@ def speculate(
         for name, value in (("draft_model", draft_model), ("tokenizer", tokenizer)):
             if value is None:
                 refuse(name, "None with draft_tokenizer", "the draft model and the target's tokenizer beside it")
-    if isinstance(draft_model, PreTrainedModel) and draft_tokenizer is not None:
         from .drafters.universal import UniversalDrafter
 
         draft_model, drafter = None, UniversalDrafter(draft_model, draft_tokenizer, tokenizer)
