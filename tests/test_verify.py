@@ -32,7 +32,7 @@ def test_a_right_pair_passes():
     seen = []
     drafters, settings = {"model": toy_model(2), "lookup": PromptLookupDrafter(1, 1)}, {**QUICK, "batch_sizes": (1, 3)}
     done = verify(toy_model(1), drafters, PROMPTS, VerifySettings(**settings), seen.append)
-    assert done.passed and done.unused == []
+    assert done.passed and done.never_accepted == []
     plan = cells({"none": None, **drafters}, VerifySettings(**settings))
     assert [r.cell for r in (*done.texts, *done.laws)] == sorted(plan, key=lambda c: c.check == "law")
     assert len(seen) == len(plan) and seen[0] == f"1 of {len(plan)}: greedy: none, token, K = 0, B = 1"
@@ -146,7 +146,7 @@ def test_a_drafter_that_fails_is_no_pass():
             raise RuntimeError("no weights")
 
     done = verified({"broken": Failing()}, checks=("greedy",))
-    assert not done.passed and done.unused == ["broken"]
+    assert not done.passed and done.never_accepted == ["broken"]
     assert {r.error for r in done.texts if r.cell.drafter == "broken"} == {"RuntimeError: no weights"}
     assert not any(r.bugs for r in (*done.texts, *done.laws))
 
@@ -258,7 +258,9 @@ def test_the_command(folders):
     whole = json.loads(run(*COMMAND, *folders, "--drafter", "model", "--json").stdout)
     assert whole["passed"] is True and whole["difference_rate"] == {"greedy": 0.0, "coupled": 0.0}
     assert {r["drafter"] for r in whole["texts"]} == {"none", "model"}
+    assert whole["never_accepted"] == ["model"]  # the folders' models have nothing in common
     shown = run(*COMMAND, *folders, "--check", "greedy").stdout
+    assert "note: no draft of model was accepted" in shown
     assert "greedy texts: all 8 equal transformers'" in shown and "no bug found" in shown
 
 

@@ -68,8 +68,8 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
         typer.echo(_describe_test(r, test, tokenizer))
     if len(wrong) > SHOWN:
         typer.echo(f"and {len(wrong) - SHOWN} more of these")
-    for name in v.unused:
-        typer.echo(f"note: drafter {name} never proposed anything on these prompts: nothing was learnt about it")
+    for name in v.never_accepted:
+        typer.echo(f"note: no draft of {name} was accepted on these prompts: what follows one was not checked")
     typer.secho(
         f"no bug found, {v.seconds:.0f} s" if v.passed else f"bugs found, {v.seconds:.0f} s",
         fg="green" if v.passed else "red",

@@ -31,7 +31,7 @@ class Verification:
     texts: list[TextResult]
     laws: list[LawResult]
     level: float  # the probability that a right loop fails any of ``laws``
-    unused: list[str]  # drafters that never proposed anything: nothing was learnt about them
+    never_accepted: list[str]  # drafters without an accepted draft: nothing was learnt about what follows one
     seconds: float
     environment: dict[str, object]
 
@@ -54,7 +54,7 @@ class Verification:
             "texts": [result.to_dict() for result in self.texts],
             "laws": [result.to_dict() for result in self.laws],
             "level": self.level,
-            "unused": self.unused,
+            "never_accepted": self.never_accepted,
             "seconds": self.seconds,
             "environment": self.environment,
         }
@@ -99,7 +99,7 @@ def verify(
     law_check = LawCheck(target, prompts, settings, settings.level / max(laws_planned, 1))
     texts: list[TextResult] = []
     laws: list[LawResult] = []
-    drafted = dict.fromkeys(drafters, 0)
+    accepted = dict.fromkeys(drafters, 0)
     for i, cell in enumerate(plan):
         progress(f"{i + 1} of {len(plan)}: {cell.check}: {cell.name}")
         with warnings.catch_warnings():
@@ -107,10 +107,10 @@ def verify(
             decoder = decoders[cell.drafter, cell.num_drafts]
             if cell.check == "law":
                 laws.append(law_check.run(cell, decoder))
-                drafted[cell.drafter] += laws[-1].stats.drafted
+                accepted[cell.drafter] += laws[-1].stats.accepted
             else:
                 texts.append(text_check.run(cell, decoder))
-                drafted[cell.drafter] += texts[-1].stats.drafted
-    unused = [name for name, drafter in drafters.items() if drafter is not None and not drafted[name]]
+                accepted[cell.drafter] += texts[-1].stats.accepted
+    never = [name for name, drafter in drafters.items() if drafter is not None and not accepted[name]]
     seconds = time.perf_counter() - start
-    return Verification(texts, laws, settings.level, unused, seconds, environment(target))
+    return Verification(texts, laws, settings.level, never, seconds, environment(target))
