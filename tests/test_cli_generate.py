@@ -8,8 +8,10 @@ import json
 
 import pytest
 from commands import PROMPT, invoke, refused, rows, run, save
-from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter
+from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, load_model
 from specdec.named_drafters import NAMES, make_drafter
+
+from specdec_kernels import SamplingParams
 
 SHORT = ("--max-new-tokens", 12)
 
@@ -170,3 +172,15 @@ def test_bad_options_are_named(monkeypatch, args, message):
 
 def test_comparing_nothing_with_nothing():
     assert "--drafter: got 'none', allowed: one that proposes something" in refused("compare", "--drafter", "none")
+
+
+def test_no_token_that_only_pads_the_vocabulary(pair, tmp_path):
+    """A random target of 4160 ids, of which the tokenizer has 4096, draws the others one time in sixty."""
+    target = save(tmp_path / "padded", 3, 4160, pair[2])
+    options = ("--target", target, "--drafter", "none", "--temperature", 2, "--max-new-tokens", 40)
+    found = rows("ab", "--num-return-sequences", 16, *options)
+    assert max(token for row in found for token in row["token_ids"]) < 4096
+    result = SpeculativeDecoder(load_model(target), None).generate(
+        pair[2](["ab"]).input_ids, max_new_tokens=40, params=SamplingParams(2.0), num_return_sequences=16
+    )
+    assert max(token for tokens in result.tokens for token in tokens) >= 4096

@@ -132,7 +132,15 @@ class Talk:
         result: GenerationResult | None = None
         try:
             result = self._decoder_of(self._drafter).generate(
-                [prompt], None, s.max_new_tokens, s.params, s.seed, rule=s.rule, stop=self._stopping, on_emit=show
+                [prompt],
+                None,
+                s.max_new_tokens,
+                s.params,
+                s.seed,
+                rule=s.rule,
+                banned_tokens=self._models.tail,
+                stop=self._stopping,
+                on_emit=show,
             )
         except KeyboardInterrupt:
             pass  # what there is of the answer counts

@@ -96,7 +96,7 @@ def generate(
                 seed=[seed + i * n for i in range(len(prompts))],
                 rule=rule,
                 logit_bias=bias,
-                banned_tokens=ban,
+                banned_tokens=[*(ban or ()), *loaded.tail],
                 min_new_tokens=min_new_tokens,
                 log_probs=log_probs,
                 num_return_sequences=n,

@@ -22,6 +22,12 @@ class Models:
     tokenizer: PreTrainedTokenizerBase  # the target's
     draft_tokenizer: PreTrainedTokenizerBase | None  # where a drafter translates between the two
 
+    @property
+    def tail(self) -> list[int]:
+        """The target's ids that pad its vocabulary: the tokenizer has no token for them."""
+        known = max(self.tokenizer.get_vocab().values()) + 1
+        return list(range(known, self.target.config.get_text_config(decoder=True).vocab_size))
+
     def drafter(
         self, name: str, exit_layers: int | None = None, memory: SuffixMemory | None = None
     ) -> PreTrainedModel | Drafter | None:
