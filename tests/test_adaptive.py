@@ -99,7 +99,7 @@ def test_texts_depend_on_no_k(quality, costs):
         drafted = [s.drafted for s in result.sequence_stats]
         assert min(drafted) > 0 and result.step_costs == costs
         if quality == "bad":
-            assert max(drafted) < 40  # of 100 steps
+            assert max(drafted) < 60  # of 100 steps
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3", "bloom"])

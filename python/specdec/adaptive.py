@@ -11,9 +11,10 @@ from specdec_kernels.validation import refuse
 
 from .prompts import read_count
 
-PRIOR_ACCEPTED, PRIOR_TESTED = 1.0, 2.0  # what is believed of a sequence's drafts before any was tested
+# What is believed of a sequence's drafts before any was tested: much, as what is never tried is never learnt.
+PRIOR_ACCEPTED, PRIOR_TESTED = 2.4, 3.0
 MEMORY = 0.9  # weight of older steps: the last ten count, as texts change
-PATIENCE = 32  # plain steps before drafts that did not pay are tried again; twice as many each time
+PATIENCE = 64  # plain steps before drafts that did not pay are tried again; twice as many each time
 PROBE = 2  # drafts of such a trial
 
 
