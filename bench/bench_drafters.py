@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 import typer
-from code_prompts import editing, writing
+from code_edits import editing
 from measure import ratios, summary
 from options import JsonPath, Threads, read_names, reading
 from report import Report, terminal
@@ -27,6 +27,7 @@ from specdec import (
     SuffixDrafter,
     load_embedded_pair,
 )
+from specdec.cli.compare import CODE_PROMPTS
 from specdec.compatibility import cached_model
 from specdec.drafters import Drafter, Drafts, DraftSession, Generation, Step
 from specdec.drafters.model import ModelDrafter
@@ -82,7 +83,7 @@ class Run:
 def workloads(pair: str, num_prompts: int, alpha: float) -> list[Workload]:
     if pair == "embedded":
         target, draft, tokenizer = load_embedded_pair()
-        texts = {"writing code": writing(), "editing code": editing()}
+        texts = {"writing code": list(CODE_PROMPTS), "editing code": editing()}
         return [Workload(n, target, draft, tokenizer(t[:num_prompts]).input_ids) for n, t in texts.items()]
     tuned = make_pair(MIDDLE, torch.device("cpu"))
     tuned.calibrate(alpha, 0.0)
@@ -189,7 +190,7 @@ def show(console: Console, title: str, rows: list[dict]) -> None:
 def main(
     pair: Annotated[str, typer.Option(help=f"some of {', '.join(PAIRS)}, separated by commas")] = "embedded,120m",
     alpha: Annotated[float, typer.Option(help="of the 120m pair's greedy drafts over random text")] = 0.8,
-    prompts: Annotated[int, typer.Option(min=1, max=5)] = 3,
+    prompts: Annotated[int, typer.Option(min=1, max=4)] = 2,
     new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     threads: Threads = None,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import bench_decoding
 import bench_draft_step
+import bench_drafters
 import bench_goals
 import bench_rules
 import bench_settings
@@ -177,6 +178,24 @@ def test_decoding_reports(tmp_path):
             assert 1 <= m["tau"] <= (21 if m["name"] == "assisted default" else 3)
 
 
+@pytest.mark.nightly
+def test_drafters_report(tmp_path):
+    arguments = ("--pair", "embedded", "--prompts", "1", "--new-tokens", "5", "--rounds", "1", "--threads", "1")
+    done = run_main(bench_drafters, "--json", tmp_path / "out.json", *arguments)
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content.keys() >= HEADER - {"quick"} | {"prompts", "new_tokens"} and content["complete"]
+    assert [row["workload"] for row in content["rows"]] == ["writing code", "editing code"]
+    for row in content["rows"]:
+        by_name = {m["name"]: m for m in row["methods"]}
+        assert len(by_name) == 10 and by_name["plain"]["speedup"]["median"] == by_name["plain"]["tau"] == 1.0
+        for m in by_name.values():
+            assert m["tokens_per_second"].keys() == m["of_that"].keys() == SUMMARY
+            assert m["efficiency"] == pytest.approx(m["speedup"]["median"] / m["tau"])
+            assert (m["step_costs"] is not None) == ("adaptive" in m["name"])
+        assert by_name["never right, K=4"]["alpha"] == 0 < by_name["never right, K=4"]["drafted"]
+
+
 # ---- Options
 
 
@@ -196,6 +215,8 @@ def test_decoding_reports(tmp_path):
         (bench_draft_step, ("--dtypes", "float8"), "dtypes"),
         (bench_draft_step, ("--threads", "0"), "--threads"),
         (bench_decoding, ("--preset", "70b"), "preset"),
+        (bench_drafters, ("--pair", "70b"), "pair"),
+        (bench_drafters, ("--alpha", "1"), "alpha"),
         (bench_decoding, ("--alpha", "1.5"), "alpha"),
         (bench_decoding, ("--eps", "0"), "eps"),
         (bench_decoding, ("--temperature", "-1"), "temperature"),

@@ -61,7 +61,7 @@ NumDrafts = Annotated[
 ]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text ends behind this. Repeatable.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Colour tokens by what produced them.")]
-Seed = Annotated[int, typer.Option(help="Of the first prompt; prompt i uses seed + i.")]
+Seed = Annotated[int, typer.Option(help="Of the first text; text i uses seed + i.")]
 BatchFile = Annotated[
     Path | None,
     typer.Option(

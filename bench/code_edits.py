@@ -1,4 +1,4 @@
-"""Prompts out of Python's own standard library, which every machine has: code to go on with, and code to edit."""
+"""Code to edit, out of Python's own standard library, which every machine has."""
 
 from __future__ import annotations
 
@@ -29,8 +29,3 @@ def editing() -> list[str]:
             after = after.replace(old, new)
         prompts.append(f"{before}\n\n# The same, renamed.\n{''.join(after.splitlines(True)[:lines])}")
     return prompts
-
-
-def writing() -> list[str]:
-    """The first lines of the same functions: what follows is not in the prompt."""
-    return ["".join(inspect.getsource(function).splitlines(True)[:lines]) for function, _, lines in EDITS]
