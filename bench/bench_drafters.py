@@ -7,6 +7,7 @@ Greedy float32, one sequence. bench/README.md says how each number is made.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -128,8 +129,9 @@ def run(decoder: SpeculativeDecoder, load: Workload, new_tokens: int, texts: lis
     return Run(whole - seconds("prefill", "measuring"), forwards, whole, total)
 
 
-def measure(load: Workload, new_tokens: int, rounds: int, progress: Callable[[str], None]) -> list[dict]:
-    methods, texts = decoders(load), []
+def measure(load: Workload, match: str, new_tokens: int, rounds: int, progress: Callable[[str], None]) -> list[dict]:
+    methods = {n: d for n, d in decoders(load).items() if n == PLAIN or fnmatch.fnmatch(n, match)}
+    texts: list[list[int]] = []
     for name, decoder in methods.items():  # warm up; costs are measured here
         progress(f"{load.name}: {name}")
         run(decoder, load._replace(prompts=load.prompts[:1]), new_tokens, texts)
@@ -189,6 +191,7 @@ def show(console: Console, title: str, rows: list[dict]) -> None:
 
 def main(
     pair: Annotated[str, typer.Option(help=f"some of {', '.join(PAIRS)}, separated by commas")] = "embedded,120m",
+    match: Annotated[str, typer.Option(help="a pattern of drafters' names, such as 'model*'")] = "*",
     alpha: Annotated[float, typer.Option(help="of the 120m pair's greedy drafts over random text")] = 0.8,
     prompts: Annotated[int, typer.Option(min=1, max=4)] = 2,
     new_tokens: Annotated[int, typer.Option(min=1)] = 128,
@@ -208,7 +211,7 @@ def main(
     for name in pairs:
         for load in workloads(name, prompts, alpha):
             with console.status("") as status:
-                rows = measure(load, new_tokens, rounds, status.update)
+                rows = measure(load, match, new_tokens, rounds, status.update)
             report.add({"pair": name, "workload": load.name, "methods": rows})
             show(console, f"{name}, {load.name}, {prompts} x {new_tokens} new tokens", rows)
     report.finish()

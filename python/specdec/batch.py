@@ -21,8 +21,6 @@ from .result import Emission, GenerationResult
 from .stats import Stats
 from .token_table import HostTable
 
-REPEATS = 2  # of a measurement, of which the fastest counts
-
 
 class Wanted(NamedTuple):
     """What is to be reported beside the tokens."""
@@ -106,14 +104,11 @@ class Batch:
         """T(0), T(1), ... of this batch: its first step, several times, with nothing entered."""
 
         def seconds(call: Callable[[], object]) -> float:
-            taken = []
-            for _ in range(REPEATS):
-                start = time.perf_counter()
-                call()
-                if self.target.device.type == "cuda":
-                    torch.cuda.synchronize(self.target.device)
-                taken.append(time.perf_counter() - start)
-            return min(taken)
+            start = time.perf_counter()
+            call()
+            if self.target.device.type == "cuda":
+                torch.cuda.synchronize(self.target.device)
+            return time.perf_counter() - start
 
         def plan(num_drafts: int) -> Step:
             return self._plan([num_drafts] * len(self.records))[0]

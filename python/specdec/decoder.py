@@ -14,7 +14,7 @@ from .adaptive import AdaptiveDrafts
 from .batch import Batch, Wanted
 from .compatibility import cached_model
 from .drafters import Drafter, Generation
-from .drafters.model import ModelDrafter
+from .drafters.model import ModelDrafter, model_drafter
 from .processors import Processors
 from .prompts import (
     TokenIds,
@@ -30,7 +30,7 @@ from .prompts import (
 )
 from .record import Ends, Stopping
 from .result import Emission, GenerationResult
-from .sampling import read_bias, read_d2t, read_min_new_tokens, read_params, read_rule, repeat_params
+from .sampling import read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
 from .stats import Stopwatch
 from .token_table import HostTable
 
@@ -82,25 +82,9 @@ class SpeculativeDecoder:
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft
         else:
-            self.drafter = self._model_drafter(draft, d2t, confidence)
-
-    def _model_drafter(
-        self, draft: PreTrainedModel, d2t: torch.Tensor | Sequence[int] | None, confidence: float
-    ) -> ModelDrafter:
-        model = cached_model(draft, "draft")
-        columns = None
-        if d2t is not None:
-            d2t, columns = read_d2t(d2t, model, self.target)
-        elif model.vocab_size != self.target.vocab_size:
-            raise ValueError(
-                f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {self.target.vocab_size}, "
-                "the target's; or, where both pad one tokenizer's vocabulary, d2t=range(len(tokenizer))"
-            )
-        if model.device != self.target.device:
-            raise ValueError(f"draft: is on {model.device}, allowed: {self.target.device}, the target's device")
-        model.may_lack_tokens = model.num_embeddings < self.target.vocab_size
-        self._max_lengths["draft"] = model.max_length
-        return ModelDrafter(model, d2t, confidence, columns)
+            self.drafter = model_drafter(draft, self.target, d2t, confidence)
+        if isinstance(self.drafter, ModelDrafter):
+            self._max_lengths["draft"] = self.drafter.model.max_length
 
     def generate(
         self,

@@ -31,7 +31,8 @@ def make_drafter(
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tokenizer: PreTrainedTokenizerBase | None = None,
     memory: SuffixMemory | None = None,
-) -> PreTrainedModel | Drafter | None:
+    confidence: float = 0.0,
+) -> Drafter | None:
     """What ``SpeculativeDecoder`` takes as ``draft``.
 
     Args:
@@ -39,8 +40,10 @@ def make_drafter(
         target: that is decoded from.
         draft: for those of NEED_DRAFT.
         exit_layers: for "early-exit".
-        tokenizer, draft_tokenizer: for "universal".
+        tokenizer: of the target. For "universal", with ``draft_tokenizer``; and for a "model" whose vocabulary has
+            another size: the two pad one tokenizer's.
         memory: of earlier outputs, for "suffix"; None: it has none.
+        confidence: for "model".
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -54,7 +57,12 @@ def make_drafter(
         refuse("exit_layers", given, "a number of layers with drafter 'early-exit', and none with others")
     match name:
         case "model":
-            return draft
+            from .compatibility import cached_model
+            from .drafters.model import model_drafter
+
+            sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
+            known = None if tokenizer is None or sizes[0] == sizes[1] else range(len(tokenizer))
+            return model_drafter(draft, cached_model(target, "target"), known, confidence)
         case "lookup":
             from .drafters.prompt_lookup import PromptLookupDrafter
 

@@ -12,8 +12,6 @@ from . import models
 from .chat_commands import ChatCommands, ChatSettings, Done, Totals
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ..decoder import SpeculativeDecoder
     from ..drafters import Drafter
     from ..drafters.suffix import SuffixMemory
@@ -116,7 +114,7 @@ class Talk:
         self._decoder_of(drafter)  # refuses what cannot draft
         self._drafter = drafter
 
-    def _decoder_of(self, drafter: PreTrainedModel | Drafter | None) -> SpeculativeDecoder:
+    def _decoder_of(self, drafter: Drafter | None) -> SpeculativeDecoder:
         from ..decoder import SpeculativeDecoder
 
         return SpeculativeDecoder(self._models.target, drafter, self._settings.num_drafts)

@@ -85,9 +85,8 @@ def generate(
         rows = [(text, ids) for text, ids in zip(texts, prompts, strict=True) for _ in range(n)]
         pages = [report.Page(tokenizer, text, ids, verbose, stop) for text, ids in rows]
         streamed = not as_json and len(rows) == 1 and batch_file is None
-        decoder = SpeculativeDecoder(
-            loaded.target, loaded.drafter(drafter, exit_layers), lengths, confidence=confidence
-        )
+        proposer = loaded.drafter(drafter, exit_layers, confidence=confidence)
+        decoder = SpeculativeDecoder(loaded.target, proposer, lengths)
         with traced(profile):
             result = decoder.generate(
                 prompts,

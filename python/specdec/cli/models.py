@@ -29,10 +29,15 @@ class Models:
         return list(range(known, self.target.config.get_text_config(decoder=True).vocab_size))
 
     def drafter(
-        self, name: str, exit_layers: int | None = None, memory: SuffixMemory | None = None
-    ) -> PreTrainedModel | Drafter | None:
+        self,
+        name: str,
+        exit_layers: int | None = None,
+        memory: SuffixMemory | None = None,
+        confidence: float = 0.0,
+    ) -> Drafter | None:
         tokenizers = {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer}
-        return make_drafter(name, self.target, self.draft, exit_layers=exit_layers, memory=memory, **tokenizers)
+        more = {"exit_layers": exit_layers, "memory": memory, "confidence": confidence}
+        return make_drafter(name, self.target, self.draft, **tokenizers, **more)
 
 
 def load(

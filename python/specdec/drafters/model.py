@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+from transformers import PreTrainedModel
 
 from specdec_kernels import DraftStep, Rule, draft_step
 
 from ..cache import StaticKVCache
+from ..compatibility import cached_model
 from ..forward import CachedModel
+from ..sampling import read_d2t
 from . import Drafts, Generation, Step
 
 
@@ -36,6 +40,28 @@ class ModelDrafter:
 
     def start(self, generation: Generation) -> ModelDraftSession:
         return ModelDraftSession(self, generation)
+
+
+def model_drafter(
+    draft: PreTrainedModel, target: CachedModel, d2t: torch.Tensor | Sequence[int] | None, confidence: float
+) -> ModelDrafter:
+    """``draft`` for this target, as ``SpeculativeDecoder`` takes the two arguments.
+
+    Raises:
+        ValueError: names ``draft`` or ``d2t``.
+    """
+    model, columns = cached_model(draft, "draft"), None
+    if d2t is not None:
+        d2t, columns = read_d2t(d2t, model, target)
+    elif model.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {target.vocab_size}, "
+            "the target's; or, where both pad one tokenizer's vocabulary, d2t=range(len(tokenizer))"
+        )
+    if model.device != target.device:
+        raise ValueError(f"draft: is on {model.device}, allowed: {target.device}, the target's device")
+    model.may_lack_tokens = model.num_embeddings < target.vocab_size
+    return ModelDrafter(model, d2t, confidence, columns)
 
 
 class ModelDraftSession:
