@@ -132,7 +132,7 @@ def test_compare_with_a_drafter(folders, monkeypatch):
 
 def test_make_drafter(pair):
     target, draft, tokenizer = pair
-    assert make_drafter("model", target, draft) is draft and make_drafter("none", target) is None
+    assert make_drafter("model", target, draft).model.model is draft and make_drafter("none", target) is None
     assert isinstance(make_drafter("suffix", target), SuffixDrafter)
     with pytest.raises(ValueError, match="drafter: got 'model' without a draft model, allowed: lookup, suffix"):
         make_drafter("model", target)
@@ -183,7 +183,9 @@ def test_models_that_pad_one_tokenizer_to_different_sizes(pair, tmp_path):
     plain = rows(PROMPT, *options, "--drafter", "none")[0]
     row = rows(PROMPT, *options, "--draft", folders[1])[0]
     assert row["token_ids"] == plain["token_ids"] and row["stats"]["drafted"] > 0
-    run("compare", *options, "--draft", folders[1], "--repeats", 1, "-k", 2, PROMPT)
+    compared = run("compare", *options, "--draft", folders[1], "--repeats", 1, "-k", 2, "--json", PROMPT)
+    names = [method["name"] for method in json.loads(compared.stdout)["methods"]]
+    assert names == ["plain", "specdec"]  # transformers takes no such assistant
 
 
 def test_no_token_that_only_pads_the_vocabulary(pair, tmp_path):

@@ -101,7 +101,7 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("logit_bias: got True for id 2", {"logit_bias": {2: True}}),
         ("logits_processor: got 'x'", {"logits_processor": "x"}),
         ("logits_processor: got scores of shape", {"logits_processor": [lambda ids, scores: scores[:, :5]]}),
-        ("logits_processor: got SynthIDText.*a state", {"logits_processor": [STATEFUL]}),
+        ("logits_processor: got a SynthIDText.*a state", {"logits_processor": [STATEFUL]}),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(name, arguments):

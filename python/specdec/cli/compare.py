@@ -74,7 +74,8 @@ def compare(
         prompts = loaded.tokenizer(texts).input_ids
         counts = {"max_new_tokens": max_new_tokens, "repeats": repeats, "num_drafts": lengths}
         settings = Settings(**counts, seed=seed, rule=rule, **law)
-        assistants = {"model": loaded.draft, "lookup": "lookup"}
+        # transformers takes no assistant whose vocabulary has another size.
+        assistants = {"model": loaded.draft if loaded.same_size else None, "lookup": "lookup"}
         proposer = loaded.drafter(drafter, exit_layers)
         with Console(stderr=True).status("") as status:
             comparison = compare(loaded.target, proposer, prompts, settings, status.update, assistants.get(drafter))

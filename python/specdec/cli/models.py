@@ -23,6 +23,12 @@ class Models:
     draft_tokenizer: PreTrainedTokenizerBase | None  # where a drafter translates between the two
 
     @property
+    def same_size(self) -> bool:
+        """Whether target and draft have logits for as many tokens."""
+        sizes = {m.config.get_text_config(decoder=True).vocab_size for m in (self.target, self.draft) if m is not None}
+        return len(sizes) == 1
+
+    @property
     def tail(self) -> list[int]:
         """The target's ids that pad its vocabulary: the tokenizer has no token for them."""
         known = max(self.tokenizer.get_vocab().values()) + 1
