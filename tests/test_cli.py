@@ -130,7 +130,8 @@ def test_as_a_process():
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     expected = run(*args)
-    assert (process.stdout.decode(), process.stderr.decode()) == (expected.stdout, expected.stderr)
+    assert process.stdout.decode() == expected.stdout
+    assert process.stderr.decode().endswith(expected.stderr)  # a library that transformers imports may complain before
 
 
 # ---- models from folders

@@ -29,7 +29,8 @@ def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[
         assert gap < TIE, f"token {parted}: {got[parted]} instead of {expected[parted]}, {gap} below the largest logit"
 
 
-# ---- Greedy equality: 208 prompts of 128 tokens ----------------------------------------------------------
+# ---- Greedy equality: nightly 208 prompts of 128 tokens, every day 60 ------------------------------------
+
 
 GOOD, ADVERSARIAL = "good", "adversarial"
 SINGLE = 2  # prompts alone a configuration: 16 configurations, 32 prompts
@@ -57,7 +58,11 @@ def draft_of(quality: str):
     return tunable_pair(0.3)[1] if quality == GOOD else tiny_model("llama", seed=99)
 
 
-@pytest.mark.parametrize("num_drafts", range(1, 9))
+def some_nightly(values, every_day):
+    return [v if v in every_day else pytest.param(v, marks=pytest.mark.nightly) for v in values]
+
+
+@pytest.mark.parametrize("num_drafts", some_nightly(range(1, 9), (1, 3, 8)))
 @pytest.mark.parametrize("quality", (GOOD, ADVERSARIAL))
 def test_greedy_equals_plain_one_by_one(quality, num_drafts):
     target = tunable_pair(0.3)[0]
@@ -67,7 +72,7 @@ def test_greedy_equals_plain_one_by_one(quality, num_drafts):
         assert_same_greedy(target, prompt, result.tokens[0], expected)
 
 
-@pytest.mark.parametrize("number", range(2 * BATCHES))
+@pytest.mark.parametrize("number", some_nightly(range(2 * BATCHES), range(6)))
 def test_greedy_equals_plain_in_batches(number):
     target, quality = tunable_pair(0.3)[0], (GOOD, ADVERSARIAL)[number % 2]
     texts = greedy_texts()[32 + 8 * number : 40 + 8 * number]
@@ -76,7 +81,7 @@ def test_greedy_equals_plain_in_batches(number):
         assert_same_greedy(target, prompt, got, expected)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", some_nightly(TYPES, ("gpt2", "bloom")))  # tests/test_model_types.py has more
 def test_greedy_equals_plain_for_every_model_type(kind):
     target, ragged = tiny_model(kind), prompts(4, 1, 20)
     expected = [

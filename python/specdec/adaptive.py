@@ -14,7 +14,7 @@ from .prompts import read_count
 # What is believed of a sequence's drafts before any was tested: much, as what is never tried is never learnt.
 PRIOR_ACCEPTED, PRIOR_TESTED = 1.6, 2.0
 MEMORY = 0.9  # weight of older steps: the last ten count, as texts change
-PROBE = 2  # drafts of the first step, and of every trial
+PROBE = 1  # drafts of the first step, and of every trial
 PATIENCE = 64  # plain steps before drafts that did not pay are tried again; twice as many each time
 
 
@@ -24,7 +24,7 @@ class AdaptiveDrafts:
 
     With alpha the sequence's recent acceptance, K drafts emit (1 - alpha^(K+1)) / (1 - alpha) tokens a step on average
     (Leviathan et al. 2023, equation 1), in the time T(K) of a step. K maximises their ratio, and is 0 where nothing is
-    better than plain decoding; after a while drafts are then tried again, ever more rarely. The first step tries two.
+    better than plain decoding; after a while drafts are then tried again, ever more rarely. The first step tries one.
 
     A sequence's K depends on its own drafts and on T alone, not on its neighbours. T is measured once for each batch
     size, on the first step of a decoder's first generation, and then stays: decoders that are given the same ``costs``

@@ -60,8 +60,9 @@ def make_drafter(
             from .compatibility import cached_model
             from .drafters.model import model_drafter
 
-            sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
-            known = None if tokenizer is None or sizes[0] == sizes[1] else range(len(tokenizer))
+            known, sizes = None, [m.config.get_text_config(decoder=True).vocab_size for m in (target, draft)]
+            if tokenizer is not None and sizes[0] != sizes[1] and min(sizes) >= len(tokenizer):
+                known = range(len(tokenizer))
             return model_drafter(draft, cached_model(target, "target"), known, confidence)
         case "lookup":
             from .drafters.prompt_lookup import PromptLookupDrafter
