@@ -5,28 +5,12 @@ from __future__ import annotations
 import functools
 
 import torch
-from models import POSITIONS, VOCABULARY, WINDOW
+from models import COMMON, DECODER, POSITIONS, WINDOW
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Gemma3ForConditionalGeneration, PreTrainedModel
 
-_COMMON = {
-    "vocab_size": VOCABULARY,
-    "tie_word_embeddings": False,  # a tied random model only repeats its input
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-_DECODER = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": POSITIONS,
-    **_COMMON,
-}
-_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, **_COMMON}
-_FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **_COMMON}
+_DECODER = {"num_hidden_layers": 2, **DECODER}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, **COMMON}
+_FALCON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **COMMON}
 _SLIDES = {"sliding_window": WINDOW}
 _MIXED = {"layer_types": ["sliding_attention", "full_attention"], **_SLIDES}
 _QWEN_MIXED = {"use_sliding_window": True, "max_window_layers": 1, **_SLIDES}
@@ -45,7 +29,7 @@ _SIGHT = {
 
 # name: (model type, what its configuration says)
 CASES: dict[str, tuple[str, dict]] = {
-    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, **_COMMON}),
+    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, **COMMON}),
     "cohere": ("cohere", _DECODER),
     "cohere2": ("cohere2", {**_DECODER, **_MIXED}),
     "falcon": ("falcon", _FALCON),
@@ -77,7 +61,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "ministral": ("ministral", {**_DECODER, **_MIXED}),
     "mistral": ("mistral", {**_DECODER, **_SLIDES}),
     "mixtral": ("mixtral", {**_DECODER, **_SLIDES, **_EXPERTS}),
-    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": POSITIONS, **_COMMON}),
+    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": POSITIONS, **COMMON}),
     "olmo": ("olmo", _DECODER),
     "olmo2": ("olmo2", _DECODER),
     "olmo3": ("olmo3", {**_DECODER, **_MIXED}),

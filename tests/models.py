@@ -27,32 +27,32 @@ WINDOW = 8  # Gemma-3's, far shorter than the test sequences
 POSITIONS = 256
 TYPES = ("llama", "qwen3", "gpt2", "gemma3", "bloom")
 
-_COMMON = {
+COMMON = {
     "vocab_size": VOCABULARY,
     "tie_word_embeddings": False,  # a tied random model only repeats its input
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
 }
-_DECODER = {
+DECODER = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": POSITIONS,
-    **_COMMON,
+    **COMMON,
 }
 
 
 def _new(kind: str, layers: int) -> PreTrainedModel:
     match kind:
         case "llama":
-            return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **_DECODER))
+            return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **DECODER))
         case "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=layers, **_DECODER))
+            return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=layers, **DECODER))
         case "gpt2":
-            config = GPT2Config(n_embd=32, n_layer=layers, n_head=4, n_positions=POSITIONS, **_COMMON)
+            config = GPT2Config(n_embd=32, n_layer=layers, n_head=4, n_positions=POSITIONS, **COMMON)
             return GPT2LMHeadModel(config)
         case "gemma3":
             types = (["sliding_attention", "full_attention"] * layers)[:layers]
@@ -61,11 +61,11 @@ def _new(kind: str, layers: int) -> PreTrainedModel:
                 layer_types=types,
                 sliding_window=WINDOW,
                 query_pre_attn_scalar=8,
-                **_DECODER,
+                **DECODER,
             )
             return Gemma3ForCausalLM(config)
         case "bloom":
-            return BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=layers, n_head=4, **_COMMON))
+            return BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=layers, n_head=4, **COMMON))
     raise ValueError(f"kind: got {kind!r}, allowed: {', '.join(TYPES)}")
 
 
