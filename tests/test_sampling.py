@@ -113,6 +113,9 @@ class LastAgain:
     def draft(self, step: Step) -> Drafts:
         return Drafts(step.last_two[:, 1:].expand(-1, step.num_drafts))
 
+    def finish(self, outputs: list[list[int]]) -> None:
+        pass
+
 
 DRAFTERS = {
     "good": lambda: tunable_pair(0.3)[1],
