@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specdec_kernels.validation import refuse
 
+from ..prompts import read_count
 from . import Drafts, Generation, Step
 from .proposals import copy_from, one_hot
 
@@ -29,8 +30,7 @@ class PromptLookupDrafter:
     """
 
     def __init__(self, max_ngram: int = 5, min_ngram: int = 2):
-        if isinstance(max_ngram, bool) or not isinstance(max_ngram, int) or max_ngram < 1:
-            refuse("max_ngram", repr(max_ngram), "an integer >= 1")
+        read_count("max_ngram", max_ngram, 1)
         if isinstance(min_ngram, bool) or not isinstance(min_ngram, int) or not 1 <= min_ngram <= max_ngram:
             refuse("min_ngram", repr(min_ngram), f"an integer from 1 to max_ngram={max_ngram}")
         self.max_ngram, self.min_ngram = max_ngram, min_ngram

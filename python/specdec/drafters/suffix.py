@@ -11,6 +11,7 @@ from threading import Lock
 
 from specdec_kernels.validation import refuse
 
+from ..prompts import read_count
 from . import Drafts, Generation, Step
 from .proposals import copy_from, one_hot
 from .suffix_automaton import Cursor, SuffixAutomaton
@@ -31,9 +32,7 @@ class SuffixMemory:
     """
 
     def __init__(self, max_tokens: int = 100_000):
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-            refuse("max_tokens", repr(max_tokens), "an integer >= 1")
-        self.max_tokens = max_tokens
+        self.max_tokens = read_count("max_tokens", max_tokens, 1)
         self.reading = Lock()  # held by who reads the automaton, and while it grows
         self._writing = Lock()  # held by who adds: building anew takes long, and nobody reads a new automaton
         self._texts: deque[list[int]] = deque()
@@ -104,8 +103,7 @@ class SuffixDrafter:
     def __init__(self, memory: SuffixMemory | None = None, min_match: int = 1, max_spec_factor: float = 2.0):
         if memory is not None and not isinstance(memory, SuffixMemory):
             refuse("memory", type(memory).__name__, "a SuffixMemory or None")
-        if isinstance(min_match, bool) or not isinstance(min_match, int) or min_match < 1:
-            refuse("min_match", repr(min_match), "an integer >= 1")
+        read_count("min_match", min_match, 1)
         number = isinstance(max_spec_factor, (int, float)) and not isinstance(max_spec_factor, bool)
         if not number or math.isnan(max_spec_factor) or max_spec_factor <= 0:
             refuse("max_spec_factor", repr(max_spec_factor), "a number > 0")
