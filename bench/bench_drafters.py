@@ -8,7 +8,7 @@ Greedy float32, one sequence. bench/README.md says how each number is made.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -60,8 +60,11 @@ class _NeverRightSession(NamedTuple):
         drafts = self.session.draft(step)
         return drafts._replace(tokens=(drafts.tokens + 1) % self.vocab_size)
 
-    def finish(self, outputs: list[list[int]]) -> None:
-        self.session.finish(outputs)
+    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+        self.session.admit(prompts)
+
+    def release(self, row: int, output: list[int]) -> None:
+        self.session.release(row, output)
 
 
 class Workload(NamedTuple):

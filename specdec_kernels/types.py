@@ -5,6 +5,7 @@ p is the target model's distribution, q the draft's, both after temperature; B s
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 from dataclasses import dataclass
@@ -122,6 +123,14 @@ class SamplingParams:
                 _check_values(name, value)
             elif value is not None or name == "temperature":
                 _check_value(name, value)
+
+    @classmethod
+    def unchecked(cls, **columns: torch.Tensor) -> SamplingParams:
+        """Of tensors whose values were checked before: nothing is read, so nothing waits for their device."""
+        params = object.__new__(cls)
+        for field in dataclasses.fields(cls):
+            object.__setattr__(params, field.name, columns.get(field.name))
+        return params
 
     def uses(self, names: tuple[str, ...]) -> bool:
         """Whether any of these parameters may do something; a tensor always may."""

@@ -16,7 +16,9 @@ from specdec_kernels import SamplingParams
 
 
 def start(drafter, prompts: list[list[int]]):
-    return drafter.start(SimpleNamespace(prompts=prompts, stopwatch=Stopwatch()))
+    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch()))
+    session.admit(dict(enumerate(prompts)))
+    return session
 
 
 def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[list[int]]:

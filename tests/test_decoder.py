@@ -283,6 +283,7 @@ def test_streaming_and_stats_agree_with_the_result():
         "draft_forwards",
         "target_forwards",
         "kernels",
+        "replays",
         "loop",
         "total",
     }
@@ -317,7 +318,7 @@ def test_memory_does_not_grow_with_steps(monkeypatch):
     seen: dict[int, set] = {}
     write_at = StaticKVCache.write_at
 
-    def spy(self, slots, visible):
+    def spy(self, slots, visible, first_row=0):
         for layer in self.layers:
             if layer.is_initialized:
                 storage = (
@@ -326,7 +327,7 @@ def test_memory_does_not_grow_with_steps(monkeypatch):
                     layer.keys.untyped_storage().nbytes(),
                 )
                 seen.setdefault(id(layer), set()).add(storage)
-        write_at(self, slots, visible)
+        write_at(self, slots, visible, first_row)
 
     monkeypatch.setattr(StaticKVCache, "write_at", spy)
     result = generate(*tunable_pair(0.3), prompts(2, 4, 9), max_new_tokens=100)
@@ -344,9 +345,13 @@ class Scripted:
         self.texts, self.wrong = texts, wrong
 
     def start(self, generation: Generation):
-        lengths = [len(p) for p in generation.prompts]
+        lengths = [0] * generation.size
 
         class Session:
+            def admit(_, prompts: dict[int, list[int]]) -> None:
+                for row, prompt in prompts.items():
+                    lengths[row] = len(prompt)
+
             def draft(_, step: Step) -> Drafts:
                 rows = []
                 for text, start in zip(self.texts, (step.position - torch.tensor(lengths)).tolist(), strict=True):
@@ -354,7 +359,7 @@ class Scripted:
                     rows.append([self.wrong.get(i, token) for i, token in enumerate(row)])
                 return Drafts(torch.tensor(rows))
 
-            def finish(_, outputs: list[list[int]]) -> None:
+            def release(_, row: int, output: list[int]) -> None:
                 pass
 
         return Session()

@@ -16,8 +16,8 @@ NEW = 40
 class Failing:
     """Proposes token 1; from its ``call``-th draft on, ``fault`` happens."""
 
-    def __init__(self, fault, call: int = 3, start=None, finish=None):
-        self.fault, self.call, self.on_start, self.on_finish, self.calls = fault, call, start, finish, 0
+    def __init__(self, fault, call: int = 3, start=None, release=None):
+        self.fault, self.call, self.on_start, self.on_release, self.calls = fault, call, start, release, 0
 
     def start(self, generation: Generation) -> Failing:
         if self.on_start is not None:
@@ -33,9 +33,12 @@ class Failing:
             raise self.fault
         return self.fault(good)
 
-    def finish(self, outputs: list[list[int]]) -> None:
-        if self.on_finish is not None:
-            raise self.on_finish
+    def admit(self, prompts: dict[int, list[int]]) -> None:
+        pass
+
+    def release(self, row: int, output: list[int]) -> None:
+        if self.on_release is not None:
+            raise self.on_release
 
 
 FAULTS = {
@@ -86,7 +89,7 @@ def test_a_drafter_that_fails_while_it_is_measured():
 def test_a_drafter_that_fails_at_the_end_costs_nothing():
     target, ragged = tunable_pair(0.3)[0], prompts(2, 2, 9)
     with pytest.warns(RuntimeWarning, match="disk full"):
-        result = generate(target, Failing(None, 999, finish=OSError("disk full")), ragged, 2, max_new_tokens=9)
+        result = generate(target, Failing(None, 999, release=OSError("disk full")), ragged, 2, max_new_tokens=9)
     assert result.tokens == generate(target, None, ragged, 0, max_new_tokens=9).tokens
 
 

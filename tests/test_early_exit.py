@@ -80,8 +80,11 @@ class Recording:
     def draft(self, step) -> Drafts:
         return self.seen(step, self.generation, self.session.draft)
 
-    def finish(self, outputs) -> None:
-        self.session.finish(outputs)
+    def admit(self, prompts) -> None:
+        self.session.admit(prompts)
+
+    def release(self, row, output) -> None:
+        self.session.release(row, output)
 
 
 def fingerprint(model: PreTrainedModel) -> list:
@@ -139,9 +142,9 @@ def test_what_the_target_stored_is_never_written(kind, monkeypatch):
     proposed, caches, written, calls = [], [], [], itertools.count()
     write_at = StaticKVCache.write_at
 
-    def spy(self, slots, visible):
+    def spy(self, slots, visible, first_row=0):
         written.append(slots)
-        write_at(self, slots, visible)
+        write_at(self, slots, visible, first_row)
 
     monkeypatch.setattr(StaticKVCache, "write_at", spy)
 
@@ -183,9 +186,9 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
         built.append(self)
         new(self, *args, **kwargs)
 
-    def spy(self, module, tokens, cache, layout):
+    def spy(self, module, tokens, cache, layout, first_row=0):
         fed.append((len(self.model.model.layers), tokens.shape[1], cache))
-        return run(self, module, tokens, cache, layout)
+        return run(self, module, tokens, cache, layout, first_row)
 
     monkeypatch.setattr(StaticKVCache, "__init__", init)
     monkeypatch.setattr(CachedModel, "_run", spy)

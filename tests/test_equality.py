@@ -38,13 +38,16 @@ class Hostile:
     def start(self, generation: Generation) -> Hostile:
         return self
 
+    def admit(self, prompts: dict[int, list[int]]) -> None:
+        pass
+
     def draft(self, step: Step) -> Drafts:
         generator = torch.Generator().manual_seed(step.index)
         width = int(torch.randint(step.num_drafts + 1, (), generator=generator))
         tokens = torch.randint(-50, 4200, (len(step.allowed), width), generator=generator)
         return Drafts(torch.where(tokens < -25, -1, tokens))
 
-    def finish(self, outputs: list[list[int]]) -> None:
+    def release(self, row: int, output: list[int]) -> None:
         pass
 
 
@@ -55,8 +58,12 @@ class AlmostRight:
         self.texts = texts
 
     def start(self, generation: Generation) -> AlmostRight:
-        self.rows = [[*prompt, *self.texts[tuple(prompt)]] for prompt in generation.prompts]
+        self.rows = [[] for _ in range(generation.size)]
         return self
+
+    def admit(self, prompts: dict[int, list[int]]) -> None:
+        for row, prompt in prompts.items():
+            self.rows[row] = [*prompt, *self.texts[tuple(prompt)]]
 
     def draft(self, step: Step) -> Drafts:
         drafts = []
@@ -65,7 +72,7 @@ class AlmostRight:
             drafts.append([(t + 1) % 4096 if (len(text) + i) % 9 == 0 else t for i, t in enumerate(ahead)])
         return Drafts(torch.tensor(drafts))
 
-    def finish(self, outputs: list[list[int]]) -> None:
+    def release(self, row: int, output: list[int]) -> None:
         pass
 
 

@@ -113,7 +113,10 @@ class LastAgain:
     def draft(self, step: Step) -> Drafts:
         return Drafts(step.last_two[:, 1:].expand(-1, step.num_drafts))
 
-    def finish(self, outputs: list[list[int]]) -> None:
+    def admit(self, prompts: dict[int, list[int]]) -> None:
+        pass
+
+    def release(self, row: int, output: list[int]) -> None:
         pass
 
 

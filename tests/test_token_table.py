@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from specdec.sampling import of_each, read_params
 from specdec.token_table import HostTable
 
 from specdec_kernels import SamplingParams
@@ -25,13 +26,21 @@ def entries(table, sequence: int) -> dict[int, tuple[float, bool, int]]:
     return dict(zip(ids[:size], zip(*columns, strict=True), strict=True))
 
 
+def table_of(prompts, params, bias, eos=(), shortest=(0, 0, 0)) -> HostTable:
+    table = HostTable(len(prompts), eos, CPU)
+    for row, (prompt, own) in enumerate(zip(prompts, bias, strict=True)):
+        settings = of_each(read_params(params, 1, CPU), 1)[0]
+        table.begin(row, settings, own, prompt, len(prompt), shortest[row])
+    return table
+
+
 @pytest.mark.parametrize("repetition", (False, True))
 def test_table_follows_the_text(repetition):
     generator = torch.Generator().manual_seed(0)
     prompts = [[5, 3, 5], [9], list(range(40))]
     bias = [{3: 1.5, 70: -2.0}, {}, {1000: float("-inf")}]
     params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5 if repetition else None)
-    table = HostTable.needed(prompts, prompts, params, bias, [], [0, 0, 0], CPU)
+    table = table_of(prompts, params, bias)
     counts = [Counter() for _ in prompts]
     for _ in range(60):
         for b, count in enumerate(counts):
@@ -51,12 +60,27 @@ def test_only_what_is_asked_for():
     plain, nothing = SamplingParams(0.5, top_k=3), [{}, {}]
 
     def needed(params=plain, bias=nothing, eos=(2, 7), shortest=(0, 0)):
-        return HostTable.needed([[1], [1, 2]], [[1], [1, 2]], params, bias, list(eos), list(shortest), CPU)
+        return table_of([[1], [1, 2]], params, bias, eos, shortest)
 
-    assert needed() is None and needed(eos=(), shortest=(0, 4)) is None
+    assert needed().on_device() is None and needed(eos=(), shortest=(0, 4)).on_device() is None
     ends = needed(shortest=(0, 4)).on_device()
-    assert (ends.ends.tolist(), ends.first_end.tolist()) == ([2, 7], [1, 6])
+    assert (ends.ends.tolist(), ends.first_end.tolist()) == ([2, 7], [0, 6])
     assert entries(ends, 0) == entries(ends, 1) == {}
     banned = needed(bias=[{}, {4: float("-inf")}])
     banned.add(1, [6, 6])  # nothing counts
     assert entries(banned.on_device(), 1) == {4: (float("-inf"), False, 0)} and banned.on_device().ends is None
+
+
+def test_a_row_forgets_its_sequence():
+    params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5)
+    table = table_of([[5, 3], [9, 9]], params, [{3: 1.5}, {}], (2,), (0, 3))
+    table.add(0, [7, 7])
+    assert table.counts and table.on_device().first_end.tolist() == [0, 5]
+    table.begin(0, of_each(read_params(None, 1, CPU), 1)[0], {4: -1.0}, [8], 1, 0)
+    assert entries(table.on_device(), 0) == {4: (-1.0, False, 0)}
+    assert entries(table.on_device(), 1) == {9: (0.0, True, 0)}
+    table.end(1)
+    table.add(1, [6])
+    assert not table.counts and table.on_device().first_end is None and entries(table.on_device(), 1) == {}
+    table.end(0)
+    assert table.on_device() is None

@@ -218,8 +218,11 @@ class Checked:
             self.proposed += count
         return drafts
 
-    def finish(self, outputs) -> None:
-        self.session.finish(outputs)
+    def admit(self, prompts) -> None:
+        self.session.admit(prompts)
+
+    def release(self, row, output) -> None:
+        self.session.release(row, output)
 
 
 PROMPTS = ("def fibonacci(n):\n", "import os\nimport sys\n\n\ndef main(", "x", CODE)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .drafters.universal import UniversalDrafter
     from .loading import load_embedded_pair, load_model, load_pair
-    from .result import Emission, GenerationResult, Producer
+    from .requests import Outcome, Request
+    from .result import Emission, End, GenerationResult, Producer
+    from .scheduler import QueueFull, Scheduler
     from .stats import Stats
     from .stopping import StopStrings
 
@@ -23,9 +25,14 @@ __all__ = [
     "AdaptiveDrafts",
     "EarlyExitDrafter",
     "Emission",
+    "End",
     "GenerationResult",
+    "Outcome",
     "Producer",
     "PromptLookupDrafter",
+    "QueueFull",
+    "Request",
+    "Scheduler",
     "SpeculativeDecoder",
     "Speculator",
     "StaticKVCache",
@@ -49,7 +56,9 @@ _HOMES = {
     "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),
     "loading": ("load_embedded_pair", "load_model", "load_pair"),
-    "result": ("Emission", "GenerationResult", "Producer"),
+    "requests": ("Outcome", "Request"),
+    "result": ("Emission", "End", "GenerationResult", "Producer"),
+    "scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),
     "stopping": ("StopStrings",),
 }

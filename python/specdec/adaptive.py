@@ -53,21 +53,27 @@ class AdaptiveDrafts:
 
 
 class DraftLengths(Protocol):
-    """Says how many tokens each sequence drafts in its next step."""
+    """Says how many tokens each row's sequence drafts in its next step."""
 
-    def next(self, sequence: int) -> int: ...
+    def begin(self, row: int) -> None:
+        """It has a new sequence."""
 
-    def record(self, sequence: int, tested: int, accepted: int) -> None: ...
+    def next(self, row: int) -> int: ...
+
+    def record(self, row: int, tested: int, accepted: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class FixedLengths:
     num_drafts: int
 
-    def next(self, sequence: int) -> int:
+    def begin(self, row: int) -> None:
+        pass
+
+    def next(self, row: int) -> int:
         return self.num_drafts
 
-    def record(self, sequence: int, tested: int, accepted: int) -> None:
+    def record(self, row: int, tested: int, accepted: int) -> None:
         pass
 
 
@@ -91,8 +97,11 @@ class AdaptiveLengths:
         self._costs = costs
         self._histories = [_History() for _ in range(batch_size)]
 
-    def next(self, sequence: int) -> int:
-        h = self._histories[sequence]
+    def begin(self, row: int) -> None:
+        self._histories[row] = _History()
+
+    def next(self, row: int) -> int:
+        h = self._histories[row]
         if h.plain_left > 0:
             h.plain_left -= 1
             return 0
@@ -104,10 +113,10 @@ class AdaptiveLengths:
             h.patience *= 2
         return best
 
-    def record(self, sequence: int, tested: int, accepted: int) -> None:
+    def record(self, row: int, tested: int, accepted: int) -> None:
         if tested == 0:
             return
-        h = self._histories[sequence]
+        h = self._histories[row]
         if h.probing:
             h.probing = False
             if accepted:

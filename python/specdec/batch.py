@@ -1,24 +1,30 @@
-"""The loop of one ``generate``: the draft proposes, the target scores, one operation decides, the host keeps count."""
+"""The loop: the draft proposes, the target scores, one operation decides, the rows advance, the host keeps count."""
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+from transformers import LogitsProcessorList
 
-from specdec_kernels import SpeculativeStep, speculative_step
+from specdec_kernels import Rule, SpeculativeStep, TokenTable, speculative_step
 
-from .adaptive import AdaptiveDrafts, AdaptiveLengths, DraftLengths, FixedLengths, step_costs
+from .adaptive import AdaptiveDrafts, AdaptiveLengths, DraftLengths, FixedLengths
 from .cache import visible_slots
 from .drafters import Drafter, Drafts, Generation, Step
 from .drafters.guard import GuardedSession
 from .forward import CachedModel
-from .record import Ends, SequenceRecord
-from .result import Emission, GenerationResult
-from .stats import Stats
+from .graphs import StepGraphs
+from .measuring import measured_costs
+from .processors import Processors
+from .record import SequenceRecord
+from .result import Emission
+from .rows import RowSettings, RowState
+from .sampling import Bias
+from .stats import Stopwatch
 from .token_table import HostTable
 
 
@@ -27,136 +33,243 @@ class Wanted(NamedTuple):
 
     log_probs: bool = False
     logits: bool = False
-    on_emit: Callable[[Emission], None] | None = None
+
+
+class Entry(NamedTuple):
+    """A sequence, and what it asks for."""
+
+    record: SequenceRecord
+    params: Mapping[str, float]  # every one of SamplingParams
+    seed: int
+    bias: Bias
+    min_new_tokens: int
+    processors: LogitsProcessorList
 
 
 class Decided(NamedTuple):
-    """One step, before it is entered."""
+    """One step on the device; what it decided is entered in the rows' state."""
 
-    step: Step
     drafts: Drafts
     logits: torch.Tensor  # [B, k + 1, V], the target's own
     out: SpeculativeStep
     processed: bool  # whether processors changed what was decided on
+    report: torch.Tensor  # [B, n] int64, what SequenceRecord.take reads
+
+
+class Launched(NamedTuple):
+    """A step that the host has not read yet."""
+
+    records: list[SequenceRecord | None]  # of the rows when it was launched
+    decided: Decided
+    report: torch.Tensor  # on the host, once the event has happened
+    event: torch.cuda.Event | None
 
 
 class Batch:
-    """One call of ``generate``: the host's record of every sequence, and the loop.
+    """R rows and the loop over them. Every row holds one sequence at a time.
 
-    The host decides when a sequence ends, so each step has one copy to the device (last tokens, lengths) and
-    one back (the emitted tokens).
+    A step runs on the device alone, from the rows' state to the rows' state; the host reads what it reports, and edits
+    rows between steps. Where nothing needs the host (``runs_ahead``), it may read a report one step late.
 
     Args:
         num_drafts: K, or how to choose it.
         costs: T(0), T(1), ... of a batch of this size as measured before; None: not yet.
-        processor_prompts: what processors and penalties see of the prompts where that differs from them.
+        eos: tokens that ``min_new_tokens`` holds back.
+        max_eos: end-of-sequence tokens that a sequence may have, at most.
+        steady: all steps have the same shape, so a row's numbers do not depend on how far others are.
+        ahead: steps that the device may be ahead of the host, 0 or 1.
+        graphs: runs a step as one CUDA graph; None: no graphs.
     """
 
     def __init__(
         self,
-        generation: Generation,
         target: CachedModel,
+        drafter: Drafter | None,
         num_drafts: int | AdaptiveDrafts,
-        costs: list[float] | None,
-        ends: Ends,
-        table: HostTable | None,
-        wanted: Wanted,
-        processor_prompts: list[list[int]] | None = None,
+        size: int,
+        capacity: int,
+        *,
+        rule: Rule,
+        compact_q: int,
+        backend: str,
+        eos: list[int],
+        max_eos: int,
+        costs: list[float] | None = None,
+        wanted: Wanted | None = None,
+        steady: bool = False,
+        ahead: int = 0,
+        graphs: StepGraphs | None = None,
     ):
-        self.generation, self.target, self.num_drafts, self.costs = generation, target, num_drafts, costs
-        self.ends, self.table, self.wanted = ends, table, wanted
-        self.most = num_drafts.max_drafts if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
-        self.records = []
-        for b, prompt in enumerate(generation.prompts):
-            text = list(prompt)
-            seen = text if processor_prompts is None else list(processor_prompts[b])
-            self.records.append(SequenceRecord(b, text, seen, Stats.empty(self.most), len(prompt)))
-            self.records[b].live = ends.max_new_tokens > 0
-        self.texts = [r.text for r in self.records]
+        self.target, self.num_drafts, self.costs, self.wanted = target, num_drafts, costs, wanted or Wanted()
+        self.steady, self.ahead, self.graphs = steady, ahead, graphs
+        adaptive = isinstance(num_drafts, AdaptiveDrafts)
+        self.most = num_drafts.max_drafts if adaptive else num_drafts
+        self.rows: list[SequenceRecord | None] = [None] * size
+        self.state = RowState(size, capacity, max_eos, target.device)
+        self.table = HostTable(size, eos, target.device)
+        self.stopwatch = Stopwatch()
+        self.generation = Generation(
+            size=size,
+            capacity=capacity,
+            rule=rule,
+            compact_q=compact_q,
+            backend=backend,
+            stopwatch=self.stopwatch,
+            target_cache=target.new_cache(size, capacity),
+            processors=Processors(size, target.vocab_size),
+            params=self.state.params,
+            seed=self.state.seed,
+        )
         self.steps = self.draft_forwards = 0
         self.session: GuardedSession | None = None
-
-    def run(self, drafter: Drafter | None) -> None:
-        """The target's cache is to hold every prompt but for its last token."""
-        if not any(r.live for r in self.records):
-            return
         if drafter is not None and self.most > 0:
-            self.session = GuardedSession(drafter, self.generation)
-        lengths = self._lengths()
-        while any(r.live for r in self.records):
-            step, allowed = self._plan([lengths.next(r.number) if self._may_draft(r) else 0 for r in self.records])
-            self._take(self._decide(step, allowed), lengths)
+            self.session = GuardedSession(drafter, self.generation, isolate=steady)
+        self._lengths: DraftLengths | None = None if adaptive else FixedLengths(self.most)
+        self._pending: deque[Launched] = deque()
+
+    # ---- rows ----------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> bool:
+        return any(record is not None and record.live for record in self.rows)
+
+    def admit(self, entries: Mapping[int, Entry]) -> None:
+        """These rows begin sequences of >= 1 new token, whose prompts but for their last tokens are in the target's
+        cache."""
+        for row, entry in entries.items():
+            record = self.rows[row] = entry.record
+            settings = RowSettings(record.text, record.room, entry.seed, record.ends.eos, entry.params)
+            self.state.set(row, settings)
+            self.table.begin(
+                row, entry.params, entry.bias, record.processed, record.prompt_length, entry.min_new_tokens
+            )
+            self.generation.processors.of_rows[row] = entry.processors
+            if self._lengths is not None:
+                self._lengths.begin(row)
         if self.session is not None:
-            self.session.finish([r.tokens for r in self.records])
+            self.session.admit({row: entry.record.text for row, entry in entries.items()})
+            self._note_failed_drafts(self.session)
 
-    def _may_draft(self, record: SequenceRecord) -> bool:
-        return record.live and record.drafts and self.session is not None and self.session.alive
+    def end(self, row: int) -> None:
+        """The row's sequence gets no more steps, and its settings no longer count."""
+        self.state.clear(row)
+        self.table.end(row)
+        self.generation.processors.of_rows[row] = LogitsProcessorList()
+        self.generation.processors.errors.pop(row, None)
 
-    def _lengths(self) -> DraftLengths:
-        if not isinstance(self.num_drafts, AdaptiveDrafts):
-            return FixedLengths(self.num_drafts)
-        if self.costs is None and self.session is not None and self.session.alive:
-            self.costs = self._measure()
-            self.generation.stopwatch.lap("measuring")
-        return AdaptiveLengths(self.costs or [1.0], len(self.records))
+    def release(self, row: int) -> SequenceRecord:
+        """Empties a row whose sequence has ended."""
+        record, self.rows[row] = self.rows[row], None
+        if self.session is not None:
+            self.session.release(row, record.tokens)
+        return record
 
-    def _measure(self) -> list[float]:
-        """T(0), T(1), ... of this batch: its first step, several times, with nothing entered."""
+    # ---- steps ---------------------------------------------------------------------------------------------
 
-        def seconds(call: Callable[[], object]) -> float:
-            start = time.perf_counter()
-            call()
-            if self.target.device.type == "cuda":
-                torch.cuda.synchronize(self.target.device)
-            return time.perf_counter() - start
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next step needs nothing that the host would have to read first."""
+        drafts_alone = self.session is None or not self.session.alive or not self.session.reads_texts
+        fixed = not isinstance(self.num_drafts, AdaptiveDrafts)
+        return drafts_alone and fixed and not (self.generation.processors or self.table.counts or any(self.wanted))
 
-        def plan(num_drafts: int) -> Step:
-            return self._plan([num_drafts] * len(self.records))[0]
+    def step(self) -> list[Emission]:
+        """One step of all rows. Returns what was emitted, by this one or, where the host is late, by the one before."""
+        ahead = self.ahead if self.runs_ahead else 0
+        emissions = self._catch_up(ahead)
+        if self.live:
+            self._launch(ahead > 0)
+        emissions += self._catch_up(ahead)
+        self.stopwatch.lap("loop")
+        return emissions
 
-        def verify(tokens: int) -> float:
-            step = plan(tokens - 1)
-            drafts = step.last_two[:, :1].expand(-1, step.num_drafts)
-            return seconds(lambda: self._forward(step, drafts))
+    def _catch_up(self, ahead: int) -> list[Emission]:
+        """Reads reports until the device is so many steps ahead, or has no more to do."""
+        emissions: list[Emission] = []
+        while len(self._pending) > (ahead if self.live else 0):
+            emissions += self._take(self._pending.popleft())
+        return emissions
 
-        def draft(num_drafts: int) -> float:
-            step = plan(num_drafts)
-            return seconds(lambda: self.session.draft(step)) if step.num_drafts else 0.0
+    def _launch(self, unseen: bool) -> None:
+        """``unseen``: what the rows have by now is not known to the host."""
+        self.state.flush()
+        self.generation.params, self.generation.greedy = self.state.params, self.state.greedy
+        wanted = self._wanted_drafts()
+        self.state.set_wanted(wanted)
+        allowed, texts = wanted, []
+        if not unseen:
+            if not self.steady:  # one token is always drawn from the target, so no draft can go past the room
+                allowed = [min(n, r.room - 1) if n else 0 for n, r in zip(wanted, self.rows, strict=True)]
+            texts = [[] if r is None else r.text for r in self.rows]
+        num_drafts = max(allowed)
+        longest = max(len(r.text) for r in self.rows if r is not None and r.live) + max(allowed)
+        visible = visible_slots(longest + len(self._pending) * (self.most + 1), self.generation.capacity)
+        table = self.table.on_device()
 
-        return step_costs(self.most, draft, verify)
+        def run() -> Decided:
+            return self._decide(self.plan(num_drafts, visible, allowed, texts, table))
 
-    def _decide(self, step: Step, allowed: torch.Tensor) -> Decided:
-        """One step: ``allowed`` is ``step.allowed`` on the device. Changes nothing but what lies behind the caches'
-        lengths."""
-        g, lap = self.generation, self.generation.stopwatch.lap
-        drafts = self.session.draft(step) if step.num_drafts and self.session is not None else None
-        drafts = drafts or Drafts(step.last_two[:, :0])
-        lap("loop")
-        logits = self._forward(step, drafts.tokens)
-        lap("target_forwards")
-        processed = logits
-        if g.processors is not None:
-            processed = g.processors(logits, step.processed, step.allowed, drafts.tokens)
-        width = drafts.tokens.shape[1]
-        out = speculative_step(
-            processed,
-            drafts.tokens,
-            drafts.logits,
-            params=g.params,
-            seed=g.seed,
-            position=step.position,
-            num_drafts=allowed if width == step.num_drafts else allowed.clamp(max=width),
-            draft_stats=drafts.stats,
-            compact_q=drafts.compact,
-            d2t=drafts.d2t,
-            table=step.table,
-            rule=g.rule,
-            log_probs=self.wanted.log_probs,
-            backend=g.backend,
+        if self.graphs is None or table is not None or not self.runs_ahead:
+            decided = run()
+        else:
+            decided = self.graphs.run((num_drafts, visible, *self.state.signature), run, self.session)
+        if self.session is not None:
+            self._note_failed_drafts(self.session)
+        report, event = _to_host(decided.report)
+        self._pending.append(Launched(list(self.rows), decided, report, event))
+        self.steps += 1
+        self.draft_forwards += decided.drafts.forwards
+
+    def _note_failed_drafts(self, session: GuardedSession) -> None:
+        for row, error in session.failed_rows.items():
+            if (record := self.rows[row]) is not None:
+                record.drafts, record.drafter_error = False, f"{type(error).__name__}: {error}"
+        session.failed_rows.clear()
+
+    def forget_launched(self) -> None:
+        """Nobody is to learn what steps on their way decide: their sequences have ended."""
+        self._pending.clear()
+
+    def _wanted_drafts(self) -> list[int]:
+        may_draft = self.session is not None and self.session.alive
+        if self._lengths is None:
+            if self.costs is None and may_draft:
+                self.costs = measured_costs(self)
+                self.stopwatch.lap("measuring")
+            self._lengths = AdaptiveLengths(self.costs or [1.0], len(self.rows))
+        return [
+            self._lengths.next(row) if may_draft and r is not None and r.live and r.drafts else 0
+            for row, r in enumerate(self.rows)
+        ]
+
+    def plan(
+        self,
+        num_drafts: int,
+        visible: int,
+        allowed: list[int],
+        texts: list[list[int]],
+        table: TokenTable | None,
+        wanted: torch.Tensor | None = None,
+    ) -> Step:
+        """A step from where the rows are."""
+        places, of_rows = self.state.places(num_drafts, wanted), self.generation.processors.of_rows
+        return Step(
+            index=self.steps,
+            num_drafts=num_drafts,
+            lengths=places.stored,
+            position=self.state.known,
+            last_two=self.state.last_two,
+            positions=places.positions,
+            slots=places.slots,
+            visible=visible,
+            allowed=allowed,
+            allowed_on_device=places.allowed,
+            table=table,
+            texts=texts,
+            processed=[r.processed if r and r.live and own else [] for r, own in zip(self.rows, of_rows, strict=True)],
         )
-        lap("kernels")
-        return Decided(step, drafts, logits, out, processed is not logits)
 
-    def _forward(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
+    def forward(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
         """The target sees the last known token and the drafts: row i decides the token after i drafts."""
         cache, fed = self.generation.target_cache, drafts.shape[1] + 1
         cache.lengths = step.lengths
@@ -166,74 +279,83 @@ class Batch:
         tokens = torch.cat((step.last_two[:, 1:], drafts.clamp(0, self.target.vocab_size - 1)), 1)
         return self.target(tokens, cache, layout)
 
-    def _plan(self, lengths: list[int]) -> tuple[Step, torch.Tensor]:
-        """The inputs of a step of so many drafts, from the host's record in one copy; ``Step.allowed`` also on the
-        device."""
-        g, trash = self.generation, self.generation.capacity - 1
-        # One token is always drawn from the target, so no draft can go past max_new_tokens.
-        room = [self.ends.max_new_tokens - r.emitted - 1 if r.live else 0 for r in self.records]
-        allowed = [min(n, most) for n, most in zip(lengths, room, strict=True)]
-        num_drafts, longest, columns = max(allowed), 0, []
-        # Plain lists and one tensor: measured 94 us a step, a dozen torch operations 124, numpy 200 (B = 1, K = 4).
-        for record, drafts in zip(self.records, allowed, strict=True):
-            text, known = record.text, len(record.text)
-            places = range(known - 2, known + drafts) if record.live else ()
-            positions = [max(p, 0) for p in places] + [0] * (num_drafts + 2 - len(places))
-            slots = [p if p >= 0 else trash for p in places] + [trash] * (num_drafts + 2 - len(places))
-            columns.append((text[max(known - 2, 0)], text[-1], known, known - 1, drafts, *positions, *slots))
-            longest = max(longest, known + drafts)
-        state = torch.tensor(list(zip(*columns, strict=True)), device=self.target.device)
-        sizes = (2, 1, 1, 1, num_drafts + 2, num_drafts + 2)
-        last_two, position, lengths_stored, allowed_on_device, positions, slots = state.split(sizes)
-        step = Step(
-            index=self.steps,
-            num_drafts=num_drafts,
-            lengths=lengths_stored[0],
-            position=position[0],
-            last_two=last_two.T,
-            positions=positions.T,
-            slots=slots.T,
-            visible=visible_slots(longest, g.capacity),
-            allowed=allowed,
-            table=None if self.table is None else self.table.on_device(),
-            texts=self.texts,
-            processed=[] if g.processors is None else [r.processed if r.live else [] for r in self.records],
-        )
-        return step, allowed_on_device[0]
-
-    def _take(self, decided: Decided, lengths: DraftLengths) -> None:
-        """Enters what a step decided."""
-        step, drafts, logits, out, _ = decided
+    def _decide(self, step: Step) -> Decided:
+        """One step, entered in the rows' state: the device alone, nothing waits for it."""
+        g, lap = self.generation, self.stopwatch.lap
+        drafts = self.session.draft(step) if step.num_drafts and self.session is not None else None
+        drafts = drafts or Drafts(step.last_two[:, :0])
+        if self.steady:
+            drafts = drafts.widened(step.num_drafts)
+        lap("loop")
+        logits = self.forward(step, drafts.tokens)
+        lap("target_forwards")
+        processed = logits
+        if g.processors:
+            processed = g.processors(logits, step.processed, step.allowed, drafts.tokens)
         width = drafts.tokens.shape[1]
-        report = [out.tokens, drafts.tokens, out.num_accepted[:, None], out.status[:, None]]
-        if drafts.status is not None:
-            report.append(drafts.status)
-        rows = torch.cat(report, 1).tolist()
-        values = self._log_probs(decided) if self.wanted.log_probs else None
-        self.steps += 1
-        self.draft_forwards += drafts.forwards
-        for b, record in enumerate(self.records):
-            if not record.live:
+        allowed = step.allowed_on_device
+        if width < step.num_drafts:
+            allowed = allowed.clamp(max=width)
+        out = speculative_step(
+            processed,
+            drafts.tokens,
+            drafts.logits,
+            params=g.params,
+            seed=g.seed,
+            position=step.position,
+            num_drafts=allowed,
+            draft_stats=drafts.stats,
+            compact_q=drafts.compact,
+            d2t=drafts.d2t,
+            table=step.table,
+            rule=g.rule,
+            log_probs=self.wanted.log_probs,
+            backend=g.backend,
+        )
+        counts = torch.stack((allowed, self.state.advance(out), out.num_accepted, out.status), 1)
+        report = (out.tokens, drafts.tokens, counts, *(() if drafts.status is None else (drafts.status,)))
+        lap("kernels")
+        return Decided(drafts, logits, out, processed is not logits, torch.cat(report, 1))
+
+    def _take(self, launched: Launched) -> list[Emission]:
+        """Enters what a step decided, in the sequences that had not ended before it."""
+        drafts, emissions = launched.decided.drafts, []
+        if launched.event is not None:
+            launched.event.synchronize()
+        width, reports = drafts.tokens.shape[1], launched.report.tolist()
+        values = self._log_probs(launched.decided) if self.wanted.log_probs else None
+        for row, (record, report) in enumerate(zip(launched.records, reports, strict=True)):
+            if record is None or not record.live:
                 continue
-            sizes = (width, min(step.allowed[b], width), self.target.vocab_size, drafts.forwards)
-            tokens, tested, accepted = record.take(rows[b], *sizes, self.ends)
-            lengths.record(b, tested, accepted)
+            try:
+                if (error := self.generation.processors.errors.get(row)) is not None:
+                    raise error
+                tokens, tested, accepted = record.take(report, width, self.target.vocab_size, drafts.forwards)
+            except Exception as error:  # of its processors, or its stop: the others have no part in it
+                record.fail(error)
+                self.end(row)
+                continue
+            if self._lengths is not None:
+                self._lengths.record(row, tested, accepted)
             if record.drafts and record.drafter_failed():
                 record.drafts = False
                 names = record.status.name
                 warnings.warn(
-                    f"sequence {b}: its drafts are no numbers ({names}), it drafts no more", RuntimeWarning, 2
+                    f"sequence {record.number}: its drafts are no numbers ({names}), it drafts no more",
+                    RuntimeWarning,
+                    2,
                 )
             if values is not None:
-                record.log_probs += values[0][b][: len(tokens)]
-                record.raw_log_probs += values[1][b][: len(tokens)]
+                record.log_probs += values[0][row][: len(tokens)]
+                record.raw_log_probs += values[1][row][: len(tokens)]
             if self.wanted.logits:
-                record.logits += logits[b, : len(tokens)].clone().unbind()
-            if self.table is not None:
-                self.table.add(b, tokens)
-            if self.wanted.on_emit is not None and tokens:
-                self.wanted.on_emit(Emission(b, tokens, record.produced_by[-len(tokens) :]))
-        self.generation.stopwatch.lap("loop")
+                record.logits += launched.decided.logits[row, : len(tokens)].clone().unbind()
+            self.table.add(row, tokens)
+            if tokens:
+                emissions.append(Emission(record.number, tokens, record.produced_by[-len(tokens) :]))
+            if not record.live:
+                self.end(row)
+        return emissions
 
     def _log_probs(self, decided: Decided) -> list[list[list[float]]]:
         """Under the law that was drawn from, and under softmax of the model's own logits."""
@@ -244,25 +366,13 @@ class Batch:
             raw = log_probs.gather(2, out.tokens.clamp(min=0)[:, :, None])[:, :, 0]
         return torch.stack((out.log_probs, raw)).tolist()
 
-    def result(self, sequences: torch.Tensor) -> GenerationResult:
-        records, wanted = self.records, self.wanted
-        stats = Stats.total((r.stats for r in records), self.most)
-        stats.target_forwards, stats.draft_forwards = self.steps, self.draft_forwards
-        stats.seconds = self.generation.stopwatch.with_total()
-        return GenerationResult(
-            sequences,
-            tokens=[r.tokens for r in records],
-            produced_by=[r.produced_by for r in records],
-            status=[r.status for r in records],
-            stats=stats,
-            sequence_stats=[r.stats for r in records],
-            log_probs=[r.log_probs for r in records] if wanted.log_probs else None,
-            raw_log_probs=[r.raw_log_probs for r in records] if wanted.log_probs else None,
-            logits=[_stacked(r.logits, self.target) for r in records] if wanted.logits else None,
-            drafter_error=None if self.session is None else self.session.error,
-            step_costs=self.costs if isinstance(self.num_drafts, AdaptiveDrafts) else None,
-        )
 
-
-def _stacked(rows: list[torch.Tensor], target: CachedModel) -> torch.Tensor:
-    return torch.stack(rows) if rows else torch.empty(0, target.vocab_size, device=target.device)
+def _to_host(report: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """On its way; it is there once the event has happened."""
+    if report.device.type != "cuda":
+        return report.clone(), None  # the next replay of a graph writes into it
+    copy = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+    copy.copy_(report, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return copy, event

@@ -11,11 +11,12 @@ from specdec_kernels import SamplingParams
 from specdec_kernels.validation import refuse
 
 from .adaptive import AdaptiveDrafts
-from .batch import Batch, Wanted
+from .batch import Batch, Entry, Wanted
 from .compatibility import cached_model
-from .drafters import Drafter, Generation
+from .drafters import Drafter
 from .drafters.model import ModelDrafter, model_drafter
-from .processors import Processors
+from .forward import CachedModel
+from .processors import read_processors
 from .prompts import (
     TokenIds,
     check_room,
@@ -28,11 +29,10 @@ from .prompts import (
     read_seeds,
     repeated,
 )
-from .record import Ends, Stopping
+from .record import Ends, SequenceRecord, Stopping
 from .result import Emission, GenerationResult
-from .sampling import read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
-from .stats import Stopwatch
-from .token_table import HostTable
+from .sampling import of_each, read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
+from .stats import Stats
 
 
 class SpeculativeDecoder:
@@ -164,48 +164,100 @@ class SpeculativeDecoder:
         pad = read_pad(pad_token_id, eos, self.target.model)
         size = len(prompts)
         seen = None if processor_prompts is None else read_processor_prompts(processor_prompts, size, vocab_size)
-        params = read_params(params, size, device)
+        params = read_params(params, size, torch.device("cpu"))
         bias = read_bias(logit_bias, banned_tokens, size, vocab_size)
         shortest = read_min_new_tokens(min_new_tokens, size, max_new_tokens)
-        seeds = read_seeds(seed, size, device)
+        seeds = read_seeds(seed, size, torch.device("cpu"))
         if read_count("num_return_sequences", num_return_sequences, 1) > 1:
             n = num_return_sequences
-            seeds = (seeds[:, None] + torch.arange(n, device=device)).view(-1)
+            seeds = (seeds[:, None] + torch.arange(n)).view(-1)
             params = repeat_params(params, n)
             input_ids, prompts, bias, shortest = (repeated(x, n) for x in (input_ids, prompts, bias, shortest))
             seen = None if seen is None else repeated(seen, n)
             if logits_processor and all(isinstance(own, Sequence) for own in logits_processor):
                 logits_processor = repeated(logits_processor, n)
         rule = read_rule(rule, compact_q)
-        processors = None if logits_processor is None else Processors(logits_processor, vocab_size)
+        seeds, processors = seeds.tolist(), read_processors(logits_processor, len(prompts))
         ids = [i for i in sorted(eos) if 0 <= i < vocab_size]
-        table = HostTable.needed(prompts, seen or prompts, params, bias, ids, shortest, device)
-        stopwatch = Stopwatch()
+        settings, ends, entries = of_each(params, len(prompts)), Ends(max_new_tokens, eos, stop), {}
+        for b, prompt in enumerate(prompts):
+            text = list(prompt)
+            processed = text if seen is None else list(seen[b])
+            record = SequenceRecord(b, text, processed, Stats.empty(self.most_drafts), len(prompt), ends)
+            entries[b] = Entry(record, settings[b], seeds[b], bias[b], shortest[b], processors[b])
+        records = [entry.record for entry in entries.values()]
         with torch.inference_mode():
-            capacity = max(map(len, prompts), default=0) + max_new_tokens + 1
-            cache = self.target.new_cache(len(prompts), capacity)
-            if max_new_tokens > 0:
-                self.target.prefill(cache, [p[:-1] for p in prompts])
-            stopwatch.lap("prefill")
-            generation = Generation(
-                prompts=prompts,
-                capacity=capacity,
-                params=params,
-                seed=seeds,
-                greedy=not params.temperature.any(),
+            batch = Batch(
+                self.target,
+                self.drafter,
+                self.num_drafts,
+                len(prompts),
+                max(map(len, prompts), default=0) + max_new_tokens + 1,
                 rule=rule,
                 compact_q=compact_q,
-                processors=processors,
                 backend=self.backend,
-                stopwatch=stopwatch,
-                target_cache=cache,
+                eos=ids,
+                max_eos=len(eos),
+                costs=self.costs_of(len(prompts)),
+                wanted=Wanted(log_probs, output_logits),
             )
-            wanted, costs = Wanted(log_probs, output_logits, on_emit), self._costs.get(len(prompts))
-            if isinstance(self.num_drafts, AdaptiveDrafts) and self.num_drafts.costs is not None:
-                costs = list(self.num_drafts.costs)
-            ends = Ends(max_new_tokens, eos, stop)
-            batch = Batch(generation, self.target, self.num_drafts, costs, ends, table, wanted, seen)
-            batch.run(self.drafter)
+            if max_new_tokens > 0 and prompts:
+                self.target.prefill(batch.generation.target_cache, [p[:-1] for p in prompts])
+                batch.stopwatch.lap("prefill")
+                batch.admit(entries)
+            while batch.live:
+                for emission in batch.step():
+                    if on_emit is not None:
+                        on_emit(emission)
+                if (error := next((r.error for r in records if r.error), None)) is not None:
+                    raise error
+            for row, record in enumerate(batch.rows):
+                if record is not None:
+                    batch.release(row)
         if batch.costs is not None:
             self._costs[len(prompts)] = batch.costs
-        return batch.result(join(input_ids, prompts, [r.tokens for r in batch.records], pad, device))
+        stats = Stats.total((r.stats for r in records), batch.most)
+        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
+        stats.seconds = batch.stopwatch.with_total()
+        return GenerationResult(
+            join(input_ids, prompts, [r.tokens for r in records], pad, device),
+            tokens=[r.tokens for r in records],
+            produced_by=[r.produced_by for r in records],
+            status=[r.status for r in records],
+            stats=stats,
+            sequence_stats=[r.stats for r in records],
+            log_probs=[r.log_probs for r in records] if log_probs else None,
+            raw_log_probs=[r.raw_log_probs for r in records] if log_probs else None,
+            logits=[_stacked(r.logits, self.target) for r in records] if output_logits else None,
+            drafter_error=None if batch.session is None else batch.session.error,
+            step_costs=batch.costs if isinstance(self.num_drafts, AdaptiveDrafts) else None,
+        )
+
+    @property
+    def most_drafts(self) -> int:
+        """The largest K."""
+        return self.num_drafts.max_drafts if isinstance(self.num_drafts, AdaptiveDrafts) else self.num_drafts
+
+    def longest(self, max_length: int | None) -> int:
+        """Tokens of prompt and output that a sequence may have: ``max_length``, which must fit the positions of target
+        and draft; None: as many as these have.
+
+        Raises:
+            ValueError: names ``max_length``.
+        """
+        known = [length for length in self._max_lengths.values() if length is not None]
+        if max_length is None:
+            return min(known) if known else refuse("max_length", None, "a number: the models have no last position")
+        if read_count("max_length", max_length, 2) > min(known, default=max_length):
+            refuse("max_length", max_length, f"up to {min(known)}, the positions of target and draft")
+        return max_length
+
+    def costs_of(self, batch_size: int) -> list[float] | None:
+        """T(0), T(1), ... of batches of this size; None: not measured yet."""
+        if isinstance(self.num_drafts, AdaptiveDrafts) and self.num_drafts.costs is not None:
+            return list(self.num_drafts.costs)
+        return self._costs.get(batch_size)
+
+
+def _stacked(rows: list[torch.Tensor], target: CachedModel) -> torch.Tensor:
+    return torch.stack(rows) if rows else torch.empty(0, target.vocab_size, device=target.device)

@@ -13,6 +13,8 @@ from .cache import StaticKVCache, visible_slots
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 
+PREFILL_TOKENS = 8192  # of one forward at most: what it computes in between is freed before the next
+
 
 class Layout(NamedTuple):
     """Where the q tokens of one or several forwards stand, sequence by sequence. Cut by column, so that a
@@ -107,24 +109,37 @@ class CachedModel:
         """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
         self.extend(cache, sequences, [0] * len(sequences))
 
-    def extend(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
-        """As ``prefill``, for sequences whose first ``starts`` tokens are stored already."""
+    def extend(
+        self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], starts: Sequence[int], first_row: int = 0
+    ) -> None:
+        """As ``prefill``, for sequences whose first ``starts`` tokens are stored already, in the rows from
+        ``first_row`` on. In chunks of at most PREFILL_TOKENS tokens, padding included."""
+        size = len(sequences)
         new = [list(s[start:]) for s, start in zip(sequences, starts, strict=True)]
-        cache.lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64, device=self.device)
+        lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64, device=self.device)
+        cache.lengths = torch.cat((cache.lengths[:first_row], lengths, cache.lengths[first_row + size :]))
         longest = max(map(len, new), default=0)
-        if longest == 0:
-            return
-        tokens = torch.tensor([[*n, *[0] * (longest - len(n))] for n in new], device=self.device)
-        places = torch.tensor(starts, device=self.device)[:, None] + torch.arange(longest, device=self.device)
-        valid = places < cache.lengths[:, None]
+        columns = max(PREFILL_TOKENS // max(size, 1), 1)
+        for first in range(0, longest, columns):
+            fed = [n[first : first + columns] for n in new]
+            self._store(cache, fed, [start + first for start in starts], first_row)
+
+    def _store(self, cache: StaticKVCache, fed: list[list[int]], starts: list[int], first_row: int) -> None:
+        longest = max(map(len, fed))
+        tokens = torch.tensor([[*f, *[0] * (longest - len(f))] for f in fed], device=self.device)
+        index = torch.arange(longest, device=self.device)
+        valid = index < torch.tensor([len(f) for f in fed], device=self.device)[:, None]
+        places = torch.tensor(starts, device=self.device)[:, None] + index
         slots = torch.where(valid, places, cache.trash)
-        stored = max(len(s) for s, n in zip(sequences, new, strict=True) if n)
+        stored = max(start + len(f) for start, f in zip(starts, fed, strict=True) if f)
         layout = self.layout(places * valid, slots, visible_slots(stored, cache.capacity))
         # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
-        self._run(self.model.base_model, tokens, cache, layout)
+        self._run(self.model.base_model, tokens, cache, layout, first_row)
 
-    def _run(self, module: torch.nn.Module, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout):
-        cache.write_at(layout.slots, layout.visible)
+    def _run(
+        self, module: torch.nn.Module, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout, first_row: int = 0
+    ):
+        cache.write_at(layout.slots, layout.visible, first_row)
         if self.may_lack_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs = {"position_ids": layout.positions} if self._takes_positions else {}

@@ -20,22 +20,40 @@ def refuse_stateful(processors: Sequence[LogitsProcessor]) -> None:
             refuse("logits_processor", given, "pure functions of (input_ids, scores); this one keeps a state")
 
 
-class Processors:
-    """Raw logits to raw logits, by row: each sequence's own text and the drafts before the row, without padding.
+def read_processors(
+    processors: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]] | None, batch_size: int
+) -> list[LogitsProcessorList]:
+    """Of every sequence.
 
     Args:
         processors: a ``LogitsProcessorList``, or a list of processors, which run in this order; or such a list for
             each sequence.
-        vocab_size: the target's.
+    """
+    if not processors:
+        return [LogitsProcessorList() for _ in range(batch_size)]
+    if isinstance(processors, Sequence) and all(isinstance(p, Sequence) for p in processors):
+        lists = [_read(own) for own in processors]
+        if len(lists) != batch_size:
+            refuse("logits_processor", f"{len(lists)} lists", f"one for each of the {batch_size} sequences")
+        return lists
+    return [_read(processors)] * batch_size
+
+
+class Processors:
+    """Raw logits to raw logits, by row: each sequence's own text and the drafts before the row, without padding.
+
+    Attributes:
+        of_rows: each row's; an empty list where there are none.
+        errors: what a row's processors raised, and what only that row pays for: its logits stay as they were.
     """
 
-    def __init__(self, processors: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]], vocab_size: int):
-        self._of_sequence: list[LogitsProcessorList] | None = None
-        self._of_all, self._vocab_size = LogitsProcessorList(), vocab_size
-        if processors and isinstance(processors, Sequence) and all(isinstance(p, Sequence) for p in processors):
-            self._of_sequence = [_read(own) for own in processors]
-        else:
-            self._of_all = _read(processors)
+    def __init__(self, size: int, vocab_size: int):
+        self.of_rows = [LogitsProcessorList() for _ in range(size)]
+        self.errors: dict[int, Exception] = {}
+        self._vocab_size = vocab_size
+
+    def __bool__(self) -> bool:
+        return any(self.of_rows)
 
     def __call__(
         self,
@@ -49,7 +67,7 @@ class Processors:
 
         Args:
             logits: [B, n, V], the last n of the rows that follow no draft, one, ... all of ``drafts``.
-            texts: the known tokens of each sequence; [] where it has ended.
+            texts: the known tokens of each sequence; [] where it has ended, or has no processors.
             allowed: how many drafts of each sequence count.
             drafts: [B, i] int64.
             d2t: the target's ids of the logits' columns, where these are a reduced vocabulary.
@@ -60,7 +78,7 @@ class Processors:
         logits = logits.to(torch.float32, copy=True)
         first = drafts.shape[1] + 1 - logits.shape[1]
         for b, (text, tokens) in enumerate(zip(texts, drafts.tolist(), strict=True)):
-            for row in range(logits.shape[1] if text else 0):
+            for row in range(logits.shape[1] if text and self.of_rows[b] and b not in self.errors else 0):
                 before = tokens[: first + row]
                 # No row behind a draft that does not count or that the target never accepts is consulted.
                 if len(before) > allowed[b] or not all(0 <= token < self._vocab_size for token in before):
@@ -68,8 +86,11 @@ class Processors:
                 if row > 0 and logits[b, row - 1, before[-1]] == -torch.inf:
                     break
                 ids = torch.tensor([[*text, *before]], device=logits.device)
-                processors = self._of_all if self._of_sequence is None else self._of_sequence[b]
-                logits[b, row] = self._processed(processors, ids, logits[b, row][None], d2t)
+                try:
+                    logits[b, row] = self._processed(self.of_rows[b], ids, logits[b, row][None], d2t)
+                except Exception as error:  # whatever a processor does: it is one sequence's
+                    self.errors[b] = error
+                    break
         return logits
 
     def _processed(

@@ -11,7 +11,7 @@ import torch
 from specdec_kernels import Status
 from specdec_kernels.types import TARGET_FAULTS
 
-from .result import Producer
+from .result import End, Producer
 from .stats import Stats
 
 # Plain integers: arithmetic on flags is slow.
@@ -35,17 +35,6 @@ class Ends:
     eos: frozenset[int]
     stop: Stopping | None
 
-    def cut(self, sequence: int, text: list[int], new: int) -> int | None:
-        """As ``Stopping.first_end``."""
-        tokens = text[len(text) - new :]
-        end = next((i + 1 for i, token in enumerate(tokens) if token in self.eos), None)
-        if self.stop is None or new == 0:
-            return end
-        if end is not None:
-            text = text[: len(text) - new + end]
-        stopped = self.stop.first_end(sequence, text, end or new)
-        return end if stopped is None else stopped
-
 
 @dataclass
 class SequenceRecord:
@@ -56,13 +45,20 @@ class SequenceRecord:
     processed: list[int]  # the same as processors and penalties see it; the same list where nothing differs
     stats: Stats
     prompt_length: int
+    ends: Ends
     produced_by: list[Producer] = field(default_factory=list)
     status: Status = Status.OK
     log_probs: list[float] = field(default_factory=list)
     raw_log_probs: list[float] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    live: bool = True
+    end: End | None = None  # None: it goes on
+    error: Exception | None = None  # where it failed for another reason than its logits
     drafts: bool = True  # until its drafter fails
+    drafter_error: str | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.end is None
 
     @property
     def tokens(self) -> list[int]:
@@ -73,44 +69,68 @@ class SequenceRecord:
     def emitted(self) -> int:
         return len(self.text) - self.prompt_length
 
-    def take(
-        self, row: list[int], width: int, allowed: int, vocab_size: int, draft_forwards: int, ends: Ends
-    ) -> tuple[list[int], int, int]:
-        """Enters what a step of ``width`` drafts decided, of which ``allowed`` count for this sequence.
+    @property
+    def room(self) -> int:
+        """Tokens that it may still emit."""
+        return self.ends.max_new_tokens - self.emitted
+
+    def take(self, report: list[int], width: int, vocab_size: int, draft_forwards: int) -> tuple[list[int], int, int]:
+        """Enters what a step of ``width`` drafts decided.
 
         Args:
-            row: tokens (width + 1), drafts (width), accepted, status, and the drafts' statuses (width) if there are.
+            report: tokens (width + 1), drafts (width), how many of these counted, how many tokens there are up to an
+                end-of-sequence token, accepted, status, and the drafts' statuses (width) if there are.
 
         Returns:
             The emitted tokens, and how many drafts were tested and accepted.
+
+        Raises:
+            Exception: whatever ``ends.stop`` raises; nothing was entered.
         """
-        accepted, status = row[2 * width + 1], row[2 * width + 2]
-        drafts = row[width + 1 : width + 1 + allowed]
+        allowed, count, accepted, status = report[2 * width + 1 : 2 * width + 5]
+        drafts = report[width + 1 : width + 1 + allowed]
         drafted = sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts))
-        for draft_status in row[2 * width + 3 : 2 * width + 3 + allowed]:
+        for draft_status in report[2 * width + 5 : 2 * width + 5 + allowed]:
             status |= draft_status
-        tokens = row[:accepted]
-        producers = [Producer.ACCEPTED] * accepted
-        failed = status & _TARGET_FAULTS != 0
-        tested = accepted if failed else min(accepted + 1, drafted)
-        if not failed:
-            tokens.append(row[accepted])
-            producers.append(Producer.RECOVERED if accepted < drafted else Producer.BONUS)
+        tokens = report[:count]
+        at_eos = count > 0 and tokens[-1] in self.ends.eos
         self.text += tokens
-        end = ends.cut(self.number, self.text, len(tokens))
-        if end is not None:
-            del self.text[len(self.text) - len(tokens) + end :]
-            tokens, producers = tokens[:end], producers[:end]
-            accepted, tested = min(accepted, end), min(tested, end)
+        try:
+            asked = self.ends.stop is not None and count > 0
+            kept = self.ends.stop.first_end(self.number, self.text, count) if asked else None
+        except Exception:
+            del self.text[len(self.text) - count :]
+            raise
+        if kept is not None:
+            at_eos = at_eos and kept == count
+            del self.text[len(self.text) - count + kept :]
+            tokens = tokens[:kept]
+        ended = at_eos or kept is not None
+        if ended:
             status &= ~_TARGET_FAULTS  # of a row behind the end
+        failed = status & _TARGET_FAULTS != 0
+        drawn = Producer.RECOVERED if accepted < drafted else Producer.BONUS
+        tested = accepted if failed else min(accepted + 1, drafted)
+        if ended:
+            accepted, tested = min(accepted, len(tokens)), min(tested, len(tokens))
         if self.processed is not self.text:
             self.processed += tokens
-        self.produced_by += producers
+        self.produced_by += [Producer.ACCEPTED] * accepted + [drawn] * (len(tokens) - accepted)
         if status:
             self.status |= Status(status)
         self.stats.record(drafted, tested, accepted, len(tokens), draft_forwards)
-        self.live = not failed and end is None and self.emitted < ends.max_new_tokens
+        if failed:
+            self.end = End.FAILED
+        elif at_eos:
+            self.end = End.EOS
+        elif kept is not None:
+            self.end = End.STOP
+        elif self.room == 0:
+            self.end = End.LENGTH
         return tokens, tested, accepted
+
+    def fail(self, error: Exception) -> None:
+        self.end, self.error = End.FAILED, error
 
     def drafter_failed(self) -> bool:
         """Whether it drafted from what is no distribution. All -inf is none either, but comes of bans as well."""

@@ -21,6 +21,16 @@ class Producer(enum.StrEnum):
     BONUS = "bonus"  # drawn from the target after all drafts were accepted, or where nothing was drafted
 
 
+class End(enum.StrEnum):
+    """Why a sequence ended."""
+
+    EOS = "eos"  # with an end-of-sequence token
+    STOP = "stop"  # with what its ``stop`` says, such as a stop string
+    LENGTH = "length"  # it has its ``max_new_tokens``
+    CANCELLED = "cancelled"
+    FAILED = "failed"  # its logits are no distribution (status says which), or something raised (error says what)
+
+
 class Emission(NamedTuple):
     """The tokens that one sequence got in one step, as ``on_emit`` receives them."""
 

@@ -40,6 +40,15 @@ def read_params(params: SamplingParams | None, batch_size: int, device: torch.de
     return SamplingParams(**columns)
 
 
+def of_each(params: SamplingParams, batch_size: int) -> list[dict[str, float]]:
+    """Every parameter of every sequence, neutral where it is off. ``params`` as from ``read_params``."""
+    columns = {}
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        columns[field.name] = [neutral(field.name)] * batch_size if value is None else value.tolist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
 def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
     """Of every sequence so many, side by side. ``params`` as from ``read_params``."""
     columns = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from specdec_kernels import SamplingParams, TokenTable
-from specdec_kernels.types import PENALTIES, TABLE_PADDING
+from specdec_kernels import TokenTable
+from specdec_kernels.types import PENALTIES, TABLE_PADDING, neutral
 
 # Of TokenTable: what stands where there is no token, or a new one.
 _EMPTY = {"ids": TABLE_PADDING, "bias": 0.0, "in_prompt": False, "count": 0}
@@ -17,64 +17,78 @@ _ROOM = 8  # tokens that a new table can take before it is widened
 
 
 class HostTable:
-    """The ``TokenTable`` of a batch, kept in order while its sequences grow.
+    """The ``TokenTable`` of a batch's rows, kept in order while their sequences grow.
 
     A new token moves the rest of its own row by one place; when a row is full, all become twice as wide. numpy, since
     one small operation of torch costs as much as ten of its.
 
     Args:
-        bias: of every sequence.
-        in_prompt: the tokens of every prompt, or none where no penalty asks for them.
-        counts: whether a penalty asks for what was generated.
-        ends, first_end: as in ``TokenTable``; None: sequences may end at once.
+        size: rows.
+        eos: tokens that a sequence may have to wait for.
     """
 
-    def __init__(
-        self,
-        bias: Sequence[Mapping[int, float]],
-        in_prompt: Sequence[Sequence[int]],
-        counts: bool,
-        ends: torch.Tensor | None,
-        first_end: torch.Tensor | None,
-        device: torch.device,
-    ):
-        self._counts, self._ends, self._first_end, self._device = counts, ends, first_end, device
-        rows = [sorted({*b, *p}) for b, p in zip(bias, in_prompt, strict=True)]
-        self._sizes = [len(row) for row in rows]
-        shape = len(rows), max(self._sizes, default=0) + _ROOM
-        self._columns = {name: np.full(shape, _EMPTY[name], dtype) for name, dtype in _DTYPES.items()}
-        for b, row in enumerate(rows):
-            self._columns["ids"][b, : len(row)] = row
-            self._columns["bias"][b, : len(row)] = [bias[b].get(token, 0.0) for token in row]
-            self._columns["in_prompt"][b, : len(row)] = np.isin(row, in_prompt[b])
+    def __init__(self, size: int, eos: Sequence[int], device: torch.device):
+        self._device = device
+        self._ends = torch.tensor(list(eos), dtype=torch.int64, device=device)
+        self._first_end = np.zeros(size, np.int64)
+        self._sizes, self._counts = [0] * size, [False] * size
+        self._columns = {name: np.full((size, _ROOM), _EMPTY[name], dtype) for name, dtype in _DTYPES.items()}
+        self._needed: set[int] = set()
         self._current: TokenTable | None = None
 
-    @classmethod
-    def needed(
-        cls,
-        prompts: Sequence[Sequence[int]],
-        seen: Sequence[Sequence[int]],
-        params: SamplingParams,
-        bias: Sequence[Mapping[int, float]],
-        eos: Sequence[int],
-        min_new_tokens: Sequence[int],
-        device: torch.device,
-    ) -> HostTable | None:
-        """None where nothing asks for one. ``seen``: the tokens of each prompt that the repetition penalty counts."""
-        counts, delayed = params.uses(PENALTIES), bool(eos) and any(min_new_tokens)
-        if not (counts or delayed or any(bias)):
-            return None
-        in_prompt = seen if params.uses(("repetition_penalty",)) else [()] * len(prompts)
-        ends = first_end = None
-        if delayed:
-            ends = torch.tensor(eos, device=device)
-            first_end = [len(p) + n for p, n in zip(prompts, min_new_tokens, strict=True)]
-            first_end = torch.tensor(first_end, device=device)
-        return cls(bias, in_prompt, counts, ends, first_end, device)
+    def begin(
+        self,
+        row: int,
+        params: Mapping[str, float],
+        bias: Mapping[int, float],
+        seen: Sequence[int],
+        prompt_length: int,
+        min_new_tokens: int,
+    ) -> None:
+        """Of a new sequence.
+
+        Args:
+            params: all of its ``SamplingParams``.
+            seen: the tokens of its prompt that the repetition penalty counts.
+        """
+        self.end(row)
+        penalised = [name for name in PENALTIES if params[name] != neutral(name)]
+        delayed = min_new_tokens > 0 and len(self._ends) > 0
+        if not (penalised or bias or delayed):
+            return
+        in_prompt = seen if "repetition_penalty" in penalised else ()
+        ids = sorted({*bias, *in_prompt})
+        while self._columns["ids"].shape[1] < len(ids) + _ROOM:
+            self._widen()
+        self._columns["ids"][row, : len(ids)] = ids
+        self._columns["bias"][row, : len(ids)] = [bias.get(token, 0.0) for token in ids]
+        self._columns["in_prompt"][row, : len(ids)] = np.isin(ids, list(in_prompt))
+        self._sizes[row], self._counts[row] = len(ids), bool(penalised)
+        self._first_end[row] = prompt_length + min_new_tokens if delayed else 0
+        self._needed.add(row)
+        self._current = None
+
+    def end(self, row: int) -> None:
+        """Forgets the row's sequence."""
+        if row in self._needed:
+            for name, column in self._columns.items():
+                column[row] = _EMPTY[name]
+            self._sizes[row], self._counts[row], self._first_end[row] = 0, False, 0
+            self._needed.remove(row)
+            self._current = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it changes with what is emitted."""
+        return any(self._counts)
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._needed)
 
     def add(self, sequence: int, tokens: Sequence[int]) -> None:
         """Counts ``tokens``, which this sequence has emitted."""
-        for token in tokens if self._counts else ():
+        for token in tokens if self._counts[sequence] else ():
             ids, size = self._columns["ids"][sequence], self._sizes[sequence]
             place = int(np.searchsorted(ids[:size], token))
             if place == size or ids[place] != token:
@@ -85,8 +99,7 @@ class HostTable:
     def _insert(self, sequence: int, place: int, token: int) -> None:
         size = self._sizes[sequence]
         if size == self._columns["ids"].shape[1]:
-            for name, column in self._columns.items():
-                self._columns[name] = np.concatenate((column, np.full_like(column, _EMPTY[name])), 1)
+            self._widen()
         for name, column in self._columns.items():
             row = column[sequence]
             row[place + 1 : size + 1] = row[place:size]
@@ -94,9 +107,24 @@ class HostTable:
         self._columns["ids"][sequence, place] = token
         self._sizes[sequence] += 1
 
-    def on_device(self) -> TokenTable:
-        """For the next step. On a CPU it shares this table's memory: it is valid until the next ``add``."""
+    def _widen(self) -> None:
+        for name, column in self._columns.items():
+            self._columns[name] = np.concatenate((column, np.full_like(column, _EMPTY[name])), 1)
+
+    def on_device(self) -> TokenTable | None:
+        """For the next step; None where no sequence needs one. On a CPU it shares this table's memory: it is valid
+        until the next ``begin``, ``add`` or ``end``."""
+        if not self._needed:
+            return None
         if self._current is None:
-            columns = (torch.from_numpy(column).to(self._device) for column in self._columns.values())
-            self._current = TokenTable(*columns, self._ends, self._first_end)
+            columns = [self._copied(column) for column in self._columns.values()]
+            delayed = bool(self._first_end.any())
+            ends = (self._ends, self._copied(self._first_end)) if delayed else (None, None)
+            self._current = TokenTable(*columns, *ends)
         return self._current
+
+    def _copied(self, column: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(column)
+        if self._device.type != "cuda":
+            return tensor.to(self._device)
+        return tensor.pin_memory().to(self._device, non_blocking=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -65,7 +65,7 @@ def model_drafter(
 
 
 class ModelDraftSession:
-    """One generation's draft cache, filled with the prompts but for their last token.
+    """One batch's draft cache.
 
     Args:
         shared: the target's cache, where the draft is a part of the target: it holds all known tokens but the last at
@@ -75,27 +75,47 @@ class ModelDraftSession:
     def __init__(self, drafter: ModelDrafter, generation: Generation, shared: StaticKVCache | None = None):
         self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
         self.columns, self.generation = drafter.columns, generation
-        # Greedy drafts are one-hot, and ``coupled`` needs no q.
-        self.keeps_q = not generation.greedy and generation.rule != Rule.COUPLED
-        self.compact = generation.compact_q if self.keeps_q else 0
         self.is_shared = shared is not None
         # A cache of its own gets the last *two* known tokens first: after K acceptances the last draft was never fed,
         # and writing the other key again costs less than a shape that depends on what was accepted. In the target's,
         # the other key would replace the target's, which other shapes may have rounded differently.
         self.first = 1 if self.is_shared else 2
-        self.cache = shared or self.model.new_cache(len(generation.prompts), generation.capacity)
-        prompts = [p[:-1] for p in generation.prompts]
+        self.cache = shared or self.model.new_cache(generation.size, generation.capacity)
+        self.stored, self.next_step = [0] * generation.size, 0
+        self.used: set[int] = set()  # rows that had a sequence before
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether it needs the host."""
+        return self.confidence > 0
+
+    @property
+    def keeps_q(self) -> bool:
+        """Greedy drafts are one-hot, and ``coupled`` needs no q."""
+        return not self.generation.greedy and self.generation.rule != Rule.COUPLED
+
+    def admit(self, prompts: Mapping[int, list[int]]) -> None:
         if not self.is_shared:
-            self.model.prefill(self.cache, prompts)
-        self.stored, self.next_step = [len(p) for p in prompts], 0
-        generation.stopwatch.lap("prefill")
+            for row in self.used.intersection(prompts):
+                self.cache.clear(row)
+            first, *others = prompts
+            if others == list(range(first + 1, first + len(prompts))):
+                self.model.extend(self.cache, [p[:-1] for p in prompts.values()], [0] * len(prompts), first)
+            else:
+                for row, prompt in prompts.items():
+                    self.model.extend(self.cache, [prompt[:-1]], [0], row)
+            self.used.update(prompts)
+        for row, prompt in prompts.items():
+            self.stored[row] = len(prompt) - 1
+        self.generation.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
         g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
         if not self.is_shared:
             self._catch_up(step)
         law = {"params": g.params, "seed": g.seed, "position": step.position, "rule": g.rule, "table": step.table}
-        draw_from = partial(draft_step, **law, d2t=self.d2t, compact=self.compact, backend=g.backend)
+        compact = g.compact_q if self.keeps_q else 0
+        draw_from = partial(draft_step, **law, d2t=self.d2t, compact=compact, backend=g.backend)
         cache.lengths = step.lengths
         skipped = slice(2 - self.first, None)
         layout = self.model.layout(step.positions[:, skipped], step.slots[:, skipped], step.visible)
@@ -106,7 +126,7 @@ class ModelDraftSession:
         for i in range(step.num_drafts):
             logits = self.model(fed, cache, layouts[i])[:, -1, : self.columns]
             lap("draft_forwards")
-            if g.processors is not None:
+            if g.processors:
                 logits = g.processors(logits[:, None], step.processed, step.allowed, drafts, self.d2t)[:, 0]
             draw = draw_from(logits, offset=i, drafts=drafts)
             lap("kernels")
@@ -116,7 +136,7 @@ class ModelDraftSession:
             draws.append(draw)
             if not any(n > i + 1 for n in going):
                 break
-            if step.table is not None or g.processors is not None:
+            if step.table is not None or g.processors:
                 drafts = torch.cat((drafts, draw.tokens[:, None]), 1)
             # -1 says that there was no distribution: the drafts end there, but what is fed must be a token.
             fed = draw.tokens.clamp(min=0)[:, None]
@@ -124,11 +144,13 @@ class ModelDraftSession:
         lap("loop")
         return whole
 
-    def finish(self, outputs: list[list[int]]) -> None:
-        pass  # nothing outlives a generation
+    def release(self, row: int, output: list[int]) -> None:
+        self.stored[row] = 0
 
     def _catch_up(self, step: Step) -> None:
         """Feeds what was emitted in steps that did not ask for drafts."""
+        if not step.texts:  # the loop runs ahead of the host, and drafts in every step
+            return
         if step.index > self.next_step:
             # Behind ``stored`` are drafts of the last step that asked, which may not have been accepted.
             known = [t[: max(len(t) - 2, n)] for t, n in zip(step.texts, self.stored, strict=True)]
@@ -152,9 +174,9 @@ class ModelDraftSession:
         def column(name: str) -> torch.Tensor:
             return torch.stack([getattr(draw, name) for draw in draws], 1)
 
-        drafts = Drafts(column("tokens"), status=column("status"), forwards=len(draws))
+        drafts, g = Drafts(column("tokens"), status=column("status"), forwards=len(draws)), self.generation
         if not self.keeps_q:
             return drafts
-        if self.compact:
+        if g.compact_q:
             return drafts._replace(compact=(column("compact_ids"), column("compact_log_q")))
         return drafts._replace(logits=torch.stack(rows, 1), stats=(column("cutoff"), column("lse")), d2t=self.d2t)

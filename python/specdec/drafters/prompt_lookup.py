@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from specdec_kernels.validation import refuse
 
 from ..prompts import read_count
@@ -43,18 +45,22 @@ class PromptLookupSession:
     """The index of every sequence; a sequence that does not draft in a step catches up later."""
 
     def __init__(self, sizes: range, generation: Generation):
-        self.indexes = [NgramIndex(sizes) for _ in generation.prompts]
-        for index, prompt in zip(self.indexes, generation.prompts, strict=True):
-            index.update(prompt)
-        generation.stopwatch.lap("prefill")
+        self.sizes, self.stopwatch = sizes, generation.stopwatch
+        self.indexes = [NgramIndex(sizes) for _ in range(generation.size)]
+
+    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+        for row, prompt in prompts.items():
+            self.indexes[row] = NgramIndex(self.sizes)
+            self.indexes[row].update(prompt)
+        self.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
         sequences = zip(self.indexes, step.texts, step.allowed, strict=True)
         proposals = [index.propose(text, most) if most else [] for index, text, most in sequences]
         return one_hot(proposals, step.last_two.device)
 
-    def finish(self, outputs: list[list[int]]) -> None:
-        """Nothing outlives a generation."""
+    def release(self, row: int, output: list[int]) -> None:
+        self.indexes[row] = NgramIndex(self.sizes)
 
 
 class NgramIndex:

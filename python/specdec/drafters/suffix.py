@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import takewhile
 from threading import Lock
@@ -21,7 +21,7 @@ class SuffixMemory:
     """Outputs that later generations of one user draft from. Nobody else's: what is accepted, and how fast, tells
     what is in it, so users who must not learn of each other each get their own.
 
-    Several generations may use it at once. Each drafts from what was there when it started.
+    Several batches may use it at once. Each sequence drafts from what was there when it began.
 
     Args:
         max_tokens: of all texts together, >= 1, about 0.5 KB each. Beyond it the oldest texts are forgotten, down to
@@ -118,11 +118,16 @@ class SuffixSession:
     later."""
 
     def __init__(self, drafter: SuffixDrafter, generation: Generation):
-        self.drafter, memory = drafter, drafter.memory
-        self.own = [SuffixAutomaton(prompt) for prompt in generation.prompts]
-        self.past = [None] * len(self.own) if memory is None else memory.cursors(len(self.own))
+        self.drafter, memory, self.stopwatch = drafter, drafter.memory, generation.stopwatch
+        self.own = [SuffixAutomaton() for _ in range(generation.size)]
+        self.past: list[Cursor | None] = [None] * generation.size
         self.reading = nullcontext() if memory is None else memory.reading
-        generation.stopwatch.lap("prefill")
+
+    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+        cursors = [None] * len(prompts) if self.drafter.memory is None else self.drafter.memory.cursors(len(prompts))
+        for (row, prompt), cursor in zip(prompts.items(), cursors, strict=True):
+            self.own[row], self.past[row] = SuffixAutomaton(prompt), cursor
+        self.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
         for own, text, most in zip(self.own, step.texts, step.allowed, strict=True):
@@ -146,6 +151,7 @@ class SuffixSession:
         # A memory's text ends in a separator: nothing is proposed past it.
         return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
 
-    def finish(self, outputs: list[list[int]]) -> None:
+    def release(self, row: int, output: list[int]) -> None:
+        self.own[row], self.past[row] = SuffixAutomaton(), None
         if self.drafter.memory is not None:
-            self.drafter.memory.add(outputs)
+            self.drafter.memory.add([output])

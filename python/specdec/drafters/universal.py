@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import takewhile
 
 import torch
@@ -9,14 +10,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_kernels.validation import refuse
 
-from ..cache import visible_slots
+from ..cache import StaticKVCache, visible_slots
 from ..compatibility import cached_model
 from ..prompts import read_eos
 from . import Drafts, Generation, Step
 from .translation import TokenText, Translation, common_special_tokens
 
 NARROW = 8  # tokens that are fed beside each other with logits of all; more are stored before, without
-LEAST_ROOM, MOST_ROOM = 2.0, 6.0  # slots for each new token of the target
+LEAST_ROOM, MOST_ROOM = 2.0, 6.0  # slots for each new token of the target; a sequence that needs more drafts no more
 
 
 class UniversalDrafter:
@@ -65,24 +66,39 @@ class UniversalDraftSession:
     def __init__(self, drafter: UniversalDrafter, generation: Generation):
         self.drafter, self.model, self.stopwatch = drafter, drafter.model, generation.stopwatch
         self.columns = drafter.columns
-        prompts = generation.prompts
-        self.translations = [Translation(drafter.text, drafter.drafts_text) for _ in prompts]
-        for translation, prompt in zip(self.translations, prompts, strict=True):
+        self.translations = [self._translation() for _ in range(generation.size)]
+        self.capacity, self.room = generation.capacity, 0
+        self.cache: StaticKVCache | None = None  # until the first texts say how much the draft's tokens hold
+        self.stored: list[list[int]] = [[] for _ in self.translations]  # what the cache holds, from slot 0 on
+        self.settled = [0] * generation.size  # so many of these will not change
+        self.used: set[int] = set()  # rows that had a sequence before
+
+    def _translation(self) -> Translation:
+        return Translation(self.drafter.text, self.drafter.drafts_text)
+
+    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+        for row, prompt in prompts.items():
+            translation = self.translations[row] = self._translation()
             translation.update(prompt)
-        lengths = [len(t.tokens) for t in self.translations]
-        longest = max(map(len, prompts), default=0)
-        # New text may need half as many tokens again, for each of the target's, as the prompts did.
-        ratio = 1.5 * sum(lengths) / max(sum(map(len, prompts)), 1)
-        new = int(min(max(ratio, LEAST_ROOM), MOST_ROOM) * (generation.capacity - longest))
-        self.room = max(lengths, default=0) + new
-        if self.model.max_length is not None:
-            self.room = min(self.room, self.model.max_length)
-        self.cache = self.model.new_cache(len(prompts), self.room + 1)
-        # What the cache holds, from slot 0 on.
-        self.stored = [t.tokens[:-1] if len(t.tokens) <= self.room else [] for t in self.translations]
-        self.settled = [t.settled for t in self.translations]  # so many of these will not change
-        self.model.prefill(self.cache, self.stored)
+        if self.cache is None:
+            self.room = self._room(prompts)
+            self.cache = self.model.new_cache(len(self.translations), self.room + 1)
+        for row in prompts:
+            if row in self.used:
+                self.cache.clear(row)
+            tokens, self.settled[row] = self.translations[row].tokens, self.translations[row].settled
+            self.stored[row] = tokens[:-1] if len(tokens) <= self.room else []
+            self.model.extend(self.cache, [self.stored[row]], [0], row)
+        self.used.update(prompts)
         self.stopwatch.lap("prefill")
+
+    def _room(self, prompts: Mapping[int, list[int]]) -> int:
+        """Slots of a row: new text may need half as many tokens again, for each of the target's, as these prompts."""
+        lengths = [len(self.translations[row].tokens) for row in prompts]
+        ratio = 1.5 * sum(lengths) / max(sum(map(len, prompts.values())), 1)
+        new = min(max(ratio, LEAST_ROOM), MOST_ROOM) * (self.capacity - max(map(len, prompts.values())))
+        room = max(lengths) + int(new)
+        return room if self.model.max_length is None else min(room, self.model.max_length)
 
     def draft(self, step: Step) -> Drafts:
         rows, count = [], step.num_drafts
@@ -106,8 +122,8 @@ class UniversalDraftSession:
         self.stopwatch.lap("loop")
         return Drafts(tokens, forwards=count)
 
-    def finish(self, outputs: list[list[int]]) -> None:
-        pass  # nothing outlives a generation
+    def release(self, row: int, output: list[int]) -> None:
+        self.translations[row], self.stored[row] = self._translation(), []
 
     def _continue(self, rows: list[int], count: int) -> list[list[int]]:
         """``count`` greedy tokens behind each of ``rows``; what is in the others' lists means nothing."""

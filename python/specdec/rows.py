@@ -1,0 +1,161 @@
+"""What the device knows of a batch's rows: all that a step reads and advances, so that no step waits for the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from specdec_kernels import SamplingParams, SpeculativeStep
+from specdec_kernels.types import FILTERS, TARGET_FAULTS, neutral
+
+PARAMETERS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+_TARGET_FAULTS = int(TARGET_FAULTS)
+
+
+class RowSettings(NamedTuple):
+    """What a row's sequence starts with."""
+
+    text: list[int]  # its prompt
+    room: int  # tokens that it may emit, >= 0
+    seed: int
+    eos: frozenset[int]
+    params: Mapping[str, float]  # every name of PARAMETERS
+
+
+class Places(NamedTuple):
+    """Where a step of K drafts stands. Column c is the token at L - 2 + c, L being the number of known tokens."""
+
+    allowed: torch.Tensor  # [B] int64: of the K drafts, how many count
+    positions: torch.Tensor  # [B, K + 2] int64
+    slots: torch.Tensor  # [B, K + 2] int64
+    stored: torch.Tensor  # [B] int64: L - 1
+
+
+def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor on ``device``, without waiting for it."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class RowState:
+    """The rows of one batch, [B] tensors that stay where they are: a captured step finds them there.
+
+    A row holds one sequence at a time. The host edits rows between steps (``set``, ``clear``); edits reach the device
+    with ``flush``, in the order of its work, so a step that was launched before never sees them.
+
+    Attributes:
+        known: [B] int64, tokens of the text so far (L); 0 in a row that never had a sequence.
+        room: [B] int64, tokens that the sequence may still emit; 0: the row is empty, or its sequence has ended.
+        wanted: [B] int64, drafts that the host wants from now on.
+        last_two: [B, 2] int64, the last known tokens (the same twice where there is but one).
+        seed: [B] int64.
+        params: as kernels take them: what does nothing in any row is None, so that nothing is computed for it.
+    """
+
+    def __init__(self, size: int, capacity: int, max_eos: int, device: torch.device):
+        self.size, self.max_eos, self.device = size, max_eos, device
+        self._trash = capacity - 1
+        self._integers = torch.zeros(5 + max_eos, size, dtype=torch.int64, device=device)
+        self.known, self.room, self.seed = self._integers[:3]
+        self._last_two, self._eos = self._integers[3:5], self._integers[5:].fill_(-1)
+        self.wanted = torch.zeros_like(self.known)
+        self.last_two = self._last_two.T
+        off = [0.0 if name == "temperature" else neutral(name) for name in PARAMETERS]
+        self._numbers = torch.tensor(off, device=device)[:, None].repeat(1, size)
+        self._off = dict(zip(PARAMETERS, off, strict=True))
+        self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
+        self._columns = torch.arange(-2, 0, device=device)
+        self._edits: dict[int, RowSettings | None] = {}
+        self._wanted = [0] * size
+        self.params = self._used_params()
+
+    @property
+    def greedy(self) -> bool:
+        """Temperature 0 in all rows."""
+        return not any(params["temperature"] for params in self._in_rows.values())
+
+    @property
+    def signature(self) -> tuple:
+        """What a captured step has fixed of the parameters."""
+        return tuple(getattr(self.params, name) is not None for name in PARAMETERS), self.greedy
+
+    def set(self, row: int, settings: RowSettings) -> None:
+        self._edits[row], self._in_rows[row] = settings, settings.params
+
+    def clear(self, row: int) -> None:
+        """Ends the row's sequence."""
+        self._edits[row] = None
+        self._in_rows.pop(row, None)
+
+    def set_wanted(self, num_drafts: list[int]) -> None:
+        """Of every row, from the next step on."""
+        if num_drafts != self._wanted:
+            self.wanted.copy_(upload(num_drafts, torch.int64, self.device), non_blocking=True)
+            self._wanted = num_drafts
+
+    def flush(self) -> None:
+        """Brings the host's edits to the device."""
+        if not self._edits:
+            return
+        integers, numbers = [], []
+        for settings in self._edits.values():
+            if settings is None:
+                integers.append([0] * 5 + [-1] * self.max_eos)
+                numbers.append(list(self._off.values()))
+                continue
+            text, eos = settings.text, [*settings.eos, *[-1] * (self.max_eos - len(settings.eos))]
+            integers.append([len(text), settings.room, settings.seed, (text[-2:-1] or text)[0], text[-1], *eos])
+            numbers.append([settings.params[name] for name in PARAMETERS])
+        rows = upload(list(self._edits), torch.int64, self.device)
+        self._integers.index_copy_(1, rows, upload(integers, torch.int64, self.device).T)
+        self._numbers.index_copy_(1, rows, upload(numbers, torch.float32, self.device).T)
+        self._edits.clear()
+        self.params = self._used_params()
+
+    def _used_params(self) -> SamplingParams:
+        used: dict[str, torch.Tensor] = {}
+        for name, column in zip(PARAMETERS, self._numbers, strict=True):
+            does_something = any(params[name] != self._off[name] for params in self._in_rows.values())
+            if name == "temperature" or does_something and not (name in FILTERS and self.greedy):
+                used[name] = column
+        return SamplingParams.unchecked(**used)
+
+    def places(self, num_drafts: int, wanted: torch.Tensor | None = None) -> Places:
+        """Of a step of K = ``num_drafts``. One token is always drawn from the target, so no draft can go past the
+        room. What does not count stands at position 0 and in the trash slot.
+
+        Args:
+            wanted: [B] int64, instead of the state's own.
+        """
+        if self._columns.shape[0] < num_drafts + 2:
+            self._columns = torch.arange(-2, num_drafts, device=self.device)
+        columns = self._columns[: num_drafts + 2]
+        live = self.room > 0
+        allowed = torch.minimum(self.wanted if wanted is None else wanted, self.room - 1).clamp_(0, num_drafts)
+        places = self.known[:, None] + columns
+        counts = (columns < allowed[:, None]) & (places >= 0) & live[:, None]
+        return Places(allowed, places * counts, torch.where(counts, places, self._trash), (self.known - 1).clamp_(0))
+
+    def advance(self, out: SpeculativeStep) -> torch.Tensor:
+        """Enters what a step decided, up to an end-of-sequence token.
+
+        Returns:
+            [B] int64: how many tokens of ``out.tokens`` each sequence got; 0 in rows without one.
+        """
+        live, tokens = self.room > 0, out.tokens
+        count = out.num_emitted.to(torch.int64)
+        index = torch.arange(tokens.shape[1], device=self.device)
+        ends = (tokens[:, :, None] == self._eos.T[:, None]).any(-1) & (index < count[:, None])
+        beyond = tokens.shape[1]
+        first = torch.where(ends, index, beyond).amin(1)
+        ended = first < beyond
+        count = torch.minimum(count, first + 1) * live
+        failed = (out.status & _TARGET_FAULTS) != 0
+        self.room.sub_(count).mul_(~(ended | failed))
+        self.known.add_(count)
+        known = torch.cat((self.last_two, tokens), 1)
+        self._last_two.copy_(known.gather(1, count[:, None] + self._columns[:2] + 2).T)
+        return count

@@ -1,0 +1,283 @@
+"""Continuous admission: a sequence that ends frees its row, and a waiting prompt is prefilled into it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from .batch import Batch, Entry
+from .decoder import SpeculativeDecoder
+from .graphs import StepGraphs
+from .prompts import read_count, read_eos
+from .requests import MAX_EOS, Limits, Outcome, Request, read_request
+from .result import Emission, End
+from .sampling import read_rule
+
+
+class QueueFull(Exception):
+    """So many requests wait already; nothing was taken."""
+
+
+class Usage(NamedTuple):
+    """Where a scheduler stands."""
+
+    rows: int
+    live: int  # rows that decode
+    prefilling: int  # rows whose prompt is not read to its end
+    waiting: int
+    cache_tokens: int  # that may be promised to sequences at one time
+    cache_tokens_used: int
+    steps: int  # decoding steps so far
+    busy: float  # live rows over rows, the mean of these steps; 0 before the first
+
+
+class _Task(NamedTuple):
+    number: int
+    request: Request
+    entry: Entry
+
+    @property
+    def need(self) -> int:
+        """Tokens that its cache must hold."""
+        return self.entry.record.prompt_length + self.request.max_new_tokens
+
+
+class Scheduler:
+    """Decodes any number of requests on R rows: as a sequence ends, the next one begins in its row, while the others
+    go on.
+
+    Each step of the loop reads a part of the prompts that wait for it, and then decodes all rows. All forwards have the
+    same shape ([R, K + 1] tokens; a prompt is read alone), so what a row computes does not depend on what stands in the
+    others: with one seed a request has the same text alone, in a crowd, and in another order. (With
+    ``AdaptiveDrafts``, K and so the shape depends on the others; numbers then differ in rounding.)
+
+    What fails in one request (its logits, its processors, its stop, its prompt's prefill) ends that one, with a status;
+    an error in a forward of all rows ends all that decode. Nothing else is lost.
+
+    One thread may use it. ``Engine`` is for several, and for asyncio.
+
+    Args:
+        decoder: the models, the drafter, K and the backend.
+        rows: R, sequences that decode at one time.
+        max_length: tokens of prompt and output of one sequence, at most; None: the positions that the models have.
+        cache_tokens: that may be promised (prompt + ``max_new_tokens``) to all rows together; None: all that rows hold.
+        prefill_chunk: tokens of a prompt that are read at once, and after which a step reads no more: what a long
+            prompt delays the others by.
+        max_waiting: requests that may wait for a row.
+        rule, compact_q: as in ``generate``, of all requests.
+        deferred: the device runs one step ahead of the host, where nothing that decides a step needs the host (stop
+            strings do not): nothing waits for reports. Texts are the same.
+        graph_bytes: memory for CUDA graphs of steps; 0: none. Without a GPU there are none.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        *,
+        rows: int = 8,
+        max_length: int | None = None,
+        cache_tokens: int | None = None,
+        prefill_chunk: int = 256,
+        max_waiting: int = 1024,
+        rule: str = "token",
+        compact_q: int = 0,
+        deferred: bool = False,
+        graph_bytes: int = 2 << 30,
+    ):
+        for name, value in (("rows", rows), ("prefill_chunk", prefill_chunk), ("max_waiting", max_waiting)):
+            read_count(name, value, 1)
+        self.decoder, self.prefill_chunk, self.max_waiting = decoder, prefill_chunk, max_waiting
+        self.target = target = decoder.target
+        max_length = decoder.longest(max_length)
+        eos = read_eos(None, target.model)
+        self.limits = Limits(max_length, decoder.most_drafts, eos)
+        self.cache_tokens = rows * max_length if cache_tokens is None else read_count("cache_tokens", cache_tokens, 1)
+        on_gpu = target.device.type == "cuda"
+        with torch.inference_mode():
+            self.batch = Batch(
+                target,
+                decoder.drafter,
+                decoder.num_drafts,
+                rows,
+                max_length + 1,
+                rule=read_rule(rule, compact_q),
+                compact_q=compact_q,
+                backend=decoder.backend,
+                eos=[i for i in sorted(eos) if 0 <= i < target.vocab_size],
+                max_eos=max(MAX_EOS, len(eos)),
+                costs=decoder.costs_of(rows),
+                steady=True,
+                ahead=int(deferred),
+                graphs=StepGraphs(graph_bytes) if on_gpu and graph_bytes else None,
+            )
+        self._numbers = 0
+        self._waiting: deque[_Task] = deque()
+        self._in_rows: dict[int, _Task] = {}
+        self._filled: dict[int, int] = {}  # row -> tokens of its prompt that are stored, until it decodes
+        self._used_rows: set[int] = set()
+        self._tokens_used = 0
+        self._outcomes: list[Outcome] = []
+        self._busy_rows = 0
+
+    # ---- requests ------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> int:
+        """Takes a request and returns its number.
+
+        Raises:
+            ValueError: names its field, what was given and what is allowed.
+            QueueFull: ``max_waiting`` requests wait already.
+        """
+        if len(self._waiting) >= self.max_waiting:
+            raise QueueFull(f"{len(self._waiting)} requests wait, allowed: {self.max_waiting}")
+        entry = read_request(request, self._numbers, self.target, self.limits)
+        task = _Task(self._numbers, request, entry)
+        if task.need > self.cache_tokens:
+            raise ValueError(f"prompt: needs a cache of {task.need} tokens, allowed: cache_tokens={self.cache_tokens}")
+        self._numbers += 1
+        if request.max_new_tokens == 0:
+            entry.record.end = End.LENGTH
+            self._outcomes.append(Outcome.of(task.number, request, entry.record))
+        else:
+            self._waiting.append(task)
+        return task.number
+
+    def cancel(self, number: int) -> bool:
+        """Ends a request wherever it is; its outcome, with what was emitted so far, comes with the next step. False: it
+        has ended already, or never was."""
+        for task in self._waiting:
+            if task.number == number:
+                self._waiting.remove(task)
+                self._end(task, End.CANCELLED)
+                return True
+        for row, task in self._in_rows.items():
+            if task.number == number and task.entry.record.live:
+                task.entry.record.end = End.CANCELLED
+                self._leave(row)
+                return True
+        return False
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be done or told."""
+        return not (self._waiting or self._in_rows or self._outcomes)
+
+    @property
+    def usage(self) -> Usage:
+        steps, rows = self.batch.steps, len(self.batch.rows)
+        return Usage(
+            rows=rows,
+            live=len(self._in_rows) - len(self._filled),
+            prefilling=len(self._filled),
+            waiting=len(self._waiting),
+            cache_tokens=self.cache_tokens,
+            cache_tokens_used=self._tokens_used,
+            steps=steps,
+            busy=self._busy_rows / (steps * rows) if steps else 0.0,
+        )
+
+    # ---- the loop ------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Emission | Outcome]:
+        """Reads up to ``prefill_chunk`` tokens of prompts, or a little more, and decodes all rows once. An
+        ``Emission``'s ``sequence`` is the request's number; an ``Outcome`` comes once for each request, behind its last
+        emission."""
+        self._fill_rows()
+        self._prefill()
+        emissions: list[Emission | Outcome] = []
+        if self.batch.live:
+            self._busy_rows += sum(r is not None and r.live for r in self.batch.rows)
+            try:
+                emissions += self.batch.step()
+            except Exception as error:  # of a forward of all rows: nobody knows whose
+                self._fail_all(error)
+        for row in [r for r, task in self._in_rows.items() if not task.entry.record.live]:
+            self._leave(row)
+        emissions += self._outcomes
+        self._outcomes = []
+        return emissions
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Outcome]:
+        """The outcomes of all ``requests``, in the order in which they end. They are drawn as rows become free. One
+        that is refused has number -1."""
+        coming, more = iter(requests), True
+        while more or not self.idle:
+            while more and len(self._waiting) < len(self.batch.rows):
+                request = next(coming, None)
+                if request is None:
+                    more = False
+                    break
+                try:
+                    self.submit(request)
+                except ValueError as error:
+                    yield Outcome.refused(request, error)
+            yield from (update for update in self.step() if isinstance(update, Outcome))
+
+    def _fill_rows(self) -> None:
+        """In order: a request that needs more cache than is free holds up those behind it, and so is never passed by
+        for good."""
+        free = deque(row for row in range(len(self.batch.rows)) if row not in self._in_rows)
+        while free and self._waiting and self._waiting[0].need <= self.cache_tokens - self._tokens_used:
+            task, row = self._waiting.popleft(), free.popleft()
+            self._in_rows[row], self._filled[row] = task, 0
+            self._tokens_used += task.need
+
+    def _prefill(self) -> None:
+        """Reads prompts, those that came first, until they had ``prefill_chunk`` tokens together."""
+        read = 0
+        while self._filled and read < self.prefill_chunk:
+            row = next(iter(self._filled))
+            task = self._in_rows[row]
+            try:
+                read += max(self._read_chunk(row, task.entry), 1)
+            except Exception as error:  # of its own forward: the others have no part in it
+                task.entry.record.fail(error)
+                self._leave(row)
+        self.batch.stopwatch.lap("prefill")
+
+    def _read_chunk(self, row: int, entry: Entry) -> int:
+        """Where a chunk begins and ends depends on nothing but the prompt, so its keys do not, either."""
+        cache, text, done = self.batch.generation.target_cache, entry.record.text, self._filled[row]
+        end = min(done + self.prefill_chunk, len(text) - 1)
+        if done == 0 and row in self._used_rows:
+            cache.clear(row)
+        self._used_rows.add(row)
+        if end > done:
+            self.target.extend(cache, [text[:end]], [done], row)
+        self._filled[row] = end
+        if end == len(text) - 1:
+            self.batch.admit({row: entry})
+            del self._filled[row]
+        return end - done
+
+    def _fail_all(self, error: Exception) -> None:
+        for row, task in self._in_rows.items():
+            if row not in self._filled and task.entry.record.live:
+                task.entry.record.fail(error)
+        self.batch.forget_launched()
+
+    def _leave(self, row: int) -> None:
+        """Frees the row of a sequence that has ended."""
+        task = self._in_rows.pop(row)
+        self._filled.pop(row, None)
+        if self.batch.rows[row] is not None:
+            self.batch.end(row)
+            self.batch.release(row)
+        self._tokens_used -= task.need
+        self._outcomes.append(Outcome.of(task.number, task.request, task.entry.record))
+
+    def _end(self, task: _Task, end: End) -> None:
+        task.entry.record.end = end
+        self._outcomes.append(Outcome.of(task.number, task.request, task.entry.record))
+
+    def close(self) -> None:
+        """Cancels all requests; their outcomes come with the next step."""
+        for task in [*self._waiting, *self._in_rows.values()]:
+            self.cancel(task.number)
