@@ -77,6 +77,7 @@ class Batch:
         eos: tokens that ``min_new_tokens`` holds back.
         max_eos: end-of-sequence tokens that a sequence may have, at most.
         steady: all steps have the same shape, so a row's numbers do not depend on how far others are.
+        isolate: a drafter that fails for one row is asked for the others.
         ahead: steps that the device may be ahead of the host, 0 or 1.
         graphs: runs a step as one CUDA graph; None: no graphs.
     """
@@ -97,6 +98,7 @@ class Batch:
         costs: list[float] | None = None,
         wanted: Wanted | None = None,
         steady: bool = False,
+        isolate: bool = False,
         ahead: int = 0,
         graphs: StepGraphs | None = None,
     ):
@@ -105,7 +107,7 @@ class Batch:
         adaptive = isinstance(num_drafts, AdaptiveDrafts)
         self.most = num_drafts.max_drafts if adaptive else num_drafts
         self.rows: list[SequenceRecord | None] = [None] * size
-        self.state = RowState(size, capacity, max_eos, target.device)
+        self.state = RowState(size, capacity, self.most, max_eos, target.device)
         self.table = HostTable(size, eos, target.device)
         self.stopwatch = Stopwatch()
         self.generation = Generation(
@@ -123,7 +125,7 @@ class Batch:
         self.steps = self.draft_forwards = 0
         self.session: GuardedSession | None = None
         if drafter is not None and self.most > 0:
-            self.session = GuardedSession(drafter, self.generation, isolate=steady)
+            self.session = GuardedSession(drafter, self.generation, isolate=isolate)
         self._lengths: DraftLengths | None = None if adaptive else FixedLengths(self.most)
         self._pending: deque[Launched] = deque()
 
@@ -178,7 +180,7 @@ class Batch:
         ahead = self.ahead if self.runs_ahead else 0
         emissions = self._catch_up(ahead)
         if self.live:
-            self._launch(ahead > 0)
+            self._launch()
         emissions += self._catch_up(ahead)
         self.stopwatch.lap("loop")
         return emissions
@@ -190,29 +192,32 @@ class Batch:
             emissions += self._take(self._pending.popleft())
         return emissions
 
-    def _launch(self, unseen: bool) -> None:
-        """``unseen``: what the rows have by now is not known to the host."""
+    def _launch(self) -> None:
+        # Where a graph runs the step, or the device is ahead, a step sees nothing of what the host knows.
+        table = self.table.on_device()
+        graphs = self.graphs if self.runs_ahead and table is None else None
+        alone = graphs is not None or (self.runs_ahead and self.ahead > 0)
         self.state.flush()
         self.generation.params, self.generation.greedy = self.state.params, self.state.greedy
         wanted = self._wanted_drafts()
         self.state.set_wanted(wanted)
         allowed, texts = wanted, []
-        if not unseen:
+        if not alone:
             if not self.steady:  # one token is always drawn from the target, so no draft can go past the room
                 allowed = [min(n, r.room - 1) if n else 0 for n, r in zip(wanted, self.rows, strict=True)]
             texts = [[] if r is None else r.text for r in self.rows]
         num_drafts = max(allowed)
         longest = max(len(r.text) for r in self.rows if r is not None and r.live) + max(allowed)
         visible = visible_slots(longest + len(self._pending) * (self.most + 1), self.generation.capacity)
-        table = self.table.on_device()
 
         def run() -> Decided:
             return self._decide(self.plan(num_drafts, visible, allowed, texts, table))
 
-        if self.graphs is None or table is not None or not self.runs_ahead:
+        if graphs is None:
             decided = run()
         else:
-            decided = self.graphs.run((num_drafts, visible, *self.state.signature), run, self.session)
+            decided = graphs.run((num_drafts, visible, *self.state.signature), run, self.session)
+            self.stopwatch.lap("replays")
         if self.session is not None:
             self._note_failed_drafts(self.session)
         report, event = _to_host(decided.report)

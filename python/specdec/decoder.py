@@ -16,6 +16,7 @@ from .compatibility import cached_model
 from .drafters import Drafter
 from .drafters.model import ModelDrafter, model_drafter
 from .forward import CachedModel
+from .graphs import StepGraphs
 from .processors import read_processors
 from .prompts import (
     TokenIds,
@@ -54,6 +55,10 @@ class SpeculativeDecoder:
         confidence: for a draft that is a model: behind a token that it holds less likely than this, a sequence drafts
             no more in that step; the token itself is verified. From 0 (off) to below 1.
 
+        graph_bytes: on an NVIDIA GPU, memory for CUDA graphs: a step of one shape is captured when it comes again, and
+            replayed from then on. 0: none. Steps with penalties, bias, processors, confidence or drafts that are
+            no model's run without.
+
     Raises:
         ValueError: names the argument, what was given and what is allowed; a model that the loop cannot drive
             is refused by the name of its type (``specdec.compatibility``).
@@ -67,10 +72,12 @@ class SpeculativeDecoder:
         backend: str = "auto",
         d2t: torch.Tensor | Sequence[int] | None = None,
         confidence: float = 0.0,
+        graph_bytes: int = 2 << 30,
     ):
         if not isinstance(num_drafts, AdaptiveDrafts):
             read_count("num_drafts", num_drafts)
         self.num_drafts, self.backend = num_drafts, backend
+        self.graph_bytes = read_count("graph_bytes", graph_bytes)
         self.target = cached_model(target, "target")
         self._max_lengths = {"target": self.target.max_length}
         self._costs: dict[int, list[float]] = {}  # by batch size
@@ -185,7 +192,7 @@ class SpeculativeDecoder:
             processed = text if seen is None else list(seen[b])
             record = SequenceRecord(b, text, processed, Stats.empty(self.most_drafts), len(prompt), ends)
             entries[b] = Entry(record, settings[b], seeds[b], bias[b], shortest[b], processors[b])
-        records = [entry.record for entry in entries.values()]
+        records, graphs = [entry.record for entry in entries.values()], self.new_graphs()
         with torch.inference_mode():
             batch = Batch(
                 self.target,
@@ -200,6 +207,8 @@ class SpeculativeDecoder:
                 max_eos=len(eos),
                 costs=self.costs_of(len(prompts)),
                 wanted=Wanted(log_probs, output_logits),
+                steady=graphs is not None,
+                graphs=graphs,
             )
             if max_new_tokens > 0 and prompts:
                 self.target.prefill(batch.generation.target_cache, [p[:-1] for p in prompts])
@@ -232,6 +241,11 @@ class SpeculativeDecoder:
             drafter_error=None if batch.session is None else batch.session.error,
             step_costs=batch.costs if isinstance(self.num_drafts, AdaptiveDrafts) else None,
         )
+
+    def new_graphs(self) -> StepGraphs | None:
+        """For one batch; None where there are none."""
+        on_gpu = self.target.device.type == "cuda" and torch.version.cuda is not None
+        return StepGraphs(self.graph_bytes) if on_gpu and self.graph_bytes else None
 
     @property
     def most_drafts(self) -> int:

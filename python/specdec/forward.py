@@ -91,7 +91,7 @@ class CachedModel:
         if layer_types == {"full_attention"}:
             self._window = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._key_index = torch.arange(0, device=self.device)
+        self._key_index: dict[int, torch.Tensor] = {}  # by length; kept, as captured steps read them
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
         return StaticKVCache(self.config, batch_size, capacity, self.device, append_new=self.needs_2d_mask)
@@ -147,9 +147,9 @@ class CachedModel:
         return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
-        if self._key_index.shape[0] < visible:
-            self._key_index = torch.arange(visible, device=self.device)
-        return self._key_index[:visible]
+        if visible not in self._key_index:
+            self._key_index[visible] = torch.arange(visible, device=self.device)
+        return self._key_index[visible]
 
     def _mask(self, positions: torch.Tensor, visible: int) -> Mask | None:
         """True = attend. The window rule is masking_utils.sliding_window_overlay: key > query - window."""

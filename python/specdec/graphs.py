@@ -28,7 +28,7 @@ def capture(call: Callable[[], T], pool: tuple | None) -> tuple[Graph, T]:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     gc.collect()  # a graph of old that is freed while another is captured spoils it
-    with torch.cuda.graph(graph, pool=pool):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = call()
     return graph, result
 

@@ -55,7 +55,7 @@ class RowState:
         params: as kernels take them: what does nothing in any row is None, so that nothing is computed for it.
     """
 
-    def __init__(self, size: int, capacity: int, max_eos: int, device: torch.device):
+    def __init__(self, size: int, capacity: int, most_drafts: int, max_eos: int, device: torch.device):
         self.size, self.max_eos, self.device = size, max_eos, device
         self._trash = capacity - 1
         self._integers = torch.zeros(5 + max_eos, size, dtype=torch.int64, device=device)
@@ -67,7 +67,7 @@ class RowState:
         self._numbers = torch.tensor(off, device=device)[:, None].repeat(1, size)
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
-        self._columns = torch.arange(-2, 0, device=device)
+        self._columns = torch.arange(-2, most_drafts, device=device)
         self._edits: dict[int, RowSettings | None] = {}
         self._wanted = [0] * size
         self.params = self._used_params()
@@ -130,8 +130,6 @@ class RowState:
         Args:
             wanted: [B] int64, instead of the state's own.
         """
-        if self._columns.shape[0] < num_drafts + 2:
-            self._columns = torch.arange(-2, num_drafts, device=self.device)
         columns = self._columns[: num_drafts + 2]
         live = self.room > 0
         allowed = torch.minimum(self.wanted if wanted is None else wanted, self.room - 1).clamp_(0, num_drafts)

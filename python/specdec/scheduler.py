@@ -10,7 +10,6 @@ import torch
 
 from .batch import Batch, Entry
 from .decoder import SpeculativeDecoder
-from .graphs import StepGraphs
 from .prompts import read_count, read_eos
 from .requests import MAX_EOS, Limits, Outcome, Request, read_request
 from .result import Emission, End
@@ -70,7 +69,6 @@ class Scheduler:
         rule, compact_q: as in ``generate``, of all requests.
         deferred: the device runs one step ahead of the host, where nothing that decides a step needs the host (stop
             strings do not): nothing waits for reports. Texts are the same.
-        graph_bytes: memory for CUDA graphs of steps; 0: none. Without a GPU there are none.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -88,7 +86,6 @@ class Scheduler:
         rule: str = "token",
         compact_q: int = 0,
         deferred: bool = False,
-        graph_bytes: int = 2 << 30,
     ):
         for name, value in (("rows", rows), ("prefill_chunk", prefill_chunk), ("max_waiting", max_waiting)):
             read_count(name, value, 1)
@@ -98,7 +95,6 @@ class Scheduler:
         eos = read_eos(None, target.model)
         self.limits = Limits(max_length, decoder.most_drafts, eos)
         self.cache_tokens = rows * max_length if cache_tokens is None else read_count("cache_tokens", cache_tokens, 1)
-        on_gpu = target.device.type == "cuda"
         with torch.inference_mode():
             self.batch = Batch(
                 target,
@@ -113,8 +109,9 @@ class Scheduler:
                 max_eos=max(MAX_EOS, len(eos)),
                 costs=decoder.costs_of(rows),
                 steady=True,
+                isolate=True,
                 ahead=int(deferred),
-                graphs=StepGraphs(graph_bytes) if on_gpu and graph_bytes else None,
+                graphs=decoder.new_graphs(),
             )
         self._numbers = 0
         self._waiting: deque[_Task] = deque()

@@ -1,0 +1,67 @@
+"""A stand-in for a CUDA graph on a CPU: the operations of a call, with the tensors that they read and wrote, to be run
+again without the Python around them. What a call reads from anywhere but tensors stays as it was, as in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+# They wait for the device: a capture would fail.
+SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item", "unique", "_unique2", "masked_select"}
+
+
+class Synchronised(RuntimeError):
+    pass
+
+
+class Recording(TorchDispatchMode):
+    """Runs operations and keeps them, and refuses those that would wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name.removeprefix("aten::") in SYNCHRONISING:
+            raise Synchronised(str(func))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, out))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, out in self.calls:
+            results = _tensors(out)
+            mutates = func._schema.is_mutable
+            memory = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+            if not mutates and results and all(t.untyped_storage().data_ptr() in memory for t in results):
+                continue  # views
+            new = func(*args, **kwargs)
+            if not mutates:
+                for old, fresh in zip(results, _tensors(new), strict=True):
+                    old.copy_(fresh)
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+class RecordedGraph:
+    def __init__(self, recording: Recording):
+        self.recording, self.replays = recording, 0
+
+    def replay(self) -> None:
+        """The first one has happened: other than a capture, a recording runs what it records."""
+        if self.replays:
+            self.recording.replay()
+        self.replays += 1
+
+
+def record(call: Callable[[], object], pool: object) -> tuple[RecordedGraph, object]:
+    recording = Recording()
+    with recording:
+        result = call()
+    return RecordedGraph(recording), result
