@@ -37,9 +37,9 @@ def cached_model(model: torch.nn.Module, name: str) -> CachedModel:
 
     Raises:
         ValueError: the model is no causal LM, its state cannot be rewound (Mamba, hybrid, linear attention),
-            it is an encoder-decoder, it is in training mode, its attention takes no 4-D mask, its adapters do not act
-            inside its modules, or, for a model that was never checked, its cached forward differs from its full
-            forward.
+            it is an encoder-decoder, it is in training mode, its attention takes no 4-D mask, its weights are spread,
+            sharded or offloaded, its adapters do not act inside its modules, or, for a model that was never checked,
+            its cached forward differs from its full forward.
     """
     whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
@@ -54,9 +54,7 @@ def cached_model(model: torch.nn.Module, name: str) -> CachedModel:
     if config._attn_implementation not in MASKED_ATTENTION:
         given, allowed = config._attn_implementation, " or ".join(MASKED_ATTENTION)
         raise ValueError(f"{name}: attention implementation {given!r}, allowed: {allowed}")
-    devices = sorted({str(p.device) for p in model.parameters()})
-    if len(devices) != 1 or devices == ["meta"]:
-        refuse(name, f"weights on {', '.join(devices)}", "all of them on one device that holds values")
+    _require_one_device(model, name)
     _check_modules(whole, name)
     ours = type(model).__module__.startswith("transformers.models.")
     if not ours or whole is not model or model.config.model_type not in KNOWN_MODEL_TYPES:
@@ -87,6 +85,38 @@ def _require_masked_attention(model: PreTrainedModel, config: PreTrainedConfig, 
         raise ValueError(f"{described} has other masks than the loop's ({listed}), allowed: full and sliding attention")
     if config.model_type == "gpt_neo":
         raise ValueError(f"{described} counts its local attention from the cache's end, allowed: other models")
+
+
+def _require_one_device(model: PreTrainedModel, name: str) -> None:
+    """All of the weights, whole, and there to stay. accelerate is never imported here: its hooks say what they do.
+    Those that only bring inputs to the one device do no harm."""
+    allowed = "all of them, whole, on one device that holds values"
+    sharded = next((p for p in model.parameters() if type(p).__module__.startswith("torch.distributed.")), None)
+    if sharded is not None:
+        refuse(name, f"weights in shards over a device mesh ({type(sharded).__name__})", allowed)
+    if (getattr(model, "_tp_size", None) or 1) > 1:
+        refuse(name, f"weights in shards over {model._tp_size} devices (tensor parallel)", allowed)
+    devices = sorted({str(p.device) for p in model.parameters()})
+    offload = next((hook for module in model.modules() for hook in _hooks(module) if _offloads(hook)), None)
+    if len(devices) == 1 and devices != ["meta"] and offload is None:
+        return
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(places) > 1 or "disk" in places:
+        named = sorted(f"cuda:{place}" if place.isdecimal() else place for place in places)
+        refuse(name, f"weights spread over {' and '.join(named)} (device_map)", allowed)
+    if offload is not None:
+        refuse(name, f"weights that are brought to {offload.execution_device} for each forward (offloading)", allowed)
+    refuse(name, f"weights on {', '.join(devices)}", allowed)
+
+
+def _hooks(module: torch.nn.Module) -> tuple:
+    """accelerate's, of this module alone."""
+    hook = getattr(module, "_hf_hook", None)
+    return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))  # several in a SequentialHook
+
+
+def _offloads(hook: object) -> bool:
+    return getattr(hook, "offload", False) or type(hook).__name__ == "CpuOffload"
 
 
 def _check_modules(model: torch.nn.Module, name: str) -> None:
