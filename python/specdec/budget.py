@@ -1,0 +1,176 @@
+"""How large the caches are, decided before anything is allocated, and who was promised how many of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from specdec_kernels.validation import refuse
+
+from .memory import size_text
+from .prompts import read_count
+
+
+@dataclass(frozen=True)
+class CacheBudget:
+    """Caches of ``rows`` sequences, each of up to ``max_length`` tokens, prompt and output."""
+
+    rows: int
+    max_length: int
+    slot_bytes: int  # of one token of one sequence, over all layers of all caches
+
+    @property
+    def capacity(self) -> int:
+        """Slots of a row: one more, the trash slot."""
+        return self.max_length + 1
+
+    @property
+    def slots(self) -> int:
+        return self.rows * self.capacity
+
+    @property
+    def bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    @property
+    def tokens(self) -> int:
+        """That can be promised at one time: what the caches hold."""
+        return self.rows * self.max_length
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """What the caller gave as a budget."""
+
+    cache_tokens: int | None
+    cache_bytes: int | None
+    slot_bytes: Mapping[str, int]
+
+    @property
+    def each(self) -> int:
+        return sum(self.slot_bytes.values())
+
+    def slots(self) -> tuple[int, str] | None:
+        """The most that all rows may have together, and the argument that says so; None: any number."""
+        limits = []
+        if self.cache_tokens is not None:
+            limits.append((self.cache_tokens, "cache_tokens"))
+        if self.cache_bytes is not None and self.each > 0:
+            limits.append((self.cache_bytes // self.each, "cache_bytes"))
+        return min(limits, default=None)
+
+    def cost(self) -> str:
+        return f"{self.each} bytes a token ({' + '.join(f'{name} {n}' for name, n in self.slot_bytes.items())})"
+
+    def refuse(self, name: str, rows: int, max_length: int) -> NoReturn:
+        """The argument ``name``, with the least that would do for caches of this size."""
+        slots = rows * (max_length + 1)
+        purpose = f"for {rows} rows of {max_length + 1} slots (max_length={max_length} and the trash slot)"
+        if name == "cache_tokens":
+            refuse(name, self.cache_tokens, f">= {slots} {purpose}")
+        least = slots * self.each
+        given = f"{self.cache_bytes} ({size_text(self.cache_bytes)})"
+        refuse(name, given, f">= {least} ({size_text(least)}) {purpose} at {self.cost()}")
+
+
+def plan_caches(
+    rows: int | None,
+    max_length: int | None,
+    cache_tokens: int | None = None,
+    cache_bytes: int | None = None,
+    *,
+    slot_bytes: Mapping[str, int],
+    positions: Mapping[str, int | None],
+    free: int | None,
+) -> CacheBudget:
+    """The largest caches within the budget; nothing is allocated.
+
+    A cache is a rectangle: rows x (max_length + 1) slots, of which one in a row is trash. Where one of ``rows`` and
+    ``max_length`` is None, it is as large as the budget allows; ``max_length`` at most the models' positions.
+
+    Args:
+        rows: sequences at one time, >= 1; None: ``max_length`` and a budget say.
+        max_length: tokens of a sequence, prompt and output, >= 1.
+        cache_tokens: slots of all rows together, at most. What sequences are promised at one time, their prompts and
+            ``max_new_tokens``, stays below it.
+        cache_bytes: of all caches together, at most.
+        slot_bytes: by model, what one token of one sequence takes: the target, and the draft where it has a cache of
+            its own.
+        positions: by model, how many it has; None: no limit.
+        free: bytes that can be allocated now; None: not known.
+
+    Raises:
+        ValueError: names the argument, what was given, and the numbers that are allowed.
+    """
+    least = {"rows": (rows, 1), "max_length": (max_length, 1), "cache_tokens": (cache_tokens, 2)}
+    for name, (value, smallest) in {**least, "cache_bytes": (cache_bytes, 1)}.items():
+        if value is not None:
+            read_count(name, value, smallest)
+    limits = _Limits(cache_tokens, cache_bytes, slot_bytes)
+    most = limits.slots()
+    longest, model = min(((n, name) for name, n in positions.items() if n is not None), default=(None, None))
+    if max_length is not None and longest is not None and max_length > longest:
+        refuse("max_length", max_length, f"<= {longest}, the positions of the {model}")
+    if rows is None:
+        if max_length is None or most is None:
+            refuse("rows", None, "an integer >= 1; or max_length and one of cache_tokens and cache_bytes")
+        rows = max(most[0] // (max_length + 1), 1)
+    elif max_length is None:
+        fitting = [] if most is None else [max(most[0] // rows - 1, 1)]
+        fitting += [] if longest is None else [longest]
+        if not fitting:
+            refuse("max_length", None, "an integer >= 1, or a budget: these models have no limit of their own")
+        max_length = min(fitting)
+    budget = CacheBudget(rows, max_length, limits.each)
+    if most is not None and budget.slots > most[0]:
+        limits.refuse(most[1], rows, max_length)
+    if free is not None and budget.bytes > free:
+        given = f"{size_text(budget.bytes)} ({rows} rows of {budget.capacity} slots at {limits.cost()})"
+        refuse("cache", given, f"<= {size_text(free)}, what is free now")
+    return budget
+
+
+class TokenLedger:
+    """Which sequence was promised how many tokens of the cache: its prompt and its ``max_new_tokens``.
+
+    Args:
+        budget: tokens that may be promised at one time, >= 0.
+    """
+
+    def __init__(self, budget: int):
+        self.budget = read_count("budget", budget)
+        self.used = 0
+        self._promised: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Sequences that hold a promise."""
+        return len(self._promised)
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        """False, and nothing changes, where so many are not left now.
+
+        Raises:
+            ValueError: they never will be; or ``sequence`` holds a promise already.
+        """
+        if read_count("tokens", tokens) > self.budget:
+            refuse("tokens", f"{tokens} for sequence {sequence}", f"<= {self.budget}, the whole budget")
+        if sequence in self._promised:
+            refuse("sequence", f"{sequence}, which holds {self._promised[sequence]} tokens", "one that holds none")
+        if self.used + tokens > self.budget:
+            return False
+        self._promised[sequence] = tokens
+        self.used += tokens
+        return True
+
+    def release(self, sequence: int) -> int:
+        """How many tokens it held.
+
+        Raises:
+            ValueError: it holds no promise: it was released before, or never admitted.
+        """
+        if sequence not in self._promised:
+            refuse("sequence", f"{sequence}, which holds no tokens", "one that was admitted and not yet released")
+        tokens = self._promised.pop(sequence)
+        self.used -= tokens
+        return tokens
