@@ -98,7 +98,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             reclaimable = "total_inactive_file"
         else:
             continue
-        names = [name for name in path.split("/") if name not in ("", "..")]
+        names = [name for name in path.split("/") if name]
         for depth in range(len(names), -1, -1):  # a container may not see its own group by this path, but as the root
             folder = root.joinpath(base, *names[:depth])
             try:
