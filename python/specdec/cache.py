@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -16,6 +19,21 @@ def visible_slots(length: int, capacity: int) -> int:
     return min(-(-length // step) * step, capacity)
 
 
+class Slot(NamedTuple):
+    """What one token of one sequence stores in a layer, as keys or as values."""
+
+    heads: int
+    size: int  # of a head
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return self.heads * self.size * self.dtype.itemsize
+
+
+LayerSlot = tuple[Slot, Slot] | None  # keys and values; None: the layer stores nothing, as where it reads another's
+
+
 class _Writer:
     """Where the next keys go and which slots attention sees; set once a forward, shared by all layers.
 
@@ -23,8 +41,8 @@ class _Writer:
     collection.
     """
 
-    def __init__(self, batch_size: int, capacity: int, device: torch.device):
-        self.batch_size, self.capacity, self.device = batch_size, capacity, device
+    def __init__(self, batch_size: int, capacity: int, device: torch.device, dtype: torch.dtype | None):
+        self.batch_size, self.capacity, self.device, self.dtype = batch_size, capacity, device, dtype
         self.visible, self.rows = 0, slice(0, batch_size)
         self.append_new = False
         self._slots: torch.Tensor | None = None
@@ -49,7 +67,7 @@ class _Writer:
 
 
 class _Layer(CacheLayerMixin):
-    """One layer's [B, H_kv, S, D] keys and values; head sizes and dtypes come from the model's first forward."""
+    """One layer's [B, H_kv, S, D] keys and values."""
 
     is_compileable = True
     # Full-length storage for every layer: a window lives in the mask, or rollback would be impossible.
@@ -59,30 +77,35 @@ class _Layer(CacheLayerMixin):
         super().__init__()
         self._writer = writer
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def allocate(self, keys: Slot, values: Slot) -> None:
         w = self._writer
 
-        def storage(like: torch.Tensor) -> torch.Tensor:  # zeros: a masked slot must not hold NaN
-            shape = (w.batch_size, like.shape[1], w.capacity, like.shape[-1])
-            return torch.zeros(shape, dtype=like.dtype, device=w.device)
+        def storage(slot: Slot) -> torch.Tensor:  # zeros: a masked slot must not hold NaN
+            shape = (w.batch_size, slot.heads, w.capacity, slot.size)
+            return torch.zeros(shape, dtype=w.dtype or slot.dtype, device=w.device)
 
-        self.keys, self.values = storage(key_states), storage(value_states)
+        self.keys, self.values = storage(keys), storage(values)
         self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.allocate(*(Slot(states.shape[1], states.shape[3], states.dtype) for states in (key_states, value_states)))
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        w = self._writer
-        visible_keys, visible_values = self.keys[w.rows, :, : w.visible], self.values[w.rows, :, : w.visible]
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def _write(self, storage: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Stores ``states`` [n, H, q, D]. Returns what attention reads, in their dtype, which is its queries'."""
+        w, size, computed = self._writer, states.shape[3], states.dtype
+        if w.dtype is not None:
+            states = states.to(w.dtype)
+        visible = storage[w.rows, :, : w.visible]
         if w.append_new:
-            visible_keys = torch.cat((visible_keys, key_states), 2)
-            visible_values = torch.cat((visible_values, value_states), 2)
-        index = w.index(key_states.shape[1])
+            visible = torch.cat((visible, states), 2)
         # One flat row copy: measured three times faster than keys[rows, :, slots] = ...
-        for storage, states in ((self.keys, key_states), (self.values, value_states)):
-            size = states.shape[-1]
-            storage.view(-1, size).index_copy_(0, index, states.reshape(-1, size))
-        return visible_keys, visible_values
+        storage.view(-1, size).index_copy_(0, w.index(states.shape[1]), states.reshape(-1, size))
+        return visible.to(computed)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         w = self._writer
@@ -106,13 +129,14 @@ class StaticKVCache(Cache):
     *trash*: padding and finished sequences write there, and no valid query sees it.
 
     Args:
-        config: the model's configuration (only the number of layers is read: head counts, sizes and dtypes, which
-            may differ between keys and values, are those of the first ones; a quantised model's weights do not say).
+        config: the model's configuration; only the number of layers is read.
         batch_size: B.
         capacity: S >= 2, slots a sequence, the trash slot included: at least the longest sequence + 1.
         device: of keys and values.
         append_new: attention gets the stored slots and then this forward's keys, side by side, instead of the
             slots with the new keys inside. For models that build positions from a 2-D mask (ALiBi).
+        dtype: keys and values are rounded to it, and read back in the dtype in which they came; None: they are stored
+            as they come.
 
     Attributes:
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored.
@@ -125,16 +149,23 @@ class StaticKVCache(Cache):
         capacity: int,
         device: torch.device | str,
         append_new: bool = False,
+        dtype: torch.dtype | None = None,
     ):
         if capacity < 2:
             raise ValueError(f"capacity: got {capacity}, allowed: >= 2 (one token and the trash slot)")
         device = torch.device(device)
-        self._writer = _Writer(batch_size, capacity, device)
+        self._writer = _Writer(batch_size, capacity, device, dtype)
         self._writer.append_new = append_new
         layers = config.get_text_config(decoder=True).num_hidden_layers
         super().__init__(layers=[_Layer(self._writer) for _ in range(layers)])
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
+
+    def allocate(self, slots: Sequence[LayerSlot]) -> None:
+        """All of the storage, so that nothing grows later. A layer that was not allocated is by its first keys."""
+        for layer, slot in zip(self.layers, slots, strict=True):
+            if slot is not None:
+                layer.allocate(*slot)
 
     def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0) -> None:
         """Says where the next forward's keys go: ``slots`` [n, q] int64 in [0, S), and how many slots it sees. With

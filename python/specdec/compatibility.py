@@ -59,7 +59,7 @@ def cached_model(model: torch.nn.Module, name: str) -> CachedModel:
     ours = type(model).__module__.startswith("transformers.models.")
     if not ours or whole is not model or model.config.model_type not in KNOWN_MODEL_TYPES:
         check_against_full_forward(model, name, whole)
-    return CachedModel(model)
+    return CachedModel(model, name)
 
 
 def _without_adapters(model: torch.nn.Module, name: str) -> torch.nn.Module:

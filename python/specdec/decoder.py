@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
@@ -12,11 +13,13 @@ from specdec_kernels.validation import refuse
 
 from .adaptive import AdaptiveDrafts
 from .batch import Batch, Entry, Wanted
+from .budget import CacheBudget, plan_caches
 from .compatibility import cached_model
 from .drafters import Drafter
 from .drafters.model import ModelDrafter, model_drafter
 from .forward import CachedModel
 from .graphs import StepGraphs
+from .memory import check_cache_dtype, free_memory, slot_bytes
 from .processors import read_processors
 from .prompts import (
     TokenIds,
@@ -54,10 +57,12 @@ class SpeculativeDecoder:
             tokenizer's vocabulary to different sizes, ``range(len(tokenizer))`` says so.
         confidence: for a draft that is a model: behind a token that it holds less likely than this, a sequence drafts
             no more in that step; the token itself is verified. From 0 (off) to below 1.
-
         graph_bytes: on an NVIDIA GPU, memory for CUDA graphs: a step of one shape is captured when it comes again, and
             replayed from then on. 0: none. Steps with penalties, bias, processors, confidence or drafts that are
             no model's run without.
+        cache_dtype: keys and values of the target, and of a draft that is a model, are rounded to this dtype where they
+            come wider. Another law: that of the target with such a cache. None: they are stored as they come, and
+            where they come narrower than the target computes (autocast), ``generate`` refuses.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed; a model that the loop cannot drive
@@ -73,12 +78,15 @@ class SpeculativeDecoder:
         d2t: torch.Tensor | Sequence[int] | None = None,
         confidence: float = 0.0,
         graph_bytes: int = 2 << 30,
+        cache_dtype: torch.dtype | None = None,
     ):
         if not isinstance(num_drafts, AdaptiveDrafts):
             read_count("num_drafts", num_drafts)
         self.num_drafts, self.backend = num_drafts, backend
         self.graph_bytes = read_count("graph_bytes", graph_bytes)
         self.target = cached_model(target, "target")
+        check_cache_dtype(cache_dtype, self.target)
+        self.target.cache_dtype = cache_dtype
         self._max_lengths = {"target": self.target.max_length}
         self._costs: dict[int, list[float]] = {}  # by batch size
         if not 0 <= confidence < 1:
@@ -90,6 +98,9 @@ class SpeculativeDecoder:
             self.drafter = draft
         else:
             self.drafter = model_drafter(draft, self.target, d2t, confidence)
+            model = self.drafter.model
+            if cache_dtype is not None and cache_dtype.itemsize < model.dtype.itemsize:
+                model.cache_dtype = cache_dtype
         if isinstance(self.drafter, ModelDrafter):
             self._max_lengths["draft"] = self.drafter.model.max_length
 
@@ -159,8 +170,8 @@ class SpeculativeDecoder:
 
         Raises:
             ValueError: names the argument, what was given and what is allowed. A prompt that with
-                ``max_new_tokens`` does not fit the positions of target or draft is refused before anything
-                runs.
+                ``max_new_tokens`` does not fit the positions of target or draft, and caches that do not fit
+                the memory that is free, are refused before anything is allocated.
         """
         device, vocab_size = self.target.device, self.target.vocab_size
         prompts = read_prompts(input_ids, attention_mask, vocab_size)
@@ -193,13 +204,16 @@ class SpeculativeDecoder:
             record = SequenceRecord(b, text, processed, Stats.empty(self.most_drafts), len(prompt), ends)
             entries[b] = Entry(record, settings[b], seeds[b], bias[b], shortest[b], processors[b])
         records, graphs = [entry.record for entry in entries.values()], self.new_graphs()
+        longest = max(map(len, prompts), default=0) + max_new_tokens
+        if prompts:
+            self.plan_caches(len(prompts), longest)
         with torch.inference_mode():
             batch = Batch(
                 self.target,
                 self.drafter,
                 self.num_drafts,
                 len(prompts),
-                max(map(len, prompts), default=0) + max_new_tokens + 1,
+                longest + 1,
                 rule=rule,
                 compact_q=compact_q,
                 backend=self.backend,
@@ -246,6 +260,34 @@ class SpeculativeDecoder:
         """For one batch; None where there are none."""
         on_gpu = self.target.device.type == "cuda" and torch.version.cuda is not None
         return StepGraphs(self.graph_bytes) if on_gpu and self.graph_bytes else None
+
+    def plan_caches(
+        self,
+        rows: int | None,
+        max_length: int | None,
+        cache_tokens: int | None = None,
+        cache_bytes: int | None = None,
+    ) -> CacheBudget:
+        """The caches of target and draft within a budget and the memory that is free, as
+        ``specdec.budget.plan_caches``. Nothing is allocated.
+
+        Raises:
+            ValueError: names the argument, what was given, and the numbers that are allowed.
+        """
+        costs = {"target": slot_bytes(self.target)}
+        if self.most_drafts > 0 and hasattr(self.drafter, "slot_bytes"):
+            # What fails here will fail as its session starts, and is dropped there.
+            with suppress(Exception):
+                costs["draft"] = self.drafter.slot_bytes()
+        return plan_caches(
+            rows,
+            max_length,
+            cache_tokens,
+            cache_bytes,
+            slot_bytes={name: cost for name, cost in costs.items() if cost},
+            positions=self._max_lengths,
+            free_memory=lambda: free_memory(self.target.device),
+        )
 
     @property
     def most_drafts(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .cache import StaticKVCache, visible_slots
+from .memory import PrefillChunk, stored_slots
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 
@@ -67,10 +68,17 @@ class CachedModel:
 
     Args:
         model: a decoder-only ``PreTrainedModel`` (``specdec.compatibility`` says which), in evaluation mode.
+        name: for errors.
+
+    Attributes:
+        cache_dtype: that of its caches, where keys and values are to be rounded; None: as they come.
+        prefill_chunk: tokens of one forward of a prefill at most, padding included.
     """
 
-    def __init__(self, model: PreTrainedModel):
-        self.model = model
+    def __init__(self, model: PreTrainedModel, name: str = "model"):
+        self.model, self.name = model, name
+        self.cache_dtype: torch.dtype | None = None
+        self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
         self.config = model.config.get_text_config(decoder=True)
         self.device, self.dtype = model.device, _computing_dtype(model)
         self.vocab_size: int = self.config.vocab_size
@@ -94,7 +102,16 @@ class CachedModel:
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept, as captured steps read them
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
-        return StaticKVCache(self.config, batch_size, capacity, self.device, append_new=self.needs_2d_mask)
+        """All of it allocated.
+
+        Raises:
+            ValueError: as ``specdec.memory.stored_slots``.
+        """
+        slots = stored_slots(self)
+        append_new = self.needs_2d_mask
+        cache = StaticKVCache(self.config, batch_size, capacity, self.device, append_new, self.cache_dtype)
+        cache.allocate(slots)
+        return cache
 
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
         """The layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64 (``visible`` as
@@ -113,18 +130,24 @@ class CachedModel:
         self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], starts: Sequence[int], first_row: int = 0
     ) -> None:
         """As ``prefill``, for sequences whose first ``starts`` tokens are stored already, in the rows from
-        ``first_row`` on. In chunks of at most PREFILL_TOKENS tokens, padding included."""
+        ``first_row`` on. In chunks of columns: smaller ones from then on where memory runs out, with a warning."""
         size = len(sequences)
         new = [list(s[start:]) for s, start in zip(sequences, starts, strict=True)]
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64, device=self.device)
         cache.lengths = torch.cat((cache.lengths[:first_row], lengths, cache.lengths[first_row + size :]))
         longest = max(map(len, new), default=0)
-        columns = max(PREFILL_TOKENS // max(size, 1), 1)
-        for first in range(0, longest, columns):
+        first = 0
+
+        def feed(columns: int) -> int:
             fed = [n[first : first + columns] for n in new]
             self._store(cache, fed, [start + first for start in starts], first_row)
+            return first + columns
+
+        while first < longest:
+            first = self.prefill_chunk.run(feed, longest - first, size)
 
     def _store(self, cache: StaticKVCache, fed: list[list[int]], starts: list[int], first_row: int) -> None:
+        """Called again for the same tokens, it writes the same slots."""
         longest = max(map(len, fed))
         tokens = torch.tensor([[*f, *[0] * (longest - len(f))] for f in fed], device=self.device)
         index = torch.arange(longest, device=self.device)

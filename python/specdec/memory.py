@@ -5,40 +5,29 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 
-from .cache import StaticKVCache
-from .forward import CachedModel
+from specdec_kernels.validation import refuse
+
+from .cache import LayerSlot, Slot, StaticKVCache
 from .prompts import read_count
 
+if TYPE_CHECKING:
+    from .forward import CachedModel
+
 T = TypeVar("T")
-
-
-class Slot(NamedTuple):
-    """What one token of one sequence stores in a layer, as keys or as values."""
-
-    heads: int
-    size: int  # of a head
-    dtype: torch.dtype
-
-    @property
-    def bytes(self) -> int:
-        return self.heads * self.size * self.dtype.itemsize
-
-
-LayerSlot = tuple[Slot, Slot] | None  # keys and values; None: the layer stores nothing, as where it reads another's
 
 # By the dtype of autocast, which changes what dtypes keys and values have; None: it is off.
 _measured: WeakKeyDictionary[CachedModel, dict[torch.dtype | None, tuple[LayerSlot, ...]]] = WeakKeyDictionary()
 
 
 def layer_slots(model: CachedModel) -> tuple[LayerSlot, ...]:
-    """What a token stores, layer by layer. Measured, by feeding one token into two slots, once a model: head counts,
-    head sizes and dtypes may differ by layer and between keys and values, and neither a configuration nor quantised
-    weights say all of them."""
+    """What comes to be stored of a token, layer by layer. Measured, by feeding one token into two slots, once a model:
+    head counts, head sizes and dtypes may differ by layer and between keys and values, and neither a configuration nor
+    quantised weights say all of them."""
     kind = model.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     known = _measured.setdefault(model, {})
@@ -53,9 +42,49 @@ def layer_slots(model: CachedModel) -> tuple[LayerSlot, ...]:
     return known[autocast]
 
 
+def stored_slots(model: CachedModel) -> tuple[LayerSlot, ...]:
+    """As ``layer_slots``, in the dtypes in which they are stored.
+
+    Raises:
+        ValueError: keys or values come narrower than the model computes, and ``cache_dtype`` does not say so; or
+            ``cache_dtype`` is wider than they come.
+    """
+    stored = []
+    for pair in layer_slots(model):
+        if pair is not None:
+            keys, values = pair
+            keys = keys._replace(dtype=_stored_dtype(model, "keys", keys.dtype))
+            pair = keys, values._replace(dtype=_stored_dtype(model, "values", values.dtype))
+        stored.append(pair)
+    return tuple(stored)
+
+
+def _stored_dtype(model: CachedModel, what: str, comes: torch.dtype) -> torch.dtype:
+    asked = model.cache_dtype
+    if asked is None and comes.itemsize < model.dtype.itemsize:
+        given = f"{what} that come as {comes} from a model that computes in {model.dtype} (autocast?)"
+        refuse(model.name, given, f"cache_dtype={comes} to accept it")
+    if asked not in (None, comes) and asked.itemsize >= comes.itemsize:
+        refuse("cache_dtype", asked, f"None, or narrower than {comes}, as which the {model.name}'s {what} come")
+    return asked or comes
+
+
+def check_cache_dtype(dtype: torch.dtype | None, model: CachedModel) -> None:
+    """Refuses what cannot be narrower than what ``model`` computes. How its keys come is seen when it runs."""
+    if dtype is None:
+        return
+    known = isinstance(dtype, torch.dtype) and dtype.is_floating_point and 2 <= dtype.itemsize <= model.dtype.itemsize
+    if not known or (dtype != model.dtype and dtype.itemsize == model.dtype.itemsize):
+        refuse("cache_dtype", dtype, f"None, or a floating dtype of 16 bits or more, narrower than {model.dtype}")
+
+
 def slot_bytes(model: CachedModel) -> int:
-    """Bytes of keys and values that one token of one sequence takes, over all layers."""
-    return sum(slot.bytes for pair in layer_slots(model) if pair is not None for slot in pair)
+    """Bytes of keys and values that one token of one sequence takes, over all layers.
+
+    Raises:
+        ValueError: as ``stored_slots``.
+    """
+    return sum(slot.bytes for pair in stored_slots(model) if pair is not None for slot in pair)
 
 
 def free_memory(device: torch.device, root: Path = Path("/")) -> int | None:
@@ -144,7 +173,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class PrefillChunk:
-    """How many tokens of a prompt a forward is fed. Halved where memory runs out, and never raised again: what ran out
+    """How many tokens a forward of a prefill is fed. Halved where memory runs out, and never raised again: what ran out
     once would do so again, and every time costs a forward.
 
     Args:
@@ -154,31 +183,37 @@ class PrefillChunk:
     def __init__(self, size: int):
         self.size = read_count("prefill_chunk", size, 1)
 
-    def run(self, feed: Callable[[int], T]) -> T:
-        """``feed(size)``, with a smaller ``size`` as often as memory runs out. It may be interrupted anywhere: it is to
-        write where it has written before when it is called again.
+    def run(self, feed: Callable[[int], T], columns: int, rows: int = 1) -> T:
+        """``feed(columns)``, or fewer: as many as ``size`` allows, and half of them as often as memory runs out. It may
+        be interrupted anywhere: it is to write where it has written before when it is called again.
 
         Warns (RuntimeWarning), once a call, from what to what ``size`` fell.
 
+        Args:
+            columns: that there are, >= 1.
+            rows: tokens of a column, which cannot be cut.
+
         Raises:
-            Exception: of ``feed``; of memory running out where ``size`` is 1.
+            Exception: of ``feed``; of memory running out for a single column.
         """
-        before = self.size
+        columns = before = max(min(self.size // rows, columns), 1)
         try:
-            while (result := self._try(feed)) is None:
-                self.size //= 2
+            while (result := _tried(feed, columns)) is None:
+                columns //= 2
+                self.size = columns * rows
             return result[0]
         finally:
-            if self.size < before:
-                told = f"out of memory in prefill: chunks of {self.size} tokens in the place of {before} from now on"
-                warnings.warn(told, RuntimeWarning, stacklevel=2)
+            if columns < before:
+                told = f"{columns * rows} tokens a forward in the place of {before * rows} from now on"
+                warnings.warn(f"out of memory in prefill: {told}", RuntimeWarning, stacklevel=2)
 
-    def _try(self, feed: Callable[[int], T]) -> tuple[T] | None:
-        """None: memory ran out. Returned and not caught further out, so that no traceback keeps the forward's tensors
-        while the next one runs."""
-        try:
-            return (feed(self.size),)
-        except Exception as error:
-            if self.size == 1 or not is_out_of_memory(error):
-                raise
-            return None
+
+def _tried(feed: Callable[[int], T], columns: int) -> tuple[T] | None:
+    """None: memory ran out. Returned and not caught further out, so that no traceback keeps the forward's tensors while
+    the next one runs."""
+    try:
+        return (feed(columns),)
+    except Exception as error:
+        if columns == 1 or not is_out_of_memory(error):
+            raise
+        return None

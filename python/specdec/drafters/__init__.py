@@ -114,4 +114,7 @@ class DraftSession(Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
+    """One with caches of its own also has ``slot_bytes() -> int``: what they take for each token of a sequence, which
+    counts where memory is planned."""
+
     def start(self, generation: Generation) -> DraftSession: ...

@@ -14,6 +14,7 @@ from specdec_kernels import DraftStep, Rule, draft_step
 from ..cache import StaticKVCache
 from ..compatibility import cached_model
 from ..forward import CachedModel
+from ..memory import slot_bytes
 from ..sampling import read_d2t
 from . import Drafts, Generation, Step
 
@@ -40,6 +41,9 @@ class ModelDrafter:
 
     def start(self, generation: Generation) -> ModelDraftSession:
         return ModelDraftSession(self, generation)
+
+    def slot_bytes(self) -> int:
+        return slot_bytes(self.model)
 
 
 def model_drafter(

@@ -12,6 +12,7 @@ from specdec_kernels.validation import refuse
 
 from ..cache import StaticKVCache, visible_slots
 from ..compatibility import cached_model
+from ..memory import slot_bytes
 from ..prompts import read_eos
 from . import Drafts, Generation, Step
 from .translation import TokenText, Translation, common_special_tokens
@@ -59,6 +60,10 @@ class UniversalDrafter:
     def start(self, generation: Generation) -> UniversalDraftSession:
         return UniversalDraftSession(self, generation)
 
+    def slot_bytes(self) -> int:
+        """At most: what the texts need is seen when they come."""
+        return int(MOST_ROOM) * slot_bytes(self.model)
+
 
 class UniversalDraftSession:
     """One generation's translations, and the draft's cache of them."""
@@ -97,7 +102,7 @@ class UniversalDraftSession:
         lengths = [len(self.translations[row].tokens) for row in prompts]
         ratio = 1.5 * sum(lengths) / max(sum(map(len, prompts.values())), 1)
         new = min(max(ratio, LEAST_ROOM), MOST_ROOM) * (self.capacity - max(map(len, prompts.values())))
-        room = max(lengths) + int(new)
+        room = min(max(lengths) + int(new), int(MOST_ROOM) * self.capacity - 1)
         return room if self.model.max_length is None else min(room, self.model.max_length)
 
     def draft(self, step: Step) -> Drafts:
