@@ -294,20 +294,6 @@ class SpeculativeDecoder:
         """The largest K."""
         return self.num_drafts.max_drafts if isinstance(self.num_drafts, AdaptiveDrafts) else self.num_drafts
 
-    def longest(self, max_length: int | None) -> int:
-        """Tokens of prompt and output that a sequence may have: ``max_length``, which must fit the positions of target
-        and draft; None: as many as these have.
-
-        Raises:
-            ValueError: names ``max_length``.
-        """
-        known = [length for length in self._max_lengths.values() if length is not None]
-        if max_length is None:
-            return min(known) if known else refuse("max_length", None, "a number: the models have no last position")
-        if read_count("max_length", max_length, 2) > min(known, default=max_length):
-            refuse("max_length", max_length, f"up to {min(known)}, the positions of target and draft")
-        return max_length
-
     def costs_of(self, batch_size: int) -> list[float] | None:
         """T(0), T(1), ... of batches of this size; None: not measured yet."""
         if isinstance(self.num_drafts, AdaptiveDrafts) and self.num_drafts.costs is not None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from .batch import Batch, Entry
+from .budget import TokenLedger
 from .decoder import SpeculativeDecoder
 from .prompts import read_count, read_eos
 from .requests import MAX_EOS, Limits, Outcome, Request, read_request
@@ -60,9 +61,12 @@ class Scheduler:
 
     Args:
         decoder: the models, the drafter, K and the backend.
-        rows: R, sequences that decode at one time.
-        max_length: tokens of prompt and output of one sequence, at most; None: the positions that the models have.
-        cache_tokens: that may be promised (prompt + ``max_new_tokens``) to all rows together; None: all that rows hold.
+        rows: R, sequences that decode at one time; None: as many as the budget allows.
+        max_length: tokens of prompt and output of one sequence, at most; None: as many as the budget allows and the
+            models have positions.
+        cache_tokens: of all rows together, at most: the cache has rows x (max_length + 1) slots, all allocated here.
+            What sequences are promised at one time (prompt + ``max_new_tokens``) stays below.
+        cache_bytes: of the caches of target and draft together, at most.
         prefill_chunk: tokens of a prompt that are read at once, and after which a step reads no more: what a long
             prompt delays the others by.
         max_waiting: requests that may wait for a row.
@@ -78,36 +82,37 @@ class Scheduler:
         self,
         decoder: SpeculativeDecoder,
         *,
-        rows: int = 8,
+        rows: int | None = 8,
         max_length: int | None = None,
         cache_tokens: int | None = None,
+        cache_bytes: int | None = None,
         prefill_chunk: int = 256,
         max_waiting: int = 1024,
         rule: str = "token",
         compact_q: int = 0,
         deferred: bool = False,
     ):
-        for name, value in (("rows", rows), ("prefill_chunk", prefill_chunk), ("max_waiting", max_waiting)):
+        for name, value in (("prefill_chunk", prefill_chunk), ("max_waiting", max_waiting)):
             read_count(name, value, 1)
         self.decoder, self.prefill_chunk, self.max_waiting = decoder, prefill_chunk, max_waiting
         self.target = target = decoder.target
-        max_length = decoder.longest(max_length)
+        self.budget = decoder.plan_caches(rows, max_length, cache_tokens, cache_bytes)
         eos = read_eos(None, target.model)
-        self.limits = Limits(max_length, decoder.most_drafts, eos)
-        self.cache_tokens = rows * max_length if cache_tokens is None else read_count("cache_tokens", cache_tokens, 1)
+        self.limits = Limits(self.budget.max_length, decoder.most_drafts, eos)
+        self.ledger = TokenLedger(self.budget.tokens)
         with torch.inference_mode():
             self.batch = Batch(
                 target,
                 decoder.drafter,
                 decoder.num_drafts,
-                rows,
-                max_length + 1,
+                self.budget.rows,
+                self.budget.capacity,
                 rule=read_rule(rule, compact_q),
                 compact_q=compact_q,
                 backend=decoder.backend,
                 eos=[i for i in sorted(eos) if 0 <= i < target.vocab_size],
                 max_eos=max(MAX_EOS, len(eos)),
-                costs=decoder.costs_of(rows),
+                costs=decoder.costs_of(self.budget.rows),
                 steady=True,
                 isolate=True,
                 ahead=int(deferred),
@@ -118,7 +123,6 @@ class Scheduler:
         self._in_rows: dict[int, _Task] = {}
         self._filled: dict[int, int] = {}  # row -> tokens of its prompt that are stored, until it decodes
         self._used_rows: set[int] = set()
-        self._tokens_used = 0
         self._outcomes: list[Outcome] = []
         self._busy_rows = 0
 
@@ -135,8 +139,6 @@ class Scheduler:
             raise QueueFull(f"{len(self._waiting)} requests wait, allowed: {self.max_waiting}")
         entry = read_request(request, self._numbers, self.target, self.limits)
         task = _Task(self._numbers, request, entry)
-        if task.need > self.cache_tokens:
-            raise ValueError(f"prompt: needs a cache of {task.need} tokens, allowed: cache_tokens={self.cache_tokens}")
         self._numbers += 1
         if request.max_new_tokens == 0:
             entry.record.end = End.LENGTH
@@ -173,8 +175,8 @@ class Scheduler:
             live=len(self._in_rows) - len(self._filled),
             prefilling=len(self._filled),
             waiting=len(self._waiting),
-            cache_tokens=self.cache_tokens,
-            cache_tokens_used=self._tokens_used,
+            cache_tokens=self.ledger.budget,
+            cache_tokens_used=self.ledger.used,
             steps=steps,
             busy=self._busy_rows / (steps * rows) if steps else 0.0,
         )
@@ -221,10 +223,9 @@ class Scheduler:
         """In order: a request that needs more cache than is free holds up those behind it, and so is never passed by
         for good."""
         free = deque(row for row in range(len(self.batch.rows)) if row not in self._in_rows)
-        while free and self._waiting and self._waiting[0].need <= self.cache_tokens - self._tokens_used:
+        while free and self._waiting and self.ledger.reserve(self._waiting[0].number, self._waiting[0].need):
             task, row = self._waiting.popleft(), free.popleft()
             self._in_rows[row], self._filled[row] = task, 0
-            self._tokens_used += task.need
 
     def _prefill(self) -> None:
         """Reads prompts, those that came first, until they had ``prefill_chunk`` tokens together."""
@@ -267,7 +268,7 @@ class Scheduler:
         if self.batch.rows[row] is not None:
             self.batch.end(row)
             self.batch.release(row)
-        self._tokens_used -= task.need
+        self.ledger.release(task.number)
         self._outcomes.append(Outcome.of(task.number, task.request, task.entry.record))
 
     def _end(self, task: _Task, end: End) -> None:
