@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -193,21 +193,34 @@ def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=Non
     return out.transpose(1, 2).contiguous(), None
 
 
-@contextmanager
-def flex(config: PreTrainedConfig) -> Iterator[None]:
-    """Within it the layers of a (text) model with this configuration use flex attention, and want ``BlockMask``s.
+def configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Those that modules of the model ask for their attention function."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    return list({id(c): c for c in found if isinstance(c, PreTrainedConfig)}.values())
 
-    The configuration is the user's: it is as before afterwards, also after an error. Another thread must not run the
-    model meanwhile.
+
+@contextmanager
+def flex(configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
+    """Within it the layers of the model with these configurations use flex attention, and want ``BlockMask``s. With
+    none, nothing changes.
+
+    The configurations are the user's: they are as before afterwards, also after an error. Another thread must not run
+    the model meanwhile.
     """
+    if not configs:
+        yield
+        return
     AttentionInterface.register(_NAME, _forward)
-    before = config._attn_implementation
-    config._attn_implementation = _NAME
+    # Not by the property, which sets the parts of a configuration as well.
+    before = [c._attn_implementation_internal for c in configs]
     try:
+        for config in configs:
+            config._attn_implementation_internal = _NAME
         with _many_kernels():
             yield
     finally:
-        config._attn_implementation = before
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation_internal = name
 
 
 def choose(model: PreTrainedModel, requested: str = "auto") -> str:
@@ -229,8 +242,8 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
 
 def _flex_lacks(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
-    if not model._supports_attention_backend:
-        return "whose layers do not go through transformers' AttentionInterface"
+    if not (model._supports_attention_backend and model._supports_flex_attn):
+        return "which by its class takes no BlockMask, or no attention function"
     if getattr(config, "alibi", False):
         return "which has ALiBi"
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
