@@ -30,7 +30,7 @@ def oracle(query, key, value, queries: Queries, scale: float | None = None, soft
     """float64, one query and head at a time."""
     group = query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    out = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float64, device=query.device)
+    out = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float64)
     for b in range(query.shape[0]):
         for i in range(query.shape[2]):
             slots = slots_seen(queries, b, i)
@@ -76,7 +76,7 @@ class Case(NamedTuple):
 
 def random_case(
     lengths, q, *, heads=4, group=2, size=64, capacity=300, window=None, tree=False, padding=0, seed=0,
-    dtype=torch.float32, device="cpu", poison=HUGE,
+    dtype=torch.float32, poison=HUGE,
 ) -> Case:  # fmt: skip
     """Sequences with so many tokens stored, and q queries behind them, of which the last ``padding`` do not count (none
     of a sequence with length -1). Slots that no query sees hold ``poison``, as far as a kernel reads their block, and
@@ -103,9 +103,4 @@ def random_case(
             blocks = {s // BLOCK for s in seen}
             for s in set(range(capacity)) - seen:
                 key[b, :, s] = value[b, :, s] = poison if s // BLOCK in blocks else math.nan
-    queries = Queries(
-        positions.to(device),
-        window,
-        Tree(base.to(device), ancestors.to(device)) if tree else None,
-    )
-    return Case(*(t.to(device, dtype) for t in (query, key, value)), queries)
+    return Case(*(t.to(dtype) for t in (query, key, value)), queries)

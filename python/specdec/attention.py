@@ -246,6 +246,8 @@ def _flex_lacks(model: PreTrainedModel) -> str | None:
         return "which by its class takes no BlockMask, or no attention function"
     if getattr(config, "alibi", False):
         return "which has ALiBi"
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation != "eager":
+        return "whose scores are soft-capped, but not by its own sdpa"  # transformers 5.17 leaves that out
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         return "which has attention sinks"
     if model.device.type == "cuda":
