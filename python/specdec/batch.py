@@ -126,6 +126,8 @@ class Batch:
         self.session: GuardedSession | None = None
         if drafter is not None and self.most > 0:
             self.session = GuardedSession(drafter, self.generation, isolate=isolate)
+        models = [target, getattr(drafter, "model", target)]
+        self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._lengths: DraftLengths | None = None if adaptive else FixedLengths(self.most)
         self._pending: deque[Launched] = deque()
 
@@ -207,8 +209,7 @@ class Batch:
                 allowed = [min(n, r.room - 1) if n else 0 for n, r in zip(wanted, self.rows, strict=True)]
             texts = [[] if r is None else r.text for r in self.rows]
         num_drafts = max(allowed)
-        longest = max(len(r.text) for r in self.rows if r is not None and r.live) + max(allowed)
-        visible = visible_slots(longest + len(self._pending) * (self.most + 1), self.generation.capacity)
+        visible = self._visible(max(allowed))
 
         def run() -> Decided:
             return self._decide(self.plan(num_drafts, visible, allowed, texts, table))
@@ -224,6 +225,14 @@ class Batch:
         self._pending.append(Launched(list(self.rows), decided, report, event))
         self.steps += 1
         self.draft_forwards += decided.drafts.forwards
+
+    def _visible(self, num_drafts: int) -> int:
+        """Slots that attention is shown: what the longest sequence has, with what steps on their way may add."""
+        capacity = self.generation.capacity
+        if self._reads_only_filled:
+            return capacity
+        longest = max(len(r.text) for r in self.rows if r is not None and r.live)
+        return visible_slots(longest + len(self._pending) * (self.most + 1) + num_drafts, capacity)
 
     def _note_failed_drafts(self, session: GuardedSession) -> None:
         for row, error in session.failed_rows.items():

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .attention import MAX_QUERIES, Queries, block_mask, choose, configurations, flex
 from .cache import StaticKVCache, visible_slots
 from .memory import PrefillChunk, stored_slots
 
+T = TypeVar("T")
 Mask = torch.Tensor | dict[str, torch.Tensor]
+FLEX_STEP = 256  # slots: flex attention is compiled for each capacity, so there are few of them
 
 PREFILL_TOKENS = 8192  # of one forward at most: what it computes in between is freed before the next
 
@@ -28,7 +31,7 @@ class Layout(NamedTuple):
     positions: torch.Tensor  # [B, q] int64
     slots: torch.Tensor  # [B, q] int64, equal to positions but for padding
     visible: int  # slots that attention reads
-    mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None where it depends on the cut
+    mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None where it is made in the forward
 
     def split(self, sizes: list[int]) -> list[Layout]:
         """Consecutive layouts of so many columns each."""
@@ -69,13 +72,15 @@ class CachedModel:
     Args:
         model: a decoder-only ``PreTrainedModel`` (``specdec.compatibility`` says which), in evaluation mode.
         name: for errors.
+        attention: of the steps, "auto", "model" or "flex" (``specdec.attention.choose``); prompts are read with the
+            model's own.
 
     Attributes:
         cache_dtype: that of its caches, where keys and values are to be rounded; None: as they come.
         prefill_chunk: tokens of one forward of a prefill at most, padding included.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str = "model"):
+    def __init__(self, model: PreTrainedModel, name: str = "model", attention: str = "auto"):
         self.model, self.name = model, name
         self.cache_dtype: torch.dtype | None = None
         self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
@@ -100,14 +105,22 @@ class CachedModel:
             self._window = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept, as captured steps read them
+        self._flex_configs = configurations(model) if choose(model, attention) == "flex" else []
+
+    @property
+    def reads_only_filled(self) -> bool:
+        """Whether a step reads what sequences have stored, whatever ``visible`` says."""
+        return bool(self._flex_configs)
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
-        """All of it allocated.
+        """All of it allocated. ``capacity``: slots for each sequence, at least.
 
         Raises:
             ValueError: as ``specdec.memory.stored_slots``.
         """
         slots = stored_slots(self)
+        if self.reads_only_filled:
+            capacity = -(-capacity // FLEX_STEP) * FLEX_STEP
         append_new = self.needs_2d_mask
         cache = StaticKVCache(self.config, batch_size, capacity, self.device, append_new, self.cache_dtype)
         cache.allocate(slots)
@@ -116,7 +129,8 @@ class CachedModel:
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
         """The layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64 (``visible`` as
         from ``visible_slots``), with the masks that this model wants."""
-        return Layout(positions, slots, visible, self._mask(positions, visible))
+        by_flex = self.reads_only_filled and positions.shape[1] <= MAX_QUERIES
+        return Layout(positions, slots, visible, None if by_flex else self._mask(positions, visible))
 
     def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
         """Feeds ``tokens`` [B, q] int64 and stores their keys. Returns logits [B, q, V]."""
@@ -155,19 +169,24 @@ class CachedModel:
         places = torch.tensor(starts, device=self.device)[:, None] + index
         slots = torch.where(valid, places, cache.trash)
         stored = max(start + len(f) for start, f in zip(starts, fed, strict=True) if f)
-        layout = self.layout(places * valid, slots, visible_slots(stored, cache.capacity))
+        positions, visible = places * valid, visible_slots(stored, cache.capacity)
+        layout = Layout(positions, slots, visible, self._mask(positions, visible))
         # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
         self._run(self.model.base_model, tokens, cache, layout, first_row)
 
     def _run(
         self, module: torch.nn.Module, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout, first_row: int = 0
     ):
-        cache.write_at(layout.slots, layout.visible, first_row)
+        by_flex = self.reads_only_filled and layout.mask is None
+        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row)
         if self.may_lack_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs = {"position_ids": layout.positions} if self._takes_positions else {}
         mask = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
-        return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
+        if by_flex:
+            mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
+        with flex(self._flex_configs if by_flex else []):
+            return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
         if visible not in self._key_index:
@@ -180,12 +199,15 @@ class CachedModel:
             return None
         keys, queries = self._keys(visible), positions[:, None, :, None]
         causal = keys <= queries
-        if self._window is None:
-            return self._as_model_wants(causal)
-        sliding = self._as_model_wants(causal & (keys > queries - self._window))
+        return self._by_kind(
+            lambda window: self._as_model_wants(causal if window is None else causal & (keys > queries - window))
+        )
+
+    def _by_kind(self, mask: Callable[[int | None], T]) -> T | dict[str, T]:
+        """``mask`` of the window of all layers, or of each kind of layer where some slide."""
         if not self._mixed_layers:
-            return sliding
-        return {"full_attention": self._as_model_wants(causal), "sliding_attention": sliding}
+            return mask(self._window)
+        return {"full_attention": mask(None), "sliding_attention": mask(self._window)}
 
     def _as_model_wants(self, mask: torch.Tensor) -> torch.Tensor:
         if not self._float_mask:

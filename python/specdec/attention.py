@@ -1,0 +1,261 @@
+"""What the queries of a step see, as one rule; the mask and the flex attention that are made from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils._triton import has_triton
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+
+from specdec_kernels.validation import refuse
+
+CHOICES = ("auto", "model", "flex")
+BLOCK = 128  # slots: flex attention reads a sequence's keys in whole blocks of them
+MAX_QUERIES = 127  # of one sequence: beyond them Inductor leaves the decoding kernel, which splits the keys
+_TILE = 128  # rows (queries x heads of a group) of the decoding kernel's tile, at most
+_KERNELS = 256  # compiled for as many different shapes: by default Dynamo refuses the ninth
+_NAME = "specdec_flex"  # in transformers' AttentionInterface
+
+
+@dataclass(frozen=True)
+class Tree:
+    """n drafted nodes a sequence, their keys behind the stored ones, in slots base[b] .. base[b] + n - 1 (SpecInfer,
+    arXiv 2305.09781, section 4.2: a node attends to its ancestors).
+
+    Attributes:
+        base: [B] int64, how many tokens are stored before node 0.
+        ancestors: [n, n] or [B, n, n] bool: [i, j] says that node j is on the path from the root to node i, i included.
+    """
+
+    base: torch.Tensor
+    ancestors: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Where the q queries of each sequence stand, and hence which slots of its cache they see: those of positions
+    (position - window, position]. Slot j holds position j; with a tree, that of its node.
+
+    Position 0 sees slot 0 and no other: it is a first token, or padding, whose result nobody reads, but which must
+    not become NaN.
+
+    Attributes:
+        positions: [B, q] int64, in any order.
+        window: >= 1, or None.
+        tree: of n = q nodes, or None; a node that does not count has position 0.
+    """
+
+    positions: torch.Tensor
+    window: int | None = None
+    tree: Tree | None = None
+
+
+def rule(queries: Queries) -> Callable[..., torch.Tensor]:
+    """Whether query i of sequence b sees a slot, as a flex attention ``mask_mod(b, h, i, slot)``: of scalar indices, or
+    of tensors that broadcast."""
+    positions, window, tree = queries.positions, queries.window, queries.tree
+    if tree is None:
+
+        def sees(b, h, i, slot):
+            position = positions[b, i]
+            return slot <= position if window is None else (slot <= position) & (slot > position - window)
+
+        return sees
+
+    base, nodes = tree.base, positions.shape[1]
+    ancestors = tree.ancestors.expand(positions.shape[0], nodes, nodes)
+
+    def sees_path(b, h, i, slot):
+        position, node = positions[b, i], slot - base[b]
+        stored, inside = node < 0, node.clamp(0, nodes - 1)
+        seen = stored | ((node < nodes) & ancestors[b, i, inside])
+        if window is not None:
+            seen = seen & (torch.where(stored, slot, positions[b, inside]) > position - window)
+        return torch.where(position == 0, slot == 0, seen)
+
+    return sees_path
+
+
+def dense_mask(queries: Queries, visible: int) -> torch.Tensor:
+    """[B, 1, q, visible] bool, True = attend, over the first ``visible`` slots."""
+    size, q = queries.positions.shape
+    indices = [torch.arange(n, device=queries.positions.device) for n in (size, q, visible)]
+    return rule(queries)(indices[0][:, None, None], 0, indices[1][:, None], indices[2])[:, None]
+
+
+def block_mask(queries: Queries, capacity: int) -> BlockMask:
+    """The same for flex attention over all ``capacity`` slots, of which it reads the blocks that some query of a
+    sequence sees: from the first slot in its window, and slot 0 where there is padding, to the last one.
+
+    Made on the device, without a wait. Its shapes depend on q and the capacity alone, so one compiled kernel, or CUDA
+    graph, serves all lengths. What is not read may hold anything; within a block that is read, unseen slots must be
+    finite.
+    """
+    positions = queries.positions
+    size, q = positions.shape
+    last = positions.amax(1)
+    if queries.tree is not None:
+        last = torch.where(last > 0, queries.tree.base + (q - 1), 0).clamp(max=capacity - 1)
+    last_block = last // BLOCK
+    blocks = torch.arange(-(-capacity // BLOCK), device=positions.device)
+    if queries.window is None:
+        numbers, indices = last_block + 1, blocks.expand(size, -1)
+    else:
+        low = torch.where(positions > 0, positions, capacity).amin(1)
+        first_block = (low - (queries.window - 1)).clamp(min=0).minimum(last) // BLOCK
+        # Block 0 in front, where padding looks at it and the others begin behind it.
+        extra = ((positions == 0).any(1) & (first_block > 0)).long()
+        numbers = last_block - first_block + 1 + extra
+        indices = (first_block - extra)[:, None] + blocks
+        indices = torch.where((extra[:, None] > 0) & (blocks == 0), 0, indices).clamp(max=len(blocks) - 1)
+    return BlockMask.from_kv_blocks(
+        numbers.to(torch.int32)[:, None, None],
+        indices.to(torch.int32)[:, None, None].contiguous(),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=rule(queries),
+        seq_lengths=(q, capacity),
+        compute_q_blocks=False,  # the backward's
+    )
+
+
+@contextmanager
+def _many_kernels() -> Iterator[None]:
+    if torch._dynamo.config.recompile_limit >= _KERNELS:  # quicker, in each of a model's layers
+        yield
+        return
+    with torch._dynamo.config.patch(recompile_limit=_KERNELS):
+        yield
+
+
+@functools.cache
+def _compiled() -> Callable:
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
+
+
+@functools.cache
+def _softcap(cap: float) -> Callable[..., torch.Tensor]:
+    return lambda score, b, h, i, slot: cap * torch.tanh(score / cap)
+
+
+def _kernel_options(rows: int) -> dict[str, int]:
+    """Of the decoding kernel for so many rows of its tile (queries x heads of a group): by default it takes them all
+    in one, which fails beyond the mask's 128, and always with two warps, whose registers do not hold it."""
+    tile = min(max(1 << (rows - 1).bit_length(), 16), _TILE)
+    return {"BLOCK_M": tile, "num_warps": max(tile // 16, 2)}
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: BlockMask,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Flex attention, compiled for each new shape, of grouped queries: keys and values are read as they are stored.
+
+    Args:
+        query: [B, H, q, D], q <= ``MAX_QUERIES``.
+        key, value: [B, H_kv, S, D] and [B, H_kv, S, D_v], H a multiple of H_kv; S the capacity of ``mask``.
+        mask: as from ``block_mask``.
+        scale: of the scores; None: D ** -0.5.
+        softcap: c, for scores c tanh(score / c) (Gemma 2, arXiv 2408.00118, section 2).
+
+    Returns:
+        [B, H, q, D_v].
+    """
+    rows = query.shape[2] * query.shape[1] // key.shape[1]
+    with _many_kernels():
+        return _compiled()(
+            query,
+            key,
+            value,
+            score_mod=None if softcap is None else _softcap(softcap),
+            block_mask=mask,
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+            kernel_options=_kernel_options(rows) if query.device.type == "cuda" else None,
+        )
+
+
+def _forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, **others):
+    """As transformers calls an attention function: the mask is the ``BlockMask`` that was given to the model."""
+    unknown = [n for n in ("s_aux", "position_bias") if others.get(n) is not None]
+    if unknown or dropout:
+        refuse("attention", f"flex for {type(module).__name__} with {', '.join(unknown) or 'dropout'}", "neither")
+    out = attend(query, key, value, attention_mask, scale=scaling, softcap=softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Those that modules of the model ask for their attention function."""
+    found = (getattr(module, "config", None) for module in model.modules())
+    return list({id(c): c for c in found if isinstance(c, PreTrainedConfig)}.values())
+
+
+@contextmanager
+def flex(configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
+    """Within it the layers of the model with these configurations use flex attention, and want ``BlockMask``s. With
+    none, nothing changes.
+
+    The configurations are the user's: they are as before afterwards, also after an error. Another thread must not run
+    the model meanwhile.
+    """
+    if not configs:
+        yield
+        return
+    AttentionInterface.register(_NAME, _forward)
+    # Not by the property, which sets the parts of a configuration as well.
+    before = [c._attn_implementation_internal for c in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = _NAME
+        with _many_kernels():
+            yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation_internal = name
+
+
+def choose(model: PreTrainedModel, requested: str = "auto") -> str:
+    """How the model's attention is computed: "flex", or "model" for its own function (sdpa, eager) and a mask.
+
+    Args:
+        requested: "auto" takes flex on a GPU where the model's attention allows it; the others are taken or refused.
+    """
+    if requested not in CHOICES:
+        refuse("attention", repr(requested), " or ".join(map(repr, CHOICES)))
+    if requested == "model":
+        return "model"
+    lacks = _flex_lacks(model)
+    if requested == "flex" and lacks:
+        refuse("attention", f"'flex' for {type(model).__name__}, {lacks}", "'model' or 'auto' for it")
+    # Compiled for a CPU it is right, but slower than the model's own, and takes seconds for each shape.
+    return "flex" if not lacks and (requested == "flex" or model.device.type == "cuda") else "model"
+
+
+def _flex_lacks(model: PreTrainedModel) -> str | None:
+    config = model.config.get_text_config(decoder=True)
+    if not (model._supports_attention_backend and model._supports_flex_attn):
+        return "which by its class takes no BlockMask, or no attention function"
+    if getattr(config, "alibi", False):
+        return "which has ALiBi"
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation != "eager":
+        return "whose scores are soft-capped, but not by its own sdpa"  # transformers 5.17 leaves that out
+    if any(name.endswith("sinks") for name, _ in model.named_parameters()):
+        return "which has attention sinks"
+    if model.device.type == "cuda":
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if size < 16:
+            return f"whose heads have {size} numbers, and the kernel at least 16"
+        if not has_triton():
+            return "where Triton does not work"
+    elif model.device.type != "cpu":
+        return f"on {model.device.type!r}, where it is untested"
+    return None
