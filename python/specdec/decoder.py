@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -53,10 +54,13 @@ class SpeculativeDecoder:
             tokenizer's vocabulary to different sizes, ``range(len(tokenizer))`` says so.
         confidence: for a draft that is a model: behind a token that it holds less likely than this, a sequence drafts
             no more in that step; the token itself is verified. From 0 (off) to below 1.
+        compile: whether decoding forwards of the target, and of a draft that is or drives a model, go through
+            ``torch.compile``, as one graph for all lengths. The first forwards then take up to minutes.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed; a model that the loop cannot drive
-            is refused by the name of its type (``specdec.compatibility``).
+            is refused by the name of its type (``specdec.compatibility``). With ``compile``, the first forward of a
+            model that torch.compile cannot take as a whole: it never runs uncompiled instead.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class SpeculativeDecoder:
         backend: str = "auto",
         d2t: torch.Tensor | Sequence[int] | None = None,
         confidence: float = 0.0,
+        compile: bool = False,
     ):
         if not isinstance(num_drafts, AdaptiveDrafts):
             read_count("num_drafts", num_drafts)
@@ -85,6 +90,11 @@ class SpeculativeDecoder:
             self.drafter = model_drafter(draft, self.target, d2t, confidence)
         if isinstance(self.drafter, ModelDrafter):
             self._max_lengths["draft"] = self.drafter.model.max_length
+        if compile:
+            self.target = self.target.compiled()
+            if isinstance(model := getattr(self.drafter, "model", None), CachedModel):
+                self.drafter = copy.copy(self.drafter)  # the caller's goes on as it is
+                self.drafter.model = model.compiled()
 
     def generate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .cache import StaticKVCache, visible_slots
+from .compiled import CompiledForward
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 
@@ -92,6 +94,14 @@ class CachedModel:
             self._window = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._key_index = torch.arange(0, device=self.device)
+        self._compiled: CompiledForward | None = None
+
+    def compiled(self) -> CachedModel:
+        """The same, with logits through ``torch.compile``; prompts are stored by the model as it is: each has a length
+        of its own, and runs once."""
+        own = copy.copy(self)
+        own._compiled = CompiledForward(self.model)
+        return own
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
         return StaticKVCache(self.config, batch_size, capacity, self.device, append_new=self.needs_2d_mask)
@@ -103,7 +113,8 @@ class CachedModel:
 
     def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
         """Feeds ``tokens`` [B, q] int64 and stores their keys. Returns logits [B, q, V]."""
-        return self._run(self.model, tokens, cache, layout).logits
+        inputs = self._inputs(tokens, cache, layout)
+        return self.model(**inputs, use_cache=True).logits if self._compiled is None else self._compiled(**inputs)
 
     def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
         """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
@@ -134,17 +145,16 @@ class CachedModel:
         stored = max(start + len(f) for start, f in zip(starts, fed, strict=True) if f)
         layout = self.layout(places * valid, slots, visible_slots(stored, cache.capacity))
         # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
-        self._run(self.model.base_model, tokens, cache, layout, first_row)
+        self.model.base_model(**self._inputs(tokens, cache, layout, first_row), use_cache=True)
 
-    def _run(
-        self, module: torch.nn.Module, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout, first_row: int = 0
-    ):
+    def _inputs(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout, first_row: int = 0) -> dict:
+        """Of the model's forward, by name; tells the cache where its keys go."""
         cache.write_at(layout.slots, layout.visible, first_row)
         if self.may_lack_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs = {"position_ids": layout.positions} if self._takes_positions else {}
         mask = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
-        return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
+        return {"input_ids": tokens, "attention_mask": mask, "past_key_values": cache, **inputs}
 
     def _keys(self, visible: int) -> torch.Tensor:
         if self._key_index.shape[0] < visible:
