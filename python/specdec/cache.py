@@ -51,7 +51,8 @@ class _Writer:
 
     def set(self, slots: torch.Tensor, visible: int, first_row: int) -> None:
         self._slots, self.visible = slots, visible
-        self.rows = slice(first_row, first_row + slots.shape[0])
+        size = slots.shape[0]  # all rows are no number of them: a compiled forward's graph would be for that number
+        self.rows = slice(None) if size == self.batch_size else slice(first_row, first_row + size)
         self._index.clear()
 
     def index(self, num_heads: int) -> torch.Tensor:
@@ -179,3 +180,16 @@ class StaticKVCache(Cache):
             if layer.is_initialized:
                 layer.keys[row].zero_()
                 layer.values[row].zero_()
+
+    def show(self, visible: int) -> None:
+        """How many slots the next forward sees, without a change of where it writes."""
+        self._writer.visible = visible
+
+    def storage(self) -> list[torch.Tensor]:
+        """All keys and values, [B, H_kv, S, D] each."""
+        return [states for layer in self.layers if layer.is_initialized for states in (layer.keys, layer.values)]
+
+    def index_rows(self) -> list[torch.Tensor]:
+        """Computes what the layers would when they first need it: a compiled forward is to find it."""
+        heads = {layer.keys.shape[1] for layer in self.layers if layer.is_initialized}
+        return [self._writer.index(num_heads) for num_heads in sorted(heads)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -63,10 +64,13 @@ class SpeculativeDecoder:
         cache_dtype: keys and values of the target, and of a draft that is a model, are rounded to this dtype where they
             come wider. Another law: that of the target with such a cache. None: they are stored as they come, and
             where they come narrower than the target computes (autocast), ``generate`` refuses.
+        compile: whether decoding forwards of the target, and of a draft that is or drives a model, go through
+            ``torch.compile``, as one graph for all lengths. The first forwards then take up to minutes.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed; a model that the loop cannot drive
-            is refused by the name of its type (``specdec.compatibility``).
+            is refused by the name of its type (``specdec.compatibility``). With ``compile``, the first forward of a
+            model that torch.compile cannot take as a whole: it never runs uncompiled instead.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class SpeculativeDecoder:
         confidence: float = 0.0,
         graph_bytes: int = 2 << 30,
         cache_dtype: torch.dtype | None = None,
+        compile: bool = False,
     ):
         if not isinstance(num_drafts, AdaptiveDrafts):
             read_count("num_drafts", num_drafts)
@@ -103,6 +108,11 @@ class SpeculativeDecoder:
                 model.cache_dtype = cache_dtype
         if isinstance(self.drafter, ModelDrafter):
             self._max_lengths["draft"] = self.drafter.model.max_length
+        if compile:
+            self.target = self.target.compiled()
+            if isinstance(model := getattr(self.drafter, "model", None), CachedModel):
+                self.drafter = copy.copy(self.drafter)  # the caller's goes on as it is
+                self.drafter.model = model.compiled()
 
     def generate(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -11,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .attention import MAX_QUERIES, Queries, block_mask, choose, configurations, flex
 from .cache import StaticKVCache, visible_slots
+from .compiled import CompiledForward
 from .memory import PrefillChunk, stored_slots
 
 T = TypeVar("T")
@@ -106,11 +109,19 @@ class CachedModel:
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept, as captured steps read them
         self._flex_configs = configurations(model) if choose(model, attention) == "flex" else []
+        self._compiled: CompiledForward | None = None
 
     @property
     def reads_only_filled(self) -> bool:
         """Whether a step reads what sequences have stored, whatever ``visible`` says."""
         return bool(self._flex_configs)
+
+    def compiled(self) -> CachedModel:
+        """The same, with logits through ``torch.compile`` and the model's own attention; prompts are stored by the
+        model as it is: each has a length of its own, and runs once."""
+        own = copy.copy(self)
+        own._compiled, own._flex_configs = CompiledForward(self.model), []
+        return own
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
         """All of it allocated. ``capacity``: slots for each sequence, at least.
@@ -134,7 +145,9 @@ class CachedModel:
 
     def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
         """Feeds ``tokens`` [B, q] int64 and stores their keys. Returns logits [B, q, V]."""
-        return self._run(self.model, tokens, cache, layout).logits
+        if self._compiled is not None:
+            return self._run(self._compiled, tokens, cache, layout)
+        return self._run(partial(self.model, use_cache=True), tokens, cache, layout).logits
 
     def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
         """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
@@ -172,11 +185,16 @@ class CachedModel:
         positions, visible = places * valid, visible_slots(stored, cache.capacity)
         layout = Layout(positions, slots, visible, self._mask(positions, visible))
         # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
-        self._run(self.model.base_model, tokens, cache, layout, first_row)
+        self._run(partial(self.model.base_model, use_cache=True), tokens, cache, layout, first_row)
 
     def _run(
-        self, module: torch.nn.Module, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout, first_row: int = 0
-    ):
+        self,
+        forward: Callable[..., T],
+        tokens: torch.Tensor,
+        cache: StaticKVCache,
+        layout: Layout,
+        first_row: int = 0,
+    ) -> T:
         by_flex = self.reads_only_filled and layout.mask is None
         cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row)
         if self.may_lack_tokens:
@@ -186,7 +204,7 @@ class CachedModel:
         if by_flex:
             mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
         with flex(self._flex_configs if by_flex else []):
-            return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
+            return forward(input_ids=tokens, attention_mask=mask, past_key_values=cache, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
         if visible not in self._key_index:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ..compiled import NotCompiled
 from . import Drafter, Drafts, DraftSession, Generation, Step
 
 
@@ -59,7 +60,7 @@ class GuardedSession:
         try:
             return self._checked(step)
         except Exception as error:
-            if self.raising:
+            if self.raising or isinstance(error, NotCompiled):
                 raise
             drafts = self._without_one_row(step, error) if self._isolate else None
             if drafts is None:
