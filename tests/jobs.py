@@ -8,13 +8,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from commands import invoke
+from specdec.cli import models
 from specdec.requests import End, Outcome, Request
 from specdec.result import Producer
 from specdec.stats import Stats
 
 from specdec_kernels import Status
 
+PROMPTS = [{"id": f"p{i}", "prompt": f"x{i} = {'y' * i}"} for i in range(12)]
 TOKENS = 6  # of a text, unless it may have fewer
 
 
@@ -83,3 +86,12 @@ def job_refused(*args: object) -> str:
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     return " ".join(result.stderr.partition("Error: ")[2].split())
+
+
+def use_fake(monkeypatch: pytest.MonkeyPatch, pair: tuple) -> type[FakeScheduler]:
+    """For the command: a scheduler that decodes nothing, and the embedded pair without loading it again."""
+    monkeypatch.setattr("specdec.scheduler.Scheduler", FakeScheduler)
+    monkeypatch.setattr(FakeScheduler, "made", [])
+    monkeypatch.setattr(FakeScheduler, "order", 0)
+    monkeypatch.setattr(models, "load", lambda *_: models.Models(*pair, None))
+    return FakeScheduler

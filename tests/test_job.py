@@ -9,24 +9,18 @@ import os
 import signal
 
 import pytest
-from commands import PROMPT, refused, rows
-from jobs import FakeScheduler, finished, job, job_refused, write_prompts
+from commands import refused, rows
+from jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
 from rich.console import Console
 from specdec.cli import models
 from specdec.job import progress, results
 from specdec.job.results import KEYS, Totals
 from specdec.options import read_bytes
 
-PROMPTS = [{"id": f"p{i}", "prompt": f"x{i} = {'y' * i}"} for i in range(12)]
-
 
 @pytest.fixture
 def fake(monkeypatch, pair) -> type[FakeScheduler]:
-    monkeypatch.setattr("specdec.scheduler.Scheduler", FakeScheduler)
-    monkeypatch.setattr(FakeScheduler, "made", [])
-    monkeypatch.setattr(FakeScheduler, "order", 0)
-    monkeypatch.setattr(models, "load", lambda *_: models.Models(*pair, None))
-    return FakeScheduler
+    return use_fake(monkeypatch, pair)
 
 
 @pytest.fixture
@@ -77,7 +71,7 @@ def test_what_a_request_is_made_of(fake, tmp_path):
 def test_text_files(fake, tmp_path):
     """As without --output: lines end at \\n, \\r\\n and \\r, blank ones do not count."""
     file = tmp_path / "p.txt"
-    file.write_bytes("\ufeff" "a {\r\n\r\n \n\x0cb\rc ".encode())
+    file.write_bytes("\ufeffa {\r\n\r\n \n\x0cb\rc ".encode())
     finished(file, tmp_path / "out.jsonl", "--seed", 5)
     told = {r.id.prompt: (r.id.id, r.seed) for r in fake.made[0].requests}
     assert told == {"a {": (0, 5), "\x0cb": (1, 6), "c ": (2, 7)}
@@ -123,16 +117,15 @@ def test_a_signal_ends_between_two_results(fake, prompts, tmp_path, monkeypatch,
             return pwrite(file, data[:7], at)
         return pwrite(file, data, at)
 
-    monkeypatch.setattr(os, "pwrite", interrupted)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    result = job(prompts, tmp_path / "out.jsonl")
+    with monkeypatch.context() as context:
+        context.setattr(os, "pwrite", interrupted)
+        result = job(prompts, tmp_path / "out.jsonl")
     assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     assert result.exit_code == exit_code and result.stdout == ""
     assert f"stopped by {number.name}" in result.stderr
     assert "5 results are written; the same command goes on from there" in result.stderr
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 5
-    monkeypatch.undo()
-    monkeypatch.setattr("specdec.scheduler.Scheduler", FakeScheduler)
     result = job(prompts, tmp_path / "out.jsonl")
     assert result.exit_code == 0 and "5 of 12 prompts have results: going on" in result.stderr
     assert sorted((tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)) == whole

@@ -72,7 +72,7 @@ def generate(
         texts = read_texts([] if prompt is None else [prompt], batch_file)
     else:
         others = {"--json": as_json, "--log-probs": log_probs, "--verbose": verbose, "--profile": profile is not None}
-        job.check_options(batch_file, scheduling, num_return_sequences, others)
+        job.check_options(batch_file, output, scheduling, num_return_sequences, others)
     if log_probs and not as_json:
         refuse("--log-probs", "--log-probs without --json", "both")
     bias = options.read_logit_bias(logit_bias or ())

@@ -95,6 +95,7 @@ def refuse_options(scheduling: Scheduling, no_progress: bool) -> None:
 
 def check_options(
     batch_file: Path | None,
+    output: Path,
     scheduling: Scheduling,
     num_return_sequences: int,
     others: Mapping[str, bool],
@@ -102,6 +103,8 @@ def check_options(
     """Those of a job. ``others``: options that do not go with one, and whether they were given."""
     if batch_file is None:
         refuse("--output", "--output with PROMPT", "--output with --batch-file")
+    if output.exists() and output.samefile(batch_file):
+        refuse("--output", f"{str(output)!r}, the --batch-file", "another file")
     for option, given in others.items():
         if given:
             refuse(option, f"{option} with --output", "one of the two: results are JSON, with counts but no times")
@@ -159,8 +162,6 @@ def _check(command: Command, results: Results) -> JobFile:
     vocab_size = read_vocab_size("target", paths["target"])
     defaults = LineSettings(**command.lines)
     check_defaults(defaults, vocab_size)
-    if command.batch_file.samefile(results.path):
-        refuse("--output", f"{str(results.path)!r}, the --batch-file", "another file")
     file = JobFile(command.batch_file, defaults, vocab_size)
     then = results.settings
     results.check_ids(file.check(None if then is None else InputMark(**then["input"])))

@@ -189,14 +189,18 @@ def read_line(given: dict, index: int, defaults: LineSettings, vocab_size: int) 
         refuse("id", _shown(name), "a string or an integer")
     if not isinstance(prompt, str):
         refuse("prompt", _shown(prompt) if "prompt" in given else "none", "a text")
-    if any("\ud800" <= c <= "\udfff" for c in prompt):  # from a JSON escape; no tokenizer takes them
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
         refuse("prompt", _shown(prompt), "text without lone surrogates")
     own = {key: value for key, value in given.items() if key not in ("id", "prompt")}
     if "stop" in own:
         own["stop"] = () if own["stop"] in (None, []) else _named("stop", read_stop_strings, own["stop"])
     if own.get("logit_bias") is not None:
         own["logit_bias"] = _read_bias_ids(own["logit_bias"])
-    if isinstance(own.get("banned_tokens"), list):
+    if "banned_tokens" in own:
+        if not isinstance(own["banned_tokens"], list):
+            refuse("banned_tokens", _shown(own["banned_tokens"]), "a list of ids")
         own["banned_tokens"] = tuple(own["banned_tokens"])
     own.setdefault("seed", defaults.seed + index)
     s = dataclasses.replace(defaults, **own)
