@@ -46,8 +46,9 @@ def test_a_result_is_a_function_of_its_line(fake, prompts, tmp_path, monkeypatch
     assert "seconds" not in row["stats"] and "draft_forwards" not in row["stats"]
 
 
-def test_what_a_request_is_made_of(fake, tmp_path):
+def test_what_a_request_is_made_of(fake, tmp_path, monkeypatch):
     """Defaults from the command line; a line's own settings instead; seeds by the place in the file."""
+    monkeypatch.setattr(models.Models, "tail", [4090])
     own = {"max_new_tokens": 3, "temperature": 0.5, "top_k": 0, "seed": -7, "stop": "end", "min_new_tokens": 1}
     own |= {"logit_bias": {"5": -1.5}, "banned_tokens": [8]}
     file = write_prompts(tmp_path / "p.jsonl", ["x", {"prompt": "y", **own}, {"prompt": "z", "temperature": 0}])
@@ -59,13 +60,23 @@ def test_what_a_request_is_made_of(fake, tmp_path):
     first, second, third = sorted(fake.made[0].requests, key=lambda request: request.id.prompt)
     assert [r.id.id for r in (first, second, third)] == [0, 1, 2]
     assert (first.max_new_tokens, first.min_new_tokens, first.seed) == (9, 2, 100)
-    assert (first.logit_bias, first.banned_tokens, first.stop.strings) == ({6: 2.0}, [9], ("a", "b"))
+    assert (first.logit_bias, first.banned_tokens, first.stop.strings) == ({6: 2.0}, [9, 4090], ("a", "b"))
     assert (second.max_new_tokens, second.min_new_tokens, second.seed) == (3, 1, -7)
-    assert (second.logit_bias, second.banned_tokens, second.stop.strings) == ({5: -1.5}, [8], ("end",))
+    assert (second.logit_bias, second.banned_tokens, second.stop.strings) == ({5: -1.5}, [8, 4090], ("end",))
     assert (third.seed, third.stop) == (102, first.stop)
     assert (first.params.temperature, first.params.top_k, first.params.repetition_penalty) == (0.8, 40, 1.2)
     assert (second.params.temperature, second.params.top_k, second.params.repetition_penalty) == (0.5, 0, 1.2)
     assert (third.params.temperature, third.params.top_k, third.params.repetition_penalty) == (0, None, 1.2)
+
+
+def test_texts_end_behind_stop_strings(fake, tmp_path):
+    """The token that completes one may have more."""
+    lines = finished(write_prompts(tmp_path / "p.jsonl", ["x"]), tmp_path / "a.jsonl")
+    text = json.loads(lines[0])["text"]
+    stop = text[1:4]
+    file = write_prompts(tmp_path / "p.jsonl", [{"prompt": "x", "stop": [stop, "never so"]}])
+    row = json.loads(finished(file, tmp_path / "b.jsonl")[0])
+    assert row["text"] == text[: text.index(stop) + 3] != text and len(row["token_ids"]) == 6
 
 
 def test_text_files(fake, tmp_path):

@@ -148,8 +148,9 @@ def test_another_version_and_other_rounding(done, monkeypatch):
 
 def test_an_output_without_results_binds_to_nothing(done):
     prompts, output, _ = done
-    output.write_bytes(b'{"id": "p0"')
+    output.write_bytes(b'{"id": "p0"' + b" " * 100_000)
     assert len(finished(prompts, output, "--temperature", 0.5)) == len(PROMPTS)
+    assert output.stat().st_size < 100_000
 
 
 def test_other_inputs(done):
