@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from commands import invoke
 from specdec.cli import models
-from specdec.requests import End, Outcome, Request
-from specdec.result import Producer
+from specdec.requests import Outcome, Request
+from specdec.result import End, Producer
 from specdec.stats import Stats
 
 from specdec_kernels import Status

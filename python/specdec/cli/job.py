@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,19 +182,14 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
     prompts, totals = file.mark.prompts, results.totals
     rates, shown = Rates(prompts, totals), _shown(command.progress, prompts, totals)
     try:
-        with _told_warnings():
-            run_job(
-                scheduler,
-                file.lines(),
-                results,
-                loaded.tokenizer,
-                loaded.tail,
-                signals,
-                lambda: shown.update(totals, scheduler.usage.busy),
-            )
+        signals_and_show = (signals, lambda: shown.update(totals, scheduler.usage.busy))
+        drafter_error = run_job(scheduler, file.lines(), results, loaded.tokenizer, loaded.tail, *signals_and_show)
     finally:
         shown.close()
         scheduler.close()
+    if drafter_error is not None:
+        told = f"Warning: the drafter failed, and tokens came from the target alone: {drafter_error}"
+        typer.secho(told, fg="red", err=True)
     ends = ", ".join(f"{count} {end}" for end, count in sorted(totals.ends.items()))
     told = f"{totals.emitted} tokens, tau {totals.tau:.2f}, {describe(totals, rates, scheduler.usage.busy)}"
     typer.echo(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}", err=True)
@@ -225,23 +218,6 @@ def _measure(decoder: SpeculativeDecoder, rows: int) -> list[float]:
     """T(0), T(1), ... of steps over so many rows."""
     result = decoder.generate([[0] * 16] * rows, max_new_tokens=4, eos_token_id=[])
     return result.step_costs
-
-
-@contextmanager
-def _told_warnings() -> Iterator[None]:
-    """The loop's, which the results do not hold."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", RuntimeWarning)
-        before = warnings.showwarning
-
-        def tell(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
-            if issubclass(category, RuntimeWarning):
-                typer.secho(f"Warning: {message}", fg="red", err=True)
-            else:
-                before(message, category, *where, **more)
-
-        warnings.showwarning = tell
-        yield
 
 
 def _shown(progress: bool, prompts: int, totals: Totals) -> Shown:

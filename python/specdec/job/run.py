@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..report import cut
 from ..requests import Request
+from ..result import End
 from ..streaming import continuation
 from .lines import JobLine
 from .results import COUNTS, COUNTS_BY_POSITION, Results
@@ -37,7 +38,7 @@ def run_job(
     banned: Sequence[int],
     signals: Signals,
     show: Callable[[], None],
-) -> None:
+) -> str | None:
     """Runs what has no result yet.
 
     Args:
@@ -45,16 +46,22 @@ def run_job(
         banned: ids that no line may draw.
         show: called behind every result.
 
+    Returns:
+        Why the drafter failed, where it did: texts are right all the same, and come slower. None: it did not.
+
     Raises:
         Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. Whichever it is, the results
         so far are in the file.
     """
+    drafter_error = None
     for outcome in scheduler.run(_requests(lines, results.done, tokenizer, banned)):
         row = result_of(outcome, tokenizer)
         with signals.held():
             results.append(row)
+        drafter_error = drafter_error or outcome.drafter_error
         show()
     results.sync()
+    return drafter_error
 
 
 def _requests(
@@ -100,4 +107,6 @@ def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
         "status": outcome.status.name,
         "stats": {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
     }
-    return row if outcome.error is None else {**row, "error": outcome.error}
+    if outcome.end == End.FAILED:
+        row["error"] = outcome.error or f"the target's logits have no distribution: {outcome.status.name}"
+    return row
