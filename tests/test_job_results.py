@@ -78,6 +78,32 @@ def test_just_before_and_behind_the_end_of_a_line(fake, done):
         assert len(fake.made[-1].requests) == requests  # what is there is not made again
 
 
+@pytest.mark.parametrize("line, part", [(1, 0), (1, 9), (5, 60), (12, 1)])
+def test_killed_while_writing(fake, done, tmp_path, line, part):
+    """A process of its own, which is gone when it has written a part of a line: all lines before are there."""
+    prompts, _, whole = done
+    output, writes = tmp_path / "killed.jsonl", []
+    child = os.fork()
+    if child == 0:
+        pwrite = os.pwrite
+
+        def killed(file: int, data: bytes, at: int) -> int:
+            writes.append(at)
+            if len(writes) < line:
+                return pwrite(file, data, at)
+            pwrite(file, data[:part], at)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        os.pwrite = killed
+        job(prompts, output, "--temperature", 0.9)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    left = output.read_bytes()
+    assert left.count(b"\n") == line - 1 and len(left) - left.rfind(b"\n") - 1 == part
+    assert finished(prompts, output, "--temperature", 0.9) == sorted(whole.splitlines(keepends=True))
+    assert output.read_bytes().startswith(left[: left.rfind(b"\n") + 1])
+
+
 def test_ids_are_told_apart_by_type(fake, tmp_path):
     prompts = write_prompts(tmp_path / "p.jsonl", [{"id": "1", "prompt": "a"}, {"id": 1, "prompt": "b"}])
     output = tmp_path / "out.jsonl"
