@@ -208,7 +208,8 @@ def read_line(given: dict, index: int, defaults: LineSettings, vocab_size: int) 
     read_count("max_new_tokens", s.max_new_tokens)
     if read_count("min_new_tokens", s.min_new_tokens) > s.max_new_tokens:
         refuse("min_new_tokens", s.min_new_tokens, f"0 to max_new_tokens = {s.max_new_tokens}")
-    read_bias([s.logit_bias], [s.banned_tokens], 1, vocab_size)
+    if "logit_bias" in own or "banned_tokens" in own:
+        read_bias([s.logit_bias], [s.banned_tokens], 1, vocab_size)
     return JobLine(name, prompt, s, _read_params(s, own))
 
 
@@ -242,7 +243,7 @@ def _read_bias_ids(given: object) -> dict[int, object]:
 def _read_json(text: str) -> dict:
     """A line's object; a string alone is a prompt."""
     try:
-        given = json.loads(text, object_pairs_hook=_each_key_once)
+        given = _JSON.decode(text)
     except _Twice as error:
         refuse("keys", f"{ascii(error.args[0])} twice", "every key once")
     except (ValueError, RecursionError):  # not only JSONDecodeError: also numbers and nesting beyond python's
@@ -265,6 +266,9 @@ def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         keys = [key for key, _ in pairs]
         raise _Twice(next(key for i, key in enumerate(keys) if key in keys[:i]))
     return whole
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_each_key_once)
 
 
 def _named(key: str, read, value: object):
