@@ -5,6 +5,7 @@ Nothing here imports torch before a command runs."""
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,19 @@ BatchFile = Annotated[
         help='UTF-8, one prompt a line; in a .jsonl file a JSON string or {"prompt": ...} a line.',
     ),
 ]
+Output = Annotated[
+    Path | None, typer.Option(help="Write results of --batch-file here as they end, and resume where there are some.")
+]
+Rows = Annotated[int | None, typer.Option(help="Prompts that are decoded at a time, with --output.", show_default="8")]
+MaxLength = Annotated[
+    int | None, typer.Option(help="Tokens of a prompt and its text, at most, with --output. Default: what fits.")
+]
+CacheTokens = Annotated[int | None, typer.Option(help="Tokens in the caches, all rows together, with --output.")]
+CacheBytes = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="The same in bytes of target and draft: 800MB, 2GiB.")
+]
+PrefillChunk = Annotated[int | None, typer.Option(help="Tokens of a prompt that are read at a time, with --output.")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="Say nothing while a job runs.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: a GPU if there is one.")]
 Dtype = Annotated[
     str | None,
@@ -81,6 +95,7 @@ _SETTINGS = (
     *("target", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
+    *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
 )
 # Arguments whose option is called otherwise.
 _OTHERWISE = {
@@ -125,6 +140,23 @@ def read_num_drafts(given: str, smallest: int = 0) -> int | AdaptiveDrafts:
     if count < smallest:
         refuse("--num-drafts", given, f"an integer >= {smallest}, or auto")
     return count
+
+
+def read_bytes(option: str, given: str) -> int:
+    """A size: a number of bytes, or with a unit of 1000 or 1024."""
+    units = {
+        "": 1,
+        "B": 1,
+        **{f"{c}{b}": (1024 if b == "iB" else 1000) ** i for i, c in _PREFIXES for b in ("B", "iB")},
+    }
+    match = re.fullmatch(r"([0-9]+(?:[.][0-9]+)?) ?([A-Za-z]*)", given.strip())
+    size = int(float(match[1]) * units[match[2]]) if match and match[2] in units else 0
+    if size < 1:
+        refuse(option, repr(given), "a number of bytes, or with a unit: 800MB, 2GiB, ...")
+    return size
+
+
+_PREFIXES = tuple(enumerate("kMGT", 1))
 
 
 def check_drafters(names: Sequence[str], target: str | None, draft: str | None, exit_layers: int | None) -> None:

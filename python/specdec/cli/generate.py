@@ -13,7 +13,7 @@ from .. import options, report
 from ..options import refuse
 from ..streaming import continuation
 from ..texts import read_texts
-from . import models
+from . import job, models
 from .profiling import check_trace, traced
 
 
@@ -49,11 +49,30 @@ def generate(
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    output: options.Output = None,
+    rows: options.Rows = None,
+    max_length: options.MaxLength = None,
+    cache_tokens: options.CacheTokens = None,
+    cache_bytes: options.CacheBytes = None,
+    prefill_chunk: options.PrefillChunk = None,
+    no_progress: options.NoProgress = False,
 ) -> None:
-    """Continues PROMPT, or all prompts of a file in one batch."""
+    """Continues PROMPT, or all prompts of a file in one batch.
+
+    With --output, a job: the prompts of a file of any length stream through --rows rows, and each result is written as
+    it ends, one JSON object a line. A job that was stopped or killed goes on when the same command is run again. Exit
+    codes: 0, all prompts have their texts; 3, some failed and say why; 4, the output could not be written; 130 and 143,
+    stopped by Ctrl-C or SIGTERM.
+    """
     if (prompt is None) == (batch_file is None):
         refuse("PROMPT / --batch-file", "neither" if prompt is None else "both", "one of the two")
-    texts = read_texts([] if prompt is None else [prompt], batch_file)
+    scheduling = job.Scheduling(rows, max_length, cache_tokens, cache_bytes, prefill_chunk)
+    if output is None:
+        job.refuse_options(scheduling, no_progress)
+        texts = read_texts([] if prompt is None else [prompt], batch_file)
+    else:
+        others = {"--json": as_json, "--log-probs": log_probs, "--verbose": verbose, "--profile": profile is not None}
+        job.check_options(batch_file, output, scheduling, num_return_sequences, others)
     if log_probs and not as_json:
         refuse("--log-probs", "--log-probs without --json", "both")
     bias = options.read_logit_bias(logit_bias or ())
@@ -66,17 +85,24 @@ def generate(
     if profile is not None:
         check_trace(profile)
     lengths = options.read_num_drafts(num_drafts)
+    law = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+    }
     with options.user_errors(batch_file):
-        params = options.read_sampling(
-            rule,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        )
+        params = options.read_sampling(rule, **law)
+        if output is not None:
+            lines = {"max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "seed": seed, **law}
+            lines |= {"stop": tuple(stop), "logit_bias": bias or None, "banned_tokens": tuple(ban or ())}
+            drafting = (drafter, exit_layers, confidence, rule, lengths)
+            models_at = (target, draft, device, dtype)
+            command = job.Command(batch_file, output, lines, *models_at, *drafting, scheduling, not no_progress)
+            raise typer.Exit(job.run(command))
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..decoder import SpeculativeDecoder
 

@@ -1,0 +1,112 @@
+"""A job: prompts go from a file to a scheduler, results from there to another file, in the order in which they end."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ..report import cut
+from ..requests import Request
+from ..result import End
+from ..streaming import continuation
+from .lines import JobLine
+from .results import COUNTS, COUNTS_BY_POSITION, Results
+from .signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from transformers import PreTrainedTokenizerBase
+
+    from ..record import Stopping
+    from ..requests import Outcome
+
+
+class Runner(Protocol):
+    """What a job asks of a scheduler."""
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Outcome]: ...
+
+
+def run_job(
+    scheduler: Runner,
+    lines: Iterator[JobLine],
+    results: Results,
+    tokenizer: PreTrainedTokenizerBase,
+    banned: Sequence[int],
+    signals: Signals,
+    show: Callable[[], None],
+) -> str | None:
+    """Runs what has no result yet.
+
+    Args:
+        lines: all that were checked.
+        banned: ids that no line may draw.
+        show: called behind every result.
+
+    Returns:
+        Why the drafter failed, where it did: texts are right all the same, and come slower. None: it did not.
+
+    Raises:
+        Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. Whichever it is, the results
+        so far are in the file.
+    """
+    drafter_error = None
+    for outcome in scheduler.run(_requests(lines, results.done, tokenizer, banned)):
+        row = result_of(outcome, tokenizer)
+        with signals.held():
+            results.append(row)
+        drafter_error = drafter_error or outcome.drafter_error
+        show()
+    results.sync()
+    return drafter_error
+
+
+def _requests(
+    lines: Iterator[JobLine], done: set[str | int], tokenizer: PreTrainedTokenizerBase, banned: Sequence[int]
+) -> Iterator[Request]:
+    @functools.lru_cache(maxsize=64)  # it knows the texts of tokens that it has met
+    def stopping(strings: tuple[str, ...]) -> Stopping | None:
+        from ..stopping import StopStrings
+
+        return StopStrings(tokenizer, strings) if strings else None
+
+    for line in lines:
+        if line.id in done:
+            continue
+        s = line.settings
+        yield Request(
+            prompt=tokenizer(line.prompt).input_ids,
+            max_new_tokens=s.max_new_tokens,
+            params=line.params,
+            seed=s.seed,
+            stop=stopping(s.stop),
+            logit_bias=s.logit_bias,
+            banned_tokens=[*s.banned_tokens, *banned],
+            min_new_tokens=s.min_new_tokens,
+            id=line,
+        )
+
+
+def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
+    """The line of an output file: what a prompt became, and nothing of when and beside whom.
+
+    Forwards and times are shared with other prompts, so they are not in it.
+    """
+    line: JobLine = outcome.request.id
+    text = continuation(tokenizer, outcome.request.prompt, outcome.tokens) if outcome.tokens else ""
+    counts = dataclasses.asdict(outcome.stats)
+    row = {
+        "id": line.id,
+        "text": cut(text, line.settings.stop, line.prompt),
+        "token_ids": outcome.tokens,
+        "produced_by": [str(producer) for producer in outcome.produced_by],
+        "end": str(outcome.end),
+        "status": outcome.status.name,
+        "stats": {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
+    }
+    if outcome.end == End.FAILED:
+        row["error"] = outcome.error or f"the target's logits have no distribution: {outcome.status.name}"
+    return row

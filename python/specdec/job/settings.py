@@ -1,0 +1,190 @@
+"""What the texts of a job depend on: kept beside the output, so that a job is resumed with the same or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ..named_drafters import NEED_DRAFT
+
+if TYPE_CHECKING:
+    from .lines import InputMark, LineSettings
+
+T = TypeVar("T")
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of the weights that a fingerprint covers, in every file
+
+
+def make_settings(
+    decoding: dict[str, object],
+    defaults: LineSettings,
+    models: dict[str, str | None],
+    rounding: dict[str, object],
+    mark: InputMark,
+    costs: list[float] | None = None,
+) -> dict:
+    """What is kept beside the output.
+
+    Args:
+        decoding: settings of the command that change texts, by name.
+        defaults: what lines have that say nothing else.
+        models: name -> folder or hub name; each is told by its fingerprint.
+        rounding: what may change the last bits of logits, and nothing else: kept to be told.
+        mark: of the input file.
+        costs: T(0), T(1), ... that an adaptive K is chosen with.
+    """
+    lines = dataclasses.asdict(defaults)
+    if defaults.logit_bias is not None:
+        lines["logit_bias"] = {str(token): value for token, value in sorted(defaults.logit_bias.items())}
+    prints = {name: None if path is None else _named(name, fingerprint, path) for name, path in models.items()}
+    whole = {
+        "settings": {**decoding, **lines, **prints},
+        "rounding": rounding,
+        "models": models,
+        "input": mark._asdict(),
+        "costs": costs,
+    }
+    return json.loads(json.dumps(whole))  # as it will be read: lists for tuples
+
+
+def differences(then: dict, now: dict) -> list[str]:
+    """What differs, "name: 4 then, 5 now"."""
+    absent = object()
+    return [
+        f"{name}: {json.dumps(then.get(name))} then, {json.dumps(now.get(name))} now"
+        for name in dict.fromkeys((*then, *now))
+        if then.get(name, absent) != now.get(name, absent)
+    ]
+
+
+def settings_path(output: Path) -> Path:
+    return output.with_name(output.name + ".settings.json")
+
+
+def read_settings(output: Path, error_type: type[Exception]) -> dict:
+    """What :func:`write_settings` wrote. Raises ``error_type``: there is nothing that it could have written."""
+    path = settings_path(output)
+    allowed = "a new file, or results of this command with their settings beside them"
+    try:
+        whole = json.loads(path.read_bytes())
+        mark = whole["input"]
+        fine = all(isinstance(whole[part], dict) for part in ("settings", "rounding", "models"))
+        fine = fine and type(mark["prompts"]) is int and isinstance(mark["digest"], str) and "costs" in whole
+    except FileNotFoundError:
+        raise error_type(f"got {str(output)!r}, which has no {path.name!r} beside it, allowed: {allowed}") from None
+    except OSError as error:
+        raise error_type(f"got {str(path)!r} ({error.strerror}), allowed: {allowed}") from error
+    except (ValueError, TypeError, KeyError):
+        fine = False
+    if not fine:
+        raise error_type(f"got {str(path)!r}, which holds no settings of a job, allowed: {allowed}")
+    return whole
+
+
+def write_settings(output: Path, settings: dict) -> None:
+    """All of it or nothing, and on the disk before it returns. Raises OSError."""
+    path = settings_path(output)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w") as file:
+            json.dump(settings, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def model_paths(target: str | None, draft: str | None, drafter: str) -> dict[str, str | None]:
+    """Folders or hub names of what a job's texts depend on. Without a ``target`` it is the embedded pair."""
+    if target is None:
+        folder = Path(str(resources.files("specdec") / "embedded"))
+        draft = str(folder / "draft") if drafter in NEED_DRAFT else None
+        return {"target": str(folder / "target"), "draft": draft, "tokenizer": str(folder / "tokenizer")}
+    return {"target": target, "draft": draft}
+
+
+def fingerprint(path: str) -> str:
+    """Of a model or tokenizer, without reading all of its weights.
+
+    A folder's is a digest of its configuration and tokenizer files, and of every safetensors file the size, the header
+    and 64 samples of 4 KiB, evenly spread: training or quantising a model changes most of its bytes. A hub name's
+    is its revision. An adapter's covers the model that it belongs to.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return _revision(path)
+    digest = hashlib.blake2b(digest_size=16)
+    for file in _files(folder):
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        for piece in _samples(file) if file.suffix == ".safetensors" else [file.read_bytes()]:
+            digest.update(piece)
+    if (base := adapter_base(folder)) is not None:
+        digest.update(fingerprint(base).encode())
+    return digest.hexdigest()
+
+
+def read_vocab_size(name: str, path: str) -> int:
+    """Of a model that is not loaded: how many tokens it has logits for. Raises OSError naming ``name``."""
+
+    def read(path: str) -> int:
+        from transformers import AutoConfig
+
+        folder = Path(path).expanduser()
+        base = adapter_base(folder) if not (folder / "config.json").is_file() else None
+        config = AutoConfig.from_pretrained(base or path, trust_remote_code=False)
+        return config.get_text_config(decoder=True).vocab_size
+
+    return _named(name, read, path)
+
+
+def _named(name: str, read: Callable[[str], T], path: str) -> T:
+    try:
+        return read(path)
+    except (OSError, ValueError, AttributeError) as error:
+        raise OSError(f"{name}: cannot read {path!r}: {error}") from error
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The model that the adapter in ``folder`` belongs to; None: it holds no adapter."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return None
+    base = json.loads(file.read_bytes()).get("base_model_name_or_path")
+    return base if isinstance(base, str) else None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".txt", ".model", ".safetensors") and file.is_file():
+            yield file
+
+
+def _samples(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as opened:
+        header = opened.read(8)
+        yield opened.read(min(int.from_bytes(header, "little"), 2**27))
+        begin = opened.tell()
+        rest = file.stat().st_size - begin
+        for i in range(SAMPLES):
+            opened.seek(begin + (rest - SAMPLE_BYTES) * i // (SAMPLES - 1) if rest > SAMPLE_BYTES else begin)
+            yield opened.read(SAMPLE_BYTES)
+
+
+def _revision(name: str) -> str:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    return f"{name} {getattr(config, '_commit_hash', None)}"
