@@ -72,7 +72,7 @@ def test_promises_come_back(seed):
 @pytest.mark.parametrize("which", ("target", "draft"))
 def test_memory_that_runs_out_in_prefill_costs_no_text(which):
     """The last layer of one of the models runs out on more than 8 tokens at once; it goes on in halves."""
-    requests = [Request(p, 10, eos_token_id=[], seed=i) for i, p in enumerate(prompts(5, 20, 50))]
+    requests = [Request(p, 5, eos_token_id=[], seed=i) for i, p in enumerate(prompts(4, 20, 50))]
 
     def texts(both: SpeculativeDecoder) -> list[list[int]]:
         outcomes = Scheduler(both, rows=2, max_length=100, prefill_chunk=32).run(requests)
