@@ -82,17 +82,17 @@ def tiny_model(kind: str = "llama", seed: int = 0, layers: int = 2) -> PreTraine
 
 
 @functools.cache
-def tunable_pair(eps: float, seed: int = 0) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """(target, draft): the target is the draft's layers and two more, whose contributions are scaled by
+def tunable_pair(eps: float, seed: int = 0, layers: int = 2) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """(target, draft): the target is the draft's layers and as many more, whose contributions are scaled by
     ``eps``. At 0 the two are the same function; the acceptance falls as ``eps`` grows."""
-    draft = tiny_model("llama", seed)
+    draft = tiny_model("llama", seed, layers)
     torch.manual_seed(seed + 1000)
-    target = _new("llama", 4).eval()
+    target = _new("llama", 2 * layers).eval()
     with torch.no_grad():
         for weight in target.parameters():
             if weight.dim() == 2:
                 weight.normal_(std=0.3)
-        for layer in target.model.layers[2:]:
+        for layer in target.model.layers[layers:]:
             layer.self_attn.o_proj.weight.mul_(eps)
             layer.mlp.down_proj.weight.mul_(eps)
     target.load_state_dict(draft.state_dict(), strict=False)

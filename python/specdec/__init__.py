@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .drafters.universal import UniversalDrafter
+    from .engine import Engine, EngineStopped
     from .loading import load_embedded_pair, load_model, load_pair
     from .requests import Outcome, Request
     from .result import Emission, End, GenerationResult, Producer
@@ -26,6 +27,8 @@ __all__ = [
     "EarlyExitDrafter",
     "Emission",
     "End",
+    "Engine",
+    "EngineStopped",
     "GenerationResult",
     "Outcome",
     "Producer",
@@ -55,6 +58,7 @@ _HOMES = {
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),
+    "engine": ("Engine", "EngineStopped"),
     "loading": ("load_embedded_pair", "load_model", "load_pair"),
     "requests": ("Outcome", "Request"),
     "result": ("Emission", "End", "GenerationResult", "Producer"),

@@ -178,21 +178,33 @@ class Batch:
         return drafts_alone and fixed and not (self.generation.processors or self.table.counts or any(self.wanted))
 
     def step(self) -> list[Emission]:
-        """One step of all rows. Returns what was emitted, by this one or, where the host is late, by the one before."""
-        ahead = self.ahead if self.runs_ahead else 0
-        emissions = self._catch_up(ahead)
-        if self.live:
-            self._launch()
-        emissions += self._catch_up(ahead)
+        """One step of all rows. Returns what was emitted, by this one or, where the host is late, by the one before.
+        An error that is not of one row ends all their sequences, which have it as theirs."""
+        ahead, emissions = self.ahead if self.runs_ahead else 0, []
+        try:
+            self._catch_up(ahead, emissions)
+            if self.live:
+                self._launch()
+            self._catch_up(ahead, emissions)
+        except BaseException as error:  # of a forward of all rows, or an interrupt: nobody knows what the rows have
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
         self.stopwatch.lap("loop")
         return emissions
 
-    def _catch_up(self, ahead: int) -> list[Emission]:
+    def _catch_up(self, ahead: int, emissions: list[Emission]) -> None:
         """Reads reports until the device is so many steps ahead, or has no more to do."""
-        emissions: list[Emission] = []
         while len(self._pending) > (ahead if self.live else 0):
             emissions += self._take(self._pending.popleft())
-        return emissions
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends all sequences; nobody learns what steps on their way decide."""
+        for row, record in enumerate(self.rows):
+            if record is not None and record.live:
+                record.fail(error)
+                self.end(row)
+        self._pending.clear()
 
     def _launch(self) -> None:
         # Where a graph runs the step, or the device is ahead, a step sees nothing of what the host knows.
@@ -239,10 +251,6 @@ class Batch:
             if (record := self.rows[row]) is not None:
                 record.drafts, record.drafter_error = False, f"{type(error).__name__}: {error}"
         session.failed_rows.clear()
-
-    def forget_launched(self) -> None:
-        """Nobody is to learn what steps on their way decide: their sequences have ended."""
-        self._pending.clear()
 
     def _wanted_drafts(self) -> list[int]:
         may_draft = self.session is not None and self.session.alive

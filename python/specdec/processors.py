@@ -50,7 +50,7 @@ class Processors:
     def __init__(self, size: int, vocab_size: int):
         self.of_rows = [LogitsProcessorList() for _ in range(size)]
         self.errors: dict[int, Exception] = {}
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
 
     def __bool__(self) -> bool:
         return any(self.of_rows)
@@ -81,7 +81,7 @@ class Processors:
             for row in range(logits.shape[1] if text and self.of_rows[b] and b not in self.errors else 0):
                 before = tokens[: first + row]
                 # No row behind a draft that does not count or that the target never accepts is consulted.
-                if len(before) > allowed[b] or not all(0 <= token < self._vocab_size for token in before):
+                if len(before) > allowed[b] or not all(0 <= token < self.vocab_size for token in before):
                     break
                 if row > 0 and logits[b, row - 1, before[-1]] == -torch.inf:
                     break
@@ -97,7 +97,7 @@ class Processors:
         self, processors: LogitsProcessorList, ids: torch.Tensor, scores: torch.Tensor, d2t: torch.Tensor | None
     ) -> torch.Tensor:
         if d2t is not None:
-            whole = scores.new_full((1, self._vocab_size), -torch.inf)
+            whole = scores.new_full((1, self.vocab_size), -torch.inf)
             whole[:, d2t] = scores
             scores = whole
         shape = scores.shape

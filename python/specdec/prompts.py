@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -117,7 +117,7 @@ def read_eos(eos_token_id: int | Sequence[int] | torch.Tensor | None, model: Pre
         return frozenset()
     if isinstance(eos_token_id, torch.Tensor):
         eos_token_id = eos_token_id.tolist()
-    ids = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+    ids = list(eos_token_id) if isinstance(eos_token_id, Iterable) else [eos_token_id]
     if not all(isinstance(i, int) for i in ids):
         refuse("eos_token_id", repr(eos_token_id), "an id, several ids, or [] for none")
     return frozenset(ids)

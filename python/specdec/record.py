@@ -10,6 +10,7 @@ import torch
 
 from specdec_kernels import Status
 from specdec_kernels.types import TARGET_FAULTS
+from specdec_kernels.validation import refuse
 
 from .result import End, Producer
 from .stats import Stats
@@ -52,7 +53,7 @@ class SequenceRecord:
     raw_log_probs: list[float] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     end: End | None = None  # None: it goes on
-    error: Exception | None = None  # where it failed for another reason than its logits
+    error: BaseException | None = None  # where it failed for another reason than its logits
     drafts: bool = True  # until its drafter fails
     drafter_error: str | None = None
 
@@ -85,7 +86,8 @@ class SequenceRecord:
             The emitted tokens, and how many drafts were tested and accepted.
 
         Raises:
-            Exception: whatever ``ends.stop`` raises; nothing was entered.
+            Exception: whatever ``ends.stop`` raises, or ValueError for an answer that is no end among the new tokens;
+                nothing was entered.
         """
         allowed, count, accepted, status = report[2 * width + 1 : 2 * width + 5]
         drafts = report[width + 1 : width + 1 + allowed]
@@ -97,8 +99,8 @@ class SequenceRecord:
         self.text += tokens
         try:
             asked = self.ends.stop is not None and count > 0
-            kept = self.ends.stop.first_end(self.number, self.text, count) if asked else None
-        except Exception:
+            kept = _read_end(self.ends.stop.first_end(self.number, self.text, count), count) if asked else None
+        except BaseException:
             del self.text[len(self.text) - count :]
             raise
         if kept is not None:
@@ -129,9 +131,16 @@ class SequenceRecord:
             self.end = End.LENGTH
         return tokens, tested, accepted
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         self.end, self.error = End.FAILED, error
 
     def drafter_failed(self) -> bool:
         """Whether it drafted from what is no distribution. All -inf is none either, but comes of bans as well."""
         return int(self.status) & _DRAFT_FAULTS != 0
+
+
+def _read_end(kept: int | None, new: int) -> int | None:
+    """What a stop answered about ``new`` tokens."""
+    if kept is not None and (isinstance(kept, bool) or not isinstance(kept, int) or not 1 <= kept <= new):
+        refuse("stop", f"{kept!r} from first_end", f"None, or 1 to {new}: how many of the new tokens are kept")
+    return kept

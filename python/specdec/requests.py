@@ -103,6 +103,8 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
     if not isinstance(request, Request):
         refuse("request", type(request).__name__, "a Request")
     cpu, size = torch.device("cpu"), target.vocab_size
+    if not isinstance(request.prompt, (Sequence, torch.Tensor)):
+        refuse("prompt", type(request.prompt).__name__, "a list of token ids")
     (prompt,) = _named("prompt", lambda: read_prompts([request.prompt], None, size))
     read_count("max_new_tokens", request.max_new_tokens)
     if len(prompt) + request.max_new_tokens > limits.max_length:
@@ -117,15 +119,17 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
     (shortest,) = read_min_new_tokens(request.min_new_tokens, 1, request.max_new_tokens)
     if shortest and eos != limits.eos:
         refuse("min_new_tokens", f"{shortest} with eos_token_id={sorted(eos)}", f"0, or {sorted(limits.eos)}")
+    banned = list(request.banned_tokens) if isinstance(request.banned_tokens, Sequence) else request.banned_tokens
     if request.stop is not None and not callable(getattr(request.stop, "first_end", None)):
         refuse("stop", type(request.stop).__name__, "a Stopping, such as StopStrings")
-    ends = Ends(request.max_new_tokens, eos, request.stop)
+    possible = frozenset(i for i in eos if 0 <= i < size)
+    ends = Ends(request.max_new_tokens, possible, request.stop)
     record = SequenceRecord(number, prompt, prompt, Stats.empty(limits.most_drafts), len(prompt), ends)
     return Entry(
         record,
         of_each(read_params(params, 1, cpu), 1)[0],
         int(read_seeds(request.seed, 1, cpu)[0]),
-        read_bias(request.logit_bias, list(request.banned_tokens), 1, size)[0],
+        read_bias(request.logit_bias, banned, 1, size)[0],
         shortest,
         read_processors(request.logits_processor, 1)[0],
     )

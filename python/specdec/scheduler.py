@@ -34,7 +34,9 @@ class Usage(NamedTuple):
     busy: float  # live rows over rows, the mean of these steps; 0 before the first
 
 
-class _Task(NamedTuple):
+class Task(NamedTuple):
+    """A request that was taken."""
+
     number: int
     request: Request
     entry: Entry
@@ -54,10 +56,12 @@ class Scheduler:
     others: with one seed a request has the same text alone, in a crowd, and in another order. (With
     ``AdaptiveDrafts``, K and so the shape depends on the others; numbers then differ in rounding.)
 
-    What fails in one request (its logits, its processors, its stop, its prompt's prefill) ends that one, with a status;
-    an error in a forward of all rows ends all that decode. Nothing else is lost.
+    What fails in one request (its logits, its processors, its stop, its prompt's prefill) ends that one, with a status
+    or an error; what a drafter fails at costs drafts. An error in a forward of all rows ends all that decode, and so
+    does an interrupt, which then goes through. Nothing else is lost.
 
-    One thread may use it. ``Engine`` is for several, and for asyncio.
+    One thread may use it: ``Engine`` is for asyncio. Of what a step calls (processors, stops, drafters) ``submit``,
+    ``cancel`` and ``close`` may be called; a cancellation then takes effect at the end of the step.
 
     Args:
         decoder: the models, the drafter, K and the backend.
@@ -119,12 +123,14 @@ class Scheduler:
                 graphs=decoder.new_graphs(),
             )
         self._numbers = 0
-        self._waiting: deque[_Task] = deque()
-        self._in_rows: dict[int, _Task] = {}
+        self._waiting: deque[Task] = deque()
+        self._in_rows: dict[int, Task] = {}
         self._filled: dict[int, int] = {}  # row -> tokens of its prompt that are stored, until it decodes
         self._used_rows: set[int] = set()
-        self._outcomes: list[Outcome] = []
+        self._outcomes: deque[Outcome] = deque()
         self._busy_rows = 0
+        self._stepping = False
+        self._to_cancel: list[int] = []  # by what a step called
 
     # ---- requests ------------------------------------------------------------------------------------------
 
@@ -135,32 +141,46 @@ class Scheduler:
             ValueError: names its field, what was given and what is allowed.
             QueueFull: ``max_waiting`` requests wait already.
         """
-        if len(self._waiting) >= self.max_waiting:
-            raise QueueFull(f"{len(self._waiting)} requests wait, allowed: {self.max_waiting}")
+        self.check_queue()
+        task = self.read(request)
+        self.take(task)
+        return task.number
+
+    def check_queue(self, coming: int = 0) -> None:
+        """Raises QueueFull where no request may come behind those that wait and ``coming`` others."""
+        if (waiting := len(self._waiting) + coming) >= self.max_waiting:
+            raise QueueFull(f"{waiting} requests wait, allowed: {self.max_waiting}")
+
+    def read(self, request: Request) -> Task:
+        """The first part of ``submit``: checks a request and numbers it. Touches nothing that ``step`` does."""
         entry = read_request(request, self._numbers, self.target, self.limits)
-        task = _Task(self._numbers, request, entry)
+        task = Task(self._numbers, request, entry)
         self._numbers += 1
-        if request.max_new_tokens == 0:
-            entry.record.end = End.LENGTH
-            self._outcomes.append(Outcome.of(task.number, request, entry.record))
+        return task
+
+    def take(self, task: Task) -> None:
+        """The second part of ``submit``."""
+        if task.request.max_new_tokens == 0:
+            self._tell(task, End.LENGTH)
         else:
             self._waiting.append(task)
-        return task.number
 
     def cancel(self, number: int) -> bool:
         """Ends a request wherever it is; its outcome, with what was emitted so far, comes with the next step. False: it
         has ended already, or never was."""
-        for task in self._waiting:
-            if task.number == number:
-                self._waiting.remove(task)
-                self._end(task, End.CANCELLED)
-                return True
-        for row, task in self._in_rows.items():
-            if task.number == number and task.entry.record.live:
-                task.entry.record.end = End.CANCELLED
-                self._leave(row)
-                return True
-        return False
+        row = next((row for row, task in self._in_rows.items() if task.number == number), None)
+        task = next((task for task in self._waiting if task.number == number), self._in_rows.get(row))
+        if task is None or not task.entry.record.live:
+            return False
+        if self._stepping:
+            self._to_cancel.append(number)
+        elif row is None:
+            self._waiting.remove(task)
+            self._tell(task, End.CANCELLED)
+        else:
+            task.entry.record.end = End.CANCELLED
+            self._leave(row)
+        return True
 
     @property
     def idle(self) -> bool:
@@ -181,43 +201,63 @@ class Scheduler:
             busy=self._busy_rows / (steps * rows) if steps else 0.0,
         )
 
+    @property
+    def drafter_error(self) -> str | None:
+        """Why nothing is drafted any more; None: it is, or never was."""
+        return None if self.batch.session is None else self.batch.session.error
+
     # ---- the loop ------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def step(self) -> list[Emission | Outcome]:
-        """Reads up to ``prefill_chunk`` tokens of prompts, or a little more, and decodes all rows once. An
-        ``Emission``'s ``sequence`` is the request's number; an ``Outcome`` comes once for each request, behind its last
-        emission."""
-        self._fill_rows()
-        self._prefill()
-        emissions: list[Emission | Outcome] = []
-        if self.batch.live:
-            self._busy_rows += sum(r is not None and r.live for r in self.batch.rows)
-            try:
-                emissions += self.batch.step()
-            except Exception as error:  # of a forward of all rows: nobody knows whose
-                self._fail_all(error)
-        for row in [r for r, task in self._in_rows.items() if not task.entry.record.live]:
-            self._leave(row)
-        emissions += self._outcomes
-        self._outcomes = []
-        return emissions
+        """Reads up to ``prefill_chunk`` tokens of prompts, or a little more (less than twice as many), and decodes all
+        rows once. An ``Emission``'s ``sequence`` is the request's number; an ``Outcome`` comes once for each request,
+        behind its last emission."""
+        emissions = self._step()
+        outcomes, self._outcomes = self._outcomes, deque()
+        return [*emissions, *outcomes]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Outcome]:
         """The outcomes of all ``requests``, in the order in which they end. They are drawn as rows become free. One
-        that is refused has number -1."""
+        that is refused has number -1.
+
+        An error of ``requests`` itself goes through at once, and so may the caller leave at any outcome: what was drawn
+        stays, and ``run(())`` brings the rest of the outcomes."""
         coming, more = iter(requests), True
+        ahead = min(len(self.batch.rows), self.max_waiting)
         while more or not self.idle:
-            while more and len(self._waiting) < len(self.batch.rows):
-                request = next(coming, None)
-                if request is None:
+            while more and len(self._waiting) < ahead:
+                try:
+                    request = next(coming)
+                except StopIteration:
                     more = False
                     break
                 try:
                     self.submit(request)
                 except ValueError as error:
                     yield Outcome.refused(request, error)
-            yield from (update for update in self.step() if isinstance(update, Outcome))
+            self._step()
+            while self._outcomes:
+                yield self._outcomes.popleft()
+
+    @torch.inference_mode()
+    def _step(self) -> list[Emission]:
+        if self._stepping:
+            raise RuntimeError("step: called by what a step calls")
+        self._stepping = True
+        try:
+            self._fill_rows()
+            self._prefill()
+            before, live = self.batch.steps, sum(r is not None and r.live for r in self.batch.rows)
+            emissions = self.batch.step() if live else []
+            self._busy_rows += live * (self.batch.steps - before)
+        finally:
+            self._stepping = False
+            for row in [r for r, task in self._in_rows.items() if not task.entry.record.live]:
+                self._leave(row)
+            for number in self._to_cancel:
+                self.cancel(number)
+            self._to_cancel.clear()
+        return emissions
 
     def _fill_rows(self) -> None:
         """In order: a request that needs more cache than is free holds up those behind it, and so is never passed by
@@ -255,12 +295,6 @@ class Scheduler:
             del self._filled[row]
         return end - done
 
-    def _fail_all(self, error: Exception) -> None:
-        for row, task in self._in_rows.items():
-            if row not in self._filled and task.entry.record.live:
-                task.entry.record.fail(error)
-        self.batch.forget_launched()
-
     def _leave(self, row: int) -> None:
         """Frees the row of a sequence that has ended."""
         task = self._in_rows.pop(row)
@@ -269,10 +303,12 @@ class Scheduler:
             self.batch.end(row)
             self.batch.release(row)
         self.ledger.release(task.number)
-        self._outcomes.append(Outcome.of(task.number, task.request, task.entry.record))
+        self._tell(task)
 
-    def _end(self, task: _Task, end: End) -> None:
-        task.entry.record.end = end
+    def _tell(self, task: Task, end: End | None = None) -> None:
+        """``end``: of one that never had a row."""
+        if end is not None:
+            task.entry.record.end = end
         self._outcomes.append(Outcome.of(task.number, task.request, task.entry.record))
 
     def close(self) -> None:

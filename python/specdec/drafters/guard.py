@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
+from specdec_kernels.validation import check_like, check_q, refuse
+
 from ..compiled import NotCompiled
 from . import Drafter, Drafts, DraftSession, Generation, Step
 
@@ -16,7 +18,8 @@ class GuardedSession:
     """A drafter's session, until it raises or answers with what are no drafts: then it is dropped with a warning.
 
     Args:
-        isolate: where leaving out one row helps, only that row drafts no more.
+        isolate: what one row's sequence causes is its own: it drafts no more, the others go on. An error in ``draft``
+            is asked about again, and then without one row after the other; what passes at the second time was nobody's.
 
     Attributes:
         error: why it was dropped; None: it was not.
@@ -28,7 +31,7 @@ class GuardedSession:
     def __init__(self, drafter: Drafter, generation: Generation, isolate: bool = False):
         self.error: str | None = None
         self.failed_rows: dict[int, Exception] = {}
-        self.raising, self._isolate = False, isolate
+        self.raising, self._isolate, self._generation = False, isolate, generation
         self._session: DraftSession | None = None
         try:
             self._session = drafter.start(generation)
@@ -62,7 +65,7 @@ class GuardedSession:
         except Exception as error:
             if self.raising or isinstance(error, NotCompiled):
                 raise
-            drafts = self._without_one_row(step, error) if self._isolate else None
+            drafts = self._asked_again(step, error) if self._isolate else None
             if drafts is None:
                 self._drop(error)
             return drafts
@@ -73,45 +76,56 @@ class GuardedSession:
         try:
             self._session.release(row, output)
         except Exception as error:
-            self._drop(error)
+            if not self._isolate:
+                self._drop(error)
+            else:  # the row's next sequence begins anew
+                warnings.warn(f"the drafter failed to release a row: {_described(error)}", RuntimeWarning, 4)
 
     def _checked(self, step: Step) -> Drafts:
         drafts = self._session.draft(step)
-        _check(drafts, step)
+        _check(drafts, step, self._generation)
         return drafts
 
-    def _without_one_row(self, step: Step, error: Exception) -> Drafts | None:
-        """The drafts of the others, where a single row is to blame."""
-        for row in [row for row, allowed in enumerate(step.allowed) if allowed]:
+    def _asked_again(self, step: Step, error: Exception) -> Drafts | None:
+        """The drafts of all rows but one that is to blame; None: there is not one."""
+        for row in [None, *(row for row, allowed in enumerate(step.allowed) if allowed)]:
             allowed = [0 if r == row else n for r, n in enumerate(step.allowed)]
             try:
                 drafts = self._checked(dataclasses.replace(step, allowed=allowed))
             except Exception:  # another row's, or everybody's
                 continue
-            self.failed_rows[row] = error
+            if row is not None:  # what it says of that row all the same is not to be trusted
+                self.failed_rows[row] = error
+                drafts = drafts._replace(tokens=drafts.tokens.clone())
+                drafts.tokens[row] = -1
             return drafts
         return None
 
     def _drop(self, error: Exception) -> None:
-        self._session, self.error = None, f"{type(error).__name__}: {error}"
+        self._session, self.error = None, _described(error)
         warnings.warn(f"the drafter failed and is dropped, decoding goes on: {self.error}", RuntimeWarning, 4)
 
 
-def _check(drafts: Drafts, step: Step) -> None:
-    """The shapes that are wrong in ways which verification would blame on the target."""
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _check(drafts: Drafts, step: Step, generation: Generation) -> None:
+    """What verification would refuse, and so blame on all sequences."""
     if not isinstance(drafts, Drafts):
         raise TypeError(f"draft() returned {type(drafts).__name__}, allowed: Drafts")
     batch, device = step.position.shape[0], step.position.device
     tokens = drafts.tokens
+    if not isinstance(tokens, torch.Tensor):
+        refuse("tokens", type(tokens).__name__, "a tensor")
     fits = tokens.dim() == 2 and tokens.shape[0] == batch and tokens.shape[1] <= step.num_drafts
     if tokens.dtype != torch.int64 or not fits or tokens.device != device:
         given = f"{tokens.dtype} of shape {list(tokens.shape)} on {tokens.device}"
-        raise ValueError(
-            f"tokens: got {given}, allowed: int64 of shape [{batch}, at most {step.num_drafts}] on {device}"
-        )
-    parts = {"logits": drafts.logits, "status": drafts.status}
-    for name in ("stats", "compact"):
-        parts |= {f"{name}[{i}]": part for i, part in enumerate(getattr(drafts, name) or ())}
-    for name, part in parts.items():
-        if part is not None and part.shape[:2] != tokens.shape:
-            raise ValueError(f"{name}: got shape {list(part.shape)}, allowed: {list(tokens.shape)} and more")
+        refuse("tokens", given, f"int64 of shape [{batch}, at most {step.num_drafts}] on {device}")
+    shape, g = tuple(tokens.shape), generation
+    q = drafts.logits, drafts.stats, drafts.compact, drafts.d2t
+    check_q(*q, shape, g.processors.vocab_size, device, g.rule, g.backend)
+    if drafts.status is not None:
+        check_like("status", drafts.status, shape, (torch.int32, torch.int64), device)
+    if not isinstance(drafts.forwards, int):
+        refuse("forwards", repr(drafts.forwards), "an integer")

@@ -1,0 +1,271 @@
+"""The scheduler for asyncio: one thread of its own decodes, any number of tasks submit, stream and cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from typing import NamedTuple
+
+import torch
+
+from specdec_kernels.validation import refuse
+
+from .requests import Outcome, Request
+from .result import Emission
+from .scheduler import Scheduler, Task, Usage
+
+Update = Emission | Outcome
+
+
+class EngineStopped(RuntimeError):
+    """The engine was closed, or its thread died; the message says which."""
+
+
+class _Stream(NamedTuple):
+    """What a request's reader has not read yet. Its own loop alone touches the queue."""
+
+    task: Task
+    loop: asyncio.AbstractEventLoop
+    updates: asyncio.Queue[Update]
+
+
+class _Cancellation(NamedTuple):
+    number: int
+    loop: asyncio.AbstractEventLoop | None = None  # None: nobody waits for the answer
+    answer: asyncio.Future[bool] | None = None
+
+
+class Engine:
+    """Runs a ``Scheduler`` in a thread of its own. Whoever constructs it gives the scheduler away.
+
+    All methods are for tasks of a running event loop; several loops may use one engine. No method waits for the
+    device: a request is checked where it is submitted, and the thread takes it between two steps. While there is
+    nothing to do, the thread sleeps.
+
+    A slow reader holds up nobody: its updates wait in memory, at most ``max_new_tokens`` tokens and one outcome. They
+    wait until they are read, so every request that is submitted is to be read, by ``stream`` or ``result``, or
+    cancelled.
+
+    If the thread itself dies, of an error that is of no request, all open requests end with ``End.FAILED`` and say so,
+    and no other is taken.
+
+    Args:
+        scheduler: an idle one; nobody else may use it from now on.
+        num_threads: of torch's operations in its thread; None: as many as the caller has.
+
+    Raises:
+        ValueError: names the argument.
+    """
+
+    def __init__(self, scheduler: Scheduler, *, num_threads: int | None = None):
+        if not scheduler.idle:
+            refuse("scheduler", "one with requests", "an idle one")
+        self._scheduler, self._usage = scheduler, scheduler.usage
+        self._num_threads = num_threads or torch.get_num_threads()
+        self._changed = threading.Condition()  # guards all below
+        self._inbox: deque[Task | _Cancellation] = deque()
+        self._open: dict[int, _Stream] = {}  # requests without an outcome
+        self._unread: dict[int, _Stream] = {}  # requests without a reader
+        self._closing = False
+        self._stopped: str | None = None  # why
+        self._thread = threading.Thread(target=self._work, name="specdec-engine", daemon=True)
+        self._thread.start()
+
+    # ---- for tasks -----------------------------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> int:
+        """Hands a request over and returns its number.
+
+        Raises:
+            ValueError: names its field, what was given and what is allowed.
+            QueueFull: the scheduler's ``max_waiting`` requests wait already.
+            EngineStopped: it takes no requests any more.
+        """
+        loop = asyncio.get_running_loop()
+        with self._changed:
+            self._check_runs()
+            self._scheduler.check_queue(self._handed_over)
+            task = self._scheduler.read(request)
+            self._open[task.number] = self._unread[task.number] = _Stream(task, loop, asyncio.Queue())
+            self._tell_thread(task)
+        return task.number
+
+    def stream(self, number: int) -> AsyncIterator[Update]:
+        """The request's emissions as they come, and its outcome as the last item. A request has one reader. One that
+        leaves before the outcome, or is cancelled, cancels the request; where it matters that this happens at once,
+        leave by ``contextlib.aclosing``.
+
+        Raises:
+            ValueError: there is no such request in this loop, or it has a reader.
+        """
+        with self._changed:
+            stream = self._unread.get(number)
+            if stream is None or stream.loop is not asyncio.get_running_loop():
+                raise ValueError(f"number: got {number!r}, allowed: a request of this loop that nobody reads yet")
+            del self._unread[number]
+        return self._read(stream)
+
+    async def result(self, number: int) -> Outcome:
+        """The request's outcome. Reads its stream: who is cancelled here cancels the request.
+
+        Raises:
+            ValueError: as ``stream``.
+        """
+        async with aclosing(self.stream(number)) as updates:
+            async for update in updates:
+                last = update
+        return last
+
+    async def cancel(self, number: int) -> bool:
+        """Ends a request wherever it is, at the latest after the step that runs; its reader gets the outcome. False: it
+        has ended already, or never was."""
+        loop = asyncio.get_running_loop()
+        with self._changed:
+            if number not in self._open:
+                return False
+            answer = loop.create_future()
+            self._tell_thread(_Cancellation(number, loop, answer))
+        return await answer
+
+    @property
+    def usage(self) -> Usage:
+        """Where the scheduler stood before or after its last step; requests that were not taken yet wait."""
+        with self._changed:
+            return self._usage._replace(waiting=self._usage.waiting + self._handed_over)
+
+    @property
+    def stopped(self) -> str | None:
+        """Why it takes no requests any more; None: it does."""
+        return self._stopped
+
+    async def close(self) -> None:
+        """Cancels what is left, and returns when the thread has ended. May be called again."""
+        with self._changed:
+            self._closing = True
+            self._stopped = self._stopped or "the engine was closed"
+            self._changed.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *exception) -> None:
+        await self.close()
+
+    async def _read(self, stream: _Stream) -> AsyncIterator[Update]:
+        try:
+            while not isinstance(update := await stream.updates.get(), Outcome):
+                yield update
+        except BaseException:  # the reader leaves
+            self._abandon(stream.task.number)
+            raise
+        yield update
+
+    def _abandon(self, number: int) -> None:
+        with self._changed:
+            if number in self._open:
+                self._tell_thread(_Cancellation(number))
+
+    @property
+    def _handed_over(self) -> int:
+        """Requests that the thread has not taken."""
+        return sum(isinstance(item, Task) for item in self._inbox)
+
+    def _check_runs(self) -> None:
+        if self._stopped is not None:
+            raise EngineStopped(self._stopped)
+
+    def _tell_thread(self, item: Task | _Cancellation) -> None:
+        self._inbox.append(item)
+        self._changed.notify()
+
+    # ---- the thread ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            torch.set_num_threads(self._num_threads)
+            while self._serve():
+                self._deliver(self._scheduler.step())
+        except BaseException as error:  # of no request: whatever it is, nobody may wait for ever
+            self._die(error)
+
+    def _serve(self) -> bool:
+        """Waits for something to do, and takes what was handed over. False: the engine was closed, and nothing is
+        left."""
+        scheduler = self._scheduler
+        with self._changed:
+            self._changed.wait_for(lambda: self._inbox or self._closing or not scheduler.idle)
+            cancellations = []
+            while self._inbox:  # with the lock held: a request never counts twice, or not at all
+                item = self._inbox.popleft()
+                if isinstance(item, Task):
+                    scheduler.take(item)
+                else:
+                    cancellations.append(item)
+            if self._closing:
+                scheduler.close()
+            self._usage = scheduler.usage
+        for item in cancellations:
+            self._answer(item, scheduler.cancel(item.number))
+        return not (self._closing and scheduler.idle)
+
+    def _deliver(self, updates: Iterable[Update]) -> None:
+        """Each loop is called once a step."""
+        of_loops = defaultdict(list)
+        with self._changed:
+            self._usage = self._scheduler.usage
+            for update in updates:
+                number = update.number if isinstance(update, Outcome) else update.sequence
+                stream = self._open.pop(number) if isinstance(update, Outcome) else self._open[number]
+                of_loops[stream.loop].append((stream.updates, update))
+        for loop, items in of_loops.items():
+            if not _call(loop, _put, items):  # its tasks are gone with it
+                self._forget(loop)
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._changed:
+            for streams in (self._open, self._unread):
+                for number in [n for n, stream in streams.items() if stream.loop is loop]:
+                    if streams is self._open:
+                        self._inbox.append(_Cancellation(number))
+                    else:
+                        del streams[number]
+
+    def _answer(self, item: _Cancellation, cancelled: bool) -> None:
+        if item.loop is not None:
+            _call(item.loop, _resolve, item.answer, cancelled)
+
+    def _die(self, error: BaseException) -> None:
+        outcomes = []
+        with self._changed:  # to the end: who comes later finds no open request
+            self._stopped = f"the engine's thread died: {type(error).__name__}: {error}"
+            for task in (stream.task for stream in self._open.values()):
+                task.entry.record.fail(EngineStopped(self._stopped))
+                outcomes.append(Outcome.of(task.number, task.request, task.entry.record))
+            self._deliver(outcomes)
+            for item in self._inbox:
+                if isinstance(item, _Cancellation):
+                    self._answer(item, False)
+            self._inbox.clear()
+
+
+def _call(loop: asyncio.AbstractEventLoop, call, *arguments) -> bool:
+    """Has ``loop`` call something. False: it is closed."""
+    try:
+        loop.call_soon_threadsafe(call, *arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _put(items: list[tuple[asyncio.Queue[Update], Update]]) -> None:
+    for queue, update in items:
+        queue.put_nowait(update)
+
+
+def _resolve(answer: asyncio.Future[bool], value: bool) -> None:
+    if not answer.done():
+        answer.set_result(value)
