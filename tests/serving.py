@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from models import prompts, tunable_pair
 from specdec import Emission, End, Outcome, Request, Scheduler, SpeculativeDecoder
+from transformers import LogitsProcessor
 
 from specdec_kernels import SamplingParams
 
@@ -20,7 +21,7 @@ def crowd() -> list[Request]:
     """Prompts of 1 to 3 chunks; two requests more than rows."""
     lengths = (3, 11, 6, 9, 2)
     settings = (SAMPLED, None, SAMPLED, SAMPLED, None)
-    news = (12, 9, 7, 8, 10)
+    news = (7, 9, 5, 6, 7)
     return [
         Request(prompts(1, n, n, seed=i)[0], new, params, seed=100 + i)
         for i, (n, params, new) in enumerate(zip(lengths, settings, news, strict=True))
@@ -70,16 +71,14 @@ def check_outcome(outcome: Outcome) -> None:
 
 
 def check_empty(scheduler: Scheduler) -> None:
-    """Nothing is lost: no row, no token of the cache; and every row serves the next request, as if it were the first."""
+    """No row and no token of the cache is lost, and every row serves the next request as if it were the first."""
     usage = scheduler.usage
     assert (usage.live, usage.prefilling, usage.waiting, usage.cache_tokens_used) == (0, 0, 0, 0)
     assert scheduler.idle and all(record is None for record in scheduler.batch.rows) and 0 <= usage.busy <= 1
-    request = Request([5, 6, 7, 8, 9, 10], 3)
-    numbers = [scheduler.submit(request) for _ in range(usage.rows)]
-    outcomes = finish(scheduler)
-    expected = Request([5, 6, 7, 8, 9, 10], 3)
-    assert [outcomes[n].tokens for n in numbers] == [alone(expected.prompt, 3)] * usage.rows
-    assert {outcomes[n].end for n in numbers} == {End.LENGTH}
+    request = Request([5, 6, 7, 8], 2)
+    outcomes = list(scheduler.run([request] * usage.rows))
+    assert [o.tokens for o in outcomes] == [alone(request.prompt, 2)] * usage.rows
+    assert {o.end for o in outcomes} == {End.LENGTH}
 
 
 @functools.cache
@@ -104,3 +103,33 @@ def texts(rule: str = "token", greedy: bool = False) -> list[list[int]]:
 
 def all_greedy(request: Request) -> Request:
     return Request(request.prompt, request.max_new_tokens)
+
+
+class Processor(LogitsProcessor):
+    """Answers as it is told from the ``call``-th call on."""
+
+    def __init__(self, answer, call: int = 1):
+        self.answer, self.call, self.calls = answer, call, 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls < self.call:
+            return scores
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer(scores)
+
+
+class Stop:
+    """Ends nothing before its ``call``-th call; then it answers as it is told."""
+
+    def __init__(self, answer, call: int = 2):
+        self.answer, self.call, self.calls = answer, call, 0
+
+    def first_end(self, sequence, text, new):
+        self.calls += 1
+        if self.calls < self.call:
+            return None
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer(new) if callable(self.answer) else self.answer

@@ -10,10 +10,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from serving import FAULTY, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
+from serving import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
 from specdec import End, Outcome, Request
 from specdec.drafters import Drafts
-from transformers import LogitsProcessor
 
 from specdec_kernels import Status
 
@@ -166,36 +165,8 @@ def prompt_is_poisoned(setup: Setup) -> None:
     setup.wrap_session(admit=admit)
 
 
-class Processor(LogitsProcessor):
-    """Answers as it is told from the ``call``-th call on."""
-
-    def __init__(self, answer, call: int = 1):
-        self.answer, self.call, self.calls = answer, call, 0
-
-    def __call__(self, input_ids, scores):
-        self.calls += 1
-        if self.calls < self.call:
-            return scores
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer(scores)
-
-
 def processor(answer, call: int = 1):
     return lambda setup: setup.change(logits_processor=[Processor(answer, call)])
-
-
-class Stop:
-    def __init__(self, answer, call: int = 2):
-        self.answer, self.call, self.calls = answer, call, 0
-
-    def first_end(self, sequence, text, new):
-        self.calls += 1
-        if self.calls < self.call:
-            return None
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer(new) if callable(self.answer) else self.answer
 
 
 def stop(answer, call: int = 2):

@@ -46,8 +46,8 @@ class Engine:
     nothing to do, the thread sleeps.
 
     A slow reader holds up nobody: its updates wait in memory, at most ``max_new_tokens`` tokens and one outcome. They
-    wait until they are read, so every request that is submitted is to be read, by ``stream`` or ``result``, or
-    cancelled.
+    wait until they are read, so every request that is submitted is to be read, by ``stream`` or ``result``, also one
+    that is cancelled.
 
     If the thread itself dies, of an error that is of no request, all open requests end with ``End.FAILED`` and say so,
     and no other is taken.
@@ -134,7 +134,7 @@ class Engine:
     def usage(self) -> Usage:
         """Where the scheduler stood before or after its last step; requests that were not taken yet wait."""
         with self._changed:
-            return self._usage._replace(waiting=self._usage.waiting + self._handed_over)
+            return self._usage._replace(waiting=self._scheduler.usage.waiting + self._handed_over)
 
     @property
     def stopped(self) -> str | None:
