@@ -52,8 +52,10 @@ class CompiledForward:
         self._compiled = torch.compile(own, fullgraph=True, dynamic=None, backend=backend)
         self._prepared: weakref.WeakSet[StaticKVCache] = weakref.WeakSet()
 
-    def __call__(self, past_key_values: StaticKVCache, attention_mask: Mask, **inputs: torch.Tensor) -> torch.Tensor:
-        """Logits [B, q, V]. The model's inputs by name, and a cache that knows where their keys go.
+    def __call__(
+        self, past_key_values: StaticKVCache, attention_mask: Mask, use_cache: bool = True, **inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [B, q, V]. The model's inputs by name, and a cache, which is used, that knows where their keys go.
 
         Raises:
             NotCompiled: names the model's type, and why it could not be compiled.

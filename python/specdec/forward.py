@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -147,7 +146,7 @@ class CachedModel:
         """Feeds ``tokens`` [B, q] int64 and stores their keys. Returns logits [B, q, V]."""
         if self._compiled is not None:
             return self._run(self._compiled, tokens, cache, layout)
-        return self._run(partial(self.model, use_cache=True), tokens, cache, layout).logits
+        return self._run(self.model, tokens, cache, layout).logits
 
     def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
         """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
@@ -185,11 +184,11 @@ class CachedModel:
         positions, visible = places * valid, visible_slots(stored, cache.capacity)
         layout = Layout(positions, slots, visible, self._mask(positions, visible))
         # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
-        self._run(partial(self.model.base_model, use_cache=True), tokens, cache, layout, first_row)
+        self._run(self.model.base_model, tokens, cache, layout, first_row)
 
     def _run(
         self,
-        forward: Callable[..., T],
+        module: Callable[..., T],
         tokens: torch.Tensor,
         cache: StaticKVCache,
         layout: Layout,
@@ -204,7 +203,7 @@ class CachedModel:
         if by_flex:
             mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
         with flex(self._flex_configs if by_flex else []):
-            return forward(input_ids=tokens, attention_mask=mask, past_key_values=cache, **inputs)
+            return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
         if visible not in self._key_index:
