@@ -188,7 +188,7 @@ def test_a_full_disk(fake, prompts, tmp_path, monkeypatch):
         # The settings are synchronised first: file and folder.
         context.setattr(os, "fsync", lambda file: fsync(file) if calls.append(file) or len(calls) < 5 else lost(file))
         result = job(prompts, failing)
-    assert result.exit_code == 4 and "Input/output error" in result.stderr
+    assert result.exit_code == 4 and "Input/output error" in result.stderr and failing.exists()
     assert finished(prompts, failing) == whole
 
 

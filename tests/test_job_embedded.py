@@ -7,7 +7,7 @@ import json
 import killed_jobs
 import pytest
 from commands import rows
-from jobs import finished, write_prompts
+from jobs import finished, job_refused, write_prompts
 from specdec.cli import models
 
 
@@ -28,6 +28,17 @@ def test_a_job_on_the_embedded_pair(loaded, tmp_path):
         alone = rows(texts[line["id"]], *short)[0]
         assert (line["text"], line["token_ids"]) == (alone["text"], alone["token_ids"])
         assert line["stats"]["emitted"] == 5 and set(line["produced_by"]) <= {"accepted", "recovered", "bonus"}
+
+
+def test_a_budget_in_bytes(loaded, tmp_path):
+    """Too small for two rows of what is asked for; and enough for rows of fewer tokens than one prompt needs."""
+    file = write_prompts(tmp_path / "p.jsonl", ["x", "y " * 90])
+    told = job_refused(file, tmp_path / "out.jsonl", "--rows", 2, "--max-length", 64, "--cache-bytes", "100kB")
+    assert told.startswith("Invalid value for --") and "100000" in told
+    assert list(tmp_path.iterdir()) == [file]
+    options = ("--rows", 2, "--cache-bytes", "2.5MB", "--max-new-tokens", 1)
+    ends = [json.loads(line)["end"] for line in finished(file, tmp_path / "out.jsonl", *options, exit_code=3)]
+    assert ends == ["length", "failed"]
 
 
 @pytest.mark.nightly

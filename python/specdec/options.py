@@ -100,6 +100,7 @@ _SETTINGS = (
 # Arguments whose option is called otherwise.
 _OTHERWISE = {
     "banned_tokens": "--ban",
+    "cache": "--cache-bytes",
     "num_layers": "--exit-layers",
     "stop_strings": "--stop",
     "checks": "--check",

@@ -73,13 +73,15 @@ class Command:
         return {"specdec": __version__, **own, "num_drafts": k, "max_length": max_length}
 
     def rounding(self) -> dict[str, object]:
-        """What changes no law, but may change the last bits of logits."""
+        """What changes no law, but may change the last bits of logits, and what is too long for the caches."""
         import torch
         import transformers
 
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        shapes = {name: getattr(self.scheduling, name) for name in ("rows", "prefill_chunk")}
+        shapes = {
+            name: getattr(self.scheduling, name) for name in ("rows", "prefill_chunk", "cache_tokens", "cache_bytes")
+        }
         return {**versions, "device": torch.device(device).type, **shapes}
 
 
@@ -167,7 +169,9 @@ def _check(command: Command, results: Results) -> JobFile:
     settings = make_settings(command.decoding(), defaults, paths, command.rounding(), file.mark, costs)
     results.begin(settings)
     for change in [] if then is None else differences(then["rounding"], settings["rounding"]):
-        typer.secho(f"Warning: {change}: near-ties may go another way than before", fg="red", err=True)
+        typer.secho(
+            f"Warning: {change}: near-ties may go another way, and other prompts be too long", fg="red", err=True
+        )
     return file
 
 

@@ -142,8 +142,10 @@ class Results:
         """Unlocks the file, and removes it if it was made for nothing."""
         if self._file is None:
             return
-        if self._made and self.settings is None:
+        if self._made and self._end == 0:
             self.path.unlink(missing_ok=True)
+            if self.settings is not None:
+                settings_path(self.path).unlink(missing_ok=True)
         os.close(self._file)
         self._file = None
 
