@@ -21,12 +21,12 @@ def computed_with(thread_count: int | None, between: int | None = None) -> tuple
     seen = []
 
     def work() -> None:
-        before = len(os.listdir("/proc/self/task"))
+        before = set(os.listdir("/proc/self/task"))
         x = torch.zeros(600, 600)  # serial: the product comes first, which asks for the count too late
         for _ in range(4):
             x = x @ x
             torch.sin(x)
-        seen.extend((torch.get_num_threads(), len(os.listdir("/proc/self/task")) - before))
+        seen.extend((torch.get_num_threads(), len(set(os.listdir("/proc/self/task")) - before)))
 
     if thread_count is not None:
         torch.set_num_threads(thread_count)
