@@ -138,8 +138,8 @@ def test_what_cannot_be_one_graph_is_refused(role, breaking, uncompiled_graphs):
 
 
 @pytest.mark.nightly
-def test_more_graphs_than_dynamo_keeps_are_refused(uncompiled_graphs, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_more_graphs_than_dynamo_keeps_are_refused(uncompiled_graphs):
     compiled = CachedModel(tiny_model(layers=1)).compiled()
     assert_same_logits(compiled, batch=2, capacity=100, widths=(1,), step=50)
     with pytest.raises(ValueError, match="compile: got True for model type 'llama'.*FailOnRecompileLimitHit"):
