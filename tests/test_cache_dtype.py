@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_types import model_of
 from models import generate, prompts, tiny_model
-from specdec import SpeculativeDecoder
+from specdec import SpeculativeDecoder, StaticKVCache
 from specdec.compatibility import cached_model
 from specdec.memory import slot_bytes
 from test_cache import feed, full_logits
@@ -140,3 +140,12 @@ def test_other_dtypes_are_refused():
     told = "cache_dtype: got torch.float16, allowed: None, or narrower than torch.bfloat16, as which the target's keys"
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=told):
         decoder.generate([[1, 2]], max_new_tokens=5)
+
+
+def test_a_cache_that_is_not_allocated_rounds_as_well():
+    cache = StaticKVCache(tiny_model("llama").config, 1, 4, "cpu", dtype=torch.bfloat16)
+    cache.write_at(torch.tensor([[0]]), 4)
+    states = torch.full((1, 2, 1, 8), 1.001)
+    keys, _ = cache.update(states, states, 0)
+    assert cache.layers[0].keys.dtype == torch.bfloat16
+    assert keys.dtype == torch.float32 and keys[0, 0, 0, 0] == torch.tensor(1.001).bfloat16()
