@@ -21,9 +21,9 @@ from gpu_build import build, extension_problem
 from gpu_stages import Machine
 from steps import Run
 
-STAGES = ("build", "test", "compare", "sanitize", "bench")
+STAGES = ("build", "test", "compare", "sanitize", "bench", "decode", "serve")
 # How the time that the build leaves is shared among the stages that were asked for.
-WEIGHTS = {"test": 3.3, "compare": 1.7, "sanitize": 2.0, "bench": 3.0}
+WEIGHTS = {"test": 3.3, "compare": 1.7, "sanitize": 2.0, "bench": 3.0, "decode": 3.0, "serve": 2.0}
 
 
 def share_of(stage: str, stages: list[str]) -> float:

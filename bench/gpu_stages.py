@@ -1,4 +1,4 @@
-"""The stages of bench/gpu.sh after the build: test, compare, sanitize, bench. Standard library only.
+"""The stages of bench/gpu.sh after the build: test, compare, sanitize, bench, decode, serve. Standard library only.
 
 A step that fails, runs out of time or lacks something is noted, and the next one runs.
 """
@@ -19,6 +19,8 @@ NEEDED = {  # stage: modules without which it cannot run at all
     "compare": ("torch", "typer", "rich", "scipy", "numpy"),
     "sanitize": ("torch", "typer", "scipy", "numpy"),
     "bench": ("torch", "transformers", "safetensors", "typer", "rich"),
+    "decode": ("torch", "transformers", "safetensors", "typer", "rich"),
+    "serve": ("torch", "transformers", "safetensors", "typer", "rich"),
 }
 # On a CPU, where .ci/run has the whole suite, so many that the stage is seen to work.
 FEW_TESTS = ("test_ops.py", "test_validation.py", "test_capture.py", "test_bench_measure.py")
@@ -27,6 +29,7 @@ TRITON_VARIANTS = "12"  # each is compiled when it first comes
 STARTING = 25.0  # seconds that a step may take beyond what it was told: imports, the first kernels, a last case
 STARTING_WATCHED = 35.0  # the same under compute-sanitizer
 LEAST_WATCHED = 45.0  # seconds for one of its tools, or it is left out
+COMPILING = 90.0  # seconds that one method of bench_decoding_goals.py may take, torch.compile included
 
 
 @dataclass
@@ -121,29 +124,72 @@ def sanitize(run: Run, machine: Machine, seconds: float) -> None:
     return None
 
 
+def timed(run: Run, stage: str, stem: str, where: str, limit: float, *options: str, **environment: str) -> None:
+    result = f"{run.folder}/{stem}.{where}.json" if stage != "serve" else f"{run.folder}/{stem}.serve.{where}.json"
+    command = [sys.executable, f"bench/bench_{stem}.py", "--device", where, "--json", result, *options]
+    run.run(Step(f"{stage} {stem}.{where}", command, limit, ROOT, environment))
+
+
 def bench(run: Run, machine: Machine, seconds: float) -> None:
     if stopped(run, "bench", machine.problem):
         return
-    without: dict[str, str] = {}
-
-    def time_one(stem: str, where: str, limit: float, *options: str) -> None:
-        result = f"{run.folder}/{stem}.{where}.json"
-        command = [sys.executable, f"bench/bench_{stem}.py", "--device", where, "--json", result, *options]
-        run.run(Step(f"bench {stem}.{where}", command, limit, ROOT, without))
-
     if machine.device == "cpu":
         for stem in ("goals", "speculative_step", "draft_step", "settings", "decoding"):
-            time_one(stem, "cpu", 90, "--quick", "--threads", "1")  # more wait for each other on a shared machine
+            timed(
+                run, "bench", stem, "cpu", 90, "--quick", "--threads", "1"
+            )  # more wait for each other on a shared machine
         return
+    without: dict[str, str] = {}
+    end = run.left - seconds
+
+    def left() -> float:
+        return run.left - end
+
     if not missing(("flashinfer",)) or run.dry:  # compiled at its first call, which no benchmark has the time for
         command = [sys.executable, "bench/flashinfer_peer.py"]
-        if not run.run(Step("bench flashinfer", command, min(180, run.left * 0.35), ROOT)) and not run.dry:
+        if not run.run(Step("bench flashinfer", command, min(180, left() * 0.35), ROOT)) and not run.dry:
             without["SPECDEC_BENCH_WITHOUT"] = "flashinfer"
     # A step that is cut short keeps its rows, so the longest come last and get what is left.
-    time_one("goals", "cuda", min(240, run.left * 0.55), "--seconds", "3", "--compile-seconds", "25")
-    time_one("settings", "cuda", min(60, run.left * 0.25), "--batches", "8", "--seconds", "10", "--dtypes", "bfloat16")
-    time_one("draft_step", "cuda", min(60, run.left * 0.25), "--seconds", "0.3", "--compile-seconds", "20")
+    goals = ("--seconds", "3", "--compile-seconds", "25")
+    timed(run, "bench", "goals", "cuda", min(240, left() * 0.55), *goals, **without)
+    settings = ("--batches", "8", "--seconds", "10", "--dtypes", "bfloat16")
+    timed(run, "bench", "settings", "cuda", min(60, left() * 0.25), *settings, **without)
+    drafts = ("--seconds", "0.3", "--compile-seconds", "20")
+    timed(run, "bench", "draft_step", "cuda", min(60, left() * 0.25), *drafts, **without)
     few = ("--preset", "1b", "-K", "4", "--new-tokens", "64", "--seconds", "5", "--rounds", "3")
-    time_one("decoding", "cuda", min(90, run.left * 0.4), *few)
-    compiling = str(int(max(run.left, 0) * 0.3))
-    time_one("speculative_step", "cuda", run.left, "--seconds", "0.3", "--compile-seconds", compiling)
+    timed(run, "bench", "decoding", "cuda", min(90, left() * 0.4), *few, **without)
+    compiling = str(int(max(left(), 0) * 0.3))
+    timed(
+        run, "bench", "speculative_step", "cuda", left(), "--seconds", "0.3", "--compile-seconds", compiling, **without
+    )
+
+
+def decoding_goals(run: Run, stage: str, limit: float, *options: str) -> None:
+    """What no time is left for is named in the results: a cell is written when it ends."""
+    enough = f"{max(30.0, limit - COMPILING):.0f}"
+    timed(run, stage, "decoding_goals", "cuda", limit, "--pair", "8b+1b", "--limit", enough, *options)
+
+
+def decode(run: Run, machine: Machine, seconds: float) -> None:
+    """The goals of one sequence."""
+    if stopped(run, "decode", machine.problem):
+        return
+    if machine.device == "cpu":
+        timed(run, "decode", "decoding_goals", "cpu", 120, "--quick", "--threads", "1", "-B", "1")
+        return
+    modes = "compiled+graphs+deferred,graphs+deferred,graphs,eager,compiled+graphs"
+    decoding_goals(run, "decode", seconds, "-B", "1", "--modes", modes)
+
+
+def serve(run: Run, machine: Machine, seconds: float) -> None:
+    """Many sequences."""
+    if stopped(run, "serve", machine.problem):
+        return
+    if machine.device == "cpu":
+        timed(run, "serve", "throughput", "cpu", 120, "--quick", "--threads", "1")
+        return
+    end = run.left - seconds
+    rows = ("--parts", "rows", "--rows", "1,8,32", "--rounds", "3")
+    timed(run, "serve", "throughput", "cuda", min(60, seconds * 0.2), *rows)
+    few = ("--modes", "compiled+graphs+deferred,graphs+deferred", "--rounds", "2", "--new-tokens", "64")
+    decoding_goals(run, "serve", run.left - end, "-B", "8,32", *few)

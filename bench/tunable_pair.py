@@ -1,7 +1,9 @@
 """Pairs that cost what real models of their shape cost, with random weights and an acceptance to be set.
 
-The target is the draft's layers and more of them, whose output projections are scaled by ``eps``: they are
-computed like any others, but move the logits only that much. As eps goes to 0, the two become one function.
+In a pair of one preset the target is the draft's layers and more of them, whose output projections are scaled by
+``eps``: they are computed like any others, but move the logits only that much. As eps goes to 0, the two become one
+function. In a pair of two shapes all layers of both are scaled, and what is left is one function again: the target's
+embedding and head are the draft's, side by side as often as the target is wider.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 LOGIT_STD = 4.0
@@ -33,21 +36,26 @@ PRESETS = {
     "1b": Preset(2048, 8192, 32, 8, 64, 128256, 2, 16, torch.bfloat16),  # Llama-3.2-1B's shape
     "8b": Preset(4096, 14336, 32, 8, 128, 128256, 1, 32, torch.bfloat16),  # Llama-3.1-8B's shape
 }
+TWO_SHAPES = {  # target and draft; of each all ``target_layers``
+    "tiny": (PRESETS["tiny"], Preset(64, 176, 2, 1, 32, 2048, 1, 2, torch.float32)),
+    "8b+1b": (PRESETS["8b"], PRESETS["1b"]),
+}
 
 
 @dataclass
 class TunablePair:
     target: PreTrainedModel
     draft: PreTrainedModel
+    differing: list[nn.Module]  # the layers by which they differ
     eps: float = 1.0
 
     def set_eps(self, eps: float) -> None:
-        """Scales what the target has over the draft. > 0: the weights are scaled in place."""
+        """Scales that by which the two differ. > 0: the weights are scaled in place."""
         if not (math.isfinite(eps) and eps > 0):
             raise ValueError(f"eps: got {eps}, allowed: a number > 0")
         factor, self.eps = eps / self.eps, eps
         with torch.no_grad():
-            for layer in self.target.model.layers[self.draft.config.num_hidden_layers :]:
+            for layer in self.differing:
                 layer.self_attn.o_proj.weight.mul_(factor)
                 layer.mlp.down_proj.weight.mul_(factor)
 
@@ -88,29 +96,58 @@ class TunablePair:
         return size(self.draft) / size(self.target)
 
 
-def make_pair(preset: Preset, device: torch.device, seed: int = 0) -> TunablePair:
-    def model(layers: int) -> PreTrainedModel:
-        config = LlamaConfig(
-            vocab_size=preset.vocabulary,
-            hidden_size=preset.hidden,
-            intermediate_size=preset.intermediate,
-            num_hidden_layers=layers,
-            num_attention_heads=preset.heads,
-            num_key_value_heads=preset.kv_heads,
-            head_dim=preset.head_dim,
-            max_position_embeddings=8192,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
-        with torch.device(device):
-            return AutoModelForCausalLM.from_config(config, dtype=preset.dtype).eval()
-
-    torch.manual_seed(seed)
-    target, draft = model(preset.target_layers), model(preset.draft_layers)
+def _model(preset: Preset, layers: int, device: torch.device) -> PreTrainedModel:
+    config = LlamaConfig(
+        vocab_size=preset.vocabulary,
+        hidden_size=preset.hidden,
+        intermediate_size=preset.intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=preset.heads,
+        num_key_value_heads=preset.kv_heads,
+        head_dim=preset.head_dim,
+        max_position_embeddings=16384,
+        tie_word_embeddings=False,  # tied costs the same, but what was fed would be the likeliest token
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=preset.dtype).eval()
     with torch.no_grad():  # as initialised, logits are so flat that nearly any two models agree
-        target.lm_head.weight.normal_(std=LOGIT_STD / math.sqrt(preset.hidden))
+        model.lm_head.weight.normal_(std=LOGIT_STD / math.sqrt(preset.hidden))
+    return model
+
+
+def make_pair(preset: Preset, device: torch.device, seed: int = 0) -> TunablePair:
+    """The draft is the target's first layers."""
+    torch.manual_seed(seed)
+    target, draft = (_model(preset, layers, device) for layers in (preset.target_layers, preset.draft_layers))
     shared = {name: weight for name, weight in target.state_dict().items() if name in draft.state_dict()}
     draft.load_state_dict(shared)
-    return TunablePair(target, draft)
+    return TunablePair(target, draft, list(target.model.layers[preset.draft_layers :]))
+
+
+def make_pair_of_two(target: Preset, draft: Preset, device: torch.device, seed: int = 0) -> TunablePair:
+    """Two models of different shapes with one vocabulary.
+
+    n copies of the draft's embedding side by side have its root mean square, so the final norm makes n copies of its
+    own result of them, which n copies of its head, over n, turn into its logits.
+
+    Raises:
+        ValueError: the target is not n times as wide, or the vocabularies differ.
+    """
+    copies, rest = divmod(target.hidden, draft.hidden)
+    if rest or target.vocabulary != draft.vocabulary:
+        given = (draft.hidden, draft.vocabulary)
+        raise ValueError(
+            f"draft: got hidden size and vocabulary {given}, allowed: a divisor of {target.hidden}, {target.vocabulary}"
+        )
+    torch.manual_seed(seed)
+    large, small = (_model(preset, preset.target_layers, device) for preset in (target, draft))
+    with torch.no_grad():
+        for own, of_draft, scale in (
+            (large.get_input_embeddings(), small.get_input_embeddings(), 1.0),
+            (large.lm_head, small.lm_head, 1 / copies),
+        ):
+            own.weight.copy_(of_draft.weight.repeat(1, copies) * scale)
+    return TunablePair(large, small, [*large.model.layers, *small.model.layers])
