@@ -71,7 +71,8 @@ def main(
     """Times the decoding loop against its goals."""
     with reading():
         where = read_device(device)
-        (name,) = read_names("pair", pair, TWO_SHAPES)[:1]
+        if pair not in TWO_SHAPES:
+            raise ValueError(f"pair: got {pair!r}, allowed: {', '.join(TWO_SHAPES)}")
         asked = read_names("modes", modes or ",".join(MODES), MODES)
         sizes = read_integers("batches", batches or ("1,2" if quick else "1,8,32"))
         lengths = read_integers("contexts", contexts or ("16" if quick else "512,8192"))
@@ -82,9 +83,9 @@ def main(
     new_tokens, rounds = new_tokens or (12 if quick else 128), rounds or (2 if quick else 3)
     seconds = (0.0 if quick else 2.0) if seconds is None else seconds
     console, start = terminal(), time.perf_counter()
-    target, draft = TWO_SHAPES[name]
+    target, draft = TWO_SHAPES[pair]
     shapes = {who: {**p._asdict(), "dtype": str(p.dtype)} for who, p in (("target", target), ("draft", draft))}
-    report = Report("decoding_goals", where, json_path, quick=quick, pair=name, shapes=shapes)
+    report = Report("decoding_goals", where, json_path, quick=quick, pair=pair, shapes=shapes)
     ceilings = bandwidth(where, quick) if where.type == "cuda" else None
     tuned = make_pair_of_two(target, draft, where)
     tuned.calibrate(alpha, temperature)
@@ -97,7 +98,7 @@ def main(
     compiling = "--quick compiles nothing" if quick else None
     for batch, context in sorted(((b, c) for c in lengths for b in sizes), key=lambda cell: cell[0] * cell[1]):
         cell = Cell(batch, context, new_tokens, rounds, num_drafts, temperature)
-        title, begun = f"{name}, B={batch}, context {context}", time.perf_counter()
+        title, begun = f"{pair}, B={batch}, context {context}", time.perf_counter()
         with console.status(title) as status:
 
             def progress(method: str, title: str = title, status=status) -> None:
@@ -106,7 +107,7 @@ def main(
             row, speeds = measure(tuned, cell, asked, Plan(compiling, watch, seconds, start + limit, progress))
         row["found"] = judged(row, speeds, cell, ceilings and max(ceilings["read"], ceilings["copy"]))
         # The goals are of one pair, at batch 1.
-        named = batch == 1 and name == "8b+1b" and where.type == "cuda"
+        named = batch == 1 and pair == "8b+1b" and where.type == "cuda"
         row["reached"] = goals(row["found"], speeds) if named else {}
         row |= {"seconds_in_all": time.perf_counter() - begun}
         about = {"B": batch, "context": context, "new_tokens": new_tokens, "K": num_drafts, "temperature": temperature}

@@ -100,6 +100,7 @@ def costs_of(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: flo
 
 
 def free(device: torch.device) -> None:
-    gc.collect()
+    """Gives back what nobody holds any more."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()

@@ -31,7 +31,7 @@ def test_dry_run_prints_commands_and_writes_nothing(tmp_path, device):
     environment = {"SPECDEC_BENCH_DEVICE": device, "TORCH_CUDA_ARCH_LIST": "9.0a"}
     done = gpu_sh("--dry-run", "--minutes", "20", folder=tmp_path, OUT="out", **environment)
     assert done.returncode == 0, done.stderr
-    stems = ("goals", "speculative_step", "draft_step", "settings", "decoding")
+    stems = ("goals", "speculative_step", "draft_step", "settings", "decoding", "decoding_goals", "throughput")
     commands = ["setup.py", "TORCH_CUDA_ARCH_LIST=9.0a", "-m pytest", "compare_backends.py"]
     commands += [f"bench_{stem}.py --device {device}" for stem in stems]
     if device == "cuda":
@@ -139,6 +139,23 @@ def test_stages_on_a_gpu(everything, tmp_path):
     stems = ("goals", "settings", "draft_step", "decoding", "speculative_step")
     assert names_of(run.steps) == ["bench flashinfer", *(f"bench {stem}.cuda" for stem in stems)]
     assert all(not step.environment for step in run.steps) and run.failed == []
+    run.steps.clear()
+    gpu_stages.decode(run, ON_GPU, 300.0)
+    gpu_stages.serve(run, ON_GPU, 300.0)
+    assert names_of(run.steps) == ["decode decoding_goals.cuda", "serve throughput.cuda", "serve decoding_goals.cuda"]
+    results = [step.command[step.command.index("--json") + 1] for step in run.steps]
+    assert len({*results}) == 3 and run.failed == []  # none overwrites another's
+    for step in (run.steps[0], run.steps[2]):  # no method begins so late that its cell would not be written
+        limit = float(step.command[step.command.index("--limit") + 1])
+        assert step.limit - limit == pytest.approx(gpu_stages.COMPILING, abs=1)
+
+
+def test_a_stage_leaves_the_time_of_those_behind_it(everything, tmp_path):
+    run = Recorder(tmp_path)
+    for stage in (gpu_stages.bench, gpu_stages.serve):
+        run.steps.clear()
+        stage(run, ON_GPU, 200.0)
+        assert max(step.limit for step in run.steps) <= 200 + 1
 
 
 def test_few_seconds_are_for_few_sanitizers(everything, tmp_path):
@@ -164,18 +181,18 @@ def test_flashinfer_that_does_not_compile_is_left_out_of_the_benchmarks(everythi
 def test_what_a_stage_lacks_is_said(monkeypatch, tmp_path):
     """No step is run; on a GPU that is not fine, on a CPU a stage for GPUs is left out."""
     run, no_gpu = Recorder(tmp_path), gpu_stages.Machine("cuda", "torch cannot use it")
-    for stage in ("compare", "sanitize", "bench"):
+    for stage in ("compare", "sanitize", "bench", "decode", "serve"):
         getattr(gpu_stages, stage)(run, no_gpu, 100.0)
         assert "torch cannot use it" in run.record["stages"][stage]["reason"]
     monkeypatch.setattr(gpu_stages, "missing", lambda modules: ["typer"])
-    for stage in ("test", "compare", "bench"):
+    for stage in ("test", "compare", "bench", "decode", "serve"):
         getattr(gpu_stages, stage)(run, ON_GPU, 100.0)
         assert "typer" in run.record["stages"][stage]["reason"]
     monkeypatch.setattr(gpu_stages, "missing", lambda modules: [])
     monkeypatch.setattr(gpu_stages, "cuda_tool", lambda name: None)
     gpu_stages.sanitize(run, ON_GPU, 100.0)
     assert "compute-sanitizer" in run.record["stages"]["sanitize"]["reason"]
-    assert run.steps == [] and run.failed == ["bench", "compare", "sanitize", "test"] and not run.record["ok"]
+    assert run.steps == [] and set(run.failed) == {*gpu.STAGES} - {"build"} and not run.record["ok"]
     run = Recorder(tmp_path)
     gpu_stages.sanitize(run, ON_CPU, 100.0)
     assert run.record["stages"]["sanitize"]["status"] == "left out" and run.failed == [] and run.record["ok"]
