@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 import typer
 from flat_memory import Sample, growth, large_storages, sample
-from jobs import Job, Slice, skewed_lengths, standard_library, synchronized, together
+from job_slices import Job, Slice, skewed_lengths, standard_library, synchronized, together
 from measure import ratios, summary
 from options import Device, JsonPath, Threads, read_device, read_integers, read_names, reading
 from report import Report, terminal

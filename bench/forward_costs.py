@@ -9,6 +9,7 @@ import torch
 from loop_methods import Cell
 from measure import Method, first_line, interleave, summary, synchronize
 from specdec import SpeculativeDecoder
+from specdec.attention import BLOCK
 from specdec.cache import StaticKVCache, visible_slots
 from specdec.forward import CachedModel
 
@@ -28,6 +29,12 @@ class Forwards:
         layout = self.model.layout(places, places, visible_slots(context + width, self.cache.capacity))
         tokens = places % self.model.vocab_size
         return lambda: self.model(tokens, self.cache, layout)
+
+    def slots_read(self, filled: int) -> int:
+        """What attention is given to read of each sequence."""
+        if self.model.reads_only_filled:
+            return -(-filled // BLOCK) * BLOCK
+        return visible_slots(filled, self.cache.capacity)
 
     def filled_bytes(self, context: int) -> int:
         """Of keys and values behind so many tokens."""
@@ -84,7 +91,7 @@ def step_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: f
     attention = {
         "seconds": whole - short,
         "filled_bytes": target.filled_bytes(behind) - target.filled_bytes(min(SHORT, context) + k + 1),
-        "visible_over_filled": visible_slots(behind, capacity) / behind,
+        "slots_over_filled": target.slots_read(behind) / behind,
     }
     return {"seconds": found, "c": found["draft 1"]["median"] / found["target 1"]["median"], "attention": attention}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from bench_decoding import assistant_with
-from jobs import synchronized
+from job_slices import synchronized
 from loop_efficiency import Mark
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
@@ -17,6 +16,7 @@ from tunable_pair import TunablePair
 
 from specdec_kernels import SamplingParams
 
+GRAPH_BYTES = 2 << 30  # for CUDA graphs, as by default
 SLACK = 64  # tokens beyond the last window
 
 
@@ -118,16 +118,8 @@ MODES = {str(m): m for m in (Mode(c, g, d) for c in (False, True) for g in (Fals
 
 
 def decoder_of(pair: TunablePair, cell: Cell, speculative: bool, compiled: bool) -> SpeculativeDecoder:
-    """
-    Raises:
-        Unavailable: it cannot compile.
-    """
     models = (pair.target, pair.draft, cell.num_drafts) if speculative else (pair.target, None, 0)
-    if not compiled:
-        return SpeculativeDecoder(*models)
-    if "compile" not in inspect.signature(SpeculativeDecoder).parameters:
-        raise Unavailable("SpeculativeDecoder has no argument `compile`")
-    return SpeculativeDecoder(*models, compile=True)
+    return SpeculativeDecoder(*models, compile=compiled)
 
 
 class Specdec:
@@ -137,13 +129,13 @@ class Specdec:
         if mode.graphs and decoder.target.device.type != "cuda":
             raise Unavailable("CUDA graphs are of GPUs")
         self.name, self.mode, self.decoder = name, mode, decoder
+        decoder.graph_bytes = GRAPH_BYTES if mode.graphs else 0
         self.scheduler = Scheduler(
             decoder,
             rows=cell.batch,
             max_length=cell.context + cell.room,
             prefill_chunk=cell.batch * cell.context,
             deferred=mode.deferred,
-            **({} if mode.graphs else {"graph_bytes": 0}),
         )
 
     def begin(self, cell: Cell) -> None:

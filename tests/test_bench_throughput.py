@@ -6,7 +6,7 @@ import json
 
 import bench_throughput
 import flat_memory
-import jobs
+import job_slices as jobs
 import pytest
 import torch
 from benches import run_main
