@@ -18,6 +18,7 @@ from specdec import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
+from specdec.budget import TokenLedger
 
 from specdec_kernels import SamplingParams
 
@@ -158,6 +159,7 @@ def test_prompts_are_read_in_parts_that_depend_on_nothing_else(chunk):
 
     decoder.target.extend = counted
     texts = run(decoder, requests, prefill_chunk=chunk, rows=4)
+    parts.remove((0, (0,)))  # a token that showed what a cache of this model holds
     expected = {
         (start, tuple(request.prompt[: min(start + chunk, n - 1)]))
         for request, n in zip(requests, lengths, strict=True)
@@ -169,10 +171,10 @@ def test_prompts_are_read_in_parts_that_depend_on_nothing_else(chunk):
 
 def test_settings_of_the_scheduler_are_read():
     decoder = new_decoder("llama", "model")
-    for name, value in (("rows", 0), ("prefill_chunk", 0), ("max_waiting", 0), ("cache_tokens", 0), ("rows", 2.0)):
+    for name, value in (("rows", 0), ("prefill_chunk", 0), ("max_waiting", 0), ("max_waiting", True), ("rows", 2.0)):
         with pytest.raises(ValueError, match=f"^{name}: got {value}, allowed: an integer >= 1"):
             Scheduler(decoder, **{"max_length": MAX_LENGTH, name: value})
-    with pytest.raises(ValueError, match="^max_length: got 257, allowed: up to 256"):
+    with pytest.raises(ValueError, match="^max_length: got 257, allowed: .*256"):
         Scheduler(decoder, max_length=257)
     with pytest.raises(ValueError, match="^rule: "):
         Scheduler(decoder, max_length=MAX_LENGTH, rule="best")
@@ -192,9 +194,9 @@ def check_bookkeeping(shape, rows, chunk, budget, deferred, drafter):
         extend(cache, sequences, starts, first_row)
 
     decoder.target.extend = counted
-    s = Scheduler(
-        decoder, rows=rows, max_length=20, prefill_chunk=chunk, cache_tokens=budget, deferred=deferred, max_waiting=9
-    )
+    s = Scheduler(decoder, rows=rows, max_length=20, prefill_chunk=chunk, deferred=deferred, max_waiting=9)
+    read.clear()
+    s.ledger = TokenLedger(budget)  # less than what the rows hold, so that requests wait for it
     cancelled, admitted = set(), []
     for n, new, _ in shape:
         s.submit(Request([7] * n, new))

@@ -50,9 +50,9 @@ class Setup:
         """``fault(logits [R, n, V], tokens [R, n], row)`` at each forward in which the faulty request decodes."""
         run = model._run
 
-        def faulty(module, tokens, *others):
-            out = run(module, tokens, *others)
-            if module is model.model and self.scheduler is not None and (row := self.row()) is not None:
+        def faulty(forward, tokens, *others):
+            out = run(forward, tokens, *others)
+            if forward.func is model.model and self.scheduler is not None and (row := self.row()) is not None:
                 fault(out.logits, tokens, row)
             return out
 
@@ -62,11 +62,15 @@ class Setup:
         """Whenever a part of the faulty request's prompt is read."""
         run, prompt = model._run, self.prompt()
 
-        def faulty(module, tokens, *others):
+        def faulty(forward, tokens, *others):
             part = tokens[0].tolist()
-            if module is not model.model and any(prompt[i : i + len(part)] == part for i in range(len(prompt))):
+            if (
+                forward.func is not model.model
+                and len(part) > 1
+                and any(prompt[i : i + len(part)] == part for i in range(len(prompt)))
+            ):
                 fault()
-            return run(module, tokens, *others)
+            return run(forward, tokens, *others)
 
         model._run = faulty
 
@@ -74,10 +78,10 @@ class Setup:
         """At each forward of all rows."""
         run = model._run
 
-        def faulty(module, *arguments):
-            if module is model.model and self.scheduler is not None:
+        def faulty(forward, *arguments):
+            if forward.func is model.model and self.scheduler is not None:
                 fault()
-            return run(module, *arguments)
+            return run(forward, *arguments)
 
         model._run = faulty
 
@@ -205,10 +209,7 @@ ENDING = {
     "stop_says_true": (stop(True), STOP.format("True")),
     "stop_of_text": (stop("1"), STOP.format("'1'")),
     "prefill_raises": (prefill_raises(RuntimeError("bad prompt"), 1), "RuntimeError: bad prompt"),
-    "prefill_out_of_memory": (
-        prefill_raises(torch.OutOfMemoryError("CUDA out of memory"), 2),
-        "OutOfMemoryError: CUDA out of memory",
-    ),
+    "prefill_raises_later": (prefill_raises(ConnectionError("no device"), 2), "ConnectionError: no device"),
 }
 
 
@@ -314,8 +315,12 @@ def release_raises_for_its_output(setup: Setup) -> None:
     setup.wrap_session(release=release)
 
 
-def draft_prefill_out_of_memory(setup: Setup) -> None:
-    setup.on_prefill(setup.decoder.drafter.model, setup.once(torch.OutOfMemoryError("this text")))
+def draft_prefill_raises(setup: Setup) -> None:
+    setup.on_prefill(setup.decoder.drafter.model, setup.once(RuntimeError("this text")))
+
+
+def prefill_out_of_memory_once(setup: Setup) -> None:
+    setup.on_prefill(setup.decoder.target, setup.once(torch.OutOfMemoryError("once")))
 
 
 def draft_forward_raises_once(error: Exception, call: int):
@@ -339,7 +344,8 @@ PASSING = {
     "draft_raises_for_its_text": (draft_raises_for_its_text, THIS_TEXT),
     "admit_raises_for_its_prompt": (admit_raises_for_its_prompt, THIS_TEXT),
     "release_raises_for_its_output": (release_raises_for_its_output, {"match": "failed to release a row.*this text"}),
-    "draft_prefill_out_of_memory": (draft_prefill_out_of_memory, THIS_TEXT),
+    "draft_prefill_raises": (draft_prefill_raises, THIS_TEXT),
+    "prefill_out_of_memory_once": (prefill_out_of_memory_once, {"match": "out of memory in prefill: 2 tokens"}),
     "draft_forward_raises_once": (draft_forward_raises_once(RuntimeError("once"), 5), {"match": None}),
     "draft_out_of_memory_once": (draft_forward_raises_once(torch.OutOfMemoryError("once"), 2), {"match": None}),
 }
