@@ -56,7 +56,7 @@ CASES = {
     "whole blocks": ((0, 127, 250), 5, {"capacity": 256}),
     "less than a block": ((0, 17, 60), 3, {"capacity": 70}),
     "trees": (LENGTHS, 9, {"tree": True}),
-    "trees, a window": ((3, 130, 280), 7, {"tree": True, "window": 3}),
+    "trees, a window": ((3, 130, 280), 7, {"tree": True, "window": 2}),
     "trees, a window, padding": ((-1, 0, 130, 280), 7, {"tree": True, "window": 4, "padding": 2}),
     "trees, groups of eight": ((1, 126, 200), 8, {"tree": True, "heads": 8, "group": 8}),
 }
@@ -96,15 +96,18 @@ def test_scale_and_softcap(q, blocks):
 
 
 def test_nodes_do_not_see_their_siblings():
-    """A tree by hand: 0 <- 1 <- 3, 0 <- 2, two tokens stored; and its transpose, which is another."""
-    path = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]).bool()
-    queries = Queries(torch.tensor([[2, 3, 3, 4]]), None, Tree(torch.tensor([2]), path))
-    expected = [[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 0, 1, 0, 0], [1, 1, 1, 1, 0, 1, 0]]
-    assert dense_mask(queries, 7)[0, 0].int().tolist() == expected
-    assert [slots_seen(queries, 0, i) for i in range(4)] == [[j for j in range(7) if row[j]] for row in expected]
-    windowed = Queries(queries.positions, 2, queries.tree)
-    assert [slots_seen(windowed, 0, i) for i in range(4)] == [[1, 2], [2, 3], [2, 4], [3, 5]]
-    assert dense_mask(windowed, 7)[0, 0].nonzero()[:, 1].tolist() == [1, 2, 2, 3, 2, 4, 3, 5]
+    """A tree by hand, behind two tokens: 0 <- 1, 0 <- 2 <- 3. Node 3 stands at position 4, in slot 5."""
+    path = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
+    positions, tree = torch.tensor([[2, 3, 3, 4]]), Tree(torch.tensor([2]), path)
+    expected = {
+        None: [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4, 5]],
+        2: [[1, 2], [2, 3], [2, 4], [4, 5]],
+        1: [[2], [3], [4], [5]],
+    }
+    for window, slots in expected.items():
+        queries = Queries(positions, window, tree)
+        assert [row.nonzero()[:, 0].tolist() for row in dense_mask(queries, 7)[0, 0]] == slots
+        assert [slots_seen(queries, 0, i) for i in range(4)] == slots
 
 
 # ---- What is read

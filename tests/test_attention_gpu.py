@@ -1,4 +1,5 @@
-"""Compiled flex attention on a GPU: right, in CUDA graphs whose lengths change, and without a wait."""
+"""Compiled flex attention on a GPU: right, in CUDA graphs whose lengths change, and without a wait. Without a GPU, the
+kernels that Inductor would load there run in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from attending import Case, oracle, random_case
 from models import DECODER, prompts
-from specdec.attention import Queries, Tree, attend, block_mask
+from specdec.attention import BLOCK, Queries, Tree, attend, block_mask
 from specdec.forward import CachedModel
 from test_attention import CASES
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -116,3 +117,21 @@ def test_a_model_takes_it(dtype):
         logits.append(each(torch.arange(10, device="cuda").view(2, 5), cache, layout))
     allowed = torch.finfo(dtype).eps ** 0.5 * logits[1].abs().max()
     assert (logits[0] - logits[1]).abs().max() <= allowed
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.cuda.is_available(), reason="its kernels run there")
+@pytest.mark.parametrize("name", [n for n in WIDER if n != "4000 slots"])
+def test_the_kernel_of_a_gpu(name, tmp_path):
+    """What it must not read is NaN here, too."""
+    import gpu_flex  # and all of Inductor
+
+    if not torch.__version__.startswith(gpu_flex.TRIED):
+        pytest.skip(f"torch {torch.__version__} has other private names")
+    lengths, q, options = WIDER[name]
+    case = random_case(lengths, q, **options)
+    got, constants = gpu_flex.interpreted(case, tmp_path)
+    torch.testing.assert_close(got.double(), oracle(*case), atol=2e-6, rtol=2e-5)
+    group = options.get("group", 2)
+    assert ("SPLIT_KV" in constants) == (group != 3)  # Inductor's decoding kernel takes groups of a power of two
+    assert constants["BLOCK_M"] >= min(q * group, BLOCK) and BLOCK % constants["BLOCK_M"] == 0

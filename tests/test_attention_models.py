@@ -12,7 +12,7 @@ from models import prompts, tiny_model
 from specdec import EarlyExitDrafter, SpeculativeDecoder, attention
 from specdec.attention import choose, configurations, flex
 from specdec.compatibility import cached_model
-from specdec.forward import FLEX_STEP, CachedModel
+from specdec.forward import CachedModel
 from test_cache import feed
 
 NO_BLOCK_MASKS = ("bloom", "falcon", "falcon, ALiBi", "gpt2", "gpt_bigcode", "gptj", "mpt", "stablelm")
@@ -134,10 +134,19 @@ def test_every_configuration_of_the_model_is_changed():
         sight._attn_implementation_internal = before
 
 
-def test_capacities_are_few():
+def test_narrower_keys_have_the_attention_of_the_model(calls):
     cached = CachedModel(tiny_model(), attention="flex")
-    assert [cached.new_cache(1, n).capacity for n in (2, FLEX_STEP, FLEX_STEP + 1)] == [256, 256, 512]
-    assert CachedModel(tiny_model()).new_cache(1, 100).capacity == 100
+    cached.cache_dtype = torch.bfloat16
+    assert not cached.reads_only_filled
+    feed(cached, cached.new_cache(1, 20), [[1, 2]])
+    assert not calls
+
+
+def test_capacities_are_few():
+    """As attention is compiled for each; what is asked for is allocated, and planned by others."""
+    cached = CachedModel(tiny_model(), attention="flex")
+    assert [cached.capacity(tokens) for tokens in (1, 255, 256)] == [256, 256, 512]
+    assert cached.new_cache(1, 100).capacity == CachedModel(tiny_model()).capacity(99) == 100
 
 
 @pytest.mark.parametrize("draft", ("model", "early exit"))

@@ -223,7 +223,7 @@ class SpeculativeDecoder:
                 self.drafter,
                 self.num_drafts,
                 len(prompts),
-                longest + 1,
+                self.target.capacity(longest),
                 rule=rule,
                 compact_q=compact_q,
                 backend=self.backend,

@@ -17,7 +17,7 @@ from .memory import PrefillChunk, stored_slots
 
 T = TypeVar("T")
 Mask = torch.Tensor | dict[str, torch.Tensor]
-FLEX_STEP = 256  # slots: flex attention is compiled for each capacity, so there are few of them
+FLEX_STEP = 256  # slots
 
 PREFILL_TOKENS = 8192  # of one forward at most: what it computes in between is freed before the next
 
@@ -112,8 +112,15 @@ class CachedModel:
 
     @property
     def reads_only_filled(self) -> bool:
-        """Whether a step reads what sequences have stored, whatever ``visible`` says."""
-        return bool(self._flex_configs)
+        """Whether a step reads what sequences have stored, whatever ``visible`` says. Narrower keys are not read but
+        converted before, all that are visible."""
+        return bool(self._flex_configs) and self.cache_dtype in (None, self.dtype)
+
+    def capacity(self, tokens: int) -> int:
+        """Slots for sequences of up to so many tokens, the trash slot included; few different numbers where attention
+        is compiled for each."""
+        slots = tokens + 1
+        return -(-slots // FLEX_STEP) * FLEX_STEP if self.reads_only_filled else slots
 
     def compiled(self) -> CachedModel:
         """The same, with logits through ``torch.compile`` and the model's own attention; prompts are stored by the
@@ -123,14 +130,12 @@ class CachedModel:
         return own
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
-        """All of it allocated. ``capacity``: slots for each sequence, at least.
+        """All of it allocated.
 
         Raises:
             ValueError: as ``specdec.memory.stored_slots``.
         """
         slots = stored_slots(self)
-        if self.reads_only_filled:
-            capacity = -(-capacity // FLEX_STEP) * FLEX_STEP
         append_new = self.needs_2d_mask
         cache = StaticKVCache(self.config, batch_size, capacity, self.device, append_new, self.cache_dtype)
         cache.allocate(slots)

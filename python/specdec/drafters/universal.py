@@ -87,7 +87,7 @@ class UniversalDraftSession:
             translation.update(prompt)
         if self.cache is None:
             self.room = self._room(prompts)
-            self.cache = self.model.new_cache(len(self.translations), self.room + 1)
+            self.cache = self.model.new_cache(len(self.translations), self.model.capacity(self.room))
         for row in prompts:
             if row in self.used:
                 self.cache.clear(row)
