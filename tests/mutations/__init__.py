@@ -3,13 +3,14 @@
 ``python -m tests.mutations`` applies one after the other to a copy of the repository and shows which test kills it.
 """
 
-from . import cpu, cuda, loop, models, proposals, reference, triton
+from . import cpu, cuda, loop, models, proposals, reference, serving, triton
 from .mutation import Mutation
 
 MUTATIONS: list[Mutation] = [
     *reference.MUTATIONS,
     *loop.MUTATIONS,
     *proposals.MUTATIONS,
+    *serving.MUTATIONS,
     *models.MUTATIONS,
     *triton.MUTATIONS,
     *cpu.MUTATIONS,

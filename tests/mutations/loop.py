@@ -41,20 +41,20 @@ MUTATIONS: list[Mutation] = [
         LAWS,
         {
             "loop-reuses-noise-in-every-step": (
-                "text[-1], known, known - 1, drafts,",
-                "text[-1], record.prompt_length, known - 1, drafts,",
+                "position=self.state.known,",
+                "position=torch.zeros_like(self.state.known),",
             ),
             "loop-feeds-a-stale-token": (
-                "text[max(known - 2, 0)], text[-1], known,",
-                "text[max(known - 2, 0)], text[max(known - 2, 0)], known,",
+                "step.last_two[:, 1:], drafts.clamp(",
+                "step.last_two[:, :1], drafts.clamp(",
             ),
             "loop-processes-the-target-alone-without-drafts": (
                 "g.processors(logits, step.processed, step.allowed, drafts.tokens)",
                 "g.processors(logits, step.processed, [0] * len(step.allowed), drafts.tokens)",
             ),
             "loop-log-probs-one-step-late": (
-                "record.log_probs += values[0][b][: len(tokens)]",
-                "record.log_probs += values[0][b][-len(tokens) :]",
+                "record.log_probs += values[0][row][: len(tokens)]",
+                "record.log_probs += values[0][row][-len(tokens) :]",
                 SETTINGS,
             ),
         },
@@ -63,12 +63,16 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/record.py",
         TEXT,
         {
-            "loop-keeps-text-behind-the-end": ("del self.text[len(self.text) - len(tokens) + end :]", "pass"),
-            "loop-asks-a-stop-behind-the-end": (
-                "self.stop.first_end(sequence, text, end or new)",
-                "self.stop.first_end(sequence, text, new)",
-                ENDS,
-            ),
+            "loop-keeps-text-behind-a-stop": ("del self.text[len(self.text) - count + kept :]", "pass", ENDS),
+            "loop-asks-a-stop-about-the-last-token": ("self.text, count), count)", "self.text, 1), 1)", ENDS),
+        },
+    ),
+    *mutations(
+        "python/specdec/rows.py",
+        TEXT,
+        {
+            "rows-keep-text-behind-the-end": ("torch.minimum(count, first + 1) * live", "count * live"),
+            "rows-go-on-behind-the-end": ("mul_(~(ended | failed))", "mul_(~failed)"),
         },
     ),
     *mutations(
@@ -96,8 +100,8 @@ MUTATIONS: list[Mutation] = [
                 'self._columns["count"][sequence, place] = 1',
             ),
             "loop-forgets-prompts-in-min-new-tokens": (
-                "[len(p) + n for p, n in zip(prompts, min_new_tokens, strict=True)]",
-                "[n for p, n in zip(prompts, min_new_tokens, strict=True)]",
+                "prompt_length + min_new_tokens if delayed",
+                "min_new_tokens if delayed",
             ),
             "loop-table-not-in-order": ("row[place + 1 : size + 1] = row[place:size]", "row[size] = row[place]"),
         },
