@@ -135,9 +135,8 @@ def bench(run: Run, machine: Machine, seconds: float) -> None:
         return
     if machine.device == "cpu":
         for stem in ("goals", "speculative_step", "draft_step", "settings", "decoding"):
-            timed(
-                run, "bench", stem, "cpu", 90, "--quick", "--threads", "1"
-            )  # more wait for each other on a shared machine
+            # More threads wait for each other on a shared machine.
+            timed(run, "bench", stem, "cpu", 90, "--quick", "--threads", "1")
         return
     without: dict[str, str] = {}
     end = run.left - seconds
@@ -158,10 +157,8 @@ def bench(run: Run, machine: Machine, seconds: float) -> None:
     timed(run, "bench", "draft_step", "cuda", min(60, left() * 0.25), *drafts, **without)
     few = ("--preset", "1b", "-K", "4", "--new-tokens", "64", "--seconds", "5", "--rounds", "3")
     timed(run, "bench", "decoding", "cuda", min(90, left() * 0.4), *few, **without)
-    compiling = str(int(max(left(), 0) * 0.3))
-    timed(
-        run, "bench", "speculative_step", "cuda", left(), "--seconds", "0.3", "--compile-seconds", compiling, **without
-    )
+    steps = ("--seconds", "0.3", "--compile-seconds", str(int(max(left(), 0) * 0.3)))
+    timed(run, "bench", "speculative_step", "cuda", left(), *steps, **without)
 
 
 def decoding_goals(run: Run, stage: str, limit: float, *options: str) -> None:
