@@ -11,6 +11,7 @@ import torch
 from models import generate, prompts, tiny_model
 from specdec import EarlyExitDrafter, PromptLookupDrafter, SpeculativeDecoder, budget
 from specdec.cache import StaticKVCache
+from specdec.forward import CachedModel
 from test_memory import allocated
 
 
@@ -78,6 +79,23 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monke
         assert not caches
     assert asked == [torch.device("cpu")] * 3
     assert generate(target, draft, [], max_new_tokens=10).tokens == []
+
+
+def test_rows_that_are_rounded_up_count_as_they_are_allocated(caches, monkeypatch):
+    """Under flex attention; nothing is decoded."""
+    monkeypatch.setattr(budget, "UNCHECKED", 0)
+    both = SpeculativeDecoder(tiny_model("llama"), tiny_model("gpt2", 1), 3)
+    both.target = CachedModel(tiny_model("llama"), "target", "flex")
+    for length, capacity in ((40, 256), (256, 512)):
+        for free in (768 * capacity, 768 * capacity - 1):
+            monkeypatch.setattr("specdec.decoder.free_memory", lambda device, free=free: free)
+            caches.clear()
+            if free % 768 == 0:
+                both.generate([[1] * length], max_new_tokens=0)
+                assert sum(size for _, each in caches for _, size in each) == free
+                continue
+            with pytest.raises(ValueError, match=f"cache: got .* of {capacity} slots"):
+                both.generate([[1] * length], max_new_tokens=0)
 
 
 def test_small_caches_do_not_ask(monkeypatch):

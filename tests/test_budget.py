@@ -11,9 +11,9 @@ COST = {"target": 16384, "draft": 2048}
 EACH = 18432
 
 
-def plan(rows=8, max_length=None, cache_tokens=None, cache_bytes=None, positions=4096, free=None):
+def plan(rows=8, max_length=None, cache_tokens=None, cache_bytes=None, positions=4096, free=None, step=1):
     limits = {"target": positions, "draft": None if positions is None else positions + 1}
-    how = {"slot_bytes": COST, "positions": limits, "free_memory": lambda: free}
+    how = {"slot_bytes": COST, "positions": limits, "free_memory": lambda: free, "step": step}
     return plan_caches(rows, max_length, cache_tokens, cache_bytes, **how)
 
 
@@ -81,20 +81,34 @@ def test_what_is_not_given_is_as_large_as_it_can_be():
             refused()
 
 
+def test_rows_in_steps_of_slots():
+    assert [plan(2, n, step=256).capacity for n in (1, 255, 256, 511, 512)] == [256, 256, 512, 512, 768]
+    assert plan(2, cache_tokens=2 * 600, step=256).max_length == 511
+    assert plan(None, 300, cache_tokens=2000, step=256).rows == 3
+    with pytest.raises(ValueError) as refused:
+        plan(2, cache_tokens=400, step=256)
+    assert str(refused.value) == (
+        "cache_tokens: got 400, allowed: >= 512 for 2 rows of 256 slots "
+        "(max_length=1 and the trash slot, in steps of 256)"
+    )
+
+
 @given(
     st.one_of(st.none(), st.integers(1, 40)),
     st.one_of(st.none(), st.integers(1, 500)),
     st.one_of(st.none(), st.integers(2, 20_000)),
     st.one_of(st.none(), st.integers(1, 20_000 * EACH)),
     st.integers(0, 20_000 * EACH),
+    st.sampled_from((1, 1, 8)),
 )
 @settings(max_examples=300, deadline=None)
-def test_whatever_is_planned_is_within_every_limit_and_cannot_be_larger(rows, max_length, tokens, size, free):
+def test_whatever_is_planned_is_within_every_limit_and_cannot_be_larger(rows, max_length, tokens, size, free, step):
     try:
-        budget = plan(rows, max_length, tokens, size, 400, free)
+        budget = plan(rows, max_length, tokens, size, 400, free, step)
     except ValueError:
         return
-    slots = [budget.slots, (budget.rows + (rows is None)) * (budget.max_length + (max_length is None) + 1)]
+    larger = CacheBudget(budget.rows + (rows is None), budget.max_length + (max_length is None), EACH, step)
+    slots = [budget.slots, larger.slots]
     limits = [n for n in (tokens, None if size is None else size // EACH) if n is not None]
     assert all(slots[0] <= n for n in limits) and budget.max_length <= 400
     assert slots[0] * EACH <= max(free, UNCHECKED)

@@ -21,11 +21,12 @@ class CacheBudget:
     rows: int
     max_length: int
     slot_bytes: int  # of one token of one sequence, over all layers of all caches
+    step: int = 1
 
     @property
     def capacity(self) -> int:
-        """Slots of a row: one more, the trash slot."""
-        return self.max_length + 1
+        """Slots of a row: at least one more, the trash slot, and a multiple of ``step``."""
+        return -(-(self.max_length + 1) // self.step) * self.step
 
     @property
     def slots(self) -> int:
@@ -65,13 +66,15 @@ class _Limits:
     def cost(self) -> str:
         return f"{self.each} bytes a token ({' + '.join(f'{name} {n}' for name, n in self.slot_bytes.items())})"
 
-    def refuse(self, name: str, rows: int, max_length: int) -> NoReturn:
+    def refuse(self, name: str, budget: CacheBudget) -> NoReturn:
         """The argument ``name``, with the least that would do for caches of this size."""
-        slots = rows * (max_length + 1)
-        purpose = f"for {rows} rows of {max_length + 1} slots (max_length={max_length} and the trash slot)"
+        length = f"max_length={budget.max_length} and the trash slot"
+        if budget.step > 1:
+            length += f", in steps of {budget.step}"
+        purpose = f"for {budget.rows} rows of {budget.capacity} slots ({length})"
         if name == "cache_tokens":
-            refuse(name, self.cache_tokens, f">= {slots} {purpose}")
-        least = slots * self.each
+            refuse(name, self.cache_tokens, f">= {budget.slots} {purpose}")
+        least = budget.bytes
         given = f"{self.cache_bytes} ({size_text(self.cache_bytes)})"
         refuse(name, given, f">= {least} ({size_text(least)}) {purpose} at {self.cost()}")
 
@@ -85,11 +88,13 @@ def plan_caches(
     slot_bytes: Mapping[str, int],
     positions: Mapping[str, int | None],
     free_memory: Callable[[], int | None],
+    step: int = 1,
 ) -> CacheBudget:
     """The largest caches within the budget; nothing is allocated.
 
-    A cache is a rectangle: rows x (max_length + 1) slots, of which one in a row is trash. Where one of ``rows`` and
-    ``max_length`` is None, it is as large as the budget allows; ``max_length`` at most the models' positions.
+    A cache is a rectangle: rows x (max_length + 1) slots, or more by ``step``; one in a row is trash. Where one of
+    ``rows`` and ``max_length`` is None, it is as large as the budget allows; ``max_length`` at most the models'
+    positions.
 
     Args:
         rows: sequences at one time, >= 1; None: ``max_length`` and a budget say.
@@ -101,6 +106,7 @@ def plan_caches(
             its own.
         positions: by model, how many it has; None: no limit.
         free_memory: says how many bytes can be allocated now; None: it is not known. Caches below 16 MiB do not ask.
+        step: a row's slots are a multiple of so many.
 
     Raises:
         ValueError: names the argument, what was given, and the numbers that are allowed.
@@ -117,16 +123,16 @@ def plan_caches(
     if rows is None:
         if max_length is None or most is None:
             refuse("rows", None, "an integer >= 1; or max_length and one of cache_tokens and cache_bytes")
-        rows = max(most[0] // (max_length + 1), 1)
+        rows = max(most[0] // CacheBudget(1, max_length, 0, step).capacity, 1)
     elif max_length is None:
-        fitting = [] if most is None else [max(most[0] // rows - 1, 1)]
+        fitting = [] if most is None else [max(most[0] // rows // step * step - 1, 1)]
         fitting += [] if longest is None else [longest]
         if not fitting:
             refuse("max_length", None, "an integer >= 1, or a budget: these models have no limit of their own")
         max_length = min(fitting)
-    budget = CacheBudget(rows, max_length, limits.each)
+    budget = CacheBudget(rows, max_length, limits.each, step)
     if most is not None and budget.slots > most[0]:
-        limits.refuse(most[1], rows, max_length)
+        limits.refuse(most[1], budget)
     free = free_memory() if budget.bytes > UNCHECKED else None
     if free is not None and budget.bytes > free:
         given = f"{size_text(budget.bytes)} ({rows} rows of {budget.capacity} slots at {limits.cost()})"

@@ -216,7 +216,7 @@ class SpeculativeDecoder:
         records, graphs = [entry.record for entry in entries.values()], self.new_graphs()
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if prompts:
-            self.plan_caches(len(prompts), longest)
+            self.plan_caches(len(prompts), longest, step=self.target.slot_step)
         with torch.inference_mode():
             batch = Batch(
                 self.target,
@@ -277,6 +277,7 @@ class SpeculativeDecoder:
         max_length: int | None,
         cache_tokens: int | None = None,
         cache_bytes: int | None = None,
+        step: int = 1,
     ) -> CacheBudget:
         """The caches of target and draft within a budget and the memory that is free, as
         ``specdec.budget.plan_caches``. Nothing is allocated.
@@ -297,6 +298,7 @@ class SpeculativeDecoder:
             slot_bytes={name: cost for name, cost in costs.items() if cost},
             positions=self._max_lengths,
             free_memory=lambda: free_memory(self.target.device),
+            step=step,
         )
 
     @property

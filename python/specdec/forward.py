@@ -116,11 +116,15 @@ class CachedModel:
         converted before, all that are visible."""
         return bool(self._flex_configs) and self.cache_dtype in (None, self.dtype)
 
+    @property
+    def slot_step(self) -> int:
+        """Capacities that vary are multiples of so many slots: few different numbers where attention is compiled for
+        each."""
+        return FLEX_STEP if self.reads_only_filled else 1
+
     def capacity(self, tokens: int) -> int:
-        """Slots for sequences of up to so many tokens, the trash slot included; few different numbers where attention
-        is compiled for each."""
-        slots = tokens + 1
-        return -(-slots // FLEX_STEP) * FLEX_STEP if self.reads_only_filled else slots
+        """Slots for sequences of up to so many tokens, the trash slot included."""
+        return -(-(tokens + 1) // self.slot_step) * self.slot_step
 
     def compiled(self) -> CachedModel:
         """The same, with logits through ``torch.compile`` and the model's own attention; prompts are stored by the
