@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import LogitsProcessorList
 
-from specdec_kernels import Rule, SpeculativeStep, TokenTable, speculative_step
+from specdec_kernels import Rule, TokenTable, speculative_step
 
 from .adaptive import AdaptiveDrafts, AdaptiveLengths, DraftLengths, FixedLengths
 from .cache import visible_slots
@@ -21,18 +21,12 @@ from .graphs import StepGraphs
 from .measuring import measured_costs
 from .processors import Processors
 from .record import SequenceRecord
+from .reports import Decided, Launched, Wanted, launched, log_probs
 from .result import Emission
 from .rows import RowSettings, RowState
 from .sampling import Bias
 from .stats import Stopwatch
 from .token_table import HostTable
-
-
-class Wanted(NamedTuple):
-    """What is to be reported beside the tokens."""
-
-    log_probs: bool = False
-    logits: bool = False
 
 
 class Entry(NamedTuple):
@@ -44,25 +38,6 @@ class Entry(NamedTuple):
     bias: Bias
     min_new_tokens: int
     processors: LogitsProcessorList
-
-
-class Decided(NamedTuple):
-    """One step on the device; what it decided is entered in the rows' state."""
-
-    drafts: Drafts
-    logits: torch.Tensor  # [B, k + 1, V], the target's own
-    out: SpeculativeStep
-    processed: bool  # whether processors changed what was decided on
-    report: torch.Tensor  # [B, n] int64, what SequenceRecord.take reads
-
-
-class Launched(NamedTuple):
-    """A step that the host has not read yet."""
-
-    records: list[SequenceRecord | None]  # of the rows when it was launched
-    decided: Decided
-    report: torch.Tensor  # on the host, once the event has happened
-    event: torch.cuda.Event | None
 
 
 class Batch:
@@ -221,7 +196,7 @@ class Batch:
                 allowed = [min(n, r.room - 1) if n else 0 for n, r in zip(wanted, self.rows, strict=True)]
             texts = [[] if r is None else r.text for r in self.rows]
         num_drafts = max(allowed)
-        visible = self._visible(max(allowed))
+        visible = self._visible(num_drafts)
 
         def run() -> Decided:
             return self._decide(self.plan(num_drafts, visible, allowed, texts, table))
@@ -233,8 +208,7 @@ class Batch:
             self.stopwatch.lap("replays")
         if self.session is not None:
             self._note_failed_drafts(self.session)
-        report, event = _to_host(decided.report)
-        self._pending.append(Launched(list(self.rows), decided, report, event))
+        self._pending.append(launched(list(self.rows), decided))
         self.steps += 1
         self.draft_forwards += decided.drafts.forwards
 
@@ -339,14 +313,14 @@ class Batch:
         lap("kernels")
         return Decided(drafts, logits, out, processed is not logits, torch.cat(report, 1))
 
-    def _take(self, launched: Launched) -> list[Emission]:
+    def _take(self, step: Launched) -> list[Emission]:
         """Enters what a step decided, in the sequences that had not ended before it."""
-        drafts, emissions = launched.decided.drafts, []
-        if launched.event is not None:
-            launched.event.synchronize()
-        width, reports = drafts.tokens.shape[1], launched.report.tolist()
-        values = self._log_probs(launched.decided) if self.wanted.log_probs else None
-        for row, (record, report) in enumerate(zip(launched.records, reports, strict=True)):
+        drafts, emissions = step.decided.drafts, []
+        if step.event is not None:
+            step.event.synchronize()
+        width, reports = drafts.tokens.shape[1], step.report.tolist()
+        values = log_probs(step.decided) if self.wanted.log_probs else None
+        for row, (record, report) in enumerate(zip(step.records, reports, strict=True)):
             if record is None or not record.live:
                 continue
             try:
@@ -371,30 +345,10 @@ class Batch:
                 record.log_probs += values[0][row][: len(tokens)]
                 record.raw_log_probs += values[1][row][: len(tokens)]
             if self.wanted.logits:
-                record.logits += launched.decided.logits[row, : len(tokens)].clone().unbind()
+                record.logits += step.decided.logits[row, : len(tokens)].clone().unbind()
             self.table.add(row, tokens)
             if tokens:
                 emissions.append(Emission(record.number, tokens, record.produced_by[-len(tokens) :]))
             if not record.live:
                 self.end(row)
         return emissions
-
-    def _log_probs(self, decided: Decided) -> list[list[list[float]]]:
-        """Under the law that was drawn from, and under softmax of the model's own logits."""
-        out = decided.out
-        raw = out.raw_log_probs
-        if decided.processed:  # the step saw others than the model's own
-            log_probs = decided.logits.float().log_softmax(-1)
-            raw = log_probs.gather(2, out.tokens.clamp(min=0)[:, :, None])[:, :, 0]
-        return torch.stack((out.log_probs, raw)).tolist()
-
-
-def _to_host(report: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """On its way; it is there once the event has happened."""
-    if report.device.type != "cuda":
-        return report.clone(), None  # the next replay of a graph writes into it
-    copy = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-    copy.copy_(report, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return copy, event

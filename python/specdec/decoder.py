@@ -13,7 +13,7 @@ from specdec_kernels import SamplingParams
 from specdec_kernels.validation import refuse
 
 from .adaptive import AdaptiveDrafts
-from .batch import Batch, Entry, Wanted
+from .batch import Batch, Entry
 from .budget import CacheBudget, plan_caches
 from .compatibility import cached_model
 from .drafters import Drafter
@@ -35,6 +35,7 @@ from .prompts import (
     repeated,
 )
 from .record import Ends, SequenceRecord, Stopping
+from .reports import Wanted
 from .result import Emission, GenerationResult
 from .sampling import of_each, read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
 from .stats import Stats

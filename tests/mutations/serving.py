@@ -40,7 +40,7 @@ MUTATIONS: list[Mutation] = [
         ENDS,
         {
             "batch-gives-late-reports-to-who-is-there": (
-                "zip(launched.records, reports, strict=True)",
+                "zip(step.records, reports, strict=True)",
                 "zip(self.rows, reports, strict=True)",
             ),
             "batch-goes-on-behind-a-step-that-failed": (
