@@ -52,7 +52,7 @@ class Setup:
 
         def faulty(forward, tokens, *others):
             out = run(forward, tokens, *others)
-            if forward.func is model.model and self.scheduler is not None and (row := self.row()) is not None:
+            if forward is model.model and self.scheduler is not None and (row := self.row()) is not None:
                 fault(out.logits, tokens, row)
             return out
 
@@ -79,7 +79,7 @@ class Setup:
         run = model._run
 
         def faulty(forward, *arguments):
-            if forward.func is model.model and self.scheduler is not None:
+            if forward is model.model and self.scheduler is not None:
                 fault()
             return run(forward, *arguments)
 

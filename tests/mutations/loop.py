@@ -68,14 +68,6 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/rows.py",
-        TEXT,
-        {
-            "rows-keep-text-behind-the-end": ("torch.minimum(count, first + 1) * live", "count * live"),
-            "rows-go-on-behind-the-end": ("mul_(~(ended | failed))", "mul_(~failed)"),
-        },
-    ),
-    *mutations(
         "python/specdec/drafters/model.py",
         ADAPTIVE,
         {

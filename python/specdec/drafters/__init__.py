@@ -100,7 +100,8 @@ class DraftSession(Protocol):
 
     Between two calls of ``draft`` a text may have grown by any number of tokens, as steps without drafts do not ask.
     The same step may be asked twice, and has the same answer. An exception ends the drafting of this batch: the loop
-    warns and goes on without.
+    warns and goes on without. In a scheduler it is the matter of one sequence, where asking again, or leaving out one
+    row (``allowed`` 0), helps.
     """
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
