@@ -65,7 +65,7 @@ class Setup:
         def faulty(forward, tokens, *others):
             part = tokens[0].tolist()
             if (
-                forward.func is not model.model
+                forward is not model.model
                 and len(part) > 1
                 and any(prompt[i : i + len(part)] == part for i in range(len(prompt)))
             ):

@@ -167,8 +167,8 @@ class Scheduler:
 
     def cancel(self, number: int) -> bool:
         """Ends a request wherever it is; its outcome, with what was emitted so far, comes with the next step. False: it
-        has ended already, or never was. From inside of a step it takes effect when the step has ended, unless the request
-        has, too."""
+        has ended already, or never was. From inside of a step it takes effect when the step has ended, unless
+        the request has, too."""
         row = next((row for row, task in self._in_rows.items() if task.number == number), None)
         task = next((task for task in self._waiting if task.number == number), self._in_rows.get(row))
         if task is None or not task.entry.record.live:
