@@ -22,6 +22,27 @@ def decoder(num_drafts: int = 2) -> SpeculativeDecoder:
     return SpeculativeDecoder(tiny_model("llama"), tiny_model("gpt2", 1), num_drafts)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_promises_come_back(seed):
+    """Random requests, cancelled wherever they are: the promises are those of the rows at every step."""
+    rng = random.Random(seed)
+    scheduler, needs, ended = Scheduler(decoder(), rows=3, max_length=60, prefill_chunk=8), {}, {}
+    for _ in range(60):
+        if len(needs) < 12 and rng.random() < 0.7:
+            prompt, new = prompts(1, 1, 30, seed=rng.randrange(99))[0], rng.randrange(20)
+            needs[scheduler.submit(Request(prompt, new, eos_token_id=[rng.randrange(101)]))] = len(prompt) + new
+        if needs and rng.random() < 0.3:
+            scheduler.cancel(rng.choice(list(needs)))
+        ended |= {u.number: u for u in scheduler.step() if isinstance(u, Outcome)}
+        held = {task.number: task.need for task in scheduler._in_rows.values()}
+        assert scheduler.usage.cache_tokens_used == sum(held.values()) <= scheduler.usage.cache_tokens
+        assert all(needs[number] == need for number, need in held.items())
+    scheduler.close()
+    ended |= {u.number: u for u in scheduler.step() if isinstance(u, Outcome)}
+    assert sorted(ended) == sorted(needs) and {End.CANCELLED, End.LENGTH} <= {o.end for o in ended.values()}
+    assert scheduler.usage.cache_tokens_used == 0 and not len(scheduler.ledger)
+
+
 def test_allocated_at_once_within_the_budget(caches):  # noqa: F811
     scheduler = Scheduler(decoder(), rows=3, cache_bytes=3 * 41 * BOTH + 100)
     storages = [storages for _, storages in caches if storages[0][1] > 2 * 64 * 2]  # no measuring
@@ -46,27 +67,6 @@ def test_what_does_not_fit_is_refused_with_the_numbers(caches):  # noqa: F811
     assert all(cache.capacity == 2 for cache, _ in caches)
     assert Scheduler(both, rows=None, max_length=40, cache_tokens=170).usage.rows == 4
     assert Scheduler(decoder(0), rows=3, cache_bytes=3 * 41 * BOTH).budget.max_length == 122  # no draft's cache
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_promises_come_back(seed):
-    """Random requests, cancelled wherever they are: the promises are those of the rows at every step."""
-    rng = random.Random(seed)
-    scheduler, needs, ended = Scheduler(decoder(), rows=3, max_length=60, prefill_chunk=8), {}, {}
-    for _ in range(60):
-        if len(needs) < 12 and rng.random() < 0.7:
-            prompt, new = prompts(1, 1, 30, seed=rng.randrange(99))[0], rng.randrange(20)
-            needs[scheduler.submit(Request(prompt, new, eos_token_id=[rng.randrange(101)]))] = len(prompt) + new
-        if needs and rng.random() < 0.3:
-            scheduler.cancel(rng.choice(list(needs)))
-        ended |= {u.number: u for u in scheduler.step() if isinstance(u, Outcome)}
-        held = {task.number: task.need for task in scheduler._in_rows.values()}
-        assert scheduler.usage.cache_tokens_used == sum(held.values()) <= scheduler.usage.cache_tokens
-        assert all(needs[number] == need for number, need in held.items())
-    scheduler.close()
-    ended |= {u.number: u for u in scheduler.step() if isinstance(u, Outcome)}
-    assert sorted(ended) == sorted(needs) and {End.CANCELLED, End.LENGTH} <= {o.end for o in ended.values()}
-    assert scheduler.usage.cache_tokens_used == 0 and not len(scheduler.ledger)
 
 
 @pytest.mark.parametrize("which", ("target", "draft"))
