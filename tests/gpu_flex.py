@@ -1,14 +1,19 @@
 """The kernel that Inductor writes for flex attention on a GPU, run without one: Inductor is told of a small Hopper that
 is not there, and what it writes runs in Triton's interpreter.
 
-The stand-ins are for private names of torch and Triton, those of the versions that were tried."""
+A program of its own, because torch remembers what machine it has seen. It prints a line of JSON for each case of
+tests/test_attention_gpu.py: how far the result is from the oracle's, and the constants of the kernel. The stand-ins are
+for private names of torch and Triton, those of the versions that were tried.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import math
 import re
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +21,7 @@ from unittest import mock
 
 import torch
 import triton
-from attending import Case
+from attending import Case, oracle, random_case
 from specdec import attention
 from specdec.attention import BLOCK, Queries, Tree, block_mask
 from torch._inductor import config as inductor
@@ -28,7 +33,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import flex_attention as torch_flex
 from triton.backends.compiler import GPUTarget
 
-TRIED = ("2.13",)
 CUDA = torch.device("cuda", 0)
 HOPPER = types.SimpleNamespace(
     name="H200", major=9, minor=0, multi_processor_count=8, total_memory=141 << 30, warp_size=32,
@@ -159,3 +163,15 @@ def interpreted(case: Case, folder: Path) -> tuple[torch.Tensor, dict[str, int]]
     getattr(module, name)[grid](query, key, value, largest, total, *lists, sums)
     weights = torch.exp2(largest - largest.amax(1, keepdim=True))
     return (sums * weights[..., None]).sum(1) / (total * weights).sum(1)[..., None], constants
+
+
+if __name__ == "__main__":
+    from test_attention_gpu import WIDER
+
+    torch.set_num_threads(1)
+    for name, (lengths, q, options) in WIDER.items():
+        case = random_case(lengths, q, **options)
+        with tempfile.TemporaryDirectory() as folder:
+            got, constants = interpreted(case, Path(folder))
+        wrong = (got.double() - oracle(*case)).abs().max().item()  # NaN, in JSON as well, if any of it is
+        print(json.dumps({"name": name, "wrong": wrong, "constants": constants}), flush=True)
