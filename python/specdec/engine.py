@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import NamedTuple
 
-import torch
-
 from specdec_kernels.validation import refuse
 
 from .requests import Outcome, Request
 from .result import Emission
 from .scheduler import Scheduler, Task, Usage
+from .threads import computing_thread
 
 Update = Emission | Outcome
 
@@ -54,24 +53,22 @@ class Engine:
 
     Args:
         scheduler: an idle one; nobody else may use it from now on.
-        num_threads: of torch's operations in its thread; None: as many as the caller has.
 
     Raises:
         ValueError: names the argument.
     """
 
-    def __init__(self, scheduler: Scheduler, *, num_threads: int | None = None):
+    def __init__(self, scheduler: Scheduler):
         if not scheduler.idle:
             refuse("scheduler", "one with requests", "an idle one")
         self._scheduler, self._usage = scheduler, scheduler.usage
-        self._num_threads = num_threads or torch.get_num_threads()
         self._changed = threading.Condition()  # guards all below
         self._inbox: deque[Task | _Cancellation] = deque()
         self._open: dict[int, _Stream] = {}  # requests without an outcome
         self._unread: dict[int, _Stream] = {}  # requests without a reader
         self._closing = False
         self._stopped: str | None = None  # why
-        self._thread = threading.Thread(target=self._work, name="specdec-engine", daemon=True)
+        self._thread = computing_thread(self._work, "specdec-engine")
         self._thread.start()
 
     # ---- for tasks -----------------------------------------------------------------------------------------
@@ -186,7 +183,6 @@ class Engine:
 
     def _work(self) -> None:
         try:
-            torch.set_num_threads(self._num_threads)
             while self._serve():
                 self._deliver(self._scheduler.step())
         except BaseException as error:  # of no request: whatever it is, nobody may wait for ever
