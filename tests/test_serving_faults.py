@@ -17,6 +17,16 @@ from specdec.drafters import Drafts
 from specdec_kernels import Status
 
 NAN, INF = float("nan"), float("inf")
+# Much like others.
+NIGHTLY = {
+    *("one_nan", "processor_stops_iteration", "processor_of_nothing", "stop_raises_at_once", "stop_says_true"),
+    *("stop_of_text", "prefill_raises_later", "huge_drafts", "negative_drafts", "draft_out_of_memory_once"),
+    *("lists", "floats", "too_many_columns", "integer_logits", "statistics_without_logits", "forwards_of_nothing"),
+}
+
+
+def cases(faults) -> list:
+    return [pytest.param(fault, marks=[pytest.mark.nightly] * (fault in NIGHTLY)) for fault in faults]
 
 
 class Setup:
@@ -216,7 +226,7 @@ ENDING = {
 @pytest.mark.parametrize(
     "deferred", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["in_time", "deferred"]
 )
-@pytest.mark.parametrize("fault", ENDING)
+@pytest.mark.parametrize("fault", cases(ENDING))
 def test_a_fault_ends_its_own_request(fault, deferred):
     inject, why = ENDING[fault]
     setup = Setup(deferred=deferred)
@@ -351,7 +361,7 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("fault", cases(PASSING))
 def test_a_fault_costs_no_text(fault):
     inject, said = PASSING[fault]
     setup = Setup()
@@ -398,12 +408,7 @@ DROPPING = {
 }
 
 
-NIGHTLY = {"lists", "floats", "too_many_columns", "integer_logits", "statistics_without_logits", "forwards_of_nothing"}
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=[pytest.mark.nightly] * (fault in NIGHTLY)) for fault in DROPPING]
-)
+@pytest.mark.parametrize("fault", cases(DROPPING))
 def test_a_drafter_that_fails_is_dropped_and_texts_stay(fault):
     """Greedy ones; the law of the others does, too."""
     setup = Setup(greedy=True)
