@@ -101,7 +101,7 @@ def test_rows_in_steps_of_slots():
     st.integers(0, 20_000 * EACH),
     st.sampled_from((1, 1, 8)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_whatever_is_planned_is_within_every_limit_and_cannot_be_larger(rows, max_length, tokens, size, free, step):
     try:
         budget = plan(rows, max_length, tokens, size, 400, free, step)
@@ -135,7 +135,7 @@ def test_ledger():
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=60), st.integers(0, 30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_ledger_against_a_model(moves, budget):
     """Random admissions, refused ones among them, and cancellations, double ones among them."""
     ledger, held = TokenLedger(budget), {}

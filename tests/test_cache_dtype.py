@@ -75,10 +75,10 @@ def test_it_takes_half_of_the_bytes():
 def test_texts_are_those_of_the_model_with_such_a_cache(num_drafts):
     model, ids = tiny_model("llama"), [[1, 2, 3, 4, 5], [9, 8]]
     decoder = SpeculativeDecoder(model, tiny_model("llama", 1), num_drafts, cache_dtype=torch.bfloat16)
-    got = decoder.generate(ids, max_new_tokens=40, eos_token_id=[]).tokens
+    got = decoder.generate(ids, max_new_tokens=20, eos_token_id=[]).tokens
     for prompt, tokens in zip(ids, got, strict=True):
         text = list(prompt)
-        for _ in range(40):
+        for _ in range(20):
             text.append(int(rounded_logits(model, text, torch.bfloat16)[-1].argmax()))
         assert text[len(prompt) :] == tokens
 
