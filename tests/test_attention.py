@@ -221,4 +221,4 @@ def test_unusual_attention_is_refused():
     mask = block_mask(Queries(torch.zeros(1, 1, dtype=torch.int64)), 1)
     for unusual in ({"s_aux": tensor}, {"position_bias": tensor}, {"dropout": 0.1}):
         with pytest.raises(ValueError, match="attention: got flex for Module with"):
-            attention._forward(module, tensor, tensor, tensor, mask, **unusual)
+            attention._flex(module, tensor, tensor, tensor, mask, **unusual)

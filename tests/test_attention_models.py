@@ -10,7 +10,7 @@ from attending import by_blocks
 from model_types import CASES, model_of
 from models import prompts, tiny_model
 from specdec import EarlyExitDrafter, SpeculativeDecoder, attention
-from specdec.attention import choose, configurations, flex
+from specdec.attention import choose, configurations, using
 from specdec.compatibility import cached_model
 from specdec.forward import CachedModel
 from test_cache import feed
@@ -71,6 +71,27 @@ def test_flex_gives_the_logits_of_the_model(case, calls):
     assert len(calls) == 4 and [c._attn_implementation for c in configs] == before
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
+def test_grouped_queries_give_the_logits_of_the_model(case, monkeypatch):
+    """To the bit where transformers repeats keys and values, as it does for more than one query."""
+    model, shapes = model_of(case), []
+    attention_of = attention.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention,
+        "scaled_dot_product_attention",
+        lambda *args, **more: shapes.append((args[0].shape[1], args[1].shape[1])) or attention_of(*args, **more),
+    )
+    if choose(model) != "grouped":
+        assert model.config._attn_implementation != "sdpa"
+        return
+    before = [c._attn_implementation for c in configurations(model)]
+    assert torch.equal(ragged_logits(CachedModel(model)), ragged_logits(CachedModel(model, attention="model")))
+    heads = model.config.get_text_config(decoder=True).num_attention_heads
+    stored = CachedModel(model).new_cache(1, 8).layers[0].keys.shape[1]
+    assert set(shapes) == {(heads, stored)}
+    assert [c._attn_implementation for c in configurations(model)] == before
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_flex_does_not_cover(case):
     model = model_of(case)
@@ -91,8 +112,8 @@ def test_soft_caps_are_those_of_the_model():
 def test_choices(monkeypatch):
     """Flex where it pays, on a GPU; there, too, an unusual model has its own."""
     model = tiny_model()
-    assert choose(model) == "model" and choose(model, "flex") == "flex"
-    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex'"):
+    assert choose(model) == choose(model, "grouped") == "grouped" and choose(model, "flex") == "flex"
+    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'grouped'"):
         choose(model, "sdpa")
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     monkeypatch.setattr(attention, "has_triton", lambda: True)
@@ -101,6 +122,8 @@ def test_choices(monkeypatch):
     assert choose(model) == "model"
     monkeypatch.setattr(model.config, "head_dim", 16)
     assert choose(model) == choose(model, "flex") == "flex"
+    with pytest.raises(ValueError, match="got 'grouped' for LlamaForCausalLM, on 'cuda'"):
+        choose(model, "grouped")
     monkeypatch.setattr(attention, "has_triton", lambda: False)
     assert choose(model) == "model"
     with pytest.raises(ValueError, match="Triton does not work"):
@@ -127,7 +150,7 @@ def test_every_configuration_of_the_model_is_changed():
     before = sight._attn_implementation_internal
     sight._attn_implementation_internal = "eager"
     try:
-        with flex(configurations(model)):
+        with using("flex", configurations(model)):
             assert text._attn_implementation == model.config._attn_implementation == "specdec_flex"
         assert (text._attn_implementation, sight._attn_implementation) == ("sdpa", "eager")
     finally:

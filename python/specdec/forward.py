@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .attention import MAX_QUERIES, Queries, block_mask, choose, configurations, flex
+from .attention import MAX_QUERIES, Queries, block_mask, choose, configurations, using
 from .cache import StaticKVCache, visible_slots
 from .compiled import CompiledForward
 from .memory import PrefillChunk, stored_slots
@@ -74,8 +74,8 @@ class CachedModel:
     Args:
         model: a decoder-only ``PreTrainedModel`` (``specdec.compatibility`` says which), in evaluation mode.
         name: for errors.
-        attention: of the steps, "auto", "model" or "flex" (``specdec.attention.choose``); prompts are read with the
-            model's own.
+        attention: "auto", "model", "flex" or "grouped" (``specdec.attention.choose``). Flex is for steps: prompts are
+            then read with the model's own.
 
     Attributes:
         cache_dtype: that of its caches, where keys and values are to be rounded; None: as they come.
@@ -107,14 +107,14 @@ class CachedModel:
             self._window = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept, as captured steps read them
-        self._flex_configs = configurations(model) if choose(model, attention) == "flex" else []
+        self._attention, self._configs = choose(model, attention), configurations(model)
         self._compiled: CompiledForward | None = None
 
     @property
     def reads_only_filled(self) -> bool:
         """Whether a step reads what sequences have stored, whatever ``visible`` says. Narrower keys are not read but
         converted before, all that are visible."""
-        return bool(self._flex_configs) and self.cache_dtype in (None, self.dtype)
+        return self._attention == "flex" and self.cache_dtype in (None, self.dtype)
 
     @property
     def slot_step(self) -> int:
@@ -130,7 +130,7 @@ class CachedModel:
         """The same, with logits through ``torch.compile`` and the model's own attention; prompts are stored by the
         model as it is: each has a length of its own, and runs once."""
         own = copy.copy(self)
-        own._compiled, own._flex_configs = CompiledForward(self.model), []
+        own._compiled, own._attention = CompiledForward(self.model), "model"
         return own
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
@@ -211,7 +211,8 @@ class CachedModel:
         mask = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
         if by_flex:
             mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
-        with flex(self._flex_configs if by_flex else []):
+        masked = "model" if self._attention == "flex" else self._attention
+        with using("flex" if by_flex else masked, self._configs):
             return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
