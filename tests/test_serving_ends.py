@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import specdec.batch
 import torch
-from serving import FAULTY, SAMPLED, Processor, Stop, check_empty, crowd, decoder, finish, scheduler, texts
+from serving import FAULTY, SAMPLED, Processor, Stop, alone, check_empty, crowd, decoder, finish, scheduler, texts
 from specdec import Emission, End, QueueFull, Request
 from specdec.drafters import Drafts
 
@@ -80,6 +80,16 @@ def test_cancelled_before_anything_was_told(deferred):
         lambda s, updates: any(r is not None and r.number == FAULTY for r in s.batch.rows), deferred=deferred
     )
     assert cancelled and outcome.end == End.CANCELLED and (outcome.tokens == []) == deferred
+
+
+def test_a_cancelled_sequence_writes_no_more():
+    """Its slots are those of the next prompt, which is read while others decode."""
+    s, prompt = scheduler(rows=2), crowd()[FAULTY].prompt
+    s.submit(Request([5, 6, 7, 8], 24))
+    short, following = s.submit(Request([7], 20)), s.submit(Request(prompt, 5))
+    when = emitted(short)
+    outcomes = finish(s, lambda step, updates: when(s, updates) and s.cancel(short))
+    assert outcomes[short].end == End.CANCELLED and outcomes[following].tokens == alone(prompt, 5)
 
 
 def test_cancelled_behind_its_last_token():
