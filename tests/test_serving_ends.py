@@ -92,6 +92,15 @@ def test_a_cancelled_sequence_writes_no_more():
     assert outcomes[short].end == End.CANCELLED and outcomes[following].tokens == alone(prompt, 5)
 
 
+def test_a_late_report_is_not_of_the_next_sequence():
+    """The step on its way was the cancelled one's; the next is in its row before that step is read."""
+    s, first = scheduler(rows=1, deferred=True), Request([7], 20)
+    number, following = s.submit(first), s.submit(Request([5, 6], 5))
+    when = emitted(number)
+    outcomes = finish(s, lambda step, updates: when(s, updates) and s.cancel(number))
+    assert outcomes[number].end == End.CANCELLED and outcomes[following].tokens == alone([5, 6], 5)
+
+
 def test_cancelled_behind_its_last_token():
     cancelled, outcome = run_and_cancel(
         lambda s, updates: any(not isinstance(u, Emission) and u.number == FAULTY for u in updates)

@@ -43,10 +43,6 @@ MUTATIONS: list[Mutation] = [
                 "zip(step.records, reports, strict=True)",
                 "zip(self.rows, reports, strict=True)",
             ),
-            "batch-goes-on-behind-a-step-that-failed": (
-                "                record.fail(error)\n                self.end(row)\n        self._pending.clear()\n",
-                "                record.fail(error)\n                self.end(row)\n",
-            ),
         },
     ),
     *mutations(
