@@ -78,7 +78,7 @@ def check_empty(scheduler: Scheduler) -> None:
     request = Request([5, 6, 7, 8], 2)
     outcomes = list(scheduler.run([request] * usage.rows))
     assert [o.tokens for o in outcomes] == [alone(request.prompt, 2)] * usage.rows
-    assert {o.end for o in outcomes} == {End.LENGTH}
+    assert {(o.end, int(o.status)) for o in outcomes} == {(End.LENGTH, 0)}
 
 
 @functools.cache
