@@ -14,9 +14,10 @@ VISIBLE_STEP = 64  # attention reads a multiple of this many slots: few distinct
 
 def visible_slots(length: int, capacity: int) -> int:
     """The number of slots that attention reads where the longest sequence has ``length`` tokens stored: beyond 1024 of
-    them at most an eighth too many, in eight shapes for each doubling."""
+    them at most an eighth too many, in eight shapes for each doubling. Never the trash slot: what is shown of a cache
+    is then never the whole of it, which compiled forwards would take for another case."""
     step = max(VISIBLE_STEP, 1 << max((length - 1).bit_length() - 4, 0))
-    return min(-(-length // step) * step, capacity)
+    return min(-(-length // step) * step, capacity - 1)
 
 
 class Slot(NamedTuple):
