@@ -97,7 +97,7 @@ def test_memory_that_never_suffices_ends_the_request_alone():
     """One prompt is too long for its attention, even token by token."""
     both = decoder(0)
     slot_bytes(both.target)
-    little = LittleMemory(100)
+    little = LittleMemory(99)
     handle = both.target.model.model.layers[-1].self_attn.register_forward_pre_hook(little.before, with_kwargs=True)
     scheduler = Scheduler(both, rows=2, max_length=100)
     requests = [Request(p, 8, eos_token_id=[]) for p in prompts(2, 20, 30)] + [Request([1] * 80, 8, eos_token_id=[])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -105,6 +106,8 @@ class Batch:
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._lengths: DraftLengths | None = None if adaptive else FixedLengths(self.most)
         self._pending: deque[Launched] = deque()
+        # Graphs are captured on the current device, which belongs to a thread.
+        self._on_device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
@@ -157,10 +160,11 @@ class Batch:
         An error that is not of one row ends all their sequences, which have it as theirs."""
         ahead, emissions = self.ahead if self.runs_ahead else 0, []
         try:
-            self._catch_up(ahead, emissions)
-            if self.live:
-                self._launch()
-            self._catch_up(ahead, emissions)
+            with self._on_device:
+                self._catch_up(ahead, emissions)
+                if self.live:
+                    self._launch()
+                self._catch_up(ahead, emissions)
         except BaseException as error:  # of a forward of all rows, or an interrupt: nobody knows what the rows have
             self._fail(error)
             if not isinstance(error, Exception):
