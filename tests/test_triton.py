@@ -32,7 +32,11 @@ INF = float("inf")
 
 @pytest.mark.parametrize(
     ("target", "variants"),
-    [("sm_90", "few"), ("gfx942", "few"), *(pytest.param(t, "all", marks=pytest.mark.nightly) for t in TARGETS)],
+    [
+        ("sm_90", "few"),
+        pytest.param("gfx942", "few", marks=pytest.mark.nightly),
+        *(pytest.param(t, "all", marks=pytest.mark.nightly) for t in TARGETS),
+    ],
 )
 def test_compiles_ahead_of_time(target, variants, tmp_path):
     """Every kernel, with the launch table's number of warps, keeps what it works on in registers."""
