@@ -22,7 +22,9 @@ def compared(*arguments: str):
 
 # The fibers and Triton's interpreter run what a GPU runs; on a GPU the stage `compare` does.
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda and triton get GPU tensors only")
-@pytest.mark.parametrize(("backend", "steps"), [("cpu", 60), ("cuda", 25), pytest.param("triton", 2, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("backend", "steps"), [("cpu", 60), ("cuda", 25), pytest.param("triton", 2, marks=pytest.mark.nightly)]
+)
 def test_backends_agree_on_random_cases(tmp_path, backend, steps):
     path = tmp_path / "out.json"
     done = compared("--backends", backend, "--steps", str(steps), "--json", path)

@@ -1,8 +1,8 @@
 """Chi-square tests of the emitted law: rule x form of q x filter or table x temperature x dtype x K x batch row.
 
 Everyday size: 200,000 draws a cell, fixed seeds, cells in float32 alone (the others differ in how they are read);
-``-m nightly`` has these as well, and 10 million draws of all cells. A draw with its drafts takes about 3 microseconds of
-one core: two minutes everyday, four and a half hours nightly, over as many processes as ``pytest -n`` is given.
+``-m nightly`` has these as well, and 10 million draws of all cells. A draw with its drafts takes about 3 microseconds
+of one core: two minutes everyday, four and a half hours nightly, over as many processes as ``pytest -n`` is given.
 
 All tests of this file, test_texts.py and test_randomness.py together raise a false alarm with probability <= 1e-6
 (Bonferroni).

@@ -23,7 +23,7 @@ from .measuring import measured_costs
 from .processors import Processors
 from .record import SequenceRecord
 from .reports import Decided, Launched, Wanted, launched, log_probs
-from .result import Emission
+from .result import Emission, error_text
 from .rows import RowSettings, RowState
 from .sampling import Bias
 from .stats import Stopwatch
@@ -200,7 +200,7 @@ class Batch:
                 allowed = [min(n, r.room - 1) if n else 0 for n, r in zip(wanted, self.rows, strict=True)]
             texts = [[] if r is None else r.text for r in self.rows]
         num_drafts = max(allowed)
-        visible = self._visible(num_drafts)
+        visible = self.visible(num_drafts)
 
         def run() -> Decided:
             return self._decide(self.plan(num_drafts, visible, allowed, texts, table))
@@ -216,7 +216,7 @@ class Batch:
         self.steps += 1
         self.draft_forwards += decided.drafts.forwards
 
-    def _visible(self, num_drafts: int) -> int:
+    def visible(self, num_drafts: int) -> int:
         """Slots that attention is shown: what the longest sequence has, with what steps on their way may add."""
         capacity = self.generation.capacity
         if self._reads_only_filled:
@@ -227,7 +227,7 @@ class Batch:
     def _note_failed_drafts(self, session: GuardedSession) -> None:
         for row, error in session.failed_rows.items():
             if (record := self.rows[row]) is not None:
-                record.drafts, record.drafter_error = False, f"{type(error).__name__}: {error}"
+                record.drafts, record.drafter_error = False, error_text(error)
         session.failed_rows.clear()
 
     def _wanted_drafts(self) -> list[int]:

@@ -162,6 +162,7 @@ class StaticKVCache(Cache):
         super().__init__(layers=[_Layer(self._writer) for _ in range(layers)])
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._used_rows: set[int] = set()  # that had a sequence
 
     def allocate(self, slots: Sequence[LayerSlot]) -> None:
         """All of the storage, so that nothing grows later. A layer that was not allocated is by its first keys."""
@@ -174,9 +175,12 @@ class StaticKVCache(Cache):
         n < B sequences it is one of the rows from ``first_row`` on."""
         self._writer.set(slots, visible, first_row)
 
-    def clear(self, row: int) -> None:
-        """Forgets what is stored in a row, so that the next sequence there never meets a NaN: masked slots have weight
-        0, which a NaN does not survive."""
+    def begin(self, row: int) -> None:
+        """Says that a new sequence comes to a row. What the one before has stored is forgotten, so that the new one
+        never meets a NaN: masked slots have weight 0, which a NaN does not survive."""
+        if row not in self._used_rows:
+            self._used_rows.add(row)
+            return
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys[row].zero_()

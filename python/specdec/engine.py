@@ -12,7 +12,7 @@ from typing import NamedTuple
 from specdec_kernels.validation import refuse
 
 from .requests import Outcome, Request
-from .result import Emission
+from .result import Emission, error_text
 from .scheduler import Scheduler, Task, Usage
 from .threads import computing_thread
 
@@ -237,7 +237,7 @@ class Engine:
     def _die(self, error: BaseException) -> None:
         outcomes = []
         with self._changed:  # to the end: who comes later finds no open request
-            self._stopped = f"the engine's thread died: {type(error).__name__}: {error}"
+            self._stopped = f"the engine's thread died: {error_text(error)}"
             for task in (stream.task for stream in self._open.values()):
                 task.entry.record.fail(EngineStopped(self._stopped))
                 outcomes.append(Outcome.of(task.number, task.request, task.entry.record))

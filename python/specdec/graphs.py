@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from .result import error_text
+
 if TYPE_CHECKING:
     from .drafters.guard import GuardedSession
 
@@ -80,7 +82,7 @@ class StepGraphs:
                 session.raising = True
             graph, result = self._capture(call, self._pool)
         except Exception as error:  # whatever cannot be captured can still run
-            self._stop(f"{type(error).__name__}: {error}")
+            self._stop(error_text(error))
             return False
         finally:
             if session is not None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from .adaptive import step_costs
-from .cache import visible_slots
 from .drafters import Step
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def measured_costs(batch: Batch) -> list[float]:
 
     def plan(num_drafts: int) -> Step:
         allowed = [min(num_drafts, most) for most in room]
-        visible = visible_slots(max(map(len, texts)) + max(allowed), batch.generation.capacity)
+        visible = batch.visible(max(allowed))
         wanted = torch.full_like(batch.state.wanted, num_drafts)
         return batch.plan(max(allowed), visible, allowed, texts, batch.table.on_device(), wanted)
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from specdec_kernels.validation import refuse
 
+T = TypeVar("T")
 TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
+
+
+def read_as(name: str, read: Callable[..., T], *arguments: object) -> T:
+    """What ``read`` makes of ``arguments``; its error under ``name``, the caller's word for what it is about."""
+    try:
+        return read(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from error
 
 
 def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab_size: int) -> list[list[int]]:

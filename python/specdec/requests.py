@@ -14,9 +14,9 @@ from specdec_kernels.validation import refuse
 from .batch import Entry
 from .forward import CachedModel
 from .processors import read_processors
-from .prompts import read_count, read_eos, read_prompts, read_seeds
+from .prompts import read_as, read_count, read_eos, read_prompts, read_seeds
 from .record import Ends, SequenceRecord, Stopping
-from .result import End, Producer
+from .result import End, Producer, error_text
 from .sampling import of_each, read_bias, read_min_new_tokens, read_params
 from .stats import Stats
 
@@ -77,14 +77,13 @@ class Outcome:
             record.end,
             record.status,
             record.stats,
-            None if record.error is None else f"{type(record.error).__name__}: {record.error}",
+            None if record.error is None else error_text(record.error),
             record.drafter_error,
         )
 
     @classmethod
     def refused(cls, request: Request, error: Exception) -> Outcome:
-        message = f"{type(error).__name__}: {error}"
-        return cls(-1, request, [], [], End.FAILED, Status.OK, Stats.empty(0), message)
+        return cls(-1, request, [], [], End.FAILED, Status.OK, Stats.empty(0), error_text(error))
 
 
 class Limits(NamedTuple):
@@ -105,7 +104,7 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
     cpu, size = torch.device("cpu"), target.vocab_size
     if not isinstance(request.prompt, (Sequence, torch.Tensor)):
         refuse("prompt", type(request.prompt).__name__, "a list of token ids")
-    (prompt,) = _named("prompt", lambda: read_prompts([request.prompt], None, size))
+    (prompt,) = read_as("prompt", read_prompts, [request.prompt], None, size)
     read_count("max_new_tokens", request.max_new_tokens)
     if len(prompt) + request.max_new_tokens > limits.max_length:
         given = f"{len(prompt)} tokens with max_new_tokens={request.max_new_tokens}"
@@ -133,11 +132,3 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
         shortest,
         read_processors(request.logits_processor, 1)[0],
     )
-
-
-def _named(name: str, read):
-    """The library's word for a batch of prompts is not the request's."""
-    try:
-        return read()
-    except ValueError as error:
-        raise ValueError(str(error).replace("input_ids:", f"{name}:", 1)) from None

@@ -21,6 +21,11 @@ class Producer(enum.StrEnum):
     BONUS = "bonus"  # drawn from the target after all drafts were accepted, or where nothing was drafted
 
 
+def error_text(error: BaseException) -> str:
+    """What results say of an error."""
+    return f"{type(error).__name__}: {error}"
+
+
 class End(enum.StrEnum):
     """Why a sequence ended."""
 

@@ -126,7 +126,6 @@ class Scheduler:
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}
         self._filled: dict[int, int] = {}  # row -> tokens of its prompt that are stored, until it decodes
-        self._used_rows: set[int] = set()
         self._outcomes: deque[Outcome] = deque()
         self._busy_rows = 0
         self._stepping = False
@@ -285,9 +284,8 @@ class Scheduler:
         """Where a chunk begins and ends depends on nothing but the prompt, so its keys do not, either."""
         cache, text, done = self.batch.generation.target_cache, entry.record.text, self._filled[row]
         end = min(done + self.prefill_chunk, len(text) - 1)
-        if done == 0 and row in self._used_rows:
-            cache.clear(row)
-        self._used_rows.add(row)
+        if done == 0:
+            cache.begin(row)
         if end > done:
             self.target.extend(cache, [text[:end]], [done], row)
         self._filled[row] = end

@@ -12,7 +12,7 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/scheduler.py",
         ENDS,
         {
-            "scheduler-leaves-a-row-as-it-was": ("            cache.clear(row)\n", "            pass\n", FAULTS),
+            "scheduler-leaves-a-row-as-it-was": ("            cache.begin(row)\n", "            pass\n", FAULTS),
             "scheduler-keeps-the-tokens-of-the-cancelled": (
                 "        self.ledger.release(task.number)\n",
                 "        if task.entry.record.end != End.CANCELLED:\n            self.ledger.release(task.number)\n",
@@ -48,7 +48,7 @@ MUTATIONS: list[Mutation] = [
     *mutations(
         "python/specdec/drafters/model.py",
         FAULTS,
-        {"drafter-leaves-a-row-as-it-was": ("                self.cache.clear(row)\n", "                pass\n")},
+        {"drafter-leaves-a-row-as-it-was": ("                self.cache.begin(row)\n", "                pass\n")},
     ),
     *mutations(
         "python/specdec/drafters/guard.py",

@@ -11,6 +11,7 @@ import torch
 from specdec_kernels.validation import check_like, check_q, refuse
 
 from ..compiled import NotCompiled
+from ..result import error_text
 from . import Drafter, Drafts, DraftSession, Generation, Step
 
 
@@ -79,7 +80,7 @@ class GuardedSession:
             if not self._isolate:
                 self._drop(error)
             else:  # the row's next sequence begins anew
-                warnings.warn(f"the drafter failed to release a row: {_described(error)}", RuntimeWarning, 4)
+                warnings.warn(f"the drafter failed to release a row: {error_text(error)}", RuntimeWarning, 4)
 
     def _checked(self, step: Step) -> Drafts:
         drafts = self._session.draft(step)
@@ -102,12 +103,8 @@ class GuardedSession:
         return None
 
     def _drop(self, error: Exception) -> None:
-        self._session, self.error = None, _described(error)
+        self._session, self.error = None, error_text(error)
         warnings.warn(f"the drafter failed and is dropped, decoding goes on: {self.error}", RuntimeWarning, 4)
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _check(drafts: Drafts, step: Step, generation: Generation) -> None:

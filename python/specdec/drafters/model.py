@@ -86,7 +86,6 @@ class ModelDraftSession:
         self.first = 1 if self.is_shared else 2
         self.cache = shared or self.model.new_cache(generation.size, generation.capacity)
         self.stored, self.next_step = [0] * generation.size, 0
-        self.used: set[int] = set()  # rows that had a sequence before
 
     @property
     def reads_texts(self) -> bool:
@@ -100,15 +99,14 @@ class ModelDraftSession:
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         if not self.is_shared:
-            for row in self.used.intersection(prompts):
-                self.cache.clear(row)
+            for row in prompts:
+                self.cache.begin(row)
             first, *others = prompts
             if others == list(range(first + 1, first + len(prompts))):
                 self.model.extend(self.cache, [p[:-1] for p in prompts.values()], [0] * len(prompts), first)
             else:
                 for row, prompt in prompts.items():
                     self.model.extend(self.cache, [prompt[:-1]], [0], row)
-            self.used.update(prompts)
         for row, prompt in prompts.items():
             self.stored[row] = len(prompt) - 1
         self.generation.stopwatch.lap("prefill")

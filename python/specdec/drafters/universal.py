@@ -76,7 +76,6 @@ class UniversalDraftSession:
         self.cache: StaticKVCache | None = None  # until the first texts say how much the draft's tokens hold
         self.stored: list[list[int]] = [[] for _ in self.translations]  # what the cache holds, from slot 0 on
         self.settled = [0] * generation.size  # so many of these will not change
-        self.used: set[int] = set()  # rows that had a sequence before
 
     def _translation(self) -> Translation:
         return Translation(self.drafter.text, self.drafter.drafts_text)
@@ -89,12 +88,10 @@ class UniversalDraftSession:
             self.room = self._room(prompts)
             self.cache = self.model.new_cache(len(self.translations), self.model.capacity(self.room))
         for row in prompts:
-            if row in self.used:
-                self.cache.clear(row)
+            self.cache.begin(row)
             tokens, self.settled[row] = self.translations[row].tokens, self.translations[row].settled
             self.stored[row] = tokens[:-1] if len(tokens) <= self.room else []
             self.model.extend(self.cache, [self.stored[row]], [0], row)
-        self.used.update(prompts)
         self.stopwatch.lap("prefill")
 
     def _room(self, prompts: Mapping[int, list[int]]) -> int:

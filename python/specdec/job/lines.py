@@ -14,7 +14,7 @@ from specdec_kernels import SamplingParams
 from specdec_kernels.types import FILTERS, PENALTIES, neutral
 from specdec_kernels.validation import refuse
 
-from ..prompts import read_count
+from ..prompts import read_as, read_count
 from ..sampling import read_bias
 from ..stopping import read_stop_strings
 
@@ -195,7 +195,7 @@ def read_line(given: dict, index: int, defaults: LineSettings, vocab_size: int) 
         refuse("prompt", _shown(prompt), "text without lone surrogates")
     own = {key: value for key, value in given.items() if key not in ("id", "prompt")}
     if "stop" in own:
-        own["stop"] = () if own["stop"] in (None, []) else _named("stop", read_stop_strings, own["stop"])
+        own["stop"] = () if own["stop"] in (None, []) else read_as("stop", read_stop_strings, own["stop"])
     if own.get("logit_bias") is not None:
         own["logit_bias"] = _read_bias_ids(own["logit_bias"])
     if "banned_tokens" in own:
@@ -269,14 +269,6 @@ def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_each_key_once)
-
-
-def _named(key: str, read, value: object):
-    """``read``'s result; its error under the name that a line has for it."""
-    try:
-        return read(value)
-    except ValueError as error:
-        raise ValueError(f"{key}: {str(error).partition(': ')[2]}") from error
 
 
 def _shown(value: object) -> str:
