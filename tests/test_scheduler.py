@@ -9,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import prompts, tiny_model, tunable_pair
 from serving import check_empty, finish
-from specdec import (
-    EarlyExitDrafter,
-    End,
-    PromptLookupDrafter,
-    Request,
-    Scheduler,
-    SpeculativeDecoder,
-    SuffixDrafter,
-)
+from specdec import EarlyExitDrafter, End, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
 from specdec.budget import TokenLedger
 
 from specdec_kernels import SamplingParams

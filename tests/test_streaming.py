@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec.streaming import IncrementalText, continuation
+from specdec.detokenize import IncrementalText, continuation
 
 TEXT = "x = 'naïve — 日本語 🎉\U0001f468\u200d\U0001f469' # \tq\r\n"
 

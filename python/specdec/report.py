@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .streaming import IncrementalText, continuation
+from .detokenize import IncrementalText, continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from .. import options, report
+from ..detokenize import continuation
 from ..options import refuse
-from ..streaming import continuation
 from ..texts import read_texts
 from . import job, models
 from .profiling import check_trace, traced

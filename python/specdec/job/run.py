@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ..detokenize import continuation
 from ..report import cut
 from ..requests import Request
 from ..result import End
-from ..streaming import continuation
 from .lines import JobLine
 from .results import COUNTS, COUNTS_BY_POSITION, Results
 from .signals import Signals
