@@ -20,14 +20,14 @@ from .drafters.guard import GuardedSession
 from .forward import CachedModel
 from .graphs import StepGraphs
 from .measuring import measured_costs
-from .processors import Processors
 from .record import SequenceRecord
 from .reports import Decided, Launched, Wanted, launched, log_probs
 from .result import Emission, error_text
 from .rows import RowSettings, RowState
-from .sampling import Bias
+from .sampling.params import Bias
+from .sampling.processors import Processors
+from .sampling.token_table import HostTable
 from .stats import Stopwatch
-from .token_table import HostTable
 
 
 class Entry(NamedTuple):

@@ -21,7 +21,6 @@ from .drafters.model import ModelDrafter, model_drafter
 from .forward import CachedModel
 from .graphs import StepGraphs
 from .memory import check_cache_dtype, free_memory, slot_bytes
-from .processors import read_processors
 from .prompts import (
     TokenIds,
     check_room,
@@ -37,7 +36,8 @@ from .prompts import (
 from .record import Ends, SequenceRecord, Stopping
 from .reports import Wanted
 from .result import Emission, GenerationResult
-from .sampling import of_each, read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
+from .sampling.params import of_each, read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
+from .sampling.processors import read_processors
 from .stats import Stats
 
 

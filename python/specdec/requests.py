@@ -13,11 +13,11 @@ from specdec_kernels.validation import refuse
 
 from .batch import Entry
 from .forward import CachedModel
-from .processors import read_processors
 from .prompts import read_as, read_count, read_eos, read_prompts, read_seeds
 from .record import Ends, SequenceRecord, Stopping
 from .result import End, Producer, error_text
-from .sampling import of_each, read_bias, read_min_new_tokens, read_params
+from .sampling.params import of_each, read_bias, read_min_new_tokens, read_params
+from .sampling.processors import read_processors
 from .stats import Stats
 
 if TYPE_CHECKING:

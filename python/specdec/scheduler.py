@@ -14,7 +14,7 @@ from .decoder import SpeculativeDecoder
 from .prompts import read_count, read_eos
 from .requests import MAX_EOS, Limits, Outcome, Request, read_request
 from .result import Emission, End
-from .sampling import read_rule
+from .sampling.params import read_rule
 
 
 class QueueFull(Exception):

@@ -84,7 +84,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/token_table.py",
+        "python/specdec/sampling/token_table.py",
         TABLE,
         {
             "loop-counts-a-token-once": (

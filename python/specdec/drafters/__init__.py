@@ -12,7 +12,7 @@ from specdec_kernels import Rule, SamplingParams, TokenTable
 from specdec_kernels.types import TABLE_PADDING
 
 from ..cache import StaticKVCache
-from ..processors import Processors
+from ..sampling.processors import Processors
 from ..stats import Stopwatch
 
 __all__ = ["DraftSession", "Drafter", "Drafts", "Generation", "Step"]

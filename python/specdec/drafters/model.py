@@ -15,7 +15,7 @@ from ..cache import StaticKVCache
 from ..compatibility import cached_model
 from ..forward import CachedModel
 from ..memory import slot_bytes
-from ..sampling import read_d2t
+from ..sampling.params import read_d2t
 from . import Drafts, Generation, Step
 
 

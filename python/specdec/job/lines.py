@@ -15,7 +15,7 @@ from specdec_kernels.types import FILTERS, PENALTIES, neutral
 from specdec_kernels.validation import refuse
 
 from ..prompts import read_as, read_count
-from ..sampling import read_bias
+from ..sampling.params import read_bias
 from ..stopping import read_stop_strings
 
 LAW = ("temperature", *FILTERS, *PENALTIES)
