@@ -29,9 +29,9 @@ from specdec import (
     load_embedded_pair,
 )
 from specdec.cli.compare import CODE_PROMPTS
-from specdec.compatibility import cached_model
 from specdec.drafters import Drafter, Drafts, DraftSession, Generation, Step
 from specdec.drafters.model import ModelDrafter
+from specdec.models.supported import cached_model
 from specdec.stats import Stats
 from transformers import PreTrainedModel
 from tunable_pair import Preset, make_pair

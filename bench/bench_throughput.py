@@ -23,7 +23,7 @@ from report import Report, terminal
 from rich.console import Console
 from rich.table import Table
 from specdec import Request, Scheduler, SpeculativeDecoder, Stats, load_embedded_pair
-from specdec.loading import Pair
+from specdec.models.loading import Pair
 
 from specdec_kernels import SamplingParams
 

@@ -9,9 +9,9 @@ import torch
 from loop_methods import Cell
 from measure import Method, first_line, interleave, summary, synchronize
 from specdec import SpeculativeDecoder
-from specdec.attention import BLOCK
-from specdec.cache import StaticKVCache, visible_slots
-from specdec.forward import CachedModel
+from specdec.models.attention import BLOCK
+from specdec.models.cached_model import CachedModel
+from specdec.models.kv_cache import StaticKVCache, visible_slots
 
 SHORT = 64  # tokens of a context that costs nothing to attend to
 

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from specdec.attention import BLOCK, Queries, Tree
+from specdec.models.attention import BLOCK, Queries, Tree
 
 HUGE = 1e30  # in slots that no query of the sequence sees: a weight of exactly 0 takes it away
 

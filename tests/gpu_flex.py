@@ -22,8 +22,8 @@ from unittest import mock
 import torch
 import triton
 from attending import Case, oracle, random_case
-from specdec import attention
-from specdec.attention import BLOCK, Queries, Tree, block_mask
+from specdec.models import attention
+from specdec.models.attention import BLOCK, Queries, Tree, block_mask
 from torch._inductor import config as inductor
 from torch._inductor import graph
 from torch._inductor.compile_fx import compile_fx_inner

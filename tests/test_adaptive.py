@@ -7,10 +7,11 @@ import itertools
 import pytest
 import torch
 from models import generate, prompts, tiny_model, tunable_pair
-from specdec import AdaptiveDrafts, SpeculativeDecoder, batch
-from specdec.adaptive import PATIENCE, PROBE, AdaptiveLengths, best_length, step_costs
+from specdec import AdaptiveDrafts, SpeculativeDecoder
+from specdec.drafters.draft_length import PATIENCE, PROBE, AdaptiveLengths, best_length, step_costs
 from specdec.drafters.model import ModelDrafter, ModelDraftSession
-from specdec.forward import CachedModel
+from specdec.loop import batch
+from specdec.models.cached_model import CachedModel
 
 from specdec_kernels import SamplingParams
 

@@ -9,9 +9,10 @@ import weakref
 import pytest
 import torch
 from models import generate, prompts, tiny_model
-from specdec import EarlyExitDrafter, PromptLookupDrafter, SpeculativeDecoder, budget
-from specdec.cache import StaticKVCache
-from specdec.forward import CachedModel
+from specdec import EarlyExitDrafter, PromptLookupDrafter, SpeculativeDecoder
+from specdec.models import cache_plan
+from specdec.models.cached_model import CachedModel
+from specdec.models.kv_cache import StaticKVCache
 from test_memory import allocated
 
 
@@ -61,7 +62,7 @@ def test_drafts_that_are_not_asked_for_cost_nothing():
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monkeypatch):
-    monkeypatch.setattr(budget, "UNCHECKED", 0)
+    monkeypatch.setattr(cache_plan, "UNCHECKED", 0)
     target, draft = tiny_model("llama"), tiny_model("gpt2", 1)
     both, asked = SpeculativeDecoder(target, draft, 3), []
     needed = both.plan_caches(2, 13).bytes
@@ -83,7 +84,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monke
 
 def test_rows_that_are_rounded_up_count_as_they_are_allocated(caches, monkeypatch):
     """Under flex attention; nothing is decoded."""
-    monkeypatch.setattr(budget, "UNCHECKED", 0)
+    monkeypatch.setattr(cache_plan, "UNCHECKED", 0)
     both = SpeculativeDecoder(tiny_model("llama"), tiny_model("gpt2", 1), 3)
     both.target = CachedModel(tiny_model("llama"), "target", "flex")
     for length, capacity in ((40, 256), (256, 512)):

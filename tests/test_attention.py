@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attending import HUGE, by_blocks, oracle, random_case, read_slots, slots_seen
-from specdec import attention
-from specdec.attention import BLOCK, Queries, Tree, attend, block_mask, dense_mask
+from specdec.models import attention
+from specdec.models.attention import BLOCK, Queries, Tree, attend, block_mask, dense_mask
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 from torch.utils._python_dispatch import TorchDispatchMode

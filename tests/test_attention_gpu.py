@@ -14,8 +14,8 @@ import pytest
 import torch
 from attending import Case, oracle, random_case
 from models import DECODER, prompts
-from specdec.attention import BLOCK, Queries, Tree, attend, block_mask
-from specdec.forward import CachedModel
+from specdec.models.attention import BLOCK, Queries, Tree, attend, block_mask
+from specdec.models.cached_model import CachedModel
 from test_attention import CASES
 from transformers import LlamaConfig, LlamaForCausalLM
 

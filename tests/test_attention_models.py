@@ -9,10 +9,11 @@ import torch
 from attending import by_blocks
 from model_types import CASES, model_of
 from models import prompts, tiny_model
-from specdec import EarlyExitDrafter, SpeculativeDecoder, attention
-from specdec.attention import choose, configurations, using
-from specdec.compatibility import cached_model
-from specdec.forward import CachedModel
+from specdec import EarlyExitDrafter, SpeculativeDecoder
+from specdec.models import attention
+from specdec.models.attention import choose, configurations, using
+from specdec.models.cached_model import CachedModel
+from specdec.models.supported import cached_model
 from test_cache import feed
 
 NO_BLOCK_MASKS = ("bloom", "falcon", "falcon, ALiBi", "gpt2", "gpt_bigcode", "gptj", "mpt", "stablelm")
@@ -184,7 +185,7 @@ def test_texts_are_the_same(draft, calls, monkeypatch):
 
     expected = text()
     assert not calls
-    monkeypatch.setattr("specdec.forward.choose", lambda model, requested: choose(model, "flex"))
+    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "flex"))
     if draft == "early exit":
         drafter = EarlyExitDrafter(target, 2)
     assert text() == expected and {q.shape[2] for q in calls} >= {1, 2 if draft == "model" else 1, 4}
@@ -192,8 +193,8 @@ def test_texts_are_the_same(draft, calls, monkeypatch):
 
 def test_a_new_type_is_checked_with_the_attention_that_it_gets(monkeypatch, calls):
     model = tiny_model()
-    monkeypatch.setattr("specdec.forward.choose", lambda model, requested: choose(model, "flex"))
-    monkeypatch.setattr("specdec.compatibility.KNOWN_MODEL_TYPES", frozenset())
+    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "flex"))
+    monkeypatch.setattr("specdec.models.supported.KNOWN_MODEL_TYPES", frozenset())
     cached_model(model, "target")
     assert len(calls) == 4
     monkeypatch.setattr(attention, "_compiled", lambda: lambda query, *args, **kwargs: torch.zeros_like(query))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from models import POSITIONS, TYPES, VOCABULARY, WINDOW, prompts, tiny_model
 from specdec import StaticKVCache
-from specdec.cache import visible_slots
-from specdec.compatibility import cached_model, check_against_full_forward
-from specdec.forward import CachedModel
+from specdec.models.cached_model import CachedModel
+from specdec.models.kv_cache import visible_slots
+from specdec.models.supported import cached_model, check_against_full_forward
 from transformers import (
     Gemma3ForCausalLM,
     LlamaConfig,

@@ -7,8 +7,8 @@ import torch
 from model_types import model_of
 from models import generate, prompts, tiny_model
 from specdec import SpeculativeDecoder, StaticKVCache
-from specdec.compatibility import cached_model
-from specdec.memory import slot_bytes
+from specdec.models.memory import slot_bytes
+from specdec.models.supported import cached_model
 from test_cache import feed, full_logits
 from transformers import DynamicCache, GPT2LMHeadModel, LlamaForCausalLM
 

@@ -105,7 +105,7 @@ def test_no_new_tokens():
 
 
 def test_dtype_reaches_the_models(monkeypatch):
-    from specdec import loading
+    from specdec.models import loading
 
     seen, load = [], loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *a, **k: seen.append(load(*a, **k)) or seen[-1])

@@ -12,9 +12,9 @@ import pytest
 import torch
 from models import DECODER, POSITIONS, prompts, tiny_model
 from specdec import EarlyExitDrafter, SpeculativeDecoder, load_embedded_pair
-from specdec.cache import visible_slots
-from specdec.compiled import CompiledForward
-from specdec.forward import CachedModel
+from specdec.models.cached_model import CachedModel
+from specdec.models.compiled import CompiledForward
+from specdec.models.kv_cache import visible_slots
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM

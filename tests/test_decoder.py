@@ -10,8 +10,8 @@ import pytest
 import torch
 from models import TYPES, VOCABULARY, generate, prompts, tiny_model, toy_model, tunable_pair
 from specdec import Emission, Producer, SpeculativeDecoder
-from specdec.cache import StaticKVCache
 from specdec.drafters import Drafts, Generation, Step
+from specdec.models.kv_cache import StaticKVCache
 
 from specdec_kernels import SamplingParams, Status
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from models import POSITIONS, TYPES, VOCABULARY, WINDOW, generate, prompts, tiny_model, tunable_pair
 from specdec import AdaptiveDrafts, EarlyExitDrafter
-from specdec.cache import StaticKVCache
-from specdec.compatibility import cached_model
 from specdec.drafters import Drafts
 from specdec.drafters.early_exit import check_keys_are_shared, first_layers
-from specdec.forward import CachedModel
+from specdec.models.cached_model import CachedModel
+from specdec.models.kv_cache import StaticKVCache
+from specdec.models.supported import cached_model
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,

@@ -13,7 +13,7 @@ from models import prompts, tiny_model, tunable_pair
 from recorded import Synchronised, record
 from specdec import PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters.early_exit import EarlyExitDrafter
-from specdec.graphs import StepGraphs
+from specdec.loop.cuda_graphs import StepGraphs
 from transformers import NoRepeatNGramLogitsProcessor
 
 from specdec_kernels import SamplingParams, validation
@@ -139,7 +139,7 @@ def test_a_step_that_waits_is_not_captured(monkeypatch):
     decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=2)
     plain, _ = texts_of(decoder, requests())
     graphs = recorded_graphs()
-    from specdec.rows import RowState
+    from specdec.loop.device_rows import RowState
 
     places = RowState.places
     monkeypatch.setattr(RowState, "places", lambda self, *args: (self.room.max().item(), places(self, *args))[1])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from model_types import CASES, model_of
 from models import DECODER, prompts, tiny_model
-from specdec.forward import CachedModel
-from specdec.memory import PrefillChunk, free_memory, is_out_of_memory, layer_slots, size_text, slot_bytes
+from specdec.models.cached_model import CachedModel
+from specdec.models.memory import PrefillChunk, free_memory, is_out_of_memory, layer_slots, size_text, slot_bytes
 from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3nTextConfig
 
 CPU = torch.device("cpu")

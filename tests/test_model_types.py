@@ -11,7 +11,8 @@ import torch
 from model_types import CASES, model_of
 from models import POSITIONS, VOCABULARY, WINDOW, generate, prompts, tiny_model
 from specdec import SpeculativeDecoder
-from specdec.compatibility import KNOWN_MODEL_TYPES, cached_model
+from specdec.models import supported
+from specdec.models.supported import KNOWN_MODEL_TYPES, cached_model
 from test_cache import assert_rows, feed, full_logits
 from test_decoder import assert_same_greedy
 from transformers import (
@@ -109,10 +110,9 @@ def test_texts_reach_the_last_position(case):
 
 def test_unknown_types_are_checked_with_a_short_window(monkeypatch):
     """A model that does not leave its window to the mask is found out by thirteen tokens."""
-    from specdec import compatibility
-    from specdec.forward import CachedModel
+    from specdec.models.cached_model import CachedModel
 
-    monkeypatch.setattr(compatibility, "KNOWN_MODEL_TYPES", frozenset())
+    monkeypatch.setattr(supported, "KNOWN_MODEL_TYPES", frozenset())
     for case in ("mistral", "gemma3", "gpt_oss"):
         model = model_of(case)
         cached_model(model, "target")

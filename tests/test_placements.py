@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import generate, tiny_model
 from specdec import SpeculativeDecoder
-from specdec.compatibility import cached_model
+from specdec.models.supported import cached_model
 
 PLACES = {"model": "cpu", "lm_head": "cpu"}
 

@@ -10,7 +10,7 @@ import torch
 from models import generate, prompts, tiny_model, tunable_pair
 from specdec import SpeculativeDecoder, load_model
 from specdec.differences import explain
-from specdec.forward import CachedModel
+from specdec.models.cached_model import CachedModel
 
 from specdec_kernels import SamplingParams
 

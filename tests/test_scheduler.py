@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models import prompts, tiny_model, tunable_pair
 from serving import check_empty, finish
 from specdec import EarlyExitDrafter, End, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
-from specdec.budget import TokenLedger
+from specdec.models.cache_plan import TokenLedger
 
 from specdec_kernels import SamplingParams
 

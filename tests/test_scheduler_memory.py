@@ -8,7 +8,7 @@ import pytest
 import torch
 from models import prompts, tiny_model
 from specdec import SpeculativeDecoder
-from specdec.memory import slot_bytes
+from specdec.models.memory import slot_bytes
 from specdec.requests import Outcome, Request
 from specdec.result import End
 from specdec.scheduler import Scheduler

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import specdec.batch
+import specdec.loop.batch
 import torch
 from serving import FAULTY, SAMPLED, Processor, Stop, alone, check_empty, crowd, decoder, finish, scheduler, texts
 from specdec import Emission, End, QueueFull, Request
@@ -184,7 +184,7 @@ ERRORS = {
 def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, deferred, monkeypatch):
     error, with_decoder, calls = ERRORS[error], decoder(), []
     model = with_decoder.target
-    decided, forward = specdec.batch.speculative_step, model._run
+    decided, forward = specdec.loop.batch.speculative_step, model._run
 
     def fails(call, *arguments, **named):
         calls.append(call)
@@ -193,7 +193,7 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, defe
         return call(*arguments, **named)
 
     if where == "kernel":
-        monkeypatch.setattr(specdec.batch, "speculative_step", lambda *a, **n: fails(decided, *a, **n))
+        monkeypatch.setattr(specdec.loop.batch, "speculative_step", lambda *a, **n: fails(decided, *a, **n))
     else:
         model._run = lambda call, *a: fails(forward, call, *a) if call is model.model else forward(call, *a)
     s = scheduler(with_decoder, deferred=deferred)

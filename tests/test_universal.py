@@ -14,7 +14,7 @@ from specdec import AdaptiveDrafts, UniversalDrafter
 from specdec.drafters import Drafts, universal
 from specdec.drafters.translation import TokenText, Translation
 from specdec.drafters.universal import UniversalDraftSession, common_length
-from specdec.forward import CachedModel
+from specdec.models.cached_model import CachedModel
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as tokenizer_models
 from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

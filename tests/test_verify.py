@@ -6,13 +6,13 @@ import copy
 import json
 
 import pytest
-import specdec.batch
+import specdec.loop.batch
 import torch
 from commands import invoke, refused, run
 from models import VOCABULARY, generate, tiny_model, toy_model
 from specdec import PromptLookupDrafter
-from specdec.compatibility import cached_model
 from specdec.drafters.model import ModelDrafter
+from specdec.models.supported import cached_model
 from specdec.verify import VerifySettings, cells, verify
 from specdec.verify.laws import PlainLaw, rank_tests, token_tests
 from specdec.verify.texts import RaceNoise
@@ -124,7 +124,7 @@ def forgetful(logits, drafts, q, **kwargs):
     ],
 )
 def test_planted_bugs_are_found(monkeypatch, step, where, settings):
-    monkeypatch.setattr(specdec.batch, "speculative_step", step)
+    monkeypatch.setattr(specdec.loop.batch, "speculative_step", step)
     done = verified(**settings)
     assert not done.passed
     found = {r.cell.check for r in (*done.texts, *done.laws) if r.bugs}
@@ -164,7 +164,7 @@ def test_only_rounding_is_certified(monkeypatch, off, verdict):
         second = torch.where(near, best.values[..., :1] + 0.5, best.values[..., 1:])
         return speculative_step(logits.scatter(-1, best.indices[..., 1:], second), drafts, q, **kwargs)
 
-    monkeypatch.setattr(specdec.batch, "speculative_step", swapping)
+    monkeypatch.setattr(specdec.loop.batch, "speculative_step", swapping)
     many = [[a, b] for a in range(5) for b in range(5)]
     settings = VerifySettings(**{**QUICK, "checks": ("greedy",), "rules": ("token",), "batch_sizes": (64,)})
     done = verify(target, {"model": draft}, many, settings)
@@ -265,7 +265,7 @@ def test_the_command(folders):
 
 
 def test_the_command_finds_bugs(folders, monkeypatch):
-    monkeypatch.setattr(specdec.batch, "speculative_step", shifted)
+    monkeypatch.setattr(specdec.loop.batch, "speculative_step", shifted)
     result = invoke(*COMMAND, *folders, "--drafter", "model", "--check", "greedy")
     assert result.exit_code == 1
     assert "bug: prompt 0, new token " in result.stdout and "bugs found" in result.stdout

@@ -6,16 +6,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .adaptive import AdaptiveDrafts
-    from .cache import StaticKVCache
     from .custom_generate import Speculator, speculate
     from .decoder import SpeculativeDecoder
+    from .drafters.draft_length import AdaptiveDrafts
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .drafters.universal import UniversalDrafter
     from .engine import Engine, EngineStopped
-    from .loading import load_embedded_pair, load_model, load_pair
+    from .models.kv_cache import StaticKVCache
+    from .models.loading import load_embedded_pair, load_model, load_pair
     from .requests import Outcome, Request
     from .result import Emission, End, GenerationResult, Producer
     from .scheduler import QueueFull, Scheduler
@@ -50,8 +50,8 @@ __all__ = [
     "speculate",
 ]
 _HOMES = {
-    "adaptive": ("AdaptiveDrafts",),
-    "cache": ("StaticKVCache",),
+    "drafters.draft_length": ("AdaptiveDrafts",),
+    "models.kv_cache": ("StaticKVCache",),
     "custom_generate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
     "drafters.early_exit": ("EarlyExitDrafter",),
@@ -59,7 +59,7 @@ _HOMES = {
     "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),
     "engine": ("Engine", "EngineStopped"),
-    "loading": ("load_embedded_pair", "load_model", "load_pair"),
+    "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
     "requests": ("Outcome", "Request"),
     "result": ("Emission", "End", "GenerationResult", "Producer"),
     "scheduler": ("QueueFull", "Scheduler"),

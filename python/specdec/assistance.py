@@ -9,8 +9,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specdec_kernels.validation import refuse
 
-from .adaptive import AdaptiveDrafts
-from .drafters import Drafter
+from .drafters.draft_length import AdaptiveDrafts
+from .drafters.protocol import Drafter
 from .prompts import read_count
 
 NUM_DRAFTS = 4

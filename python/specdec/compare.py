@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from .differences import Difference, Judge
-from .drafters import Drafter
+from .drafters.protocol import Drafter
 from .methods import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
 
 # Drafts a step that are tried where none was asked for, alike for transformers and specdec.

@@ -15,15 +15,15 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 from specdec_kernels.types import TARGET_FAULTS
 from specdec_kernels.validation import check_rule, refuse
 
-from .adaptive import AdaptiveDrafts
 from .assistance import Assistance, read_assistance
 from .decoder import SpeculativeDecoder
-from .drafters import Drafter
+from .drafters.draft_length import AdaptiveDrafts
+from .drafters.protocol import Drafter
 from .generate_call import generate_call
 from .generation_config import check_fields
 from .law import read_law
+from .loop.sequence import Stopping
 from .prompts import read_count
-from .record import Stopping
 from .result import Emission, GenerationResult
 from .stopping import AnyStopping, CriteriaStopping, StopStrings
 

@@ -12,15 +12,17 @@ from transformers import LogitsProcessor, PreTrainedModel
 from specdec_kernels import SamplingParams
 from specdec_kernels.validation import refuse
 
-from .adaptive import AdaptiveDrafts
-from .batch import Batch, Entry
-from .budget import CacheBudget, plan_caches
-from .compatibility import cached_model
-from .drafters import Drafter
+from .drafters.draft_length import AdaptiveDrafts
 from .drafters.model import ModelDrafter, model_drafter
-from .forward import CachedModel
-from .graphs import StepGraphs
-from .memory import check_cache_dtype, free_memory, slot_bytes
+from .drafters.protocol import Drafter
+from .loop.batch import Batch, Entry
+from .loop.cuda_graphs import StepGraphs
+from .loop.sequence import Ends, SequenceRecord, Stopping
+from .loop.step_report import Wanted
+from .models.cache_plan import CacheBudget, plan_caches
+from .models.cached_model import CachedModel
+from .models.memory import check_cache_dtype, free_memory, slot_bytes
+from .models.supported import cached_model
 from .prompts import (
     TokenIds,
     check_room,
@@ -33,8 +35,6 @@ from .prompts import (
     read_seeds,
     repeated,
 )
-from .record import Ends, SequenceRecord, Stopping
-from .reports import Wanted
 from .result import Emission, GenerationResult
 from .sampling.params import of_each, read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
 from .sampling.processors import read_processors
@@ -47,8 +47,8 @@ class SpeculativeDecoder:
     Args:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one: the adapters that are active when ``generate`` is called act.
-        draft: a smaller one, of any dtype, with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None: the
-            same loop decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on
+        draft: a smaller one, of any dtype, with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None:
+            the same loop decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on
             plainly.
         num_drafts: K, drafted tokens a step, >= 0 (0 decodes plainly), or :class:`AdaptiveDrafts` to choose it.
         backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or
@@ -70,7 +70,7 @@ class SpeculativeDecoder:
 
     Raises:
         ValueError: names the argument, what was given and what is allowed; a model that the loop cannot drive
-            is refused by the name of its type (``specdec.compatibility``). With ``compile``, the first forward of a
+            is refused by the name of its type (``specdec.models.supported``). With ``compile``, the first forward of a
             model that torch.compile cannot take as a whole: it never runs uncompiled instead.
     """
 
@@ -281,7 +281,7 @@ class SpeculativeDecoder:
         step: int = 1,
     ) -> CacheBudget:
         """The caches of target and draft within a budget and the memory that is free, as
-        ``specdec.budget.plan_caches``. Nothing is allocated.
+        ``specdec.models.cache_plan.plan_caches``. Nothing is allocated.
 
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.

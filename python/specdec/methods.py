@@ -13,9 +13,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from specdec_kernels import SamplingParams
 
-from .adaptive import AdaptiveDrafts
 from .decoder import SpeculativeDecoder
-from .drafters import Drafter
+from .drafters.draft_length import AdaptiveDrafts
+from .drafters.protocol import Drafter
 from .prompts import read_eos, read_pad
 
 Prompt = Sequence[int]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from .drafters import Drafter
+    from .drafters.protocol import Drafter
     from .drafters.suffix import SuffixMemory
 
 # name -> what it proposes
@@ -57,8 +57,8 @@ def make_drafter(
         refuse("exit_layers", given, "a number of layers with drafter 'early-exit', and none with others")
     match name:
         case "model":
-            from .compatibility import cached_model
             from .drafters.model import model_drafter
+            from .models.supported import cached_model
 
             known, sizes = None, [m.config.get_text_config(decoder=True).vocab_size for m in (target, draft)]
             if tokenizer is not None and sizes[0] != sizes[1] and min(sizes) >= len(tokenizer):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from specdec_kernels import SamplingParams
 
-    from .adaptive import AdaptiveDrafts
-    from .record import Stopping
+    from .drafters.draft_length import AdaptiveDrafts
+    from .loop.sequence import Stopping
 
 Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
 Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
@@ -131,7 +131,7 @@ def check_counts(smallest: int, **counts: int | None) -> None:
 def read_num_drafts(given: str, smallest: int = 0) -> int | AdaptiveDrafts:
     """K, or how to choose it."""
     if given == "auto":
-        from .adaptive import AdaptiveDrafts
+        from .drafters.draft_length import AdaptiveDrafts
 
         return AdaptiveDrafts()
     try:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from .batch import Batch, Entry
-from .budget import TokenLedger
 from .decoder import SpeculativeDecoder
+from .loop.batch import Batch, Entry
+from .models.cache_plan import TokenLedger
 from .prompts import read_count, read_eos
 from .requests import MAX_EOS, Limits, Outcome, Request, read_request
 from .result import Emission, End

@@ -12,7 +12,7 @@ import torch
 
 from specdec_kernels.validation import refuse
 
-from .record import Stopping
+from .loop.sequence import Stopping
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, StoppingCriteria

@@ -37,7 +37,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/batch.py",
+        "python/specdec/loop/batch.py",
         LAWS,
         {
             "loop-reuses-noise-in-every-step": (
@@ -60,7 +60,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/record.py",
+        "python/specdec/loop/sequence.py",
         TEXT,
         {
             "loop-keeps-text-behind-a-stop": ("del self.text[len(self.text) - count + kept :]", "pass", ENDS),
@@ -76,7 +76,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/adaptive.py",
+        "python/specdec/drafters/draft_length.py",
         ADAPTIVE,
         {
             "loop-never-tries-drafts-again": ("h.plain_left -= 1", "h.plain_left -= 0"),

@@ -36,7 +36,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/batch.py",
+        "python/specdec/loop/batch.py",
         ENDS,
         {
             "batch-gives-late-reports-to-who-is-there": (
@@ -59,7 +59,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/record.py",
+        "python/specdec/loop/sequence.py",
         FAULTS,
         {"record-believes-any-stop": (" or not 1 <= kept <= new", "")},
     ),

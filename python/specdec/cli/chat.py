@@ -13,7 +13,7 @@ from .chat_commands import ChatCommands, ChatSettings, Done, Totals
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
-    from ..drafters import Drafter
+    from ..drafters.protocol import Drafter
     from ..drafters.suffix import SuffixMemory
     from ..result import Emission, GenerationResult
 

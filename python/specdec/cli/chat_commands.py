@@ -15,8 +15,8 @@ from ..named_drafters import NAMES
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
 
-    from ..adaptive import AdaptiveDrafts
     from ..conversation import Conversation
+    from ..drafters.draft_length import AdaptiveDrafts
     from ..stats import Stats
 
 LAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -111,7 +111,7 @@ class ChatCommands:
 
     def _k(self, argument: str) -> str:
         if argument == "auto":
-            from ..adaptive import AdaptiveDrafts
+            from ..drafters.draft_length import AdaptiveDrafts
 
             self.settings.num_drafts = AdaptiveDrafts()
         else:

@@ -15,8 +15,8 @@ from ..options import refuse
 from . import models
 
 if TYPE_CHECKING:
-    from ..adaptive import AdaptiveDrafts
     from ..decoder import SpeculativeDecoder
+    from ..drafters.draft_length import AdaptiveDrafts
     from ..job.lines import JobFile
     from ..job.progress import Shown
     from ..job.results import Results, Totals
@@ -202,8 +202,8 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
 def _scheduler(command: Command, loaded: models.Models, results: Results) -> Scheduler:
     """Ready to run. With ``-k auto`` what steps cost is measured by the first run, and kept for later ones: K, and with
     it a sampled text, depends on it."""
-    from ..adaptive import AdaptiveDrafts
     from ..decoder import SpeculativeDecoder
+    from ..drafters.draft_length import AdaptiveDrafts
     from ..scheduler import Scheduler
 
     drafter = loaded.drafter(command.drafter, command.exit_layers, confidence=command.confidence)

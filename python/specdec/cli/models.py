@@ -11,7 +11,7 @@ from ..named_drafters import NEED_DRAFT, make_drafter
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from ..drafters import Drafter
+    from ..drafters.protocol import Drafter
     from ..drafters.suffix import SuffixMemory
 
 
@@ -53,7 +53,7 @@ def load(
     import torch
     from transformers.utils import logging
 
-    from ..loading import load_embedded_pair, load_model, load_pair, load_tokenizer
+    from ..models.loading import load_embedded_pair, load_model, load_pair, load_tokenizer
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -11,10 +11,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec_kernels.validation import refuse
 
-from ..compatibility import KNOWN_MODEL_TYPES, cached_model
-from ..forward import CachedModel
-from . import Generation
+from ..models.cached_model import CachedModel
+from ..models.supported import KNOWN_MODEL_TYPES, cached_model
 from .model import ModelDrafter, ModelDraftSession
+from .protocol import Generation
 
 
 class EarlyExitDrafter(ModelDrafter):

@@ -10,9 +10,9 @@ import torch
 
 from specdec_kernels.validation import check_like, check_q, refuse
 
-from ..compiled import NotCompiled
+from ..models.compiled import NotCompiled
 from ..result import error_text
-from . import Drafter, Drafts, DraftSession, Generation, Step
+from .protocol import Drafter, Drafts, DraftSession, Generation, Step
 
 
 class GuardedSession:

@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import DraftStep, Rule, draft_step
 
-from ..cache import StaticKVCache
-from ..compatibility import cached_model
-from ..forward import CachedModel
-from ..memory import slot_bytes
+from ..models.cached_model import CachedModel
+from ..models.kv_cache import StaticKVCache
+from ..models.memory import slot_bytes
+from ..models.supported import cached_model
 from ..sampling.params import read_d2t
-from . import Drafts, Generation, Step
+from .protocol import Drafts, Generation, Step
 
 
 class ModelDrafter:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from specdec_kernels.validation import refuse
 
 from ..prompts import read_count
-from . import Drafts, Generation, Step
-from .proposals import copy_from, one_hot
+from .copying import copy_from, one_hot
+from .protocol import Drafts, Generation, Step
 
 
 class PromptLookupDrafter:

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_kernels.validation import refuse
 
-from ..cache import StaticKVCache, visible_slots
-from ..compatibility import cached_model
-from ..memory import slot_bytes
+from ..models.kv_cache import StaticKVCache, visible_slots
+from ..models.memory import slot_bytes
+from ..models.supported import cached_model
 from ..prompts import read_eos
-from . import Drafts, Generation, Step
+from .protocol import Drafts, Generation, Step
 from .translation import TokenText, Translation, common_special_tokens
 
 NARROW = 8  # tokens that are fed beside each other with logits of all; more are stored before, without

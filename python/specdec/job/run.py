@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from ..record import Stopping
+    from ..loop.sequence import Stopping
     from ..requests import Outcome
 
 

@@ -12,7 +12,7 @@ from specdec_kernels import Rule, SamplingParams
 from specdec_kernels.types import FILTERS, neutral
 from specdec_kernels.validation import MAX_COMPACT, check_rule, refuse
 
-from ..forward import CachedModel
+from ..models.cached_model import CachedModel
 from ..prompts import read_count
 
 Bias = dict[int, float]  # token -> what is added to its logit; -inf bans it

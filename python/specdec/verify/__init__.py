@@ -15,7 +15,7 @@ from specdec_kernels.validation import refuse
 
 from ..compare import environment
 from ..decoder import SpeculativeDecoder
-from ..drafters import Drafter
+from ..drafters.protocol import Drafter
 from ..methods import Prompt
 from .laws import LawCheck, LawResult, LawTest
 from .settings import Cell, VerifySettings, cells

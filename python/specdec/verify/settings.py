@@ -10,7 +10,7 @@ from typing import Literal
 from specdec_kernels.ops import RULES
 from specdec_kernels.validation import check_rule, refuse
 
-from ..adaptive import AdaptiveDrafts
+from ..drafters.draft_length import AdaptiveDrafts
 from ..prompts import read_count
 
 CHECKS = ("greedy", "coupled", "law")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .adaptive import step_costs
-from .drafters import Step
+from ..drafters.draft_length import step_costs
+from ..drafters.protocol import Step
 
 if TYPE_CHECKING:
     from .batch import Batch

@@ -12,10 +12,10 @@ from torch._dynamo import maybe_mark_dynamic
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
 
-from .cache import StaticKVCache
+from .kv_cache import StaticKVCache
 
 if TYPE_CHECKING:
-    from .forward import Mask
+    from .cached_model import Mask
 
 
 class NotCompiled(ValueError):
@@ -31,7 +31,7 @@ class CompiledForward:
     torch compiles again where its global state changes, of which the number of threads is a part.
 
     Args:
-        model: as in :class:`~specdec.forward.CachedModel`.
+        model: as in :class:`~specdec.models.cached_model.CachedModel`.
         backend: of ``torch.compile``.
     """
 

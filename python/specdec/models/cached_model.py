@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .attention import MAX_QUERIES, Queries, block_mask, choose, configurations, using
-from .cache import StaticKVCache, visible_slots
 from .compiled import CompiledForward
+from .kv_cache import StaticKVCache, visible_slots
 from .memory import PrefillChunk, stored_slots
 
 T = TypeVar("T")
@@ -72,10 +72,10 @@ class CachedModel:
     cache's.
 
     Args:
-        model: a decoder-only ``PreTrainedModel`` (``specdec.compatibility`` says which), in evaluation mode.
+        model: a decoder-only ``PreTrainedModel`` (``specdec.models.supported`` says which), in evaluation mode.
         name: for errors.
-        attention: "auto", "model", "flex" or "grouped" (``specdec.attention.choose``). Flex is for steps: prompts are
-            then read with the model's own.
+        attention: "auto", "model", "flex" or "grouped" (``attention.choose``). Flex is for steps: prompts are then
+            read with the model's own.
 
     Attributes:
         cache_dtype: that of its caches, where keys and values are to be rounded; None: as they come.
@@ -137,7 +137,7 @@ class CachedModel:
         """All of it allocated.
 
         Raises:
-            ValueError: as ``specdec.memory.stored_slots``.
+            ValueError: as ``specdec.models.memory.stored_slots``.
         """
         slots = stored_slots(self)
         append_new = self.needs_2d_mask

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
-from .result import error_text
+from ..result import error_text
 
 if TYPE_CHECKING:
-    from .drafters.guard import GuardedSession
+    from ..drafters.guard import GuardedSession
 
 T = TypeVar("T")
 

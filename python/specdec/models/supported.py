@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec_kernels.validation import refuse
 
-from .cache import VISIBLE_STEP, visible_slots
-from .forward import CachedModel
+from .cached_model import CachedModel
+from .kv_cache import VISIBLE_STEP, visible_slots
 
 # Ragged cached forwards compared with full ones in tests/test_model_types.py. docs/models.md says more.
 KNOWN_MODEL_TYPES = frozenset(

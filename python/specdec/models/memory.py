@@ -12,11 +12,11 @@ import torch
 
 from specdec_kernels.validation import refuse
 
-from .cache import LayerSlot, Slot, StaticKVCache
-from .prompts import read_count
+from ..prompts import read_count
+from .kv_cache import LayerSlot, Slot, StaticKVCache
 
 if TYPE_CHECKING:
-    from .forward import CachedModel
+    from .cached_model import CachedModel
 
 T = TypeVar("T")
 

@@ -13,21 +13,21 @@ from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule, TokenTable, speculative_step
 
-from .adaptive import AdaptiveDrafts, AdaptiveLengths, DraftLengths, FixedLengths
-from .cache import visible_slots
-from .drafters import Drafter, Drafts, Generation, Step
-from .drafters.guard import GuardedSession
-from .forward import CachedModel
-from .graphs import StepGraphs
-from .measuring import measured_costs
-from .record import SequenceRecord
-from .reports import Decided, Launched, Wanted, launched, log_probs
-from .result import Emission, error_text
-from .rows import RowSettings, RowState
-from .sampling.params import Bias
-from .sampling.processors import Processors
-from .sampling.token_table import HostTable
-from .stats import Stopwatch
+from ..drafters.draft_length import AdaptiveDrafts, AdaptiveLengths, DraftLengths, FixedLengths
+from ..drafters.guard import GuardedSession
+from ..drafters.protocol import Drafter, Drafts, Generation, Step
+from ..models.cached_model import CachedModel
+from ..models.kv_cache import visible_slots
+from ..result import Emission, error_text
+from ..sampling.params import Bias
+from ..sampling.processors import Processors
+from ..sampling.token_table import HostTable
+from ..stats import Stopwatch
+from .cuda_graphs import StepGraphs
+from .device_rows import RowSettings, RowState
+from .sequence import SequenceRecord
+from .step_costs import measured_costs
+from .step_report import Decided, Launched, Wanted, launched, log_probs
 
 
 class Entry(NamedTuple):

@@ -8,8 +8,8 @@ import torch
 
 from specdec_kernels import SpeculativeStep
 
-from .drafters import Drafts
-from .record import SequenceRecord
+from ..drafters.protocol import Drafts
+from .sequence import SequenceRecord
 
 
 class Wanted(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import Drafts
+from .protocol import Drafts
 
 
 def copy_from(text: list[int], start: int, count: int) -> list[int]:

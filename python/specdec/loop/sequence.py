@@ -12,8 +12,8 @@ from specdec_kernels import Status
 from specdec_kernels.types import TARGET_FAULTS
 from specdec_kernels.validation import refuse
 
-from .result import End, Producer
-from .stats import Stats
+from ..result import End, Producer
+from ..stats import Stats
 
 # Plain integers: arithmetic on flags is slow.
 _TARGET_FAULTS = int(TARGET_FAULTS)

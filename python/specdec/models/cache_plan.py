@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from specdec_kernels.validation import refuse
 
+from ..prompts import read_count
 from .memory import size_text
-from .prompts import read_count
 
 UNCHECKED = 16 << 20  # bytes that may be there or not: asking takes longer than to allocate them
 

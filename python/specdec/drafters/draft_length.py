@@ -9,7 +9,7 @@ from typing import Protocol
 
 from specdec_kernels.validation import refuse
 
-from .prompts import read_count
+from ..prompts import read_count
 
 # What is believed of a sequence's drafts before any was tested: much, as what is never tried is never learnt.
 PRIOR_ACCEPTED, PRIOR_TESTED = 1.6, 2.0
