@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from commands import invoke
 from specdec.cli import models
-from specdec.requests import Outcome, Request
 from specdec.result import End, Producer
+from specdec.serving.requests import Outcome, Request
 from specdec.stats import Stats
 
 from specdec_kernels import Status
@@ -90,7 +90,7 @@ def job_refused(*args: object) -> str:
 
 def use_fake(monkeypatch: pytest.MonkeyPatch, pair: tuple) -> type[FakeScheduler]:
     """For the command: a scheduler that decodes nothing, and the embedded pair without loading it again."""
-    monkeypatch.setattr("specdec.scheduler.Scheduler", FakeScheduler)
+    monkeypatch.setattr("specdec.serving.scheduler.Scheduler", FakeScheduler)
     monkeypatch.setattr(FakeScheduler, "made", [])
     monkeypatch.setattr(FakeScheduler, "order", 0)
     monkeypatch.setattr(models, "load", lambda *_: models.Models(*pair, None))

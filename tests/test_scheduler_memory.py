@@ -9,9 +9,9 @@ import torch
 from models import prompts, tiny_model
 from specdec import SpeculativeDecoder
 from specdec.models.memory import slot_bytes
-from specdec.requests import Outcome, Request
 from specdec.result import End
-from specdec.scheduler import Scheduler
+from specdec.serving.requests import Outcome, Request
+from specdec.serving.scheduler import Scheduler
 from test_allocation import caches  # noqa: F401
 from test_memory import LittleMemory, allocated
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .drafters.universal import UniversalDrafter
-    from .engine import Engine, EngineStopped
     from .models.kv_cache import StaticKVCache
     from .models.loading import load_embedded_pair, load_model, load_pair
-    from .requests import Outcome, Request
     from .result import Emission, End, GenerationResult, Producer
-    from .scheduler import QueueFull, Scheduler
+    from .serving.engine import Engine, EngineStopped
+    from .serving.requests import Outcome, Request
+    from .serving.scheduler import QueueFull, Scheduler
     from .stats import Stats
     from .stopping import StopStrings
 
@@ -58,11 +58,11 @@ _HOMES = {
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),
-    "engine": ("Engine", "EngineStopped"),
+    "serving.engine": ("Engine", "EngineStopped"),
     "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
-    "requests": ("Outcome", "Request"),
+    "serving.requests": ("Outcome", "Request"),
     "result": ("Emission", "End", "GenerationResult", "Producer"),
-    "scheduler": ("QueueFull", "Scheduler"),
+    "serving.scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),
     "stopping": ("StopStrings",),
 }

@@ -9,7 +9,7 @@ ENGINE = "tests/test_engine.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
-        "python/specdec/scheduler.py",
+        "python/specdec/serving/scheduler.py",
         ENDS,
         {
             "scheduler-leaves-a-row-as-it-was": ("            cache.begin(row)\n", "            pass\n", FAULTS),
@@ -64,7 +64,7 @@ MUTATIONS: list[Mutation] = [
         {"record-believes-any-stop": (" or not 1 <= kept <= new", "")},
     ),
     *mutations(
-        "python/specdec/engine.py",
+        "python/specdec/serving/engine.py",
         ENGINE,
         {
             "engine-goes-on-without-a-reader": ("            self._abandon(stream.task.number)\n", ""),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..job.progress import Shown
     from ..job.results import Results, Totals
     from ..job.signals import Signals
-    from ..scheduler import Scheduler
+    from ..serving.scheduler import Scheduler
 
 SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
 
@@ -204,7 +204,7 @@ def _scheduler(command: Command, loaded: models.Models, results: Results) -> Sch
     it a sampled text, depends on it."""
     from ..decoder import SpeculativeDecoder
     from ..drafters.draft_length import AdaptiveDrafts
-    from ..scheduler import Scheduler
+    from ..serving.scheduler import Scheduler
 
     drafter = loaded.drafter(command.drafter, command.exit_layers, confidence=command.confidence)
     k = command.num_drafts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..detokenize import continuation
 from ..report import cut
-from ..requests import Request
 from ..result import End
+from ..serving.requests import Request
 from .lines import JobLine
 from .results import COUNTS, COUNTS_BY_POSITION, Results
 from .signals import Signals
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..loop.sequence import Stopping
-    from ..requests import Outcome
+    from ..serving.requests import Outcome
 
 
 class Runner(Protocol):

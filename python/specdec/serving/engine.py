@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from specdec_kernels.validation import refuse
 
+from ..result import Emission, error_text
 from .requests import Outcome, Request
-from .result import Emission, error_text
 from .scheduler import Scheduler, Task, Usage
 from .threads import computing_thread
 
