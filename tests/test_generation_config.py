@@ -10,7 +10,7 @@ import pytest
 import torch
 from models import tunable_pair
 from specdec import AdaptiveDrafts, SpeculativeDecoder, speculate
-from specdec.generation_config import FIELDS, defined_fields
+from specdec.hf.generation_config import FIELDS, defined_fields
 from transformers import CompileConfig, GenerationConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
 from transformers.generation import ContinuousBatchingConfig
 

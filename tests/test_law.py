@@ -9,7 +9,7 @@ import torch
 from generates import ENDS, PAD, both, ragged
 from models import VOCABULARY, tunable_pair
 from specdec import SpeculativeDecoder, speculate
-from specdec.law import read_law
+from specdec.hf.convert_processors import read_law
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,

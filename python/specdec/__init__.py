@@ -6,13 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .custom_generate import Speculator, speculate
     from .decoder import SpeculativeDecoder
     from .drafters.draft_length import AdaptiveDrafts
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .drafters.universal import UniversalDrafter
+    from .hf.speculate import Speculator, speculate
     from .models.kv_cache import StaticKVCache
     from .models.loading import load_embedded_pair, load_model, load_pair
     from .result import Emission, End, GenerationResult, Producer
@@ -52,7 +52,7 @@ __all__ = [
 _HOMES = {
     "drafters.draft_length": ("AdaptiveDrafts",),
     "models.kv_cache": ("StaticKVCache",),
-    "custom_generate": ("Speculator", "speculate"),
+    "hf.speculate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
     "drafters.early_exit": ("EarlyExitDrafter",),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),

@@ -15,17 +15,17 @@ from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput,
 from specdec_kernels.types import TARGET_FAULTS
 from specdec_kernels.validation import check_rule, refuse
 
+from ..decoder import SpeculativeDecoder
+from ..drafters.draft_length import AdaptiveDrafts
+from ..drafters.protocol import Drafter
+from ..loop.sequence import Stopping
+from ..prompts import read_count
+from ..result import Emission, GenerationResult
+from ..stopping import AnyStopping, CriteriaStopping, StopStrings
 from .assistance import Assistance, read_assistance
-from .decoder import SpeculativeDecoder
-from .drafters.draft_length import AdaptiveDrafts
-from .drafters.protocol import Drafter
+from .convert_processors import read_law
 from .generate_call import generate_call
 from .generation_config import check_fields
-from .law import read_law
-from .loop.sequence import Stopping
-from .prompts import read_count
-from .result import Emission, GenerationResult
-from .stopping import AnyStopping, CriteriaStopping, StopStrings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +81,7 @@ def speculate(
         for name, value in (("draft_model", draft_model), ("tokenizer", tokenizer)):
             if value is None:
                 refuse(name, "None with draft_tokenizer", "the draft model and the target's tokenizer beside it")
-        from .drafters.universal import UniversalDrafter
+        from ..drafters.universal import UniversalDrafter
 
         draft_model, drafter = None, UniversalDrafter(draft_model, draft_tokenizer, tokenizer)
     stop = None if stop_strings is None else StopStrings(tokenizer, stop_strings)  # which refuses None

@@ -1,7 +1,7 @@
 """Every field of transformers' ``GenerationConfig`` (5.17 to 5.23): what becomes of it, or that it is refused.
 
 ``docs/transformers.md`` shows this table. The law itself is not read from the fields: transformers makes processors and
-criteria of them, and those are what ``specdec.law`` and ``specdec.speculate`` take.
+criteria of them, and those are what ``specdec.hf.convert_processors`` and ``specdec.speculate`` take.
 """
 
 from __future__ import annotations

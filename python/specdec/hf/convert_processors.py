@@ -12,7 +12,7 @@ from transformers.generation import logits_process as theirs
 
 from specdec_kernels import SamplingParams
 
-from .sampling.processors import refuse_stateful
+from ..sampling.processors import refuse_stateful
 
 # The kernels' order of temperature and filters, which is transformers'.
 _WARPERS = (

@@ -9,9 +9,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from specdec_kernels.validation import refuse
 
-from .drafters.draft_length import AdaptiveDrafts
-from .drafters.protocol import Drafter
-from .prompts import read_count
+from ..drafters.draft_length import AdaptiveDrafts
+from ..drafters.protocol import Drafter
+from ..prompts import read_count
 
 NUM_DRAFTS = 4
 # Fields of GenerationConfig, and what transformers fills in where they were not set.
@@ -34,11 +34,11 @@ class Assistance:
 
     def drafter_for(self, target: PreTrainedModel) -> PreTrainedModel | Drafter | None:
         if self.lookup is not None:
-            from .drafters.prompt_lookup import PromptLookupDrafter
+            from ..drafters.prompt_lookup import PromptLookupDrafter
 
             return PromptLookupDrafter(max_ngram=self.lookup, min_ngram=1)
         if self.layers is not None:
-            from .drafters.early_exit import EarlyExitDrafter
+            from ..drafters.early_exit import EarlyExitDrafter
 
             return EarlyExitDrafter(target, self.layers)
         return self.draft

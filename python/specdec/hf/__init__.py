@@ -1,0 +1,1 @@
+"""At home in transformers: model.generate with custom_generate."""
