@@ -21,7 +21,7 @@ from report import Report, terminal
 from rich.console import Console
 from rich.table import Table
 from specdec import SpeculativeDecoder
-from specdec.methods import assistant_config, counted_forwards
+from specdec.evaluation.contenders import assistant_config, counted_forwards
 from transformers import PreTrainedModel
 from tunable_pair import PRESETS, TunablePair, make_pair
 

@@ -118,7 +118,7 @@ def test_a_drafter_that_fails_is_told(monkeypatch):
 
 
 def test_compare_with_a_drafter(folders, monkeypatch):
-    monkeypatch.setattr("specdec.compare.CANDIDATES", (2,))
+    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
     quick = ("--max-new-tokens", 6, "--repeats", 1, "-k", 2, "--json", *folders[:2])
     for drafter, methods in (("lookup", ["plain", "assisted", "specdec"]), ("suffix", ["plain", "specdec"])):
         whole = json.loads(run("compare", "x = x = x = ", "--drafter", drafter, *quick).stdout)

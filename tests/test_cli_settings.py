@@ -9,8 +9,8 @@ import torch
 from commands import PROMPT, refused, rows, run
 from models import prompts, tiny_model
 from specdec import SpeculativeDecoder
-from specdec.differences import explain
-from specdec.methods import Settings, SpecdecMethod, TransformersMethod
+from specdec.evaluation.contenders import Settings, SpecdecMethod, TransformersMethod
+from specdec.evaluation.near_ties import explain
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from specdec_kernels import SamplingParams
@@ -86,7 +86,7 @@ def test_compare_gives_its_settings_to_all_methods(monkeypatch, pair):
         seen.append(settings)
         raise ValueError("seed: enough")
 
-    monkeypatch.setattr("specdec.compare.compare", spy)
+    monkeypatch.setattr("specdec.evaluation.compare.compare", spy)
     given = {"temperature": 1.1, **filters, "repetition_penalty": 1.3}
     options = [x for name, value in given.items() for x in ("--" + name.replace("_", "-"), value)]
     refused("compare", "x", *options, "--rule", "block", "--max-new-tokens", 9)
@@ -107,8 +107,8 @@ def test_compare_gives_its_settings_to_all_methods(monkeypatch, pair):
 
 def test_penalised_greedy_texts_are_equal(folders, monkeypatch):
     quick = ("--max-new-tokens", 12, "--repeats", 1, "-k", 2, "--repetition-penalty", 1.4)
-    monkeypatch.setattr("specdec.compare.CANDIDATES", (2,))
-    monkeypatch.setattr("specdec.compare._fastest", lambda methods, *_: (methods[0], None))
+    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
+    monkeypatch.setattr("specdec.evaluation.compare._fastest", lambda methods, *_: (methods[0], None))
     whole = json.loads(run("compare", PROMPT, *folders, *quick, "--json").stdout)
     assert whole["greedy_equal"] is True and whole["differences"] == []
 

@@ -11,8 +11,8 @@ import torch
 from commands import PROMPT, invoke, rows, run
 from models import VOCABULARY, prompts, tiny_model, tunable_pair
 from specdec import SpeculativeDecoder
-from specdec.compare import Measurement, compare
-from specdec.methods import Run, Settings, SpecdecMethod, TransformersMethod, counted_forwards
+from specdec.evaluation.compare import Measurement, compare
+from specdec.evaluation.contenders import Run, Settings, SpecdecMethod, TransformersMethod, counted_forwards
 from transformers import GenerationConfig
 
 from specdec_kernels import SamplingParams
@@ -23,8 +23,8 @@ QUICK = ("--max-new-tokens", 6, "--repeats", 1, "-k", 2)
 @pytest.fixture
 def _no_sweep(monkeypatch):
     """Two drafts a step for all: which setting is the fastest is up to the machine, and sampled texts depend on it."""
-    monkeypatch.setattr("specdec.compare.CANDIDATES", (2,))
-    monkeypatch.setattr("specdec.compare._fastest", lambda methods, *_: (methods[0], None))
+    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
+    monkeypatch.setattr("specdec.evaluation.compare._fastest", lambda methods, *_: (methods[0], None))
 
 
 # ---- the command
@@ -119,7 +119,7 @@ def test_sampled_texts_are_not_compared(folders):
 
 
 def test_every_round_and_prompt_has_its_seed(monkeypatch):
-    monkeypatch.setattr("specdec.compare.CANDIDATES", (2,))
+    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
     target, draft = tunable_pair(0.3)
     ragged, settings = prompts(3, 2, 9), Settings(8, 1.0, seed=10, repeats=2, num_drafts=2)
     comparison = compare(target, draft, ragged, settings)

@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 from models import VOCABULARY, prompts, tiny_model
-from specdec.differences import explain
+from specdec.evaluation.near_ties import explain
 
 IDS = prompts(1, 9, 9)[0]
 

@@ -21,8 +21,8 @@ from specdec import (
     SuffixMemory,
     UniversalDrafter,
 )
-from specdec.differences import Judge
 from specdec.drafters import Drafts, Generation, Step
+from specdec.evaluation.near_ties import Judge
 from specdec.verify.texts import RaceNoise
 
 from specdec_kernels import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import generate, prompts, tiny_model, tunable_pair
 from specdec import SpeculativeDecoder, load_model
-from specdec.differences import explain
+from specdec.evaluation.near_ties import explain
 from specdec.models.cached_model import CachedModel
 
 from specdec_kernels import SamplingParams

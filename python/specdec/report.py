@@ -15,8 +15,8 @@ from .detokenize import IncrementalText, continuation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .compare import Comparison, Spread
-    from .differences import Difference
+    from .evaluation.compare import Comparison, Spread
+    from .evaluation.near_ties import Difference
     from .result import GenerationResult, Producer
     from .stats import Stats
 

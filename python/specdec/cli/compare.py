@@ -68,8 +68,8 @@ def compare(
         law = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
         options.read_sampling(rule, **law)
         loaded = models.load(target, draft, [drafter], device, dtype)
-        from ..compare import compare
-        from ..methods import Settings
+        from ..evaluation.compare import compare
+        from ..evaluation.contenders import Settings
 
         prompts = loaded.tokenizer(texts).input_ids
         counts = {"max_new_tokens": max_new_tokens, "repeats": repeats, "num_drafts": lengths}

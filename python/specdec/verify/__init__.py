@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from specdec_kernels.validation import refuse
 
-from ..compare import environment
 from ..decoder import SpeculativeDecoder
 from ..drafters.protocol import Drafter
-from ..methods import Prompt
+from ..evaluation.compare import environment
+from ..evaluation.contenders import Prompt
 from .laws import LawCheck, LawResult, LawTest
 from .settings import Cell, VerifySettings, cells
 from .texts import TextCheck, TextResult

@@ -15,7 +15,7 @@ from specdec_kernels import SamplingParams
 from specdec_kernels.testing import ChiSquare, chi_square
 
 from ..decoder import SpeculativeDecoder
-from ..methods import Prompt
+from ..evaluation.contenders import Prompt
 from ..stats import Stats
 from .settings import SAMPLED_AT_ONCE, Cell, VerifySettings
 from .texts import trouble

@@ -13,8 +13,8 @@ from specdec_kernels import SamplingParams
 from specdec_kernels.backends import reference
 
 from ..decoder import SpeculativeDecoder
-from ..differences import Difference, Judge, Noise
-from ..methods import Prompt, Settings, TransformersMethod
+from ..evaluation.contenders import Prompt, Settings, TransformersMethod
+from ..evaluation.near_ties import Difference, Judge, Noise
 from ..result import GenerationResult
 from ..stats import Stats
 from .settings import Cell, VerifySettings
@@ -126,7 +126,7 @@ def trouble(result: GenerationResult) -> str | None:
 
 
 class RaceNoise:
-    """-log E of rule ``coupled`` (docs/numerics.md), as :data:`~specdec.differences.Noise`."""
+    """-log E of rule ``coupled`` (docs/numerics.md), as :data:`~specdec.evaluation.near_ties.Noise`."""
 
     def __init__(self, seed: int, vocabulary: int):
         self._seed, self._ids = torch.tensor([seed]), torch.arange(vocabulary)[None]

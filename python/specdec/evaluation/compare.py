@@ -17,9 +17,9 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from .differences import Difference, Judge
-from .drafters.protocol import Drafter
-from .methods import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
+from ..drafters.protocol import Drafter
+from .contenders import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
+from .near_ties import Difference, Judge
 
 # Drafts a step that are tried where none was asked for, alike for transformers and specdec.
 CANDIDATES = (1, 2, 3, 4, 6, 8)

@@ -13,10 +13,10 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from specdec_kernels import SamplingParams
 
-from .decoder import SpeculativeDecoder
-from .drafters.draft_length import AdaptiveDrafts
-from .drafters.protocol import Drafter
-from .prompts import read_eos, read_pad
+from ..decoder import SpeculativeDecoder
+from ..drafters.draft_length import AdaptiveDrafts
+from ..drafters.protocol import Drafter
+from ..prompts import read_eos, read_pad
 
 Prompt = Sequence[int]
 LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where nothing else is said, as in the original (Saxena 2023)
