@@ -1,4 +1,4 @@
-"""``specdec.verify`` on tiny models: it passes where all is right, and finds what is planted."""
+"""``specdec.evaluation.verify`` on tiny models: it passes where all is right, and finds what is planted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from commands import invoke, refused, run
 from models import VOCABULARY, generate, tiny_model, toy_model
 from specdec import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.evaluation.verify import VerifySettings, cells, verify
+from specdec.evaluation.verify.distributions import PlainLaw, rank_tests, token_tests
+from specdec.evaluation.verify.texts import RaceNoise
 from specdec.models.supported import cached_model
-from specdec.verify import VerifySettings, cells, verify
-from specdec.verify.laws import PlainLaw, rank_tests, token_tests
-from specdec.verify.texts import RaceNoise
 
 from specdec_kernels import SamplingParams, speculative_step
 

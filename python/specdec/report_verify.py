@@ -15,7 +15,7 @@ from .report import describe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .verify import Cell, LawResult, LawTest, Verification
+    from .evaluation.verify import Cell, LawResult, LawTest, Verification
 
 SHOWN = 5  # of each kind of finding
 

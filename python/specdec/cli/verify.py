@@ -57,7 +57,7 @@ def verify(
     for k in num_drafts or ():
         options.read_num_drafts(k, 1)
     with options.user_errors(batch_file):
-        from ..verify import VerifySettings, prompts, verify
+        from ..evaluation.verify import VerifySettings, prompts, verify
 
         settings = VerifySettings(
             checks=tuple(check or CHECKS),

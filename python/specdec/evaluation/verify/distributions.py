@@ -14,9 +14,9 @@ from transformers import DynamicCache, PreTrainedModel
 from specdec_kernels import SamplingParams
 from specdec_kernels.testing import ChiSquare, chi_square
 
-from ..decoder import SpeculativeDecoder
-from ..evaluation.contenders import Prompt
-from ..stats import Stats
+from ...decoder import SpeculativeDecoder
+from ...stats import Stats
+from ..contenders import Prompt
 from .settings import SAMPLED_AT_ONCE, Cell, VerifySettings
 from .texts import trouble
 

@@ -10,8 +10,8 @@ from typing import Literal
 from specdec_kernels.ops import RULES
 from specdec_kernels.validation import check_rule, refuse
 
-from ..drafters.draft_length import AdaptiveDrafts
-from ..prompts import read_count
+from ...drafters.draft_length import AdaptiveDrafts
+from ...prompts import read_count
 
 CHECKS = ("greedy", "coupled", "law")
 NumDrafts = int | Literal["auto"]

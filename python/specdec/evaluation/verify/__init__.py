@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from specdec_kernels.validation import refuse
 
-from ..decoder import SpeculativeDecoder
-from ..drafters.protocol import Drafter
-from ..evaluation.compare import environment
-from ..evaluation.contenders import Prompt
-from .laws import LawCheck, LawResult, LawTest
+from ...decoder import SpeculativeDecoder
+from ...drafters.protocol import Drafter
+from ..compare import environment
+from ..contenders import Prompt
+from .distributions import LawCheck, LawResult, LawTest
 from .settings import Cell, VerifySettings, cells
 from .texts import TextCheck, TextResult
 

@@ -12,11 +12,11 @@ from transformers import LogitsProcessor, PreTrainedModel
 from specdec_kernels import SamplingParams
 from specdec_kernels.backends import reference
 
-from ..decoder import SpeculativeDecoder
-from ..evaluation.contenders import Prompt, Settings, TransformersMethod
-from ..evaluation.near_ties import Difference, Judge, Noise
-from ..result import GenerationResult
-from ..stats import Stats
+from ...decoder import SpeculativeDecoder
+from ...result import GenerationResult
+from ...stats import Stats
+from ..contenders import Prompt, Settings, TransformersMethod
+from ..near_ties import Difference, Judge, Noise
 from .settings import Cell, VerifySettings
 
 
@@ -51,7 +51,7 @@ class TextResult:
 
 class TextCheck:
     """Compares with transformers' ``generate``, which decodes one prompt at a time, token by token. Cells come in the
-    order of :func:`~specdec.verify.settings.cells`, those without a drafter first.
+    order of :func:`~specdec.evaluation.verify.settings.cells`, those without a drafter first.
 
     Texts of rule ``coupled`` are those with the largest logits / T + noise, the Gumbel form of its race: transformers
     decodes these greedily, too, with a processor that adds the noise that docs/numerics.md says.
