@@ -14,8 +14,9 @@ from commands import refused, rows
 from jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
 from rich.console import Console
 from specdec.cli import models
-from specdec.job import progress, results
-from specdec.job.results import KEYS, Totals
+from specdec.jobs import output as job_output
+from specdec.jobs import progress
+from specdec.jobs.output import KEYS, Totals
 from specdec.options import read_bytes
 
 
@@ -180,7 +181,7 @@ def test_a_full_disk(fake, prompts, tmp_path, monkeypatch):
     def lost(file: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(results, "SYNC_SECONDS", -1)
+    monkeypatch.setattr(job_output, "SYNC_SECONDS", -1)
     failing = tmp_path / "failing.jsonl"
     with monkeypatch.context() as context:
         context.setattr(FakeScheduler, "close", lambda self: None)

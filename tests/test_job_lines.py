@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from jobs import job_refused, write_prompts
 from specdec.cli import models
-from specdec.job.lines import InputError, InputMark, JobFile, LineSettings
+from specdec.jobs.input import InputError, InputMark, JobFile, LineSettings
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
 from specdec.cli import models
-from specdec.job.lines import InputMark, JobFile, LineSettings
-from specdec.job.results import Results, WriteError
-from specdec.job.run import run_job
-from specdec.job.settings import fingerprint
-from specdec.job.signals import Signals
+from specdec.jobs.input import InputMark, JobFile, LineSettings
+from specdec.jobs.manifest import fingerprint
+from specdec.jobs.output import Results, WriteError
+from specdec.jobs.run import run_job
+from specdec.jobs.signals import Signals
 
 
 @pytest.fixture

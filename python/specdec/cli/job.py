@@ -17,10 +17,10 @@ from . import models
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
     from ..drafters.draft_length import AdaptiveDrafts
-    from ..job.lines import JobFile
-    from ..job.progress import Shown
-    from ..job.results import Results, Totals
-    from ..job.signals import Signals
+    from ..jobs.input import JobFile
+    from ..jobs.output import Results, Totals
+    from ..jobs.progress import Shown
+    from ..jobs.signals import Signals
     from ..serving.scheduler import Scheduler
 
 SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
@@ -119,9 +119,9 @@ def check_options(
 
 def run(command: Command) -> int:
     """The exit code."""
-    from ..job.lines import InputError
-    from ..job.results import OutputError, Results, WriteError
-    from ..job.signals import Signals, Stopped
+    from ..jobs.input import InputError
+    from ..jobs.output import OutputError, Results, WriteError
+    from ..jobs.signals import Signals, Stopped
 
     results: Results | None = None
     with Signals() as signals:
@@ -155,8 +155,8 @@ def run(command: Command) -> int:
 
 def _check(command: Command, results: Results) -> JobFile:
     """All that can be said without models; the output is then ready for more."""
-    from ..job.lines import InputMark, JobFile, LineSettings, check_defaults
-    from ..job.settings import differences, make_settings, model_paths, read_vocab_size
+    from ..jobs.input import InputMark, JobFile, LineSettings, check_defaults
+    from ..jobs.manifest import differences, make_settings, model_paths, read_vocab_size
 
     paths = model_paths(command.target, command.draft, command.drafter)
     vocab_size = read_vocab_size("target", paths["target"])
@@ -176,8 +176,8 @@ def _check(command: Command, results: Results) -> JobFile:
 
 
 def _decode(command: Command, file: JobFile, results: Results, signals: Signals) -> None:
-    from ..job.progress import Rates, describe
-    from ..job.run import run_job
+    from ..jobs.progress import Rates, describe
+    from ..jobs.run import run_job
 
     if results.done:
         typer.echo(f"{len(results.done)} of {file.mark.prompts} prompts have results: going on", err=True)
@@ -225,7 +225,7 @@ def _measure(decoder: SpeculativeDecoder, rows: int) -> list[float]:
 
 
 def _shown(progress: bool, prompts: int, totals: Totals) -> Shown:
-    from ..job.progress import Bar, Lines, Nothing
+    from ..jobs.progress import Bar, Lines, Nothing
 
     if not progress:
         return Nothing()

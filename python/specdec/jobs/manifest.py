@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..named_drafters import NEED_DRAFT
 
 if TYPE_CHECKING:
-    from .lines import InputMark, LineSettings
+    from .input import InputMark, LineSettings
 
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of the weights that a fingerprint covers, in every file

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .results import Totals
+from .output import Totals
 
 EVERY_SECONDS = 30.0  # between two lines
 

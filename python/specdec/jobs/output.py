@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .settings import differences, read_settings, settings_path, write_settings
+from .manifest import differences, read_settings, settings_path, write_settings
 
 KEYS = ("id", "text", "token_ids", "produced_by", "end", "status", "stats")  # of every line, in this order
 FAILED_KEYS = (*KEYS, "error")

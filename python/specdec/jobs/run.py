@@ -11,8 +11,8 @@ from ..detokenize import continuation
 from ..report import cut
 from ..result import End
 from ..serving.requests import Request
-from .lines import JobLine
-from .results import COUNTS, COUNTS_BY_POSITION, Results
+from .input import JobLine
+from .output import COUNTS, COUNTS_BY_POSITION, Results
 from .signals import Signals
 
 if TYPE_CHECKING:
