@@ -9,7 +9,7 @@ from commands import rows
 from specdec import SpeculativeDecoder
 from specdec.cli import app
 from specdec.cli.chat import Talk
-from specdec.conversation import Conversation
+from specdec.cli.conversation import Conversation
 from typer.testing import CliRunner
 
 SHORT = ("--max-new-tokens", "8", "--device", "cpu")

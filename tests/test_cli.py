@@ -12,8 +12,8 @@ import pytest
 import torch
 from commands import PROMPT, refused, rows, run, save
 from specdec import SpeculativeDecoder
+from specdec.cli.show import Page
 from specdec.detokenize import continuation
-from specdec.report import Page
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 

@@ -9,7 +9,7 @@ import json
 import pytest
 from commands import PROMPT, invoke, refused, rows, run, save
 from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, load_model
-from specdec.named_drafters import NAMES, make_drafter
+from specdec.cli.drafters import NAMES, make_drafter
 
 from specdec_kernels import SamplingParams
 

@@ -14,10 +14,10 @@ from commands import refused, rows
 from jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
 from rich.console import Console
 from specdec.cli import models
+from specdec.cli.options import read_bytes
 from specdec.jobs import output as job_output
 from specdec.jobs import progress
 from specdec.jobs.output import KEYS, Totals
-from specdec.options import read_bytes
 
 
 @pytest.fixture

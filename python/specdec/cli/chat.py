@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .. import options, report
-from . import models
+from . import models, options
 from .chat_commands import ChatCommands, ChatSettings, Done, Totals
+from .show import Page, print_stats, print_troubles
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
@@ -84,7 +84,7 @@ class Talk:
     """A conversation, the settings of its next answer, and who decodes it."""
 
     def __init__(self, loaded: models.Models, settings: ChatSettings, stop: list[str]):
-        from ..conversation import Conversation
+        from .conversation import Conversation
 
         self._models, self._settings, self._stop = loaded, settings, stop
         self._stopping = options.read_stop(stop, loaded.tokenizer)
@@ -122,7 +122,7 @@ class Talk:
     def _answer(self, said: str) -> None:
         s, tokenizer = self._settings, self._models.tokenizer
         prompt = self._conversation.prompt(said)
-        page = report.Page(tokenizer, "", prompt, s.verbose, self._stop, shows_prompt=False)
+        page = Page(tokenizer, "", prompt, s.verbose, self._stop, shows_prompt=False)
 
         def show(emission: Emission) -> None:
             page.show(emission.tokens, emission.produced_by)
@@ -150,5 +150,5 @@ class Talk:
             return
         self._totals.answers += 1
         self._totals.stats.append(result.stats)
-        report.print_troubles(result)
-        report.print_stats(result, s.verbose, with_speed=True)
+        print_troubles(result)
+        print_stats(result, s.verbose, with_speed=True)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..named_drafters import NAMES
+from .drafters import NAMES
 
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
 
-    from ..conversation import Conversation
     from ..drafters.draft_length import AdaptiveDrafts
     from ..stats import Stats
+    from .conversation import Conversation
 
 LAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 

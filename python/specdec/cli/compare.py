@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import options, report
-from ..options import refuse
-from ..texts import read_texts
-from . import models
+from . import models, options
+from .options import refuse
+from .prompts import read_texts
+from .show import print_comparison
 
 # Source code, which is what the embedded pair has seen.
 CODE_PROMPTS = (
@@ -82,6 +82,6 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
     else:
-        report.print_comparison(comparison, loaded.tokenizer, prompts)
+        print_comparison(comparison, loaded.tokenizer, prompts)
     if any(d.verdict == "bug" and "specdec" in d.methods for d in comparison.differences):
         raise typer.Exit(1)

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from .. import options, report
 from ..detokenize import continuation
-from ..options import refuse
-from ..texts import read_texts
-from . import job, models
+from . import job, models, options
+from .options import refuse
 from .profiling import check_trace, traced
+from .prompts import read_texts
+from .show import Page, cut, print_stats, print_troubles
 
 
 def generate(
@@ -109,7 +109,7 @@ def generate(
         tokenizer, n = loaded.tokenizer, num_return_sequences
         prompts = tokenizer(texts).input_ids
         rows = [(text, ids) for text, ids in zip(texts, prompts, strict=True) for _ in range(n)]
-        pages = [report.Page(tokenizer, text, ids, verbose, stop) for text, ids in rows]
+        pages = [Page(tokenizer, text, ids, verbose, stop) for text, ids in rows]
         streamed = not as_json and len(rows) == 1 and batch_file is None
         proposer = loaded.drafter(drafter, exit_layers, confidence=confidence)
         decoder = SpeculativeDecoder(loaded.target, proposer, lengths)
@@ -134,7 +134,7 @@ def generate(
             # The sequences of a batch share its time.
             stats = dataclasses.replace(result.sequence_stats[i], seconds=result.stats.seconds)
             row = {
-                "text": report.cut(continuation(tokenizer, ids, tokens), stop, text),
+                "text": cut(continuation(tokenizer, ids, tokens), stop, text),
                 "token_ids": tokens,
                 "produced_by": [str(producer) for producer in produced_by],
                 "stats": stats.to_dict(),
@@ -147,6 +147,6 @@ def generate(
                 typer.secho(f"--- {i + 1} of {len(rows)} ---", dim=True)
                 pages[i].show(tokens, produced_by)
             pages[i].finish()
-    report.print_troubles(result, n)
+    print_troubles(result, n)
     if not as_json:
-        report.print_stats(result, verbose)
+        print_stats(result, verbose)

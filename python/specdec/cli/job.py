@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .. import options
-from ..options import refuse
-from . import models
+from . import models, options
+from .options import refuse
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..options import refuse
+from .options import refuse
 
 
 def check_trace(path: Path) -> None:

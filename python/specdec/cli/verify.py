@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import options, report_verify
-from ..options import refuse
-from ..texts import read_texts
-from . import models
+from . import models, options
+from .options import refuse
+from .prompts import read_texts
+from .show_verification import print_verification
 
 CHECKS = ("greedy", "coupled", "law")
 RULES = ("token", "block", "coupled")
@@ -80,6 +80,6 @@ def verify(
     if as_json:
         typer.echo(json.dumps(verification.to_dict(), allow_nan=False))
     else:
-        report_verify.print_verification(verification, loaded.tokenizer)
+        print_verification(verification, loaded.tokenizer)
     if not verification.passed:
         raise typer.Exit(1)

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ..named_drafters import NEED_DRAFT
+from ..cli.drafters import NEED_DRAFT
 
 if TYPE_CHECKING:
     from .input import InputMark, LineSettings

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ..cli.show import cut
 from ..detokenize import continuation
-from ..report import cut
 from ..result import End
 from ..serving.requests import Request
 from .input import JobLine

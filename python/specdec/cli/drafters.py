@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from .drafters.protocol import Drafter
-    from .drafters.suffix import SuffixMemory
+    from ..drafters.protocol import Drafter
+    from ..drafters.suffix import SuffixMemory
 
 # name -> what it proposes
 NAMES = {
@@ -57,27 +57,27 @@ def make_drafter(
         refuse("exit_layers", given, "a number of layers with drafter 'early-exit', and none with others")
     match name:
         case "model":
-            from .drafters.model import model_drafter
-            from .models.supported import cached_model
+            from ..drafters.model import model_drafter
+            from ..models.supported import cached_model
 
             known, sizes = None, [m.config.get_text_config(decoder=True).vocab_size for m in (target, draft)]
             if tokenizer is not None and sizes[0] != sizes[1] and min(sizes) >= len(tokenizer):
                 known = range(len(tokenizer))
             return model_drafter(draft, cached_model(target, "target"), known, confidence)
         case "lookup":
-            from .drafters.prompt_lookup import PromptLookupDrafter
+            from ..drafters.prompt_lookup import PromptLookupDrafter
 
             return PromptLookupDrafter()
         case "suffix":
-            from .drafters.suffix import SuffixDrafter
+            from ..drafters.suffix import SuffixDrafter
 
             return SuffixDrafter(memory)
         case "early-exit":
-            from .drafters.early_exit import EarlyExitDrafter
+            from ..drafters.early_exit import EarlyExitDrafter
 
             return EarlyExitDrafter(target, exit_layers)
         case "universal":
-            from .drafters.universal import UniversalDrafter
+            from ..drafters.universal import UniversalDrafter
 
             return UniversalDrafter(draft, draft_tokenizer, tokenizer)
         case "none":

@@ -10,12 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .report import describe
+from .show import describe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .evaluation.verify import Cell, LawResult, LawTest, Verification
+    from ..evaluation.verify import Cell, LawResult, LawTest, Verification
 
 SHOWN = 5  # of each kind of finding
 

@@ -10,15 +10,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .detokenize import IncrementalText, continuation
+from ..detokenize import IncrementalText, continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from .evaluation.compare import Comparison, Spread
-    from .evaluation.near_ties import Difference
-    from .result import GenerationResult, Producer
-    from .stats import Stats
+    from ..evaluation.compare import Comparison, Spread
+    from ..evaluation.near_ties import Difference
+    from ..result import GenerationResult, Producer
+    from ..stats import Stats
 
 COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
 
@@ -77,7 +77,7 @@ def cut(text: str, stop: Sequence[str], prompt: str) -> str:
     """``text`` behind ``prompt`` up to the end of the first stop string."""
     if not stop:
         return text
-    from .stopping import cut_behind
+    from ..stopping import cut_behind
 
     return cut_behind(text, stop, prompt)
 

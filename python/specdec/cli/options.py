@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .named_drafters import NAMES, NEED_DRAFT
+from .drafters import NAMES, NEED_DRAFT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from specdec_kernels import SamplingParams
 
-    from .drafters.draft_length import AdaptiveDrafts
-    from .loop.sequence import Stopping
+    from ..drafters.draft_length import AdaptiveDrafts
+    from ..loop.sequence import Stopping
 
 Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
 Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
@@ -131,7 +131,7 @@ def check_counts(smallest: int, **counts: int | None) -> None:
 def read_num_drafts(given: str, smallest: int = 0) -> int | AdaptiveDrafts:
     """K, or how to choose it."""
     if given == "auto":
-        from .drafters.draft_length import AdaptiveDrafts
+        from ..drafters.draft_length import AdaptiveDrafts
 
         return AdaptiveDrafts()
     try:
@@ -192,7 +192,7 @@ def check_confidence(confidence: float, drafter: str) -> None:
 def read_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Stopping | None:
     if not stop:
         return None
-    from .stopping import StopStrings
+    from ..stopping import StopStrings
 
     return StopStrings(tokenizer, stop)
 
