@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
-from specdec.sampling.params.params import of_each, read_params
-from specdec.sampling.params.token_table import HostTable
+from specdec.sampling.params import of_each, read_params
+from specdec.sampling.token_table import HostTable
 
 from specdec_kernels import SamplingParams
 from specdec_kernels.types import TABLE_PADDING
