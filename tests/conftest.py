@@ -14,9 +14,7 @@ if not torch.cuda.is_available():
 
 import pytest  # noqa: E402
 import simt.kernels  # noqa: E402
-
-BACKENDS = ("reference", "cpu", "triton", "cuda")
-FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
+from support import BACKENDS, FAST_BACKENDS  # noqa: E402
 
 if not torch.cuda.is_available():
     simt.kernels.serve()
@@ -73,7 +71,24 @@ def pair():
 @pytest.fixture(scope="session")
 def folders(pair, tmp_path_factory) -> tuple[object, ...]:
     """The options that name a tiny random pair on the disk."""
-    from commands import save
+    from support.commands import save
 
     path = tmp_path_factory.mktemp("models")
     return ("--target", save(path / "target", 0, tokenizer=pair[2]), "--draft", save(path / "draft", 1))
+
+
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, list[tuple[int, int]]]]:
+    """Every cache that is made, and its storages as it was new; those of two slots measure."""
+    from specdec import StaticKVCache
+    from support.allocations import allocated
+
+    made: list = []
+    allocate = StaticKVCache.allocate
+
+    def spy(self, slots):
+        allocate(self, slots)
+        made.append((self, allocated(self)))
+
+    monkeypatch.setattr(StaticKVCache, "allocate", spy)
+    return made

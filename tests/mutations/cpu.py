@@ -2,13 +2,13 @@
 
 from .mutation import Mutation, mutations
 
-PARITY = "tests/test_parity.py -k cpu"
-BLOCK = "tests/test_parity.py -k 'cpu and block'"
-CORNERS = "tests/test_corners.py tests/test_faults.py -k cpu"
-FAULTS = "tests/test_faults.py tests/test_corners.py -k cpu"
-FILTERS = "tests/test_filters.py tests/test_parity.py -k cpu"
-PENALTIES = "tests/test_penalties.py tests/test_parity.py -k cpu"
-NOISE = "tests/test_extreme_noise.py tests/test_parity.py -k cpu"
+PARITY = "tests/kernels/test_parity.py -k cpu"
+BLOCK = "tests/kernels/test_parity.py -k 'cpu and block'"
+CORNERS = "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu"
+FAULTS = "tests/kernels/test_faults.py tests/kernels/test_corners.py -k cpu"
+FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu"
+PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cpu"
+NOISE = "tests/kernels/test_extreme_noise.py tests/kernels/test_parity.py -k cpu"
 
 MUTATIONS: list[Mutation] = [
     *mutations(

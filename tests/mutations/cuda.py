@@ -2,13 +2,13 @@
 
 from .mutation import Mutation, mutations
 
-PARITY = "tests/test_parity.py -k cuda"
-BLOCK = "tests/test_parity.py -k 'cuda and block'"
-COUPLED = "tests/test_parity.py -k 'cuda and coupled'"
-FILTERS = "tests/test_filters.py tests/test_parity.py -k cuda"
-PENALTIES = "tests/test_penalties.py tests/test_parity.py -k cuda"
-LISTED = "tests/test_parity.py -k 'cuda and (listed or compact or reduced)'"
-PLAN = "tests/test_launch_plan.py"
+PARITY = "tests/kernels/test_parity.py -k cuda"
+BLOCK = "tests/kernels/test_parity.py -k 'cuda and block'"
+COUPLED = "tests/kernels/test_parity.py -k 'cuda and coupled'"
+FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda"
+PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda"
+LISTED = "tests/kernels/test_parity.py -k 'cuda and (listed or compact or reduced)'"
+PLAN = "tests/kernels/test_launch_plan.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -51,7 +51,7 @@ MUTATIONS: list[Mutation] = [
             "cuda-residual-weighed-while-it-is-read": (
                 "return end;\n    simt::sync_cluster();\n    // No mass",
                 "return end;\n    // No mass",
-                "tests/test_corners.py -k cuda",
+                "tests/kernels/test_corners.py -k cuda",
             ),
             "cuda-joint-tests-with-the-next-number": (
                 "    u = row.u;\n",
@@ -114,7 +114,7 @@ MUTATIONS: list[Mutation] = [
                 "place), simt::read(its)));\n  }",
                 PENALTIES,
             ),
-            "cuda-odd-rows-end-with-zero": (": empty) << 16", ": 0u) << 16", "tests/test_corners.py -k cuda"),
+            "cuda-odd-rows-end-with-zero": (": empty) << 16", ": 0u) << 16", "tests/kernels/test_corners.py -k cuda"),
         },
     ),
     *mutations(
@@ -136,7 +136,7 @@ MUTATIONS: list[Mutation] = [
             "cuda-slots-for-the-target-alone": (
                 "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
                 "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",
-                "tests/test_simt.py -k slots",
+                "tests/simt/test_simt.py -k slots",
             ),
         },
     ),

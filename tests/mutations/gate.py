@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .mutation import ROOT, Mutation
 
 # The suite of every day, but for the test that looks for old texts: it would see every mutation.
-EVERYDAY = "tests --ignore=tests/test_mutations.py"
+EVERYDAY = "tests --ignore=tests/mutations/test_mutations.py"
 _TEST = re.compile(
     r"^(tests/\S+\.py::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS).*| Fatal.*| )?$", re.MULTILINE
 )

@@ -2,13 +2,13 @@
 
 from .mutation import Mutation, mutations
 
-LAWS = "tests/test_sampling.py tests/test_settings.py"
-Q = "tests/test_handed_over_q.py"
-SETTINGS = "tests/test_settings.py tests/test_sampling.py"
-TABLE = "tests/test_token_table.py tests/test_settings.py"
-ADAPTIVE = "tests/test_adaptive.py"
-ENDS = "tests/test_ends.py"
-TEXT = "tests/test_decoder.py -k 'eos or seeds'"
+LAWS = "tests/loop/test_sampled_texts.py tests/loop/test_settings.py"
+Q = "tests/loop/test_handed_over_q.py"
+SETTINGS = "tests/loop/test_settings.py tests/loop/test_sampled_texts.py"
+TABLE = "tests/sampling/test_token_table.py tests/loop/test_settings.py"
+ADAPTIVE = "tests/drafters/test_draft_length.py"
+ENDS = "tests/loop/test_ends.py"
+TEXT = "tests/loop/test_decoder.py -k 'eos or seeds'"
 
 MUTATIONS: list[Mutation] = [
     *mutations(

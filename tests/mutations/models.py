@@ -2,8 +2,8 @@
 
 from .mutation import Mutation, mutations
 
-EXIT = "tests/test_early_exit.py"
-UNIVERSAL = "tests/test_universal.py"
+EXIT = "tests/drafters/test_early_exit.py"
+UNIVERSAL = "tests/drafters/test_universal.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(

@@ -2,8 +2,8 @@
 
 from .mutation import Mutation, mutations
 
-LOOKUP = "tests/test_prompt_lookup.py"
-SUFFIX = "tests/test_suffix.py"
+LOOKUP = "tests/drafters/test_prompt_lookup.py"
+SUFFIX = "tests/drafters/test_suffix.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(

@@ -2,11 +2,11 @@
 
 from .mutation import Mutation, mutations
 
-EXACT = "tests/test_exact.py tests/test_exact_rules.py"
-PENALTIES = "tests/test_penalties.py -k reference"
-FILTERS = "tests/test_filters.py -k reference"
-NUMBERS = "tests/test_extreme_noise.py tests/test_exact_noise.py tests/test_randomness.py"
-VALIDATION = "tests/test_validation.py"
+EXACT = "tests/kernels/test_exact.py tests/kernels/test_exact_rules.py"
+PENALTIES = "tests/kernels/test_penalties.py -k reference"
+FILTERS = "tests/kernels/test_filters.py -k reference"
+NUMBERS = "tests/kernels/test_extreme_noise.py tests/kernels/test_exact_noise.py tests/kernels/test_randomness.py"
+VALIDATION = "tests/kernels/test_validation.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -93,7 +93,7 @@ MUTATIONS: list[Mutation] = [
             "a-seed-for-the-batch-counts-rows": (
                 "return torch.full((batch,), value, dtype=torch.int64, device=device)",
                 "return torch.arange(batch, device=device) + value",
-                "tests/test_numbers_for_all.py",
+                "tests/kernels/test_numbers_for_all.py",
             ),
             "a-table-may-list-a-token-twice": (
                 "wrong = ids[..., 1:] <= ids[..., :-1]",

@@ -2,10 +2,10 @@
 
 from .mutation import Mutation, mutations
 
-SCHEDULER = "tests/test_scheduler.py"
-FAULTS = "tests/test_serving_faults.py"
-ENDS = "tests/test_serving_ends.py"
-ENGINE = "tests/test_engine.py"
+SCHEDULER = "tests/serving/test_scheduler.py"
+FAULTS = "tests/serving/test_serving_faults.py"
+ENDS = "tests/serving/test_serving_ends.py"
+ENGINE = "tests/serving/test_engine.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(

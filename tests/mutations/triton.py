@@ -3,13 +3,13 @@
 from .mutation import Mutation, mutations
 
 FOLDER = "specdec_kernels/backends/triton"
-TRITON = "tests/test_triton.py tests/test_parity.py -k 'triton and not compiles'"
-FILTERS = "tests/test_triton.py tests/test_filters.py -k 'triton and not compiles'"
-PENALTIES = "tests/test_penalties.py -k triton"
-NOISE = "tests/test_extreme_noise.py -k triton"
-FAULTS = "tests/test_faults.py -k triton"
-CORNERS = "tests/test_corners.py -k triton"
-LAST = "tests/test_triton.py -k 'last or scratch'"
+TRITON = "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'"
+FILTERS = "tests/kernels/test_triton.py tests/kernels/test_filters.py -k 'triton and not compiles'"
+PENALTIES = "tests/kernels/test_penalties.py -k triton"
+NOISE = "tests/kernels/test_extreme_noise.py -k triton"
+FAULTS = "tests/kernels/test_faults.py -k triton"
+CORNERS = "tests/kernels/test_corners.py -k triton"
+LAST = "tests/kernels/test_triton.py -k 'last or scratch'"
 
 MUTATIONS: list[Mutation] = [
     *mutations(

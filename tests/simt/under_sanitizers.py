@@ -1,4 +1,4 @@
-"""Steps of the CUDA kernels on fibers, for tests/test_simt.py: the library is built with sanitizers, which abort."""
+"""Steps of the CUDA kernels on fibers, for test_simt.py: the library is built with sanitizers, which abort."""
 
 from __future__ import annotations
 

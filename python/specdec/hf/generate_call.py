@@ -3,7 +3,7 @@
 Of its arguments ``streamer``, ``assistant_model``, ``tokenizer``, ``assistant_tokenizer`` and ``synced_gpus`` are
 dropped without a word, and defaults can no longer be told from values that were set. There is one moment at which both
 are to be seen: while ``GenerationMixin._extract_generation_mode_kwargs`` sorts the arguments, it asks for the
-callable's signature (transformers 5.17 to 5.23; tests/test_speculate_arguments.py fails should that change). So the
+callable's signature (transformers 5.17 to 5.23; tests/hf/test_speculate_arguments.py fails should that change). So the
 callable's ``__signature__`` looks at the local variables of that caller. It reads them and changes nothing.
 """
 

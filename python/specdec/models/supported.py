@@ -13,7 +13,7 @@ from specdec_kernels.validation import refuse
 from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
 
-# Ragged cached forwards compared with full ones in tests/test_model_types.py. docs/models.md says more.
+# Ragged cached forwards compared with full ones in tests/models/test_model_types.py. docs/models.md says more.
 KNOWN_MODEL_TYPES = frozenset(
     (
         "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt2",

@@ -2,7 +2,7 @@
 
 Chosen from tile sizes and from what compiling ahead of time says of registers, not measured: no GPU could be had. What
 reads blocks of 1024 logits gets 128 threads, 8 logits and so one load of 16 bytes (bfloat16) each; what reads 4096 gets
-256, the fewest that spill no register with penalties and filters together. ``tests/compile_triton.py`` prints the
+256, the fewest that spill no register with penalties and filters together. ``tests/support/compile_triton.py`` prints the
 registers, a test lets none spill, and ``bench/tune_triton.py`` times others on a GPU.
 
 A number depends on nothing that differs between two calls with one model, such as B or K: sums round in an order that

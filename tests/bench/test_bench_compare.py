@@ -1,0 +1,140 @@
+"""bench/compare_backends.py finds what differs, and its cases are what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import compare_backends
+import pytest
+import random_cases
+import torch
+from random_cases import Limits, random_case
+from support.benches import run_main
+
+CPU = torch.device("cpu")
+SMALL = ("--max-vocabulary", "1100", "--max-logits", "2000")
+
+
+def compared(*arguments: str):
+    return run_main(compare_backends, *SMALL, *arguments)
+
+
+# The fibers and Triton's interpreter run what a GPU runs; on a GPU the stage `compare` does.
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuda and triton get GPU tensors only")
+@pytest.mark.parametrize(
+    ("backend", "steps"), [("cpu", 60), ("cuda", 25), pytest.param("triton", 2, marks=pytest.mark.nightly)]
+)
+def test_backends_agree_on_random_cases(tmp_path, backend, steps):
+    path = tmp_path / "out.json"
+    done = compared("--backends", backend, "--steps", str(steps), "--json", path)
+    assert done.exit_code == 0, done.output
+    content = json.loads(path.read_text())
+    (row,) = content["rows"]
+    assert content["complete"] and content["disagreement"] is None and content["steps"] == steps
+    assert row["backend"] == backend and row["cases"] > steps
+    for counts in row["counts"].values():
+        assert sum(counts.values()) == row["cases"]
+    assert row["counts"].keys() >= {"rule", "form_of_q", "law", "dtype", "draft_dtype", "layout", "corner"}
+
+
+@pytest.mark.parametrize("name", ["tokens", "num_accepted", "status", "raise"])
+def test_a_planted_disagreement_is_found_and_shown_again(monkeypatch, tmp_path, name):
+    """One sequence of one step is wrong: exit code 1, and a command that shows it alone."""
+    right, calls = compare_backends.step_of, []
+
+    def wrong(backend, inputs):
+        out = right(backend, inputs)
+        calls.append(backend)
+        # Once more in the second run, whose only step this is.
+        if len(calls) in (5, 6):
+            if name == "raise":
+                raise RuntimeError("launch failed")
+            changed = getattr(out, name).clone()
+            changed.view(-1)[-1] += 1
+            out = out._replace(**{name: changed})
+        return out
+
+    monkeypatch.setattr(compare_backends, "step_of", wrong)
+    found = compared("--steps", "20", "--json", tmp_path / "out.json")
+    assert found.exit_code == 1 and "DIFFERENT: step 4, backend cpu" in found.output
+    assert ("launch failed" if name == "raise" else "the first is") in found.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert "step 4" in content["disagreement"] and not content["complete"] and content["rows"][0]["cases"] > 0
+    command = re.search(r"again: python bench/compare_backends.py (.*)", found.output)
+    again = run_main(compare_backends, *command[1].split())
+    assert again.exit_code == 1 and "DIFFERENT: step 4, backend cpu" in again.output
+
+
+def test_a_planted_draft_is_found(monkeypatch):
+    right = compare_backends.draft_of
+
+    def wrong(backend, inputs, logits, offset, compact):
+        drawn = right(backend, inputs, logits, offset, compact)
+        return drawn._replace(tokens=(drawn.tokens + 1) % logits.shape[-1]) if logits.shape[-1] > 1 else drawn
+
+    monkeypatch.setattr(compare_backends, "draft_of", wrong)
+    done = compared("--steps", "20")
+    assert done.exit_code == 1 and "draft_step number" in done.output
+
+
+def test_near_ties_that_go_the_other_way_are_few(monkeypatch):
+    """A margin of nothing excuses every difference, but not so many of them."""
+    monkeypatch.setattr(compare_backends, "assert_same_step", lambda actual, expected, margin, context: len(margin))
+    done = compared("--steps", "10")
+    assert done.exit_code == 1 and "near-ties" in done.output.split("DIFFERENT")[1]
+
+
+def test_time_and_cases_end_a_run():
+    done = compared("--cases", "1")
+    assert done.exit_code == 0 and "1 steps" in done.output
+    done = compared("--seconds", "0.000001")
+    assert done.exit_code == 0 and "0 steps" in done.output
+
+
+def test_a_number_gives_the_same_case_again():
+    for number in range(20):
+        one, same = (random_case(number, CPU, Limits(1000, 8, 2000)) for _ in range(2))
+        assert one.traits == same.traits and one.inputs.target_logits.stride() == same.inputs.target_logits.stride()
+        pairs = zip(one.inputs.tensors(), same.inputs.tensors(), strict=True)
+        assert all(a.equal(b) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs)
+
+
+def test_cases_have_every_trait():
+    """Over a few hundred numbers, everything that is drawn from comes up; and structures repeat where they have to."""
+    structures = [random_cases.Structure.of(n) for n in range(600)]
+    assert {(s.rule, s.form) for s in structures} == set(random_cases.RULES_AND_FORMS)
+    assert {(s.dtype, s.draft_dtype) for s in structures} == {
+        (a, b) for a in random_cases.DTYPES for b in random_cases.DTYPES
+    }
+    for name, values in (("filters", 2), ("table", 3), ("log_probs", 2), ("ragged", 2)):
+        assert len({getattr(s, name) for s in structures}) == values
+    cases = [random_case(n, CPU, Limits(300, 8, 1000), variants=3) for n in range(60)]
+    assert len({c.structure for c in cases}) <= 3
+    assert {c.traits["layout"] for c in cases} == set(random_cases.LAYOUTS)
+    assert {c.traits["corner"] for c in cases} == set(random_cases.CORNERS)
+    shapes = {tuple(c.inputs.target_logits.shape) for c in cases}
+    assert {rows - 1 for _, rows, _ in shapes} == set(range(9)) and len({v for *_, v in shapes}) > 10
+    assert any(c.inputs.target_logits.stride(0) == 0 for c in cases if len(c.inputs.seed) > 1)
+    assert any(c.inputs.target_logits.isnan().any() for c in cases)
+    assert any((c.inputs.draft_tokens < -1).any() for c in cases)
+
+
+@pytest.mark.parametrize("layout", random_cases.LAYOUTS)
+def test_layouts_keep_values(layout):
+    t = torch.randn(3, 4, 37)
+    view = random_cases.LAYOUTS[layout](t)
+    assert torch.equal(view, t[:1].expand(3, 4, 37) if layout == "expanded" else t)
+    if layout != "contiguous":
+        assert not view.is_contiguous()
+    if layout == "unaligned":
+        assert view.storage_offset() % 4 and view.stride(1) % 2
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [(("--backends", "reference"), "backends"), (("--cases", "0"), "--cases"), (("--device", "tpu"), "device")],
+)
+def test_a_bad_option_is_named(arguments, named):
+    done = run_main(compare_backends, *arguments)
+    assert done.exit_code == 2 and named in done.output

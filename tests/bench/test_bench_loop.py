@@ -1,0 +1,225 @@
+"""bench_decoding_goals.py: windows, what costs allow, goals, and what it reports; here without a GPU."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+
+import bench_decoding_goals
+import loop_runs
+import pytest
+import torch
+import tunable_pair
+import watched_steps
+from loop_efficiency import Mark, Window, allowed_speedup, expected_tokens, of_allowed, outside, tau, windows
+from loop_methods import MODES, Cell
+from loop_verdict import fastest, goals, judged
+from support.benches import run_main
+
+CPU = torch.device("cpu")
+CELL = Cell(1, 512, 4, 2, 3, 1.0)
+
+
+def test_windows_end_with_their_tokens():
+    marks = [Mark(1.0, 2, 0), Mark(2.0, 5, 1), Mark(4.0, 7, 2), Mark(5.0, 10, 3), Mark(9.0, 11, 4)]
+    assert windows(marks, 4) == [Window(3.0, 5, 2), Window(1.0, 3, 1)]  # at >= 2 + 4 and >= 2 + 8; the last has but 1
+    assert windows(marks, 100) == windows(marks[:1], 1) == []
+    assert tau(windows(marks, 4), 1) == 8 / 3 and tau(windows(marks, 4), 2) == 4 / 3
+
+
+def test_what_costs_allow():
+    assert expected_tokens(0.8, 4) == pytest.approx((1 - 0.8**5) / 0.2)
+    assert expected_tokens(1.0, 4) == 5 and expected_tokens(0.0, 4) == 1
+    assert allowed_speedup(0.8, 4, 0.25) == pytest.approx(expected_tokens(0.8, 4) / 2)
+    # A loop that costs nothing reaches all that its forwards allow.
+    assert of_allowed(3.2 / (4 * 0.25 + 1), 3.2, 4, 0.25) == pytest.approx(1)
+    assert of_allowed(1.2, 3.2, 4, 0.25) == pytest.approx(0.75)
+    assert outside(2.0, 1.9) == pytest.approx(0.05)
+
+
+def row(c: float = 0.2) -> dict:
+    seconds = {"step": {"median": 0.0098}}
+    attention = {"seconds": 3e-4, "filled_bytes": 1e9}
+    methods = [{"name": n, "tau": t, "alpha": a} for n, t, a in (
+        ("transformers", 1.0, None), ("assisted K=3", 2.5, None), ("plain eager", 1.0, None),
+        ("plain compiled+graphs", 1.0, None), ("specdec K=3 eager", 3.0, 0.8),
+        ("specdec K=3 compiled+graphs+deferred", 3.0, 0.8),
+    )]  # fmt: skip
+    costs = {"compiled+graphs": {"c": c, "seconds": seconds, "attention": attention}}
+    return {"methods": methods, "forwards": costs}
+
+
+SPEEDS = {
+    "transformers": [50.0, 50.0],
+    "assisted K=3": [90.0, 90.0],
+    "plain eager": [230.0, 230.0],  # faster than compiled, but not what the goals name
+    "plain compiled+graphs": [150.0, 150.0],
+    "specdec K=3 eager": [100.0, 100.0],
+    "specdec K=3 compiled+graphs+deferred": [300.0, 300.0],
+}
+
+
+def test_the_fastest_is_compared_with_compiled_plain():
+    found = judged(row(), SPEEDS, CELL, 4e12)
+    assert found["fastest"] == {
+        "plain": "plain eager",
+        "compiled plain": "plain compiled+graphs",
+        "specdec": "specdec K=3 compiled+graphs+deferred",
+        "assisted": "assisted K=3",
+    }
+    assert found["baseline"] == "plain compiled+graphs"
+    assert {name: times["median"] for name, times in found["times"].items()} == {
+        "baseline": 2.0,
+        "transformers": 6.0,
+        "assisted": pytest.approx(300 / 90),
+    }
+    assert found["step_seconds"] == pytest.approx(0.01) and found["outside_models"] == pytest.approx(0.02)
+    assert found["allowed_speedup"] == pytest.approx(expected_tokens(0.8, 3) / 1.6)
+    assert found["of_allowed"] == pytest.approx(2.0 / 3.0 * 1.6)
+    assert found["attention_over_filled"] == pytest.approx(1.2)
+    assert [*goals(found, SPEEDS).values()] == [True, True, True, True, True, False]
+
+
+def test_goals_that_are_missed_or_not_measured():
+    slow = {**SPEEDS, "plain eager": [219.0] * 2, "specdec K=3 compiled+graphs+deferred": [269.0] * 2}
+    missed = goals(judged(row(0.1), slow, CELL, 3.6e12), slow)
+    assert [*missed.values()] == [False, False, False, False, False, True]
+    # Without compiled plain decoding, its goals are not measured, though the loop is compared with plain.
+    without = {n: s for n, s in SPEEDS.items() if "compiled" not in n}
+    found = judged(row(), without, CELL, None)
+    assert found["baseline"] == "plain eager" and found["times"]["baseline"]["median"] == pytest.approx(100 / 230)
+    assert [*goals(found, without).values()] == [True, None, False, None, None, None]
+    assert {*goals(judged(row(), {}, CELL, None), {}).values()} == {None}
+    assert fastest(SPEEDS, "plain", "deferred") is None
+
+
+def two_tiny() -> tunable_pair.TunablePair:
+    return tunable_pair.make_pair_of_two(*tunable_pair.TWO_SHAPES["tiny"], CPU)
+
+
+# ---- What only a GPU does, with stand-ins
+
+
+def test_synchronisations_are_counted_and_forbidden(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    steps = iter(range(100))
+
+    def step():
+        if modes[-1] == "warn":
+            says = "called a synchronizing CUDA operation" if next(steps) % 2 == 0 else "something else"
+            warnings.warn(says, UserWarning, 1)
+
+    found = watched_steps.synchronisations(step, 6)
+    assert found["a_step"] == 0.5 and found["forbidden"] == "ok" and [*found["where"].values()] == [3]
+    assert modes == ["warn", "default", "error", "default"]
+
+    def waits():
+        if modes[-1] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    found = watched_steps.synchronisations(waits, 2)
+    assert found["a_step"] == 0 and "called a synchronizing" in found["forbidden"] and modes[-1] == "default"
+
+
+def test_kernels_are_summed_by_name():
+    found = watched_steps.by_kernel([("gemm", 30.0), ("ours", 1.0), ("gemm", 10.0)], 2)
+    assert found["kernels"] == 1.5 and found["kernel_seconds"] == pytest.approx(20.5e-6)
+    assert [*found["longest"]] == ["gemm", "ours"] and found["longest"]["gemm"] == pytest.approx(20e-6)
+
+
+def test_no_method_begins_when_the_time_is_up():
+    pair = two_tiny()
+    plan = loop_runs.Plan(None, False, 0.0, time.perf_counter() - 1, lambda name: None)
+    measured, speeds = loop_runs.measure(pair, CELL, ["eager", "graphs"], plan)
+    assert speeds == {} and measured["methods"] == []
+    names = {f"{who} {mode}" for who in ("plain", "specdec K=3") for mode in ("eager", "graphs")}
+    assert measured["unavailable"].keys() == {"transformers", "assisted K=3", "assisted default"} | names
+    assert all("--limit" in why for why in measured["unavailable"].values())
+
+
+# ---- A pair of two shapes
+
+
+def test_two_shapes_are_one_function_at_a_vanishing_eps():
+    pair = two_tiny()
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        pair.set_eps(1e-12)
+        target, draft = (m(ids).logits for m in (pair.target, pair.draft))
+        assert torch.allclose(target, draft, atol=1e-4) and 3.5 < target.std() < 4.5
+        pair.set_eps(1.0)
+        assert not torch.allclose(pair.target(ids).logits, pair.draft(ids).logits, atol=1.0)
+    assert pair.calibrate(0.8, 1.0) == pytest.approx(0.8, abs=0.03)
+    assert pair.draft.config.hidden_size == 64 and pair.target.config.hidden_size == 128
+
+
+def test_the_pair_of_the_goals_costs_what_its_models_cost():
+    """Of the shapes of Llama-3.1-8B and Llama-3.2-1B; on no device."""
+    pair = tunable_pair.make_pair_of_two(*tunable_pair.TWO_SHAPES["8b+1b"], torch.device("meta"))
+    read = {}
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        read[name] = model.num_parameters() - model.get_input_embeddings().weight.numel()
+    assert read == {"target": 7_504_924_672, "draft": 1_235_814_400}  # a tied embedding is read as the head
+    assert pair.cost_ratio == pytest.approx(0.1647, abs=1e-4) and len(pair.differing) == 32 + 16
+
+
+def test_shapes_must_fit():
+    target, draft = tunable_pair.TWO_SHAPES["tiny"]
+    for other in (draft._replace(hidden=48), draft._replace(vocabulary=100)):
+        with pytest.raises(ValueError, match="draft: got"):
+            tunable_pair.make_pair_of_two(target, other, CPU)
+
+
+# ---- The whole
+
+
+@pytest.mark.parametrize("sizes", [[1], pytest.param([2, 3], marks=pytest.mark.nightly)])
+def test_decoding_goals_report(sizes, tmp_path):
+    batches, modes = ",".join(map(str, sizes)), "eager,deferred,graphs,compiled"
+    arguments = ("-B", batches, "--new-tokens", "3", "--rounds", "1", "--modes", modes)
+    done = run_main(bench_decoding_goals, "--quick", "--threads", "1", "--json", tmp_path / "out.json", *arguments)
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["complete"] and content["quick"] and content["shapes"]["target"]["hidden"] == 128
+    assert [(r["B"], r["context"], r["K"]) for r in content["rows"]] == [(b, 16, 4) for b in sizes]
+    ours = [f"{who} {mode}" for mode in ("eager", "deferred") for who in ("plain", "specdec K=4")]
+    for cell in content["rows"]:
+        by_name = {m["name"]: m for m in cell["methods"]}
+        assisted = ["assisted K=4", "assisted default"] if cell["B"] == 1 else []
+        assert [*by_name] == ["transformers", *assisted, *ours]
+        for name, m in by_name.items():
+            assert m["tokens_per_second"]["median"] > 0
+            assert (m["tau"] == 1) == name.startswith(("plain", "transformers")) and m["tau"] <= 21
+            assert (m["alpha"] is None) == (not name.startswith("specdec"))
+        assert cell["reached"] == {}  # they are of another pair, on a GPU
+        assert cell["found"]["baseline"].startswith("plain") and cell["found"]["times"].keys() >= {"transformers"}
+        assert cell["forwards"].keys() == {"eager"}
+        costs = cell["forwards"]["eager"]
+        assert costs["seconds"].keys() == {"target 1", "target 5", "target 5, short", "draft 1", "draft 2", "step"}
+        assert 0 < costs["c"] and costs["attention"]["filled_bytes"] >= 0
+        assert "GPUs" in cell["unavailable"]["plain graphs"] and "--quick" in cell["unavailable"]["plain compiled"]
+        assert len(cell["unavailable"]) == 4
+
+
+def test_modes_have_names():
+    assert [*MODES] == [
+        *("eager", "deferred", "graphs", "graphs+deferred"),
+        *("compiled", "compiled+deferred", "compiled+graphs", "compiled+graphs+deferred"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (("--pair", "70b"), "pair"),
+        (("--modes", "eager,fast"), "modes"),
+        (("--alpha", "1"), "alpha"),
+        (("--contexts", "0"), "contexts"),
+        (("--device", "tpu"), "device"),
+    ],
+)
+def test_a_bad_option_is_named(arguments, named):
+    done = run_main(bench_decoding_goals, *arguments)
+    assert done.exit_code == 2 and named in done.output

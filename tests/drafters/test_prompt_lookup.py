@@ -1,0 +1,114 @@
+"""Prompt lookup: what it proposes, against a search of the whole text, and that the loop's texts do not change."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specdec import PromptLookupDrafter
+from support.drafting import Repeats, check_plain_texts, copied, draft, start
+from support.models import generate, prompts, tiny_model, toy_model
+
+from specdec_kernels import SamplingParams
+
+
+def search(text: list[int], sizes: range, most: int) -> list[int]:
+    """What prompt lookup is to propose, from its definition."""
+    for n in reversed(sizes):
+        for end in range(len(text) - 1, n - 1, -1):
+            if n < len(text) and text[end - n : end] == text[-n:]:
+                return copied(text, end, most)
+    return []
+
+
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(
+    prompts=st.lists(texts, min_size=1, max_size=3),
+    growth=st.lists(st.lists(st.tuples(st.integers(0, 6), st.lists(st.integers(0, 3), max_size=7)), max_size=3)),
+    sizes=st.sampled_from([(1, 1), (1, 3), (2, 3), (2, 5), (4, 4)]),
+)
+def test_proposals_are_those_of_a_search(prompts, growth, sizes):
+    """Texts grow by 0 to 7 tokens between steps, and some do not draft."""
+    session = start(PromptLookupDrafter(max_ngram=sizes[1], min_ngram=sizes[0]), prompts)
+    known = [list(p) for p in prompts]
+    for changes in [[], *growth]:
+        allowed = [4] * len(known)
+        for b, (most, new) in enumerate(changes[: len(known)]):
+            known[b] += new
+            allowed[b] = most
+        if max(allowed):
+            expected = [search(t, range(sizes[0], sizes[1] + 1), most) for t, most in zip(known, allowed, strict=True)]
+            assert draft(session, known, allowed) == expected
+
+
+def test_examples():
+    def propose(text, most, **sizes):
+        return draft(start(PromptLookupDrafter(**sizes), [text]), [text], most)[0]
+
+    assert propose([1, 2, 3, 4, 5, 1, 2], 2) == [3, 4]
+    assert propose([1, 2, 3, 9, 1, 2, 4, 9, 1, 2], 2) == [4, 9]  # the most recent
+    assert propose([7, 1, 2, 3, 9, 1, 2, 4, 7, 1, 2], 2) == [3, 9]  # the longest first
+    assert propose([7, 1, 2, 3, 9, 1, 2, 4, 7, 1, 2], 2, max_ngram=2) == [4, 7]
+    assert propose([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]  # a period goes on
+    assert propose([1, 2, 3, 2], 3) == [] and propose([1, 2, 3, 2], 3, min_ngram=1) == [3, 2, 3]
+    assert propose([5], 3) == propose([5, 6], 3) == []
+
+
+def test_repeated_text_is_drafted_well():
+    text = prompts(1, 30, 30)[0] * 4
+    session = start(PromptLookupDrafter(), [text[:32]])
+    for known in range(32, 112, 8):
+        assert draft(session, [text[:known]], 8) == [text[known : known + 8]]
+    result = generate(
+        tiny_model(), PromptLookupDrafter(), [text[:35]] * 2, 8, max_new_tokens=81, logits_processor=[Repeats(30)]
+    )
+    assert result.tokens == [(text * 2)[35:116]] * 2
+    assert result.stats.tau == 9
+
+
+@pytest.mark.parametrize("num_drafts", (1, 3, 8))
+@pytest.mark.parametrize("sizes", ({}, {"min_ngram": 1}))
+def test_greedy_and_coupled_texts_are_the_plain_ones(num_drafts, sizes):
+    check_plain_texts(lambda: PromptLookupDrafter(**sizes), num_drafts)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ({"max_ngram": 0}, {"max_ngram": True}, {"max_ngram": 2.0}, {"min_ngram": 0}, {"max_ngram": 2, "min_ngram": 3}),
+)
+def test_arguments_are_checked(arguments):
+    name = list(arguments)[-1]
+    with pytest.raises(ValueError, match=rf"^{name}: got {arguments[name]!r}, allowed: an integer"):
+        PromptLookupDrafter(**arguments)
+
+
+def test_device_is_that_of_the_step():
+    step = SimpleNamespace(allowed=[2], texts=[[1, 2, 1, 2]], last_two=torch.empty(1, 2, device="meta"))
+    assert start(PromptLookupDrafter(), [[1, 2]]).draft(step).tokens.device.type == "meta"
+
+
+@pytest.mark.parametrize("rule", ("token", "block"))
+def test_sampled_text_has_the_law_of_the_target(rule):
+    """All 125 texts of three of five tokens, 10,000 sequences: chi-square with 124 degrees of freedom, whose 99.99 %
+    quantile is 190."""
+    target, count, prompt = toy_model(1), 10_000, [1, 2, 0, 3, 1, 4, 2, 1]
+    arguments = {"max_new_tokens": 3, "params": SamplingParams(1.3), "seed": list(range(count)), "rule": rule}
+    result = generate(target, PromptLookupDrafter(min_ngram=1), [prompt] * count, 2, **arguments)
+    assert 0.05 < result.stats.alpha < 0.95
+    texts = list(itertools.product(range(5), repeat=3))
+    with torch.inference_mode():
+        logits = target(torch.tensor([[*prompt, *t] for t in texts])).logits[:, len(prompt) - 1 : -1] / 1.3
+    chosen = logits.double().log_softmax(-1).gather(2, torch.tensor(texts)[..., None])
+    expected = (chosen.sum((1, 2)).exp() * count).tolist()
+    observed = Counter(map(tuple, result.tokens))
+    terms = [(observed[t] - e) ** 2 / e for t, e in zip(texts, expected, strict=True) if e >= 5]
+    assert len(terms) > 60
+    assert sum(terms) < 190

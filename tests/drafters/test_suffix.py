@@ -1,0 +1,304 @@
+"""Suffix automata against searches of the whole text; the drafter's proposals, memories and limits."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specdec import SuffixDrafter, SuffixMemory
+from specdec.drafters.suffix_automaton import Cursor, SuffixAutomaton
+from support.drafting import Repeats, check_plain_texts, copied, draft, start
+from support.models import generate, prompts, tiny_model
+
+exploring = settings(max_examples=100, deadline=None, derandomize=True)
+texts = st.lists(st.integers(0, 2), max_size=30)
+
+
+# ---- the automaton ---------------------------------------------------------------------------------------
+
+
+def earlier_suffix(text: list[int]) -> tuple[int, int]:
+    """(length, end) of the longest suffix that also ends before the text does, where it last does."""
+    for length in range(len(text) - 1, 0, -1):
+        for end in range(len(text) - 1, length - 1, -1):
+            if text[end - length : end] == text[-length:]:
+                return length, end
+    return 0, 0
+
+
+def suffix_in(other: list[int], text: list[int]) -> tuple[int, int]:
+    """(length, end) of the longest suffix of ``text`` that stands in ``other``, where it first does."""
+    for length in range(min(len(text), len(other)), 0, -1):
+        for end in range(length, len(other) + 1):
+            if other[end - length : end] == text[-length:]:
+                return length, end
+    return 0, 0
+
+
+@exploring
+@given(texts)
+def test_longest_earlier_suffix(text):
+    automaton = SuffixAutomaton()
+    for known in range(len(text) + 1):
+        assert automaton.tokens == text[:known]
+        assert automaton.longest_earlier_suffix() == earlier_suffix(text[:known])
+        automaton.extend(text[known : known + 1])
+
+
+@exploring
+@given(st.lists(texts, max_size=4), st.lists(texts, max_size=4), texts)
+def test_cursor_sees_the_text_as_it_was(before, after, other):
+    """No match crosses two texts, nor reaches what came behind the cursor, however often states were split."""
+    automaton = SuffixAutomaton()
+    for text in before:
+        automaton.extend(text)
+        automaton.separate()
+    cursor, seen = Cursor(automaton), list(automaton.tokens)
+    assert sum(token < 0 for token in seen) == len(before) == len({token for token in seen if token < 0})
+    for known, token in enumerate(other):
+        cursor.follow([token])
+        assert cursor.followed == known + 1
+        assert cursor.longest_suffix() == suffix_in(seen, other[: known + 1])
+        if known < len(after):
+            automaton.extend(after[known])
+            automaton.separate()
+
+
+@exploring
+@given(st.lists(texts, min_size=1, max_size=4))
+def test_earlier_suffixes_do_not_cross_separators(parts):
+    automaton = SuffixAutomaton()
+    for part in parts[:-1]:
+        automaton.extend(part)
+        automaton.separate()
+    automaton.extend(parts[-1])
+    length, end = automaton.longest_earlier_suffix()
+    assert (length, end) == earlier_suffix(automaton.tokens)
+    assert length <= len(parts[-1]) and all(token >= 0 for token in automaton.tokens[end - length : end])
+
+
+def test_size_and_work_are_linear():
+    """At most 2 n states and 3 n transitions (Blumer et al.), and of a text with a period the right length."""
+    for text in ([0] * 3000, [0, 1] * 1500, prompts(1, 3000, 3000)[0]):
+        automaton = SuffixAutomaton(text)
+        assert len(automaton._next) <= 2 * len(text)
+        assert sum(map(len, automaton._next)) <= 3 * len(text)
+    automaton = SuffixAutomaton([0] * 3000)
+    length, end = automaton.longest_earlier_suffix()
+    assert length == 2999 and 2999 <= end < 3000
+    automaton.extend([1])
+    assert automaton.longest_earlier_suffix() == (0, 0)
+    automaton.extend([0, 0])
+    length, end = automaton.longest_earlier_suffix()
+    assert length == 2 and 2 <= end <= 3000
+
+
+# ---- the drafter -----------------------------------------------------------------------------------------
+
+
+def propose(text: list[int], earlier: list[list[int]], most: int, min_match: int, max_spec_factor: float) -> list[int]:
+    """What a suffix drafter is to propose, from its definition."""
+    (length, end), source = earlier_suffix(text), text
+    past = []
+    for i, old in enumerate(earlier):
+        past += [*old, -1 - i]
+    longest, there = suffix_in(past, text)
+    if longest > length and past[there] >= 0:
+        length, end, source = longest, there, past
+    if length < min_match:
+        return []
+    proposal = copied(source, end, max(1, math.floor(min(most, max_spec_factor * length))))
+    ends = [i for i, token in enumerate(proposal) if token < 0]
+    return proposal[: ends[0]] if ends else proposal
+
+
+@exploring
+@given(
+    earlier=st.lists(texts.filter(bool), max_size=3),
+    known=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=15), min_size=1, max_size=3),
+    growth=st.lists(st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 2), max_size=6)), max_size=3)),
+    min_match=st.integers(1, 3),
+    factor=st.sampled_from([0.5, 1, 1.5, 3.0, math.inf]),
+)
+def test_proposals_are_those_of_a_search(earlier, known, growth, min_match, factor):
+    """Texts grow by 0 to 6 tokens between steps, and some do not draft."""
+    memory = SuffixMemory()
+    memory.add(earlier)
+    for drafter, remembered in (
+        (SuffixDrafter(memory, min_match, factor), earlier),
+        (SuffixDrafter(min_match=min_match, max_spec_factor=factor), []),
+    ):
+        grown = [list(text) for text in known]
+        session = start(drafter, grown)
+        memory.add([[0, 1, 2]])  # too late to be seen
+        for changes in [[], *growth]:
+            allowed = [4] * len(grown)
+            for b, (most, new) in enumerate(changes[: len(grown)]):
+                grown[b] += new
+                allowed[b] = most
+            if max(allowed):
+                pairs = zip(grown, allowed, strict=True)
+                expected = [propose(t, remembered, most, min_match, factor) if most else [] for t, most in pairs]
+                assert draft(session, grown, allowed) == expected
+
+
+def test_examples():
+    memory = SuffixMemory()
+    memory.add([[9, 1, 2, 3, 7, 8], [1, 2, 4]])
+    drafter = SuffixDrafter(memory, max_spec_factor=math.inf)
+    assert draft(start(drafter, [[5, 1, 2]]), [[5, 1, 2]], 9) == [[3, 7, 8]]  # not on into the next text
+    assert draft(start(drafter, [[9, 1, 2, 5, 9, 1, 2]]), [[9, 1, 2, 5, 9, 1, 2]], 1) == [[5]]  # as long: its own
+    assert draft(start(drafter, [[4, 6, 1, 2, 4]]), [[4, 6, 1, 2, 4]], 2) == [[6, 1]]  # the longer match ends a text
+    assert draft(start(SuffixDrafter(), [[1, 2, 5, 1, 2]]), [[1, 2, 5, 1, 2]], 9) == [[5, 1, 2, 5]]  # 2.0 times 2
+
+
+def test_repeated_text_is_drafted_well():
+    text = prompts(1, 30, 30)[0] * 4
+    result = generate(
+        tiny_model(), SuffixDrafter(), [text[:40]] * 2, 8, max_new_tokens=81, logits_processor=[Repeats(30)]
+    )
+    assert result.tokens == [(text * 2)[40:121]] * 2
+    assert result.stats.tau == 9
+
+
+def test_memory_makes_the_second_time_fast():
+    memory, ids = SuffixMemory(), prompts(3, 20, 20)
+    plain = generate(tiny_model(), None, ids, 0, max_new_tokens=50).tokens
+    taus = []
+    for _ in range(2):
+        result = generate(tiny_model(), SuffixDrafter(memory), ids, 8, max_new_tokens=50)
+        assert result.tokens == plain
+        taus.append(result.stats.tau)
+    assert len(memory) == 2 * 3 * 50
+    assert taus[0] < 2 and taus[1] > 5
+
+
+@pytest.mark.parametrize("num_drafts", (1, 3, 8))
+@pytest.mark.parametrize("remembers", (False, True))
+def test_greedy_and_coupled_texts_are_the_plain_ones(num_drafts, remembers):
+    memory = SuffixMemory() if remembers else None
+    for _ in range(2):  # the second time, the memory is full
+        check_plain_texts(lambda: SuffixDrafter(memory), num_drafts)
+
+
+# ---- memories --------------------------------------------------------------------------------------------
+
+
+def test_memories_are_kept_apart():
+    """What one user's generations leave behind, no drafter without that very memory proposes."""
+    mine, theirs, text = SuffixMemory(), SuffixMemory(), [[1, 2]]
+    session = start(SuffixDrafter(mine), text)
+    session.release(0, [1, 2, 3, 4])
+    assert draft(start(SuffixDrafter(mine), text), text, 2) == [[3, 4]]
+    assert draft(start(SuffixDrafter(mine, min_match=2), text), text, 2) == [[3, 4]]
+    for other in (SuffixDrafter(theirs), SuffixDrafter(SuffixMemory()), SuffixDrafter()):
+        assert draft(start(other, text), text, 2) == [[]]
+    start(SuffixDrafter(), text).release(0, [1, 2, 5])
+    assert draft(start(SuffixDrafter(), text), text, 2) == [[]]
+    assert (len(mine), len(theirs)) == (4, 0)
+
+
+@exploring
+@given(st.lists(texts, max_size=12), st.integers(1, 20))
+def test_memory_is_bounded_and_forgets_the_oldest(added, max_tokens):
+    memory, kept = SuffixMemory(max_tokens), []
+    for text in added:
+        memory.add([text])
+        if text:
+            kept.append(text[-max_tokens:])
+        if sum(map(len, kept)) > max_tokens:
+            while len(kept) > 1 and sum(map(len, kept)) > max_tokens // 2:
+                kept.pop(0)
+        assert len(memory) == sum(map(len, kept)) <= max_tokens
+        tokens = memory.cursors(1)[0].tokens
+        assert [t for t in tokens if t >= 0] == [t for text in kept for t in text]
+        assert len(tokens) == len(memory) + len(kept)
+
+
+def test_a_generation_keeps_the_memory_it_started_with():
+    memory, text = SuffixMemory(max_tokens=8), [[1, 2]]
+    memory.add([[1, 2, 3, 4]])
+    before = start(SuffixDrafter(memory), text)
+    memory.add([[5, 1, 2, 6]])
+    assert draft(before, text, 2) == [[3, 4]]
+    memory.add([[1, 2, 7]])  # the first two are forgotten
+    assert draft(before, text, 2) == [[3, 4]]
+    assert draft(start(SuffixDrafter(memory), text), text, 2) == [[7]]
+
+
+def test_memory_shared_by_threads():
+    """Each of six generations adds texts and drafts at once; every proposal is the continuation of some text."""
+    memory, errors = SuffixMemory(max_tokens=2000), []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(40):
+                first = 10 * (40 * number + turn)
+                text = [10**6]
+                session = start(SuffixDrafter(memory, min_match=2, max_spec_factor=math.inf), [text])
+                for other in range(0, first, 90):
+                    text += [other, other + 1]
+                    proposal = draft(session, [text], 3)[0]
+                    assert proposal in ([], [other + 2, other + 3, other + 4]), (other, proposal)
+                session.release(0, list(range(first, first + 10)))
+                session.release(0, list(range(first, first + 10)))
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert 1000 < len(memory) <= 2000
+    tokens = memory.cursors(1)[0].tokens
+    assert tokens == SuffixAutomaton(tokens).tokens and sum(token < 0 for token in tokens) * 10 == len(memory)
+
+
+def test_memory_does_not_grow_while_it_is_read():
+    memory, text = SuffixMemory(), [[1, 2]]
+    memory.add([[1, 2, 3]])
+    session, drafts = start(SuffixDrafter(memory), text), []
+    threads = [
+        threading.Thread(target=lambda: memory.add([[4, 5]])),
+        threading.Thread(target=lambda: drafts.extend(draft(session, text, 1))),
+    ]
+    with memory.reading:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(0.1)
+            assert thread.is_alive()
+        assert memory._automaton.tokens == [1, 2, 3, -1]
+    for thread in threads:
+        thread.join()
+    assert drafts == [[3]] and memory._automaton.tokens == [1, 2, 3, -1, 4, 5, -2]
+
+
+@pytest.mark.parametrize(
+    "new, arguments",
+    (
+        (SuffixDrafter, {"memory": []}),
+        (SuffixDrafter, {"min_match": 0}),
+        (SuffixDrafter, {"min_match": True}),
+        (SuffixDrafter, {"max_spec_factor": 0}),
+        (SuffixDrafter, {"max_spec_factor": math.nan}),
+        (SuffixDrafter, {"max_spec_factor": "2"}),
+        (SuffixMemory, {"max_tokens": 0}),
+        (SuffixMemory, {"max_tokens": 1.5}),
+    ),
+)
+def test_arguments_are_checked(new, arguments):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=rf"^{name}: got .*, allowed: "):
+        new(**arguments)

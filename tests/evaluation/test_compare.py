@@ -1,0 +1,244 @@
+"""The comparison with transformers: what is measured, and what a difference of texts is called."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+
+import pytest
+import torch
+from specdec import SpeculativeDecoder
+from specdec.evaluation.compare import Measurement, compare
+from specdec.evaluation.contenders import Run, Settings, SpecdecMethod, TransformersMethod, counted_forwards
+from support.commands import PROMPT, invoke, rows, run
+from support.models import VOCABULARY, prompts, tiny_model, tunable_pair
+from transformers import GenerationConfig
+
+from specdec_kernels import SamplingParams
+
+QUICK = ("--max-new-tokens", 6, "--repeats", 1, "-k", 2)
+
+
+@pytest.fixture
+def _no_sweep(monkeypatch):
+    """Two drafts a step for all: which setting is the fastest is up to the machine, and sampled texts depend on it."""
+    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
+    monkeypatch.setattr("specdec.evaluation.compare._fastest", lambda methods, *_: (methods[0], None))
+
+
+# ---- the command
+
+
+def spread(value: dict) -> list[float]:
+    assert value["min"] <= value["median"] <= value["max"]
+    assert min(value["per_round"]) == value["min"] and max(value["per_round"]) == value["max"]
+    return value["per_round"]
+
+
+def test_json(folders):
+    result = run("compare", PROMPT, "x = ", "--json", *folders, "--max-new-tokens", 5, "--repeats", 2)
+    assert result.stdout.count("\n") == 1
+    whole = json.loads(result.stdout)
+    assert list(whole) == ["methods", "ratios", "greedy_equal", "differences", "environment"]
+    assert [m["name"] for m in whole["methods"]] == ["plain", "assisted", "specdec"]
+    speeds = {}
+    for m in whole["methods"]:
+        seconds, speeds[m["name"]] = (spread(m["spread"][key]) for key in ("seconds", "tokens_per_second"))
+        assert [s * t for s, t in zip(seconds, speeds[m["name"]], strict=True)] == pytest.approx([10, 10])
+        assert m["tokens_per_second"] == m["spread"]["tokens_per_second"]["median"]
+        assert m["seconds"] == m["spread"]["seconds"]["median"]
+        assert m["tau"] >= 1
+    plain, assisted, ours = whole["methods"]
+    assert plain["acceptance_rate"] is plain["alpha"] is plain["loop_fraction"] is assisted["alpha"] is None
+    assert 0 <= ours["acceptance_rate"] <= ours["alpha"] <= 1 and 0 < ours["loop_fraction"] < 1
+    assert "swept" not in plain and list(ours["swept"]) == ["1", "2", "3", "4", "6", "8"]
+    assert list(assisted["swept"]) == [*ours["swept"], "default"]
+    for other in ("plain", "assisted"):
+        ratios = [a / b for a, b in zip(speeds["specdec"], speeds[other], strict=True)]
+        assert spread(whole["ratios"][f"specdec/{other}"]) == pytest.approx(ratios)
+    assert whole["greedy_equal"] is True and whole["differences"] == []
+    environment = whole["environment"]
+    assert (environment["device"], environment["dtype"], environment["threads"]) == ("cpu", "float32", 1)
+    assert environment["torch"] == torch.__version__ and environment["cpu"]
+
+
+@pytest.mark.usefixtures("_no_sweep")
+def test_embedded_pair():
+    result, row = run("compare", PROMPT, *QUICK), rows(PROMPT, *QUICK[:2])[0]
+    assert result.stdout.startswith(f"--- plain, assisted, specdec ---\n{PROMPT}{row['text']}\n")
+    assert result.stdout.endswith("greedy texts of specdec and plain equal: yes\n")
+    assert "specdec/plain: " in result.stdout and "specdec/assisted: " in result.stdout
+    assert "…" not in result.stdout  # no number is cut off
+
+
+def tamper(monkeypatch, method: type) -> None:
+    genuine = method.run
+
+    def tampered(self, prompt, seed):
+        done = genuine(self, prompt, seed)
+        if self.name == "plain":
+            return done
+        return dataclasses.replace(done, tokens=[*done.tokens[:-1], (done.tokens[-1] + 1) % VOCABULARY])
+
+    monkeypatch.setattr(method, "run", tampered)
+
+
+@pytest.mark.usefixtures("_no_sweep")
+def test_a_wrong_text_of_specdec_is_a_bug(folders, monkeypatch):
+    tamper(monkeypatch, SpecdecMethod)
+    result = invoke("compare", PROMPT, *QUICK, *folders, "--json")
+    assert result.exit_code == 1
+    whole = json.loads(result.stdout)
+    assert whole["greedy_equal"] is False
+    (found,) = whole["differences"]
+    assert (found["verdict"], found["position"], found["methods"]) == ("bug", 5, ["plain", "specdec"])
+    assert found["gap"] > found["bound"] > 0
+    shown = invoke("compare", PROMPT, *QUICK, *folders)
+    assert shown.exit_code == 1 and "bug: prompt 0, new token 5: plain " in shown.stdout
+    assert "greedy texts of specdec and plain equal: no" in shown.stdout
+
+
+@pytest.mark.usefixtures("_no_sweep")
+def test_a_wrong_text_of_transformers_is_not_ours(folders, monkeypatch):
+    tamper(monkeypatch, TransformersMethod)
+    whole = json.loads(run("compare", PROMPT, *QUICK, *folders, "--json").stdout)
+    assert whole["greedy_equal"] is True
+    assert [(d["verdict"], d["methods"]) for d in whole["differences"]] == [("bug", ["plain", "assisted"])]
+
+
+@pytest.mark.usefixtures("_no_sweep")
+def test_sampled_texts_are_not_compared(folders):
+    result = run("compare", PROMPT, *QUICK, *folders, "--json", "--temperature", 1)
+    whole = json.loads(result.stdout)
+    assert whole["greedy_equal"] is None and whole["differences"] == []
+    assert "texts of specdec and plain" not in run("compare", *QUICK, *folders, "--temperature", 1).stdout
+
+
+# ---- what the methods do and count
+
+
+def test_every_round_and_prompt_has_its_seed(monkeypatch):
+    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
+    target, draft = tunable_pair(0.3)
+    ragged, settings = prompts(3, 2, 9), Settings(8, 1.0, seed=10, repeats=2, num_drafts=2)
+    comparison = compare(target, draft, ragged, settings)
+    ours = comparison.measurements[2]
+    assert ours.setting == {"num_drafts": 2} and ours.swept is None and comparison.greedy_equal is None
+    decoder, seeds = SpeculativeDecoder(target, draft, 2), iter(range(10, 16))
+    for runs in ours.rounds:
+        for prompt, done in zip(ragged, runs, strict=True):
+            expected = decoder.generate([prompt], None, 8, SamplingParams(1.0), next(seeds))
+            assert done.tokens == expected.tokens[0]
+            assert (done.steps, done.accepted) == (expected.stats.steps, expected.stats.accepted)
+
+
+def test_the_fastest_setting_is_taken(monkeypatch):
+    """With a clock of our own: specdec is fastest with 6 drafts, assisted with transformers' default."""
+    for method, best in ((SpecdecMethod, 6), (TransformersMethod, "default")):
+
+        def timed(self, prompt, seed, best=best):
+            setting = next(iter(self.setting.values()), None)
+            return Run([1, 2], 1.0 if setting == best else 2.0, 1, 1, 1, 1, 0.5)
+
+        monkeypatch.setattr(method, "run", timed)
+    comparison = compare(*tunable_pair(0.3), [[1], [2]])
+    plain, assisted, ours = comparison.measurements
+    assert (assisted.setting, ours.setting) == ({"num_assistant_tokens": "default"}, {"num_drafts": 6})
+    assert ours.swept == {"1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "6": 2.0, "8": 1.0}
+    assert assisted.swept == {"1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "6": 1.0, "8": 1.0, "default": 2.0}
+    assert comparison.ratio("plain").per_round == [2.0] * 5
+    assert comparison.ratio("assisted").per_round == [1.0] * 5
+
+
+def test_measurements_add_up():
+    first, second = Run([1] * 6, 2.0, 2, 8, 4, 5, 0.5), Run([1] * 4, 3.0, 3, 12, 1, 3, 0.5)
+    faster = dataclasses.replace(first, seconds=1.0), dataclasses.replace(second, seconds=1.5)
+    measured = Measurement("specdec", {"num_drafts": 4}, None, [[first, second], list(faster)]).to_dict()
+    assert measured["spread"]["seconds"] == {"median": 3.75, "min": 2.5, "max": 5.0, "per_round": [5.0, 2.5]}
+    assert (measured["tokens_per_second"], measured["num_drafts"]) == (3.0, 4)
+    names = ("acceptance_rate", "alpha", "tau", "loop_fraction")
+    assert [measured[name] for name in names] == [5 / 20, 5 / 8, 10 / 5, 2.0 / 7.5]
+
+
+@pytest.mark.parametrize("num_drafts", (1, 2, 3))
+def test_assisted_counts(num_drafts):
+    """The target as its own draft: everything is accepted, so the counts are known."""
+    target, settings = tiny_model("llama"), Settings(max_new_tokens=12)
+    for prompt in prompts(3, 2, 9):
+        done = TransformersMethod(target, copy.deepcopy(target), settings, num_drafts).run(prompt, 0)
+        assert done.steps + done.accepted == len(done.tokens) == 12
+        assert done.steps == 12 // (num_drafts + 1) and done.accepted == done.drafted == 12 - done.steps
+
+
+def test_a_bad_draft_counts_as_rejected():
+    target, draft = tiny_model("llama"), tiny_model("llama", seed=99)
+    done = TransformersMethod(target, draft, Settings(max_new_tokens=12), 3).run([1, 2, 3], 0)
+    assert done.steps + done.accepted == 12 and done.accepted < done.drafted
+    plain = TransformersMethod(target, None, Settings(max_new_tokens=12)).run([1, 2, 3], 0)
+    assert (plain.steps, plain.drafted, plain.accepted, plain.tokens) == (12, 0, 0, done.tokens)
+
+
+def test_forwards_are_counted_inside_the_block_only():
+    target, draft = tunable_pair(0.3)
+    ids = torch.tensor([[1, 2, 3]])
+    with counted_forwards(target, None, draft) as counts:
+        target(ids), target(ids), draft(ids)
+    target(ids)
+    assert counts == [2, 0, 1]
+    assert not target._forward_hooks and not draft._forward_hooks
+
+
+@pytest.mark.usefixtures("_no_sweep")
+@pytest.mark.parametrize("temperature", (0.0, 1.0))
+def test_generation_configs_have_no_say_and_come_back(temperature):
+    """What a model's own configuration would change: the law, the length, the draft's number of tokens."""
+    pair = [copy.deepcopy(model) for model in tunable_pair(0.3)]
+    for model in pair:
+        model.generation_config = GenerationConfig(
+            do_sample=True,
+            temperature=3.0,
+            top_k=2,
+            repetition_penalty=9.0,
+            num_assistant_tokens=7,
+            max_length=5,
+        )
+    saved, before = [m.generation_config for m in pair], [m.generation_config.to_dict() for m in pair]
+    settings = Settings(9, temperature, repeats=1, num_drafts=2)
+    texts = [[r[0].tokens for r in m.rounds] for m in compare(*pair, [[1, 2, 3]], settings).measurements]
+    assert all(m.generation_config is c for m, c in zip(pair, saved, strict=True))
+    assert [m.generation_config.to_dict() for m in pair] == before
+    clean = compare(*tunable_pair(0.3), [[1, 2, 3]], settings).measurements
+    assert texts == [[r[0].tokens for r in m.rounds] for m in clean] and len(texts[0][0]) == 9
+
+
+def test_generation_configs_come_back_after_an_error(monkeypatch):
+    target, draft = (copy.deepcopy(model) for model in tunable_pair(0.3))
+    saved, method = (
+        (target.generation_config, draft.generation_config),
+        TransformersMethod(target, draft, Settings(4)),
+    )
+    monkeypatch.setattr(target, "forward", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        method.run([1, 2, 3], 0)
+    assert target.generation_config is saved[0] and draft.generation_config is saved[1]
+    assert not target._forward_hooks and not draft._forward_hooks
+
+
+def test_texts_that_end_count_to_their_end():
+    target, draft = (copy.deepcopy(model) for model in tunable_pair(0.3))
+    text = SpeculativeDecoder(target, draft).generate([[1, 2, 3]], max_new_tokens=12).tokens[0]
+    target.generation_config.eos_token_id = text[6]
+    expected = text[: text.index(text[6]) + 1]
+    for method in (
+        SpecdecMethod(target, draft, 3, Settings()),
+        TransformersMethod(target, draft, Settings(), 3),
+    ):
+        done = method.run([1, 2, 3], 0)
+        assert done.tokens == expected
+        assert done.accepted <= done.drafted
+
+
+def test_no_prompts():
+    with pytest.raises(ValueError, match="prompts: got none, allowed: at least one"):
+        compare(*tunable_pair(0.3), [])

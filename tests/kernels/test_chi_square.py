@@ -1,0 +1,156 @@
+"""Chi-square tests of the emitted law: rule x form of q x filter or table x temperature x dtype x K x batch row.
+
+Everyday size: 200,000 draws a cell, fixed seeds, cells in float32 alone (the others differ in how they are read);
+``-m nightly`` has these as well, and 10 million draws of all cells. A draw with its drafts takes about 3 microseconds
+of one core: two minutes everyday, four and a half hours nightly, over as many processes as ``pytest -n`` is given.
+
+All tests of this file, test_texts.py and test_randomness.py together raise a false alarm with probability <= 1e-6
+(Bonferroni).
+
+With power 0.999 a cell of V = 5 finds probabilities of (first, second token) that are off by a factor 1 +- 0.028, of
+(number accepted, last token) 1 +- 0.026 and of the number accepted 1 +- 0.023; with V = 64, 1 +- 0.071 and less; with
+10 million draws 1 +- 0.0040, 0.0037, 0.0033 and 0.0101. ``test_power`` computes these figures, and the tests named
+``..._is_found`` show that bugs of real systems are.
+
+The reference is slow, so it draws less, with its race's block cut from 1024 to 8 entries: for V <= 8 that is the same
+draw, token for token (``test_small_blocks_draw_the_same``). Triton's interpreter is slower still. Given the same seeds
+a backend's tokens equal the reference's, so its evidence is ``test_triton_draws_what_the_reference_draws`` (with
+tests/kernels/test_parity.py) together with the chi-square of the others; on a GPU it runs all cells, like ``cpu``."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from support.cells import (
+    BATCHES,
+    BIG_BACKENDS,
+    DRAWS,
+    DTYPES,
+    FAMILY,
+    LEVEL,
+    NARROW,
+    NIGHTLY,
+    REFERENCE_BATCHES,
+    ROWS,
+    SETTINGS,
+    STATISTICS,
+    TEMPERATURES,
+    TESTS,
+    WIDE,
+    Batch,
+    check,
+    narrow_batch,
+    steps,
+)
+
+from specdec_kernels.backends import reference
+from specdec_kernels.ops import RULES
+from specdec_kernels.testing import chi_square, detectable_bias
+
+LARGE, LARGE_DRAWS = 1100, 10_000  # two blocks of the race, of which the last is partial
+LARGE_KINDS = dict(zip(RULES, ("opposite", "near_equal", "opposite"), strict=True))
+
+
+EVERY_DAY_OR_NIGHTLY = [pytest.param(b, marks=[pytest.mark.nightly] * (b.dtype != torch.float32)) for b in BATCHES]
+
+
+@pytest.mark.parametrize("draws", [DRAWS, pytest.param(NIGHTLY, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("batch", EVERY_DAY_OR_NIGHTLY, ids=str)
+@pytest.mark.parametrize("backend", BIG_BACKENDS)
+def test_emitted_law(batch, backend, draws):
+    check(batch, backend, draws)
+
+
+@pytest.mark.parametrize("draws", [DRAWS // 20, pytest.param(DRAWS, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("batch", REFERENCE_BATCHES, ids=str)
+def test_emitted_law_of_the_reference(batch, draws, small_blocks):
+    check(batch, "reference", draws)
+
+
+def test_small_blocks_draw_the_same(monkeypatch):
+    batch = narrow_batch("block", "stats", "opposite", "filters")
+    (whole,) = steps(batch, "reference", 30)
+    monkeypatch.setattr(reference, "BLOCK", 8)
+    (small,) = steps(batch, "reference", 30)
+    assert torch.equal(whole.tokens, small.tokens)
+
+
+def test_law_of_the_two_level_race(monkeypatch):
+    """Five tokens in blocks of two: the same law, by other numbers."""
+    monkeypatch.setattr(reference, "BLOCK", 2)
+    check(narrow_batch("token", "stats", "opposite", "filters"), "reference", DRAWS // 10)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backend", BIG_BACKENDS)
+def test_law_of_many_blocks(rule, backend):
+    """V = 1100: the laws of the number accepted, and of the first token by hundreds of the vocabulary and by its
+    remainder. With one draft ``token`` and ``block`` accept with probability sum min(p, q), and ``coupled`` as the
+    theorem on shared races has it."""
+    batch = Batch(rule, "stats", LARGE_KINDS[rule], torch.float32, "tables", LARGE, 0)
+    parts = [(out.tokens[:, 0], out.num_accepted) for out in steps(batch, backend, LARGE_DRAWS)]
+    first, accepted = (torch.cat(column).view(-1, ROWS) for column in zip(*parts, strict=True))
+    for row, cell in enumerate(batch.cells()):
+        p, q = (model(()) for model in batch.models(row))
+        alpha = np.minimum(p, q).sum()
+        if rule == "coupled":
+            both = ((p > 0) & (q > 0)).nonzero()[0]
+            alpha = sum(1 / np.maximum(p / p[v], q / q[v]).sum() for v in both)
+        for counted, law in (
+            (accepted[:, row], [1 - alpha, alpha] if cell.num_drafts else [1.0]),
+            (first[:, row] // 100, p.reshape(-1, 100).sum(1)),
+            (first[:, row] % 100, p.reshape(-1, 100).sum(0)),
+        ):
+            result = chi_square(Counter(counted.tolist()), dict(enumerate(map(float, law))), LEVEL)
+            assert result.p_value > LEVEL, (cell.name, result)
+
+
+@pytest.mark.parametrize("draws", [1, pytest.param(25, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("batch", [b for b in BATCHES if b.vocabulary == NARROW][::13], ids=str)
+def test_triton_draws_what_the_reference_draws(batch, draws, small_blocks):
+    """Only near-ties may differ, which are fewer than one in a thousand; with these seeds none does."""
+    (ours,), (theirs,) = (steps(batch, backend, draws) for backend in ("triton", "reference"))
+    assert torch.equal(ours.tokens, theirs.tokens)
+
+
+# ---- What these tests can see ------------------------------------------------------------------------------
+
+
+def test_power():
+    """The figures at the top, and that no cell is weaker."""
+    narrow = (NARROW * (NARROW + 1), 4 * NARROW, 4)  # outcomes of each statistic, at most
+    for draws, biases, wide in ((DRAWS, (0.028, 0.026, 0.023), 0.071), (NIGHTLY, (0.0040, 0.0037, 0.0033), 0.0101)):
+        for outcomes, bias in zip(narrow, biases, strict=True):
+            assert bias / 1.1 < detectable_bias(draws, outcomes - 1, LEVEL) < bias
+        # Outcomes that are expected fewer than 25 times count as one.
+        outcomes = min(WIDE * (WIDE + 1), draws // 25)
+        assert detectable_bias(draws, outcomes - 1, LEVEL) < wide
+
+
+def test_cells():
+    """At least 512 different ones, over all rules, forms of q, settings, temperatures, dtypes, K and batch rows."""
+    cells = {
+        (batch.rule, batch.q, batch.kind, batch.dtype, batch.vocabulary, row, cell)
+        for batch in BATCHES
+        for row, cell in enumerate(batch.cells())
+    }
+    assert len(cells) == len(BATCHES) * ROWS >= 512
+    for rule in RULES:
+        batches = [b for b in BATCHES if b.rule == rule and b.vocabulary == NARROW]
+        assert {c.num_drafts for b in batches for c in b.cells()} == {0, 1, 2, 3}
+        settings = {(c.context.setting, b.settings, row) for b in batches for row, c in enumerate(b.cells())}
+        assert len(settings) == len(SETTINGS) * ROWS * len(TEMPERATURES)
+        assert {(b.settings, b.dtype) for b in batches} == set(itertools.product(SETTINGS, DTYPES))
+
+
+def test_family():
+    """LEVEL is small enough, everyday and nightly tests taken together."""
+    backends = 2  # at most: cpu and a GPU
+    of_cells = len(STATISTICS) * ROWS * (2 * backends * len(BATCHES) + 2 * len(REFERENCE_BATCHES) + 1)
+    of_many_blocks = 3 * ROWS * len(RULES) * backends
+    assert of_cells + of_many_blocks + 500 <= TESTS  # 500: test_texts.py and test_randomness.py
+    assert LEVEL * TESTS <= FAMILY

@@ -1,0 +1,90 @@
+"""The CUDA extension, built without a GPU for every architecture of setup.py: what ptxas says of each kernel, which
+symbols are left open, and that a torch without CUDA imports what lies beside it. Minutes: ``pytest -m nvcc``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_build
+import pytest
+from support import ROOT
+
+ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
+KERNELS = {"draft_measure_kernel", "draft_step_kernel", "speculative_measure_kernel", "speculative_step_kernel"}
+REGISTERS = 168  # a multiprocessor has 65536: for 12 warps, or two blocks of 6
+SPLIT = {"sm_80", "sm_86", "sm_89"}  # which have no clusters,
+REGISTERS_SPLIT = 255  # and 8 warps
+NVCC = shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}")
+
+pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(NVCC is None, reason="nvcc is not there")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Path, str]:
+    """(a copy of the packages with the extension, what was printed)."""
+    copy = tmp_path_factory.mktemp("cuda")
+    shutil.copy2(ROOT / "setup.py", copy)
+    for folder in ("csrc", "specdec_kernels"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "_C_cuda*"))
+    environment = {k: v for k, v in os.environ.items() if k != "TORCH_CUDA_ARCH_LIST"}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=copy,
+        env=environment | {"SPECDEC_CUDA": "1", "NVCC_APPEND_FLAGS": "-Xptxas -v"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return copy, done.stdout + done.stderr
+
+
+def test_registers_and_memory(built):
+    """No kernel spills or has a stack; all fit the number of threads that they are launched with (csrc/cuda/plan.h);
+    none has shared memory but what a launch gives it (tests/kernels/test_launch_plan.py)."""
+    found = {(k["kernel"].split("::")[-1], k["architecture"]): k for k in gpu_build.ptxas_report(built[1])}
+    assert found.keys() == {(kernel, architecture) for kernel in KERNELS for architecture in ARCHITECTURES}
+    for which, report in found.items():
+        assert [report[name] for name in ("stack", "spill_stores", "spill_loads", "static_shared")] == [0] * 4, which
+        assert 0 < report["registers"] <= (REGISTERS_SPLIT if which[1] in SPLIT else REGISTERS), which
+
+
+def test_no_warnings(built):
+    assert not re.findall(r".*(?:ptxas warning|csrc/cuda\S*: warning|csrc/cuda\S* warning).*", built[1])
+
+
+def test_open_symbols(built):
+    """Only torch's C functions, Python's and those of the system's libraries: the CUDA runtime is inside."""
+    (library,) = built[0].glob("specdec_kernels/_C_cuda*.so")
+    listed = subprocess.run(["nm", "-DC", "--undefined-only", library], capture_output=True, text=True, check=True)
+    symbols = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]
+    known = re.compile(
+        r"(aoti_)?torch_|_?Py|.*@(GLIBC|GLIBCXX|CXXABI|GCC)_|"  # and what of C++ has no version:
+        r"((vtable|VTT|typeinfo|typeinfo name) for )?(std::|__cxxabiv1::)|__cxa_|__gxx_|operator (new|delete)"
+    )
+    foreign = [name for kind, name in symbols if kind != "w" and not known.match(name)]
+    assert symbols and not foreign
+    assert any("cuda_stream" in name for _, name in symbols)
+
+
+def test_a_torch_without_cuda_imports_the_packages(built):
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA")
+    script = """
+import torch
+from specdec_kernels import SamplingParams, speculative_step
+from specdec_kernels.backends import unavailable
+assert "has no CUDA" in unavailable("cuda", "cuda")
+row, drafts = torch.zeros(1, 1, 5), torch.zeros(1, 0).long()
+step = speculative_step(row, drafts, None, params=SamplingParams(), seed=0, position=0)
+assert 0 <= step.tokens.item() < 5
+"""
+    environment = os.environ | {"PYTHONPATH": str(built[0])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=built[0], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

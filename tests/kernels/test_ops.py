@@ -1,0 +1,161 @@
+"""The registered operations as torch sees them: opcheck, fakes, torch.compile."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from support import BACKENDS
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
+from specdec_kernels.backends import operation
+from specdec_kernels.ops import RULES
+from specdec_kernels.testing import StepInputs, device_of, random_step
+
+UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+FILTERS = {"top_k": (0, 9), "top_p": (0.9, 1.0), "min_p": (0.0, 0.01)}
+LAW = {**FILTERS, "table": 5, "presence_penalty": (0.5, 0.0)}
+CASES = {
+    "contiguous": {"batch": 3, "num_drafts": 2, "stats": True},
+    "strided": {"batch": 3, "num_drafts": 2, **LAW},
+    "empty_batch": {"batch": 0, "num_drafts": 2, **LAW},
+    "no_drafts": {"batch": 3, "num_drafts": 0},
+    # Without drafts every place has a log-probability: opcheck takes no NaN for equal to itself.
+    "log_probs": {"batch": 3, "num_drafts": 0, "log_probs": True, **LAW},
+    "one_hot": {"batch": 3, "num_drafts": 2, "kind": "one_hot", **FILTERS},
+    "half": {"batch": 2, "num_drafts": 1, "dtype": torch.bfloat16, "draft_dtype": torch.float16, "stats": True},
+    "block": {"batch": 2, "num_drafts": 2, "rule": "block", **LAW},
+    "reduced": {"batch": 2, "num_drafts": 2, "rule": "block", "reduced": 20, "stats": True, **LAW},
+    "compact": {"batch": 2, "num_drafts": 2, "compact": 4, "table": 0},
+    "coupled": {"batch": 2, "num_drafts": 2, "rule": "coupled", **LAW},
+}
+
+
+# On a CPU the CUDA kernels are no operators.
+@pytest.fixture(params=[b for b in BACKENDS if b != "cuda" or torch.cuda.is_available()])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def inputs_for(backend: str, case: str) -> StepInputs:
+    inputs = random_step(**CASES[case], vocabulary=33, temperature=(0.0, 1.0))
+    if case == "strided":
+        inputs = inputs.map(lambda t: torch.stack([t, torch.zeros_like(t)], -1)[..., 0])
+        inputs = inputs.replace(num_drafts=torch.full_like(inputs.seed, 2))
+    return inputs.to(device_of(backend))
+
+
+def check(operation, arguments: tuple) -> None:
+    done = torch.library.opcheck(operation, arguments, test_utils=UTILITIES)
+    assert set(done.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_opcheck_speculative_step(backend, case):
+    check(operation("speculative_step", backend, device_of(backend).type), inputs_for(backend, case).operands())
+
+
+@pytest.mark.parametrize("case", ["contiguous", "strided", "empty_batch", "half", "reduced", "compact", "coupled"])
+def test_opcheck_draft_step(backend, case):
+    inputs = inputs_for(backend, case)
+    logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
+    if case == "empty_batch":
+        # opcheck cannot clone an empty strided view
+        inputs = inputs.map(lambda t: t.clone(memory_format=torch.contiguous_format))
+        logits = logits.clone(memory_format=torch.contiguous_format)
+    arguments = (
+        logits, *inputs.law(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, 1,
+        RULES.index(inputs.rule), CASES[case].get("compact", 0),
+    )  # fmt: skip
+    check(operation("draft_step", backend, device_of(backend).type), arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_fakes_have_the_real_shapes(backend, dtype):
+    """Shape, dtype and strides of every output, under a fake mode and for real, through the public functions."""
+    if device_of(backend).type != "cpu":
+        dtype = torch.float32  # the fakes do not depend on the device
+
+    def run():
+        empty = torch.zeros(3, 0)
+        table = TokenTable(empty.long(), empty, empty.bool(), empty.int())
+        arguments = {"params": SamplingParams(top_k=5), "seed": 0, "position": 0, "table": table, "backend": backend}
+        d = draft_step(torch.zeros(3, 20, dtype=dtype), offset=0, compact=4, **arguments)
+        tokens = torch.stack([d.tokens, d.tokens], 1)
+        q = torch.zeros(3, 2, 20, dtype=dtype)
+        steps = [
+            speculative_step(torch.zeros(3, 3, 20, dtype=dtype), tokens, q, log_probs=log_probs, **arguments)
+            for log_probs in (False, True)
+        ]
+        tensors = [*draft_step(q[:, 0], offset=0, **arguments)[:5], *d, *steps[0][:4], *steps[1]]
+        return [(tuple(t.shape), t.dtype, t.stride(), t.device.type) for t in tensors]
+
+    real = run()
+    with FakeTensorMode():
+        assert run() == real
+
+
+def step_of_a_loop(draft_logits, target_logits, seed, position, params, backend, rule="token", table=None, compact=0):
+    """What the decoding loop compiles: K drafts, then the verification. Tensors in, tensors out."""
+    common = {"params": params, "seed": seed, "position": position, "backend": backend, "rule": rule, "table": table}
+    drafts, tokens = [], seed.new_empty((len(seed), 0))
+    for i in range(draft_logits.shape[1]):
+        drafts.append(draft_step(draft_logits[:, i], offset=i, drafts=tokens, compact=compact, **common))
+        tokens = torch.cat([tokens, drafts[-1].tokens[:, None]], 1)
+    q: dict = {"draft_logits": None}
+    if compact:
+        q["compact_q"] = tuple(torch.stack([getattr(d, f"compact_{n}") for d in drafts], 1) for n in ("ids", "log_q"))
+    elif rule != "coupled":
+        q["draft_logits"] = draft_logits
+        q["draft_stats"] = tuple(torch.stack([getattr(d, n) for d in drafts], 1) for n in ("cutoff", "lse"))
+    out = speculative_step(target_logits, tokens, **q, log_probs=True, **common)
+    return out.tokens, out.num_accepted, out.status, out.num_emitted, out.log_probs.nan_to_num(7.0), out.num_emitted + 1
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend_name", ["reference", "cpu", "triton", "auto"])
+def test_compile_fullgraph(backend_name, compiler):
+    """One graph, no break, no recompilation for new values, no warning; the same results as without compiling."""
+    torch._dynamo.reset()
+    device = device_of(backend_name)
+    compiled = torch.compile(step_of_a_loop, fullgraph=True, backend=compiler, dynamic=False)
+    with warnings.catch_warnings(), torch._dynamo.config.patch(error_on_recompile=True):
+        warnings.filterwarnings("error", message=".*lru_cache.*")
+        for random_state in range(3):
+            inputs = random_step(2, 2, 40, random_state=random_state).map(lambda t: t.to(device))
+            params = SamplingParams(temperature=0.7)
+            arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, params, backend_name)
+            assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
+
+
+@pytest.mark.parametrize(("rule", "compact"), [("token", 0), ("token", 4), ("block", 0), ("block", 4), ("coupled", 0)])
+def test_compile_every_rule_with_filters_and_a_table(backend, rule, compact):
+    torch._dynamo.reset()
+    compiled = torch.compile(step_of_a_loop, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for random_state in range(2):
+            inputs = random_step(2, 2, 40, temperature=(0.0, 0.7), random_state=random_state, **LAW)
+            inputs = inputs.to(device_of(backend))
+            arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, inputs.params)
+            arguments += (backend, rule, inputs.table, compact)
+            assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
+
+
+def test_compile_dynamic_batch():
+    torch._dynamo.reset()
+    compiled = torch.compile(step_of_a_loop, fullgraph=True, backend="eager", dynamic=True)
+    for batch in (2, 3, 5):
+        inputs = random_step(batch, 2, 40, random_state=batch)
+        arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, SamplingParams(), "cpu")
+        assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
+
+
+def test_compile_with_temperatures_of_a_batch():
+    torch._dynamo.reset()
+    compiled = torch.compile(step_of_a_loop, fullgraph=True, backend="eager")
+    inputs = random_step(4, 2, 40)
+    params = SamplingParams(temperature=torch.tensor([0.0, 0.5, 1.0, 2.0]))
+    arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, params, "cpu")
+    assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))

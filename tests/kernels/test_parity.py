@@ -1,0 +1,216 @@
+"""Every backend's tokens, counts and status equal the reference's, and its statistics within TOLERANCES, under every
+rule, with filters, tables and every form of q.
+
+Where a decision of the reference is within 1e-4 (relative) of the other outcome, a float32 kernel may take that one.
+Such near-ties must be fewer than one sequence in a thousand."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.arrangements import LAYOUTS, rules_for
+
+from specdec_kernels.ops import RULES
+from specdec_kernels.testing import (
+    NEAR_TIE,
+    StepInputs,
+    assert_same_draft,
+    assert_same_step,
+    random_step,
+    reference_draft,
+)
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+DTYPES = (F32, BF16, F16)
+VOCABULARIES = (1, 2, 5, 16, 33, 257, 1000, 1024, 1025, 5000)
+LARGE = (32_000, 128_256)
+MIXED = (0.0, 0.5, 1.0, 1.7)
+ALLOWED_NEAR_TIES = 1e-3
+FORMS = ("full", "stats", "compact", "reduced", "one_hot")  # of q
+# Of the rule that takes no q: drafts of a model and others.
+RULES_AND_FORMS = (*itertools.product(("token", "block"), FORMS), ("coupled", "reduced"), ("coupled", "one_hot"))
+# What cycles over the sequences of a batch; the cycles have different lengths, so that all combinations occur.
+FILTERS = {"top_k": (0, 20, 1, 0, 5), "top_p": (1.0, 0.9, 0.3), "min_p": (0.0, 0.02)}
+PENALTIES = {"repetition_penalty": (1.0, 1.3, 0.8), "presence_penalty": (0.0, 0.5), "frequency_penalty": (0.2, -0.1, 0)}
+LAWS = {
+    "plain": {},
+    "filters": FILTERS,
+    "no entries": {"table": 0, **PENALTIES},
+    "bias": {"table": 9},
+    "all": {"table": 9, **FILTERS, **PENALTIES},
+}
+
+exploring = functools.partial(settings, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+def form_of(form: str, vocabulary: int) -> dict:
+    """``random_step``'s arguments for this form of q."""
+    return {
+        "full": {},
+        "stats": {"stats": True},
+        "compact": {"compact": 7},
+        "reduced": {"reduced": (2 * vocabulary + 2) // 3, "stats": vocabulary % 2 == 0},
+        "one_hot": {"kind": "one_hot"},
+    }[form]
+
+
+def batch_of(backend: str, vocabulary: int) -> int:
+    """Enough sequences to mean something, few enough for the interpreter."""
+    return (3 if vocabulary <= 1025 else 1) if backend == "triton" else (30 if vocabulary <= 1025 else 12)
+
+
+def compare_steps(backend: str, inputs: StepInputs, context: str = "") -> int:
+    return assert_same_step(inputs.run(backend), *inputs.reference(), context)
+
+
+def compare_drafts(backend: str, inputs: StepInputs, draft_logits: torch.Tensor, compact: int = 0) -> int:
+    """draft_step for the last draft of a step from draft_logits [B, V]; returns the number of near-ties that went the
+    other way."""
+    offset = inputs.draft_tokens.shape[1] - 1
+    got = inputs.draft(draft_logits, offset, backend, compact=compact)
+    expected = reference_draft(inputs, draft_logits, offset, compact)
+    return assert_same_draft(got, *expected, inputs, draft_logits, offset)
+
+
+@pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
+def test_many_cases(fast_backend, rule, form):
+    """Every vocabulary size with every law, pairs of dtypes in turn, temperatures mixed in the batch; few near-ties."""
+    near_ties = sequences = 0
+    dtypes = itertools.cycle(itertools.product(DTYPES, DTYPES))
+    for i, (vocabulary, law) in enumerate(itertools.product(VOCABULARIES, LAWS)):
+        # A half of them with each form; the interpreter needs milliseconds a block.
+        if (i + len(form)) % (20 if fast_backend == "triton" else 2):
+            continue
+        batch, num_drafts = batch_of(fast_backend, vocabulary), i % 4
+        dtype, draft_dtype = next(dtypes)
+        inputs = random_step(
+            batch, num_drafts, vocabulary, dtype=dtype, draft_dtype=draft_dtype, temperature=MIXED, rule=rule,
+            log_probs=i % 2 == 0, random_state=i, **LAWS[law], **form_of(form, vocabulary),
+        )  # fmt: skip
+        inputs = inputs.replace(num_drafts=torch.arange(batch) % (num_drafts + 1) if i % 3 == 0 else None)
+        context = f"V={vocabulary} K={num_drafts} {law} {dtype} {draft_dtype}"
+        near_ties += compare_steps(fast_backend, inputs, context)
+        sequences += batch
+        if num_drafts and form != "one_hot":
+            logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, -1]
+            near_ties += compare_drafts(fast_backend, inputs, logits, 7 if form == "compact" else 0)
+            sequences += batch
+    assert sequences >= (6 if fast_backend == "triton" else 500)
+    assert near_ties < max(2, ALLOWED_NEAR_TIES * sequences)
+
+
+@pytest.mark.parametrize(
+    ("rule", "form", "law"),
+    [("token", "full", "plain"), ("token", "compact", "all"), ("block", "stats", "all"), ("block", "reduced", "all"),
+     ("block", "one_hot", "filters"), ("coupled", "full", "all")],
+)  # fmt: skip
+@pytest.mark.parametrize("vocabulary", LARGE)
+def test_large_vocabularies(vocabulary, rule, form, law):
+    for dtype in DTYPES[:: 1 if vocabulary < 100_000 else 2]:
+        inputs = random_step(
+            3, 1, vocabulary, dtype=dtype, temperature=MIXED, rule=rule, random_state=vocabulary, drafter="cpu",
+            **LAWS[law], **form_of(form, vocabulary),
+        )  # fmt: skip
+        compare_steps("cpu", inputs, str(dtype))
+        if form != "one_hot":
+            logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
+            compare_drafts("cpu", inputs, logits, 7 if form == "compact" else 0)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("form", ["reduced", "compact"])
+def test_listed_tokens_at_the_edges_of_blocks(fast_backend, rule, form):
+    """Of q in a list, what stands first and last in a block of 1024 counts as well."""
+    edges, batch = torch.tensor([0, 1023, 1024, 2047, 2048, 2049]), 8 if fast_backend == "triton" else 48
+    inputs = random_step(batch, 2, 2050, rule=rule)
+    target = torch.full((batch, 3, 2050), -9.0)
+    target[..., edges] = inputs.target_logits[..., :6]
+    draft = inputs.draft_logits[..., :6]
+    tokens = edges[torch.multinomial(draft.softmax(-1).view(-1, 6), 1).view(batch, 2)]
+    q = {"draft_logits": draft, "d2t": edges}
+    if form == "compact":
+        q = {"draft_logits": None, "compact_q": (edges.expand(batch, 2, 6), draft.log_softmax(-1))}
+    inputs = inputs.replace(target_logits=target, draft_tokens=tokens, **q)
+    want, margin = inputs.reference()
+    assert_same_step(inputs.run(fast_backend), want, margin)
+
+
+@pytest.mark.parametrize(("rule", "compact"), [("token", 0), ("block", 30), ("coupled", 0)])
+@pytest.mark.parametrize("vocabulary", [40, 2100])
+def test_drafts_of_a_reduced_vocabulary(fast_backend, vocabulary, rule, compact):
+    """Noise, tables and what is drawn go by the target's ids, or by their places, as the rule says."""
+    batch = batch_of(fast_backend, vocabulary) // 2 + 1
+    inputs = random_step(batch, 2, vocabulary, rule=rule, temperature=MIXED, kind="one_hot", **LAWS["all"])
+    for d2t in (torch.arange(0, vocabulary, 3), torch.tensor([vocabulary - 1]), torch.arange(vocabulary)):
+        logits = inputs.target_logits[:, 0, d2t]
+        assert compare_drafts(fast_backend, inputs.replace(d2t=d2t), logits, compact) == 0
+
+
+@pytest.mark.parametrize("law", ["plain", "filters"])
+@pytest.mark.parametrize("rule", RULES)
+def test_near_ties_are_rare(rule, law):
+    """The allowance is a property of the reference: how often its margin is that small in ordinary inputs."""
+    inputs = random_step(500, 3, 257, temperature=(0.5, 1.0), random_state=9, rule=rule, drafter="cpu", **LAWS[law])
+    assert (inputs.reference_margin() < NEAR_TIE).double().mean() < 10 * ALLOWED_NEAR_TIES
+
+
+@exploring(max_examples=100)
+@given(data=st.data())
+def test_structure_on_cpu(data):
+    explore(data, "cpu", max_vocabulary=3000)
+
+
+@exploring(max_examples=6)
+@given(data=st.data())
+def test_structure_on_triton(data):
+    explore(data, "triton", max_vocabulary=1100)
+
+
+def explore(data: st.DataObject, backend: str, max_vocabulary: int) -> None:
+    """A random structure: sizes, dtypes, rules, laws, forms of q, raggedness, masks, strange tokens, layouts."""
+    batch, num_drafts = data.draw(st.integers(0, 5), "batch"), data.draw(st.integers(0, 4), "K")
+    vocabulary = data.draw(st.one_of(st.integers(1, 40), st.integers(1020, max_vocabulary)), "V")
+    dtypes = [data.draw(st.sampled_from(DTYPES), name) for name in ("dtype", "draft dtype")]
+    sampling = {"temperature": st.sampled_from(MIXED)}
+    if data.draw(st.booleans(), "filters"):
+        sampling |= {"top_k": st.integers(0, vocabulary + 1), "top_p": st.floats(0, 1), "min_p": st.floats(0, 1)}
+    table = data.draw(st.one_of(st.none(), st.integers(0, 12)), "table")
+    if table is not None:
+        number = st.floats(-2, 2)
+        sampling |= {"repetition_penalty": st.floats(0.5, 2), "presence_penalty": number, "frequency_penalty": number}
+    sampling = {
+        name: data.draw(st.lists(value, min_size=1, max_size=3), name) for name, value in sampling.items()
+    }  # fmt: skip
+    rule, form = data.draw(st.sampled_from(RULES_AND_FORMS), "rule and form of q")
+    similar = form == "one_hot" or data.draw(st.booleans(), "similar")
+    random_state = data.draw(st.integers(0, 1000), "random state")
+    inputs = random_step(
+        batch, num_drafts, vocabulary, dtype=dtypes[0], draft_dtype=dtypes[1], rule=rule, table=table,
+        log_probs=data.draw(st.booleans(), "log probs"), random_state=random_state,
+        **sampling, **({} if similar else {"kind": "opposite"}), **form_of(form, vocabulary),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(random_state)
+    if data.draw(st.booleans(), "ragged"):
+        inputs = inputs.replace(num_drafts=torch.randint(0, num_drafts + 1, (batch,), generator=generator))
+    if data.draw(st.booleans(), "masked"):
+        inputs.target_logits[torch.rand(inputs.target_logits.shape, generator=generator) < 0.3] = float("-inf")
+    if data.draw(st.booleans(), "strange tokens"):
+        strange = torch.rand(inputs.draft_tokens.shape, generator=generator) < 0.2
+        tokens = torch.tensor([-1, -2, vocabulary, 2**40])[torch.randint(0, 4, strange.shape, generator=generator)]
+        inputs = inputs.replace(draft_tokens=torch.where(strange, tokens, inputs.draft_tokens))
+    layout = data.draw(st.sampled_from(sorted(LAYOUTS)), "layout")
+    compare_steps(backend, inputs.map(LAYOUTS[layout]))
+
+
+@pytest.mark.parametrize("position", [0, 2**31 - 1, 2**31, 2**32 - 1, 2**32 + 5, 2**62])
+@pytest.mark.parametrize("seed", [0, -1, -(2**63), 2**63 - 1, 2**31, 2**32])
+def test_extreme_seeds_and_positions(fast_backend, seed, position):
+    for rule in rules_for(fast_backend, seed + position // 3):
+        inputs = random_step(2, 1, 20, random_state=3, rule=rule)
+        inputs = inputs.replace(seed=torch.full((2,), seed), position=torch.full((2,), position))
+        compare_steps(fast_backend, inputs)

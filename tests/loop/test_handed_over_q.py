@@ -1,0 +1,55 @@
+"""The loop verifies with the very q that its drafts were drawn from: the same logits, unrounded, and their statistics.
+
+A q that is nearly right biases the text by less than a test of texts can see."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import specdec.drafters.model
+import specdec.loop.batch
+import torch
+from support.models import generate, prompts, tunable_pair
+
+from specdec_kernels import SamplingParams
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch, module, name: str) -> list:
+    """(positional arguments, keyword arguments, result) of every call of ``module.name``."""
+    calls, function = [], getattr(module, name)
+
+    @functools.wraps(function)
+    def recording(*arguments, **more):
+        calls.append((arguments, more, function(*arguments, **more)))
+        return calls[-1][2]
+
+    monkeypatch.setattr(module, name, recording)
+    return calls
+
+
+@pytest.mark.parametrize("compact_q", [0, 3])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_q_is_what_was_drawn_from(monkeypatch, rule, compact_q):
+    draws = recorded(monkeypatch, specdec.drafters.model, "draft_step")
+    steps = recorded(monkeypatch, specdec.loop.batch, "speculative_step")
+    temperature = torch.tensor([0.7, 1.3, 1.0])
+    params = SamplingParams(temperature, top_p=0.95)
+    generate(*tunable_pair(0.3), prompts(3, 2, 9), 3, params=params, rule=rule, compact_q=compact_q, max_new_tokens=20)
+    compared = 0
+    for (_, tokens, logits), more, _ in steps:
+        drawn = [draws.pop(0) for _ in range(tokens.shape[1])]
+        for j, (arguments, _, draw) in enumerate(drawn):
+            assert torch.equal(tokens[:, j], draw.tokens)
+            if compact_q:
+                ids, log_q = (column[:, j] for column in more["compact_q"])
+                assert torch.equal(ids, draw.compact_ids) and torch.equal(log_q, draw.compact_log_q)
+                continue
+            assert torch.equal(logits[:, j], arguments[0])
+            cutoff, lse = (statistic[:, j] for statistic in more["draft_stats"])
+            assert torch.equal(cutoff, draw.cutoff) and torch.equal(lse, draw.lse)
+            of_token = logits[:, j].gather(1, tokens[:, j : j + 1])[:, 0] / temperature - lse
+            counts = more["num_drafts"] > j  # a row whose sequence has ended keeps no temperature
+            torch.testing.assert_close(of_token[counts], draw.log_q[counts], rtol=1e-5, atol=1e-5)
+            compared += int(counts.sum())
+    assert len(steps) > 3 and not draws and (compact_q or compared > 20)

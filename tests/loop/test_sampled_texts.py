@@ -1,0 +1,261 @@
+"""The sampling law in the loop: parameters, rules, biases and processors, against transformers and exact laws."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from specdec.drafters import Drafts, Generation, Step
+from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
+from transformers import LogitsProcessorList
+from transformers.generation import (
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from specdec_kernels import SamplingParams
+from specdec_kernels.testing import chi_square, text_law, total_variation
+
+RULES = ("token", "block", "coupled")
+
+
+# ---- greedy text is transformers' --------------------------------------------------------------------------
+
+END = 71  # ends the tiny target's texts, where nothing keeps it from coming
+
+
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        ({"params": {"repetition_penalty": 1.3}}, {"repetition_penalty": 1.3}),
+        ({"params": {"repetition_penalty": 0.8}}, {"repetition_penalty": 0.8}),
+        ({"min_new_tokens": 9}, {"min_new_tokens": 9}),
+        ({"logit_bias": {5: 4.0, 60: -3.5}}, {"sequence_bias": {(5,): 4.0, (60,): -3.5}}),
+        ({"banned_tokens": [3, 50, 90]}, {"bad_words_ids": [[3], [50], [90]]}),
+        (
+            {"params": {"presence_penalty": 1.5, "frequency_penalty": 0.7}},
+            {"logits_processor": lambda n: GeneratedPenalties(n, 1.5, 0.7)},
+        ),
+        (
+            {"logits_processor": [NoRepeatNGramLogitsProcessor(2)], "params": {"repetition_penalty": 1.2}},
+            {"no_repeat_ngram_size": 2, "repetition_penalty": 1.2},
+        ),
+        (
+            {
+                "params": {"repetition_penalty": 1.3},
+                "min_new_tokens": 20,
+                "logit_bias": {5: 4.0},
+                "banned_tokens": [90],
+            },
+            {
+                "repetition_penalty": 1.3,
+                "min_new_tokens": 20,
+                "sequence_bias": {(5,): 4.0},
+                "bad_words_ids": [[90]],
+            },
+        ),
+    ],
+)
+def test_greedy_text_equals_transformers(ours, theirs):
+    target, draft = tunable_pair(0.3)
+    ragged, plain = prompts(6, 1, 20, seed=3), []
+    ours = {**ours, "params": SamplingParams(0.0, **ours.get("params", {}))}
+    for prompt in ragged:
+        options = dict(theirs)
+        if "logits_processor" in options:
+            options["logits_processor"] = LogitsProcessorList([options["logits_processor"](len(prompt))])
+        ids = torch.tensor([prompt])
+        whole = target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=40,
+            eos_token_id=END,
+            pad_token_id=0,
+            **options,
+        )
+        plain.append(whole[0, len(prompt) :].tolist())
+    for num_drafts, rule in ((0, "token"), (7, "token"), (4, "block"), (4, "coupled")):
+        result = generate(target, draft, ragged, num_drafts, max_new_tokens=40, eos_token_id=END, rule=rule, **ours)
+        assert result.tokens == plain
+    free = generate(target, None, ragged, 0, max_new_tokens=40, eos_token_id=END)
+    assert free.tokens != plain  # the setting does something here
+
+
+def test_filters_have_no_say_in_greedy_text():
+    target, draft = tunable_pair(0.3)
+    ragged = prompts(3, 2, 9)
+    params = SamplingParams(0.0, top_k=3, top_p=0.5, min_p=0.2)
+    free = generate(target, draft, ragged, max_new_tokens=20)
+    assert generate(target, draft, ragged, max_new_tokens=20, params=params).tokens == free.tokens
+
+
+# ---- coupled: the text of plain sampling, token for token --------------------------------------------------
+
+
+class LastAgain:
+    """One-hot drafts: the last token, again and again."""
+
+    def start(self, generation: Generation):
+        return self
+
+    def draft(self, step: Step) -> Drafts:
+        return Drafts(step.last_two[:, 1:].expand(-1, step.num_drafts))
+
+    def admit(self, prompts: dict[int, list[int]]) -> None:
+        pass
+
+    def release(self, row: int, output: list[int]) -> None:
+        pass
+
+
+DRAFTERS = {
+    "good": lambda: tunable_pair(0.3)[1],
+    "adversarial": lambda: tiny_model("llama", seed=99),
+    "one-hot": LastAgain,
+}
+FILTERS = {"top_k": 20, "top_p": 0.95, "min_p": 0.01}
+
+
+@functools.cache
+def plain_texts(filtered: bool) -> list[list[int]]:
+    target, params = tunable_pair(0.3)[0], SamplingParams(0.9, **(FILTERS if filtered else {}))
+    ragged = prompts(16, 1, 25, seed=6)
+    return [
+        generate(target, None, [p], 0, max_new_tokens=24, params=params, seed=b, rule="coupled").tokens[0]
+        for b, p in enumerate(ragged)
+    ]
+
+
+@pytest.mark.parametrize("filtered", (False, True))
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_coupled_text_is_that_of_plain_sampling(name, filtered):
+    target, drafter = tunable_pair(0.3)[0], DRAFTERS[name]()
+    params, ragged = SamplingParams(0.9, **(FILTERS if filtered else {})), prompts(16, 1, 25, seed=6)
+    expected = plain_texts(filtered)
+    alphas = []
+    for num_drafts in range(9):
+        batch = generate(
+            target, drafter, ragged, num_drafts, max_new_tokens=24, params=params, seed=list(range(16)), rule="coupled"
+        )
+        assert batch.tokens == expected
+        if num_drafts in (2, 5):
+            alone = generate(
+                target, drafter, ragged[5:6], num_drafts, max_new_tokens=24, params=params, seed=5, rule="coupled"
+            )
+            assert alone.tokens == expected[5:6]
+        alphas.append(batch.stats.alpha)
+    assert alphas[0] == 0.0 and (min(alphas[1:]) > 0.4) == (name == "good")
+
+
+def test_coupled_text_is_that_of_plain_sampling_under_every_setting():
+    target, draft = tunable_pair(0.3)
+    ragged = prompts(4, 1, 12, seed=2)
+    settings = {
+        "params": SamplingParams(0.9, **FILTERS, repetition_penalty=1.2, frequency_penalty=0.4),
+        "logit_bias": {4: 2.0},
+        "banned_tokens": [9],
+        "min_new_tokens": 12,
+        "eos_token_id": [1, 2, 3],
+        "logits_processor": [TypicalLogitsWarper(0.9)],
+    }
+    texts = [
+        generate(target, draft, ragged, k, max_new_tokens=30, seed=[7, 8, 9, 10], rule="coupled", **settings).tokens
+        for k in (0, 1, 3, 6)
+    ]
+    assert all(t == texts[0] for t in texts[1:]) and any(len(t) > 12 for t in texts[0])
+
+
+# ---- sampled text has the law ------------------------------------------------------------------------------
+
+PROMPT = (1, 2)
+LAWS = {  # name -> (what generate gets, transformers' processors with the same meaning)
+    "plain": ({}, lambda: []),
+    "filters": (
+        {"params": {"top_k": 4, "top_p": 0.9, "min_p": 0.1}},
+        lambda: [TopKLogitsWarper(4), TopPLogitsWarper(0.9), MinPLogitsWarper(0.1)],
+    ),
+    "penalties": (
+        {
+            "params": {"repetition_penalty": 1.8, "presence_penalty": 0.8, "frequency_penalty": 0.5},
+            "logit_bias": {0: 0.9, 3: -0.5},
+        },
+        lambda: [
+            SequenceBiasLogitsProcessor({(0,): 0.9, (3,): -0.5}),
+            RepetitionPenaltyLogitsProcessor(1.8),
+            GeneratedPenalties(len(PROMPT), 0.8, 0.5),
+        ],
+    ),
+    "ends": (
+        {"min_new_tokens": 2, "eos_token_id": 3},
+        lambda: [MinNewTokensLengthLogitsProcessor(len(PROMPT), 2, 3, device="cpu")],
+    ),
+    "no_repeat": ({"logits_processor": [NoRepeatNGramLogitsProcessor(1)]}, lambda: [NoRepeatNGramLogitsProcessor(1)]),
+    "prefix": (
+        {"logits_processor": [PrefixConstrainedLogitsProcessor(lambda _, ids: [0, 2, int(ids[-1])], 1)]},
+        lambda: [PrefixConstrainedLogitsProcessor(lambda _, ids: [0, 2, int(ids[-1])], 1)],
+    ),
+    "typical": ({"logits_processor": [TypicalLogitsWarper(0.7)]}, lambda: [TypicalLogitsWarper(0.7)]),
+    "compact": ({"compact_q": 2, "params": {"top_k": 4}}, lambda: [TopKLogitsWarper(4)]),
+    "d2t": ({"d2t": [1, 2, 4], "params": {"min_p": 0.05}}, lambda: [MinPLogitsWarper(0.05)]),
+}
+
+
+def law_of(model, processors, end: int | None, temperature: float = 1.2):
+    """Exact law of three tokens after PROMPT; what follows an end of sequence is written as that token again."""
+    warpers = [p for p in processors if isinstance(p, (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper))]
+    rest = [p for p in processors if p not in warpers]
+    chain = LogitsProcessorList([*rest, TemperatureLogitsWarper(temperature), *warpers])
+
+    @functools.cache
+    def next_token(text: tuple[int, ...]) -> np.ndarray:
+        if end is not None and end in text[len(PROMPT) :]:
+            return np.eye(5)[end]
+        ids = torch.tensor([text])
+        with torch.inference_mode():
+            return chain(ids, model(ids).logits[:, -1])[0].double().softmax(-1).numpy()
+
+    return text_law(next_token, 3, PROMPT)
+
+
+# coupled needs no q, and refuses a compact one
+@pytest.mark.parametrize("name, rule", [(n, r) for n in LAWS for r in RULES if (n, r) != ("compact", "coupled")])
+def test_sampled_text_has_the_law(name, rule):
+    """Three tokens of a vocabulary of five under a draft that is often wrong, with two drafts a step."""
+    settings, processors = LAWS[name]
+    settings, end = dict(settings), settings.get("eos_token_id")
+    count = 2_000 if "logits_processor" in settings else 12_000
+    target, draft, d2t = toy_model(1), toy_model(2), settings.pop("d2t", None)
+    if d2t is not None:
+        draft = pruned_draft(draft, torch.tensor(d2t))
+    params = SamplingParams(1.2, **settings.pop("params", {}))
+    result = generate(
+        target,
+        draft,
+        [list(PROMPT)] * count,
+        2,
+        d2t=d2t,
+        max_new_tokens=3,
+        params=params,
+        seed=list(range(count)),
+        rule=rule,
+        **settings,
+    )
+    assert 0.1 < result.stats.alpha < 0.95
+    counts = Counter((*t, *[end] * (3 - len(t))) for t in map(tuple, result.tokens))
+    law = law_of(target, processors(), end)
+    found = chi_square(counts, law, level=1e-4)
+    assert found.p_value > 1e-4 and found.detectable < (0.25 if count < 10_000 else 0.14), found
+    if name not in ("plain", "compact", "d2t"):  # these do not change much of the target's law
+        assert total_variation(law, law_of(target, [], end)) > 0.04

@@ -1,0 +1,210 @@
+"""Whole models through flex attention: the logits of their own attention, and the user's model as it was."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from specdec import EarlyExitDrafter, SpeculativeDecoder
+from specdec.models import attention
+from specdec.models.attention import choose, configurations, using
+from specdec.models.cached_model import CachedModel
+from specdec.models.supported import cached_model
+from support.attending import by_blocks
+from support.feeding import feed
+from support.model_types import CASES, model_of
+from support.models import prompts, tiny_model
+
+NO_BLOCK_MASKS = ("bloom", "falcon", "falcon, ALiBi", "gpt2", "gpt_bigcode", "gptj", "mpt", "stablelm")
+REFUSED = {**dict.fromkeys(NO_BLOCK_MASKS, "takes no BlockMask"), "gpt_oss": "attention sinks"}
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[torch.Tensor]:
+    """The queries of every call. It reads the blocks of the mask alone; a compiled one does the same, in seconds."""
+    seen = []
+
+    def counted(query, *args, **kwargs):
+        seen.append(query)
+        return by_blocks(query, *args, **kwargs)
+
+    monkeypatch.setattr(attention, "_compiled", lambda: counted)
+    return seen
+
+
+def ragged_logits(cached: CachedModel) -> torch.Tensor:
+    """Ragged prefill, a step that is rolled back in part, a step with padding; beyond one block of slots."""
+    known = [prompts(1, n, n, seed=n)[0] if n else [] for n in (0, 5, 57, 130)]
+    cache, rows = cached.new_cache(4, 160), []
+    cached.prefill(cache, known)
+    for step, counts in enumerate(((2, 3, 1, 3), (4, 1, 5, 0))):
+        new = [prompts(1, n, n, seed=100 * step + n)[0] if n else [] for n in counts]
+        logits = feed(cached, cache, new)
+        rows += [logits[b, :n] for b, n in enumerate(counts)]
+        cache.lengths = cache.lengths - torch.tensor([max(n - 1, 0) for n in counts])
+    return torch.cat(rows)
+
+
+def soft_capped():
+    """By eager attention, whatever transformers' default is."""
+    model = copy.deepcopy(model_of("gemma2"))
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
+def test_flex_gives_the_logits_of_the_model(case, calls):
+    model = soft_capped() if case == "gemma2" else model_of(case)
+    configs = configurations(model)
+    before = [c._attn_implementation for c in configs]
+    cached = CachedModel(model, attention="flex")
+    assert cached.reads_only_filled and not CachedModel(model).reads_only_filled
+    got = ragged_logits(cached)
+    assert [q.shape[2] for q in calls] == [3, 3, 5, 5]  # two steps, two layers each; the prompts have masks
+    torch.testing.assert_close(got, ragged_logits(CachedModel(model)), atol=5e-5, rtol=1e-4)
+    assert len(calls) == 4 and [c._attn_implementation for c in configs] == before
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
+def test_grouped_queries_give_the_logits_of_the_model(case, monkeypatch):
+    """To the bit where transformers repeats keys and values, as it does for more than one query."""
+    model, shapes = model_of(case), []
+    attention_of = attention.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention,
+        "scaled_dot_product_attention",
+        lambda *args, **more: shapes.append((args[0].shape[1], args[1].shape[1])) or attention_of(*args, **more),
+    )
+    if choose(model) != "grouped":
+        assert model.config._attn_implementation != "sdpa"
+        return
+    before = [c._attn_implementation for c in configurations(model)]
+    assert torch.equal(ragged_logits(CachedModel(model)), ragged_logits(CachedModel(model, attention="model")))
+    heads = model.config.get_text_config(decoder=True).num_attention_heads
+    stored = CachedModel(model).new_cache(1, 8).layers[0].keys.shape[1]
+    assert set(shapes) == {(heads, stored)}
+    assert [c._attn_implementation for c in configurations(model)] == before
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_flex_does_not_cover(case):
+    model = model_of(case)
+    with pytest.raises(ValueError, match=f"attention: got 'flex' for {type(model).__name__}, .*{REFUSED[case]}"):
+        choose(model, "flex")
+    assert choose(model) == choose(model, "model") == "model"
+
+
+def test_soft_caps_are_those_of_the_model():
+    """transformers 5.17's sdpa leaves them out, and later ones refuse to run: what flex computes is neither."""
+    model = soft_capped()
+    assert choose(model, "flex") == "flex"
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(ValueError, match="whose scores are soft-capped"):
+        choose(model, "flex")
+
+
+def test_choices(monkeypatch):
+    """Flex where it pays, on a GPU; there, too, an unusual model has its own."""
+    model = tiny_model()
+    assert choose(model) == choose(model, "grouped") == "grouped" and choose(model, "flex") == "flex"
+    with pytest.raises(ValueError, match="attention: got 'sdpa', allowed: 'auto' or 'model' or 'flex' or 'grouped'"):
+        choose(model, "sdpa")
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    monkeypatch.setattr(attention, "has_triton", lambda: True)
+    with pytest.raises(ValueError, match="heads have 8 numbers"):
+        choose(model, "flex")
+    assert choose(model) == "model"
+    monkeypatch.setattr(model.config, "head_dim", 16)
+    assert choose(model) == choose(model, "flex") == "flex"
+    with pytest.raises(ValueError, match="got 'grouped' for LlamaForCausalLM, on 'cuda'"):
+        choose(model, "grouped")
+    monkeypatch.setattr(attention, "has_triton", lambda: False)
+    assert choose(model) == "model"
+    with pytest.raises(ValueError, match="Triton does not work"):
+        choose(model, "flex")
+
+
+def test_the_model_is_as_before_after_an_error(monkeypatch):
+    def breaks():
+        raise RuntimeError("no compiler")
+
+    model = tiny_model("gemma3")
+    cached = CachedModel(model, attention="flex")
+    monkeypatch.setattr(attention, "_compiled", breaks)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        feed(cached, cached.new_cache(1, 20), [[1, 2]])
+    assert model.config._attn_implementation == "sdpa"
+    model(torch.tensor([[1, 2]]))
+
+
+def test_every_configuration_of_the_model_is_changed():
+    """One that holds another's: Gemma 3 has its text's and its vision's, which may differ."""
+    model = model_of("gemma3")
+    text, sight = model.config.text_config, model.config.vision_config
+    before = sight._attn_implementation_internal
+    sight._attn_implementation_internal = "eager"
+    try:
+        with using("flex", configurations(model)):
+            assert text._attn_implementation == model.config._attn_implementation == "specdec_flex"
+        assert (text._attn_implementation, sight._attn_implementation) == ("sdpa", "eager")
+    finally:
+        sight._attn_implementation_internal = before
+
+
+def test_narrower_keys_have_the_attention_of_the_model(calls):
+    cached = CachedModel(tiny_model(), attention="flex")
+    cached.cache_dtype = torch.bfloat16
+    assert not cached.reads_only_filled
+    feed(cached, cached.new_cache(1, 20), [[1, 2]])
+    assert not calls
+
+
+def test_capacities_are_few():
+    """As attention is compiled for each; what is asked for is allocated, and planned by others."""
+    cached = CachedModel(tiny_model(), attention="flex")
+    assert [cached.capacity(tokens) for tokens in (1, 255, 256)] == [256, 256, 512]
+    assert cached.new_cache(1, 100).capacity == CachedModel(tiny_model()).capacity(99) == 100
+
+
+@pytest.mark.parametrize("draft", ("model", "early exit"))
+def test_texts_are_the_same(draft, calls, monkeypatch):
+    """The whole loop, target and draft; an early exit shares the target's layers, but not its configuration."""
+    target = tiny_model("llama", layers=4)
+    drafter = tiny_model("llama", seed=1) if draft == "model" else EarlyExitDrafter(target, 2)
+    ids = prompts(2, 5, 30)
+
+    def text():
+        return SpeculativeDecoder(target, drafter, 3).generate(ids, max_new_tokens=9, eos_token_id=[]).tokens
+
+    expected = text()
+    assert not calls
+    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "flex"))
+    if draft == "early exit":
+        drafter = EarlyExitDrafter(target, 2)
+    assert text() == expected and {q.shape[2] for q in calls} >= {1, 2 if draft == "model" else 1, 4}
+
+
+def test_a_new_type_is_checked_with_the_attention_that_it_gets(monkeypatch, calls):
+    model = tiny_model()
+    monkeypatch.setattr("specdec.models.cached_model.choose", lambda model, requested: choose(model, "flex"))
+    monkeypatch.setattr("specdec.models.supported.KNOWN_MODEL_TYPES", frozenset())
+    cached_model(model, "target")
+    assert len(calls) == 4
+    monkeypatch.setattr(attention, "_compiled", lambda: lambda query, *args, **kwargs: torch.zeros_like(query))
+    with pytest.raises(ValueError, match="differ from a full forward"):
+        cached_model(model, "target")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", ("llama", "gemma2", "qwen3", "opt"))
+def test_compiled_in_a_model(case):
+    model = soft_capped() if case == "gemma2" else model_of(case)
+    got = ragged_logits(CachedModel(model, attention="flex"))
+    torch.testing.assert_close(got, ragged_logits(CachedModel(model)), atol=5e-5, rtol=1e-4)

@@ -1,0 +1,116 @@
+"""The machine on which the CUDA kernels run without a GPU: what it finds, and the kernels under sanitizers.
+
+That their tokens are the reference's, with no fault found, is what every test with backend "cuda" says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import simt.kernels
+import torch
+
+from specdec_kernels.testing import assert_same_step, random_step
+from specdec_kernels.types import SpeculativeStep
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels themselves run")
+SIMT = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """name: a kernel of machine_test.cpp, called with its bug and a seed: (fault, result)."""
+    built = tmp_path_factory.mktemp("machine") / "machine_test.so"
+    command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", SIMT / "machine_test.cpp", SIMT / "machine.cpp"]
+    subprocess.run([*command, "-o", built], check=True)
+    library = ctypes.CDLL(str(built))
+
+    def run(name: str, bug: int, seed: int) -> tuple[str, float]:
+        function, result = getattr(library, f"run_{name}"), ctypes.c_float(-1.0)
+        function.restype = ctypes.c_char_p
+        return function(bug, ctypes.c_uint64(seed), ctypes.byref(result)).decode(), result.value
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "result"), [("row_max", 4095.0), ("sum_copies", 1023 * 512.0)])
+def test_a_right_kernel_has_no_fault(kernels, name, result):
+    assert {kernels(name, 0, seed) for seed in range(20)} == {("", result)}
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        (1, ("race", "never written")),  # no barrier of a block: which is seen depends on the order
+        (2, ("race", "never written")),  # a block's barrier in place of the cluster's
+        (3, ("race",)),
+        (4, ("deadlock",)),
+        (5, ("outside",)),
+        (6, ("never written",)),
+        (7, ("aligned",)),
+        (8, ("has ended",)),
+        (9, ("says that it runs",)),
+    ],
+)
+def test_a_bug_is_found_in_every_order(kernels, bug, words):
+    for seed in range(20):
+        fault, _ = kernels("row_max", bug, seed)
+        assert any(word in fault for word in words), (seed, fault)
+
+
+@pytest.mark.parametrize(
+    ("bug", "words"),
+    [
+        (1, ("not aligned",)),
+        (2, ("never initialised",)),
+        (3, ("race", "never written")),  # others wait before a barrier says that it is there
+        (4, ("may still write", "never written", "another one has")),  # no wait
+        (5, ("another round",)),
+        (6, ("race", "another one has")),  # the next copy while lanes still read
+        (8, ("may still write", "writes what is read")),  # a read behind the next copy's beginning
+    ],
+)
+def test_a_bug_in_copies_is_found_in_every_order(kernels, bug, words):
+    for seed in range(20):
+        fault, _ = kernels("sum_copies", bug, seed)
+        assert any(word in fault for word in words), (seed, fault)
+
+
+def test_a_wrong_copy_gives_a_wrong_result(kernels):
+    """What is no fault of the machine is left to comparisons."""
+    assert all(kernels("sum_copies", 7, seed) == ("", 1023 * 512.0 - 128 * 4 * 128) for seed in range(5))
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("slots", [0, 1, 2, 3, -1])
+@pytest.mark.parametrize(("dtype", "draft_dtype"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
+def test_slots_hold_logits_of_target_and_draft(rule, slots, dtype, draft_dtype):
+    """Whether rows stay, or a residual's two rows come through slots that the target's had."""
+    inputs = random_step(3, 3, 4096, dtype=dtype, draft_dtype=draft_dtype, stats=True, rule=rule, top_k=(0, 4, 0))
+    want, margin = inputs.reference()
+    got = simt.kernels.speculative_step(*inputs.operands(), blocks=2, threads=64, slots=slots)
+    assert_same_step(SpeculativeStep(*got), want, margin)
+
+
+def test_sanitizers():
+    """Address and undefined-behaviour sanitizers, over steps of every rule, form of q and setting."""
+    preloaded = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    environment = {
+        "LD_PRELOAD": preloaded.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "halt_on_error=1",
+        "SPECDEC_SIMT_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined",
+        "PYTHONPATH": os.pathsep.join([str(SIMT.parent), *sys.path]),
+    }
+    done = subprocess.run(
+        [sys.executable, str(SIMT / "under_sanitizers.py")],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "96 steps" in done.stdout

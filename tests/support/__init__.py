@@ -1,0 +1,7 @@
+"""What tests of several rooms share."""
+
+from pathlib import Path
+
+BACKENDS = ("reference", "cpu", "triton", "cuda")
+FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
+ROOT = Path(__file__).resolve().parents[2]

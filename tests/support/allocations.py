@@ -1,0 +1,26 @@
+"""What caches take, and models whose memory runs out."""
+
+from __future__ import annotations
+
+import torch
+
+
+def allocated(cache) -> list[tuple[int, int]]:
+    """Address and bytes of every storage."""
+    storages = [
+        t.untyped_storage() for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values)
+    ]
+    return [(storage.data_ptr(), storage.nbytes()) for storage in storages]
+
+
+class LittleMemory:
+    """Attention that has room for so many scores: tokens x slots."""
+
+    def __init__(self, room: int):
+        self.room, self.seen = room, []
+
+    def before(self, module, args, kwargs):
+        tokens, slots = kwargs["attention_mask"].shape[-2:]
+        self.seen.append((tokens, slots))
+        if tokens * slots > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")

@@ -1,0 +1,147 @@
+"""Compiles every Triton kernel ahead of time for one target, without a GPU:
+``python -m tests.support.compile_triton cuda 90 32 all``; with ``few`` instead only its variants with most in them, and
+every kernel at least once.
+
+A program of its own, because the tests' process has Triton in interpreter mode. It runs the operations on CPU tensors,
+with kernels that are compiled where they would be launched: so it sees the arguments and variants that a GPU would.
+Prints a line for each variant: its registers, and the bytes of memory that a thread spills to or "unknown".
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, CompiledKernel, make_backend
+
+from specdec_kernels.backends.triton import draft_step as draft_module
+from specdec_kernels.backends.triton import speculative_step as step_module
+from specdec_kernels.backends.triton import tables
+from specdec_kernels.ops import RULES
+from specdec_kernels.testing import StepInputs, random_step
+
+POINTERS = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
+    torch.int64: "*i64", torch.int32: "*i32", torch.uint8: "*u8",
+}  # fmt: skip
+
+
+def described(value: object, path: tuple[int, ...], constants: dict, aligned: list, specialise: bool) -> object:
+    """The type of an argument, as a launch takes it: None and 1 are constants, tuples are taken apart, and multiples of
+    16 are known to be such."""
+    if isinstance(value, tuple):
+        parts = [described(v, (*path, i), constants, aligned, specialise) for i, v in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if value is None or (specialise and isinstance(value, int) and value == 1):
+        constants[path] = value
+        return "constexpr"
+    number = value.data_ptr() if isinstance(value, torch.Tensor) else value
+    if specialise and number % 16 == 0:
+        aligned.append(path)
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+class Compiled:
+    """Stands where a kernel stands, and compiles it instead of launching it; each variant once."""
+
+    variants: set[str] = set()
+
+    def __init__(self, kernel: triton.JITFunction, target: GPUTarget):
+        self.kernel, self.target = kernel, target
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        return self.compile
+
+    def compile(self, *arguments, num_warps: int, maxnreg: int | None = None, **constants) -> None:
+        signature, paths, aligned = {}, {}, []
+        for i, param in enumerate(self.kernel.params):
+            if param.name in constants:
+                signature[param.name], paths[i,] = "constexpr", constants[param.name]
+            else:
+                signature[param.name] = described(arguments[i], (i,), paths, aligned, not param.do_not_specialize)
+        variant = f"{self.kernel.__name__} {signature} {paths} {aligned} {num_warps}"
+        if variant in self.variants:
+            return
+        self.variants.add(variant)
+        start = time.perf_counter()
+        multiple = make_backend(self.target).parse_attr("D")
+        source = ASTSource(self.kernel, signature, paths, {path: multiple for path in aligned})
+        options = {"num_warps": num_warps} | ({} if maxnreg is None else {"maxnreg": maxnreg})
+        compiled = triton.compile(source, target=self.target, options=options)
+        binary = compiled.asm["cubin" if self.target.backend == "cuda" else "hsaco"]
+        registers, spilled = resources(compiled)
+        print(
+            f"{self.kernel.__name__} {constants}, {num_warps} warps: {registers} registers, {spilled} bytes spilled,",
+            f"{len(binary)} bytes, {time.perf_counter() - start:.1f} s", flush=True,
+        )  # fmt: skip
+        assert len(binary) > 0
+
+
+def resources(compiled: CompiledKernel) -> tuple[str, str]:
+    """(registers of a thread, bytes of memory that it spills to). Triton itself asks a driver for them."""
+    if (text := compiled.asm.get("amdgcn")) is not None:
+        return tuple(re.search(rf"\.{name}: *(\d+)", text)[1] for name in ("vgpr_count", "private_segment_fixed_size"))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        try:
+            command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+            usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        except (OSError, RuntimeError, subprocess.CalledProcessError):  # not in every build of Triton
+            return "unknown", "unknown"
+    return tuple(re.search(rf"{name}:(\d+)", usage)[1] for name in ("REG", "STACK"))
+
+
+def compile_variants(target: GPUTarget, few: bool) -> None:
+    for module in (draft_module, step_module):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            setattr(module, name, Compiled(getattr(module, name), target))
+
+    def draft(inputs: StepInputs, logits: torch.Tensor, compact: int = 0) -> None:
+        rest = (inputs.draft_tokens[:, :2], inputs.d2t, inputs.seed, inputs.position, 2, RULES.index(inputs.rule))
+        draft_module.draft_step(logits, *inputs.law(), *rest, compact)
+
+    def verify(inputs: StepInputs) -> StepInputs:
+        step_module.speculative_step(*inputs.operands())
+        return inputs
+
+    step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
+    filters, penalties = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}, {"table": 9, "repetition_penalty": 1.1}
+    if few:
+        table = step(rule="coupled", **filters, **penalties)
+        draft(table, table.target_logits[:, 0])
+        draft(step(**filters), table.target_logits[:, 0], compact=8)
+        draft(step(), table.target_logits[:, 0])
+        verify(step(rule="block", **filters))
+        verify(step(rule="coupled"))
+        return
+    full = verify(step(draft_dtype=torch.float16, stats=True))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        draft(full, full.target_logits[:, 0].to(dtype))
+    draft(step(**filters), full.target_logits[:, 0], compact=8)
+    reduced = step(reduced=5000, **penalties, log_probs=True)
+    draft(reduced.replace(rule="coupled"), reduced.draft_logits[:, 0])
+    verify(reduced)
+    verify(step(kind="one_hot", rule="block").replace(num_drafts=torch.tensor([1, 3])))
+    verify(step(rule="block", **filters))
+    verify(step(compact=8))
+    verify(step(rule="coupled", log_probs=True))
+    # Sizes and strides of 1 are constants of the kernel.
+    verify(random_step(1, 1, 1, table=1, compact=1))
+
+
+if __name__ == "__main__":
+    backend, arch, warp_size, variants = sys.argv[1:]
+    families = {"80": "ampere", "90": "hopper", "100": "blackwell"}
+    tables.family = lambda device: families.get(arch, "amd")
+    target = GPUTarget(backend, int(arch) if backend == "cuda" else arch, int(warp_size))
+    compile_variants(target, {"few": True, "all": False}[variants])

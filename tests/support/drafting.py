@@ -1,0 +1,95 @@
+"""Drives drafters that need no model but the texts: steps without a loop around them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from specdec.drafters import Drafter, Drafts
+from specdec.stats import Stopwatch
+from transformers import LogitsProcessor
+
+from specdec_kernels import SamplingParams
+
+from .models import generate, prompts, tiny_model
+
+
+def start(drafter, prompts: list[list[int]]):
+    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch()))
+    session.admit(dict(enumerate(prompts)))
+    return session
+
+
+def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[list[int]]:
+    """What it proposes for each sequence; checks the form of the tensor, and that the same step gives the same."""
+    allowed = [allowed] * len(texts) if isinstance(allowed, int) else allowed
+    step = SimpleNamespace(
+        num_drafts=max(allowed),
+        allowed=allowed,
+        texts=texts,
+        last_two=torch.tensor([(t[-2:-1] or t[-1:]) + t[-1:] for t in texts]),
+    )
+    before = [list(text) for text in texts]
+    drafts = session.draft(step)
+    again = session.draft(step)
+    assert torch.equal(drafts.tokens, again.tokens)
+    assert texts == before
+    tokens, *others = drafts
+    assert others == list(Drafts(tokens)[1:])  # one-hot, and nothing to report
+    assert tokens.dtype == torch.int64 and tokens.dim() == 2 and tokens.shape[0] == len(texts)
+    rows = []
+    for row, most in zip(tokens.tolist(), allowed, strict=True):
+        proposal = row[: row.index(-1)] if -1 in row else row
+        assert len(proposal) <= most and row[len(proposal) :] == [-1] * (len(row) - len(proposal))
+        rows.append(proposal)
+    assert tokens.shape[1] == max(map(len, rows))
+    return rows
+
+
+def copied(text: list[int], start: int, count: int) -> list[int]:
+    """One token at a time: what is copied may be copied again."""
+    whole = list(text)
+    for i in range(count):
+        whole.append(whole[start + i])
+    return whole[len(text) :]
+
+
+class Repeats(LogitsProcessor):
+    """Makes a text repeat what stood ``period`` tokens before."""
+
+    def __init__(self, period: int):
+        self.period = period
+
+    def __call__(self, input_ids, scores):
+        return scores.scatter(1, input_ids[:, -self.period, None], 1e4)
+
+
+def check_plain_texts(new: Callable[[], Drafter], num_drafts: int) -> None:
+    """Through the loop: some drafts are accepted, some are not, and greedy and coupled texts are the plain ones."""
+    for temperature, rule in ((0.0, "token"), (1.0, "coupled")):
+        result = _texts(new(), num_drafts, temperature, rule)
+        assert result.drafter_error is None
+        assert result.tokens == plain_texts(temperature, rule)
+        assert 0 < result.stats.accepted < result.stats.drafted
+
+
+@functools.cache
+def plain_texts(temperature: float, rule: str) -> list[list[int]]:
+    return _texts(None, 0, temperature, rule).tokens
+
+
+def _texts(drafter: Drafter | None, num_drafts: int, temperature: float, rule: str):
+    """Eight texts of four tokens alone, so that every n-gram stood before."""
+    return generate(
+        tiny_model(),
+        drafter,
+        prompts(8, 1, 40),
+        num_drafts,
+        rule=rule,
+        params=SamplingParams(temperature),
+        seed=list(range(8)),
+        logit_bias=dict.fromkeys(range(4), 30.0),
+        max_new_tokens=60,
+    )

@@ -1,0 +1,31 @@
+"""Ragged tokens through a cached model, and the full forwards that they are compared with."""
+
+from __future__ import annotations
+
+import torch
+from specdec import StaticKVCache
+from specdec.models.cached_model import CachedModel
+from specdec.models.kv_cache import visible_slots
+
+
+def full_logits(model, sequence: list[int]) -> torch.Tensor:
+    return model(torch.tensor([sequence]), use_cache=False).logits[0]
+
+
+def feed(cached: CachedModel, cache: StaticKVCache, tokens: list[list[int]]) -> torch.Tensor:
+    """Feeds ragged continuations at each sequence's own length, padding in the trash slot. Returns [B, q, V]."""
+    longest = max(map(len, tokens))
+    valid = torch.tensor([[i < len(t) for i in range(longest)] for t in tokens])
+    places = cache.lengths[:, None] + torch.arange(longest)
+    slots = torch.where(valid, places, cache.trash)
+    visible = visible_slots(int((places * valid).max()) + 1, cache.capacity)
+    fed = torch.tensor([[*t, *[0] * (longest - len(t))] for t in tokens])
+    logits = cached(fed, cache, cached.layout(places * valid, slots, visible))
+    cache.lengths = cache.lengths + valid.sum(1)
+    return logits
+
+
+def assert_rows(model, logits: torch.Tensor, known: list[list[int]], new: list[list[int]]) -> None:
+    for b, (old, added) in enumerate(zip(known, new, strict=True)):
+        expected = full_logits(model, old + added)[len(old) :]
+        torch.testing.assert_close(logits[b, : len(added)], expected, atol=2e-5, rtol=1e-4)

@@ -1,0 +1,136 @@
+"""A crowd of requests for one scheduler, and what must hold of any run of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from specdec import Emission, End, Outcome, Request, Scheduler, SpeculativeDecoder
+from transformers import LogitsProcessor
+
+from specdec_kernels import SamplingParams
+
+from .models import prompts, tunable_pair
+
+EPS = 0.5  # about half of the drafts are accepted
+ROWS, CHUNK, NUM_DRAFTS, MAX_LENGTH = 3, 4, 3, 32
+FAULTY = 1  # the number of the request that faults are of: a greedy one that has a row at once, and whose row is reused
+SAMPLED = SamplingParams(1.0)
+
+
+def crowd() -> list[Request]:
+    """Prompts of 1 to 3 chunks; two requests more than rows."""
+    lengths = (3, 11, 6, 9, 2)
+    settings = (SAMPLED, None, SAMPLED, SAMPLED, None)
+    news = (7, 9, 5, 6, 7)
+    return [
+        Request(prompts(1, n, n, seed=i)[0], new, params, seed=100 + i)
+        for i, (n, params, new) in enumerate(zip(lengths, settings, news, strict=True))
+    ]
+
+
+def decoder(drafter=None, **settings) -> SpeculativeDecoder:
+    """``drafter``: "model" where None."""
+    target, draft = tunable_pair(EPS, layers=1)
+    return SpeculativeDecoder(target, draft if drafter is None else drafter, NUM_DRAFTS, **settings)
+
+
+def scheduler(with_decoder: SpeculativeDecoder | None = None, **settings) -> Scheduler:
+    settings = {"rows": ROWS, "prefill_chunk": CHUNK, "max_length": MAX_LENGTH, **settings}
+    return Scheduler(with_decoder or decoder(), **settings)
+
+
+def finish(
+    scheduler: Scheduler, between: Callable[[int, list], None] = lambda step, updates: None, steps: int = 300
+) -> dict[int, Outcome]:
+    """Steps until nothing is left; ``between`` is called after each step. Checks what every run keeps to: a request's
+    emissions are its tokens, and come before its only outcome."""
+    told: dict[int, list[int]] = {}
+    outcomes: dict[int, Outcome] = {}
+    for step in range(steps):
+        updates = scheduler.step()
+        for update in updates:
+            if isinstance(update, Emission):
+                assert update.sequence not in outcomes and update.tokens
+                told.setdefault(update.sequence, []).extend(update.tokens)
+            else:
+                assert update.number not in outcomes
+                outcomes[update.number] = update
+                check_outcome(update)
+                assert update.tokens == told.get(update.number, [])
+        between(step, updates)
+        if scheduler.idle:
+            return outcomes
+    raise AssertionError(f"not idle after {steps} steps: {scheduler.usage}")
+
+
+def check_outcome(outcome: Outcome) -> None:
+    assert len(outcome.produced_by) == len(outcome.tokens) == outcome.stats.emitted <= outcome.request.max_new_tokens
+    assert (outcome.end == End.FAILED) == (outcome.error is not None or bool(int(outcome.status) & 7))
+    if outcome.end == End.LENGTH:
+        assert len(outcome.tokens) == outcome.request.max_new_tokens
+
+
+def check_empty(scheduler: Scheduler) -> None:
+    """No row and no token of the cache is lost, and every row serves the next request as if it were the first."""
+    usage = scheduler.usage
+    assert (usage.live, usage.prefilling, usage.waiting, usage.cache_tokens_used) == (0, 0, 0, 0)
+    assert scheduler.idle and all(record is None for record in scheduler.batch.rows) and 0 <= usage.busy <= 1
+    request = Request([5, 6, 7, 8], 2)
+    outcomes = list(scheduler.run([request] * usage.rows))
+    assert [o.tokens for o in outcomes] == [alone(request.prompt, 2)] * usage.rows
+    assert {(o.end, int(o.status)) for o in outcomes} == {(End.LENGTH, 0)}
+
+
+@functools.cache
+def _alone(prompt: tuple[int, ...], new: int) -> list[int]:
+    return decoder().generate([list(prompt)], max_new_tokens=new, eos_token_id=[]).tokens[0]
+
+
+def alone(prompt: Sequence[int], new: int) -> list[int]:
+    """Greedy, without a scheduler."""
+    return _alone(tuple(prompt), new)
+
+
+@functools.cache
+def texts(rule: str = "token", greedy: bool = False) -> list[list[int]]:
+    """Of the crowd, without a fault."""
+    s = scheduler(rule=rule)
+    for request in crowd():
+        s.submit(all_greedy(request) if greedy else request)
+    outcomes = finish(s)
+    return [outcomes[number].tokens for number in range(len(outcomes))]
+
+
+def all_greedy(request: Request) -> Request:
+    return Request(request.prompt, request.max_new_tokens)
+
+
+class Processor(LogitsProcessor):
+    """Answers as it is told from the ``call``-th call on."""
+
+    def __init__(self, answer, call: int = 1):
+        self.answer, self.call, self.calls = answer, call, 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        if self.calls < self.call:
+            return scores
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer(scores)
+
+
+class Stop:
+    """Ends nothing before its ``call``-th call; then it answers as it is told."""
+
+    def __init__(self, answer, call: int = 2):
+        self.answer, self.call, self.calls = answer, call, 0
+
+    def first_end(self, sequence, text, new):
+        self.calls += 1
+        if self.calls < self.call:
+            return None
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer(new) if callable(self.answer) else self.answer

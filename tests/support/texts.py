@@ -1,0 +1,40 @@
+"""What a text is held against: the target's greedy one, or the distribution of all texts of a toy model."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from specdec_kernels import SamplingParams
+
+from .models import TIE, generate
+
+
+def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[int]) -> None:
+    """Equal, or parted at a near-tie: the two tokens' logits there are closer than TIE."""
+    assert len(got) == len(expected)
+    parted = next((i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b), None)
+    if parted is not None:
+        logits = model(torch.tensor([prompt + expected[:parted]])).logits[0, -1]
+        gap = (logits.max() - logits[got[parted]]).item()
+        assert gap < TIE, f"token {parted}: {got[parted]} instead of {expected[parted]}, {gap} below the largest logit"
+
+
+def check_text_law(target, draft, count: int = 30_000, **settings) -> None:
+    """Three tokens of a vocabulary of five: 125 texts. Chi-square over all of them has 124 degrees of freedom: its
+    99.99 % quantile is 190."""
+    law = {"params": SamplingParams(1.3), "seed": list(range(count)), "max_new_tokens": 3}
+    result = generate(target, draft, [[1, 2]] * count, 2, **law, **settings)
+    assert 0.2 < result.stats.alpha < 0.95
+    texts = list(itertools.product(range(5), repeat=3))
+    with torch.inference_mode():
+        logits = target(torch.tensor([[1, 2, *t] for t in texts])).logits[:, 1:4] / 1.3
+    chosen = logits.double().log_softmax(-1).gather(2, torch.tensor(texts)[..., None])
+    expected = chosen.sum((1, 2)).exp() * count
+    observed = torch.zeros(125, dtype=torch.float64)
+    for a, b, c in result.tokens:
+        observed[25 * a + 5 * b + c] += 1
+    common = expected >= 5
+    chi_square = ((observed - expected)[common] ** 2 / expected[common]).sum().item()
+    assert chi_square < 190, chi_square
