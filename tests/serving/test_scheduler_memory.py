@@ -11,11 +11,7 @@ from specdec.models.memory import slot_bytes
 from specdec.result import End
 from specdec.serving.requests import Outcome, Request
 from specdec.serving.scheduler import Scheduler
-from support.allocations import (
-    LittleMemory,
-    allocated,
-    caches,  # noqa: F401
-)
+from support.allocations import LittleMemory, allocated
 from support.models import prompts, tiny_model
 
 BOTH = 256 + 512  # bytes of a token: the target's, the draft's
@@ -46,7 +42,7 @@ def test_promises_come_back(seed):
     assert scheduler.usage.cache_tokens_used == 0 and not len(scheduler.ledger)
 
 
-def test_allocated_at_once_within_the_budget(caches):  # noqa: F811
+def test_allocated_at_once_within_the_budget(caches):
     scheduler = Scheduler(decoder(), rows=3, cache_bytes=3 * 41 * BOTH + 100)
     storages = [storages for _, storages in caches if storages[0][1] > 2 * 64 * 2]  # no measuring
     assert scheduler.budget.max_length == 40 and scheduler.limits.max_length == 40
@@ -59,7 +55,7 @@ def test_allocated_at_once_within_the_budget(caches):  # noqa: F811
     assert (scheduler.usage.cache_tokens, scheduler.usage.cache_tokens_used) == (120, 0)
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers(caches):  # noqa: F811
+def test_what_does_not_fit_is_refused_with_the_numbers(caches):
     both = decoder()
     with pytest.raises(ValueError, match="cache_bytes: got 94463 .*>= 94464 .* for 3 rows of 41 slots"):
         Scheduler(both, rows=3, max_length=40, cache_bytes=3 * 41 * BOTH - 1)
