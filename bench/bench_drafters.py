@@ -43,7 +43,7 @@ PAIRS = ("embedded", "120m")
 
 
 class NeverRight:
-    """Costs what the model costs, and is never accepted: each draft is the token behind the one that it would be."""
+    """Costs what the model costs, and is never accepted: each draft is the token after the one that it would be."""
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.vocab_size = drafter, vocab_size

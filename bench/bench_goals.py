@@ -40,8 +40,8 @@ class Goal:
 
     def as_row(self) -> dict[str, object]:
         s = self.shape
-        law = {"rule": self.rule, "filters": self.filters}
-        return {"B": s.B, "K": s.K, "V": s.V, "dtype": s.dtype, **law, "goal_seconds": self.seconds,
+        sampling = {"rule": self.rule, "filters": self.filters}
+        return {"B": s.B, "K": s.K, "V": s.V, "dtype": s.dtype, **sampling, "goal_seconds": self.seconds,
                 "goal_bandwidth": self.bandwidth, "goal_launches": self.launches}  # fmt: skip
 
 

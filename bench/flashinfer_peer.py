@@ -12,7 +12,9 @@ from collections.abc import Callable
 import torch
 
 
-def laws(temperature: float, filters: dict[str, float] | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+def distributions(
+    temperature: float, filters: dict[str, float] | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Its own softmax, which divides by the temperature, then its top-k and top-p: logits [B, N, V] to float32 rows.
 
     Raises:
@@ -48,14 +50,14 @@ def chain() -> Callable:
 
 def from_logits(temperature: float, filters: dict[str, float] | None = None) -> Callable:
     """Both softmaxes inside: step(target, tokens int32, draft, noise)."""
-    law, sample = laws(temperature, filters), chain()
-    return lambda target, tokens, draft, noise: sample(law(draft), tokens, law(target), noise)
+    distribution, sample = distributions(temperature, filters), chain()
+    return lambda target, tokens, draft, noise: sample(distribution(draft), tokens, distribution(target), noise)
 
 
 def with_q(temperature: float, filters: dict[str, float] | None = None) -> Callable:
     """The draft's probabilities were kept: step(target, tokens int32, q, noise)."""
-    law, sample = laws(temperature, filters), chain()
-    return lambda target, tokens, q, noise: sample(q, tokens, law(target), noise)
+    distribution, sample = distributions(temperature, filters), chain()
+    return lambda target, tokens, q, noise: sample(q, tokens, distribution(target), noise)
 
 
 def with_p_q() -> Callable:

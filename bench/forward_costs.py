@@ -24,7 +24,7 @@ class Forwards:
         self.cache: StaticKVCache = model.new_cache(batch, capacity)
 
     def of(self, context: int, width: int) -> Callable[[], object]:
-        """A forward of ``width`` tokens a sequence behind ``context`` stored ones."""
+        """A forward of ``width`` tokens a sequence after ``context`` stored ones."""
         places = torch.arange(context, context + width, device=self.model.device).expand(self.batch, -1).contiguous()
         layout = self.model.layout(places, places, visible_slots(context + width, self.cache.capacity))
         tokens = places % self.model.vocab_size
@@ -37,7 +37,7 @@ class Forwards:
         return visible_slots(filled, self.cache.capacity)
 
     def filled_bytes(self, context: int) -> int:
-        """Of keys and values behind so many tokens."""
+        """Of keys and values after so many tokens."""
         stored = [states for layer in self.cache.layers for states in (layer.keys, layer.values)]
         return sum(s.shape[1] * s.shape[3] * s.element_size() for s in stored) * self.batch * context
 
@@ -63,7 +63,7 @@ def timed(
 def step_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: float) -> dict[str, object]:
     """Summaries of seconds: of the target's and the draft's forwards by width, and of all forwards of a step together.
 
-    ``attention``: what the target's forward of K + 1 tokens takes longer than behind a short context, and the bytes of
+    ``attention``: what the target's forward of K + 1 tokens takes longer than after a short context, and the bytes of
     the filled cache.
     """
     k, capacity = cell.num_drafts, cell.context + cell.room + 1
@@ -87,11 +87,11 @@ def step_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: f
     }
     found = timed(calls, decoder.target.device, graphs, seconds)
     whole, short = (found[f"target {k + 1}{suffix}"]["median"] for suffix in ("", ", short"))
-    behind = context + k + 1
+    after = context + k + 1
     attention = {
         "seconds": whole - short,
-        "filled_bytes": target.filled_bytes(behind) - target.filled_bytes(min(SHORT, context) + k + 1),
-        "slots_over_filled": target.slots_read(behind) / behind,
+        "filled_bytes": target.filled_bytes(after) - target.filled_bytes(min(SHORT, context) + k + 1),
+        "slots_over_filled": target.slots_read(after) / after,
     }
     return {"seconds": found, "c": found["draft 1"]["median"] / found["target 1"]["median"], "attention": attention}
 

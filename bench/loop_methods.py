@@ -62,7 +62,7 @@ class Unavailable(Exception):
 
 
 class _Marks(StoppingCriteria):
-    """Notes when the text has grown, and ends it when it is long enough. Its first call is behind the prompt's
+    """Notes when the text has grown, and ends it when it is long enough. Its first call is after the prompt's
     forward and the first tokens."""
 
     def __init__(self, cell: Cell):
@@ -123,7 +123,7 @@ def decoder_of(pair: TunablePair, cell: Cell, speculative: bool, compiled: bool)
 
 
 class Specdec:
-    """A scheduler with a row for each prompt. Prompts are read by its first step, so marks begin behind them."""
+    """A scheduler with a row for each prompt. Prompts are read by its first step, so marks begin after them."""
 
     def __init__(self, name: str, decoder: SpeculativeDecoder, cell: Cell, mode: Mode):
         if mode.graphs and decoder.target.device.type != "cuda":

@@ -26,7 +26,7 @@ class Plan:
         not_compiling: why nothing is compiled; None: it is.
         watch: profile kernels and count synchronisations, on a GPU, at batch 1.
         seconds: for the forwards of a mode.
-        deadline: on the clock of ``time.perf_counter``; no method begins behind it.
+        deadline: on the clock of ``time.perf_counter``; no method begins after it.
         progress: is told what runs.
     """
 

@@ -1,4 +1,4 @@
-"""Other ways to verify K drafts, as people write them today. Same law as ours; each says what it leaves out.
+"""Other ways to verify K drafts, as people write them today. Same distribution as ours; each says what it leaves out.
 
 "+q" in a name: the draft's probabilities were kept from drafting ([B, K, V] float32) and are not computed
 here. "+p+q": neither are the target's.
@@ -114,7 +114,7 @@ def transformers_step(temperature: float, filters: dict[str, float] | None = Non
 
 
 def filtered(logits: torch.Tensor, filters: dict[str, float]) -> torch.Tensor:
-    """A copy of [B, N, V] logits behind transformers' processors, row by row as assisted generation does it."""
+    """A copy of [B, N, V] logits after transformers' processors, row by row as assisted generation does it."""
     from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     makers = {"top_k": lambda k: TopKLogitsWarper(int(k)), "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}

@@ -68,10 +68,10 @@ class Structure:
 
     def counted_by(self) -> dict[str, str]:
         """What counts of cases are kept by."""
-        law = "+".join(["filters"] * self.filters + [self.table] * (self.table != "none")) or "plain"
+        distribution = "+".join(["filters"] * self.filters + [self.table] * (self.table != "none")) or "plain"
         dtypes = (str(d).removeprefix("torch.") for d in (self.dtype, self.draft_dtype))
         named = dict(zip(("dtype", "draft_dtype"), dtypes, strict=True))
-        return {"rule": self.rule, "form_of_q": self.form, "law": law, **named}
+        return {"rule": self.rule, "form_of_q": self.form, "distribution": distribution, **named}
 
 
 class Drawing(NamedTuple):
@@ -237,7 +237,7 @@ def without_target(inputs: StepInputs) -> StepInputs:
 
 
 def unaligned(t: torch.Tensor) -> torch.Tensor:
-    """Rows that begin one element behind an aligned address, with an odd distance."""
+    """Rows that begin one element after an aligned address, with an odd distance."""
     wide = torch.full((*t.shape[:2], t.shape[2] + 3 + t.shape[2] % 2), NAN, dtype=t.dtype, device=t.device)
     view = wide[..., 1 : 1 + t.shape[2]]
     return view.copy_(t)

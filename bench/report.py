@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: a JSON file, and a table on the terminal."""
+"""What a benchmark leaves after: a JSON file, and a table on the terminal."""
 
 from __future__ import annotations
 

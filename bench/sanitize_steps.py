@@ -1,9 +1,9 @@
-"""Steps of every rule, form of q and law over rows with tails, for compute-sanitizer to watch.
+"""Steps of every rule, form of q and distribution over rows with tails, for compute-sanitizer to watch.
 
     compute-sanitizer --tool memcheck --error-exitcode 86 python bench/sanitize_steps.py --device cuda
 
 Inputs are made on the CPU and copied, so that little but our kernels runs on the GPU. With
-PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is an allocation of its own, with nothing behind it. Results are not
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is an allocation of its own, with nothing after it. Results are not
 compared here: compare_backends.py does that.
 """
 
@@ -30,11 +30,11 @@ MANY_ROWS = (1, 6000, 33)
 FORMS = {"full": {}, "stats": {"stats": True}, "compact": {"compact": 7}, "reduced": {"reduced": 0.7}, "one_hot": {}}
 FILTERS = {"top_k": (0, 20, 1), "top_p": (0.9, 1.0, 0.3), "min_p": (0.0, 0.02)}
 PENALTIES = {"table": 5, "repetition_penalty": (1.3, 0.8), "presence_penalty": (0.5,), "frequency_penalty": (0.2,)}
-LAWS = {"plain": {}, "filters": FILTERS, "penalties": PENALTIES, "all": {**FILTERS, **PENALTIES}}
+DISTRIBUTIONS = {"plain": {}, "filters": FILTERS, "penalties": PENALTIES, "all": {**FILTERS, **PENALTIES}}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def made(number: int, shape: tuple[int, int, int], rule: str, form: str, law: str) -> StepInputs:
+def made(number: int, shape: tuple[int, int, int], rule: str, form: str, distribution: str) -> StepInputs:
     """A step on the CPU."""
     batch, num_drafts, vocabulary = shape
     options = dict(FORMS[form])
@@ -43,7 +43,7 @@ def made(number: int, shape: tuple[int, int, int], rule: str, form: str, law: st
     inputs = random_step(
         batch, num_drafts, vocabulary, rule=rule, kind="one_hot" if form == "one_hot" else "similar", drafter="cpu",
         dtype=DTYPES[number % 3], draft_dtype=DTYPES[number // 3 % 3], temperature=(0.8, 0.0, 1.3),
-        log_probs=number % 4 == 0, random_state=number, **options, **LAWS[law],
+        log_probs=number % 4 == 0, random_state=number, **options, **DISTRIBUTIONS[distribution],
     )  # fmt: skip
     if number % 2:
         inputs = inputs.replace(num_drafts=torch.arange(batch) % (num_drafts + 1))
@@ -74,7 +74,7 @@ def run(inputs: StepInputs, backend: str, device: torch.device) -> None:
 
 def cases() -> list[Callable[[], StepInputs]]:
     """What makes each step, in an order in which every part of them has every rule and form."""
-    every = itertools.product(SHAPES, ("token", "block", "coupled"), FORMS, LAWS)
+    every = itertools.product(SHAPES, ("token", "block", "coupled"), FORMS, DISTRIBUTIONS)
     allowed = [c for c in every if c[1:3] != ("coupled", "compact")]  # a rule that needs no q has no compact one
     random.Random(0).shuffle(allowed)
     makers = [functools.partial(made, number, *case) for number, case in enumerate(allowed)]

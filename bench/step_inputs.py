@@ -44,7 +44,7 @@ class Shape:
 
     def bytes_reached_rows(self, stats: bool, num_accepted: torch.Tensor, rule: str = "token") -> float:
         """Of the rows up to the first rejection, on average: the least that decides steps which accept so. Rule
-        ``block`` looks behind it."""
+        ``block`` looks after it."""
         if rule == "block":
             return float(self.bytes_all_rows(stats, rule))
         n = num_accepted.double()
@@ -83,7 +83,7 @@ class StepInputs:
         values = {"temperature": self.temperature} | filters
         columns = {name: torch.full((B,), value, device=self.draft.device) for name, value in values.items()}
         self.params, self.rule, self.filters = SamplingParams(**columns), rule, filters
-        # Drafts come from other noise than the calls use, so a set used twice is still a sample of its law.
+        # Drafts come from other noise than the calls use, so a set used twice is still a sample of its distribution.
         flat, params, seed = self.draft.view(N * B, K, V), SamplingParams(**values), self.seed.view(-1)
         steps = [draft_step(flat[:, i], params, seed=seed, position=DRAFTED_AT, offset=i, rule=rule) for i in range(K)]
         self.tokens, self.cutoff, self.lse = (
@@ -157,6 +157,6 @@ class StepInputs:
         return run
 
     def num_accepted(self, backend: str) -> torch.Tensor:
-        """[calls * B]: what the calls accept, by our step; the peers draw other numbers from the same law."""
+        """[calls * B]: what the calls accept, by our step; the peers draw other numbers from the same distribution."""
         run = self.ours(backend, stats=self.rule != "coupled")
         return torch.cat([run(i).num_accepted for i in range(self.calls)])

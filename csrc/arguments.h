@@ -48,12 +48,12 @@ inline void prepare(Tensor& tensor, std::initializer_list<int64_t> shape, Scalar
   tensor = dense(tensor);
 }
 
-// The arguments that every operation has, `_LAW` in ops.py.
-struct LawArguments {
+// The arguments that every operation has, `_SAMPLING` in ops.py.
+struct SamplingTensors {
   Tensor temperature;
   MaybeTensor filters, penalties, table_ids, table_bias, table_in_prompt, table_count, ends, first_end;
 
-  LawParams prepared(int64_t batch) {
+  SamplingArguments prepared(int64_t batch) {
     prepare(temperature, {batch}, ScalarType::Float, "temperature");
     prepare(filters, {batch, 3}, ScalarType::Float, "filters");
     prepare(penalties, {batch, 3}, ScalarType::Float, "penalties");
@@ -100,9 +100,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "specdec_kernels: logits must be [B, V]");
   STD_TORCH_CHECK(compact >= 0 && offset >= 0, "specdec_kernels: compact and offset must not be negative");
   const int64_t batch = logits.size(0);
-  LawArguments law = {temperature,     filters,     penalties, table_ids, table_bias,
-                      table_in_prompt, table_count, ends,      first_end};
-  const LawParams law_params = law.prepared(batch);
+  SamplingTensors sampling = {temperature,     filters,     penalties, table_ids, table_bias,
+                              table_in_prompt, table_count, ends,      first_end};
+  const SamplingArguments sampling_arguments = sampling.prepared(batch);
   prepare(drafts, {batch, offset}, ScalarType::Long, "drafts");
   prepare(d2t, {logits.size(1)}, ScalarType::Long, "d2t");
   prepare(seed, {batch}, ScalarType::Long, "seed");
@@ -121,7 +121,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(
       .row_stride = stride_in_bytes(logits, 0),
       .batch = batch,
       .vocabulary = logits.size(1),
-      .law = law_params,
+      .sampling = sampling_arguments,
       .drafts = data_of<int64_t>(drafts),
       .d2t = data_of<int64_t>(d2t),
       .seed = seed.const_data_ptr<int64_t>(),
@@ -155,9 +155,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
   STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(1) > 0 && target_logits.size(2) > 0,
                   "specdec_kernels: target_logits must be [B, K+1, V]");
   const int64_t batch = target_logits.size(0), k = target_logits.size(1) - 1, vocabulary = target_logits.size(2);
-  LawArguments law = {temperature,     filters,     penalties, table_ids, table_bias,
-                      table_in_prompt, table_count, ends,      first_end};
-  const LawParams law_params = law.prepared(batch);
+  SamplingTensors sampling = {temperature,     filters,     penalties, table_ids, table_bias,
+                              table_in_prompt, table_count, ends,      first_end};
+  const SamplingArguments sampling_arguments = sampling.prepared(batch);
   prepare(draft_tokens, {batch, k}, ScalarType::Long, "draft_tokens");
   prepare(seed, {batch}, ScalarType::Long, "seed");
   prepare(position, {batch}, ScalarType::Long, "position");
@@ -200,7 +200,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
       .compact_log_q = data_of<float>(compact_log_q),
       .compact_size = compact_size,
       .num_drafts = data_of<int64_t>(num_drafts),
-      .law = law_params,
+      .sampling = sampling_arguments,
       .seed = seed.const_data_ptr<int64_t>(),
       .position = position.const_data_ptr<int64_t>(),
       .batch = batch,

@@ -65,7 +65,7 @@ def draft_step(
         check.refuse("compact", repr(compact), f"an integer from 0 (off) to {check.MAX_COMPACT}")
     if compact and rule == Rule.COUPLED:
         check.refuse("compact", repr(compact), "0 with rule='coupled', which needs no q")
-    law = check.law_of(params, table, batch, device)
+    sampling = check.sampling_of(params, table, batch, device)
     if table is None:
         drafts = None  # nothing depends on them
     elif drafts is not None:
@@ -77,7 +77,7 @@ def draft_step(
         check.check_d2t(d2t, vocabulary, device)
     *drawn, ids, log_q = operation("draft_step", backend, device.type)(
         logits,
-        *law,
+        *sampling,
         drafts,
         d2t,
         check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
@@ -158,7 +158,7 @@ def speculative_step(
         draft_tokens.to(torch.int64),
         *q,
         None if num_drafts is None else num_drafts.to(torch.int64),
-        *check.law_of(params, table, batch, device),
+        *check.sampling_of(params, table, batch, device),
         check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
         check.per_sequence("position", position, batch, device, lowest=0),
         number,

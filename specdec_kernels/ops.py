@@ -16,7 +16,7 @@ VARIANTS = ("", "_reference", "_triton")
 RULES = ("token", "block", "coupled")  # their places are what operations are told
 
 
-class Law(NamedTuple):
+class SamplingTensors(NamedTuple):
     """How raw logits of every sequence become a distribution; the operations' arguments of the same names."""
 
     temperature: torch.Tensor  # [B] float32
@@ -30,7 +30,7 @@ class Law(NamedTuple):
     first_end: torch.Tensor | None = None  # [B] int64; None where ends is
 
 
-_LAW = (
+_SAMPLING = (
     "Tensor temperature, Tensor? filters, Tensor? penalties, Tensor? table_ids, Tensor? table_bias,"
     " Tensor? table_in_prompt, Tensor? table_count, Tensor? ends, Tensor? first_end"
 )
@@ -39,7 +39,7 @@ SCHEMAS = {
     # drafts [B, offset]: the step's drafts before this one, for the table; d2t [V]: target ids of the draft's
     # vocabulary, ascending; compact: k', or 0.
     "draft_step": (
-        f"(Tensor logits, {_LAW}, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, int offset, int rule,"
+        f"(Tensor logits, {_SAMPLING}, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, int offset, int rule,"
         " int compact) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status, Tensor compact_ids,"
         " Tensor compact_log_q)"
     ),
@@ -48,7 +48,7 @@ SCHEMAS = {
     "speculative_step": (
         "(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, Tensor? draft_cutoff, Tensor? draft_lse,"
         " Tensor? compact_ids, Tensor? compact_log_q, Tensor? d2t, Tensor? num_drafts,"
-        f" {_LAW}, Tensor seed, Tensor position, int rule, bool log_probs) -> (Tensor tokens, Tensor num_accepted,"
+        f" {_SAMPLING}, Tensor seed, Tensor position, int rule, bool log_probs) -> (Tensor tokens, Tensor num_accepted,"
         " Tensor status, Tensor num_emitted, Tensor log_probs, Tensor raw_log_probs)"
     ),
 }

@@ -26,7 +26,7 @@ class Backend(enum.StrEnum):
 
 
 class Rule(enum.StrEnum):
-    """How drafts are accepted. The emitted text has the target's law under all three.
+    """How drafts are accepted. The emitted text has the target's distribution under all three.
 
     ``token``: Leviathan et al. 2023, Algorithm 1 (= Chen et al. 2023, Algorithm 2), draft by draft.
     ``block``: Sun et al., ICLR 2025, Algorithm 2: drafts jointly; accepts at least as many in expectation.
@@ -167,7 +167,7 @@ def _check_values(name: str, values: torch.Tensor) -> None:
 
 
 class TokenTable(NamedTuple):
-    """What a sequence's law says of single tokens: the sparse lists behind penalties, bias and bans.
+    """What a sequence's distribution says of single tokens: the sparse lists after penalties, bias and bans.
 
     A row's logits become, before temperature and filters: + bias (-inf bans a token); the repetition penalty if the
     token is in prompt or output; - presence_penalty if it was generated; - frequency_penalty * how often; and -inf for
@@ -204,5 +204,5 @@ class SpeculativeStep(NamedTuple):
     num_accepted: torch.Tensor  # [B] int32
     status: torch.Tensor  # [B] int32, Status
     num_emitted: torch.Tensor  # [B] int32: num_accepted + 1, or num_accepted where the next row had no distribution
-    log_probs: torch.Tensor | None = None  # [B, K+1] float32 if asked: log p of the emitted tokens; NaN behind them
+    log_probs: torch.Tensor | None = None  # [B, K+1] float32 if asked: log p of the emitted tokens; NaN after them
     raw_log_probs: torch.Tensor | None = None  # the same of softmax(raw logits): no penalty, temperature or filter

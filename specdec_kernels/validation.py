@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import torch
 
-from .ops import RULES, Law, statistics_dtype
+from .ops import RULES, SamplingTensors, statistics_dtype
 from .types import FILTERS, PENALTIES, TABLE_PADDING, Rule, SamplingParams, TokenTable, neutral
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,7 +49,7 @@ def check_rule(rule: str) -> int:
     return RULES.index(rule)
 
 
-def law_of(params: SamplingParams, table: TokenTable | None, batch: int, device: torch.device) -> Law:
+def sampling_of(params: SamplingParams, table: TokenTable | None, batch: int, device: torch.device) -> SamplingTensors:
     """The operations' view of ``params`` and ``table``; the values of ``params`` were checked when it was made."""
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
@@ -58,9 +58,11 @@ def law_of(params: SamplingParams, table: TokenTable | None, batch: int, device:
     if table is None:
         if params.uses(PENALTIES):
             refuse("table", "None with penalties in params", "a TokenTable")
-        return Law(temperature, filters)
+        return SamplingTensors(temperature, filters)
     ends, first_end = check_table(table, batch, device)
-    return Law(temperature, filters, _columns(params, PENALTIES, batch, device), *table[:4], ends, first_end)
+    return SamplingTensors(
+        temperature, filters, _columns(params, PENALTIES, batch, device), *table[:4], ends, first_end
+    )
 
 
 def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from specdec.stopping import AnyStopping, CriteriaStopping, StopStrings, cut_behind
+from specdec.stopping import AnyStopping, CriteriaStopping, StopStrings, cut_after
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.generation import MaxLengthCriteria, StopStringCriteria
@@ -30,7 +30,7 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 
 def wordpiece() -> PreTrainedTokenizerFast:
-    """As BERT's: tokens continue a word behind ``##``, others start with a space."""
+    """As BERT's: tokens continue a word after ``##``, others start with a space."""
     words = _vocabulary("", ["[UNK]"])
     vocabulary = {**words, **{f"##{w}": len(words) + i for i, w in enumerate(w for w in words if w)}}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -103,7 +103,7 @@ def test_a_string_that_begins_in_the_prompt_or_ends_inside_a_token(pair):
     last = later.first_end(0, prompt + new, len(new))
     read = tokenizer.decode(new[:last])
     assert "urn s" in read and "urn s" not in tokenizer.decode(new[: last - 1]) and not read.endswith("urn s")
-    assert cut_behind(read, later.strings) == "):\n    return s"
+    assert cut_after(read, later.strings) == "):\n    return s"
 
 
 def test_a_token_costs_the_same_however_long_the_text_is(pair):
@@ -126,8 +126,8 @@ def test_a_token_costs_the_same_however_long_the_text_is(pair):
         ("", ["a"], "a", ""),
     ],
 )
-def test_cut_behind(text, strings, prompt, expected):
-    assert cut_behind(text, strings, prompt) == expected
+def test_cut_after(text, strings, prompt, expected):
+    assert cut_after(text, strings, prompt) == expected
 
 
 @pytest.mark.parametrize("strings", ("", [], ["a", ""], [1], 5, None))

@@ -42,7 +42,7 @@ SPECDEC_HD float joint_ratio(float w, float log_p, float log_q) {
 }
 
 // The probability of keeping a prefix of joint ratio `w` that no longer one was kept of; `mass` is that of the row
-// behind it, sum max(0, w p - q). Equal p and q have none, and keep everything.
+// after it, sum max(0, w p - q). Equal p and q have none, and keep everything.
 SPECDEC_HD float keep_probability(float w, float mass) {
   const float either = mass + (1.0f - w);
   return either > 0.0f ? mass / either : 1.0f;

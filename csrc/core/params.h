@@ -22,8 +22,8 @@ struct LogitRows {
   SPECDEC_HD const char* row(int64_t b, int64_t j) const { return data + b * sequence_stride + j * row_stride; }
 };
 
-// What the caller says of every sequence's law. Null pointers: nothing of the kind, or nothing in it.
-struct LawParams {
+// What the caller says of every sequence's distribution. Null pointers: nothing of the kind, or nothing in it.
+struct SamplingArguments {
   bool has_table;                // which may have no entries
   const float* temperature;      // [B]
   const float* filters;          // [B, 3] top_k, top_p, min_p
@@ -43,7 +43,7 @@ struct DraftStepParams {
   Dtype dtype;
   int64_t row_stride;  // bytes from one row to the next
   int64_t batch, vocabulary;
-  LawParams law;
+  SamplingArguments sampling;
   const int64_t* drafts;    // [B, offset] or null
   const int64_t* d2t;       // [V] target ids, ascending, or null
   const int64_t* seed;      // [B]
@@ -73,7 +73,7 @@ struct SpeculativeStepParams {
   const float* compact_log_q;             // [B, K, k']
   int64_t compact_size;                   // k'
   const int64_t* num_drafts;              // [B], clamped to [0, K], or null: K
-  LawParams law;
+  SamplingArguments sampling;
   const int64_t* seed;                        // [B]
   const int64_t* position;                    // [B]
   int64_t batch, num_drafts_max, vocabulary;  // B, K, V

@@ -43,13 +43,15 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
                  (Row row, int64_t block, const Bins& bins, int bin, float* low, float* high), row, row, block, bins,  \
                  bin, low, high)                                                                                       \
   SPECDEC_KERNEL(attributes, float, residual_sum,                                                                      \
-                 (Row p, Distribution p_law, float w, const DraftLaw& q, int64_t block), p, p, p_law, w, q, block)     \
+                 (Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block), p, p,       \
+                 p_distribution, w, q, block)                                                                          \
   SPECDEC_KERNEL(attributes, int64_t, draw,                                                                            \
                  (Row row, int64_t block, float max, float t, float c, Noise noise, Stream s), row, row, block, max,   \
                  t, c, noise, s)                                                                                       \
   SPECDEC_KERNEL(attributes, int64_t, draw_residual,                                                                   \
-                 (Row p, Distribution p_law, float w, const DraftLaw& q, int64_t block, Noise noise), p, p, p_law, w,  \
-                 q, block, noise)                                                                                      \
+                 (Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block,              \
+                  Noise noise),                                                                                        \
+                 p, p, p_distribution, w, q, block, noise)                                                             \
   SPECDEC_KERNEL(attributes, Candidate, race,                                                                          \
                  (Row row, int64_t block, float max, float t, float c, const int64_t* ids, Noise noise), row, row,     \
                  block, max, t, c, ids, noise)                                                                         \
@@ -87,14 +89,14 @@ const BlockKernels& choose() {
 
 }  // namespace
 
-float DraftLaw::log_probability(int64_t token) const {
-  if (ids == nullptr) return specdec::log_probability(logit_at(row, token), law);
+float DraftDistribution::log_probability(int64_t token) const {
+  if (ids == nullptr) return specdec::log_probability(logit_at(row, token), distribution);
   const int64_t* entry = std::lower_bound(ids, ids + num_entries, token);
   if (entry == ids + num_entries || *entry != token) return -INFINITY;
-  return log_q == nullptr ? specdec::log_probability(logit_at(row, entry - ids), law) : log_q[entry - ids];
+  return log_q == nullptr ? specdec::log_probability(logit_at(row, entry - ids), distribution) : log_q[entry - ids];
 }
 
-void DraftLaw::entries(int64_t block, int64_t* begin, int64_t* end) const {
+void DraftDistribution::entries(int64_t block, int64_t* begin, int64_t* end) const {
   const int64_t* first = std::lower_bound(ids, ids + num_entries, block * kBlock);
   *begin = first - ids;
   *end = std::lower_bound(first, ids + num_entries, (block + 1) * kBlock) - ids;

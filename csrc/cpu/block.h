@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../core/law.h"
+#include "../core/distribution.h"
 #include "../core/params.h"
 #include "../core/random.h"
 
@@ -37,12 +37,12 @@ struct Noise {
 
 // q of one row: logits over the whole vocabulary, or entries for some tokens, ascending, and 0 elsewhere: a one-hot
 // draft, a compact q, or the logits of a reduced vocabulary.
-struct DraftLaw {
-  Row row;              // data null: none
-  Distribution law;     // of the row
-  const int64_t* ids;   // the entries' tokens; null: the row has one for each
-  const float* log_q;   // of the entries; null: the row has their logits
-  int64_t num_entries;  // of ids
+struct DraftDistribution {
+  Row row;                    // data null: none
+  Distribution distribution;  // of the row
+  const int64_t* ids;         // the entries' tokens; null: the row has one for each
+  const float* log_q;         // of the entries; null: the row has their logits
+  int64_t num_entries;        // of ids
 
   float log_probability(int64_t token) const;
   // The entries [begin, end) that lie in the block.
@@ -85,12 +85,13 @@ struct BlockKernels {
   // Widens [low, high] to the block's finite logits in bin `bin`, or in any if it is negative.
   void (*range)(Row row, int64_t block, const Bins& bins, int bin, float* low, float* high);
   // Sum over the block of max(0, w p - q).
-  float (*residual_sum)(Row p, Distribution p_law, float w, const DraftLaw& q, int64_t block);
+  float (*residual_sum)(Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block);
   // Draws a token of the block, weights as in `sum_above`. -1 if all weights are 0.
   int64_t (*draw)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, Noise noise,
                   Stream stream);
   // Draws a token of the block, weights max(0, w p - q).
-  int64_t (*draw_residual)(Row p, Distribution p_law, float w, const DraftLaw& q, int64_t block, Noise noise);
+  int64_t (*draw_residual)(Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block,
+                           Noise noise);
   // The block's best token in the flat race of kRace; `ids`: the tokens whose noise the row's entries have, or null.
   Candidate (*race)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, const int64_t* ids,
                     Noise noise);

@@ -57,10 +57,10 @@ SPECDEC_BODY int64_t draw_body(Row row, int64_t block, float max, float inverse_
   return race_in_block(w, block, n, noise, stream);
 }
 
-SPECDEC_BODY int64_t draw_residual_body(Row p, Distribution p_law, float w, const DraftLaw& q, int64_t block,
-                                        Noise noise, int64_t n) {
+SPECDEC_BODY int64_t draw_residual_body(Row p, Distribution p_distribution, float w, const DraftDistribution& q,
+                                        int64_t block, Noise noise, int64_t n) {
   alignas(64) float weights[kBlock];
-  residual_weights(p, p_law, w, q, block, weights, n);
+  residual_weights(p, p_distribution, w, q, block, weights, n);
   return race_in_block(weights, block, n, noise, kRecoverToken);
 }
 

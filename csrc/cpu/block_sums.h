@@ -97,29 +97,31 @@ SPECDEC_BODY float sum_above_body(Row row, int64_t block, float max, float inver
 }
 
 // p[i] becomes max(0, w p - q).
-SPECDEC_BODY void residual_weights(Row p_row, Distribution p_law, float w, const DraftLaw& q, int64_t block, float* p,
-                                   int64_t n) {
+SPECDEC_BODY void residual_weights(Row p_row, Distribution p_distribution, float w, const DraftDistribution& q,
+                                   int64_t block, float* p, int64_t n) {
   alignas(64) float buffer[kBlock];
   const float* x = view(p_row, block, buffer);
-  for (int64_t i = 0; i < n; ++i) p[i] = w * probability(x[i], p_law);
+  for (int64_t i = 0; i < n; ++i) p[i] = w * probability(x[i], p_distribution);
   if (q.ids == nullptr) {
     x = view(q.row, block, buffer);
-    for (int64_t i = 0; i < n; ++i) p[i] = residual(p[i], probability(x[i], q.law));
+    for (int64_t i = 0; i < n; ++i) p[i] = residual(p[i], probability(x[i], q.distribution));
     return;
   }
   int64_t begin, end;
   q.entries(block, &begin, &end);
   if (q.log_q == nullptr) load_range(q.row, begin, end - begin, buffer);
   for (int64_t i = begin; i < end; ++i) {
-    const float of_token = q.log_q == nullptr ? probability(buffer[i - begin], q.law) : exp2_fast(q.log_q[i] * kLog2e);
+    const float of_token =
+        q.log_q == nullptr ? probability(buffer[i - begin], q.distribution) : exp2_fast(q.log_q[i] * kLog2e);
     float& p_of_token = p[q.ids[i] - block * kBlock];
     p_of_token = residual(p_of_token, of_token);
   }
 }
 
-SPECDEC_BODY float residual_sum_body(Row p, Distribution p_law, float w, const DraftLaw& q, int64_t block, int64_t n) {
+SPECDEC_BODY float residual_sum_body(Row p, Distribution p_distribution, float w, const DraftDistribution& q,
+                                     int64_t block, int64_t n) {
   alignas(64) float weights[kBlock];
-  residual_weights(p, p_law, w, q, block, weights, n);
+  residual_weights(p, p_distribution, w, q, block, weights, n);
   return sum_of(weights, n);
 }
 

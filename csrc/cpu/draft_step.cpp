@@ -2,7 +2,7 @@
 
 #include "operations.h"
 #include "parallel.h"
-#include "sequence_law.h"
+#include "sequence_distribution.h"
 
 namespace specdec::cpu {
 namespace {
@@ -46,11 +46,11 @@ class Drafting {
       const int64_t b = first + i;
       Row row = {params_.logits + b * params_.row_stride, params_.dtype, params_.vocabulary};
       const int64_t* drafts = params_.drafts == nullptr ? nullptr : params_.drafts + b * params_.offset;
-      patches[i] = patches_of(params_.law, b, row, params_.d2t, params_.position[b], drafts,
+      patches[i] = patches_of(params_.sampling, b, row, params_.d2t, params_.position[b], drafts,
                               drafts == nullptr ? 0 : params_.offset);
       row.patches = patches[i].data();
       row.num_patches = static_cast<int64_t>(patches[i].size());
-      tasks[i] = task_of(params_.law, b, row);
+      tasks[i] = task_of(params_.sampling, b, row);
       if (tasks[i].temperature != 0.0f) tasks[i].compact = params_.compact;
     }
     const StatsOfRows stats(tasks);
@@ -80,7 +80,7 @@ class Drafting {
     } else {
       token = draw(row, stats, noise, kDraftBlock, kDraftToken);
     }
-    write(b, token, log_probability(logit_at(row, token), stats.law()), stats.cutoff, stats.lse);
+    write(b, token, log_probability(logit_at(row, token), stats.distribution()), stats.cutoff, stats.lse);
   }
 
   void draw_compact(int64_t b, Row row, const RowStats& stats, Noise noise) const {
@@ -93,12 +93,12 @@ class Drafting {
       sum += weights.back();
       smallest = std::min(smallest, logit);
     }
-    const Distribution law = {stats.inverse_temperature, stats.max * stats.inverse_temperature + logf(sum),
-                              std::max(stats.cutoff, smallest)};
+    const Distribution distribution = {stats.inverse_temperature, stats.max * stats.inverse_temperature + logf(sum),
+                                       std::max(stats.cutoff, smallest)};
     const int64_t n = static_cast<int64_t>(tokens.size());
-    for (int64_t i = 0; i < n; ++i) list(b, i, tokens[i], log_probability(logit_at(row, tokens[i]), law));
+    for (int64_t i = 0; i < n; ++i) list(b, i, tokens[i], log_probability(logit_at(row, tokens[i]), distribution));
     const int64_t slot = block_kernels().draw_index(weights.data(), n, noise, kDraftToken);
-    write(b, tokens[slot], params_.compact_log_q[b * params_.compact + slot], law.cutoff, law.lse);
+    write(b, tokens[slot], params_.compact_log_q[b * params_.compact + slot], distribution.cutoff, distribution.lse);
   }
 
   void list(int64_t b, int64_t slot, int64_t token, float log_q) const {

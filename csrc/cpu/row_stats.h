@@ -29,7 +29,7 @@ struct RowStats {
   float raw_lse = 0;
   const BlockStats* blocks = nullptr;  // sums of the kept logits
 
-  Distribution law() const { return {inverse_temperature, lse, cutoff}; }
+  Distribution distribution() const { return {inverse_temperature, lse, cutoff}; }
 };
 
 class StatsOfRows {

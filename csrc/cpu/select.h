@@ -3,10 +3,10 @@
 //
 // Histograms of 256 bins (16 for a row of one block), of the range that is left, until that range is one logit. The
 // first is linear in the logits, which spread over its bins as they do over their range: one pass leaves some
-// thousandth of a row. The next ones cut ranges of the logits' bits (core/law.h, ordered_key), so whatever the logits
-// are, a few of them end it. A lower bound that costs next to nothing comes first: of a row of 128,000 logits, a top-k
-// of 50 looks at some hundred. Why not a heap, or a sort of candidates: their number has no bound (rows of ties), and
-// bins do not care.
+// thousandth of a row. The next ones cut ranges of the logits' bits (core/distribution.h, ordered_key), so whatever the
+// logits are, a few of them end it. A lower bound that costs next to nothing comes first: of a row of 128,000 logits, a
+// top-k of 50 looks at some hundred. Why not a heap, or a sort of candidates: their number has no bound (rows of ties),
+// and bins do not care.
 #pragma once
 
 #include "row_stats.h"

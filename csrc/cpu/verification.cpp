@@ -35,18 +35,18 @@ std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequence
     VerifiedRow& row = rows[i];
     row.sequence = b, row.j = j;
     row.p_row = row_at(params.target, b, j);
-    row.p_patches = patches_of(params.law, b, row.p_row, nullptr, position, drafts, j);
+    row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j);
     set_patches(row.p_row, row.p_patches);
-    tasks[i] = task_of(params.law, b, row.p_row);
+    tasks[i] = task_of(params.sampling, b, row.p_row);
     tasks[i].raw = params.log_probs != nullptr;
     tasks[i].weighed = params.rule != kRuleCoupled || tasks[i].raw;
     row.draft = draft_at(b, j, &row.flags);
     if (row.draft < 0 || !has_full_q(b)) continue;
     row.q = q_of(b, j);
     if (row.q.row.data == nullptr) continue;
-    row.q_patches = patches_of(params.law, b, row.q.row, params.d2t, position, drafts, j);
+    row.q_patches = patches_of(params.sampling, b, row.q.row, params.d2t, position, drafts, j);
     set_patches(row.q.row, row.q_patches);
-    if (params.draft_lse == nullptr) tasks[n + i] = task_of(params.law, b, row.q.row);
+    if (params.draft_lse == nullptr) tasks[n + i] = task_of(params.sampling, b, row.q.row);
   }
   const StatsOfRows& stats = stats_.emplace_back(tasks);
   for (int64_t i = 0; i < n; ++i) {
@@ -72,20 +72,21 @@ int64_t Verification::draft_at(int64_t b, int64_t j, int32_t* flags) const {
 
 // Greedy sequences take drafts for one-hot, whatever q is.
 bool Verification::has_full_q(int64_t b) const {
-  return (params.draft.data != nullptr || params.compact_ids != nullptr) && params.law.temperature[b] != 0.0f;
+  return (params.draft.data != nullptr || params.compact_ids != nullptr) && params.sampling.temperature[b] != 0.0f;
 }
 
 // Without statistics, unless they were handed over.
-DraftLaw Verification::q_of(int64_t b, int64_t j) const {
+DraftDistribution Verification::q_of(int64_t b, int64_t j) const {
   const int64_t at = b * params.num_drafts_max + j;
   if (!has_full_q(b)) return {{}, {}, params.draft_tokens + at, &kCertain, 1};
   if (params.compact_ids != nullptr) {
     const int64_t first = at * params.compact_size;
     return {{}, {}, params.compact_ids + first, params.compact_log_q + first, params.compact_size};
   }
-  Distribution law = {1.0f / params.law.temperature[b], 0.0f, -INFINITY};
-  if (params.draft_lse != nullptr) law.lse = params.draft_lse[at], law.cutoff = params.draft_cutoff[at];
-  return {row_at(params.draft, b, j), law, params.d2t, nullptr, params.draft.vocabulary};
+  Distribution distribution = {1.0f / params.sampling.temperature[b], 0.0f, -INFINITY};
+  if (params.draft_lse != nullptr)
+    distribution.lse = params.draft_lse[at], distribution.cutoff = params.draft_cutoff[at];
+  return {row_at(params.draft, b, j), distribution, params.d2t, nullptr, params.draft.vocabulary};
 }
 
 // What a draft's test needs to know, or that it has no q.
@@ -93,15 +94,15 @@ void Verification::test_draft(VerifiedRow& row, const RowStats* q_stats) const {
   if (!has_full_q(row.sequence)) row.q = q_of(row.sequence, row.j);
   if (row.q.row.data != nullptr) {
     // A NaN is how draft_step hands over the statistics of a row without a distribution.
-    const int32_t fault = row_fault(q_stats != nullptr ? q_stats->max : row.q.law.lse);
+    const int32_t fault = row_fault(q_stats != nullptr ? q_stats->max : row.q.distribution.lse);
     if (fault != 0) {
       row.flags |= fault << kDraftFlagShift;
       row.draft = -1;
       return;
     }
-    if (q_stats != nullptr) row.q.law = q_stats->law();
+    if (q_stats != nullptr) row.q.distribution = q_stats->distribution();
   }
-  row.log_p_x = log_probability(logit_at(row.p_row, row.draft), row.p.law());
+  row.log_p_x = log_probability(logit_at(row.p_row, row.draft), row.p.distribution());
   row.log_q_x = row.q.log_probability(row.draft);
   if (row.log_q_x == -INFINITY) row.flags |= kDraftZeroProbability;
 }
@@ -109,9 +110,9 @@ void Verification::test_draft(VerifiedRow& row, const RowStats* q_stats) const {
 float Verification::ratio_bound(int64_t b, int64_t j) const {
   int32_t flags = 0;
   if (draft_at(b, j, &flags) < 0) return 0.0f;
-  const DraftLaw q = q_of(b, j);
+  const DraftDistribution q = q_of(b, j);
   // Penalties would have to be applied to know q(x), and its row read to know lse.
-  if (q.row.data != nullptr && (params.draft_lse == nullptr || params.law.has_table)) return INFINITY;
+  if (q.row.data != nullptr && (params.draft_lse == nullptr || params.sampling.has_table)) return INFINITY;
   return expf(-q.log_probability(params.draft_tokens[b * params.num_drafts_max + j]));
 }
 
@@ -135,7 +136,7 @@ void Verification::weigh(const std::vector<Residual*>& residuals) const {
         residual.mass[block] =
             residual.w * of_block.sum * probability(of_block.max, row.p.inverse_temperature, row.p.lse);
       } else {
-        residual.mass[block] = kernel_.residual_sum(row.p_row, row.p.law(), residual.w, row.q, block);
+        residual.mass[block] = kernel_.residual_sum(row.p_row, row.p.distribution(), residual.w, row.q, block);
       }
     }
   });
@@ -149,7 +150,7 @@ int64_t Verification::draw_residual(const Residual& residual) const {
   const VerifiedRow& row = *residual.row;
   const Noise n = noise(row.sequence, row.j);
   const int64_t block = kernel_.draw_index(residual.mass.data(), residual.mass.size(), n, kRecoverBlock);
-  return kernel_.draw_residual(row.p_row, row.p.law(), residual.w, row.q, block, n);
+  return kernel_.draw_residual(row.p_row, row.p.distribution(), residual.w, row.q, block, n);
 }
 
 int64_t Verification::draw_race(const VerifiedRow& row) const {
@@ -172,7 +173,7 @@ void Verification::emit(const VerifiedRow& row, int64_t token) {
   params.tokens[at] = token;
   params.num_emitted[row.sequence] = static_cast<int32_t>(row.j + 1);
   if (params.log_probs == nullptr) return;
-  params.log_probs[at] = row.greedy() ? 0.0f : log_probability(logit_at(row.p_row, token), row.p.law());
+  params.log_probs[at] = row.greedy() ? 0.0f : log_probability(logit_at(row.p_row, token), row.p.distribution());
   params.raw_log_probs[at] = logit_at(row.p_row.raw(), token) - row.p.raw_lse;
 }
 
@@ -194,7 +195,7 @@ void speculative_step(const SpeculativeStepParams& params) {
     Verification verification(params);
     std::vector<int64_t> greedy, sampled;
     for (int64_t b = first; b < std::min(first + kSequencesAtOnce, params.batch); ++b) {
-      (params.rule == kRuleBlock && params.law.temperature[b] == 0.0f ? greedy : sampled).push_back(b);
+      (params.rule == kRuleBlock && params.sampling.temperature[b] == 0.0f ? greedy : sampled).push_back(b);
     }
     switch (params.rule) {
       case kRuleToken:

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "operations.h"
-#include "sequence_law.h"
+#include "sequence_distribution.h"
 
 namespace specdec::cpu {
 
@@ -14,11 +14,11 @@ struct VerifiedRow {
   int64_t sequence, j;
   RowStats p;
   Row p_row;
-  int64_t draft = -1;      // the token that is tested, or -1
-  DraftLaw q = {};         // where there is a draft and the sequence is not greedy
-  float log_p_x, log_q_x;  // of the draft, likewise
-  int32_t flags = 0;       // what is wrong with the row, as Status
-  bool faulty = false;     // p has no distribution
+  int64_t draft = -1;        // the token that is tested, or -1
+  DraftDistribution q = {};  // where there is a draft and the sequence is not greedy
+  float log_p_x, log_q_x;    // of the draft, likewise
+  int32_t flags = 0;         // what is wrong with the row, as Status
+  bool faulty = false;       // p has no distribution
   std::vector<Patch> p_patches, q_patches;
 
   bool greedy() const { return p.inverse_temperature == 0.0f; }
@@ -57,7 +57,7 @@ class Verification {
  private:
   int64_t draft_at(int64_t b, int64_t j, int32_t* flags) const;
   bool has_full_q(int64_t b) const;  // q is more than one-hot
-  DraftLaw q_of(int64_t b, int64_t j) const;
+  DraftDistribution q_of(int64_t b, int64_t j) const;
   void test_draft(VerifiedRow& row, const RowStats* q_stats) const;
   void emit(const VerifiedRow& row, int64_t token);
   Noise noise(int64_t b, int64_t j) const;

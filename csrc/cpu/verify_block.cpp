@@ -1,7 +1,7 @@
 // Rule `block`: Sun et al., arXiv 2403.10444, Algorithm 2. Of all prefixes of the drafts the longest that passes its
 // test is kept.
 //
-// A prefix passes with probability h <= w, its joint ratio, and h needs a sum over the row behind it. So rows are read
+// A prefix passes with probability h <= w, its joint ratio, and h needs a sum over the row after it. So rows are read
 // forwards only while some longer prefix may still pass (w is bounded by 1 / q without reading), and sums are taken
 // backwards, from the longest prefix whose u < w, until one passes. Neither changes what is decided.
 #include <algorithm>

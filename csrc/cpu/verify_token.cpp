@@ -49,7 +49,7 @@ Outcome recover(Verification& verification, const Residual& residual) {
 
 }  // namespace
 
-// Row by row for all sequences that are still walking, so rows behind a rejection are never read. The last row has no
+// Row by row for all sequences that are still walking, so rows after a rejection are never read. The last row has no
 // draft to keep, so it ends every walk.
 void verify_token(Verification& verification, std::vector<int64_t> walking) {
   for (int64_t j = 0; !walking.empty(); ++j) {

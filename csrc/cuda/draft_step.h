@@ -30,7 +30,7 @@ struct DraftMemory {
 inline Items DraftMemory::items(const DraftStepParams& params) {
   const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
   return {blocks_of(params.vocabulary), block_bytes(rows), aligned(rows),
-          own_copy_of(params.law, params.compact > 0, aligned(rows), block_bytes(rows))};
+          own_copy_of(params.sampling, params.compact > 0, aligned(rows), block_bytes(rows))};
 }
 
 inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut) {
@@ -40,7 +40,7 @@ inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params,
   memory.blocks = {arena.take<float>(n), arena.take<float>(n), n};
   memory.cutoff = arena.take<float>(1);
   if (params.coupled) memory.best = arena.take<Candidate>(cut.all_warps);
-  if (params.law.filters != nullptr || params.compact > 0) memory.selection = arena.take<SelectionMemory>(1);
+  if (params.sampling.filters != nullptr || params.compact > 0) memory.selection = arena.take<SelectionMemory>(1);
   if (params.compact > 0) {
     memory.above = arena.take<uint32_t>(n), memory.at_cutoff = arena.take<uint32_t>(n);
     memory.compact = arena.take<CompactMemory>(1);
@@ -72,13 +72,13 @@ SPECDEC_DEVICE Noise noise_of(const DraftStepParams& params, const Row& row) {
 
 // By a block: slots [0, n) of a compact q are what memory says, the others are empty.
 SPECDEC_DEVICE void write_compact(const DraftStepParams& params, const Row& row, const CompactMemory* memory, int n,
-                                  Distribution law) {
+                                  Distribution distribution) {
   for (int64_t i = simt::thread(); i < params.compact; i += simt::num_threads()) {
     int64_t id = kTablePadding;
     float log_q = -INFINITY;
     if (i < n) {
       id = target_id(row, simt::read(&memory->token[i]));
-      log_q = log_probability(simt::read(&memory->logit[i]), law.inverse_temperature, law.lse);
+      log_q = log_probability(simt::read(&memory->logit[i]), distribution.inverse_temperature, distribution.lse);
     }
     params.compact_ids[row.b * params.compact + i] = id;
     params.compact_log_q[row.b * params.compact + i] = log_q;
@@ -91,7 +91,7 @@ SPECDEC_DEVICE void draw_compact(const DraftStepParams& params, const Row& row, 
   CompactMemory* slots = memory.compact;
   const int n = fill_slots(row, memory.blocks, compact_cutoff, static_cast<int>(params.compact), memory.above,
                            memory.at_cutoff, slots);
-  // The first thread of the block knows the law; lse goes through memory.
+  // The first thread of the block knows the distribution; lse goes through memory.
   if (simt::thread() < kWarp) {
     float sum = 0.0f;
     for (int i = simt::thread(); i < n; i += kWarp) {
@@ -101,8 +101,8 @@ SPECDEC_DEVICE void draw_compact(const DraftStepParams& params, const Row& row, 
     if (simt::thread() == 0) simt::write(memory.cutoff, lse);
   }
   simt::sync_block();
-  const Distribution law = {inverse_temperature, simt::read(memory.cutoff), compact_cutoff};
-  write_compact(params, row, slots, n, law);
+  const Distribution distribution = {inverse_temperature, simt::read(memory.cutoff), compact_cutoff};
+  write_compact(params, row, slots, n, distribution);
   simt::sync_block();
   if (simt::thread() >= kWarp) return;
   const Noise noise = noise_of(params, row);
@@ -116,8 +116,8 @@ SPECDEC_DEVICE void draw_compact(const DraftStepParams& params, const Row& row, 
   }
   const int64_t slot = index_of(simt::reduce(best, Better()));
   if (simt::thread() == 0) {
-    const float log_q = log_probability(simt::read(&slots->logit[slot]), inverse_temperature, law.lse);
-    write_draft(params, row, 0, {simt::read(&slots->token[slot]), log_q, compact_cutoff, law.lse});
+    const float log_q = log_probability(simt::read(&slots->logit[slot]), inverse_temperature, distribution.lse);
+    write_draft(params, row, 0, {simt::read(&slots->token[slot]), log_q, compact_cutoff, distribution.lse});
   }
 }
 
@@ -137,7 +137,7 @@ SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
                    params.dtype,
                    params.vocabulary,
                    params.d2t,
-                   &params.law,
+                   &params.sampling,
                    b,
                    params.position[b],
                    counted ? params.drafts + b * params.offset : nullptr,
@@ -145,7 +145,7 @@ SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
                    memory.ring.kept(),
                    0,
                    work.place_for_copy()};
-  const float temperature = params.law.temperature[b];
+  const float temperature = params.sampling.temperature[b];
   return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature};
 }
 
@@ -198,7 +198,7 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     if (warp == 0) merge(blocks, max, inverse_temperature);
     simt::sync_block();
     float sum = total(blocks.mass, blocks.n);
-    const Filters filters = filters_of(params.law, b);
+    const Filters filters = filters_of(params.sampling, b);
     if (filters.any() || params.compact > 0) {
       Selection selection = {row, blocks, max, inverse_temperature, memory.selection};
       const Cutoffs cutoffs = cutoffs_of(selection, filters, params.compact, temperature, sum);
@@ -231,8 +231,8 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     token = draw(row, blocks, inverse_temperature, cutoff, noise_of(params, row), kDraftBlock, kDraftToken);
   }
   if (simt::thread() == 0) {
-    const Distribution law = {inverse_temperature, lse, cutoff};
-    write_draft(params, row, 0, {token, log_probability(logit_at(row, token), law), cutoff, lse});
+    const Distribution distribution = {inverse_temperature, lse, cutoff};
+    write_draft(params, row, 0, {token, log_probability(logit_at(row, token), distribution), cutoff, lse});
   }
 }
 

@@ -36,10 +36,10 @@ struct Items {
 };
 
 // As Row::own_copy has it, where all that is aligned is copied.
-SPECDEC_HD int own_copy_of(const LawParams& law, bool lists, bool aligned, int bytes) {
-  return law.has_table || law.filters != nullptr || lists ? kBlock * static_cast<int>(sizeof(float))
-         : aligned                                        ? 0
-                                                          : bytes;
+SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool aligned, int bytes) {
+  return sampling.has_table || sampling.filters != nullptr || lists ? kBlock * static_cast<int>(sizeof(float))
+         : aligned                                                  ? 0
+                                                                    : bytes;
 }
 
 // How blocks of threads are cut.

@@ -1,7 +1,7 @@
 // Rows of logits as a warp sees them: a block of 1024 in registers, after bias and penalties.
 #pragma once
 
-#include "../core/law.h"
+#include "../core/distribution.h"
 #include "../core/params.h"
 #include "kept.h"
 
@@ -12,13 +12,13 @@ using simt::Bytes16;
 constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread holds
 constexpr int kVector = 8;             // of which so many are neighbours
 
-// A row of sequence b, behind the drafts [0, num_drafts) of its step.
+// A row of sequence b, after the drafts [0, num_drafts) of its step.
 struct Row {
   const char* data;
   Dtype dtype;
   int64_t size;
   const int64_t* d2t;  // the target's ids of its tokens, or null: they are the target's
-  const LawParams* law;
+  const SamplingArguments* sampling;
   int64_t b, position;  // of the step's first token
   const int64_t* drafts;
   int64_t num_drafts;
@@ -73,26 +73,27 @@ SPECDEC_DEVICE int64_t target_id(const Row& row, int64_t index) { return row.d2t
 
 // A token's logit after bias and penalties; `id` is the target's.
 SPECDEC_DEVICE float adjusted(const Row& row, int64_t id, float raw) {
-  const LawParams& law = *row.law;
-  if (!law.has_table) return raw;
+  const SamplingArguments& sampling = *row.sampling;
+  if (!sampling.has_table) return raw;
   float bias = 0.0f;
   bool in_prompt = false;
   int32_t count = 0;
-  if (law.table_size > 0) {
-    const int64_t at = row.b * law.table_size + find(law.table_ids + row.b * law.table_size, law.table_size, id);
-    if (law.table_ids[at] == id)
-      bias = law.table_bias[at], in_prompt = law.table_in_prompt[at], count = law.table_count[at];
+  if (sampling.table_size > 0) {
+    const int64_t at =
+        row.b * sampling.table_size + find(sampling.table_ids + row.b * sampling.table_size, sampling.table_size, id);
+    if (sampling.table_ids[at] == id)
+      bias = sampling.table_bias[at], in_prompt = sampling.table_in_prompt[at], count = sampling.table_count[at];
   }
 #pragma unroll 1
   for (int64_t i = 0; i < row.num_drafts; ++i) count += row.drafts[i] == id;
   Penalties penalties = {1.0f, 0.0f, 0.0f};
-  if (law.penalties != nullptr) {
-    penalties = {law.penalties[3 * row.b], law.penalties[3 * row.b + 1], law.penalties[3 * row.b + 2]};
+  if (sampling.penalties != nullptr) {
+    penalties = {sampling.penalties[3 * row.b], sampling.penalties[3 * row.b + 1], sampling.penalties[3 * row.b + 2]};
   }
-  if (law.num_ends > 0 && row.position + row.num_drafts < law.first_end[row.b]) {
+  if (sampling.num_ends > 0 && row.position + row.num_drafts < sampling.first_end[row.b]) {
 #pragma unroll 1
-    for (int64_t i = 0; i < law.num_ends; ++i) {
-      if (law.ends[i] == id) return -INFINITY;
+    for (int64_t i = 0; i < sampling.num_ends; ++i) {
+      if (sampling.ends[i] == id) return -INFINITY;
     }
   }
   return adjust(raw, bias, in_prompt, count, penalties);
@@ -129,7 +130,7 @@ SPECDEC_DEVICE void load_aligned(const char* data, Dtype dtype, int size, float 
   }
 }
 
-// By a warp: a block that is not aligned, or ends within a vector, in the warp's memory for such; what is behind its
+// By a warp: a block that is not aligned, or ends within a vector, in the warp's memory for such; what is after its
 // end there, up to a whole vector, is -inf.
 SPECDEC_DEVICE const char* aligned_copy(const Row& row, int block) {
   uint32_t* words = reinterpret_cast<uint32_t*>(row.own_copy);
@@ -190,18 +191,18 @@ struct Touched {
   Range range;
   bool any;  // of a block
 
-  SPECDEC_DEVICE int64_t size() const { return range.end - range.begin + row.num_drafts + row.law->num_ends; }
+  SPECDEC_DEVICE int64_t size() const { return range.end - range.begin + row.num_drafts + row.sampling->num_ends; }
   // Of the i-th its id, or -1 if it was there before.
   SPECDEC_DEVICE int64_t id(int64_t i) const {
-    const LawParams& law = *row.law;
-    const int64_t* listed = law.table_ids + row.b * law.table_size;
+    const SamplingArguments& sampling = *row.sampling;
+    const int64_t* listed = sampling.table_ids + row.b * sampling.table_size;
     const int64_t other = i - (range.end - range.begin);
     if (other < 0) return listed[range.begin + i];
-    const int64_t id = other < row.num_drafts ? row.drafts[other] : law.ends[other - row.num_drafts];
-    bool before = law.table_size > 0 && listed[find(listed, law.table_size, id)] == id;
+    const int64_t id = other < row.num_drafts ? row.drafts[other] : sampling.ends[other - row.num_drafts];
+    bool before = sampling.table_size > 0 && listed[find(listed, sampling.table_size, id)] == id;
 #pragma unroll 1
     for (int64_t k = 0; k < other; ++k) {
-      before |= (k < row.num_drafts ? row.drafts[k] : law.ends[k - row.num_drafts]) == id;
+      before |= (k < row.num_drafts ? row.drafts[k] : sampling.ends[k - row.num_drafts]) == id;
     }
     return before ? -1 : id;
   }
@@ -220,13 +221,13 @@ struct Touched {
 
 // By a warp, before it loads a block: what touches it; nothing, mostly.
 SPECDEC_DEVICE Touched touched_of(const Row& row, int block) {
-  const LawParams& law = *row.law;
+  const SamplingArguments& sampling = *row.sampling;
   Touched touched = {row, {0, 0}, false};
-  if (!law.has_table) return touched;
-  if (law.table_size > 0) {
+  if (!sampling.has_table) return touched;
+  if (sampling.table_size > 0) {
     const int64_t first = int64_t{block} * kBlock, last = first + row.size_of(block) - 1;
-    touched.range =
-        range(law.table_ids + row.b * law.table_size, law.table_size, target_id(row, first), target_id(row, last));
+    touched.range = range(sampling.table_ids + row.b * sampling.table_size, sampling.table_size, target_id(row, first),
+                          target_id(row, last));
   }
 #pragma unroll 1
   for (int64_t i = simt::thread() % kWarp; i < touched.size(); i += kWarp) touched.any |= touched.place(i, block) >= 0;

@@ -162,9 +162,9 @@ struct Filters {
   SPECDEC_HD bool any() const { return top_k > 0.0f || top_p < 1.0f || min_p > 0.0f; }
 };
 
-SPECDEC_DEVICE Filters filters_of(const LawParams& law, int64_t b) {
-  if (law.filters == nullptr) return {0.0f, 1.0f, 0.0f};
-  return {law.filters[3 * b], law.filters[3 * b + 1], law.filters[3 * b + 2]};
+SPECDEC_DEVICE Filters filters_of(const SamplingArguments& sampling, int64_t b) {
+  if (sampling.filters == nullptr) return {0.0f, 1.0f, 0.0f};
+  return {sampling.filters[3 * b], sampling.filters[3 * b + 1], sampling.filters[3 * b + 2]};
 }
 
 struct Cutoffs {

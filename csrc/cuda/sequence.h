@@ -15,10 +15,11 @@ enum State : int32_t {
 
 // What testing the draft of a row needs to know.
 struct Examined {
-  float log_p, log_q;  // of the draft, if there is one: state kRecover. First, while laws are not known, logits
-  float u;             // the number that tests it
-  int16_t flags;       // Status
-  int16_t state;       // if no more drafts are kept
+  float log_p,
+      log_q;      // of the draft, if there is one: state kRecover. First, while distributions are not known, logits
+  float u;        // the number that tests it
+  int16_t flags;  // Status
+  int16_t state;  // if no more drafts are kept
 
   SPECDEC_HD bool possible() const { return state == kRecover && log_q > -INFINITY; }
   SPECDEC_HD bool kept() const { return possible() && accept(u, log_p, log_q); }
@@ -67,8 +68,8 @@ inline Items StepMemory::items(const SpeculativeStepParams& params) {
   const int bytes = of_target > of_draft ? of_target : of_draft;
   const bool target_aligned = aligned(target), draft_aligned = draft.data == nullptr || aligned(draft);
   const int64_t blocks = (params.num_drafts_max + 1) * blocks_of(params.vocabulary);
-  const int own_copy =
-      own_copy_of(params.law, draft.data == nullptr || params.d2t != nullptr, target_aligned && draft_aligned, bytes);
+  const int own_copy = own_copy_of(params.sampling, draft.data == nullptr || params.d2t != nullptr,
+                                   target_aligned && draft_aligned, bytes);
   if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};
   return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, target_aligned && draft_aligned,
           own_copy};
@@ -91,7 +92,7 @@ inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& par
   memory.residual = arena.take<float>(residuals * n), memory.total = arena.take<float>(residuals);
   memory.favourite = arena.take<int64_t>(k + 1);
   if (params.rule == kRuleCoupled) memory.best = arena.take<Candidate>((k + 1) * cut.all_warps);
-  if (params.law.filters != nullptr) memory.selection = arena.take<SelectionMemory>(1);
+  if (params.sampling.filters != nullptr) memory.selection = arena.take<SelectionMemory>(1);
   return memory;
 }
 
@@ -120,7 +121,7 @@ struct Sequence {
             params.target.dtype,
             params.vocabulary,
             nullptr,
-            &params.law,
+            &params.sampling,
             b,
             params.position[b],
             drafts(),
@@ -135,7 +136,7 @@ struct Sequence {
             params.draft.dtype,
             params.draft.vocabulary,
             params.d2t,
-            &params.law,
+            &params.sampling,
             b,
             params.position[b],
             drafts(),
@@ -157,7 +158,7 @@ struct Sequence {
     const int64_t at = i * memory.n;
     return {memory.max + at, memory.mass + at, row(i).num_blocks()};
   }
-  SPECDEC_DEVICE Distribution law(int64_t i) const {
+  SPECDEC_DEVICE Distribution p_of(int64_t i) const {
     return {inverse_temperature, simt::read(&memory.lse[i]), simt::read(&memory.cutoff[i])};
   }
   SPECDEC_DEVICE Noise noise(int64_t j) const {
@@ -174,8 +175,8 @@ struct Sequence {
   // q of every token of the target's vocabulary.
   SPECDEC_DEVICE bool same_vocabulary() const { return full_q() && params.d2t == nullptr; }
   // Of draft row j with full logits; a NaN as lse hands over that it has no distribution.
-  SPECDEC_DEVICE Distribution q_law(int64_t j) const {
-    if (params.draft_lse == nullptr) return law(params.num_drafts_max + 1 + j);
+  SPECDEC_DEVICE Distribution q_of(int64_t j) const {
+    if (params.draft_lse == nullptr) return p_of(params.num_drafts_max + 1 + j);
     const int64_t at = b * params.num_drafts_max + j;
     return {inverse_temperature, params.draft_lse[at], params.draft_cutoff[at]};
   }

@@ -61,7 +61,7 @@ SPECDEC_DEVICE int blocks_in_cluster() {
 
 SPECDEC_DEVICE int64_t cluster() { return static_cast<int64_t>(blockIdx.x) / blocks_in_cluster(); }
 
-// ---- Barriers: what was written before is seen behind, by the threads that meet
+// ---- Barriers: what was written before is seen after, by the threads that meet
 
 SPECDEC_DEVICE void sync_warp() { __syncwarp(); }
 SPECDEC_DEVICE void sync_block() { __syncthreads(); }

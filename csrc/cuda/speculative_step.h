@@ -48,7 +48,7 @@ SPECDEC_DEVICE float lse_of(const Sequence& s, int64_t i, float max) {
 
 // Rows' largest logits, masses and lse, in every block of the cluster.
 SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
-  const bool filtered = filters_of(s.params.law, s.b).any() && !s.greedy();
+  const bool filtered = filters_of(s.params.sampling, s.b).any() && !s.greedy();
   for_rows(s, place.warp, place.warps, [&](int64_t i) {
     const Blocks blocks = s.blocks(i);
     const float max = max_of_blocks(blocks);
@@ -72,7 +72,7 @@ SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
     simt::sync_block();
     Selection selection = {row, blocks, max, s.inverse_temperature, s.memory.selection};
     const float sum = total(blocks.mass, blocks.n);
-    const float cutoff = cutoffs_of(selection, filters_of(s.params.law, s.b), 0, s.temperature, sum).kept;
+    const float cutoff = cutoffs_of(selection, filters_of(s.params.sampling, s.b), 0, s.temperature, sum).kept;
     simt::sync_block();
     keep_above(row, blocks, max, s.inverse_temperature, cutoff);
     simt::sync_block();
@@ -99,7 +99,7 @@ SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
       Noise noise = s.noise(j);
       noise = {noise.seed, noise.position + noise.offset, 0};
       const Candidate mine =
-          race_of_row(s.target_row(j), s.blocks(j), max, s.inverse_temperature, s.law(j).cutoff, noise, place);
+          race_of_row(s.target_row(j), s.blocks(j), max, s.inverse_temperature, s.p_of(j).cutoff, noise, place);
       if (place.lane0()) write_to_first(&memory.best[j * place.all_warps + place.my_warp], mine);
     }
     simt::sync_cluster();
@@ -125,7 +125,7 @@ SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
 
 struct Emitted {
   int64_t accepted;
-  int64_t token;  // behind them, or -1
+  int64_t token;  // after them, or -1
   int32_t status;
 };
 
@@ -156,7 +156,7 @@ SPECDEC_DEVICE void write_log_probs(const Sequence& s, int64_t i, int64_t token)
     }
     const float of_token = raw_logit(row, token);
     raw_log_p = of_token - (max + logf(simt::reduce(sum, Sum())));
-    log_p = s.greedy() ? 0.0f : log_probability(adjusted(row, token, of_token), s.law(i));
+    log_p = s.greedy() ? 0.0f : log_probability(adjusted(row, token, of_token), s.p_of(i));
   }
   if (simt::thread() % kWarp != 0) return;
   s.params.log_probs[s.b * (s.params.num_drafts_max + 1) + i] = log_p;
@@ -183,7 +183,7 @@ SPECDEC_DEVICE void write_step(const Sequence& s, const Emitted& end) {
 SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
   const SpeculativeStepParams& params = work.params;
   const int64_t k = params.num_drafts_max, asked = params.num_drafts == nullptr ? k : params.num_drafts[b];
-  const float temperature = params.law.temperature[b];
+  const float temperature = params.sampling.temperature[b];
   return {params,
           work.memory(b),
           work.place_for_copy(),

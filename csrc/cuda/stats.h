@@ -10,9 +10,9 @@ SPECDEC_DEVICE float weight_of(float logit, float reference, float inverse_tempe
   return simt::exp2_of((logit - reference) * (inverse_temperature * kLog2e));
 }
 
-SPECDEC_DEVICE float probability_of(float logit, Distribution law) {
-  const float p = simt::exp2_of(log_probability(logit, law.inverse_temperature, law.lse) * kLog2e);
-  return logit >= law.cutoff ? p : 0.0f;
+SPECDEC_DEVICE float probability_of(float logit, Distribution distribution) {
+  const float p = simt::exp2_of(log_probability(logit, distribution.inverse_temperature, distribution.lse) * kLog2e);
+  return logit >= distribution.cutoff ? p : 0.0f;
 }
 
 struct Larger {

@@ -5,7 +5,8 @@
 
 namespace specdec::cuda {
 
-// By one thread, before any law is known: what memory says of row j's draft, so that no one waits for it later.
+// By one thread, before any distribution is known: what memory says of row j's draft, so that no one waits for it
+// later.
 SPECDEC_DEVICE Examined look(const Sequence& s, int64_t j) {
   Examined seen = {-INFINITY, -INFINITY, 0.0f, 0, kDraw};
   int32_t flags = 0;
@@ -24,20 +25,20 @@ SPECDEC_DEVICE Examined look(const Sequence& s, int64_t j) {
   return seen;
 }
 
-// By one thread: the same by the laws of the rows.
+// By one thread: the same by the distributions of the rows.
 SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
   const int32_t fault = row_fault(simt::read(&s.memory.row_max[j]));
   if (fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
   if (seen.state != kRecover) return seen;
   if (s.full_q()) {
-    const Distribution q = s.q_law(j);
+    const Distribution q = s.q_of(j);
     const bool handed_over = s.params.draft_lse != nullptr;
     const int32_t q_fault =
         row_fault(handed_over ? q.lse : simt::read(&s.memory.row_max[s.params.num_drafts_max + 1 + j]));
     if (q_fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(q_fault << kDraftFlagShift), kDraw};
     seen.log_q = log_probability(seen.log_q, q);
   }
-  seen.log_p = log_probability(seen.log_p, s.law(j));
+  seen.log_p = log_probability(seen.log_p, s.p_of(j));
   if (seen.log_q == -INFINITY) seen.flags = kDraftZeroProbability;
   return seen;
 }
@@ -64,20 +65,20 @@ SPECDEC_DEVICE void subtract_listed(const Row& row, const int64_t* ids, int64_t 
 // By a warp: from raw logits of a block of target row j to w p.
 SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const Touched& touched, int block,
                                  float (&p)[kEach]) {
-  const Distribution law = s.law(j);
+  const Distribution distribution = s.p_of(j);
   adjust_block(touched, block, p);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) p[i] = w * probability_of(p[i], law);
+  for (int i = 0; i < kEach; ++i) p[i] = w * probability_of(p[i], distribution);
 }
 
 // By a warp: p becomes max(0, p - q) by raw logits of the draft's row, over the same vocabulary. The same tokens are
 // touched as in the target's.
 SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& touched, int block, float (&q)[kEach],
                                    float (&p)[kEach]) {
-  const Distribution law = s.q_law(j);
+  const Distribution distribution = s.q_of(j);
   adjust_block(touched, block, q);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) p[i] = residual(p[i], probability_of(q[i], law));
+  for (int i = 0; i < kEach; ++i) p[i] = residual(p[i], probability_of(q[i], distribution));
 }
 
 // The same where few tokens have a q.
@@ -89,7 +90,7 @@ SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float 
   subtract_listed(
       s.target_row(j), ids, size, block,
       [&](int64_t at) {
-        if (reduced) return probability_of(logit_at(s.draft_row(j), at), s.q_law(j));
+        if (reduced) return probability_of(logit_at(s.draft_row(j), at), s.q_of(j));
         return compact ? simt::exp2_of(s.params.compact_log_q[first + at] * kLog2e) : 1.0f;
       },
       p);

@@ -1,4 +1,4 @@
-// Rules `token` and `block`: how far a sequence's drafts are kept, and the token behind them.
+// Rules `token` and `block`: how far a sequence's drafts are kept, and the token after them.
 #pragma once
 
 #include "verify.h"
@@ -31,7 +31,7 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
   }
 }
 
-// Where a sequence ends: the row behind what it keeps, what is drawn there, and what there is to say.
+// Where a sequence ends: the row after what it keeps, what is drawn there, and what there is to say.
 struct Outcome {
   int64_t j;
   int32_t state, status;
@@ -98,7 +98,7 @@ SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   return end;
 }
 
-// By a warp of block 0: the token behind what is kept, or -1.
+// By a warp of block 0: the token after what is kept, or -1.
 SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end) {
   if (end.state == kDone) return -1;
   const Noise noise = s.noise(end.j);
@@ -111,7 +111,7 @@ SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end) {
     residual_weights(s, end.j, end.w, block, weights);
   } else {
     load_block(s.target_row(end.j), block, weights);
-    weights_above(weights, simt::read(&blocks.max[block]), s.inverse_temperature, s.law(end.j).cutoff);
+    weights_above(weights, simt::read(&blocks.max[block]), s.inverse_temperature, s.p_of(end.j).cutoff);
   }
   return index_of(race_in_block(weights, block, noise, kRecoverToken, 0));
 }

@@ -57,14 +57,14 @@ class SpeculativeDecoder:
             arXiv 2502.14856): [columns of its logits] ids of the target, ascending. Its embedding must cover the whole
             vocabulary, since it is fed the target's tokens. Columns beyond are never drafted; so where the two pad one
             tokenizer's vocabulary to different sizes, ``range(len(tokenizer))`` says so.
-        confidence: for a draft that is a model: behind a token that it holds less likely than this, a sequence drafts
+        confidence: for a draft that is a model: after a token that it holds less likely than this, a sequence drafts
             no more in that step; the token itself is verified. From 0 (off) to below 1.
         graph_bytes: on an NVIDIA GPU, memory for CUDA graphs: a step of one shape is captured when it comes again, and
             replayed from then on. 0: none. Steps with penalties, bias, processors, confidence or drafts that are
             no model's run without.
         cache_dtype: keys and values of the target, and of a draft that is a model, are rounded to this dtype where they
-            come wider. Another law: that of the target with such a cache. None: they are stored as they come, and
-            where they come narrower than the target computes (autocast), ``generate`` refuses.
+            come wider. Another distribution: that of the target with such a cache. None: they are stored as they come,
+            and where they come narrower than the target computes (autocast), ``generate`` refuses.
         compile: whether decoding forwards of the target, and of a draft that is or drives a model, go through
             ``torch.compile``, as one graph for all lengths. The first forwards then take up to minutes.
 
@@ -140,8 +140,9 @@ class SpeculativeDecoder:
     ) -> GenerationResult:
         """Continues every prompt until an end-of-sequence token, what ``stop`` says, or ``max_new_tokens``.
 
-        The law of the text is that of plain sampling from the target. Logits become probabilities in transformers'
-        order: ``logits_processor``, bias and bans, penalties, ends before ``min_new_tokens``, temperature, filters.
+        The distribution of the text is that of plain sampling from the target. Logits become probabilities in
+        transformers' order: ``logits_processor``, bias and bans, penalties, ends before ``min_new_tokens``,
+        temperature, filters.
 
         Args:
             input_ids: [B, P] int64 or int32, or a list of B prompts of any lengths (1-D tensors or lists of
@@ -154,7 +155,7 @@ class SpeculativeDecoder:
                 batch, so equal prompts get equal texts. For different samples of one prompt pass B seeds, a
                 list or a [B] tensor.
             eos_token_id: an id, several, or [] for none; None asks the target's configuration.
-            pad_token_id: fills ``result.sequences`` behind a sequence's end; None asks the target's
+            pad_token_id: fills ``result.sequences`` after a sequence's end; None asks the target's
                 configuration.
             on_emit: called for every live sequence after each step with what it emitted.
             rule: "token", "block" or "coupled" (``specdec_kernels.Rule``). With "coupled" the text depends on

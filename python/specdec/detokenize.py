@@ -46,6 +46,6 @@ class IncrementalText:
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text of ``tokens`` behind ``prompt``, both token ids: the same text that streaming them shows."""
+    """The text of ``tokens`` after ``prompt``, both token ids: the same text that streaming them shows."""
     text = IncrementalText(tokenizer, prompt)
     return text.push(tokens) + text.finish()

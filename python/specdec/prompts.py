@@ -134,7 +134,7 @@ def read_eos(eos_token_id: int | Sequence[int] | torch.Tensor | None, model: Pre
 
 
 def read_pad(pad_token_id: int | None, eos: frozenset[int], model: PreTrainedModel) -> int:
-    """The id behind a sequence's end: the argument, the model's, an end-of-sequence id, 0: the first that there is."""
+    """The id after a sequence's end: the argument, the model's, an end-of-sequence id, 0: the first that there is."""
     if pad_token_id is None:
         pad_token_id = getattr(model.generation_config, "pad_token_id", None)
     if pad_token_id is None:
@@ -145,7 +145,7 @@ def read_pad(pad_token_id: int | None, eos: frozenset[int], model: PreTrainedMod
 def join(
     input_ids: TokenIds, prompts: list[list[int]], tokens: list[list[int]], pad: int, device: torch.device
 ) -> torch.Tensor:
-    """[B, prompt + new] int64: tensors as they were given and the new tokens behind; ragged prompts side by
+    """[B, prompt + new] int64: tensors as they were given and the new tokens after; ragged prompts side by
     side with their own new tokens."""
     if isinstance(input_ids, torch.Tensor):
         new = max(map(len, tokens), default=0)

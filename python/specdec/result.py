@@ -52,7 +52,9 @@ class GenerationResult:
     status: list[Status]  # Status.OK, or what went wrong with the sequence's logits
     stats: Stats  # the whole batch
     sequence_stats: list[Stats]
-    log_probs: list[list[float]] | None = None  # of ``tokens``, under the law they were drawn from; None: not asked
+    log_probs: list[list[float]] | None = (
+        None  # of ``tokens``, under the distribution they were drawn from; None: not asked
+    )
     raw_log_probs: list[list[float]] | None = None  # under softmax of the model's own logits
     logits: list[torch.Tensor] | None = None  # [new, V] of each sequence: the model's own, which decided ``tokens``
     drafter_error: str | None = None  # why the drafter was dropped; None: it was not

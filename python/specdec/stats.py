@@ -16,7 +16,7 @@ class Stats:
 
     Every step emits its accepted drafts and then one recovered or bonus token, except a *cut* step: an
     end-of-sequence token was among its accepted drafts, or the target's row had no distribution. So always
-    ``emitted == accepted + steps - cut_steps``. Drafts behind an accepted end-of-sequence count as drafted,
+    ``emitted == accepted + steps - cut_steps``. Drafts after an accepted end-of-sequence count as drafted,
     but not as tested. Nothing is drafted past ``max_new_tokens``. By position: index i is the (i+1)-th draft
     of its step. Rule ``block`` decides jointly: here, as with the others, the drafts that it accepted and the next one
     count as tested.

@@ -72,7 +72,7 @@ class StopStrings:
             pieces.append(piece)
         joined = b"".join(reversed(pieces))
         before = len(joined) - len(last)
-        # The first end behind ``before`` belongs to a start behind this.
+        # The first end after ``before`` belongs to a start after this.
         return any(joined.find(target, max(before - len(target) + 1, 0)) >= 0 for target in self._targets)
 
 
@@ -87,7 +87,7 @@ class _Reader:
             self._bytes_of = _byte_level_alphabet()
         self._fallback = "ByteFallback" in kinds
         self.in_characters = not kinds & {"ByteLevel", "ByteFallback"}
-        # Behind a text, since decoders treat the first token of one differently (a leading space, "##").
+        # After a text, since decoders treat the first token of one differently (a leading space, "##").
         self._before = tokenizer.convert_ids_to_tokens(tokenizer(_BEFORE, add_special_tokens=False)["input_ids"])
         self._known: dict[int, bytes | None] = {}
 
@@ -143,9 +143,9 @@ def _byte_level_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
-def cut_behind(text: str, strings: Sequence[str], prompt: str = "") -> str:
+def cut_after(text: str, strings: Sequence[str], prompt: str = "") -> str:
     """``text`` up to the end of the first of ``strings``, which may have begun in the ``prompt`` before it; all of it
-    where there is none. A stop string's last token can have more text behind it: for showing, this takes it away."""
+    where there is none. A stop string's last token can have more text after it: for showing, this takes it away."""
     whole = prompt + text
     ends = []
     for string in strings:

@@ -1,17 +1,16 @@
 """The oracle: eager PyTorch on any device, float64 inside, written to be read. docs/numerics.md states the same rules.
 
-Randomness, draws and the operations are here, the law of a row is in reference_law.py. Functions that decide also
-return a *margin*: the relative distance of the closest decision from the other outcome. A float32 kernel may decide
-otherwise only where that margin is within rounding: so tests tell such near-ties from bugs.
-"""
+Randomness, draws and the operations are here, the distribution of a row is in reference_distribution.py. Functions that
+decide also return a *margin*: the relative distance of the closest decision from the other outcome. A float32 kernel
+may decide otherwise only where that margin is within rounding: so tests tell such near-ties from bugs."""
 
 from __future__ import annotations
 
 import torch
 
-from ..ops import RULES, Law, implement, statistics_dtype
+from ..ops import RULES, SamplingTensors, implement, statistics_dtype
 from ..types import TABLE_PADDING, Status
-from .reference_law import DRAFT_STATUS, TARGET_STATUS, adjusted, compacted, distribution, row_status
+from .reference_distribution import DRAFT_STATUS, TARGET_STATUS, adjusted, compacted, distribution, row_status
 
 BLOCK = 1024  # consecutive vocabulary entries that race as one in the first level; a constant of the contract
 
@@ -51,7 +50,7 @@ def uniform(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _argmax_with_margin(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B] argmax over the last dimension (lowest index of a tie) and how far behind the runner-up is, relatively."""
+    """[B] argmax over the last dimension (lowest index of a tie) and how far after the runner-up is, relatively."""
     best, index = score.max(-1)
     others = score.scatter(-1, index[:, None], 0.0).amax(-1)
     return index, torch.where(best > 0, 1 - others / best, 1.0)
@@ -93,15 +92,15 @@ def coupled_race(p: torch.Tensor, ids: torch.Tensor, seed, position) -> tuple[to
 
 def draft_step_with_margin(logits, *rest):
     """As ``draft_step``, and [B] margins."""
-    *law, drafts, d2t, seed, position, offset, rule, compact = rest
-    law = Law(*law)
+    *sampling, drafts, d2t, seed, position, offset, rule, compact = rest
+    sampling = SamplingTensors(*sampling)
     drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
-    greedy, ids = law.temperature == 0, torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
-    x = adjusted(logits, law, position, drafts, d2t)
+    greedy, ids = sampling.temperature == 0, torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
+    x = adjusted(logits, sampling, position, drafts, d2t)
     status = row_status(x, DRAFT_STATUS)
     bad = status != 0
     x = torch.where(bad[:, None], 0.0, x)
-    q = distribution(x, law)
+    q = distribution(x, sampling)
     if compact:
         listed, there = compacted(x, q, compact)
         columns = listed.clamp(max=logits.shape[1] - 1)
@@ -147,12 +146,12 @@ class _Verification:
 
     def __init__(self, target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q,
                  d2t, num_drafts, *rest):  # fmt: skip
-        *law, self.seed, self.position, self.rule, self.wants_log_probs = rest
-        self.law, self.target, self.drafts = Law(*law), target_logits, draft_tokens
+        *sampling, self.seed, self.position, self.rule, self.wants_log_probs = rest
+        self.sampling, self.target, self.drafts = SamplingTensors(*sampling), target_logits, draft_tokens
         self.draft, self.stats, self.d2t = draft_logits, (draft_cutoff, draft_lse), d2t
         self.compact = (compact_ids, compact_log_q)
         self.batch, self.rows, self.vocabulary = target_logits.shape
-        self.greedy = self.law.temperature == 0
+        self.greedy = self.sampling.temperature == 0
         full = torch.full_like(self.seed, self.rows - 1)
         self.num_drafts = full if num_drafts is None else num_drafts.clamp(max=self.rows - 1)
         self.tokens = torch.full((self.batch, self.rows), -1, dtype=torch.int64, device=target_logits.device)
@@ -175,9 +174,9 @@ class _Verification:
 
     def target_row(self, j: int):
         """(what is wrong with it, p) of row j."""
-        x = adjusted(self.target[:, j], self.law, self.position, self.drafts[:, :j])
+        x = adjusted(self.target[:, j], self.sampling, self.position, self.drafts[:, :j])
         fault = row_status(x, TARGET_STATUS)
-        return fault, distribution(torch.where((fault != 0)[:, None], 0.0, x), self.law)
+        return fault, distribution(torch.where((fault != 0)[:, None], 0.0, x), self.sampling)
 
     def draft_row(self, j: int, wanted):
         """(whether there is a draft to test among ``wanted``, status, token, q, log q, margin) of row j."""
@@ -195,14 +194,14 @@ class _Verification:
             ids, values = (t[:, j] for t in self.compact)
             full_log_q = full_log_q.scatter(1, ids.clamp(max=self.vocabulary), values.double())[:, :-1]
         else:
-            logits = adjusted(self.draft[:, j], self.law, self.position, self.drafts[:, :j], self.d2t)
+            logits = adjusted(self.draft[:, j], self.sampling, self.position, self.drafts[:, :j], self.d2t)
             handed_over = tuple(None if s is None else s[:, j] for s in self.stats)
             fault = row_status(logits, DRAFT_STATUS)
             if handed_over[1] is not None:  # NaN is how draft_step hands over a row without a distribution
                 fault = torch.where(handed_over[1].isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
             fault = torch.where(wanted & ~self.greedy, fault, 0).to(torch.int32)
             status, wanted = status | fault, wanted & (fault == 0)
-            full = distribution(torch.where((wanted & ~self.greedy)[:, None], logits, 0.0), self.law, handed_over)
+            full = distribution(torch.where((wanted & ~self.greedy)[:, None], logits, 0.0), self.sampling, handed_over)
             ids = torch.arange(self.vocabulary, device=x.device) if self.d2t is None else self.d2t
             full_log_q[:, ids] = full.log_probability
             full_log_q, margin = full_log_q[:, :-1], full.margin

@@ -1,4 +1,4 @@
-"""Pearson's chi-square test of counted outcomes against a law, and the bias that it finds."""
+"""Pearson's chi-square test of counted outcomes against a distribution, and the bias that it finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from .laws import Law
+from .distributions import Distribution
 
 
 class ChiSquare(NamedTuple):
@@ -20,16 +20,18 @@ class ChiSquare(NamedTuple):
     worst: Hashable  # the outcome that adds most to the statistic; None where that is the rare ones together
 
 
-def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0, tolerance: float = 0.0) -> ChiSquare:
-    """Pearson's test of ``counts`` against ``law``. Outcomes expected fewer than ``least`` times count as one.
+def chi_square(
+    counts: Distribution | dict, distribution: Distribution, level: float, least: float = 25.0, tolerance: float = 0.0
+) -> ChiSquare:
+    """Pearson's test of ``counts`` against ``distribution``. Outcomes expected fewer than ``least`` times count as one.
 
-    A law of one outcome has no degrees of freedom: its p-value is 1 unless something else was drawn. ``tolerance``: the
-    relative error (root mean square) of the law's own probabilities, as rounding makes it; what it may add to the
-    statistic is not held against the counts.
-    """
+    A distribution of one outcome has no degrees of freedom: its p-value is 1 unless something else was drawn.
+    ``tolerance``: the
+    relative error (root mean square) of the distribution's own probabilities, as rounding makes it; what it may add to
+    the statistic is not held against the counts."""
     draws = sum(counts.values())
     cells, rare = {}, np.zeros(2)
-    for k, p in law.items():
+    for k, p in distribution.items():
         if draws * p >= least:
             cells[k] = (counts.get(k, 0), draws * p)
         else:
@@ -39,7 +41,7 @@ def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0, 
     degrees = max(len(cells) - 1, 0)
     error = draws * tolerance**2
     detectable = detectable_bias(draws, degrees, level, noncentrality=error) if degrees else np.inf
-    impossible = [k for k, n in counts.items() if n and law.get(k, 0.0) == 0]
+    impossible = [k for k, n in counts.items() if n and distribution.get(k, 0.0) == 0]
     if impossible:
         return ChiSquare(np.inf, degrees, 0.0, detectable, impossible[0])
     if not degrees:
@@ -53,7 +55,7 @@ def chi_square(counts: Law | dict, law: Law, level: float, least: float = 25.0, 
 
 
 def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:
-    """P(X >= statistic) of the (noncentral) chi-square law."""
+    """P(X >= statistic) of the (noncentral) chi-square distribution."""
     if noncentrality == 0:
         return float(stats.chi2.sf(statistic, degrees))
     return float(stats.ncx2.sf(statistic, degrees, noncentrality))
@@ -64,11 +66,10 @@ def detectable_bias(draws: int, degrees: int, level: float, power: float = 0.999
     """The smallest d <= 1 such that probabilities off by a factor 1 +- d each are found with this power; 1 where none
     is.
 
-    Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2. ``noncentrality``: what the law's
-    own error may add to it, which the test allows for.
-    """
-    law = stats.ncx2(degrees, noncentrality) if noncentrality else stats.chi2(degrees)
-    threshold, low, high = law.isf(level), 0.0, 1.0
+    Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2. ``noncentrality``: what the
+    distribution's own error may add to it, which the test allows for."""
+    distribution = stats.ncx2(degrees, noncentrality) if noncentrality else stats.chi2(degrees)
+    threshold, low, high = distribution.isf(level), 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
         found = chi_square_tail(threshold, degrees, draws * middle**2) >= power

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import DraftStep
-from ..ops import RULES, Law
+from ..ops import RULES, SamplingTensors
 from .inputs import NEAR_TIE, StepInputs, assert_statistics_close
 
 # How large |l / T| may be where statistics are compared, beyond what lse and log q show.
@@ -19,8 +19,8 @@ def reference_draft(
     from ..backends import reference
 
     outputs, margin = reference.draft_step_with_margin(
-        logits, *inputs.law(), inputs.draft_tokens[:, :offset], inputs.d2t, inputs.seed, inputs.position, offset,
-        RULES.index(inputs.rule), compact,
+        logits, *inputs.sampling(), inputs.draft_tokens[:, :offset], inputs.d2t, inputs.seed, inputs.position,
+        offset, RULES.index(inputs.rule), compact,
     )  # fmt: skip
     return DraftStep(*(outputs if compact else (*outputs[:5], None, None))), margin
 
@@ -51,9 +51,11 @@ def assert_same_draft(
     for name in ("log_q", "lse"):
         assert_statistics_close(getattr(actual, name)[sure], getattr(expected, name)[sure], size[sure] + _LOGITS)
     # Cutoffs may lie anywhere between the smallest logit that is kept and the next one.
-    from ..backends.reference_law import adjusted
+    from ..backends.reference_distribution import adjusted
 
-    x = adjusted(logits, Law(*inputs.law()), inputs.position, inputs.draft_tokens[:, :offset], inputs.d2t)
+    x = adjusted(
+        logits, SamplingTensors(*inputs.sampling()), inputs.position, inputs.draft_tokens[:, :offset], inputs.d2t
+    )
     kept = [(x >= step.cutoff[:, None])[sure] & (x > -torch.inf)[sure] for step in (actual, expected)]
     assert torch.equal(*kept), f"{context}: other tokens are kept"
     if expected.compact_ids is not None:

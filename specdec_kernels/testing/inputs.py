@@ -104,7 +104,8 @@ class StepInputs:
         cutoff, lse = self.draft_stats or (None, None)
         return (
             self.target_logits, self.draft_tokens, self.draft_logits, cutoff, lse, *(self.compact_q or (None, None)),
-            self.d2t, self.num_drafts, *self.law(), self.seed, self.position, RULES.index(self.rule), self.log_probs,
+            self.d2t, self.num_drafts, *self.sampling(), self.seed, self.position, RULES.index(self.rule),
+            self.log_probs,
         )  # fmt: skip
 
     def reference(self) -> tuple[SpeculativeStep, torch.Tensor]:
@@ -117,9 +118,9 @@ class StepInputs:
     def reference_margin(self) -> torch.Tensor:
         return self.reference()[1]
 
-    def law(self) -> tuple:
+    def sampling(self) -> tuple:
         """As the operations take it."""
-        return validation.law_of(self.params, self.table, len(self.seed), self.seed.device)
+        return validation.distribution_of(self.params, self.table, len(self.seed), self.seed.device)
 
     def draft(self, draft_logits: torch.Tensor, offset: int, backend: str, *, compact: int = 0) -> DraftStep:
         """``draft_step`` for draft number ``offset`` of this step, on ``backend``; its results on the CPU."""

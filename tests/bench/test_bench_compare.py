@@ -35,7 +35,7 @@ def test_backends_agree_on_random_cases(tmp_path, backend, steps):
     assert row["backend"] == backend and row["cases"] > steps
     for counts in row["counts"].values():
         assert sum(counts.values()) == row["cases"]
-    assert row["counts"].keys() >= {"rule", "form_of_q", "law", "dtype", "draft_dtype", "layout", "corner"}
+    assert row["counts"].keys() >= {"rule", "form_of_q", "distribution", "dtype", "draft_dtype", "layout", "corner"}
 
 
 @pytest.mark.parametrize("name", ["tokens", "num_accepted", "status", "raise"])

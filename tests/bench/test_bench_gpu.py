@@ -150,7 +150,7 @@ def test_stages_on_a_gpu(everything, tmp_path):
         assert step.limit - limit == pytest.approx(gpu_stages.COMPILING, abs=1)
 
 
-def test_a_stage_leaves_the_time_of_those_behind_it(everything, tmp_path):
+def test_a_stage_leaves_the_time_of_those_after_it(everything, tmp_path):
     run = Recorder(tmp_path)
     for stage in (gpu_stages.bench, gpu_stages.serve):
         run.steps.clear()
@@ -257,14 +257,14 @@ def test_sanitized_steps_run(backend, capsys):
     assert done >= 10
 
 
-def test_sanitized_steps_have_every_rule_form_and_law():
+def test_sanitized_steps_have_every_rule_form_and_distribution():
     makers = sanitize_steps.cases()
     early = [m.args[1:] for m in makers[:60] if m.func is sanitize_steps.made]
     assert {rule for _, rule, _, _ in early} == {"token", "block", "coupled"}
     assert {form for _, _, form, _ in early} == set(sanitize_steps.FORMS)
-    assert {law for *_, law in early} == set(sanitize_steps.LAWS) and {s for s, *_ in early} == set(
-        sanitize_steps.SHAPES
-    )
+    assert {distribution for *_, distribution in early} == set(sanitize_steps.DISTRIBUTIONS) and {
+        s for s, *_ in early
+    } == set(sanitize_steps.SHAPES)
     many = [m for m in makers[:60] if m.func is sanitize_steps.many_rows]
     assert [m.args for m in many] == [("token",), ("block",), ("coupled",)]
     assert many[0]().draft_logits is not None and many[2]().draft_logits is None

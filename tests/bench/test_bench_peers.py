@@ -1,4 +1,4 @@
-"""What benchmarks compare with has the law that it should have; what cannot run is unavailable by name."""
+"""What benchmarks compare with has the distribution that it should have; what cannot run is unavailable by name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ P_LOGITS = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.5, -2.0, 1.5, 0.0], [0.0, 2.0, 
 Q_LOGITS = torch.tensor([[0.0, 1.0, 1.0, 1.0, -0.5, -1.0, 2.0, 0.0]])
 
 
-def fits(tokens: torch.Tensor, law: torch.Tensor) -> bool:
-    """Chi-square of draws against their law; a right sampler fails at one seed in a thousand."""
-    counts = torch.bincount(tokens.flatten(), minlength=law.numel())
-    expected = law.double().flatten()
+def fits(tokens: torch.Tensor, distribution: torch.Tensor) -> bool:
+    """Chi-square of draws against their distribution; a right sampler fails at one seed in a thousand."""
+    counts = torch.bincount(tokens.flatten(), minlength=distribution.numel())
+    expected = distribution.double().flatten()
     return stats.chisquare(counts.numpy(), np.asarray(expected / expected.sum()) * tokens.numel()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("make", [peers.eager, peers.eager_with_q], ids=["eager", "eager+q"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_eager_peers_emit_the_target_law(make, temperature):
+def test_eager_peers_emit_the_target_distribution(make, temperature):
     draws = 40_000
     q = (Q_LOGITS / temperature).softmax(-1).expand(draws, 1, 8)
     torch.manual_seed(0)
@@ -41,7 +41,7 @@ def test_eager_peers_emit_the_target_law(make, temperature):
     tokens, n = make(temperature)(P_LOGITS.expand(draws, 2, 8), drafts, draft)
     p = (P_LOGITS / temperature).softmax(-1)
     assert ((tokens >= 0).sum(1) == n + 1).all()
-    # A text of two tokens: where the draft was rejected, the second is drawn from its law.
+    # A text of two tokens: where the draft was rejected, the second is drawn from its distribution.
     second = torch.multinomial(p[1], draws, replacement=True)
     second = torch.where(n == 1, tokens[:, 1], second)
     assert fits(tokens[:, 0] * 8 + second, p[0][:, None] * p[1])
@@ -51,12 +51,12 @@ def test_eager_peers_emit_the_target_law(make, temperature):
 
 
 def test_eager_accepts_equal_laws_and_never_what_p_excludes():
-    law = torch.rand(64, 4, 16).softmax(-1)
-    drafts = law[:, :3].argmax(-1)
-    tokens, n = peers.eager_step(law, drafts, law[:, :3])
+    distribution = torch.rand(64, 4, 16).softmax(-1)
+    drafts = distribution[:, :3].argmax(-1)
+    tokens, n = peers.eager_step(distribution, drafts, distribution[:, :3])
     assert (n == 3).all() and torch.equal(tokens[:, :3], drafts)
-    excluded = law.clone().scatter_(2, torch.nn.functional.pad(drafts, (0, 1))[..., None], 0.0)
-    tokens, n = peers.eager_step(excluded, drafts, law[:, :3])
+    excluded = distribution.clone().scatter_(2, torch.nn.functional.pad(drafts, (0, 1))[..., None], 0.0)
+    tokens, n = peers.eager_step(excluded, drafts, distribution[:, :3])
     assert (n == 0).all() and (tokens[:, 0] != drafts[:, 0]).all() and (tokens[:, 1:] == -1).all()
 
 
@@ -69,7 +69,7 @@ def test_eager_accepts_equal_laws_and_never_what_p_excludes():
     ],
     ids=str,
 )
-def test_transformers_peer_emits_the_target_law(filters, kept):
+def test_transformers_peer_emits_the_target_distribution(filters, kept):
     draws, kept = 1500, list(kept)
     q = peers.filtered(Q_LOGITS[None], filters)[0, 0]
     torch.manual_seed(0)
@@ -82,12 +82,12 @@ def test_transformers_peer_emits_the_target_law(filters, kept):
 
 
 @pytest.mark.parametrize("sample", [bench_draft_step.race, bench_draft_step.multinomial])
-def test_draft_peers_draw_from_their_law(sample):
+def test_draft_peers_draw_from_their_distribution(sample):
     torch.manual_seed(0)
     tokens, q = sample(Q_LOGITS.expand(40_000, 8))
-    law = Q_LOGITS[0].softmax(-1)
-    assert fits(tokens, law)
-    torch.testing.assert_close(q[0], law)
+    distribution = Q_LOGITS[0].softmax(-1)
+    assert fits(tokens, distribution)
+    torch.testing.assert_close(q[0], distribution)
 
 
 # ---- Peers that are not installed here: their functions' stand-ins take what the real ones document
@@ -133,7 +133,7 @@ def flashinfer_stub(seeded: bool) -> ModuleType:
     [({}, range(8)), ({"top_k": 4}, (0, 3, 4, 6)), ({"top_k": 6, "top_p": 0.8}, (0, 3, 6))],
     ids=str,
 )
-def test_flashinfer_peer_emits_the_target_law(monkeypatch, filters, kept, seeded):
+def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kept, seeded):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", flashinfer_stub(seeded))
     draws, kept, t = 20_000, list(kept), 0.8
     q = (peers.filtered(Q_LOGITS[None] / t, filters)[0, 0]).softmax(-1)
@@ -149,10 +149,10 @@ def test_flashinfer_peer_emits_the_target_law(monkeypatch, filters, kept, seeded
         tokens = step(*arguments)[0][:, 0]
         assert torch.isin(tokens, torch.tensor(kept)).all()
         assert fits(torch.searchsorted(torch.tensor(kept), tokens.long()), p)
-    law = (P_LOGITS / t).softmax(-1).expand(draws, 2, 8)
+    distribution = (P_LOGITS / t).softmax(-1).expand(draws, 2, 8)
     if not filters:
-        tokens = flashinfer_peer.with_p_q()(law, drafts, q.expand(draws, 1, 8), noise)[0]
-        assert fits(tokens[:, 0].long(), law[0, 0])
+        tokens = flashinfer_peer.with_p_q()(distribution, drafts, q.expand(draws, 1, 8), noise)[0]
+        assert fits(tokens[:, 0].long(), distribution[0, 0])
 
 
 def test_flashinfer_peer_refuses_a_filter_that_it_has_not(monkeypatch):
@@ -185,7 +185,7 @@ def rejection_sample(
     return peers.eager_step(torch.cat([p, bonus], 1), draft_token_ids.long().view(B, K), q)[0]
 
 
-def test_vllm_peer_emits_the_target_law(monkeypatch):
+def test_vllm_peer_emits_the_target_distribution(monkeypatch):
     for name, module in vllm_stub(rejection_sample).items():
         monkeypatch.setitem(sys.modules, name, module)
     draws, t = 20_000, 0.7
@@ -243,7 +243,8 @@ def test_peers_of_a_step(monkeypatch):
 
 
 def test_ready_made_inputs_follow_the_filters():
-    """q of a filtered step has the law that its drafts were drawn from: nothing outside the five most likely tokens."""
+    """q of a filtered step has the distribution that its drafts were drawn from: nothing outside the five most likely
+    tokens."""
     inputs = StepInputs(Shape(3, 2, 50, "float32"), "typical", 0.8, CPU, 2)
     assert inputs.draft_probs.gt(0).all()
     filtered = inputs.with_settings({"top_k": 5}, "token")

@@ -1,4 +1,4 @@
-"""Options of ``specdec generate`` and ``compare`` beyond the law: drafters, ends, traces, several texts."""
+"""Options of ``specdec generate`` and ``compare`` beyond the distribution: drafters, ends, traces, several texts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_adaptive_drafts():
     assert row["token_ids"] == greedy()
 
 
-def test_texts_end_behind_stop_strings():
+def test_texts_end_after_stop_strings():
     whole = rows(PROMPT, "--max-new-tokens", 24)[0]["text"]
     stop = whole[5:8]
     end = whole.index(stop) + len(stop)

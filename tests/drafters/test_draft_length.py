@@ -169,8 +169,8 @@ def test_an_unsure_draft_is_the_last_of_its_step(params, threshold, monkeypatch)
         for b, tokens in enumerate(drafts.tokens.tolist()):
             made = list(itertools.takewhile(lambda t: t >= 0, tokens))[: step.allowed[b]]
             ids = torch.tensor([[*step.texts[b], *made]])
-            law = draft(ids).logits[0, -len(made) - 1 : -1].softmax(-1)
-            seen.append(([law[i, t].item() for i, t in enumerate(made)], step.allowed[b]))
+            distribution = draft(ids).logits[0, -len(made) - 1 : -1].softmax(-1)
+            seen.append(([distribution[i, t].item() for i, t in enumerate(made)], step.allowed[b]))
         return drafts
 
     plain = ModelDraftSession.draft

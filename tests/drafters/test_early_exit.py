@@ -205,7 +205,7 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
 
 
 @pytest.mark.parametrize("options", ({"rule": "block"}, {"compact_q": 3, "logit_bias": {1: 1.0}}))
-def test_sampled_text_has_the_law_of_the_target(options):
+def test_sampled_text_has_the_distribution_of_the_target(options):
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=5,
@@ -228,8 +228,8 @@ def test_sampled_text_has_the_law_of_the_target(options):
     with torch.inference_mode():
         logits = target(torch.tensor([[1, 2, *t] for t in texts])).logits[:, 1:4] + bias
     chosen = (logits.double() / 1.3).log_softmax(-1).gather(2, torch.tensor(texts)[..., None])
-    law = dict(zip(texts, chosen.sum((1, 2)).exp().tolist(), strict=True))
-    found = chi_square(Counter(map(tuple, result.tokens)), law, level=1e-4)
+    distribution = dict(zip(texts, chosen.sum((1, 2)).exp().tolist(), strict=True))
+    found = chi_square(Counter(map(tuple, result.tokens)), distribution, level=1e-4)
     assert found.p_value > 1e-4 and found.detectable < 0.14, found
 
 

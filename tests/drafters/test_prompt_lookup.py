@@ -96,7 +96,7 @@ def test_device_is_that_of_the_step():
 
 
 @pytest.mark.parametrize("rule", ("token", "block"))
-def test_sampled_text_has_the_law_of_the_target(rule):
+def test_sampled_text_has_the_distribution_of_the_target(rule):
     """All 125 texts of three of five tokens, 10,000 sequences: chi-square with 124 degrees of freedom, whose 99.99 %
     quantile is 190."""
     target, count, prompt = toy_model(1), 10_000, [1, 2, 0, 3, 1, 4, 2, 1]

@@ -52,7 +52,7 @@ def test_longest_earlier_suffix(text):
 @exploring
 @given(st.lists(texts, max_size=4), st.lists(texts, max_size=4), texts)
 def test_cursor_sees_the_text_as_it_was(before, after, other):
-    """No match crosses two texts, nor reaches what came behind the cursor, however often states were split."""
+    """No match crosses two texts, nor reaches what came after the cursor, however often states were split."""
     automaton = SuffixAutomaton()
     for text in before:
         automaton.extend(text)

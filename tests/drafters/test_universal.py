@@ -136,7 +136,7 @@ def test_translation_of_a_growing_text(pair, kind, there, text):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("there", (True, False))
 def test_way_back(pair, kind, there, text):
-    """Whatever is proposed says, behind what is known, exactly what the draft said."""
+    """Whatever is proposed says, after what is known, exactly what the draft said."""
     source, into = TokenText(pair[2]), TokenText(other_tokenizer(kind))
     if not there:
         source, into = into, source
@@ -159,7 +159,7 @@ def test_way_back(pair, kind, there, text):
 
 
 def test_half_a_character(pair):
-    """A draft that completes it is understood; other text behind it is not."""
+    """A draft that completes it is understood; other text after it is not."""
     source, into = TokenText(pair[2]), TokenText(other_tokenizer("bytes"))
     text, rest = "party = '🎉", "' # 🎉"
     known, end = source.encode(text), source.encode(text + rest)
@@ -259,7 +259,7 @@ def test_text_does_not_depend_on_the_draft(pair, kind):
 
 
 def test_drafts_are_the_models_own(pair, monkeypatch):
-    """Through cache and catching up: what the draft says without a cache behind the same tokens."""
+    """Through cache and catching up: what the draft says without a cache after the same tokens."""
     target, tokenizer = pair[0], pair[2]
     through_cache, extend, extended, widths = UniversalDraftSession._continue, CachedModel.extend, [], []
     monkeypatch.setattr(universal, "NARROW", 3)

@@ -192,7 +192,7 @@ def test_forwards_are_counted_inside_the_block_only():
 @pytest.mark.usefixtures("_no_sweep")
 @pytest.mark.parametrize("temperature", (0.0, 1.0))
 def test_generation_configs_have_no_say_and_come_back(temperature):
-    """What a model's own configuration would change: the law, the length, the draft's number of tokens."""
+    """What a model's own configuration would change: the distribution, the length, the draft's number of tokens."""
     pair = [copy.deepcopy(model) for model in tunable_pair(0.3)]
     for model in pair:
         model.generation_config = GenerationConfig(

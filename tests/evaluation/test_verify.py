@@ -11,7 +11,7 @@ import torch
 from specdec import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.evaluation.verify import VerifySettings, cells, verify
-from specdec.evaluation.verify.distributions import PlainLaw, rank_tests, token_tests
+from specdec.evaluation.verify.distributions import PlainDistribution, rank_tests, token_tests
 from specdec.evaluation.verify.texts import RaceNoise
 from specdec.models.supported import cached_model
 from support.commands import invoke, refused, run
@@ -34,18 +34,18 @@ def test_a_right_pair_passes():
     done = verify(toy_model(1), drafters, PROMPTS, VerifySettings(**settings), seen.append)
     assert done.passed and done.never_accepted == []
     plan = cells({"none": None, **drafters}, VerifySettings(**settings))
-    assert [r.cell for r in (*done.texts, *done.laws)] == sorted(plan, key=lambda c: c.check == "law")
+    assert [r.cell for r in (*done.texts, *done.distributions)] == sorted(plan, key=lambda c: c.check == "distribution")
     assert len(seen) == len(plan) and seen[0] == f"1 of {len(plan)}: greedy: none, token, K = 0, B = 1"
     for name in drafters:  # every drafter meets every rule, K and batch size
         mine = [c for c in plan if c.drafter == name and c.check == "greedy"]
         assert {c.rule for c in mine} == {"token", "block", "coupled"} and {c.batch_size for c in mine} == {1, 3}
     assert all(r.texts == 4 and 8 < r.tokens <= 32 and r.differing == r.unlike_plain == 0 for r in done.texts)
-    for result in done.laws:
+    for result in done.distributions:
         assert {(t.kind, t.position) for t in result.tests} >= {("ranks", i) for i in range(3)} | {("tokens", 0)}
-        assert sum(t.level for t in result.tests) <= 1e-4 / len(done.laws) * 1.001
-        # Drafts count: the law is tested where some were accepted and some were not.
+        assert sum(t.level for t in result.tests) <= 1e-4 / len(done.distributions) * 1.001
+        # Drafts count: the distribution is tested where some were accepted and some were not.
         assert result.cell.drafter == "none" or 0.05 < result.stats.alpha < 0.99
-    assert any(t.position == 1 and t.kind == "tokens" and t.degrees > 1 for r in done.laws for t in r.tests)
+    assert any(t.position == 1 and t.kind == "tokens" and t.degrees > 1 for r in done.distributions for t in r.tests)
     json.dumps(done.to_dict(), allow_nan=False)
 
 
@@ -90,14 +90,14 @@ def _first_row(kwargs):
 
 
 def sharp_bonus(logits, drafts, q, **kwargs):
-    """The row behind two accepted drafts is far too sure."""
+    """The row after two accepted drafts is far too sure."""
     if logits.shape[1] > 2:
         logits = torch.cat((logits[:, :2], logits[:, 2:] * 2.5), 1)
     return speculative_step(logits, drafts, q, **kwargs)
 
 
 def second_best(logits, drafts, q, **kwargs):
-    """Every token behind an accepted draft is the runner-up."""
+    """Every token after an accepted draft is the runner-up."""
     out = speculative_step(logits, drafts, q, **kwargs)
     if bool((kwargs["params"].temperature == 0).all()):
         for b, n in enumerate(out.num_accepted.tolist()):
@@ -116,9 +116,9 @@ def forgetful(logits, drafts, q, **kwargs):
 @pytest.mark.parametrize(
     "step, where, settings",
     [
-        (shifted, {"greedy", "coupled", "law"}, {"rules": ("token", "coupled"), "samples": 200}),
-        (biased, {"law"}, {"rules": ("token",), "checks": ("law",)}),
-        (sharp_bonus, {"law"}, {"rules": ("block",), "checks": ("law",), "samples": 1500}),
+        (shifted, {"greedy", "coupled", "distribution"}, {"rules": ("token", "coupled"), "samples": 200}),
+        (biased, {"distribution"}, {"rules": ("token",), "checks": ("distribution",)}),
+        (sharp_bonus, {"distribution"}, {"rules": ("block",), "checks": ("distribution",), "samples": 1500}),
         (second_best, {"greedy"}, {"checks": ("greedy", "coupled")}),
         (forgetful, {"coupled"}, {"checks": ("greedy", "coupled")}),
     ],
@@ -127,17 +127,19 @@ def test_planted_bugs_are_found(monkeypatch, step, where, settings):
     monkeypatch.setattr(specdec.loop.batch, "speculative_step", step)
     done = verified(**settings)
     assert not done.passed
-    found = {r.cell.check for r in (*done.texts, *done.laws) if r.bugs}
+    found = {r.cell.check for r in (*done.texts, *done.distributions) if r.bugs}
     assert where <= found and (found & {"greedy"} == where & {"greedy"})
     json.dumps(done.to_dict(), allow_nan=False)
 
 
 def test_a_lying_q_is_found():
-    """In the law alone: greedy texts do not depend on q."""
-    done = verified({"liar": Liar(ModelDrafter(cached_model(toy_model(2), "draft")))}, checks=("greedy", "law"))
-    assert not any(r.error for r in (*done.texts, *done.laws))
-    found = {(r.cell.check, r.cell.drafter, r.cell.rule) for r in (*done.texts, *done.laws) if r.bugs}
-    assert found == {("law", "liar", "token"), ("law", "liar", "block")}
+    """In the distribution alone: greedy texts do not depend on q."""
+    done = verified(
+        {"liar": Liar(ModelDrafter(cached_model(toy_model(2), "draft")))}, checks=("greedy", "distribution")
+    )
+    assert not any(r.error for r in (*done.texts, *done.distributions))
+    found = {(r.cell.check, r.cell.drafter, r.cell.rule) for r in (*done.texts, *done.distributions) if r.bugs}
+    assert found == {("distribution", "liar", "token"), ("distribution", "liar", "block")}
 
 
 def test_a_drafter_that_fails_is_no_pass():
@@ -148,7 +150,7 @@ def test_a_drafter_that_fails_is_no_pass():
     done = verified({"broken": Failing()}, checks=("greedy",))
     assert not done.passed and done.never_accepted == ["broken"]
     assert {r.error for r in done.texts if r.cell.drafter == "broken"} == {"RuntimeError: no weights"}
-    assert not any(r.bugs for r in (*done.texts, *done.laws))
+    assert not any(r.bugs for r in (*done.texts, *done.distributions))
 
 
 @pytest.mark.parametrize("off, verdict", [(0.004, "near-tie"), (0.5, "bug")])
@@ -188,27 +190,27 @@ def test_race_noise_is_that_of_the_kernels():
         assert torch.equal(out.tokens[:, 0], (logits[:, 0].double() / 0.7 + noise).argmax(1))
 
 
-def test_plain_law_is_that_of_full_forwards():
+def test_plain_distribution_is_that_of_full_forwards():
     target = tiny_model("llama")
-    law = PlainLaw(target, [1, 2, 3], 0.8)
-    log_p, error = law.after([(4, 5), (6, 7)])
+    distribution = PlainDistribution(target, [1, 2, 3], 0.8)
+    log_p, error = distribution.after([(4, 5), (6, 7)])
     for row, text in zip(log_p, ((4, 5), (6, 7)), strict=True):
         logits = target(torch.tensor([[1, 2, 3, *text]])).logits[0, 2:].double()
         assert torch.allclose(row, (logits / 0.8).log_softmax(-1), atol=1e-5)
     assert log_p.shape == (2, 3, VOCABULARY) and 0 < error.max() < 1e-5
-    assert law.after([()])[0].shape == (1, 1, VOCABULARY)
+    assert distribution.after([()])[0].shape == (1, 1, VOCABULARY)
 
 
-def test_wrong_texts_fail_tests_of_the_law():
+def test_wrong_texts_fail_tests_of_the_distribution():
     """Texts of temperature 0.7 are no texts of temperature 1; those of 1 are."""
     target = toy_model(1)
-    law = PlainLaw(target, PROMPTS[0], 1.0)
+    distribution = PlainDistribution(target, PROMPTS[0], 1.0)
     for temperature, right in ((1.0, True), (0.7, False)):
         result = generate(
             target, None, [PROMPTS[0]] * 2000, 0, max_new_tokens=2, params=SamplingParams(temperature), seed=range(2000)
         )
         texts = [tuple(text) for text in result.tokens]
-        ranks, tokens = rank_tests([texts], [law], 1e-6), token_tests([texts], 0, [law], 1e-6)
+        ranks, tokens = rank_tests([texts], [distribution], 1e-6), token_tests([texts], 0, [distribution], 1e-6)
         assert all(t.passed for t in (*ranks, *tokens)) == right
         assert right or not ranks[1].passed
 
@@ -277,7 +279,7 @@ def test_the_command_finds_bugs(folders, monkeypatch):
         (("--drafter", "abacus"), "--drafter: got 'abacus', allowed: model, lookup, suffix, early-exit"),
         (("--drafter", "lookup", "--drafter", "lookup"), "--drafter: got lookup, lookup, allowed: each once"),
         (("--drafter", "early-exit"), "--exit-layers: got none, allowed: an integer >= 1 with --drafter early-exit"),
-        (("--check", "speed"), "--check: got 'speed', allowed: greedy, coupled, law"),
+        (("--check", "speed"), "--check: got 'speed', allowed: greedy, coupled, distribution"),
         (("--rule", "typical"), "rule: got 'typical', allowed: 'token', 'block', 'coupled'"),
         (("-k", "0"), "--num-drafts: got 0, allowed: an integer >= 1, or auto"),
         (("-k", "two"), "--num-drafts: got two, allowed: an integer >= 1, or auto"),

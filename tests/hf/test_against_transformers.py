@@ -1,12 +1,13 @@
-"""Sampled texts of ``speculate()`` and of transformers' own ``generate(do_sample=True)``: two samples of one law.
+"""Sampled texts of ``speculate()`` and of transformers' own ``generate(do_sample=True)``: two samples of one
+distribution.
 
 Compared by two-sample chi-square in two ways: whole texts of three new tokens, the frequent ones each by itself and the
-rest together; and the rank of the second token among what the target finds likely behind the first, where a filter that
-is off by one shows. Each test raises a false alarm with probability 1e-6. The law under other settings is enumerated
-from the target, so the power is known: every day, with 20,000 texts of the tiny pair from each, a temperature of 1.1
-instead of 1 is found with power 0.99 (ranks), a top-k of 45 instead of 50 with 0.999 (ranks). Nightly, with 80,000
-texts of the embedded pair from each: a temperature of 1.05 with 0.999 (texts), a top-k of 49 with 0.999 (ranks).
-``test_power`` computes these figures, and ``test_a_bias_is_found`` plants such biases."""
+rest together; and the rank of the second token among what the target finds likely after the first, where a filter that
+is off by one shows. Each test raises a false alarm with probability 1e-6. The distribution under other settings is
+enumerated from the target, so the power is known: every day, with 20,000 texts of the tiny pair from each, a
+temperature of 1.1 instead of 1 is found with power 0.99 (ranks), a top-k of 45 instead of 50 with 0.999 (ranks).
+Nightly, with 80,000 texts of the embedded pair from each: a temperature of 1.05 with 0.999 (texts), a top-k of 49 with
+0.999 (ranks). ``test_power`` computes these figures, and ``test_a_bias_is_found`` plants such biases."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ LEVEL, FEWEST = 1e-6, 20  # of an expected count, for a text to be counted by it
 LENGTH, TOP_K = 3, 50  # transformers' default
 EVERYDAY, NIGHTLY, ROWS = 20_000, 80_000, 2_500
 PROMPTS = {"tiny": [50, 20, 3], "embedded": [306, 850, 9, 272]}  # def read(self
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 nightly = pytest.mark.nightly
 PAIRS = ["tiny", pytest.param("embedded", marks=nightly)]
@@ -74,9 +75,9 @@ def continued(target, name: str, texts: list[tuple[int, ...]], temperature: floa
 
 
 @functools.cache
-def law(target, name: str, length: int, temperature: float = 1.0, top_k: int = TOP_K) -> Law:
+def distribution(target, name: str, length: int, temperature: float = 1.0, top_k: int = TOP_K) -> Distribution:
     """Probabilities of all texts of ``length`` tokens, but for the rarest."""
-    texts: Law = {(): 1.0}
+    texts: Distribution = {(): 1.0}
     for _ in range(length):
         p = continued(target, name, list(texts), temperature, top_k)
         p *= torch.tensor(list(texts.values()))[:, None]
@@ -87,18 +88,18 @@ def law(target, name: str, length: int, temperature: float = 1.0, top_k: int = T
 
 
 def ranks(target, name: str) -> dict[tuple[int, int], int]:
-    """(first token, second token) -> how many are likelier behind the first."""
-    first = [text for text in law(target, name, 1, top_k=TOP_K + 10)]
+    """(first token, second token) -> how many are likelier after the first."""
+    first = [text for text in distribution(target, name, 1, top_k=TOP_K + 10)]
     order = continued(target, name, first, 1.0, TOP_K + 10).argsort(descending=True)[:, : TOP_K + 10].tolist()
     return {(*text, token): rank for text, row in zip(first, order, strict=True) for rank, token in enumerate(row)}
 
 
 class Cells:
-    """A statistic of a text, and its distribution under a law."""
+    """A statistic of a text, and its distribution under a distribution."""
 
     def __init__(self, target, name: str, which: str):
         self._target, self._name, self._which = target, name, which
-        whole = law(target, name, LENGTH)
+        whole = distribution(target, name, LENGTH)
         self._frequent = {text for text, p in whole.items() if p * draws(name) >= FEWEST}
         self._ranks = ranks(target, name)
 
@@ -107,10 +108,10 @@ class Cells:
             return text if text in self._frequent else "rest"
         return self._ranks.get(text[:2], "rest")
 
-    def law(self, **settings) -> Counter:
+    def distribution(self, **settings) -> Counter:
         length = LENGTH if self._which == "texts" else 2
         cells: Counter = Counter()
-        for text, p in law(self._target, self._name, length, **settings).items():
+        for text, p in distribution(self._target, self._name, length, **settings).items():
             cells[self.of(text)] += p
         cells["rest"] += 1 - sum(cells.values())
         return cells
@@ -120,7 +121,7 @@ class Cells:
 
 
 def p_value(ours: Counter, others: Counter) -> float:
-    """Of two samples of equal size from one law."""
+    """Of two samples of equal size from one distribution."""
     assert ours.total() == others.total()
     cells = ours.keys() | others.keys()
     statistic = sum((ours[c] - others[c]) ** 2 / (ours[c] + others[c]) for c in cells)
@@ -128,8 +129,8 @@ def p_value(ours: Counter, others: Counter) -> float:
 
 
 def power(cells: Cells, count: int, **settings) -> float:
-    """With which probability samples of the law and of the one under ``settings`` are told apart."""
-    p, q = cells.law(), cells.law(**settings)
+    """With which probability samples of the distribution and of the one under ``settings`` are told apart."""
+    p, q = cells.distribution(), cells.distribution(**settings)
     noncentrality = count * sum((p[c] - q[c]) ** 2 / (p[c] + q[c]) for c in p.keys() | q.keys() if p[c] + q[c] > 0)
     freedom = len(p.keys() | q.keys()) - 1
     return ncx2.sf(chi2.isf(LEVEL, freedom), freedom, noncentrality)
@@ -137,7 +138,7 @@ def power(cells: Cells, count: int, **settings) -> float:
 
 @pytest.mark.parametrize("rule", ("token", *(pytest.param(rule, marks=nightly) for rule in ("block", "coupled"))))
 @pytest.mark.parametrize("name", PAIRS)
-def test_texts_have_the_law_of_transformers(models, name, rule):
+def test_texts_have_the_distribution_of_transformers(models, name, rule):
     target, draft = models(name)
     torch.manual_seed(2)
     speculator = speculate(draft, num_drafts=3, rule=rule)
@@ -179,12 +180,12 @@ def test_a_bias_is_found(models, name, which, settings):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_enumerated_law_is_that_of_transformers(models, name):
+def test_the_enumerated_distribution_is_that_of_transformers(models, name):
     """On which the figures of power stand: one sample against it."""
     target = models(name)[0]
     for which in ("texts", "ranks"):
         cells = Cells(target, name, which)
-        expected, counts = cells.law(), cells.count(theirs(target, name))
+        expected, counts = cells.distribution(), cells.count(theirs(target, name))
         assert sum(expected.values()) == pytest.approx(1) and not counts.keys() - expected.keys()
         means = {cell: p * draws(name) for cell, p in expected.items() if p * draws(name) >= 1}
         statistic = sum((counts[cell] - mean) ** 2 / mean for cell, mean in means.items())

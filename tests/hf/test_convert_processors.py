@@ -1,4 +1,4 @@
-"""transformers' processors in the words of the kernels, or as they are: the law is the same."""
+"""transformers' processors in the words of the kernels, or as they are: the distribution is the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from specdec import SpeculativeDecoder, speculate
-from specdec.hf.convert_processors import read_law
+from specdec.hf.convert_processors import read_arguments
 from support.generates import ENDS, PAD, both, ragged
 from support.models import VOCABULARY, tunable_pair
 from transformers import (
@@ -93,7 +93,7 @@ def pool(rng: random.Random, length: int) -> list[LogitsProcessor]:
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 300))]
 )
-def test_any_list_of_processors_has_its_law(seed, monkeypatch):
+def test_any_list_of_processors_has_its_distribution(seed, monkeypatch):
     """Greedy texts, and the probability that every sampled token was drawn with; half of the lists begin with what the
     kernels can say, so that both ways and their mixtures are met."""
     generate = SpeculativeDecoder.generate
@@ -120,8 +120,8 @@ def test_any_list_of_processors_has_its_law(seed, monkeypatch):
         assert given == pytest.approx(expected, abs=5e-4), processors
 
 
-def law_of(processors: list, do_sample: bool = True, rows: int = 2):
-    return read_law(processors, [[1, 2, 3, 4]] * rows, do_sample, frozenset(ENDS), 10, VOCABULARY)
+def distribution_of(processors: list, do_sample: bool = True, rows: int = 2):
+    return read_arguments(processors, [[1, 2, 3, 4]] * rows, do_sample, frozenset(ENDS), 10, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def law_of(processors: list, do_sample: bool = True, rows: int = 2):
     ],
 )
 def test_what_the_kernels_can_say(processors, params):
-    law = law_of(processors)
-    assert law.params == params and law.logits_processor is None
+    distribution = distribution_of(processors)
+    assert distribution.params == params and distribution.logits_processor is None
 
 
 def test_biases_bans_and_lengths_in_the_kernels():
@@ -144,14 +144,18 @@ def test_biases_bans_and_lengths_in_the_kernels():
     penalty = RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=1)
     bans = [NoBadWordsLogitsProcessor([[7], [0]], ENDS), SuppressTokensLogitsProcessor([8, 500, -1])]
     lengths = [MinLengthLogitsProcessor(7, torch.tensor(ENDS)), MinNewTokensLengthLogitsProcessor(3, 99, ENDS)]
-    law = law_of([bias, penalty, *bans, lengths[0], TemperatureLogitsWarper(2.0)])
-    assert law.logits_processor is None and law.params == SamplingParams(2.0, repetition_penalty=1.5)
-    assert law.logit_bias == {5: 2.0} and law.banned_tokens == [6, 7, 8] and law.min_new_tokens == 3
-    assert law.processor_prompts == [[2, 3, 4]] * 2
-    assert law_of(lengths).min_new_tokens == 10  # all of them
-    assert law_of(lengths, do_sample=False).params == SamplingParams(0.0)
+    distribution = distribution_of([bias, penalty, *bans, lengths[0], TemperatureLogitsWarper(2.0)])
+    assert distribution.logits_processor is None and distribution.params == SamplingParams(2.0, repetition_penalty=1.5)
+    assert (
+        distribution.logit_bias == {5: 2.0}
+        and distribution.banned_tokens == [6, 7, 8]
+        and distribution.min_new_tokens == 3
+    )
+    assert distribution.processor_prompts == [[2, 3, 4]] * 2
+    assert distribution_of(lengths).min_new_tokens == 10  # all of them
+    assert distribution_of(lengths, do_sample=False).params == SamplingParams(0.0)
     # A division can make two logits one, and then another token is the first of the largest.
-    assert law_of([TemperatureLogitsWarper(2.0)], do_sample=False).logits_processor is not None
+    assert distribution_of([TemperatureLogitsWarper(2.0)], do_sample=False).logits_processor is not None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +169,7 @@ def test_biases_bans_and_lengths_in_the_kernels():
         ([RepetitionPenaltyLogitsProcessor(1.5), SequenceBiasLogitsProcessor({(5,): 2.0})], 2, SamplingParams()),
         ([RepetitionPenaltyLogitsProcessor(1.5)] * 2, 2, SamplingParams()),
         ([SequenceBiasLogitsProcessor({(5,): 2.0})] * 2, 2, SamplingParams()),
-        # a warper behind them that they lack
+        # a warper after them that they lack
         ([TemperatureLogitsWarper(0.5), TopKLogitsWarper(5), TypicalLogitsWarper(0.9)], 3, SamplingParams()),
         # numbers that they do not take
         ([TemperatureLogitsWarper(1e-4)], 1, SamplingParams()),
@@ -177,9 +181,13 @@ def test_biases_bans_and_lengths_in_the_kernels():
     ],
 )
 def test_what_runs_as_it_is(processors, left, params):
-    law = law_of(processors)
-    assert law.params == params and [len(own) for own in law.logits_processor] == [left] * 2
-    assert law.processor_prompts == [[1, 2, 3, 4]] * 2 and not law.banned_tokens and law.logit_bias is None
+    distribution = distribution_of(processors)
+    assert distribution.params == params and [len(own) for own in distribution.logits_processor] == [left] * 2
+    assert (
+        distribution.processor_prompts == [[1, 2, 3, 4]] * 2
+        and not distribution.banned_tokens
+        and distribution.logit_bias is None
+    )
 
 
 def test_a_temperature_that_only_transformers_takes():

@@ -219,12 +219,12 @@ def test_greedy_texts_are_those_of_transformers(name):
 
 @pytest.fixture
 def with_log_probs(monkeypatch):
-    """Speculators' results say under which law every token was drawn."""
+    """Speculators' results say under which distribution every token was drawn."""
     generate = SpeculativeDecoder.generate
     monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *args, **kw: generate(*args, log_probs=True, **kw))
 
 
-def laws(output, tokens: list[list[int]]) -> list[list[float]]:
+def distributions(output, tokens: list[list[int]]) -> list[list[float]]:
     """log p of the tokens under the scores that transformers' processors make of the logits."""
     scores = torch.stack(output.scores).log_softmax(-1)
     return [[scores[i, b, token].item() for i, token in enumerate(own)] for b, own in enumerate(tokens)]
@@ -232,12 +232,12 @@ def laws(output, tokens: list[list[int]]) -> list[list[float]]:
 
 @pytest.mark.parametrize("name", SAMPLED)
 @pytest.mark.filterwarnings("ignore")
-def test_samples_have_the_law_of_transformers(name, with_log_probs):
+def test_samples_have_the_distribution_of_transformers(name, with_log_probs):
     """What each token was drawn with is its probability among the processed scores."""
     shown = {"do_sample": True, "output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     base = {"temperature": 3.0, "top_k": 0, "bad_words_ids": [[1]], **shown}
     theirs, ours, result = both(**base | SAMPLED[name])
-    for own, expected in zip(result.log_probs, laws(ours, result.tokens), strict=True):
+    for own, expected in zip(result.log_probs, distributions(ours, result.tokens), strict=True):
         assert own == pytest.approx(expected, abs=2e-4)
     torch.testing.assert_close(ours.scores[0], theirs.scores[0], atol=1e-4, rtol=1e-4)
     if name == "do_sample":
@@ -269,7 +269,7 @@ def test_num_return_sequences():
 
 
 def test_scores_and_logits_are_those_of_transformers():
-    """Also behind the end of a shorter sequence, where ours are 0 and theirs of no use."""
+    """Also after the end of a shorter sequence, where ours are 0 and theirs of no use."""
     settings = {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3, "eos_token_id": list(range(0, 101, 4))}
     shown = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     theirs, ours, result = both(**settings, **shown)

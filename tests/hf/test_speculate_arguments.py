@@ -122,7 +122,7 @@ def test_arguments_in_the_wrong_place_are_refused(arguments, message):
         target.generate(**ragged((0,)), custom_generate=speculator, **arguments)
     if isinstance(arguments.get("streamer"), Recorder):
         assert arguments["streamer"].events == ["end"]
-    assert torch.equal(*both(speculator))  # the refusal left nothing behind
+    assert torch.equal(*both(speculator))  # the refusal left nothing after
 
 
 def test_values_that_say_nothing_are_not_misplaced():

@@ -69,7 +69,7 @@ def test_wherever_it_was_cut_it_ends_the_same(fake, done, pair, cut, order):
     assert output.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
 
 
-def test_just_before_and_behind_the_end_of_a_line(fake, done):
+def test_just_before_and_after_the_end_of_a_line(fake, done):
     prompts, output, whole = done
     for cut in (whole.index(b"\n"), whole.index(b"\n") + 1):
         output.write_bytes(whole[:cut])
@@ -271,7 +271,7 @@ def test_a_file_that_may_not_grow(tmp_path):
 
 
 def test_a_line_is_in_the_file_when_append_returns(tmp_path):
-    """Where a process that is killed right behind it would leave it."""
+    """Where a process that is killed right after it would leave it."""
     results = Results(tmp_path / "out.jsonl")
     results.begin(SETTINGS)
     for i in range(3):

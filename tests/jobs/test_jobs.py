@@ -71,7 +71,7 @@ def test_what_a_request_is_made_of(fake, tmp_path, monkeypatch):
     assert (third.params.temperature, third.params.top_k, third.params.repetition_penalty) == (0, None, 1.2)
 
 
-def test_texts_end_behind_stop_strings(fake, tmp_path):
+def test_texts_end_after_stop_strings(fake, tmp_path):
     """The token that completes one may have more."""
     lines = finished(write_prompts(tmp_path / "p.jsonl", ["x"]), tmp_path / "a.jsonl")
     text = json.loads(lines[0])["text"]

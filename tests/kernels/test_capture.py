@@ -27,7 +27,7 @@ FORMS = {
 RULES_AND_FORMS = [(rule, form) for rule, forms in FORMS.items() for form in forms]
 FILTERS = {"top_k": (0, 20, 3), "top_p": (0.9, 1.0, 0.6), "min_p": (0.0, 0.02, 0.1)}
 PENALTIES = {"table": 7, "repetition_penalty": (1.3, 1.0), "presence_penalty": (0.5,), "frequency_penalty": (0.2, 0.0)}
-LAWS = {"plain": {}, "filters": FILTERS, "all": {**FILTERS, **PENALTIES}}
+SAMPLING = {"plain": {}, "filters": FILTERS, "all": {**FILTERS, **PENALTIES}}
 SHAPE = (4, 3, 2050)  # B, K, V
 
 
@@ -66,11 +66,14 @@ class Loop(NamedTuple):
             mine.copy_(other)
 
 
-def loop_of(rule: str, form: str, law: str, random_state: int, device: torch.device) -> Loop:
+def loop_of(rule: str, form: str, sampling: str, random_state: int, device: torch.device) -> Loop:
     """Inputs that differ with ``random_state`` in every value, but not in shape."""
     batch, num_drafts, vocabulary = SHAPE
     options = {"reduced": 1500} if form == "reduced" else {}
-    spread = {n: [*v[random_state % len(v) :], *v] if isinstance(v, tuple) else v for n, v in LAWS[law].items()}
+    spread = {
+        n: [*v[random_state % len(v) :], *v] if isinstance(v, tuple) else v
+        for n, v in SAMPLING[sampling].items()
+    }
     inputs = random_step(
         batch, num_drafts, vocabulary, dtype=torch.bfloat16, rule="token", random_state=random_state, drafter="cpu",
         temperature=((0.8, 0.0, 1.3, 0.5), (0.5, 1.1, 0.0, 0.9))[random_state % 2], **options, **spread,
@@ -106,9 +109,11 @@ def decode(loop: Loop, rule: str, form: str, backend: str) -> list[torch.Tensor]
     return [t for step in (*drafts, out) for t in step if t is not None]
 
 
-def replays_are_right(capture: Callable, rule: str, form: str, law: str, backend: str, device: torch.device) -> None:
+def replays_are_right(
+    capture: Callable, rule: str, form: str, sampling: str, backend: str, device: torch.device
+) -> None:
     """Captures a step once and replays it after all of its inputs have changed in place."""
-    sources = [loop_of(rule, form, law, i, device) for i in range(4)]
+    sources = [loop_of(rule, form, sampling, i, device) for i in range(4)]
     buffers = sources[0].map(torch.clone)
     replay = capture(lambda: decode(buffers, rule, form, backend), buffers)
     seen = []
@@ -141,34 +146,34 @@ def cuda_graph(function: Callable[[], list], buffers: Loop) -> Callable[[], list
 
 
 @on_gpu
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
 @pytest.mark.parametrize("gpu_backend", GPU_BACKENDS)
-def test_graph_replay(gpu_backend, rule, form, law):
-    replays_are_right(cuda_graph, rule, form, law, gpu_backend, torch.device("cuda"))
+def test_graph_replay(gpu_backend, rule, form, sampling):
+    replays_are_right(cuda_graph, rule, form, sampling, gpu_backend, torch.device("cuda"))
 
 
-def compiled_is_right(rule: str, law: str, of: str, device: torch.device, **options) -> None:
+def compiled_is_right(rule: str, sampling: str, of: str, device: torch.device, **options) -> None:
     """Several replays, each on other inputs; the first ones warm up and record. Outputs are overwritten by the next."""
     torch._dynamo.reset()
     form = FORMS[rule][0]
     compiled = torch.compile(decode, fullgraph=True, dynamic=False, **options)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for random_state in range(6):
-            source = loop_of(rule, form, law, random_state, device)
+            source = loop_of(rule, form, sampling, random_state, device)
             torch.compiler.cudagraph_mark_step_begin()
             got = [t.clone() for t in compiled(source, rule, form, of)]
             assert identical(got, decode(source, rule, form, of))
 
 
 @on_gpu
-@pytest.mark.parametrize("law", ["plain", "all"])
+@pytest.mark.parametrize("sampling", ["plain", "all"])
 @pytest.mark.parametrize("rule", FORMS)
 @pytest.mark.parametrize("gpu_backend", GPU_BACKENDS)
-def test_reduce_overhead(gpu_backend, rule, law):
+def test_reduce_overhead(gpu_backend, rule, sampling):
     counters = torch._dynamo.utils.counters["inductor"]
     counters.clear()
-    compiled_is_right(rule, law, gpu_backend, torch.device("cuda"), mode="reduce-overhead")
+    compiled_is_right(rule, sampling, gpu_backend, torch.device("cuda"), mode="reduce-overhead")
     assert counters["cudagraph_skips"] == 0  # else it ran without graphs
 
 
@@ -176,7 +181,7 @@ def test_reduce_overhead(gpu_backend, rule, law):
 @pytest.mark.parametrize("rule", FORMS)
 @pytest.mark.parametrize("gpu_backend", GPU_BACKENDS)
 def test_on_another_stream(gpu_backend, rule):
-    """Inputs that come late are waited for: what runs on the current stream runs behind them."""
+    """Inputs that come late are waited for: what runs on the current stream runs after them."""
     form, device = FORMS[rule][0], torch.device("cuda")
     source, buffers = (loop_of(rule, form, "all", i, device) for i in (1, 0))
     want = decode(source, rule, form, gpu_backend)
@@ -235,8 +240,8 @@ def keeps(number: int) -> Callable:
 
 @pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
 def test_the_comparison_passes_what_is_right(rule, form):
-    for law in LAWS:
-        replays_are_right(called, rule, form, law, "cpu", torch.device("cpu"))
+    for sampling in SAMPLING:
+        replays_are_right(called, rule, form, sampling, "cpu", torch.device("cpu"))
 
 
 INPUTS = ("target_logits", "draft_logits", "temperature", "top_k", "top_p", "min_p", "seed", "position", "num_drafts")

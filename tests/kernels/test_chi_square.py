@@ -1,4 +1,5 @@
-"""Chi-square tests of the emitted law: rule x form of q x filter or table x temperature x dtype x K x batch row.
+"""Chi-square tests of the emitted distribution: rule x form of q x filter or table x temperature x dtype x K x batch
+row.
 
 Everyday size: 200,000 draws a cell, fixed seeds, cells in float32 alone (the others differ in how they are read);
 ``-m nightly`` has these as well, and 10 million draws of all cells. A draw with its drafts takes about 3 microseconds
@@ -61,13 +62,13 @@ EVERY_DAY_OR_NIGHTLY = [pytest.param(b, marks=[pytest.mark.nightly] * (b.dtype !
 @pytest.mark.parametrize("draws", [DRAWS, pytest.param(NIGHTLY, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("batch", EVERY_DAY_OR_NIGHTLY, ids=str)
 @pytest.mark.parametrize("backend", BIG_BACKENDS)
-def test_emitted_law(batch, backend, draws):
+def test_emitted_distribution(batch, backend, draws):
     check(batch, backend, draws)
 
 
 @pytest.mark.parametrize("draws", [DRAWS // 20, pytest.param(DRAWS, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("batch", REFERENCE_BATCHES, ids=str)
-def test_emitted_law_of_the_reference(batch, draws, small_blocks):
+def test_emitted_distribution_of_the_reference(batch, draws, small_blocks):
     check(batch, "reference", draws)
 
 
@@ -79,17 +80,17 @@ def test_small_blocks_draw_the_same(monkeypatch):
     assert torch.equal(whole.tokens, small.tokens)
 
 
-def test_law_of_the_two_level_race(monkeypatch):
-    """Five tokens in blocks of two: the same law, by other numbers."""
+def test_distribution_of_the_two_level_race(monkeypatch):
+    """Five tokens in blocks of two: the same distribution, by other numbers."""
     monkeypatch.setattr(reference, "BLOCK", 2)
     check(narrow_batch("token", "stats", "opposite", "filters"), "reference", DRAWS // 10)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("backend", BIG_BACKENDS)
-def test_law_of_many_blocks(rule, backend):
-    """V = 1100: the laws of the number accepted, and of the first token by hundreds of the vocabulary and by its
-    remainder. With one draft ``token`` and ``block`` accept with probability sum min(p, q), and ``coupled`` as the
+def test_distribution_of_many_blocks(rule, backend):
+    """V = 1100: the distributions of the number accepted, and of the first token by hundreds of the vocabulary and by
+    its remainder. With one draft ``token`` and ``block`` accept with probability sum min(p, q), and ``coupled`` as the
     theorem on shared races has it."""
     batch = Batch(rule, "stats", LARGE_KINDS[rule], torch.float32, "tables", LARGE, 0)
     parts = [(out.tokens[:, 0], out.num_accepted) for out in steps(batch, backend, LARGE_DRAWS)]
@@ -100,12 +101,12 @@ def test_law_of_many_blocks(rule, backend):
         if rule == "coupled":
             both = ((p > 0) & (q > 0)).nonzero()[0]
             alpha = sum(1 / np.maximum(p / p[v], q / q[v]).sum() for v in both)
-        for counted, law in (
+        for counted, distribution in (
             (accepted[:, row], [1 - alpha, alpha] if cell.num_drafts else [1.0]),
             (first[:, row] // 100, p.reshape(-1, 100).sum(1)),
             (first[:, row] % 100, p.reshape(-1, 100).sum(0)),
         ):
-            result = chi_square(Counter(counted.tolist()), dict(enumerate(map(float, law))), LEVEL)
+            result = chi_square(Counter(counted.tolist()), dict(enumerate(map(float, distribution))), LEVEL)
             assert result.p_value > LEVEL, (cell.name, result)
 
 

@@ -73,9 +73,16 @@ def test_equal_filtered_models_are_always_accepted(backend, rule):
     """Filters, penalties and drafts that count make the same q and p of the same logits."""
     for form in ({}, {"stats": True}) if rule in DRAFTED_RULES else ({},):
         for random_state in range(3 if backend != "triton" else 1):
-            law = {"top_k": (0, 9), "top_p": (0.8, 1.0, 0.5), "min_p": (0.02, 0.0), "frequency_penalty": (0.7, 0.0)}
-            law |= {"temperature": (0.7, 1.3), "table": 6}
-            inputs = random_step(12 if backend != "triton" else 3, 3, 40, rule=rule, random_state=random_state, **law)
+            sampling = {
+                "top_k": (0, 9),
+                "top_p": (0.8, 1.0, 0.5),
+                "min_p": (0.02, 0.0),
+                "frequency_penalty": (0.7, 0.0),
+            }
+            sampling |= {"temperature": (0.7, 1.3), "table": 6}
+            inputs = random_step(
+                12 if backend != "triton" else 3, 3, 40, rule=rule, random_state=random_state, **sampling
+            )
             tokens, drawn = inputs.draft_tokens[:, :0], []
             for i in range(3):
                 inputs = inputs.replace(draft_tokens=tokens)
@@ -197,9 +204,9 @@ def test_draft_token_out_of_range(backend, token, status, draft_logits):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("law", [{}, {"top_k": (3,), "table": 4, "stats": True}], ids=["plain", "all"])
-def test_empty_batch(backend, rule, law):
-    inputs = random_step(0, 3, 20, rule=rule, log_probs=True, **law)
+@pytest.mark.parametrize("sampling", [{}, {"top_k": (3,), "table": 4, "stats": True}], ids=["plain", "all"])
+def test_empty_batch(backend, rule, sampling):
+    inputs = random_step(0, 3, 20, rule=rule, log_probs=True, **sampling)
     out = inputs.run(backend)
     assert [tuple(t.shape) for t in out] == [(0, 4), (0,), (0,), (0,), (0, 4), (0, 4)]
     drawn = inputs.draft(torch.zeros(0, 20), 0, backend, compact=0 if rule == "coupled" else 5)
@@ -243,8 +250,10 @@ def test_one_token(backend, rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_every_slot_is_defined(backend, rule):
     """Accepted drafts, one token, then -1; whatever lay in memory before."""
-    for random_state, law in enumerate(({}, {"top_p": (0.9, 0.4), "table": 4}, {"kind": "one_hot", "log_probs": True})):
-        inputs = random_step(6, 3, 30, temperature=(0.0, 1.0), random_state=random_state, rule=rule, **law)
+    for random_state, sampling in enumerate(
+        ({}, {"top_p": (0.9, 0.4), "table": 4}, {"kind": "one_hot", "log_probs": True})
+    ):
+        inputs = random_step(6, 3, 30, temperature=(0.0, 1.0), random_state=random_state, rule=rule, **sampling)
         inputs = inputs.replace(num_drafts=torch.arange(6) % 4, target_logits=inputs.target_logits.clone())
         inputs.target_logits[4, 1] = NAN
         garbage = [torch.full((6, 4), 2**40, device=device_of(backend)) for _ in range(16)]
@@ -264,8 +273,8 @@ def test_every_slot_is_defined(backend, rule):
 def test_inputs_are_never_written(backend, form, rule):
     """No padding of a view is written either, and no NaN row."""
     form = {} if rule == "coupled" and "compact" in form else form
-    law = {"temperature": (0.0, 1.0), "top_k": (9, 0), "top_p": (1.0, 0.9), "table": 5, "presence_penalty": (0.5,)}
-    inputs = random_step(3, 2, 1100, random_state=15, rule=rule, log_probs=True, **law, **form)
+    sampling = {"temperature": (0.0, 1.0), "top_k": (9, 0), "top_p": (1.0, 0.9), "table": 5, "presence_penalty": (0.5,)}
+    inputs = random_step(3, 2, 1100, random_state=15, rule=rule, log_probs=True, **sampling, **form)
     inputs = inputs.replace(num_drafts=torch.tensor([2, 1, 0]))
     inputs.target_logits[2, 0] = NAN
     inputs = inputs.to(device_of(backend))
@@ -279,7 +288,7 @@ def test_inputs_are_never_written(backend, form, rule):
 @pytest.mark.large
 @pytest.mark.parametrize("axis", ["batch", "row"])
 def test_offsets_beyond_31_bits(backend, axis):
-    """Views whose last elements lie more than 2^31 elements behind the first; only few pages are touched."""
+    """Views whose last elements lie more than 2^31 elements after the first; only few pages are touched."""
     shape, far = (2, 3, 1100), 2**31 + 5000
     strides = (far, 1100, 1) if axis == "batch" else (4000, far // 2, 1)
     inputs = random_step(2, 2, 1100, dtype=torch.bfloat16, random_state=16)

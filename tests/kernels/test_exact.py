@@ -1,9 +1,10 @@
-"""The exact law of the reference: total variation below 1e-9 from the target's law, and from the published rule's.
+"""The exact distribution of the reference: total variation below 1e-9 from the target's distribution, and from the
+published rule's.
 
-A step's law is enumerated (support/exact.py), jointly over all tokens that it emits. Target and draft are models of
-the whole text: their raw logits are independent after every text, and penalties count what was generated. What comes
-out is compared with two laws: plain sampling from the target, and the rule's own, written from its paper
-(``specdec_kernels.testing``)."""
+A step's distribution is enumerated (support/exact.py), jointly over all tokens that it emits. Target and draft are
+models of the whole text: their raw logits are independent after every text, and penalties count what was generated.
+What comes out is compared with two distributions: plain sampling from the target, and the rule's own, written from its
+paper (``specdec_kernels.testing``)."""
 
 from __future__ import annotations
 
@@ -13,19 +14,23 @@ import pytest
 from support.exact import Context, Probe, Rows, Setting, Step
 
 from specdec_kernels.testing import (
-    Law,
-    block_law,
-    chen_law,
+    Distribution,
+    block_distribution,
+    chen_distribution,
     completed,
-    coupled_law,
-    leviathan_law,
-    text_law,
+    coupled_distribution,
+    leviathan_distribution,
+    text_distribution,
     total_variation,
 )
 
 INF = float("inf")
 EXACT = 1e-9
-PUBLISHED = {"token": (leviathan_law, chen_law), "block": (block_law,), "coupled": (coupled_law,)}
+PUBLISHED = {
+    "token": (leviathan_distribution, chen_distribution),
+    "block": (block_distribution,),
+    "coupled": (coupled_distribution,),
+}
 FORMS = [(rule, q) for rule in ("token", "block") for q in ("one_hot", "full", "stats", "compact", "compact_stats")]
 FORMS += [("coupled", "one_hot"), ("coupled", "full")]
 FEWER_FORMS = [(rule, q) for rule, q in FORMS if q in ("one_hot", "full", "compact")]
@@ -63,38 +68,47 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
     return Probe(monkeypatch)
 
 
-def check(probe: Probe, step: Step, settings: list[Setting], num_steps: int = 1) -> list[Law]:
-    """One step against the published laws and the target's; more steps, which go on from any text, against the
-    target's. Returns the laws of the first step."""
-    first = laws = step.laws(probe, [Context(setting) for setting in settings])
-    for setting, law in zip(settings, laws, strict=True):
+def check(probe: Probe, step: Step, settings: list[Setting], num_steps: int = 1) -> list[Distribution]:
+    """One step against the published distributions and the target's; more steps, which go on from any text, against the
+    target's. Returns the distributions of the first step."""
+    first = distributions = step.distributions(probe, [Context(setting) for setting in settings])
+    for setting, distribution in zip(settings, distributions, strict=True):
         target, draft = setting.model(step.target), step.draft_model(setting)
-        assert abs(sum(law.values()) - 1) < EXACT, setting
+        assert abs(sum(distribution.values()) - 1) < EXACT, setting
         for published in PUBLISHED[step.rule]:
-            assert total_variation(law, published(target, draft, step.num_drafts)) < EXACT, (setting, published)
+            assert total_variation(distribution, published(target, draft, step.num_drafts)) < EXACT, (
+                setting,
+                published,
+            )
     for number in range(1, num_steps + 1):
         length = number * (step.num_drafts + 1)
-        for setting, law in zip(settings, laws, strict=True):
+        for setting, distribution in zip(settings, distributions, strict=True):
             target = setting.model(step.target)
-            assert total_variation(completed(law, target, length), text_law(target, length)) < EXACT, setting
-        laws = followed(probe, step, settings, laws) if number < num_steps else laws
+            assert (
+                total_variation(completed(distribution, target, length), text_distribution(target, length)) < EXACT
+            ), setting
+        distributions = followed(probe, step, settings, distributions) if number < num_steps else distributions
     return first
 
 
-def followed(probe: Probe, step: Step, settings: list[Setting], laws: list[Law]) -> list[Law]:
+def followed(
+    probe: Probe, step: Step, settings: list[Setting], distributions: list[Distribution]
+) -> list[Distribution]:
     """One step more."""
-    ends = [(i, text) for i, law in enumerate(laws) for text in law]
-    longer: list[Law] = [defaultdict(float) for _ in laws]
-    for (i, text), law in zip(ends, step.laws(probe, [Context(settings[i], text) for i, text in ends]), strict=True):
-        for more, probability in law.items():
-            longer[i][text + more] += laws[i][text] * probability
+    ends = [(i, text) for i, distribution in enumerate(distributions) for text in distribution]
+    longer: list[Distribution] = [defaultdict(float) for _ in distributions]
+    for (i, text), distribution in zip(
+        ends, step.distributions(probe, [Context(settings[i], text) for i, text in ends]), strict=True
+    ):
+        for more, probability in distribution.items():
+            longer[i][text + more] += distributions[i][text] * probability
     return longer
 
 
 @pytest.mark.parametrize("d2t", [None, [0, 2, 3]], ids=["same_vocabulary", "d2t"])
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(("rule", "q"), FORMS)
-def test_law_is_the_targets(probe, rule, q, table, d2t):
+def test_distribution_is_the_targets(probe, rule, q, table, d2t):
     """Every temperature with every filter, and with every table; all of them in one batch."""
     settings = [Setting(t, **f, **more) for t in TEMPERATURES for f in FILTERS for more in TABLES[table]]
     draft = Rows.random(4, 1, 2, vocabulary=d2t and len(d2t))
@@ -122,23 +136,25 @@ def test_two_steps(probe, rule, vocabulary, num_drafts, q):
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
 @pytest.mark.parametrize("num_drafts", [0, 1, 2])
 def test_ragged(probe, rule, num_drafts, q):
-    """num_drafts[b] < K: the law is that of fewer drafts, and the tokens beyond are not looked at."""
+    """num_drafts[b] < K: the distribution is that of fewer drafts, and the tokens beyond are not looked at."""
     target, draft = (Rows.random(3, 3, random_state) for random_state in (7, 8))
     step = Step(rule, target, draft, num_drafts, q, padding=3 - num_drafts)
     check(probe, step, [Setting(0.0), Setting(1.0), Setting(2.0, **FILTERS[-1])])
 
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
-def test_a_draft_may_stop_those_behind_it(probe, rule, q):
+def test_a_draft_may_stop_those_after_it(probe, rule, q):
     """Drafting ends for what was drafted (a draft that is not confident, an end of sequence), which counts itself."""
     target, draft = (Rows.random(3, 4, random_state) for random_state in (9, 10))
     settings = [Setting(1.0), Setting(0.5, **ALL)]
     for num_drafts, stops in ((2, {1, 2}), (3, {0})):
         step = Step(rule, target, draft, num_drafts, q, stops=frozenset(stops))
-        for setting, law in zip(settings, step.laws(probe, [Context(setting) for setting in settings]), strict=True):
+        for setting, distribution in zip(
+            settings, step.distributions(probe, [Context(setting) for setting in settings]), strict=True
+        ):
             model = setting.model(target)
-            assert abs(sum(law.values()) - 1) < EXACT
-            assert total_variation(completed(law, model, 4), text_law(model, 4)) < EXACT
+            assert abs(sum(distribution.values()) - 1) < EXACT
+            assert total_variation(completed(distribution, model, 4), text_distribution(model, 4)) < EXACT
 
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
@@ -157,9 +173,9 @@ def test_masks_and_special_supports(probe, rule, case, q):
         target.table[:, [0, 1, 3]] = -INF
     filters = ({"top_k": 2}, {"top_k": 2, "min_p": 0.3}) if case == "disjoint_by_filter" else ({}, FILTERS[-1])
     step = Step(rule, target, draft, 2, q)
-    laws = check(probe, step, [Setting(t, **f) for t in TEMPERATURES for f in filters])
+    distributions = check(probe, step, [Setting(t, **f) for t in TEMPERATURES for f in filters])
     if case.startswith("disjoint"):
-        assert {len(text) for law in laws for text in law} == {1}
+        assert {len(text) for distribution in distributions for text in distribution} == {1}
 
 
 @pytest.mark.parametrize("num_tied", [2, 3, 4])
@@ -171,5 +187,5 @@ def test_ties_at_the_cutoff_are_kept(probe, rule, q, num_tied):
         rows.table[:] = rows.table.sort(-1).values
         rows.table[:, -num_tied:] = rows.table[:, -1:]
     settings = [Setting(1.0, **f) for f in ({"top_k": 1}, {"top_p": 0.1}, {"min_p": 1.0})]
-    laws = check(probe, Step(rule, target, draft, 1, q), settings)
-    assert {text[0] for law in laws for text in law} == set(range(4 - num_tied, 4))
+    distributions = check(probe, Step(rule, target, draft, 1, q), settings)
+    assert {text[0] for distribution in distributions for text in distribution} == set(range(4 - num_tied, 4))

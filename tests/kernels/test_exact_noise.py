@@ -1,4 +1,5 @@
-"""Which numbers a whole text is drawn with. One step's law says nothing of that; independence of steps rests on it."""
+"""Which numbers a whole text is drawn with. One step's distribution says nothing of that; independence of steps rests
+on it."""
 
 from __future__ import annotations
 
@@ -90,18 +91,18 @@ def test_coupled_text_is_that_of_plain_sampling(num_drafts):
 
 
 def scrambled_beyond(monkeypatch: pytest.MonkeyPatch, last: torch.Tensor) -> None:
-    """Other numbers behind the position ``last`` [B]."""
+    """Other numbers after the position ``last`` [B]."""
     philox = reference.philox
 
     def other(seed, index, position, offset, stream):
-        behind = (position > last)[:, None]
-        return torch.where(behind, philox(seed + 1, index, position, offset, stream),
+        after = (position > last)[:, None]
+        return torch.where(after, philox(seed + 1, index, position, offset, stream),
                            philox(seed, index, position, offset, stream))  # fmt: skip
 
     monkeypatch.setattr(reference, "philox", other)
 
 
-def test_coupled_step_depends_on_no_noise_behind_its_end(monkeypatch):
+def test_coupled_step_depends_on_no_noise_after_its_end(monkeypatch):
     """Why numbers may be used again: where a step ends, and what it emits, is decided by numbers up to there alone."""
     batch, num_drafts = 500, 3
     target, draft = (Rows.random(VOCABULARY, num_drafts, random_state) for random_state in (4, 5))

@@ -11,14 +11,14 @@ from support.exact import CERTAIN, Context, Probe, Rows, Setting, Step
 
 from specdec_kernels import SamplingParams, Status, draft_step, speculative_step
 from specdec_kernels.testing import (
-    Law,
+    Distribution,
     Model,
-    block_law,
-    chen_law,
+    block_distribution,
+    chen_distribution,
     chi_square,
-    coupled_law,
+    coupled_distribution,
     expected_accepted,
-    leviathan_law,
+    leviathan_distribution,
     penalised,
     probabilities,
     shared_race,
@@ -35,8 +35,10 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
     return Probe(monkeypatch)
 
 
-def laws_of(probe: Probe, rule: str, target: Rows, draft: Rows, num_drafts: int, settings: list[Setting]) -> list[Law]:
-    return Step(rule, target, draft, num_drafts).laws(probe, [Context(setting) for setting in settings])
+def distributions_of(
+    probe: Probe, rule: str, target: Rows, draft: Rows, num_drafts: int, settings: list[Setting]
+) -> list[Distribution]:
+    return Step(rule, target, draft, num_drafts).distributions(probe, [Context(setting) for setting in settings])
 
 
 def after(text: tuple[int, ...], model: Model) -> Model:
@@ -57,13 +59,13 @@ def accepted_by_block(target: Model, draft: Model, num_drafts: int) -> float:
     return total
 
 
-def test_google_and_deepmind_published_one_law():
+def test_google_and_deepmind_published_one_distribution():
     """Leviathan et al., Algorithm 1, and Chen et al., Algorithm 2, each from its own pseudo-code."""
     for random_state, num_drafts in itertools.product(range(10), (0, 1, 3)):
         target, draft = Rows.random(3, 3, random_state), Rows.random(3, 3, random_state + 100)
         target.table[::2, 0] = -np.inf
         p, q = Setting(0.7).model(target), Setting(0.7, top_k=2).model(draft)
-        assert total_variation(leviathan_law(p, q, num_drafts), chen_law(p, q, num_drafts)) < 1e-14
+        assert total_variation(leviathan_distribution(p, q, num_drafts), chen_distribution(p, q, num_drafts)) < 1e-14
 
 
 def test_the_example_of_block_verification(probe):
@@ -71,8 +73,8 @@ def test_the_example_of_block_verification(probe):
     p, q = (torch.tensor(weights, dtype=torch.float64).log() for weights in ([1, 2], [2, 1]))
     target, draft = (Rows(row.expand(7, 2), 2) for row in (p, q))
     for rule, expected in (("token", 10 / 9), ("block", 11 / 9)):
-        (law,) = laws_of(probe, rule, target, draft, 2, [Setting()])
-        assert abs(expected_accepted(law) - expected) < EXACT
+        (distribution,) = distributions_of(probe, rule, target, draft, 2, [Setting()])
+        assert abs(expected_accepted(distribution) - expected) < EXACT
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
@@ -82,7 +84,7 @@ def test_block_never_accepts_fewer(probe, num_drafts):
     target, draft = Rows.random(3, num_drafts + 2, 20), Rows.random(3, num_drafts + 2, 21)
     settings = [Setting(t, **f) for t in (0.5, 1.0, 3.0) for f in ({}, {"top_p": 0.8}, {"top_k": 2, "min_p": 0.1})]
     contexts = [Context(s, text) for s in settings for text in ((), (0,), (1,), (2,), (0, 1), (2, 2))]
-    token, block = (Step(rule, target, draft, num_drafts).laws(probe, contexts) for rule in ("token", "block"))
+    token, block = (Step(rule, target, draft, num_drafts).distributions(probe, contexts) for rule in ("token", "block"))
     gains = []
     for (setting, text), a, b in zip(contexts, token, block, strict=True):
         p, q = (after(text, setting.model(rows)) for rows in (target, draft))
@@ -100,8 +102,8 @@ def test_block_never_accepts_fewer(probe, num_drafts):
 def test_equal_models_accept_everything(probe, rule):
     rows = Rows.random(3, 3, 22)
     settings = [Setting(t, **f) for t in (0.0, 0.5, 1.0) for f in ({}, {"top_k": 2}, {"top_p": 0.6, "min_p": 0.1})]
-    for law in laws_of(probe, rule, rows, rows, 3, settings):
-        assert {len(text) for text in law} == {4}
+    for distribution in distributions_of(probe, rule, rows, rows, 3, settings):
+        assert {len(text) for text in distribution} == {4}
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
@@ -109,12 +111,12 @@ def test_acceptance_of_the_first_draft(probe, rule):
     """Of one draft: sum min(p, q) by coin, sum 1 / sum max(p_u / p_v, q_u / q_v) by shared race, which is less."""
     target, draft = Rows.random(4, 1, 23), Rows.random(4, 1, 24)
     settings = [Setting(t, top_k=k) for t in (0.5, 1.0, 2.0) for k in (0, 2, 3)]
-    for setting, law in zip(settings, laws_of(probe, rule, target, draft, 1, settings), strict=True):
+    for setting, distribution in zip(settings, distributions_of(probe, rule, target, draft, 1, settings), strict=True):
         p, q = setting.model(target)(()), setting.model(draft)(())
         coin = np.minimum(p, q).sum()
         both = [v for v in range(4) if p[v] > 0 and q[v] > 0]
         race = sum(1 / sum(max(p[u] / p[v], q[u] / q[v]) for u in range(4)) for v in both)
-        assert abs(expected_accepted(law) - (race if rule == "coupled" else coin)) < EXACT
+        assert abs(expected_accepted(distribution) - (race if rule == "coupled" else coin)) < EXACT
         assert race <= coin + EXACT
 
 
@@ -122,11 +124,13 @@ def test_expected_acceptance_of_every_position(probe):
     """Rows that do not depend on the text: position j is accepted with the product of sum min(p, q) up to it."""
     target, draft = (Rows(Rows.random(4, 0, r).table.expand(85, 4), 4) for r in (25, 26))
     setting = Setting(0.5)
-    (law,) = laws_of(probe, "token", target, draft, 3, [setting])
+    (distribution,) = distributions_of(probe, "token", target, draft, 3, [setting])
     alpha = np.minimum(setting.model(target)(()), setting.model(draft)(())).sum()
     for j in range(4):
-        assert abs(sum(mass for text, mass in law.items() if len(text) > j) - alpha**j) < EXACT
-    assert abs(expected_accepted(law) + 1 - (1 - alpha**4) / (1 - alpha)) < EXACT  # Leviathan et al., equation 1
+        assert abs(sum(mass for text, mass in distribution.items() if len(text) > j) - alpha**j) < EXACT
+    assert (
+        abs(expected_accepted(distribution) + 1 - (1 - alpha**4) / (1 - alpha)) < EXACT
+    )  # Leviathan et al., equation 1
 
 
 @pytest.mark.parametrize("form", ["masked", "filtered", "compact", "d2t"])
@@ -169,7 +173,8 @@ def test_a_draft_that_q_never_yields(probe, rule, form):
 
 
 def test_shared_race():
-    """Both winners have the laws of their own races, supports may differ, and equal laws have one winner."""
+    """Both winners have the distributions of their own races, supports may differ, and equal distributions have one
+    winner."""
     generator = np.random.default_rng(0)
     for size, masked in itertools.product((1, 2, 3, 6), (False, True)):
         p, q = generator.dirichlet(np.ones(size), 2)
@@ -199,13 +204,13 @@ def test_the_race_is_shared():
     assert test.p_value > LEVEL and test.detectable < 0.03
 
 
-def test_laws_are_laws():
-    """Every published law sums to 1, also where p and q are equal, or have nothing in common."""
+def test_laws_are_distributions():
+    """Every published distribution sums to 1, also where p and q are equal, or have nothing in common."""
     row = Rows.random(3, 0, 31).table[0].tolist()
     p, other = probabilities(row, 1.0), np.array([0.0, 0.0, 1.0])
     for a, b in ((p, p), (p, other), (other, p), (other, other), (other, np.array([0.5, 0.5, 0.0]))):
-        for law in (leviathan_law, chen_law, block_law, coupled_law):
-            assert abs(sum(law(lambda text, a=a: a, lambda text, b=b: b, 2).values()) - 1) < 1e-12
+        for distribution in (leviathan_distribution, chen_distribution, block_distribution, coupled_distribution):
+            assert abs(sum(distribution(lambda text, a=a: a, lambda text, b=b: b, 2).values()) - 1) < 1e-12
 
 
 def test_plain_definitions_are_those_of_transformers():

@@ -25,7 +25,7 @@ SAMPLING = {
     "repetition_penalty": (1.0, 1.3),
     "frequency_penalty": (0.2, 0.0, -0.1),
 }
-# random_step's arguments: every rule with every form of q, with all that a law can have.
+# random_step's arguments: every rule with every form of q, with all that a distribution can have.
 CASES = {
     "token": {},
     "token full": {"table": 6, **SAMPLING},

@@ -43,7 +43,7 @@ MACHINES = {
 }
 
 
-def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **law: int) -> Plan:
+def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **sampling: int) -> Plan:
     """``weighed``: with draft logits whose statistics are not handed over; ``filters``, ``table``: with such."""
     rows = kernels.LogitRows(1 << 20, kernels.DTYPES[getattr(torch, dtype)], 0, 0, vocabulary)
     element = 4 if dtype == "float32" else 2
@@ -52,11 +52,11 @@ def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", 
         target=rows, batch=batch, num_drafts_max=k, vocabulary=vocabulary, rule=rule, draft_lse=1 << 20
     )
     params.draft = rows
-    if law.get("weighed"):
+    if sampling.get("weighed"):
         params.draft_lse = None
-    params.law.filters = 1 << 20 if law.get("filters") else None
-    params.law.has_table = bool(law.get("table"))
-    if law.get("log_probs"):
+    params.sampling.filters = 1 << 20 if sampling.get("filters") else None
+    params.sampling.has_table = bool(sampling.get("table"))
+    if sampling.get("log_probs"):
         params.log_probs = 1 << 20
     out = (ctypes.c_int64 * 5)()
     kernels.library().plan(ctypes.byref(params), ctypes.byref(MACHINES[on]), out)
@@ -67,18 +67,20 @@ def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", 
 def test_a_launch_fits_its_machine(on):
     """Whatever is asked for: shared memory, clusters, and every warp's share."""
     its, split = MACHINES[on], 0
-    laws = [{}, {"filters": 1}, {"table": 1}, {"weighed": 1}, {"filters": 1, "weighed": 1, "log_probs": 1}]
+    distributions = [{}, {"filters": 1}, {"table": 1}, {"weighed": 1}, {"filters": 1, "weighed": 1, "log_probs": 1}]
     shapes = itertools.product((1, 3, 8, 32, 100, 256, 1000), (0, 1, 5, 8, 16), (1, 1000, 32001, 128256, 262144))
-    for (batch, k, vocabulary), dtype, rule, law in itertools.product(shapes, ("bfloat16", "float32"), (0, 1, 2), laws):
-        made = plan(on, batch, k, vocabulary, dtype, rule, **law)
+    for (batch, k, vocabulary), dtype, rule, sampling in itertools.product(
+        shapes, ("bfloat16", "float32"), (0, 1, 2), distributions
+    ):
+        made = plan(on, batch, k, vocabulary, dtype, rule, **sampling)
         if made.blocks == 0:
             split += 1
             continue
         many = batch > its.multiprocessors
-        assert made.shared <= (its.half_of_it if many else its.shared_memory), (batch, k, vocabulary, dtype, law)
+        assert made.shared <= (its.half_of_it if many else its.shared_memory), (batch, k, vocabulary, dtype, sampling)
         assert made.threads == (192 if many else 384) and (made.blocks == 1 or not many)
         assert its.places[made.blocks] > 0
-        rows = k + 1 + (k if law.get("weighed") and rule != 2 else 0)
+        rows = k + 1 + (k if sampling.get("weighed") and rule != 2 else 0)
         items = rows * -(-vocabulary // 1024)
         assert (made.blocks - 1) * made.threads // 32 < items  # no block without work
         assert made.stay == (0 < items <= made.num_slots * made.blocks * made.threads // 32)

@@ -16,20 +16,20 @@ from specdec_kernels.testing import StepInputs, device_of, random_step
 
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 FILTERS = {"top_k": (0, 9), "top_p": (0.9, 1.0), "min_p": (0.0, 0.01)}
-LAW = {**FILTERS, "table": 5, "presence_penalty": (0.5, 0.0)}
+SAMPLING = {**FILTERS, "table": 5, "presence_penalty": (0.5, 0.0)}
 CASES = {
     "contiguous": {"batch": 3, "num_drafts": 2, "stats": True},
-    "strided": {"batch": 3, "num_drafts": 2, **LAW},
-    "empty_batch": {"batch": 0, "num_drafts": 2, **LAW},
+    "strided": {"batch": 3, "num_drafts": 2, **SAMPLING},
+    "empty_batch": {"batch": 0, "num_drafts": 2, **SAMPLING},
     "no_drafts": {"batch": 3, "num_drafts": 0},
     # Without drafts every place has a log-probability: opcheck takes no NaN for equal to itself.
-    "log_probs": {"batch": 3, "num_drafts": 0, "log_probs": True, **LAW},
+    "log_probs": {"batch": 3, "num_drafts": 0, "log_probs": True, **SAMPLING},
     "one_hot": {"batch": 3, "num_drafts": 2, "kind": "one_hot", **FILTERS},
     "half": {"batch": 2, "num_drafts": 1, "dtype": torch.bfloat16, "draft_dtype": torch.float16, "stats": True},
-    "block": {"batch": 2, "num_drafts": 2, "rule": "block", **LAW},
-    "reduced": {"batch": 2, "num_drafts": 2, "rule": "block", "reduced": 20, "stats": True, **LAW},
+    "block": {"batch": 2, "num_drafts": 2, "rule": "block", **SAMPLING},
+    "reduced": {"batch": 2, "num_drafts": 2, "rule": "block", "reduced": 20, "stats": True, **SAMPLING},
     "compact": {"batch": 2, "num_drafts": 2, "compact": 4, "table": 0},
-    "coupled": {"batch": 2, "num_drafts": 2, "rule": "coupled", **LAW},
+    "coupled": {"batch": 2, "num_drafts": 2, "rule": "coupled", **SAMPLING},
 }
 
 
@@ -66,7 +66,7 @@ def test_opcheck_draft_step(backend, case):
         inputs = inputs.map(lambda t: t.clone(memory_format=torch.contiguous_format))
         logits = logits.clone(memory_format=torch.contiguous_format)
     arguments = (
-        logits, *inputs.law(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, 1,
+        logits, *inputs.sampling(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, 1,
         RULES.index(inputs.rule), CASES[case].get("compact", 0),
     )  # fmt: skip
     check(operation("draft_step", backend, device_of(backend).type), arguments)
@@ -136,7 +136,7 @@ def test_compile_every_rule_with_filters_and_a_table(backend, rule, compact):
     compiled = torch.compile(step_of_a_loop, fullgraph=True, backend="aot_eager", dynamic=False)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for random_state in range(2):
-            inputs = random_step(2, 2, 40, temperature=(0.0, 0.7), random_state=random_state, **LAW)
+            inputs = random_step(2, 2, 40, temperature=(0.0, 0.7), random_state=random_state, **SAMPLING)
             inputs = inputs.to(device_of(backend))
             arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, inputs.params)
             arguments += (backend, rule, inputs.table, compact)

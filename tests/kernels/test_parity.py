@@ -37,7 +37,7 @@ RULES_AND_FORMS = (*itertools.product(("token", "block"), FORMS), ("coupled", "r
 # What cycles over the sequences of a batch; the cycles have different lengths, so that all combinations occur.
 FILTERS = {"top_k": (0, 20, 1, 0, 5), "top_p": (1.0, 0.9, 0.3), "min_p": (0.0, 0.02)}
 PENALTIES = {"repetition_penalty": (1.0, 1.3, 0.8), "presence_penalty": (0.0, 0.5), "frequency_penalty": (0.2, -0.1, 0)}
-LAWS = {
+SAMPLING = {
     "plain": {},
     "filters": FILTERS,
     "no entries": {"table": 0, **PENALTIES},
@@ -79,10 +79,11 @@ def compare_drafts(backend: str, inputs: StepInputs, draft_logits: torch.Tensor,
 
 @pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
 def test_many_cases(fast_backend, rule, form):
-    """Every vocabulary size with every law, pairs of dtypes in turn, temperatures mixed in the batch; few near-ties."""
+    """Every vocabulary size with every distribution, pairs of dtypes in turn, temperatures mixed in the batch; few
+    near-ties."""
     near_ties = sequences = 0
     dtypes = itertools.cycle(itertools.product(DTYPES, DTYPES))
-    for i, (vocabulary, law) in enumerate(itertools.product(VOCABULARIES, LAWS)):
+    for i, (vocabulary, sampling) in enumerate(itertools.product(VOCABULARIES, SAMPLING)):
         # A half of them with each form; the interpreter needs milliseconds a block.
         if (i + len(form)) % (20 if fast_backend == "triton" else 2):
             continue
@@ -90,10 +91,10 @@ def test_many_cases(fast_backend, rule, form):
         dtype, draft_dtype = next(dtypes)
         inputs = random_step(
             batch, num_drafts, vocabulary, dtype=dtype, draft_dtype=draft_dtype, temperature=MIXED, rule=rule,
-            log_probs=i % 2 == 0, random_state=i, **LAWS[law], **form_of(form, vocabulary),
+            log_probs=i % 2 == 0, random_state=i, **SAMPLING[sampling], **form_of(form, vocabulary),
         )  # fmt: skip
         inputs = inputs.replace(num_drafts=torch.arange(batch) % (num_drafts + 1) if i % 3 == 0 else None)
-        context = f"V={vocabulary} K={num_drafts} {law} {dtype} {draft_dtype}"
+        context = f"V={vocabulary} K={num_drafts} {sampling} {dtype} {draft_dtype}"
         near_ties += compare_steps(fast_backend, inputs, context)
         sequences += batch
         if num_drafts and form != "one_hot":
@@ -105,16 +106,16 @@ def test_many_cases(fast_backend, rule, form):
 
 
 @pytest.mark.parametrize(
-    ("rule", "form", "law"),
+    ("rule", "form", "sampling"),
     [("token", "full", "plain"), ("token", "compact", "all"), ("block", "stats", "all"), ("block", "reduced", "all"),
      ("block", "one_hot", "filters"), ("coupled", "full", "all")],
 )  # fmt: skip
 @pytest.mark.parametrize("vocabulary", LARGE)
-def test_large_vocabularies(vocabulary, rule, form, law):
+def test_large_vocabularies(vocabulary, rule, form, sampling):
     for dtype in DTYPES[:: 1 if vocabulary < 100_000 else 2]:
         inputs = random_step(
             3, 1, vocabulary, dtype=dtype, temperature=MIXED, rule=rule, random_state=vocabulary, drafter="cpu",
-            **LAWS[law], **form_of(form, vocabulary),
+            **SAMPLING[sampling], **form_of(form, vocabulary),
         )  # fmt: skip
         compare_steps("cpu", inputs, str(dtype))
         if form != "one_hot":
@@ -145,17 +146,19 @@ def test_listed_tokens_at_the_edges_of_blocks(fast_backend, rule, form):
 def test_drafts_of_a_reduced_vocabulary(fast_backend, vocabulary, rule, compact):
     """Noise, tables and what is drawn go by the target's ids, or by their places, as the rule says."""
     batch = batch_of(fast_backend, vocabulary) // 2 + 1
-    inputs = random_step(batch, 2, vocabulary, rule=rule, temperature=MIXED, kind="one_hot", **LAWS["all"])
+    inputs = random_step(batch, 2, vocabulary, rule=rule, temperature=MIXED, kind="one_hot", **SAMPLING["all"])
     for d2t in (torch.arange(0, vocabulary, 3), torch.tensor([vocabulary - 1]), torch.arange(vocabulary)):
         logits = inputs.target_logits[:, 0, d2t]
         assert compare_drafts(fast_backend, inputs.replace(d2t=d2t), logits, compact) == 0
 
 
-@pytest.mark.parametrize("law", ["plain", "filters"])
+@pytest.mark.parametrize("sampling", ["plain", "filters"])
 @pytest.mark.parametrize("rule", RULES)
-def test_near_ties_are_rare(rule, law):
+def test_near_ties_are_rare(rule, sampling):
     """The allowance is a property of the reference: how often its margin is that small in ordinary inputs."""
-    inputs = random_step(500, 3, 257, temperature=(0.5, 1.0), random_state=9, rule=rule, drafter="cpu", **LAWS[law])
+    inputs = random_step(
+        500, 3, 257, temperature=(0.5, 1.0), random_state=9, rule=rule, drafter="cpu", **SAMPLING[sampling]
+    )
     assert (inputs.reference_margin() < NEAR_TIE).double().mean() < 10 * ALLOWED_NEAR_TIES
 
 
@@ -172,7 +175,8 @@ def test_structure_on_triton(data):
 
 
 def explore(data: st.DataObject, backend: str, max_vocabulary: int) -> None:
-    """A random structure: sizes, dtypes, rules, laws, forms of q, raggedness, masks, strange tokens, layouts."""
+    """A random structure: sizes, dtypes, rules, distributions, forms of q, raggedness, masks, strange tokens,
+    layouts."""
     batch, num_drafts = data.draw(st.integers(0, 5), "batch"), data.draw(st.integers(0, 4), "K")
     vocabulary = data.draw(st.one_of(st.integers(1, 40), st.integers(1020, max_vocabulary)), "V")
     dtypes = [data.draw(st.sampled_from(DTYPES), name) for name in ("dtype", "draft dtype")]

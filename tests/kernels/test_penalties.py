@@ -1,7 +1,7 @@
 """Penalties, biases, bans and early ends: transformers' processors where it has them, a plain definition where not.
 
-``compact`` lists the log-probabilities of a row, so a row's law is compared number by number; of a step's rows the
-log-probabilities of what it emits are."""
+``compact`` lists the log-probabilities of a row, so a row's distribution is compared number by number; of a step's rows
+the log-probabilities of what it emits are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST = 5  # absolute position of the step's first token
 
 @dataclasses.dataclass
 class Text:
-    """One sequence's past, and what its law says of tokens."""
+    """One sequence's past, and what its distribution says of tokens."""
 
     prompt: list[int]
     generated: list[int]
@@ -97,7 +97,7 @@ def step_of(texts: list[Text], target: torch.Tensor, drafts: list[list[int]], **
     )  # fmt: skip
 
 
-def assert_law(backend: str, texts: list[Text], logits: torch.Tensor, drafts: list[list[int]], **more) -> None:
+def assert_distribution(backend: str, texts: list[Text], logits: torch.Tensor, drafts: list[list[int]], **more) -> None:
     """draft_step's q of every row of logits [B, V], after these drafts, is softmax of transformers' scores."""
     offset = len(drafts[0])
     inputs = step_of(texts, logits[:, None].expand(-1, offset + 1, -1), drafts, **more)
@@ -145,7 +145,7 @@ TEXTS = {
 def test_every_text_in_one_batch(backend, dtype, drafts):
     """Drafts that the text has had, that only the prompt has had, and new ones; sequences with different penalties."""
     texts = list(TEXTS.values())
-    assert_law(backend, texts, rows(len(texts), 64).to(dtype), [drafts] * len(texts))
+    assert_distribution(backend, texts, rows(len(texts), 64).to(dtype), [drafts] * len(texts))
 
 
 @pytest.mark.parametrize("drafts", [[], [0, 3, 0]], ids=len)
@@ -155,7 +155,7 @@ def test_width_of_the_table(backend, entries, drafts):
     vocabulary = 9
     used = list(range(min(entries, vocabulary)))
     texts = [Text(used[::2], used[1::2] * 2, {t: 0.1 * t for t in used}, (), 0, 1.5, 0.5, 0.25)] * 3
-    assert_law(backend, texts, rows(3, vocabulary), [drafts] * 3, table=table_of(texts, entries))
+    assert_distribution(backend, texts, rows(3, vocabulary), [drafts] * 3, table=table_of(texts, entries))
 
 
 def test_entries_at_the_borders_of_blocks(backend):
@@ -167,7 +167,7 @@ def test_entries_at_the_borders_of_blocks(backend):
         Text([], [], {1023: 7.0, 1024: -INF}),
         Text([], [], {1023: -INF, 1024: 7.0}),
     ]
-    assert_law(backend, texts, rows(3, vocabulary), [[2047, 1023]] * 3)
+    assert_distribution(backend, texts, rows(3, vocabulary), [[2047, 1023]] * 3)
 
 
 @pytest.mark.parametrize("token", [0, 1022, 1023, 1024, 2047])
@@ -184,7 +184,7 @@ def test_the_sign_decides_how_repetition_is_penalised(backend, drafts):
     """Negative logits are multiplied, zero of either sign stays zero, -inf stays -inf; the sign is that after bias."""
     logits = torch.tensor([[-3.0, 2.0, 0.0, -0.0, -INF, 1.0, -1.0]])
     texts = [Text([0, 1, 2, 3, 4, 5, 6], [], {5: -2.0, 6: 2.0}, repetition=1.7, presence=0.1)]
-    assert_law(backend, texts, logits, [drafts])
+    assert_distribution(backend, texts, logits, [drafts])
 
 
 def test_filters_see_what_penalties_leave(backend):
@@ -346,16 +346,16 @@ any_texts = given(texts=st.lists(a_text, min_size=1, max_size=4), drafts=st.list
 @settings(max_examples=60, deadline=None, derandomize=True)
 @any_texts
 def test_any_text_on_cpu(texts, drafts):
-    assert_law("cpu", texts, rows(len(texts), 12), [drafts] * len(texts))
+    assert_distribution("cpu", texts, rows(len(texts), 12), [drafts] * len(texts))
 
 
 @settings(max_examples=6, deadline=None, derandomize=True)
 @any_texts
 def test_any_text_on_triton(texts, drafts):
-    assert_law("triton", texts, rows(len(texts), 12), [drafts] * len(texts))
+    assert_distribution("triton", texts, rows(len(texts), 12), [drafts] * len(texts))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @any_texts
 def test_any_text_on_reference(texts, drafts):
-    assert_law("reference", texts, rows(len(texts), 12), [drafts] * len(texts))
+    assert_distribution("reference", texts, rows(len(texts), 12), [drafts] * len(texts))

@@ -1,8 +1,9 @@
-"""Chi-square of whole texts, decoded step by step as the loop does, on a toy language model with a known law.
+"""Chi-square of whole texts, decoded step by step as the loop does, on a toy language model with a known distribution.
 
 A text of eight tokens (V = 3) takes several steps. Noise that serves in two of them biases the text though every single
-step has the right law, so it is only seen here. With power 0.999 a test of four neighbouring tokens (81 outcomes) finds
-probabilities off by a factor 1 +- 0.046, of the whole text 1 +- 0.10; with 10 million draws 1 +- 0.0046 and 0.011."""
+step has the right distribution, so it is only seen here. With power 0.999 a test of four neighbouring tokens (81
+outcomes) finds probabilities off by a factor 1 +- 0.046, of the whole text 1 +- 0.10; with 10 million draws 1 +- 0.0046
+and 0.011."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from support.exact import Setting, params_of
 from specdec_kernels import draft_step, speculative_step
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import RULES
-from specdec_kernels.testing import ChiSquare, Law, chi_square, detectable_bias, device_of, text_law
+from specdec_kernels.testing import ChiSquare, Distribution, chi_square, detectable_bias, device_of, text_distribution
 from specdec_kernels.types import TokenTable
 
 LENGTH, TOY, MOST = 8, 3, 3  # tokens of a text; vocabulary; drafts of a step, at most
@@ -92,11 +93,11 @@ def table_of(text: torch.Tensor) -> TokenTable:
 
 
 @functools.cache
-def law_of(setting: str) -> Law:
+def distribution_of(setting: str) -> Distribution:
     def target(text: tuple[int, ...]):
         return SETTINGS[setting].probabilities(TARGET[text[-1] if text else -1].tolist(), text)
 
-    return text_law(target, LENGTH)
+    return text_distribution(target, LENGTH)
 
 
 def counted(decoding: Decoding, backend: str, draws: int, **more) -> dict:
@@ -108,9 +109,9 @@ def counted(decoding: Decoding, backend: str, draws: int, **more) -> dict:
 
 
 def results(decoding: Decoding, backend: str, draws: int, **more) -> Iterator[tuple[str, ChiSquare]]:
-    counts, law = counted(decoding, backend, draws, **more), law_of(decoding.setting)
+    counts, distribution = counted(decoding, backend, draws, **more), distribution_of(decoding.setting)
     for name, window in STATISTICS.items():
-        yield name, chi_square(*(marginal(m, lambda text, w=window: text[w]) for m in (counts, law)), LEVEL)
+        yield name, chi_square(*(marginal(m, lambda text, w=window: text[w]) for m in (counts, distribution)), LEVEL)
 
 
 def check(*arguments) -> None:

@@ -1,9 +1,8 @@
 """What only Triton has: it compiles ahead of time for every GPU that it serves and spills no registers, launches as
 often as it says, lets the last program decide, and finds cutoffs by bisection.
 
-A step of every rule, form of q and law against the reference; more of its numerics are in every other test, in the
-interpreter where there is no GPU.
-"""
+A step of every rule, form of q and distribution against the reference; more of its numerics are in every other test, in
+the interpreter where there is no GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ import triton
 from support import ROOT
 
 from specdec_kernels import Rule, SamplingParams, draft_step
-from specdec_kernels.backends.reference_law import cutoff_of
+from specdec_kernels.backends.reference_distribution import cutoff_of
 from specdec_kernels.testing import assert_same_step, assert_statistics_close, device_of, random_step
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
@@ -178,12 +177,12 @@ def test_same_outcome_every_time(rule):
         assert identical([t for t in inputs.run("triton") if t is not None], usual)
 
 
-LAWS = {
+SAMPLING = {
     "plain": {},
     "filters": {"top_k": (0, 4, 30), "top_p": (0.8, 1.0, 0.9), "min_p": (0.0, 0.1, 0.02)},
     "table": {"table": 9, "repetition_penalty": 1.3, "presence_penalty": 0.25, "frequency_penalty": 0.5},
 }
-LAWS["all"] = LAWS["filters"] | LAWS["table"]
+SAMPLING["all"] = SAMPLING["filters"] | SAMPLING["table"]
 Q = {
     "full": {},
     "handed_over": {"stats": True},
@@ -194,7 +193,7 @@ Q = {
 
 
 def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> None:
-    """A step, and what ``draft_step`` makes of one more row behind its drafts, against the reference."""
+    """A step, and what ``draft_step`` makes of one more row after its drafts, against the reference."""
     want, margin = inputs.reference()
     assert_same_step(inputs.run("triton"), want, margin)
     if drafts is not None:
@@ -211,10 +210,10 @@ def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> Non
             assert torch.equal(got.compact_ids, want.compact_ids)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("rule", Rule)
-def test_laws(rule, law):
-    inputs = random_step(3, 1, 30, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **LAWS[law])
+def test_distributions(rule, sampling):
+    inputs = random_step(3, 1, 30, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **SAMPLING[sampling])
     drafts = None if rule == "block" else inputs.target_logits[:, 1]  # `block` drafts as `token` does
     compare(inputs, drafts)
 
@@ -222,7 +221,7 @@ def test_laws(rule, law):
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("q", Q)
 def test_forms_of_q(rule, q):
-    inputs = random_step(2, 2, 33, temperature=(1.0, 0.6), rule=rule, top_k=20, **Q[q], **LAWS["table"])
+    inputs = random_step(2, 2, 33, temperature=(1.0, 0.6), rule=rule, top_k=20, **Q[q], **SAMPLING["table"])
     compare(inputs, inputs.target_logits[:, 1] if q == "compact" else None, compact=Q[q].get("compact", 0))
 
 
@@ -230,7 +229,7 @@ def test_forms_of_q(rule, q):
 def test_several_blocks(rule):
     """Tables, filters and reduced vocabularies across blocks of 1024."""
     form = {} if rule == "coupled" else {"reduced": 1100} if rule == "token" else {"compact": 40}
-    compare(random_step(1, 1, 2100, rule=rule, random_state=1, top_k=300, top_p=0.9, **form, **LAWS["table"]))
+    compare(random_step(1, 1, 2100, rule=rule, random_state=1, top_k=300, top_p=0.9, **form, **SAMPLING["table"]))
 
 
 def test_more_blocks_than_a_pass_reads_at_once():
@@ -245,7 +244,7 @@ HARD = {
     "one": [-INF, -7.0, -INF],
     "far": [3e38, -3e38, 1e-38, -1e-38, 0.0, 1.0],
     "equal": [1.25] * 7,
-    "tail": [2.0, 1.5, 1.0, *[0.9] * 20],  # which top-p must not count behind a top-k of 3
+    "tail": [2.0, 1.5, 1.0, *[0.9] * 20],  # which top-p must not count after a top-k of 3
 }
 
 

@@ -12,7 +12,7 @@ from specdec import Emission, Producer, SpeculativeDecoder
 from specdec.drafters import Drafts, Generation, Step
 from specdec.models.kv_cache import StaticKVCache
 from support.models import TYPES, VOCABULARY, generate, prompts, tiny_model, toy_model, tunable_pair
-from support.texts import assert_same_greedy, check_text_law
+from support.texts import assert_same_greedy, check_text_distribution
 
 from specdec_kernels import SamplingParams, Status
 
@@ -87,8 +87,8 @@ def test_greedy_equals_plain_for_every_model_type(kind):
 # ---- sampling ----------------------------------------------------------------------------------------------
 
 
-def test_sampled_text_has_the_law_of_the_target():
-    check_text_law(toy_model(1), toy_model(2))
+def test_sampled_text_has_the_distribution_of_the_target():
+    check_text_distribution(toy_model(1), toy_model(2))
 
 
 def test_sampled_text_does_not_depend_on_the_batch():

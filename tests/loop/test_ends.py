@@ -12,7 +12,7 @@ from specdec_kernels import SamplingParams
 
 
 class After:
-    """Ends every text behind the first of these tokens; remembers what it was asked."""
+    """Ends every text after the first of these tokens; remembers what it was asked."""
 
     def __init__(self, *tokens: int):
         self.tokens, self.asked = set(tokens), []
@@ -24,7 +24,7 @@ class After:
 
 @pytest.mark.parametrize("num_drafts", [0, 1, 4, 8])
 @pytest.mark.parametrize("quality", [0.0, 0.5])
-def test_nothing_behind_a_stop(num_drafts, quality):
+def test_nothing_after_a_stop(num_drafts, quality):
     target, draft = tunable_pair(quality)
     ragged, wanted = prompts(3, 2, 9), {"log_probs": True, "output_logits": True, "max_new_tokens": 40}
     texts = generate(target, None, ragged, 0, **wanted)

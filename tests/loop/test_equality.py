@@ -28,7 +28,7 @@ from specdec.evaluation.verify.texts import RaceNoise
 from specdec_kernels import SamplingParams
 
 BATCHES = (1, 7, 32, 2, 64, 16, 3)
-LAWS = (GREEDY, COUPLED) = ("greedy", "coupled")
+DISTRIBUTIONS = (GREEDY, COUPLED) = ("greedy", "coupled")
 TEMPERATURE = 0.8
 
 
@@ -110,45 +110,45 @@ def prompts_of(tokenizer, count: int) -> list[list[int]]:
             return [list(prompt) for prompt in found]
 
 
-def decode(decoder: SpeculativeDecoder, prompts: list[list[int]], new_tokens: int, law: str, first: int):
+def decode(decoder: SpeculativeDecoder, prompts: list[list[int]], new_tokens: int, distribution: str, first: int):
     """``first``: the number of the first prompt, which is its seed."""
     sampled = {
         "params": SamplingParams(TEMPERATURE),
         "rule": "coupled",
         "seed": list(range(first, first + len(prompts))),
     }
-    more = sampled if law == COUPLED else {}
+    more = sampled if distribution == COUPLED else {}
     return decoder.generate(prompts, max_new_tokens=new_tokens, eos_token_id=[], **more)
 
 
 @functools.cache
-def plain_texts(target, tokenizer, count: int, new_tokens: int, law: str) -> dict[tuple[int, ...], list[int]]:
+def plain_texts(target, tokenizer, count: int, new_tokens: int, distribution: str) -> dict[tuple[int, ...], list[int]]:
     decoder, texts = SpeculativeDecoder(target, None), {}
     whole = prompts_of(tokenizer, count)
     for start in range(0, count, 64):
         prompts = whole[start : start + 64]
-        result = decode(decoder, prompts, new_tokens, law, start)
+        result = decode(decoder, prompts, new_tokens, distribution, start)
         texts |= {tuple(p): t for p, t in zip(prompts, result.tokens, strict=True)}
     return texts
 
 
-def check(name: str, pair, count: int, new_tokens: int, law: str) -> int:
+def check(name: str, pair, count: int, new_tokens: int, distribution: str) -> int:
     """Compares the texts. Returns how many part at a near-tie."""
     target, _, tokenizer = pair
-    texts = plain_texts(target, tokenizer, count, new_tokens, law)
+    texts = plain_texts(target, tokenizer, count, new_tokens, distribution)
     drafter, parted = drafter_of(name, pair, texts), 0
-    judge = Judge(target, temperature=TEMPERATURE if law == COUPLED else 1.0)
+    judge = Judge(target, temperature=TEMPERATURE if distribution == COUPLED else 1.0)
     prompts, start, turn = [list(p) for p in texts], 0, 0
     while start < len(prompts):
         batch = prompts[start : start + BATCHES[turn % len(BATCHES)]]
         num_drafts = 3 * turn % 8 + 1
         more = {"confidence": 0.4} if name == "confidence" else {}
         decoder = SpeculativeDecoder(target, drafter, num_drafts, **more)
-        result = decode(decoder, batch, new_tokens, law, start)
+        result = decode(decoder, batch, new_tokens, distribution, start)
         assert result.drafter_error is None
         for seed, (prompt, tokens) in enumerate(zip(batch, result.tokens, strict=True), start):
             expected = texts[tuple(prompt)]
-            noise = RaceNoise(seed, target.config.vocab_size) if law == COUPLED else None
+            noise = RaceNoise(seed, target.config.vocab_size) if distribution == COUPLED else None
             parting = judge.explain(prompt, expected, tokens, noise=noise)
             assert parting is None or parting.verdict == "near-tie", (name, num_drafts, len(batch), parting)
             parted += parting is not None
@@ -160,15 +160,15 @@ def check(name: str, pair, count: int, new_tokens: int, law: str) -> int:
 SLICES = [(name, GREEDY) for name in DRAFTERS] + [(name, COUPLED) for name in ("model", "early_exit", "suffix")]
 
 
-@pytest.mark.parametrize(("name", "law"), SLICES)
-def test_a_slice(name, pair, law):
-    assert check(name, pair, 40, 10, law) == 0
+@pytest.mark.parametrize(("name", "distribution"), SLICES)
+def test_a_slice(name, pair, distribution):
+    assert check(name, pair, 40, 10, distribution) == 0
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_thousand_prompts(name, pair, law):
-    parted = check(name, pair, 1000, 256, law)
-    print(f"{name}, {law}: {parted} of 1000 texts part at a near-tie")
+def test_a_thousand_prompts(name, pair, distribution):
+    parted = check(name, pair, 1000, 256, distribution)
+    print(f"{name}, {distribution}: {parted} of 1000 texts part at a near-tie")
     assert parted <= 5

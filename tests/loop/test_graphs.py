@@ -19,7 +19,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 from specdec_kernels import SamplingParams, validation
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-LAWS = (
+DISTRIBUTIONS = (
     None,
     SamplingParams(1.0),
     SamplingParams(0.8, top_k=20, top_p=0.9),
@@ -39,10 +39,13 @@ def _values_are_not_read(monkeypatch):
     monkeypatch.setattr(validation, "check_num_drafts", lambda num_drafts, rows: None)
 
 
-def requests(laws=LAWS, count: int = 9, new: int = 20, **more) -> list[Request]:
+def requests(distributions=DISTRIBUTIONS, count: int = 9, new: int = 20, **more) -> list[Request]:
     texts = prompts(count, 1, 40, seed=5)
     lengths = [new, 3, 13, 1]
-    return [Request(text, lengths[i % 4], laws[i % len(laws)], seed=i, id=i, **more) for i, text in enumerate(texts)]
+    return [
+        Request(text, lengths[i % 4], distributions[i % len(distributions)], seed=i, id=i, **more)
+        for i, text in enumerate(texts)
+    ]
 
 
 def texts_of(decoder, asked, graphs=None, deferred: bool = False, **settings) -> tuple[dict, Scheduler]:
@@ -105,9 +108,9 @@ def test_what_needs_the_host_runs_without_a_graph():
     target, draft = tunable_pair(0.3)
     processors = [NoRepeatNGramLogitsProcessor(1)]
     cases = (
-        (SpeculativeDecoder(target, draft), {"laws": (SamplingParams(1.0, frequency_penalty=0.5),)}),
-        (SpeculativeDecoder(target, draft), {"laws": (SamplingParams(1.0),), "logits_processor": processors}),
-        (SpeculativeDecoder(target, draft), {"laws": (SamplingParams(1.0),), "logit_bias": {3: 2.0}}),
+        (SpeculativeDecoder(target, draft), {"distributions": (SamplingParams(1.0, frequency_penalty=0.5),)}),
+        (SpeculativeDecoder(target, draft), {"distributions": (SamplingParams(1.0),), "logits_processor": processors}),
+        (SpeculativeDecoder(target, draft), {"distributions": (SamplingParams(1.0),), "logit_bias": {3: 2.0}}),
         (SpeculativeDecoder(target, draft, confidence=0.3), {}),
         (SpeculativeDecoder(target, PromptLookupDrafter()), {}),
     )

@@ -1,4 +1,5 @@
-"""The sampling law in the loop: parameters, rules, biases and processors, against transformers and exact laws."""
+"""The sampling distribution in the loop: parameters, rules, biases and processors, against transformers and exact
+distributions."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from transformers.generation import (
 )
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.testing import chi_square, text_law, total_variation
+from specdec_kernels.testing import chi_square, text_distribution, total_variation
 
 RULES = ("token", "block", "coupled")
 
@@ -177,10 +178,10 @@ def test_coupled_text_is_that_of_plain_sampling_under_every_setting():
     assert all(t == texts[0] for t in texts[1:]) and any(len(t) > 12 for t in texts[0])
 
 
-# ---- sampled text has the law ------------------------------------------------------------------------------
+# ---- sampled text has the distribution ------------------------------------------------------------------------------
 
 PROMPT = (1, 2)
-LAWS = {  # name -> (what generate gets, transformers' processors with the same meaning)
+DISTRIBUTIONS = {  # name -> (what generate gets, transformers' processors with the same meaning)
     "plain": ({}, lambda: []),
     "filters": (
         {"params": {"top_k": 4, "top_p": 0.9, "min_p": 0.1}},
@@ -212,8 +213,9 @@ LAWS = {  # name -> (what generate gets, transformers' processors with the same 
 }
 
 
-def law_of(model, processors, end: int | None, temperature: float = 1.2):
-    """Exact law of three tokens after PROMPT; what follows an end of sequence is written as that token again."""
+def distribution_of(model, processors, end: int | None, temperature: float = 1.2):
+    """Exact distribution of three tokens after PROMPT; what follows an end of sequence is written as that token
+    again."""
     warpers = [p for p in processors if isinstance(p, (TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper))]
     rest = [p for p in processors if p not in warpers]
     chain = LogitsProcessorList([*rest, TemperatureLogitsWarper(temperature), *warpers])
@@ -226,14 +228,16 @@ def law_of(model, processors, end: int | None, temperature: float = 1.2):
         with torch.inference_mode():
             return chain(ids, model(ids).logits[:, -1])[0].double().softmax(-1).numpy()
 
-    return text_law(next_token, 3, PROMPT)
+    return text_distribution(next_token, 3, PROMPT)
 
 
 # coupled needs no q, and refuses a compact one
-@pytest.mark.parametrize("name, rule", [(n, r) for n in LAWS for r in RULES if (n, r) != ("compact", "coupled")])
-def test_sampled_text_has_the_law(name, rule):
+@pytest.mark.parametrize(
+    "name, rule", [(n, r) for n in DISTRIBUTIONS for r in RULES if (n, r) != ("compact", "coupled")]
+)
+def test_sampled_text_has_the_distribution(name, rule):
     """Three tokens of a vocabulary of five under a draft that is often wrong, with two drafts a step."""
-    settings, processors = LAWS[name]
+    settings, processors = DISTRIBUTIONS[name]
     settings, end = dict(settings), settings.get("eos_token_id")
     count = 2_000 if "logits_processor" in settings else 12_000
     target, draft, d2t = toy_model(1), toy_model(2), settings.pop("d2t", None)
@@ -254,8 +258,8 @@ def test_sampled_text_has_the_law(name, rule):
     )
     assert 0.1 < result.stats.alpha < 0.95
     counts = Counter((*t, *[end] * (3 - len(t))) for t in map(tuple, result.tokens))
-    law = law_of(target, processors(), end)
-    found = chi_square(counts, law, level=1e-4)
+    distribution = distribution_of(target, processors(), end)
+    found = chi_square(counts, distribution, level=1e-4)
     assert found.p_value > 1e-4 and found.detectable < (0.25 if count < 10_000 else 0.14), found
-    if name not in ("plain", "compact", "d2t"):  # these do not change much of the target's law
-        assert total_variation(law, law_of(target, [], end)) > 0.04
+    if name not in ("plain", "compact", "d2t"):  # these do not change much of the target's distribution
+        assert total_variation(distribution, distribution_of(target, [], end)) > 0.04

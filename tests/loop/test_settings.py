@@ -89,7 +89,7 @@ def test_ends_wait_inside_accepted_runs():
         {"params": SamplingParams(0.9), "logits_processor": [NoRepeatNGramLogitsProcessor(1)]},
     ],
 )
-def test_the_draft_has_the_law_of_the_target(settings, rule):
+def test_the_draft_has_the_distribution_of_the_target(settings, rule):
     """So the target as its own draft is always right, but for rounding."""
     target, _ = tunable_pair(0.3)
     ragged, seeds = prompts(4, 3, 20, seed=7), [1, 2, 3, 4]

@@ -59,8 +59,8 @@ def test_adapters_inside_the_modules_act(kind):
     result = generate(model, draft, ragged, max_new_tokens=NEW)
     assert result.tokens == [greedy(model, p) for p in ragged] != [greedy(target, p) for p in ragged]
     assert result.stats.drafted > result.stats.accepted > 0
-    law = {"params": SamplingParams(0.8), "rule": "coupled", "max_new_tokens": NEW}
-    assert generate(model, model, ragged, **law).tokens == generate(model, None, ragged, 0, **law).tokens
+    sampling = {"params": SamplingParams(0.8), "rule": "coupled", "max_new_tokens": NEW}
+    assert generate(model, model, ragged, **sampling).tokens == generate(model, None, ragged, 0, **sampling).tokens
 
 
 def test_adapters_may_be_changed_between_calls():

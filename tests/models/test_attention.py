@@ -76,7 +76,7 @@ def test_scale_and_softcap(q, blocks):
 
 
 def test_nodes_do_not_see_their_siblings():
-    """A tree by hand, behind two tokens: 0 <- 1, 0 <- 2 <- 3. Node 3 stands at position 4, in slot 5."""
+    """A tree by hand, after two tokens: 0 <- 1, 0 <- 2 <- 3. Node 3 stands at position 4, in slot 5."""
     path = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
     positions, tree = torch.tensor([[2, 3, 3, 4]]), Tree(torch.tensor([2]), path)
     expected = {
@@ -116,7 +116,7 @@ def test_a_window_reads_its_own_blocks():
 
 def test_a_tree_reads_up_to_its_last_node():
     path = torch.ones(9, 9, dtype=torch.bool).tril()
-    depths = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1])  # node 8 lies nine slots behind, at the second position
+    depths = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1])  # node 8 lies nine slots after, at the second position
     base = torch.tensor([120, 119, 0, 300, 8190])
     live = torch.tensor([1, 1, 0, 1, 1])[:, None]
     mask = block_mask(Queries((base[:, None] + depths) * live, None, Tree(base * live[:, 0], path)), 8192)

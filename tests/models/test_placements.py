@@ -68,7 +68,7 @@ def drafting(model):
     return SpeculativeDecoder(tiny_model("llama"), model)
 
 
-def test_offloading_behind_other_hooks_is_found(model):
+def test_offloading_after_other_hooks_is_found(model):
     accelerate.hooks.add_hook_to_module(model.lm_head, accelerate.hooks.ModelHook())
     hook = accelerate.hooks.AlignDevicesHook(execution_device="cpu", offload=True)
     cached_model(model, "target")

@@ -28,13 +28,13 @@ def quantised():
 
 def test_texts_of_a_quantised_target(quantised):
     (target, draft), ragged = tunable_pair(0.3), prompts(6, 2, 20)
-    law = {"params": SamplingParams(0.8, top_k=40), "seed": list(range(6)), "max_new_tokens": 30}
-    for settings in ({"max_new_tokens": 30}, {"rule": "coupled", **law}):
+    sampling = {"params": SamplingParams(0.8, top_k=40), "seed": list(range(6)), "max_new_tokens": 30}
+    for settings in ({"max_new_tokens": 30}, {"rule": "coupled", **sampling}):
         plain = generate(quantised, None, ragged, 0, **settings)
         result = generate(quantised, draft, ragged, **settings)
         assert result.tokens == plain.tokens != generate(target, None, ragged, 0, **settings).tokens
         assert result.stats.acceptance_rate > 0.2
-    result = generate(quantised, draft, ragged, **law)
+    result = generate(quantised, draft, ragged, **sampling)
     assert not any(result.status) and 0 < result.stats.accepted < result.stats.drafted
     assert generate(target, quantised, ragged, max_new_tokens=30).stats.acceptance_rate > 0.7  # as a draft
 

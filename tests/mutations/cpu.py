@@ -29,14 +29,14 @@ MUTATIONS: list[Mutation] = [
                 "row.p_row = row_at(params.target, b, j == rows_ - 1 && j > 0 ? j - 1 : j);",
             ),
             "q-from-the-wrong-row": (
-                "return {row_at(params.draft, b, j), law",
-                "return {row_at(params.draft, b, j > 0 ? j - 1 : j), law",
+                "return {row_at(params.draft, b, j), distribution",
+                "return {row_at(params.draft, b, j > 0 ? j - 1 : j), distribution",
             ),
             "q-before-the-filter": (
-                "if (q_stats != nullptr) row.q.law = q_stats->law();",
-                "if (q_stats != nullptr) row.q.law = {q_stats->inverse_temperature, q_stats->lse, -INFINITY};",
+                "if (q_stats != nullptr) row.q.distribution = q_stats->distribution();",
+                "if (q_stats != nullptr) row.q.distribution = {q_stats->inverse_temperature, q_stats->lse, -INFINITY};",
             ),
-            "handed-over-q-before-the-filter": (", law.cutoff = params.draft_cutoff[at];", ";"),
+            "handed-over-q-before-the-filter": (", distribution.cutoff = params.draft_cutoff[at];", ";"),
             "residual-subtracts-only-the-draft": (
                 "row.log_q_x = row.q.log_probability(row.draft);",
                 "row.log_q_x = row.q.log_probability(row.draft);\n"
@@ -44,8 +44,8 @@ MUTATIONS: list[Mutation] = [
                 "  row.q = {{}, {}, params.draft_tokens + here, &kCertain, 1};",
             ),
             "penalties-see-one-draft-less": (
-                "row.p_patches = patches_of(params.law, b, row.p_row, nullptr, position, drafts, j);",
-                "row.p_patches = patches_of(params.law, b, row.p_row, nullptr, position, drafts, j > 0 ? j - 1 : 0);",
+                "row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j);",
+                "row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j > 0 ? j - 1 : 0);",
             ),
             "q-without-penalties": ("    set_patches(row.q.row, row.q_patches);\n", ""),
             "ragged-batch-ignored": (
@@ -63,8 +63,8 @@ MUTATIONS: list[Mutation] = [
                 CORNERS,
             ),
             "draft-fault-unseen": (
-                "row.q.law.lse);\n    if (fault != 0) {",
-                "row.q.law.lse);\n    if (fault == kTargetNan) {",
+                "row.q.distribution.lse);\n    if (fault != 0) {",
+                "row.q.distribution.lse);\n    if (fault == kTargetNan) {",
                 FAULTS,
             ),
             "raw-log-probs-after-penalties": ("logit_at(row.p_row.raw(), token)", "logit_at(row.p_row, token)"),
@@ -135,8 +135,8 @@ MUTATIONS: list[Mutation] = [
                 "draw_coupled(row, stats, nullptr, noise)",
             ),
             "unlikely-draft-withdrawn": (
-                "write(b, token, log_probability(logit_at(row, token), stats.law()), stats.cutoff, stats.lse);",
-                "const float log_q = log_probability(logit_at(row, token), stats.law());\n"
+                "write(b, token, log_probability(logit_at(row, token), stats.distribution()), stats.cutoff, stats.lse);",
+                "const float log_q = log_probability(logit_at(row, token), stats.distribution());\n"
                 "    write(b, log_q < -4.0f ? -1 : token, log_q, stats.cutoff, stats.lse);",
             ),
             "compact-q-not-renormalised": (
@@ -151,18 +151,18 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/sequence_law.cpp",
+        "csrc/cpu/sequence_distribution.cpp",
         PENALTIES,
         {
             "drafts-not-counted": ("entry_of(entries, drafts[i]).count += 1;", "entry_of(entries, drafts[i]);"),
             "ends-allowed-one-too-late": (
-                "position + num_drafts < law.first_end[b]",
-                "position + num_drafts <= law.first_end[b]",
+                "position + num_drafts < sampling.first_end[b]",
+                "position + num_drafts <= sampling.first_end[b]",
             ),
-            "ends-of-the-first-row": ("position + num_drafts < law.first_end[b]", "position < law.first_end[b]"),
+            "ends-of-the-first-row": ("position + num_drafts < sampling.first_end[b]", "position < sampling.first_end[b]"),
             "table-of-the-first-sequence": (
-                "int64_t i = b * law.table_size; i < (b + 1) * law.table_size",
-                "int64_t i = 0; i < law.table_size",
+                "int64_t i = b * sampling.table_size; i < (b + 1) * sampling.table_size",
+                "int64_t i = 0; i < sampling.table_size",
             ),
         },
     ),
@@ -236,8 +236,8 @@ MUTATIONS: list[Mutation] = [
                 FAULTS,
             ),
             "residual-not-subtracted": (
-                "p[i] = residual(p[i], probability(x[i], q.law));",
-                "p[i] = residual(p[i], 0.0f * probability(x[i], q.law));",
+                "p[i] = residual(p[i], probability(x[i], q.distribution));",
+                "p[i] = residual(p[i], 0.0f * probability(x[i], q.distribution));",
             ),
         },
     ),
@@ -290,7 +290,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/core/law.h",
+        "csrc/core/distribution.h",
         PENALTIES,
         {
             "repetition-penalty-inverted": (
@@ -306,13 +306,13 @@ MUTATIONS: list[Mutation] = [
                 "if (in_prompt || count > 0) x = x - penalties.presence",
             ),
             "tie-dropped-from-p": (
-                "return logit >= law.cutoff ? p : 0.0f;",
-                "return logit > law.cutoff ? p : 0.0f;",
+                "return logit >= distribution.cutoff ? p : 0.0f;",
+                "return logit > distribution.cutoff ? p : 0.0f;",
                 PARITY,
             ),
             "tie-dropped-from-log-p": (
-                "return logit >= law.cutoff ? log_probability",
-                "return logit > law.cutoff ? log_probability",
+                "return logit >= distribution.cutoff ? log_probability",
+                "return logit > distribution.cutoff ? log_probability",
                 FILTERS,
             ),
             "zeros-have-two-keys": (

@@ -59,8 +59,8 @@ MUTATIONS: list[Mutation] = [
                 BLOCK,
             ),
             "cuda-pairs-copied-over-what-lanes-still-read": ("      simt::sync_warp();  // all lanes have them\n", ""),
-            "cuda-pairs-of-the-slot-behind": ("*turn + 2 * pairs);", "*turn + 2 * pairs + 1);"),
-            "cuda-pairs-of-the-block-behind": (
+            "cuda-pairs-of-the-slot-after": ("*turn + 2 * pairs);", "*turn + 2 * pairs + 1);"),
+            "cuda-pairs-of-the-block-after": (
                 "copy_pair(block + pairs * place.all_warps, ",
                 "copy_pair(block + (pairs + 1) * place.all_warps, ",
             ),
@@ -132,7 +132,7 @@ MUTATIONS: list[Mutation] = [
                 "return {params.draft.row(b, j),",
                 "return {params.draft.row(b, j > 0 ? j - 1 : j),",
             ),
-            "cuda-laws-of-drafts-of-the-target": ("return law(params.num_drafts_max + 1 + j);", "return law(j);"),
+            "cuda-distributions-of-drafts-of-the-target": ("return p_of(params.num_drafts_max + 1 + j);", "return p_of(j);"),
             "cuda-slots-for-the-target-alone": (
                 "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
                 "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",

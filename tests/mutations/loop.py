@@ -2,7 +2,7 @@
 
 from .mutation import Mutation, mutations
 
-LAWS = "tests/loop/test_sampled_texts.py tests/loop/test_settings.py"
+DISTRIBUTIONS = "tests/loop/test_sampled_texts.py tests/loop/test_settings.py"
 Q = "tests/loop/test_handed_over_q.py"
 SETTINGS = "tests/loop/test_settings.py tests/loop/test_sampled_texts.py"
 TABLE = "tests/sampling/test_token_table.py tests/loop/test_settings.py"
@@ -13,7 +13,7 @@ TEXT = "tests/loop/test_decoder.py -k 'eos or seeds'"
 MUTATIONS: list[Mutation] = [
     *mutations(
         "python/specdec/drafters/model.py",
-        LAWS,
+        DISTRIBUTIONS,
         {
             "loop-withdraws-unlikely-drafts": (
                 'Drafts(column("tokens"), ',
@@ -38,7 +38,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/loop/batch.py",
-        LAWS,
+        DISTRIBUTIONS,
         {
             "loop-reuses-noise-in-every-step": (
                 "position=self.state.known,",
@@ -63,7 +63,7 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/sequence.py",
         TEXT,
         {
-            "loop-keeps-text-behind-a-stop": ("del self.text[len(self.text) - count + kept :]", "pass", ENDS),
+            "loop-keeps-text-after-a-stop": ("del self.text[len(self.text) - count + kept :]", "pass", ENDS),
             "loop-asks-a-stop-about-the-last-token": ("self.text, count), count)", "self.text, 1), 1)", ENDS),
         },
     ),

@@ -55,7 +55,7 @@ MUTATIONS: list[Mutation] = [
             "universal-skips-a-position": ("range(end, end + count - 1)", "range(end + 1, end + count)"),
             "universal-reads-padding": ("len(new) - 1]", "0]"),
             "universal-pads-into-slot-0": ("slots.where(slots >= 0, self.cache.trash)", "slots.clamp(min=0)"),
-            "universal-drafts-behind-its-end": ("token not in self.drafter.ends", "True"),
+            "universal-drafts-after-its-end": ("token not in self.drafter.ends", "True"),
             "universal-never-compares-again": ("self.translations[b].settled\n        return", "10**9\n        return"),
         },
     ),

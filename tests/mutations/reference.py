@@ -54,7 +54,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/backends/reference_law.py",
+        "specdec_kernels/backends/reference_distribution.py",
         FILTERS,
         {
             "reference-top-p-before-top-k": ("    weight = torch.where(falling >= by_k[:, None], weight, 0.0)\n", ""),
@@ -73,7 +73,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "specdec_kernels/backends/reference_law.py",
+        "specdec_kernels/backends/reference_distribution.py",
         PENALTIES,
         {
             "reference-drafts-not-counted": ("count = count + (columns == drafts[:, i : i + 1])", "pass"),

@@ -113,8 +113,8 @@ MUTATIONS: list[Mutation] = [
         TRITON,
         {
             "triton-coupled-noise-of-the-first-position": (
-                "tl.load(rows.law.position_ptr + b) + j\n",
-                "tl.load(rows.law.position_ptr + b)\n",
+                "tl.load(rows.sampling.position_ptr + b) + j\n",
+                "tl.load(rows.sampling.position_ptr + b)\n",
             ),
         },
     ),

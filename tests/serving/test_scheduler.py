@@ -18,7 +18,7 @@ MAX_LENGTH, CHUNK = 40, 4
 
 
 class After:
-    """Ends every text behind one of these tokens."""
+    """Ends every text after one of these tokens."""
 
     def __init__(self, *tokens: int):
         self.tokens = set(tokens)
@@ -176,7 +176,7 @@ requests = st.lists(st.tuples(st.integers(1, 14), st.integers(0, 5), st.integers
 
 
 def check_bookkeeping(shape, rows, chunk, budget, deferred, drafter):
-    """``shape``: of each request its prompt's length, its new tokens, and the step behind which it is cancelled (from
+    """``shape``: of each request its prompt's length, its new tokens, and the step after which it is cancelled (from
     10 on: it is not)."""
     decoder = new_decoder("llama", drafter)
     read, extend = [], decoder.target.extend

@@ -113,7 +113,7 @@ def test_a_late_report_is_not_of_the_next_sequence():
     assert outcomes[number].end == End.CANCELLED and outcomes[following].tokens == alone([5, 6], 5)
 
 
-def test_cancelled_behind_its_last_token():
+def test_cancelled_after_its_last_token():
     cancelled, outcome = run_and_cancel(
         lambda s, updates: any(not isinstance(u, Emission) and u.number == FAULTY for u in updates)
     )

@@ -215,7 +215,7 @@ ENDING = {
     "stop_raises_at_once": (stop(OSError("gone"), 1), "OSError: gone"),
     "stop_of_0": (stop(0), STOP.format(0)),
     "stop_before_the_new_tokens": (stop(-2), STOP.format(-2)),
-    "stop_behind_the_new_tokens": (stop(lambda new: new + 1), STOP.format(r"\d")),
+    "stop_after_the_new_tokens": (stop(lambda new: new + 1), STOP.format(r"\d")),
     "stop_says_true": (stop(True), STOP.format("True")),
     "stop_of_text": (stop("1"), STOP.format("'1'")),
     "prefill_raises": (prefill_raises(RuntimeError("bad prompt"), 1), "RuntimeError: bad prompt"),
@@ -245,7 +245,7 @@ def test_a_fault_ends_its_own_request(fault, deferred):
 # ---- faults that end nothing --------------------------------------------------------------------------------
 
 
-def nan_behind_the_rejected(setup: Setup) -> None:
+def nan_after_the_rejected(setup: Setup) -> None:
     """Logits that no draw consults."""
 
     def fault(logits, tokens, row):
@@ -343,7 +343,7 @@ THIS_TEXT = {"match": None, "drafter_error": ".*: this text"}
 NO_NUMBERS = {"match": "its drafts are no numbers"}
 # name -> (injection, what is said of it)
 PASSING = {
-    "nan_behind_the_rejected": (nan_behind_the_rejected, {"match": None}),
+    "nan_after_the_rejected": (nan_after_the_rejected, {"match": None}),
     "draft_nan": (draft_logits_are(NAN), {**NO_NUMBERS, "status": Status.DRAFT_NAN}),
     "draft_infinity": (draft_logits_are(INF), {**NO_NUMBERS, "status": Status.DRAFT_POSITIVE_INFINITY}),
     "draft_of_nothing": (draft_logits_are(-INF), {"match": None, "status": Status.DRAFT_EMPTY}),
@@ -410,7 +410,7 @@ DROPPING = {
 
 @pytest.mark.parametrize("fault", cases(DROPPING))
 def test_a_drafter_that_fails_is_dropped_and_texts_stay(fault):
-    """Greedy ones; the law of the others does, too."""
+    """Greedy ones; the distribution of the others does, too."""
     setup = Setup(greedy=True)
     setup.wrap_session(**DROPPING[fault])
     with pytest.warns(RuntimeWarning, match="the drafter failed and is dropped, decoding goes on: "):

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from specdec_kernels import api
-from specdec_kernels.ops import RULES, Law
+from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
@@ -40,7 +40,7 @@ class LogitRows(ctypes.Structure):
     ]  # fmt: skip
 
 
-class LawParams(ctypes.Structure):
+class SamplingArguments(ctypes.Structure):
     _fields_ = [
         ("has_table", boolean), ("temperature", pointer), ("filters", pointer), ("penalties", pointer),
         ("table_ids", pointer), ("table_bias", pointer), ("table_in_prompt", pointer), ("table_count", pointer),
@@ -51,9 +51,9 @@ class LawParams(ctypes.Structure):
 class DraftStepParams(ctypes.Structure):
     _fields_ = [
         ("logits", pointer), ("dtype", int32), ("row_stride", int64), ("batch", int64), ("vocabulary", int64),
-        ("law", LawParams), ("drafts", pointer), ("d2t", pointer), ("seed", pointer), ("position", pointer),
-        ("offset", int64), ("coupled", boolean), ("compact", int64), ("tokens", pointer), ("log_q", pointer),
-        ("cutoff", pointer), ("lse", pointer), ("status", pointer), ("compact_ids", pointer),
+        ("sampling", SamplingArguments), ("drafts", pointer), ("d2t", pointer), ("seed", pointer),
+        ("position", pointer), ("offset", int64), ("coupled", boolean), ("compact", int64), ("tokens", pointer),
+        ("log_q", pointer), ("cutoff", pointer), ("lse", pointer), ("status", pointer), ("compact_ids", pointer),
         ("compact_log_q", pointer),
     ]  # fmt: skip
 
@@ -62,7 +62,7 @@ class SpeculativeStepParams(ctypes.Structure):
     _fields_ = [
         ("target", LogitRows), ("draft_tokens", pointer), ("draft", LogitRows), ("draft_cutoff", pointer),
         ("draft_lse", pointer), ("d2t", pointer), ("compact_ids", pointer), ("compact_log_q", pointer),
-        ("compact_size", int64), ("num_drafts", pointer), ("law", LawParams), ("seed", pointer),
+        ("compact_size", int64), ("num_drafts", pointer), ("sampling", SamplingArguments), ("seed", pointer),
         ("position", pointer), ("batch", int64), ("num_drafts_max", int64), ("vocabulary", int64), ("rule", int64),
         ("tokens", pointer), ("num_accepted", pointer), ("status", pointer), ("num_emitted", pointer),
         ("log_probs", pointer), ("raw_log_probs", pointer),
@@ -86,14 +86,15 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def law_params(law: Law, keep: list) -> LawParams:
+def sampling_arguments(sampling: SamplingTensors, keep: list) -> SamplingArguments:
     def at(t: torch.Tensor | None) -> int | None:
         return address(t, keep)
 
-    return LawParams(
-        law.table_ids is not None, at(law.temperature), at(law.filters), at(law.penalties), at(law.table_ids),
-        at(law.table_bias), at(law.table_in_prompt), at(law.table_count), at(law.ends), at(law.first_end),
-        0 if law.table_ids is None else law.table_ids.shape[1], 0 if law.ends is None else law.ends.shape[0],
+    return SamplingArguments(
+        sampling.table_ids is not None, at(sampling.temperature), at(sampling.filters), at(sampling.penalties),
+        at(sampling.table_ids), at(sampling.table_bias), at(sampling.table_in_prompt), at(sampling.table_count),
+        at(sampling.ends), at(sampling.first_end), 0 if sampling.table_ids is None else sampling.table_ids.shape[1],
+        0 if sampling.ends is None else sampling.ends.shape[0],
     )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
 
 def draft_step(logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0) -> tuple[torch.Tensor, ...]:
     logits = dense_rows(logits)
-    *law, drafts, d2t, seed, position, offset, rule, compact = arguments
+    *sampling, drafts, d2t, seed, position, offset, rule, compact = arguments
     (batch, vocabulary), keep = logits.shape, []
     statistic = [torch.full((batch,), float("nan")) for _ in range(3)]
     out = (
@@ -138,8 +139,9 @@ def draft_step(logits, *arguments, blocks: int = 2, threads: int = 64, slots: in
     )  # fmt: skip
     params = DraftStepParams(
         logits.data_ptr(), DTYPES[logits.dtype], logits.stride(0) * logits.element_size(), batch, vocabulary,
-        law_params(Law(*law), keep), address(drafts, keep), address(d2t, keep), address(seed, keep),
-        address(position, keep), offset, RULES[rule] == "coupled", compact, *(t.data_ptr() for t in out),
+        sampling_arguments(SamplingTensors(*sampling), keep), address(drafts, keep), address(d2t, keep),
+        address(seed, keep), address(position, keep), offset, RULES[rule] == "coupled", compact,
+        *(t.data_ptr() for t in out),
     )  # fmt: skip
     call("draft_step", params, blocks, threads, slots)
     return out
@@ -157,7 +159,7 @@ def speculative_step(
     *rest, blocks: int = 2, threads: int = 64, slots: int = 0,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
-    *law, seed, position, rule, log_probs = rest
+    *sampling, seed, position, rule, log_probs = rest
     (batch, rows, vocabulary), keep = target_logits.shape, []
     logs = [torch.full((batch, rows if log_probs else 0), 7.0) for _ in range(2)]
     tokens = torch.full((batch, rows), -7)
@@ -171,9 +173,10 @@ def speculative_step(
     params = SpeculativeStepParams(
         logit_rows(target_logits), at(draft_tokens), logit_rows(draft_logits), at(draft_cutoff), at(draft_lse), at(d2t),
         at(compact_ids), at(None if compact_log_q is None else compact_log_q.float()),
-        0 if compact_ids is None else compact_ids.shape[2], at(num_drafts), law_params(Law(*law), keep), at(seed),
-        at(position), batch, rows - 1, vocabulary, rule, tokens.data_ptr(), num_accepted.data_ptr(), status.data_ptr(),
-        num_emitted.data_ptr(), *(t.data_ptr() if log_probs else None for t in logs),
+        0 if compact_ids is None else compact_ids.shape[2], at(num_drafts),
+        sampling_arguments(SamplingTensors(*sampling), keep), at(seed), at(position), batch, rows - 1, vocabulary, rule,
+        tokens.data_ptr(), num_accepted.data_ptr(), status.data_ptr(), num_emitted.data_ptr(),
+        *(t.data_ptr() if log_probs else None for t in logs),
     )  # fmt: skip
     call("speculative_step", params, blocks, threads, slots)
     return tokens, num_accepted, status, num_emitted, *logs

@@ -64,7 +64,7 @@ struct Memory {
 
 struct Block {
   int rank;
-  std::unique_ptr<char[]> owned;  // exactly as large as was asked for, so that sanitizers see what lies behind
+  std::unique_ptr<char[]> owned;  // exactly as large as was asked for, so that sanitizers see what lies after
   Memory memory;
   std::vector<Warp> warps;
   Meeting barrier = {};

@@ -27,7 +27,7 @@ void row_max(int bug) {
   if (bug != 2) sync_cluster();
   if (bug == 3) write(&mine[8], max);                    // every thread
   if (bug == 4 && thread() < 7) sync_block();            // not every thread
-  if (bug == 5 && thread() == 5) write(&mine[16], max);  // behind the end
+  if (bug == 5 && thread() == 5) write(&mine[16], max);  // after the end
   if (bug == 6 && thread() == 5) read(&mine[15]);        // nothing was written there
   if (bug == 7) write(reinterpret_cast<float*>(shared_memory() + 2), max);
   if (bug == 8 && block_in_cluster() == 1) return;

@@ -71,7 +71,7 @@ def test_a_bug_is_found_in_every_order(kernels, bug, words):
         (4, ("may still write", "never written", "another one has")),  # no wait
         (5, ("another round",)),
         (6, ("race", "another one has")),  # the next copy while lanes still read
-        (8, ("may still write", "writes what is read")),  # a read behind the next copy's beginning
+        (8, ("may still write", "writes what is read")),  # a read after the next copy's beginning
     ],
 )
 def test_a_bug_in_copies_is_found_in_every_order(kernels, bug, words):

@@ -17,18 +17,18 @@ Q = ({}, {"stats": True}, {"reduced": 20}, {"compact": 6}, {"kind": "one_hot"})
 
 def main() -> None:
     steps = 0
-    for rule, q, law, vocabulary in itertools.product(RULES, Q, ({}, FILTERS, TABLE, FILTERS | TABLE), (33, 1100)):
+    for rule, q, sampling, vocabulary in itertools.product(RULES, Q, ({}, FILTERS, TABLE, FILTERS | TABLE), (33, 1100)):
         if rule == "coupled" and q and "stats" not in q:
             continue
-        inputs = random_step(3, 2, vocabulary, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **law, **q)
+        inputs = random_step(3, 2, vocabulary, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **sampling, **q)
         want, margin = inputs.reference()
         grid = dict(zip(("blocks", "threads", "slots"), kernels.GRIDS[steps % len(kernels.GRIDS)], strict=True))
         got = kernels.speculative_step(*inputs.operands(), **grid)
         assert_same_step(SpeculativeStep(*got), want, margin)
         if rule != "block":
             kernels.draft_step(
-                inputs.target_logits[:, 1], *inputs.law(), inputs.draft_tokens[:, :1].contiguous(), None, inputs.seed,
-                inputs.position, 1, RULES.index(rule), 5 if rule == "token" else 0, **grid,
+                inputs.target_logits[:, 1], *inputs.sampling(), inputs.draft_tokens[:, :1].contiguous(), None,
+                inputs.seed, inputs.position, 1, RULES.index(rule), 5 if rule == "token" else 0, **grid,
             )  # fmt: skip
         steps += 1
     print(f"{steps} steps")

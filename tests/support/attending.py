@@ -78,7 +78,7 @@ def random_case(
     lengths, q, *, heads=4, group=2, size=64, capacity=300, window=None, tree=False, padding=0, seed=0,
     dtype=torch.float32, poison=HUGE,
 ) -> Case:  # fmt: skip
-    """Sequences with so many tokens stored, and q queries behind them, of which the last ``padding`` do not count (none
+    """Sequences with so many tokens stored, and q queries after them, of which the last ``padding`` do not count (none
     of a sequence with length -1). Slots that no query sees hold ``poison``, as far as a kernel reads their block, and
     NaN beyond, unless that is None."""
     generator = torch.Generator().manual_seed(seed)

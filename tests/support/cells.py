@@ -1,7 +1,7 @@
-"""Batches of chi-square cells: steps at fixed logits, one cell a batch row, with the exact law of each.
+"""Batches of chi-square cells: steps at fixed logits, one cell a batch row, with the exact distribution of each.
 
 The rows of a batch interleave (row r of the batch is r, r + ROWS, r + 2 ROWS, ...) and differ in logits, temperature,
-filters, tables and number of drafts, so a law that depended on a neighbour would be found. Drafts are drawn by
+filters, tables and number of drafts, so a distribution that depended on a neighbour would be found. Drafts are drawn by
 ``draft_step`` itself, as in decoding.
 """
 
@@ -19,13 +19,13 @@ import torch
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import (
     KINDS,
-    Law,
+    Distribution,
     Model,
     StepInputs,
-    block_law,
+    block_distribution,
     chi_square,
-    coupled_law,
-    leviathan_law,
+    coupled_distribution,
+    leviathan_distribution,
     pair_of_rows,
     truncated,
 )
@@ -47,7 +47,7 @@ NUM_DRAFTS = (1, 3, 1, 0, 1, 2, 0)
 NARROW, WIDE = 5, 64  # vocabularies
 COMPACT = 3
 Q = ("stats", "full", "compact", "d2t", "one_hot")  # how q comes; "stats": as logits with the handed-over (cutoff, lse)
-LAWS = {"token": leviathan_law, "block": block_law, "coupled": coupled_law}
+DISTRIBUTIONS = {"token": leviathan_distribution, "block": block_distribution, "coupled": coupled_distribution}
 
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3, "prompt": (0, 2)}
 _BANS = {"bias": ((1, 0.7), (3, -INF)), "prompt": (4,)}
@@ -159,9 +159,9 @@ class Batch(NamedTuple):
 
 
 @functools.cache
-def law_of(batch: Batch, row: int) -> Law:
+def distribution_of(batch: Batch, row: int) -> Distribution:
     """Of the emitted texts: the rule's published algorithm."""
-    return LAWS[batch.rule](*batch.models(row), batch.cells()[row].num_drafts)
+    return DISTRIBUTIONS[batch.rule](*batch.models(row), batch.cells()[row].num_drafts)
 
 
 def drafted(inputs: StepInputs, draft: torch.Tensor, batch: Batch, backend: str) -> StepInputs:
@@ -236,9 +236,9 @@ STATISTICS: dict[str, Callable] = {
 }
 
 
-def marginal(law: dict, key: Callable) -> dict:
+def marginal(distribution: dict, key: Callable) -> dict:
     found: dict = defaultdict(float)
-    for text, mass in law.items():
+    for text, mass in distribution.items():
         found[key(text)] += mass
     return dict(found)
 
@@ -247,7 +247,7 @@ def check(batch: Batch, backend: str, draws: int, **more) -> None:
     counts = draw(batch, backend, draws, **more)
     for row, cell in enumerate(batch.cells()):
         for name, key in STATISTICS.items():
-            result = chi_square(marginal(counts[row], key), marginal(law_of(batch, row), key), LEVEL)
+            result = chi_square(marginal(counts[row], key), marginal(distribution_of(batch, row), key), LEVEL)
             assert result.p_value > LEVEL, (cell.name, name, result)
 
 

@@ -108,7 +108,7 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
 
     def draft(inputs: StepInputs, logits: torch.Tensor, compact: int = 0) -> None:
         rest = (inputs.draft_tokens[:, :2], inputs.d2t, inputs.seed, inputs.position, 2, RULES.index(inputs.rule))
-        draft_module.draft_step(logits, *inputs.law(), *rest, compact)
+        draft_module.draft_step(logits, *inputs.sampling(), *rest, compact)
 
     def verify(inputs: StepInputs) -> StepInputs:
         step_module.speculative_step(*inputs.operands())

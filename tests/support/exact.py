@@ -1,9 +1,9 @@
-"""The exact law of a step of the reference, by enumerating its random choices.
+"""The exact distribution of a step of the reference, by enumerating its random choices.
 
 The reference consults randomness only through ``race``, ``flat_race`` and ``uniform(philox(...))``. A ``Probe`` puts
 scripts in their places: a race records its weights and returns a scripted winner, a uniform is a scripted number. Every
-combination of choices is one row of a batch, so the law is a finite sum over rows. Nothing here knows how a rule
-decides: thresholds of uniform numbers are found by bisection, and what is emitted is read from the step's result.
+combination of choices is one row of a batch, so the distribution is a finite sum over rows. Nothing here knows how a
+rule decides: thresholds of uniform numbers are found by bisection, and what is emitted is read from the step's result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from specdec_kernels import SamplingParams, draft_step, speculative_step
 from specdec_kernels.backends import reference
-from specdec_kernels.testing import Law, Model, penalised, probabilities, shared_race, truncated
+from specdec_kernels.testing import Distribution, Model, penalised, probabilities, shared_race, truncated
 from specdec_kernels.types import PENALTIES, TABLE_PADDING, DraftStep, SpeculativeStep, TokenTable, neutral
 
 BISECTIONS = 33  # thresholds to 2^-33 = 1.2e-10
@@ -81,7 +81,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How raw logits become a law: one sequence's SamplingParams and TokenTable, in plain numbers."""
+    """How raw logits become a distribution: one sequence's SamplingParams and TokenTable, in plain numbers."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -173,13 +173,13 @@ class Step:
     d2t: list[int] | None = None
     padding: int = 0  # drafts of the batch beyond num_drafts
     compact: int = 2
-    stops: frozenset[int] = frozenset()  # behind such a draft, which counts, no other is made
+    stops: frozenset[int] = frozenset()  # after such a draft, which counts, no other is made
 
     def drafting(self, setting: Setting) -> Setting:
         return dataclasses.replace(setting, temperature=0.0) if self.q == "one_hot" else setting
 
     def draft_model(self, setting: Setting) -> Model:
-        """The law of drafts, as the plain definitions have it."""
+        """The distribution of drafts, as the plain definitions have it."""
         rows = self.draft
         if self.d2t is not None:
             rows = Rows(torch.full((len(rows.table), rows.base), -torch.inf), rows.base)
@@ -208,7 +208,7 @@ class Step:
                 q.scatter_add_(1, out.tokens[:, None], weight[:, None])
             if i < self.num_drafts:
                 made = ~self.stopped(tokens)[:, i]
-                nothing = (tokens[:, i] == 0).double()  # of the paths that differ only behind a stop, one
+                nothing = (tokens[:, i] == 0).double()  # of the paths that differ only after a stop, one
                 drafts.mass.mul_(torch.where(made, q.gather(1, tokens[:, i : i + 1])[:, 0], nothing))
             for column, value in ((drafts.logits, logits), (drafts.steps, out), (drafts.races, probe.races[0])):
                 column.append(value)
@@ -239,8 +239,8 @@ class Step:
         more = {"rule": self.rule, "num_drafts": num_drafts, **q, **arguments_of(contexts, drafts.owner)}
         return speculative_step(torch.stack(rows, 1), drafts.tokens, full, **more)
 
-    def laws(self, probe: Probe, contexts: Sequence[Context]) -> list[Law]:
-        """Of every context the law of what one step emits."""
+    def distributions(self, probe: Probe, contexts: Sequence[Context]) -> list[Distribution]:
+        """Of every context the distribution of what one step emits."""
         drafts = self.drafts(probe, contexts)
         outcomes = self.races if self.rule == "coupled" else self.tests
         rows, probability, winner, u = outcomes(probe, contexts, drafts)
@@ -252,16 +252,16 @@ class Step:
             weights = torch.stack([race.weights for race in probe.races])
             probability = probability * weights[out.num_accepted.long(), torch.arange(len(winner)), winner]
         assert (out.status == 0).all() and (out.num_emitted == out.num_accepted + 1).all()
-        laws: list[Law] = [defaultdict(float) for _ in contexts]
+        distributions: list[Distribution] = [defaultdict(float) for _ in contexts]
         columns = (drafts.owner, out.tokens, out.num_emitted, probability)
         for owner, tokens, emitted, p in zip(*(c.tolist() for c in columns), strict=True):
             assert min(tokens[:emitted]) >= 0 and set(tokens[emitted:]) <= {-1}
             if p > 0:
-                laws[owner][tuple(tokens[:emitted])] += p
-        return laws
+                distributions[owner][tuple(tokens[:emitted])] += p
+        return distributions
 
     def thresholds(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts) -> torch.Tensor:
-        """[R, num_drafts]: below which u draft j passes its test, if those before it pass and those behind do not."""
+        """[R, num_drafts]: below which u draft j passes its test, if those before it pass and those after do not."""
         count = len(drafts.mass)
         rows, j = torch.arange(count).repeat_interleave(self.num_drafts), torch.arange(self.num_drafts).repeat(count)
         low, high = torch.zeros(len(rows), dtype=torch.float64), torch.ones(len(rows), dtype=torch.float64)

@@ -43,7 +43,7 @@ BEGINNINGS = (
 
 class Killed(NamedTuple):
     lines: list[int]  # that each kill left, complete ones
-    partial: int  # kills that left a part of a line behind them
+    partial: int  # kills that left a part of a line after them
     same: bool  # as of the job that was left alone
     in_order: bool  # the very same file: it need not be
 

@@ -21,11 +21,11 @@ def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[
         assert gap < TIE, f"token {parted}: {got[parted]} instead of {expected[parted]}, {gap} below the largest logit"
 
 
-def check_text_law(target, draft, count: int = 30_000, **settings) -> None:
+def check_text_distribution(target, draft, count: int = 30_000, **settings) -> None:
     """Three tokens of a vocabulary of five: 125 texts. Chi-square over all of them has 124 degrees of freedom: its
     99.99 % quantile is 190."""
-    law = {"params": SamplingParams(1.3), "seed": list(range(count)), "max_new_tokens": 3}
-    result = generate(target, draft, [[1, 2]] * count, 2, **law, **settings)
+    sampling = {"params": SamplingParams(1.3), "seed": list(range(count)), "max_new_tokens": 3}
+    result = generate(target, draft, [[1, 2]] * count, 2, **sampling, **settings)
     assert 0.2 < result.stats.alpha < 0.95
     texts = list(itertools.product(range(5), repeat=3))
     with torch.inference_mode():

@@ -41,7 +41,7 @@ def chat(
 ) -> None:
     """Talks with the target, which remembers what was said: by its chat template, or as one text that goes on.
 
-    Answers are streamed; behind each are its speed and what was accepted. /help lists commands: they change drafter, k,
+    Answers are streamed; after each are its speed and what was accepted. /help lists commands: they change drafter, k,
     rule and sampling between answers. Ctrl-C stops an answer, /exit or the end of input the chat.
     """
     options.check_counts(1, max_new_tokens=max_new_tokens)

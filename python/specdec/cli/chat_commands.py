@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..stats import Stats
     from .conversation import Conversation
 
-LAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass
@@ -71,7 +71,8 @@ class ChatCommands:
             "k": (self._k, "N or auto: drafted tokens a step; 0 decodes plainly"),
             "rule": (self._rule, "token, block or coupled"),
             **{
-                name.replace("_", "-"): (self._law(name), "NUMBER" + "; 0 is greedy" * (name == LAW[0])) for name in LAW
+                name.replace("_", "-"): (self._sampling(name), "NUMBER" + "; 0 is greedy" * (name == SAMPLING[0]))
+                for name in SAMPLING
             },
             "seed": (self._seed, "N: of the next answer; the one after it has N + 1"),
             "max-new-tokens": (self._max_new_tokens, "N: length of an answer, at most"),
@@ -125,7 +126,7 @@ class ChatCommands:
         self.settings.rule = argument
         return f"rule {argument}"
 
-    def _law(self, name: str) -> Callable[[str], str]:
+    def _sampling(self, name: str) -> Callable[[str], str]:
         def change(argument: str) -> str:
             value: float
             try:
@@ -154,12 +155,14 @@ class ChatCommands:
 
     def _stats(self, _: str) -> str:
         s, stats = self.settings, self.totals.stats
-        law = [f"{name.replace('_', '-')} {value:g}" for name in LAW if (value := getattr(s.params, name)) is not None]
+        distribution = [
+            f"{name.replace('_', '-')} {value:g}" for name in SAMPLING if (value := getattr(s.params, name)) is not None
+        ]
         drafts = s.num_drafts if isinstance(s.num_drafts, int) else "auto"
         exits = "" if s.exit_layers is None else f" {s.exit_layers}"
         lines = [
             f"drafter {s.drafter}{exits}, k {drafts}, rule {s.rule}, seed {s.seed}, max-new-tokens {s.max_new_tokens}",
-            ", ".join(law),
+            ", ".join(distribution),
         ]
         emitted, steps, drafted, tested, accepted = (
             sum(getattr(part, name) for part in stats) for name in ("emitted", "steps", "drafted", "tested", "accepted")

@@ -65,15 +65,15 @@ def compare(
     lengths = None if num_drafts is None else options.read_num_drafts(num_drafts, 1)
     with options.user_errors(batch_file):
         filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-        law = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
-        options.read_sampling(rule, **law)
+        sampling = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
+        options.read_sampling(rule, **sampling)
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..evaluation.compare import compare
         from ..evaluation.contenders import Settings
 
         prompts = loaded.tokenizer(texts).input_ids
         counts = {"max_new_tokens": max_new_tokens, "repeats": repeats, "num_drafts": lengths}
-        settings = Settings(**counts, seed=seed, rule=rule, **law)
+        settings = Settings(**counts, seed=seed, rule=rule, **sampling)
         # transformers takes no assistant whose vocabulary has another size.
         assistants = {"model": loaded.draft if loaded.same_size else None, "lookup": "lookup"}
         proposer = loaded.drafter(drafter, exit_layers)

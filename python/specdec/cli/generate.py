@@ -85,7 +85,7 @@ def generate(
     if profile is not None:
         check_trace(profile)
     lengths = options.read_num_drafts(num_drafts)
-    law = {
+    sampling = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -95,9 +95,9 @@ def generate(
         "frequency_penalty": frequency_penalty,
     }
     with options.user_errors(batch_file):
-        params = options.read_sampling(rule, **law)
+        params = options.read_sampling(rule, **sampling)
         if output is not None:
-            lines = {"max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "seed": seed, **law}
+            lines = {"max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "seed": seed, **sampling}
             lines |= {"stop": tuple(stop), "logit_bias": bias or None, "banned_tokens": tuple(ban or ())}
             drafting = (drafter, exit_layers, confidence, rule, lengths)
             models_at = (target, draft, device, dtype)

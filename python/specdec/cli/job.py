@@ -72,7 +72,7 @@ class Command:
         return {"specdec": __version__, **own, "num_drafts": k, "max_length": max_length}
 
     def rounding(self) -> dict[str, object]:
-        """What changes no law, but may change the last bits of logits, and what is too long for the caches."""
+        """What changes no distribution, but may change the last bits of logits, and what is too long for the caches."""
         import torch
         import transformers
 

@@ -55,12 +55,12 @@ Drafters = Annotated[
 ]
 ExitLayers = Annotated[int | None, typer.Option(help="Layers of the target that draft, with --drafter early-exit.")]
 Confidence = Annotated[
-    float, typer.Option(help="Behind a token that the draft model holds less likely than this, no more are drafted.")
+    float, typer.Option(help="After a token that the draft model holds less likely than this, no more are drafted.")
 ]
 NumDrafts = Annotated[
     str, typer.Option("--num-drafts", "-k", help="K, drafted tokens a step; 0 decodes plainly; auto adapts it.")
 ]
-Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text ends behind this. Repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text ends after this. Repeatable.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Colour tokens by what produced them.")]
 Seed = Annotated[int, typer.Option(help="Of the first text; text i uses seed + i.")]
 BatchFile = Annotated[

@@ -32,7 +32,7 @@ class Page:
         text: the prompt.
         prompt: its token ids.
         coloured: each token in the colour of what produced it.
-        stop: strings that end the text; what the token behind which it ends has beyond them is not shown.
+        stop: strings that end the text; what the token after which it ends has beyond them is not shown.
         shows_prompt: whether the prompt is printed before the first token.
     """
 
@@ -74,12 +74,12 @@ class Page:
 
 
 def cut(text: str, stop: Sequence[str], prompt: str) -> str:
-    """``text`` behind ``prompt`` up to the end of the first stop string."""
+    """``text`` after ``prompt`` up to the end of the first stop string."""
     if not stop:
         return text
-    from ..stopping import cut_behind
+    from ..stopping import cut_after
 
-    return cut_behind(text, stop, prompt)
+    return cut_after(text, stop, prompt)
 
 
 def print_stats(result: GenerationResult, verbose: bool, with_speed: bool = False) -> None:

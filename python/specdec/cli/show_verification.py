@@ -15,7 +15,7 @@ from .show import describe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..evaluation.verify import Cell, LawResult, LawTest, Verification
+    from ..evaluation.verify import Cell, DistributionResult, DistributionTest, Verification
 
 SHOWN = 5  # of each kind of finding
 
@@ -30,12 +30,17 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
             counts = (r.texts, r.tokens, r.differing, r.unlike_plain, len(r.bugs))
             table.add_row(*_cell(r.cell), f"{r.stats.tau:.2f}", *map(str, counts))
         console.print(table)
-    if v.laws:
+    if v.distributions:
         table = Table(*columns, "texts", "tests", "lowest p\n/ level", "bugs", box=box.SIMPLE, padding=0)
-        for law in v.laws:
-            lowest = min((test.p_value / test.level for test in law.tests), default=math.inf)
-            numbers = (str(law.samples), str(len(law.tests)), f"{lowest:.2g}", str(len(law.bugs)))
-            table.add_row(*_cell(law.cell), f"{law.stats.tau:.2f}", *numbers)
+        for distribution in v.distributions:
+            lowest = min((test.p_value / test.level for test in distribution.tests), default=math.inf)
+            numbers = (
+                str(distribution.samples),
+                str(len(distribution.tests)),
+                f"{lowest:.2g}",
+                str(len(distribution.bugs)),
+            )
+            table.add_row(*_cell(distribution.cell), f"{distribution.stats.tau:.2f}", *numbers)
         console.print(table)
     for check in dict.fromkeys(r.cell.check for r in v.texts):
         results = [r for r in v.texts if r.cell.check == check]
@@ -47,13 +52,13 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
             if differing
             else f"{check} texts: all {texts} equal transformers'"
         )
-    if v.laws:
-        bias = max(test.detectable for r in v.laws for test in r.tests if test.kind == "ranks")
+    if v.distributions:
+        bias = max(test.detectable for r in v.distributions for test in r.tests if test.kind == "ranks")
         typer.echo(
-            f"law: {sum(len(r.tests) for r in v.laws)} tests, level {v.level:g} together; ranks find probabilities off "
-            f"by {bias:.0%} each, in 999 of 1000 runs"
+            f"distribution: {sum(len(r.tests) for r in v.distributions)} tests, level {v.level:g} together; "
+            f"ranks find probabilities off by {bias:.0%} each, in 999 of 1000 runs"
         )
-    for r in (*v.texts, *v.laws):
+    for r in (*v.texts, *v.distributions):
         if r.error:
             typer.secho(f"error: {r.cell.name}: {r.error}", fg="red")
     differences = [d for r in v.texts for d in r.differences]
@@ -63,7 +68,7 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
             typer.echo(describe(d, tokenizer))
         if len(found) > SHOWN:
             typer.echo(f"and {len(found) - SHOWN} more of these")
-    wrong = [(r, test) for r in v.laws for test in r.bugs]
+    wrong = [(r, test) for r in v.distributions for test in r.bugs]
     for r, test in wrong[:SHOWN]:
         typer.echo(_describe_test(r, test, tokenizer))
     if len(wrong) > SHOWN:
@@ -80,11 +85,11 @@ def _cell(cell: Cell) -> tuple[str, ...]:
     return cell.check, cell.drafter, cell.rule, str(cell.num_drafts), str(cell.batch_size)
 
 
-def _describe_test(r: LawResult, test: LawTest, tokenizer: PreTrainedTokenizerBase) -> str:
+def _describe_test(r: DistributionResult, test: DistributionTest, tokenizer: PreTrainedTokenizerBase) -> str:
     if test.kind == "ranks":
         what = f"ranks of token {test.position}"
     else:
-        what = f"token {test.position} behind {tokenizer.decode([*r.scenes[test.scene], *test.prefix])!r}"
+        what = f"token {test.position} after {tokenizer.decode([*r.scenes[test.scene], *test.prefix])!r}"
         if test.worst is not None:
             what += f", worst {test.worst} {tokenizer.decode([test.worst])!r}"
     return f"bug: {r.cell.name}: {what}: p = {test.p_value:.2g} in {test.draws} draws, level {test.level:.2g}"

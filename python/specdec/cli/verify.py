@@ -13,7 +13,7 @@ from .options import refuse
 from .prompts import read_texts
 from .show_verification import print_verification
 
-CHECKS = ("greedy", "coupled", "law")
+CHECKS = ("greedy", "coupled", "distribution")
 RULES = ("token", "block", "coupled")
 
 
@@ -26,14 +26,16 @@ def verify(
     draft: options.Draft = None,
     drafter: options.Drafters = None,
     exit_layers: options.ExitLayers = None,
-    check: Annotated[list[str] | None, typer.Option(help="Repeatable: greedy, coupled, law. Default: all.")] = None,
+    check: Annotated[
+        list[str] | None, typer.Option(help="Repeatable: greedy, coupled, distribution. Default: all.")
+    ] = None,
     rule: Annotated[list[str] | None, typer.Option(help="Repeatable: token, block, coupled. Default: all.")] = None,
     num_drafts: Annotated[
         list[str] | None, typer.Option("--num-drafts", "-k", help="Repeatable: a number, or auto. Default: 1 and 4.")
     ] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1 and 8.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Of every text that is compared.")] = 32,
-    samples: Annotated[int, typer.Option(help="Sampled texts for each test of the law.")] = 2048,
+    samples: Annotated[int, typer.Option(help="Sampled texts for each test of the distribution.")] = 2048,
     temperature: Annotated[float, typer.Option(help="Of what is sampled.")] = 1.0,
     level: Annotated[float, typer.Option(help="Probability of a false alarm, of the whole run.")] = 1e-4,
     seed: Annotated[int, typer.Option(help="The first one.")] = 0,

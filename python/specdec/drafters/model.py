@@ -25,7 +25,8 @@ class ModelDrafter:
         model: is fed the target's ids.
         d2t: [columns] int64, ascending: the target's ids of its logits; None: they are the target's.
         confidence: a draft that the model holds less likely than this is a sequence's last one of its step. It is
-            verified like any other: were it withdrawn for what it is, the law would change. 0: never. Costs one
+            verified like any other: were it withdrawn for what it is, the distribution would change. 0: never. Costs
+                one
             synchronisation with the device for each draft.
         columns: of its logits that count; None: all of them.
     """
@@ -115,15 +116,15 @@ class ModelDraftSession:
         g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
         if not self.is_shared:
             self._catch_up(step)
-        law = {"params": g.params, "seed": g.seed, "position": step.position, "rule": g.rule, "table": step.table}
+        sampling = {"params": g.params, "seed": g.seed, "position": step.position, "rule": g.rule, "table": step.table}
         compact = g.compact_q if self.keeps_q else 0
-        draw_from = partial(draft_step, **law, d2t=self.d2t, compact=compact, backend=g.backend)
+        draw_from = partial(draft_step, **sampling, d2t=self.d2t, compact=compact, backend=g.backend)
         cache.lengths = step.lengths
         skipped = slice(2 - self.first, None)
         layout = self.model.layout(step.positions[:, skipped], step.slots[:, skipped], step.visible)
         layouts = layout.split([self.first] + [1] * step.num_drafts)  # the last is not used: draft K is never fed
         fed, rows, draws, going = step.last_two[:, skipped], [], [], step.allowed
-        drafts = step.last_two[:, :0]  # so far, where the law of the next one depends on them
+        drafts = step.last_two[:, :0]  # so far, where the distribution of the next one depends on them
         lap("loop")
         for i in range(step.num_drafts):
             logits = self.model(fed, cache, layouts[i])[:, -1, : self.columns]
@@ -154,7 +155,7 @@ class ModelDraftSession:
         if not step.texts:  # the loop runs ahead of the host, and drafts in every step
             return
         if step.index > self.next_step:
-            # Behind ``stored`` are drafts of the last step that asked, which may not have been accepted.
+            # After ``stored`` are drafts of the last step that asked, which may not have been accepted.
             known = [t[: max(len(t) - 2, n)] for t, n in zip(step.texts, self.stored, strict=True)]
             self.model.extend(self.cache, known, self.stored)
         self.stored, self.next_step = [len(t) for t in step.texts], step.index + 1

@@ -17,7 +17,7 @@ class PromptLookupDrafter:
     as in editing, summaries and extraction.
 
     The longest n-gram that ends the text and stood in it before, prompt or output, proposes what followed its most
-    recent earlier occurrence. The drafts are a function of the text, so q is one-hot and the law is kept.
+    recent earlier occurrence. The drafts are a function of the text, so q is one-hot and the distribution is kept.
 
     The defaults are the best of those tried on Python source, K = 4 to 12, where a draft costs 5 % of a step: single
     tokens find more, but mostly what is then rejected; n of 3 alone, as in the original, finds old places in text that
@@ -72,7 +72,7 @@ class NgramIndex:
         self._known = 0
 
     def update(self, text: list[int]) -> None:
-        """Takes the n-grams of ``text`` that have a token behind them: the one that ends it is not its own past."""
+        """Takes the n-grams of ``text`` that have a token after them: the one that ends it is not its own past."""
         first, known = self._known, len(text)
         for n, ends in self._ends.items():
             for end in range(max(first, n), known):
@@ -80,7 +80,7 @@ class NgramIndex:
         self._known = known
 
     def propose(self, text: list[int], most: int) -> list[int]:
-        """Up to ``most`` >= 1 tokens behind ``text``, which begins with what the last call got; [] without a match."""
+        """Up to ``most`` >= 1 tokens after ``text``, which begins with what the last call got; [] without a match."""
         self.update(text)
         found = None
         for n, ends in self._ends.items():

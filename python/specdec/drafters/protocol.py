@@ -55,7 +55,7 @@ class Step:
     visible: int  # slots that attention reads
     allowed: list[int]  # of these K, how many count for each sequence; 0 where it has ended or does not draft
     allowed_on_device: torch.Tensor  # [B] int64
-    table: TokenTable | None  # what the law says of single tokens before this step; None: nothing
+    table: TokenTable | None  # what the distribution says of single tokens before this step; None: nothing
     texts: list[list[int]]  # every row's known tokens, prompt and output. The loop's own lists: to be read only
     processed: list[list[int]]  # the same as processors see it, [] where there are none
 
@@ -63,7 +63,7 @@ class Step:
 class Drafts(NamedTuple):
     """Drafts, and the q that they were drawn from, in one of three forms: logits, compact, or nothing for one-hot
     drafts. With rule ``coupled`` there is no q. Whoever hands over q draws with ``Step.table`` and
-    ``Generation.processors``: it is the law that verification will assume."""
+    ``Generation.processors``: it is the distribution that verification will assume."""
 
     # [B, k] int64 of the target's vocabulary, 0 <= k <= K: fewer columns make a cheaper verification. -1 ends a
     # sequence's drafts.

@@ -86,9 +86,9 @@ class SuffixDrafter:
     arXiv 2411.04975): where little agrees, little is risked. On Python source, K = 8, the defaults give a tau of 1.54
     for 2.3 drafts a step; without the factor, ``min_match=2`` gives 1.42 for as many, and ``min_match=1`` 1.59 for 5.9.
 
-    The drafts are a function of text and memory, so q is one-hot and the law is kept. With a memory, *which* text is
-    drawn with a seed depends on what was decoded before under the rules ``token`` and ``block``; greedy texts and those
-    of ``coupled`` do not, and without a memory none do.
+    The drafts are a function of text and memory, so q is one-hot and the distribution is kept. With a memory, *which*
+    text is drawn with a seed depends on what was decoded before under the rules ``token`` and ``block``; greedy texts
+    and those of ``coupled`` do not, and without a memory none do.
 
     Args:
         memory: earlier outputs to draft from, to which finished outputs are added; None: prompt and output alone.

@@ -62,7 +62,7 @@ class SuffixAutomaton:
             last_end.append(end + 1)
             state = last
             last = new
-            # Suffixes that never had this token behind them get it now.
+            # Suffixes that never had this token after them get it now.
             while state != -1 and token not in transitions[state]:
                 transitions[state][token] = new
                 state = link[state]
@@ -94,7 +94,7 @@ class SuffixAutomaton:
 
     def longest_earlier_suffix(self) -> tuple[int, int]:
         """(length, end): the longest suffix of the whole text that also ends before it does, and where it last did:
-        ``tokens[end]`` stood behind it. (0, 0): the last token is new. Where a text with a short period has more than
+        ``tokens[end]`` stood after it. (0, 0): the last token is new. Where a text with a short period has more than
         32 links, ``end`` may be one of the places before the last."""
         state = self._link[self._last]
         return (0, 0) if state <= _ROOT else (self._length[state], self._last_end[state])

@@ -14,7 +14,7 @@ MOST_PENDING = 3  # tokens that can be the beginning of one character: it has up
 
 
 class TokenText:
-    """What a tokenizer's tokens read as behind others, and back. What tokenizers do at the beginning of a text (drop a
+    """What a tokenizer's tokens read as after others, and back. What tokenizers do at the beginning of a text (drop a
     space, add one) they must not do to a context: a line break, as an anchor, stands before it.
 
     Args:
@@ -46,24 +46,24 @@ class TokenText:
         contexts = (tokens[start:end] for start in starts)
         return next((c for c in contexts if not self.decode(c).startswith(INCOMPLETE)), tokens[most:end])
 
-    def text_behind(self, context: list[int], tokens: list[int]) -> str:
+    def text_after(self, context: list[int], tokens: list[int]) -> str:
         """The text of ``tokens`` where they follow ``context``; without one they begin the text."""
         context = self._anchor + context if context else []
         before, whole = self.decode(context), self.decode(context + tokens)
         return whole[len(before) :] if whole.startswith(before) else self.decode(tokens)
 
-    def tokens_behind(self, context: list[int], pending: list[int], text: str) -> list[int]:
+    def tokens_after(self, context: list[int], pending: list[int], text: str) -> list[int]:
         """The tokens of ``text`` where it follows ``context``, without the first ones, ``pending``, which are known: []
         where they cannot begin it. Where the last known token and the text would be other tokens together, they are
         parted: that may cost a little acceptance."""
         if not context and not pending:
             return self.encode(text)
-        tokens = self._behind(context, pending, text)
+        tokens = self._after(context, pending, text)
         if tokens is None:
-            tokens = [] if pending else self._behind([], [], text)
+            tokens = [] if pending else self._after([], [], text)
         return self.encode(text) if tokens is None else tokens
 
-    def _behind(self, context: list[int], pending: list[int], text: str) -> list[int] | None:
+    def _after(self, context: list[int], pending: list[int], text: str) -> list[int] | None:
         """None where no token ends between what is known and what is not."""
         context = self._anchor + context
         known = context + pending
@@ -104,17 +104,17 @@ class Translation:
         if text:
             self._unsettled_text += text
             context = self.into.context(self.tokens, len(self.into.prefix), self.settled)
-            self.tokens[self.settled :] = self.into.tokens_behind(context, [], self._unsettled_text)
+            self.tokens[self.settled :] = self.into.tokens_after(context, [], self._unsettled_text)
             if len(self.tokens) - self.settled > SETTLE_AT:
                 self._settle(context)
 
     def back(self, sequence: list[int], more: list[int]) -> list[int]:
-        """The sequence's own tokens for ``more`` behind ``tokens``, as far as they are whole characters."""
+        """The sequence's own tokens for ``more`` after ``tokens``, as far as they are whole characters."""
         context = self.into.context(self.tokens, len(self.into.prefix), len(self.tokens))
-        text = self.into.text_behind(context, more).split(INCOMPLETE)[0]
+        text = self.into.text_after(context, more).split(INCOMPLETE)[0]
         if not text:
             return []
-        return self.source.tokens_behind(self._context(sequence), sequence[self._read :], text)
+        return self.source.tokens_after(self._context(sequence), sequence[self._read :], text)
 
     def _context(self, sequence: list[int]) -> list[int]:
         return self.source.context(sequence, self._first, self._read)
@@ -123,20 +123,20 @@ class Translation:
         """The text of what was not read yet, but for the beginning of a character at its end."""
         context, count = self._context(sequence), len(sequence)
         for end in range(count, max(self._read, count - MOST_PENDING - 1), -1):
-            text = self.source.text_behind(context, sequence[self._read : end])
+            text = self.source.text_after(context, sequence[self._read : end])
             if not text.endswith(INCOMPLETE):
                 self._read = end
                 return text
         if count - self._read <= MOST_PENDING:
             return ""
-        text = self.source.text_behind(context, sequence[self._read :])  # no beginning of anything
+        text = self.source.text_after(context, sequence[self._read :])  # no beginning of anything
         self._read = count
         return text
 
     def _settle(self, context: list[int]) -> None:
         tail = self.tokens[self.settled :]
         for count in range(len(tail) - UNSETTLED, len(tail) - UNSETTLED - MOST_PENDING - 1, -1):
-            text = self.into.text_behind(context, tail[:count])
+            text = self.into.text_after(context, tail[:count])
             if self._unsettled_text.startswith(text) and not text.endswith(INCOMPLETE):
                 self._unsettled_text = self._unsettled_text[len(text) :]
                 self.settled += count

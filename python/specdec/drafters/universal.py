@@ -26,9 +26,9 @@ class UniversalDrafter:
     transformers' universal assisted decoding).
 
     The known text is encoded with the draft's tokenizer, continued greedily, and what comes out is encoded with the
-    target's. These drafts are one-hot: the text has the target's law whatever becomes of them on the way. A place where
-    the tokenizers do not meet costs acceptance, and so does a text that outgrows the draft's positions or its cache:
-    that sequence goes on without drafts.
+    target's. These drafts are one-hot: the text has the target's distribution whatever becomes of them on the way. A
+    place where the tokenizers do not meet costs acceptance, and so does a text that outgrows the draft's positions or
+    its cache: that sequence goes on without drafts.
 
     Args:
         draft: a decoder-only transformers causal LM in evaluation mode, on any device.
@@ -51,10 +51,10 @@ class UniversalDrafter:
             refuse(
                 "draft_tokenizer", f"ids up to {largest}", f"up to {self.model.vocab_size - 1}, the draft's vocabulary"
             )
-        self.columns = largest + 1  # of the logits: padding behind them is no token
+        self.columns = largest + 1  # of the logits: padding after them is no token
         spoken = common_special_tokens(draft_tokenizer, tokenizer)
         self.drafts_text, self.text = TokenText(draft_tokenizer, spoken), TokenText(tokenizer, spoken)
-        # Behind these the draft has nothing to say about this text.
+        # After these the draft has nothing to say about this text.
         self.ends = read_eos(None, draft) | self.drafts_text.special.keys()
 
     def start(self, generation: Generation) -> UniversalDraftSession:
@@ -128,7 +128,7 @@ class UniversalDraftSession:
         self.translations[row], self.stored[row] = self._translation(), []
 
     def _continue(self, rows: list[int], count: int) -> list[list[int]]:
-        """``count`` greedy tokens behind each of ``rows``; what is in the others' lists means nothing."""
+        """``count`` greedy tokens after each of ``rows``; what is in the others' lists means nothing."""
         known = {b: self.translations[b].tokens for b in rows}
         starts = {
             b: min(common_length(self.stored[b], tokens, self.settled[b]), len(tokens) - 1)

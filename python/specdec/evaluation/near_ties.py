@@ -124,7 +124,7 @@ class Judge:
         prompt_index: int = 0,
         noise: Noise | None = None,
     ) -> list[Difference]:
-        """Judges every token of ``text`` from ``start`` on that is not the best one in the wide dtype: behind a first
+        """Judges every token of ``text`` from ``start`` on that is not the best one in the wide dtype: after a first
         difference there is no other text to compare with. Only a full and a wide forward say what rounding is here."""
         ids = torch.tensor([[*prompt, *text]], device=self._target.device)
         full, wide = (self._scores(model, ids, noise, len(prompt)) for model in (self._target, self._wide_model()))

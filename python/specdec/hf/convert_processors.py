@@ -32,8 +32,8 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass
-class Law:
-    """Arguments of ``SpeculativeDecoder.generate`` that say the law of the text."""
+class SamplingArguments:
+    """Arguments of ``SpeculativeDecoder.generate`` that say the distribution of the text."""
 
     params: SamplingParams | None = None
     logit_bias: dict[int, float] | None = None
@@ -43,15 +43,15 @@ class Law:
     processor_prompts: list[list[int]] | None = None
 
 
-def read_law(
+def read_arguments(
     processors: Sequence[LogitsProcessor],
     rows: list[list[int]],
     do_sample: bool,
     eos: frozenset[int],
     max_new_tokens: int,
     vocab_size: int,
-) -> Law:
-    """The law of ``processors``, which run in this order.
+) -> SamplingArguments:
+    """The distribution of ``processors``, which run in this order.
 
     The last of them that are temperature, top-k, top-p and min-p, in that order, become ``SamplingParams``. What comes
     before becomes penalties, bias, bans and a shortest length if all of it can be said in these and in their order
@@ -71,14 +71,16 @@ def read_law(
     refuse_stateful(processors)
     start = _first_warper(processors) if do_sample else len(processors)
     rest, warpers = list(processors[:start]), processors[start:]
-    law = _native(rest, rows, eos, max_new_tokens, vocab_size) if rest else Law()
-    if law is None:
-        law = Law(logits_processor=[[_for_row(p, b, len(rows)) for p in rest] for b in range(len(rows))])
-        law.processor_prompts = rows
+    arguments = _native(rest, rows, eos, max_new_tokens, vocab_size) if rest else SamplingArguments()
+    if arguments is None:
+        arguments = SamplingArguments(
+            logits_processor=[[_for_row(p, b, len(rows)) for p in rest] for b in range(len(rows))]
+        )
+        arguments.processor_prompts = rows
     filters = _read_warpers(warpers) if do_sample else {"temperature": 0.0}
-    penalty = law.params.repetition_penalty if law.params is not None else None
-    law.params = SamplingParams(**filters, repetition_penalty=penalty)
-    return law
+    penalty = arguments.params.repetition_penalty if arguments.params is not None else None
+    arguments.params = SamplingParams(**filters, repetition_penalty=penalty)
+    return arguments
 
 
 def _first_warper(processors: Sequence[LogitsProcessor]) -> int:
@@ -110,38 +112,40 @@ def _native(
     eos: frozenset[int],
     max_new_tokens: int,
     vocab_size: int,
-) -> Law | None:
+) -> SamplingArguments | None:
     """All of them in the kernels' words, or None."""
-    law, penalised, length = Law(), False, len(rows[0]) if rows else 0
+    arguments, penalised, length = SamplingArguments(), False, len(rows[0]) if rows else 0
     for p in processors:
         kind = type(p)
         if kind in (theirs.SequenceBiasLogitsProcessor, theirs.NoBadWordsLogitsProcessor):
             if any(len(tokens) > 1 or tokens[0] >= vocab_size for tokens in p.sequence_bias):
                 return None
             bias = {int(tokens[0]): float(b) for tokens, b in p.sequence_bias.items()}
-            law.banned_tokens += [token for token, b in bias.items() if b == -math.inf]
+            arguments.banned_tokens += [token for token, b in bias.items() if b == -math.inf]
             bias = {token: b for token, b in bias.items() if b != -math.inf}
             # Before the penalty, and once: a second sum would be rounded differently.
-            if bias and (penalised or law.logit_bias or not all(abs(b) <= _LARGEST for b in bias.values())):
+            if bias and (penalised or arguments.logit_bias or not all(abs(b) <= _LARGEST for b in bias.values())):
                 return None
-            law.logit_bias = bias or law.logit_bias
+            arguments.logit_bias = bias or arguments.logit_bias
         elif kind is theirs.SuppressTokensLogitsProcessor:
-            law.banned_tokens += [token for token in p.suppress_tokens.tolist() if 0 <= token < vocab_size]
+            arguments.banned_tokens += [token for token in p.suppress_tokens.tolist() if 0 <= token < vocab_size]
         elif kind is theirs.RepetitionPenaltyLogitsProcessor:
             ignored = _ignored(p.prompt_ignore_length, len(rows))
             fits = len(ignored) == len(rows) and all(n <= length for n in ignored)
             if penalised or not fits or not _allowed(repetition_penalty=p.penalty):
                 return None
-            penalised, law.params = True, SamplingParams(repetition_penalty=p.penalty)
-            law.processor_prompts = [row[n:] for row, n in zip(rows, ignored, strict=True)]
+            penalised, arguments.params = True, SamplingParams(repetition_penalty=p.penalty)
+            arguments.processor_prompts = [row[n:] for row, n in zip(rows, ignored, strict=True)]
         elif kind is theirs.MinLengthLogitsProcessor and _same(p.eos_token_id, eos):
-            law.min_new_tokens = max(law.min_new_tokens, p.min_length - length)
+            arguments.min_new_tokens = max(arguments.min_new_tokens, p.min_length - length)
         elif kind is theirs.MinNewTokensLengthLogitsProcessor and _same(p.eos_token_id, eos):
-            law.min_new_tokens = max(law.min_new_tokens, p.min_new_tokens + p.prompt_length_to_skip - length)
+            arguments.min_new_tokens = max(
+                arguments.min_new_tokens, p.min_new_tokens + p.prompt_length_to_skip - length
+            )
         else:
             return None
-    law.min_new_tokens = min(law.min_new_tokens, max_new_tokens)
-    return law
+    arguments.min_new_tokens = min(arguments.min_new_tokens, max_new_tokens)
+    return arguments
 
 
 def _ignored(lengths: torch.Tensor | int | None, batch_size: int) -> list[int]:

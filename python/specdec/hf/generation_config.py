@@ -1,7 +1,7 @@
 """Every field of transformers' ``GenerationConfig`` (5.17 to 5.23): what becomes of it, or that it is refused.
 
-``docs/transformers.md`` shows this table. The law itself is not read from the fields: transformers makes processors and
-criteria of them, and those are what ``specdec.hf.convert_processors`` and ``specdec.speculate`` take.
+``docs/transformers.md`` shows this table. The distribution itself is not read from the fields: transformers makes
+processors and criteria of them, and those are what ``specdec.hf.convert_processors`` and ``specdec.speculate`` take.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PROCESSOR = Field("transformers' processor, row by row (slow)")
 _NO_BEAMS = Field("no effect without beams, as in transformers")
 _NOT_ENCODER_DECODER = Field("no effect on decoder-only models, as in transformers")
 _OWN_CACHE = _refused("specdec has its own static cache")
-_OTHER_LAW = _refused("another law than sampling from the target")
+_OTHER_DISTRIBUTION = _refused("another distribution than sampling from the target")
 
 FIELDS: dict[str, Field] = {
     # length
@@ -43,7 +43,7 @@ FIELDS: dict[str, Field] = {
     "min_length": Field("in the kernels: no end of sequence before; counts padding, as in transformers"),
     "min_new_tokens": Field("in the kernels: no end of sequence before"),
     "early_stopping": _NO_BEAMS,
-    "max_time": Field("seconds, looked at behind every token"),
+    "max_time": Field("seconds, looked at after every token"),
     "stop_strings": _refused("`specdec.speculate(stop_strings=..., tokenizer=...)`"),
     # strategy
     "do_sample": Field("False is greedy"),
@@ -84,11 +84,11 @@ FIELDS: dict[str, Field] = {
     "num_return_sequences": Field("every row has a seed of its own"),
     "output_attentions": _refused("False: attention of rejected drafts would be among it", False),
     "output_hidden_states": _refused("False", False),
-    "output_scores": Field("as in transformers; rows behind a sequence's end are 0"),
-    "output_logits": Field("as in transformers; rows behind a sequence's end are 0"),
+    "output_scores": Field("as in transformers; rows after a sequence's end are 0"),
+    "output_logits": Field("as in transformers; rows after a sequence's end are 0"),
     "return_dict_in_generate": Field("`GenerateDecoderOnlyOutput` without a cache"),
     # special tokens
-    "pad_token_id": Field("behind a sequence's end"),
+    "pad_token_id": Field("after a sequence's end"),
     "bos_token_id": Field("transformers starts an empty prompt with it"),
     "eos_token_id": Field("one or several"),
     # encoder-decoder
@@ -100,25 +100,25 @@ FIELDS: dict[str, Field] = {
     "num_assistant_tokens_schedule": _refused(
         "constant; `specdec.speculate(num_drafts=AdaptiveDrafts())` adapts K", "constant"
     ),
-    "assistant_confidence_threshold": Field("where it is set: behind a less likely draft none is drafted"),
+    "assistant_confidence_threshold": Field("where it is set: after a less likely draft none is drafted"),
     "prompt_lookup_num_tokens": Field("K of a `PromptLookupDrafter`, where no other drafter was given"),
     "max_matching_ngram_size": Field("of that `PromptLookupDrafter`, 2 where it is not set"),
     "assistant_early_exit": Field("layers of an `EarlyExitDrafter`, where no other drafter was given"),
     "assistant_lookbehind": _refused("10, its default: `UniversalDrafter` aligns by text", 10),
     "target_lookbehind": _refused("10, its default: `UniversalDrafter` aligns by text", 10),
-    "assistant_ensemble_weight": _OTHER_LAW,
+    "assistant_ensemble_weight": _OTHER_DISTRIBUTION,
     "speculation_type": _refused("None: drafters are given to `specdec.speculate`"),
     # performance
     "compile_config": _refused("None: nothing is compiled"),
     "disable_compile": Field("nothing is compiled"),
     "continuous_batching_config": _refused("None: not part of `generate`"),
     "low_memory": _refused("None: no beam search", False),
-    "penalty_alpha": _refused("None: another law than sampling from the target", 0, 0.0),
-    "dola_layers": _OTHER_LAW,
+    "penalty_alpha": _refused("None: another distribution than sampling from the target", 0, 0.0),
+    "dola_layers": _OTHER_DISTRIBUTION,
     "diversity_penalty": _NO_BEAMS,
     "num_beam_groups": _refused("1: no beam search", 1),
-    "constraints": _OTHER_LAW,
-    "force_words_ids": _OTHER_LAW,
+    "constraints": _OTHER_DISTRIBUTION,
+    "force_words_ids": _OTHER_DISTRIBUTION,
     "prefill_chunk_size": _refused("None: the prompt is fed at once"),
     # no settings
     "transformers_version": Field("says where a file came from"),

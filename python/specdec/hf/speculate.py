@@ -23,7 +23,7 @@ from ..prompts import read_count
 from ..result import Emission, GenerationResult
 from ..stopping import AnyStopping, CriteriaStopping, StopStrings
 from .assistance import Assistance, read_assistance
-from .convert_processors import read_law
+from .convert_processors import read_arguments
 from .generate_call import generate_call
 from .generation_config import check_fields
 
@@ -48,9 +48,9 @@ def speculate(
     compact_q: int = 0,
     backend: str = "auto",
 ) -> Speculator:
-    """A callable for ``model.generate(**inputs, custom_generate=...)``: the text has the law that ``generate`` itself
-    would sample from, and is its text where that is greedy. Batches, ``num_return_sequences``, processors, criteria
-    and nearly all of ``GenerationConfig`` work as they do there (docs/transformers.md).
+    """A callable for ``model.generate(**inputs, custom_generate=...)``: the text has the distribution that ``generate``
+    itself would sample from, and is its text where that is greedy. Batches, ``num_return_sequences``, processors,
+    criteria and nearly all of ``GenerationConfig`` work as they do there (docs/transformers.md).
 
     Args:
         draft_model: a smaller causal LM. With no drafter at all the configuration can name one
@@ -65,7 +65,7 @@ def speculate(
         tokenizer: the target's, for ``stop_strings`` and ``draft_tokenizer``.
         stop_strings: as ``generate``'s, which does not hand its own on.
         draft_tokenizer: the draft model's, where it is another than the target's.
-        confidence: behind a token that the draft model holds less likely no more are drafted; None:
+        confidence: after a token that the draft model holds less likely no more are drafted; None:
             ``assistant_confidence_threshold`` where that was set, else 0 (never).
 
     Raises:
@@ -189,12 +189,12 @@ class Speculator:
         decoder = self._decoder(model, assistance)
         rows = input_ids.tolist()
         eos = frozenset(i for c in criteria if isinstance(c, EosTokenCriteria) for i in c.eos_token_id.tolist())
-        # transformers looks behind a token: with no room at all there is still one.
+        # transformers looks after a token: with no room at all there is still one.
         most = min((c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)), default=None)
         if most is None:
             refuse("stopping_criteria", "no length", "a MaxLengthCriteria among them")
         most = max(most - length, 1)
-        law = read_law(processors, rows, bool(config.do_sample), eos, most, decoder.target.vocab_size)
+        arguments = read_arguments(processors, rows, bool(config.do_sample), eos, most, decoder.target.vocab_size)
         stops = [] if self._stop is None else [self._stop]
         if others := [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]:
             paddings = [row[:n] for row, n in zip(rows, _paddings(mask, size), strict=True)]
@@ -213,7 +213,7 @@ class Speculator:
             compact_q=self._compact_q,
             output_logits=any(wants.values()),
             stop=AnyStopping(stops) if stops else None,
-            **vars(law),
+            **vars(arguments),
         )
         self.last_result = result
         if faults := {b: s & TARGET_FAULTS for b, s in enumerate(result.status) if s & TARGET_FAULTS}:
@@ -289,7 +289,7 @@ def _paddings(mask: torch.Tensor | None, size: int) -> list[int]:
 def _output(
     result: GenerationResult, processors: LogitsProcessorList, length: int, scores: bool, logits: bool
 ) -> GenerateDecoderOnlyOutput:
-    """What ``return_dict_in_generate`` asks for: a tuple of [B, V] float32 for each new token; rows behind a
+    """What ``return_dict_in_generate`` asks for: a tuple of [B, V] float32 for each new token; rows after a
     sequence's end are 0."""
     sequences = result.sequences
     raw: tuple[torch.Tensor, ...] = ()

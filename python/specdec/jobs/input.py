@@ -18,7 +18,7 @@ from ..prompts import read_as, read_count
 from ..sampling.params import read_bias
 from ..stopping import read_stop_strings
 
-LAW = ("temperature", *FILTERS, *PENALTIES)
+SAMPLING = ("temperature", *FILTERS, *PENALTIES)
 _SEEDS = range(-(2**63), 2**63)
 
 
@@ -162,7 +162,7 @@ class JobFile:
     def _other(self, earlier: InputMark) -> InputError:
         return InputError(
             f"got {str(self.path)!r}, whose first {earlier.prompts} prompts are not those that the job began with, "
-            "allowed: the same lines, and more behind them; or another --output"
+            "allowed: the same lines, and more after them; or another --output"
         )
 
 
@@ -219,13 +219,13 @@ def _check_seed(seed: object) -> None:
 
 
 def _read_params(s: LineSettings, own: dict) -> SamplingParams:
-    law = {name: getattr(s, name) for name in LAW}
-    if law["temperature"] == 0:
+    sampling = {name: getattr(s, name) for name in SAMPLING}
+    if sampling["temperature"] == 0:
         for name in FILTERS:
             if own.get(name) not in (None, neutral(name)):
                 refuse(name, f"{own[name]} with temperature 0", "a temperature > 0: greedy text has no filters")
-            law[name] = own.get(name)  # those of the defaults are for lines that sample
-    return SamplingParams(**law)
+            sampling[name] = own.get(name)  # those of the defaults are for lines that sample
+    return SamplingParams(**sampling)
 
 
 def _read_bias_ids(given: object) -> dict[int, object]:

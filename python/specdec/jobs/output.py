@@ -131,7 +131,7 @@ class Results:
             self.sync()
 
     def sync(self) -> None:
-        """Behind this not even a loss of power loses a line. Raises WriteError."""
+        """After this not even a loss of power loses a line. Raises WriteError."""
         try:
             os.fsync(self._file)
         except OSError as error:

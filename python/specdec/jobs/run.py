@@ -44,7 +44,7 @@ def run_job(
     Args:
         lines: all that were checked.
         banned: ids that no line may draw.
-        show: called behind every result.
+        show: called after every result.
 
     Returns:
         Why the drafter failed, where it did: texts are right all the same, and come slower. None: it did not.

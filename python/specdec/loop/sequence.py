@@ -109,7 +109,7 @@ class SequenceRecord:
             tokens = tokens[:kept]
         ended = at_eos or kept is not None
         if ended:
-            status &= ~_TARGET_FAULTS  # of a row behind the end
+            status &= ~_TARGET_FAULTS  # of a row after the end
         failed = status & _TARGET_FAULTS != 0
         drawn = Producer.RECOVERED if accepted < drafted else Producer.BONUS
         tested = accepted if failed else min(accepted + 1, drafted)

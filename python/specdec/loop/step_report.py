@@ -51,8 +51,8 @@ def launched(records: list[SequenceRecord | None], decided: Decided) -> Launched
 
 
 def log_probs(decided: Decided) -> list[list[list[float]]]:
-    """[2, B, k + 1]: of the emitted tokens, under the law that was drawn from, and under softmax of the model's own
-    logits."""
+    """[2, B, k + 1]: of the emitted tokens, under the distribution that was drawn from, and under softmax of the
+    model's own logits."""
     out = decided.out
     raw = out.raw_log_probs
     if decided.processed:  # the step saw others than the model's own

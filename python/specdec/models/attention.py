@@ -24,7 +24,7 @@ _KERNELS = 256  # compiled for as many different shapes: by default Dynamo refus
 
 @dataclass(frozen=True)
 class Tree:
-    """n drafted nodes a sequence, their keys behind the stored ones, in slots base[b] .. base[b] + n - 1 (SpecInfer,
+    """n drafted nodes a sequence, their keys after the stored ones, in slots base[b] .. base[b] + n - 1 (SpecInfer,
     arXiv 2305.09781, section 4.2: a node attends to its ancestors).
 
     Attributes:
@@ -108,7 +108,7 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
     else:
         low = torch.where(positions > 0, positions, capacity).amin(1)
         first_block = (low - (queries.window - 1)).clamp(min=0).minimum(last) // BLOCK
-        # Block 0 in front, where padding looks at it and the others begin behind it.
+        # Block 0 in front, where padding looks at it and the others begin after it.
         extra = ((positions == 0).any(1) & (first_block > 0)).long()
         numbers = last_block - first_block + 1 + extra
         indices = (first_block - extra)[:, None] + blocks

@@ -1,4 +1,4 @@
-"""What callers say of the sampling law, checked once and brought to the form in which every step takes it."""
+"""What callers say of the sampling distribution, checked once and brought to the form in which every step takes it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Processors:
         for b, (text, tokens) in enumerate(zip(texts, drafts.tolist(), strict=True)):
             for row in range(logits.shape[1] if text and self.of_rows[b] and b not in self.errors else 0):
                 before = tokens[: first + row]
-                # No row behind a draft that does not count or that the target never accepts is consulted.
+                # No row after a draft that does not count or that the target never accepts is consulted.
                 if len(before) > allowed[b] or not all(0 <= token < self.vocab_size for token in before):
                     break
                 if row > 0 and logits[b, row - 1, before[-1]] == -torch.inf:

@@ -146,7 +146,7 @@ class Scheduler:
         return task.number
 
     def check_queue(self, coming: int = 0) -> None:
-        """Raises QueueFull where no request may come behind those that wait and ``coming`` others."""
+        """Raises QueueFull where no request may come after those that wait and ``coming`` others."""
         if (waiting := len(self._waiting) + coming) >= self.max_waiting:
             raise QueueFull(f"{waiting} requests wait, allowed: {self.max_waiting}")
 
@@ -211,7 +211,7 @@ class Scheduler:
     def step(self) -> list[Emission | Outcome]:
         """Reads up to ``prefill_chunk`` tokens of prompts, or a little more (less than twice as many), and decodes all
         rows once. An ``Emission``'s ``sequence`` is the request's number; an ``Outcome`` comes once for each request,
-        behind its last emission."""
+        after its last emission."""
         emissions = self._step()
         outcomes, self._outcomes = self._outcomes, deque()
         return [*emissions, *outcomes]
@@ -260,7 +260,7 @@ class Scheduler:
         return emissions
 
     def _fill_rows(self) -> None:
-        """In order: a request that needs more cache than is free holds up those behind it, and so is never passed by
+        """In order: a request that needs more cache than is free holds up those after it, and so is never passed by
         for good."""
         free = deque(row for row in range(len(self.batch.rows)) if row not in self._in_rows)
         while free and self._waiting and self.ledger.reserve(self._waiting[0].number, self._waiting[0].need):

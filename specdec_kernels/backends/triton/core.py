@@ -96,13 +96,15 @@ def accept_noise(seed, position, offset):
     return tl.sum(tl.where(tl.arange(0, 4) == 0, u, 0.0), 0)
 
 
-# ---- The law of a row (core/law.h, core/softmax.h) -----------------------------------------------------------
+# ---- The distribution of a row (core/distribution.h, core/softmax.h)
+# -----------------------------------------------------------
 
 
 @triton.jit
 def adjust(logit, bias, in_prompt, count, repetition, presence, frequency):
-    """What the law says of a token: its bias, whether the prompt has it, how often it was generated. Repetition:
-    Keskar et al., arXiv 1909.05858. The division rounds as everywhere else, so that ties are ties in every backend."""
+    """What the distribution says of a token: its bias, whether the prompt has it, how often it was generated.
+    Repetition: Keskar et al., arXiv 1909.05858. The division rounds as everywhere else, so that ties are ties in every
+    backend."""
     x = logit + bias
     x = tl.where((in_prompt != 0) | (count > 0), tl.where(x < 0.0, x * repetition, tl.div_rn(x, repetition)), x)
     return tl.where(count > 0, x - presence - frequency * count.to(tl.float32), x)
@@ -194,7 +196,7 @@ def joint_ratio(w, log_p, log_q):
 
 @triton.jit
 def keep_probability(w, mass):
-    """Of keeping a prefix of joint ratio ``w``, given that no longer one was kept; ``mass`` is that of the row behind
+    """Of keeping a prefix of joint ratio ``w``, given that no longer one was kept; ``mass`` is that of the row after
     it, sum max(0, w p - q). Equal p and q have none, and keep everything."""
     either = mass + (1.0 - w)
     return tl.where(either > 0.0, mass / tl.where(either > 0.0, either, 1.0), 1.0)

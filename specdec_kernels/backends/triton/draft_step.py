@@ -35,10 +35,10 @@ from .launch import (
     contiguous,
     dense_rows,
     device_guard,
-    law_on_device,
     number_of_blocks,
     padded_blocks,
     rows_on_device,
+    sampling_on_device,
 )
 from .rows import NO_ROWS, load_block, load_row, load_token, stats_kernel, target_ids
 from .tables import options
@@ -59,7 +59,7 @@ def store_draft(outputs, b, token, log_q, cutoff, lse, fault):
 @triton.jit
 def draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS: tl.constexpr):
     """Draws a sequence's draft: in two levels, or what won the race whose parts are at ``score_ptr``."""
-    temperature = tl.load(rows.law.temperature_ptr + b)
+    temperature = tl.load(rows.sampling.temperature_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     fault = row_fault(largest)
     token = tl.full([], -1, tl.int64)
@@ -103,7 +103,7 @@ def draft_race_kernel(
     at = tl.program_id(0).to(tl.int64)
     b, block = at // rows.num_blocks, at % rows.num_blocks
     j = b * 0 + offset
-    if tl.load(rows.law.temperature_ptr + b) != 0.0:
+    if tl.load(rows.sampling.temperature_ptr + b) != 0.0:
         race_block(rows, b, j, block, score_ptr, winner_ptr)
     if arrives_last(arrivals_ptr, b, rows.num_blocks):
         draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS)
@@ -143,7 +143,7 @@ def compact_draw_kernel(
     b = tl.program_id(0).to(tl.int64)
     j = b * 0 + offset
     slots = tl.arange(0, SLOTS)
-    temperature = tl.load(rows.law.temperature_ptr + b)
+    temperature = tl.load(rows.sampling.temperature_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     fault = row_fault(largest)
     drawn = tl.full([], -1, tl.int32)
@@ -167,7 +167,7 @@ def compact_draw_kernel(
             w = weight(x, largest, inverse(temperature))
             lse = largest * inverse(temperature) + tl.log(tl.sum(w, 0))
             log_q = log_probability(x, inverse(temperature), lse, cutoff)
-            seed, position = tl.load(rows.law.seed_ptr + b), tl.load(rows.law.position_ptr + b)
+            seed, position = tl.load(rows.sampling.seed_ptr + b), tl.load(rows.sampling.position_ptr + b)
             drawn = race(w, 0, SLOTS, seed, position, j, DRAFT_TOKEN)
     ids = tl.where(slots < num_listed, target_ids(rows, index), PADDING)
     log_q = tl.where(slots < num_listed, log_q, -INFINITY)
@@ -179,8 +179,8 @@ def compact_draw_kernel(
 
 
 def draft_step(logits, *rest):
-    *law, drafts, d2t, seed, position, offset, rule, compact = rest
-    law, (batch, vocabulary), device = ops.Law(*law), logits.shape, logits.device
+    *sampling, drafts, d2t, seed, position, offset, rule, compact = rest
+    sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
     logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -190,14 +190,14 @@ def draft_step(logits, *rest):
     outputs = (tokens, empty(batch), empty(batch), empty(batch), status)
     compact_ids, compact_log_q = empty(batch, compact, dtype=torch.int64), empty(batch, compact)
     if batch > 0:
-        filtered, coupled = law.filters is not None or compact > 0, rule == COUPLED_RULE.value
+        filtered, coupled = sampling.filters is not None or compact > 0, rule == COUPLED_RULE.value
         drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
         rows = rows_on_device(
-            logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), law_on_device(law, seed, position, drafts),
-            (1, 0), empty(2, batch, num_blocks).unbind(), cutoff=empty(batch) if filtered else None,
+            logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
+            drafts), (1, 0), empty(2, batch, num_blocks).unbind(), cutoff=empty(batch) if filtered else None,
         )  # fmt: skip
         arrivals = empty(batch, dtype=torch.int32) if coupled else None
-        blocks, table = padded_blocks(num_blocks), law.table_ids is not None
+        blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
         with device_guard(logits):
             stats_kernel[(batch * num_blocks,)](
                 rows, NO_ROWS, None, batch, 1, offset, arrivals, **options("stats_kernel", device, table)

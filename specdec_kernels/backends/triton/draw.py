@@ -20,9 +20,9 @@ def argmax(rows, b, j, block_max, largest, BLOCKS: tl.constexpr):
 @triton.jit
 def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STREAM: tl.constexpr):
     """Draws a token of row (b, j) in two levels: a block, then a token of it."""
-    law = rows.law
-    temperature, seed = tl.load(law.temperature_ptr + b), tl.load(law.seed_ptr + b)
-    position = tl.load(law.position_ptr + b)
+    sampling = rows.sampling
+    temperature, seed = tl.load(sampling.temperature_ptr + b), tl.load(sampling.seed_ptr + b)
+    position = tl.load(sampling.position_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     block = race(mass, 0, BLOCKS, seed, position, j, BLOCK_STREAM)
     its_max = tl.sum(tl.where(tl.arange(0, BLOCKS) == block, block_max, 0.0), 0)
@@ -42,13 +42,13 @@ def race_block(rows, b, j, block, score_ptr, winner_ptr):
     cutoff = load_cutoff(rows, b, j)
     first = block * BLOCK
     x = load_block(rows, b, j, block)
-    seed, position = tl.load(rows.law.seed_ptr + b), tl.load(rows.law.position_ptr + b) + j
+    seed, position = tl.load(rows.sampling.seed_ptr + b), tl.load(rows.sampling.position_ptr + b) + j
     zero = tl.full([], 0, tl.int32)
     if rows.d2t_ptr is None:
         bits = random_bits(first, BLOCK, seed, position, zero, RACE)
     else:
         bits = random_bits_of(target_ids(rows, first + tl.arange(0, BLOCK)), seed, position, zero, RACE)
-    temperature = tl.load(rows.law.temperature_ptr + b)
+    temperature = tl.load(rows.sampling.temperature_ptr + b)
     w = tl.where(x >= cutoff, weight(x, its_max, inverse(temperature)), 0.0)
     score = w / exponential(uniform(bits))
     tl.store(score_ptr + at, tl.max(score, 0))
@@ -60,6 +60,6 @@ def race_winner(rows, b, j, score_ptr, winner_ptr, block_max, largest, BLOCKS: t
     """The token that won the race of row (b, j), whose parts ``race_block`` stored."""
     at, block = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS)
     score = tl.load(score_ptr + at + block, mask=block < rows.num_blocks, other=0.0)
-    temperature = tl.load(rows.law.temperature_ptr + b)
+    temperature = tl.load(rows.sampling.temperature_ptr + b)
     best = tl.argmax(score * weight(block_max, largest, inverse(temperature)), 0)
     return tl.load(winner_ptr + at + best)

@@ -69,7 +69,7 @@ def nth_largest(rows, b, j, low, n, largest):
 @triton.jit
 def cutoff_of(rows, b, j, largest, temperature):
     """The smallest logit that top-k, then top-p, then min-p keep."""
-    at = rows.law.filters_ptr + b * 3
+    at = rows.sampling.filters_ptr + b * 3
     top_k, top_p, min_p = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     low, inverse_temperature = tl.full([], LOWEST, tl.int32), inverse(temperature)
     if top_k > 0.0:
@@ -85,14 +85,14 @@ def cutoff_of(rows, b, j, largest, temperature):
 def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
     """Stores the cutoff of row (b, j), and the block sums of what it keeps; size > 0: of a compact q."""
     row = stats_row(rows, b, j)
-    temperature = tl.load(rows.law.temperature_ptr + b)
+    temperature = tl.load(rows.sampling.temperature_ptr + b)
     block = tl.arange(0, BLOCKS)
     block_max = tl.load(rows.max_ptr + row * rows.num_blocks + block, mask=block < rows.num_blocks, other=-INFINITY)
     largest = tl.max(block_max, 0)
     any_nan = tl.max((block_max != block_max).to(tl.int32), 0) > 0
     cutoff = tl.full([], -INFINITY, tl.float32)
     if (temperature != 0.0) & (row_fault(largest) == 0) & (any_nan == 0):
-        if rows.law.filters_ptr is not None:
+        if rows.sampling.filters_ptr is not None:
             cutoff = cutoff_of(rows, b, j, largest, temperature)
         if size > 0:
             cutoff = from_ordered_key(nth_largest(rows, b, j, ordered_key(cutoff), size, largest))

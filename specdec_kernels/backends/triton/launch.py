@@ -8,7 +8,7 @@ import triton
 from ... import ops
 from ...types import TABLE_PADDING
 from .core import BLOCK
-from .rows import Law, Rows
+from .rows import Rows, Sampling
 
 
 def dense_rows(logits: torch.Tensor) -> torch.Tensor:
@@ -29,19 +29,26 @@ def padded_blocks(num_blocks: int) -> int:
     return max(4, triton.next_power_of_2(num_blocks))
 
 
-def law_on_device(law: ops.Law, seed: torch.Tensor, position: torch.Tensor, drafts: torch.Tensor) -> Law:
+def sampling_on_device(
+    sampling: ops.SamplingTensors, seed: torch.Tensor, position: torch.Tensor, drafts: torch.Tensor
+) -> Sampling:
     """``drafts``: [B, any] the step's drafts, of which a row takes those before it."""
-    ids, bias, in_prompt, count = law.table_ids, law.table_bias, law.table_in_prompt, law.table_count
+    ids, bias, in_prompt, count = (
+        sampling.table_ids,
+        sampling.table_bias,
+        sampling.table_in_prompt,
+        sampling.table_count,
+    )
     if ids is not None:
         if ids.shape[1] == 0:  # a search needs an entry
             ids, *rest = (torch.nn.functional.pad(t, (0, 1)) for t in (ids, bias, in_prompt, count))
             ids, (bias, in_prompt, count) = ids + TABLE_PADDING, rest
         in_prompt = in_prompt.contiguous().view(torch.uint8)
-    return Law(
-        law.temperature.contiguous(), contiguous(law.filters), contiguous(law.penalties), contiguous(ids),
-        contiguous(bias), in_prompt, contiguous(count), 0 if ids is None else ids.shape[1], contiguous(law.ends),
-        0 if law.ends is None else law.ends.shape[0], contiguous(law.first_end), seed.contiguous(),
-        position.contiguous(), drafts.contiguous(), drafts.shape[1],
+    return Sampling(
+        sampling.temperature.contiguous(), contiguous(sampling.filters), contiguous(sampling.penalties),
+        contiguous(ids), contiguous(bias), in_prompt, contiguous(count), 0 if ids is None else ids.shape[1],
+        contiguous(sampling.ends), 0 if sampling.ends is None else sampling.ends.shape[0],
+        contiguous(sampling.first_end), seed.contiguous(), position.contiguous(), drafts.contiguous(), drafts.shape[1],
     )  # fmt: skip
 
 
@@ -50,7 +57,7 @@ def rows_on_device(
     strides: tuple[int, int],
     vocabulary: int,
     d2t: torch.Tensor | None,
-    law: Law,
+    sampling: Sampling,
     stats_strides: tuple[int, int],
     block_stats: tuple[torch.Tensor | None, torch.Tensor | None],
     raw_stats: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
@@ -58,8 +65,8 @@ def rows_on_device(
 ) -> Rows:
     """``logits``: with a dense last dimension of which ``strides`` are what precedes; ``vocabulary``: the target's."""
     return Rows(
-        law, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats, *raw_stats, cutoff,
-        *stats_strides,
+        sampling, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats, *raw_stats,
+        cutoff, *stats_strides,
     )  # fmt: skip
 
 

@@ -11,8 +11,9 @@ from .arrivals import expect_arrivals
 from .core import BLOCK, INFINITY, adjust, block_stats, merge
 
 
-class Law(NamedTuple):
-    """``ops.Law`` on the device, and what it depends on. Pointers to dense tensors; None is left out of the kernel."""
+class Sampling(NamedTuple):
+    """``ops.Distribution`` on the device, and what it depends on. Pointers to dense tensors; None is left out of the
+    kernel."""
 
     temperature_ptr: Any  # [B]
     filters_ptr: Any  # [B, 3] or None
@@ -35,7 +36,7 @@ class Rows(NamedTuple):
     """Raw logits of a model and where statistics of their rows are. A row is (b, j), j = its offset in the step; both
     are int64, as rows lie more than 2^31 elements apart."""
 
-    law: Law | None  # the first: Triton 3.6 forgets constants of a tuple that comes behind others
+    sampling: Sampling | None  # the first: Triton 3.6 forgets constants of a tuple that comes after others
     ptr: Any  # logits (b, j, v) at stride_b b + stride_j j + v
     stride_b: Any
     stride_j: Any
@@ -78,26 +79,26 @@ def target_ids(rows, index):
 
 
 @triton.jit
-def adjusted(x, ids, law, b, j):
+def adjusted(x, ids, sampling, b, j):
     """Logits of row (b, j), whose tokens are ``ids`` (a scalar or a vector), after bias and penalties."""
-    if law.ids_ptr is not None:
-        place, listed = find(law.ids_ptr + b * law.num_entries, law.num_entries, ids)
-        at = b * law.num_entries + place
-        bias = tl.load(law.bias_ptr + at, mask=listed, other=0.0)
-        in_prompt = tl.load(law.in_prompt_ptr + at, mask=listed, other=0)
-        count = tl.load(law.count_ptr + at, mask=listed, other=0)
+    if sampling.ids_ptr is not None:
+        place, listed = find(sampling.ids_ptr + b * sampling.num_entries, sampling.num_entries, ids)
+        at = b * sampling.num_entries + place
+        bias = tl.load(sampling.bias_ptr + at, mask=listed, other=0.0)
+        in_prompt = tl.load(sampling.in_prompt_ptr + at, mask=listed, other=0)
+        count = tl.load(sampling.count_ptr + at, mask=listed, other=0)
         for i in range(0, j.to(tl.int32)):
-            count += (ids == tl.load(law.drafts_ptr + b * law.drafts_stride + i)).to(tl.int32)
+            count += (ids == tl.load(sampling.drafts_ptr + b * sampling.drafts_stride + i)).to(tl.int32)
         repetition, presence, frequency = tl.full([], 1.0, tl.float32), 0.0, 0.0
-        if law.penalties_ptr is not None:
-            repetition = tl.load(law.penalties_ptr + b * 3)
-            presence = tl.load(law.penalties_ptr + b * 3 + 1)
-            frequency = tl.load(law.penalties_ptr + b * 3 + 2)
+        if sampling.penalties_ptr is not None:
+            repetition = tl.load(sampling.penalties_ptr + b * 3)
+            presence = tl.load(sampling.penalties_ptr + b * 3 + 1)
+            frequency = tl.load(sampling.penalties_ptr + b * 3 + 2)
         x = adjust(x, bias, in_prompt, count, repetition, presence, frequency)
-        if law.ends_ptr is not None:
-            early = tl.load(law.position_ptr + b) + j < tl.load(law.first_end_ptr + b)
-            for i in range(0, law.num_ends):
-                x = tl.where(early & (ids == tl.load(law.ends_ptr + i)), -INFINITY, x)
+        if sampling.ends_ptr is not None:
+            early = tl.load(sampling.position_ptr + b) + j < tl.load(sampling.first_end_ptr + b)
+            for i in range(0, sampling.num_ends):
+                x = tl.where(early & (ids == tl.load(sampling.ends_ptr + i)), -INFINITY, x)
     return x
 
 
@@ -112,11 +113,11 @@ def load_raw(rows, b, j, first, SIZE: tl.constexpr):
 @triton.jit
 def adjust_tokens(x, rows, b, j, first, SIZE: tl.constexpr):
     """What ``load_raw`` loaded, after bias and penalties."""
-    if rows.law.ids_ptr is None:
+    if rows.sampling.ids_ptr is None:
         return x
     else:
         ids = target_ids(rows, tl.cast(first, tl.int32) + tl.arange(0, SIZE))
-        return tl.where(ids >= 0, adjusted(x, ids, rows.law, b, j), -INFINITY)
+        return tl.where(ids >= 0, adjusted(x, ids, rows.sampling, b, j), -INFINITY)
 
 
 @triton.jit
@@ -134,7 +135,7 @@ def load_block(rows, b, j, block):
 def load_token(rows, b, j, index):
     """The adjusted logit of one token of the row's own vocabulary, and the raw one."""
     raw = tl.load(rows.ptr + b * rows.stride_b + j * rows.stride_j + index).to(tl.float32)
-    return adjusted(raw, target_ids(rows, index), rows.law, b, j), raw
+    return adjusted(raw, target_ids(rows, index), rows.sampling, b, j), raw
 
 
 # ---- Statistics ----------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def store_block_stats(rows, b, j, block):
     first = tl.cast(block, tl.int64) * BLOCK
     raw = load_raw(rows, b, j, first, BLOCK)
     x = adjust_tokens(raw, rows, b, j, first, BLOCK)
-    largest, total = block_stats(x, tl.load(rows.law.temperature_ptr + b))
+    largest, total = block_stats(x, tl.load(rows.sampling.temperature_ptr + b))
     tl.store(rows.max_ptr + at, largest)
     tl.store(rows.sum_ptr + at, total)
     if rows.raw_max_ptr is not None:
@@ -182,7 +183,7 @@ def load_merged(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS: tl.conste
 def load_row(rows, b, j, BLOCKS: tl.constexpr):
     """A row's (largest logit, lse, cutoff, [BLOCKS] masses, [BLOCKS] maxima)."""
     row = stats_row(rows, b, j)
-    temperature = tl.load(rows.law.temperature_ptr + b)
+    temperature = tl.load(rows.sampling.temperature_ptr + b)
     largest, lse, mass, block_max = load_merged(
         rows.max_ptr, rows.sum_ptr, row * rows.num_blocks, rows.num_blocks, temperature, BLOCKS
     )
@@ -221,5 +222,5 @@ def stats_kernel(
     elif draft.ptr is not None:
         b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
         # Greedy sequences take drafts for one-hot, whatever their logits.
-        if (i < load_limit(num_drafts_ptr, b, num_rows - 1)) & (tl.load(draft.law.temperature_ptr + b) != 0.0):
+        if (i < load_limit(num_drafts_ptr, b, num_rows - 1)) & (tl.load(draft.sampling.temperature_ptr + b) != 0.0):
             store_block_stats(draft, b, i + first_row, block)

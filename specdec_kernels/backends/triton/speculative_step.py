@@ -33,10 +33,10 @@ from .launch import (
     contiguous,
     dense_rows,
     device_guard,
-    law_on_device,
     number_of_blocks,
     padded_blocks,
     rows_on_device,
+    sampling_on_device,
 )
 from .rows import NO_ROWS, load_limit, load_merged, load_row, load_token, stats_kernel, stats_row
 from .tables import options
@@ -72,7 +72,7 @@ def weigh_passed_rows(step, b, block, mass_ptr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def decide(step, b, j, w, state, status, mass_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
-    """Rules `token` and `block`, after the walk: (number of drafts accepted, status, token behind them or -1).
+    """Rules `token` and `block`, after the walk: (number of drafts accepted, status, token after them or -1).
 
     ``mass_ptr``: masses of the residual of row j, of which a prefix of joint ratio ``w`` lies ahead."""
     blocks = tl.arange(0, BLOCKS)
@@ -109,7 +109,7 @@ def store_log_probs(step, b, i, token, log_probs_ptr, raw_log_probs_ptr, BLOCKS:
     log_p, raw_log_p = tl.full([], float("nan"), tl.float32), tl.full([], float("nan"), tl.float32)
     target = step.target
     if token >= 0:
-        temperature = tl.load(target.law.temperature_ptr + b)
+        temperature = tl.load(target.sampling.temperature_ptr + b)
         logit, raw = load_token(target, b, i, token)
         largest, lse, cutoff, mass, block_max = load_row(target, b, i, BLOCKS)
         log_p = tl.where(temperature == 0.0, 0.0, log_probability(logit, inverse(temperature), lse, cutoff))
@@ -127,7 +127,7 @@ def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.cons
     """Stores what a sequence emits: ``j`` drafts, and ``token`` unless that is -1."""
     tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
     row, num_rows = tl.arange(0, ROWS), step.num_drafts + 1
-    drafts = tl.load(step.target.law.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
+    drafts = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
     emitted = tl.where(row == j, token, drafts)
     tl.store(tokens_ptr + b * num_rows + row, emitted, mask=row < num_rows)
     tl.store(num_accepted_ptr + b, j)
@@ -151,7 +151,7 @@ def residual_kernel(
 ):
     at, num_blocks = tl.program_id(0).to(tl.int64), step.target.num_blocks
     b, block = at // num_blocks, at % num_blocks
-    greedy = tl.load(step.target.law.temperature_ptr + b) == 0.0
+    greedy = tl.load(step.target.sampling.temperature_ptr + b) == 0.0
     j, w = b * 0, tl.full([], 1.0, tl.float32)
     state, status = tl.full([], DONE, tl.int32), tl.full([], 0, tl.int32)
     if not greedy:
@@ -186,7 +186,7 @@ def race_kernel(
     at, num_blocks, num_rows = tl.program_id(0).to(tl.int64), step.target.num_blocks, step.num_drafts + 1
     row, block = at // num_blocks, at % num_blocks
     b, j = row // num_rows, row % num_rows
-    greedy = tl.load(step.target.law.temperature_ptr + b) == 0.0
+    greedy = tl.load(step.target.sampling.temperature_ptr + b) == 0.0
     if (j <= load_limit(step.num_drafts_ptr, b, step.num_drafts)) & (not greedy):
         race_block(step.target, b, j, block, score_ptr, winner_ptr)
     if arrives_last(arrivals_ptr, b, num_rows * num_blocks):
@@ -198,8 +198,12 @@ def speculative_step(
     target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q, d2t, num_drafts,
     *rest,
 ):  # fmt: skip
-    *law, seed, position, rule, log_probs = rest
-    law, (batch, rows, vocabulary), device = ops.Law(*law), target_logits.shape, target_logits.device
+    *sampling, seed, position, rule, log_probs = rest
+    sampling, (batch, rows, vocabulary), device = (
+        ops.SamplingTensors(*sampling),
+        target_logits.shape,
+        target_logits.device,
+    )
     target, num_blocks, limits = dense_rows(target_logits), number_of_blocks(vocabulary), contiguous(num_drafts)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -209,13 +213,13 @@ def speculative_step(
     num_accepted, status, num_emitted = (empty(batch, dtype=torch.int32) for _ in range(3))
     logs = [empty(batch, rows if log_probs else 0) for _ in range(2)]
     if batch > 0:
-        on_device = law_on_device(law, seed, position, draft_tokens)
+        on_device = sampling_on_device(sampling, seed, position, draft_tokens)
         draft = None if draft_logits is None or rows == 1 else dense_rows(draft_logits)
         weigh_draft = draft is not None and draft_lse is None
         target_rows, draft_rows = batch * rows, batch * (rows - 1) if weigh_draft else 0
         block_stats = empty(2, target_rows + draft_rows, num_blocks)
         raw_stats = empty(2, target_rows, num_blocks).unbind() if log_probs else (None, None)
-        cutoff = None if law.filters is None else empty(target_rows + draft_rows)
+        cutoff = None if sampling.filters is None else empty(target_rows + draft_rows)
         target = rows_on_device(
             target, target.stride()[:2], vocabulary, None, on_device, (rows, 1), block_stats[:, :target_rows].unbind(),
             raw_stats, cutoff,
@@ -235,13 +239,13 @@ def speculative_step(
         both = (target, draft if weigh_draft else NO_ROWS, limits, batch, rows, 0)
         arrivals = empty(batch, dtype=torch.int32)
         outputs = (tokens, num_accepted, status, num_emitted, *(logs if log_probs else (None, None)))
-        table = law.table_ids is not None
+        table = sampling.table_ids is not None
         sizes = {"BLOCKS": padded_blocks(num_blocks), "ROWS": triton.next_power_of_2(rows)}
         with device_guard(target_logits):
             stats_kernel[((target_rows + draft_rows) * num_blocks,)](
                 *both, arrivals, **options("stats_kernel", device, table)
             )
-            if law.filters is not None:
+            if sampling.filters is not None:
                 filter_kernel[(target_rows + draft_rows,)](
                     *both, 0, BLOCKS=sizes["BLOCKS"], **options("filter_kernel", device, table)
                 )

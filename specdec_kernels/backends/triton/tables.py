@@ -2,8 +2,8 @@
 
 Chosen from tile sizes and from what compiling ahead of time says of registers, not measured: no GPU could be had. What
 reads blocks of 1024 logits gets 128 threads, 8 logits and so one load of 16 bytes (bfloat16) each; what reads 4096 gets
-256, the fewest that spill no register with penalties and filters together. ``tests/support/compile_triton.py`` prints the
-registers, a test lets none spill, and ``bench/tune_triton.py`` times others on a GPU.
+256, the fewest that spill no register with penalties and filters together. ``tests/support/compile_triton.py`` prints
+the registers, a test lets none spill, and ``bench/tune_triton.py`` times others on a GPU.
 
 A number depends on nothing that differs between two calls with one model, such as B or K: sums round in an order that
 follows from it, and tokens must not. There are no stages to choose, as no loop here is one that Triton pipelines.
@@ -46,7 +46,7 @@ def family(device: torch.device) -> str:
 
 
 def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
-    """What a launch of this kernel is given besides its arguments; ``table``: whether the law has one."""
+    """What a launch of this kernel is given besides its arguments; ``table``: whether the distribution has one."""
     its_family = family(device)
     num_warps = _overrides.get(kernel) or WARPS[kernel][FAMILIES.index(its_family)]
     if its_family == "amd" or not table:

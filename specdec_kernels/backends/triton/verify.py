@@ -39,7 +39,7 @@ RECOVER = tl.constexpr(3)  # from max(0, w p - q)
 
 
 class Step(NamedTuple):
-    """A step's target rows (b, 0 .. K), its drafts (``target.law.drafts_ptr``), and q in one of its forms."""
+    """A step's target rows (b, 0 .. K), its drafts (``target.distribution.drafts_ptr``), and q in one of its forms."""
 
     target: Rows
     draft: Rows  # full logits, or NO_ROWS
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 def load_draft(step, b, j):
     """(the draft of row j, or -1; flags)."""
     limit = load_limit(step.num_drafts_ptr, b, step.num_drafts)
-    x = tl.load(step.target.law.drafts_ptr + b * step.num_drafts + j, mask=j < limit, other=-1)
+    x = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + j, mask=j < limit, other=-1)
     in_range = (x >= 0) & (x < step.target.vocabulary)
     return tl.where(in_range, x, -1), tl.where(in_range | (x == -1), 0, DRAFT_OUT_OF_RANGE)
 
@@ -83,15 +83,15 @@ def log_q_of(step, b, j, ids, q_lse, q_cutoff):
         place, listed = find(step.compact_ids_ptr + first, step.compact_size, ids)
         return tl.load(step.compact_log_q_ptr + first + place, mask=listed, other=-INFINITY).to(tl.float32)
     elif step.draft.ptr is not None:
-        law = step.draft.law
+        sampling = step.draft.sampling
         listed = (ids >= 0) & (ids < step.target.vocabulary)
         place = ids
         if step.draft.d2t_ptr is not None:
             place, listed = find(step.draft.d2t_ptr, step.draft.vocabulary, ids)
         row_ptr = step.draft.ptr + b * step.draft.stride_b + j * step.draft.stride_j
         x = tl.load(row_ptr + place, mask=listed, other=-INFINITY).to(tl.float32)
-        x = tl.where(listed, adjusted(x, ids, law, b, j), -INFINITY)
-        return log_probability(x, inverse(tl.load(law.temperature_ptr + b)), q_lse, q_cutoff)
+        x = tl.where(listed, adjusted(x, ids, sampling, b, j), -INFINITY)
+        return log_probability(x, inverse(tl.load(sampling.temperature_ptr + b)), q_lse, q_cutoff)
     else:
         x, flags = load_draft(step, b, j)
         return tl.where(ids == x, 0.0, -INFINITY)
@@ -108,7 +108,7 @@ def examine(step, b, j, BLOCKS: tl.constexpr):
     log_p, log_q = tl.full([], -INFINITY, tl.float32), tl.full([], 0.0, tl.float32)
     if drafted:
         logit, raw = load_token(step.target, b, j, x)
-        log_p = log_probability(logit, inverse(tl.load(step.target.law.temperature_ptr + b)), lse, cutoff)
+        log_p = log_probability(logit, inverse(tl.load(step.target.sampling.temperature_ptr + b)), lse, cutoff)
         q_lse, q_cutoff, q_fault = load_q(step, b, j, BLOCKS)
         log_q = log_q_of(step, b, j, x, q_lse, q_cutoff)
         drafted = q_fault == 0
@@ -122,7 +122,7 @@ def residual_weights(step, b, j, w, block, BLOCKS: tl.constexpr):
     largest, p_lse, p_cutoff, mass, block_max = load_row(step.target, b, j, BLOCKS)
     q_lse, q_cutoff, q_fault = load_q(step, b, j, BLOCKS)
     p = load_block(step.target, b, j, block)
-    p = probability(p, inverse(tl.load(step.target.law.temperature_ptr + b)), p_lse, p_cutoff)
+    p = probability(p, inverse(tl.load(step.target.sampling.temperature_ptr + b)), p_lse, p_cutoff)
     ids = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return residual(w * p, tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E))
 
@@ -140,7 +140,7 @@ def residual_masses(step, b, j, w, BLOCKS: tl.constexpr):
 @triton.jit
 def recover(step, b, j, w, mass, BLOCKS: tl.constexpr):
     """A token from max(0, w p - q), whose blocks' masses these are; -1 if there is no mass."""
-    seed, position = tl.load(step.target.law.seed_ptr + b), tl.load(step.target.law.position_ptr + b)
+    seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
     block = race(mass, 0, BLOCKS, seed, position, j, RECOVER_BLOCK)
     token = tl.full([], -1, tl.int64)
     if block >= 0:
@@ -163,7 +163,7 @@ def where_to(fault, drafted):
 @triton.jit
 def walk(step, b, j, status, BLOCKS: tl.constexpr):
     """Rule `token` from row j on, until a draft is not kept: (row, where the sequence stands, status)."""
-    seed, position = tl.load(step.target.law.seed_ptr + b), tl.load(step.target.law.position_ptr + b)
+    seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
     state = tl.full([], WALKING, tl.int32)
     while state == WALKING:
         fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
@@ -176,9 +176,9 @@ def walk(step, b, j, status, BLOCKS: tl.constexpr):
 
 @triton.jit
 def walk_jointly(step, b, mass_ptr, BLOCKS: tl.constexpr):
-    """Rule `block`: (row behind the longest prefix that passes its test, where the sequence stands, status, the
+    """Rule `block`: (row after the longest prefix that passes its test, where the sequence stands, status, the
     prefix's joint ratio)."""
-    seed, position = tl.load(step.target.law.seed_ptr + b), tl.load(step.target.law.position_ptr + b)
+    seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
     blocks = tl.arange(0, BLOCKS)
     j, w, walking = b * 0, tl.full([], 1.0, tl.float32), True
     kept, kept_w = b * 0, tl.full([], 1.0, tl.float32)
@@ -205,7 +205,7 @@ def walk_favourites(step, b, score_ptr, winner_ptr, RULE: tl.constexpr, BLOCKS: 
     """Greedy, and rule `coupled`: what the target picks is emitted, and goes on where the draft is the same.
 
     Returns (row, status, its token)."""
-    temperature = tl.load(step.target.law.temperature_ptr + b)
+    temperature = tl.load(step.target.sampling.temperature_ptr + b)
     j, status, walking = b * 0, tl.full([], 0, tl.int32), True
     token = tl.full([], -1, tl.int64)
     while walking:

@@ -17,20 +17,20 @@ from ...decoder import SpeculativeDecoder
 from ...drafters.protocol import Drafter
 from ..compare import environment
 from ..contenders import Prompt
-from .distributions import LawCheck, LawResult, LawTest
+from .distributions import DistributionCheck, DistributionResult, DistributionTest
 from .settings import Cell, VerifySettings, cells
 from .texts import TextCheck, TextResult
 
 TEXTS = ("greedy", "coupled")  # the checks that compare texts
 
-__all__ = ["Cell", "LawResult", "LawTest", "TextResult", "Verification", "VerifySettings", "verify"]
+__all__ = ["Cell", "DistributionResult", "DistributionTest", "TextResult", "Verification", "VerifySettings", "verify"]
 
 
 @dataclass(frozen=True)
 class Verification:
     texts: list[TextResult]
-    laws: list[LawResult]
-    level: float  # the probability that a right loop fails any of ``laws``
+    distributions: list[DistributionResult]
+    level: float  # the probability that a right loop fails any of ``distributions``
     never_accepted: list[str]  # drafters without an accepted draft: nothing was learnt about what follows one
     seconds: float
     environment: dict[str, object]
@@ -38,7 +38,7 @@ class Verification:
     @property
     def passed(self) -> bool:
         """No bug was found. Near-ties are none."""
-        results: list[TextResult | LawResult] = [*self.texts, *self.laws]
+        results: list[TextResult | DistributionResult] = [*self.texts, *self.distributions]
         return not any(result.bugs or result.error for result in results)
 
     def difference_rate(self, check: str) -> float:
@@ -52,7 +52,7 @@ class Verification:
             "passed": self.passed,
             "difference_rate": {check: self.difference_rate(check) for check in TEXTS},
             "texts": [result.to_dict() for result in self.texts],
-            "laws": [result.to_dict() for result in self.laws],
+            "distributions": [result.to_dict() for result in self.distributions],
             "level": self.level,
             "never_accepted": self.never_accepted,
             "seconds": self.seconds,
@@ -94,23 +94,23 @@ def verify(
         key = (cell.drafter, cell.num_drafts)
         if key not in decoders:
             decoders[key] = SpeculativeDecoder(target, drafters[cell.drafter], cell.drafts())
-    laws_planned = sum(cell.check == "law" for cell in plan)
+    tests_planned = sum(cell.check == "distribution" for cell in plan)
     text_check = TextCheck(target, prompts, settings)
-    law_check = LawCheck(target, prompts, settings, settings.level / max(laws_planned, 1))
+    distribution_check = DistributionCheck(target, prompts, settings, settings.level / max(tests_planned, 1))
     texts: list[TextResult] = []
-    laws: list[LawResult] = []
+    distributions: list[DistributionResult] = []
     accepted = dict.fromkeys(drafters, 0)
     for i, cell in enumerate(plan):
         progress(f"{i + 1} of {len(plan)}: {cell.check}: {cell.name}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of a drafter that is dropped: the result has its error
             decoder = decoders[cell.drafter, cell.num_drafts]
-            if cell.check == "law":
-                laws.append(law_check.run(cell, decoder))
-                accepted[cell.drafter] += laws[-1].stats.accepted
+            if cell.check == "distribution":
+                distributions.append(distribution_check.run(cell, decoder))
+                accepted[cell.drafter] += distributions[-1].stats.accepted
             else:
                 texts.append(text_check.run(cell, decoder))
                 accepted[cell.drafter] += texts[-1].stats.accepted
     never = [name for name, drafter in drafters.items() if drafter is not None and not accepted[name]]
     seconds = time.perf_counter() - start
-    return Verification(texts, laws, settings.level, never, seconds, environment(target))
+    return Verification(texts, distributions, settings.level, never, seconds, environment(target))

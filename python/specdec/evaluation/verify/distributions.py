@@ -1,4 +1,4 @@
-"""Whether sampled texts have the target's law: chi-square of many short texts of one prompt."""
+"""Whether sampled texts have the target's distribution: chi-square of many short texts of one prompt."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from .settings import SAMPLED_AT_ONCE, Cell, VerifySettings
 from .texts import trouble
 
 RANKS = 32  # intervals of the test of ranks, fewer where texts are few
-PREFIXES = 8  # the most frequent texts so far behind which the next token is tested
+PREFIXES = 8  # the most frequent texts so far after which the next token is tested
 LEAST = 100  # texts that such a test needs
 TAILS = (2, 4, 6)  # tokens at the end of a prompt that make a scene
 
 
 @dataclass(frozen=True)
-class LawTest:
+class DistributionTest:
     """One chi-square test.
 
     ``tokens`` counts the token at ``position`` of the texts that begin with ``prefix``. ``ranks`` counts, over all
     texts, where the token lies in the order from likely to unlikely: the mass of all likelier tokens plus a random part
     of its own is uniform (Rosenblatt 1952), whatever came before. That finds what favours or slights likely tokens,
-    also behind texts too rare for a test of their own.
+    also after texts too rare for a test of their own.
     """
 
     kind: Literal["tokens", "ranks"]
-    scene: int | None  # of ``LawResult.scenes``; None: of all of them together
+    scene: int | None  # of ``DistributionResult.scenes``; None: of all of them together
     position: int
     prefix: tuple[int, ...]
     draws: int
@@ -53,16 +53,16 @@ class LawTest:
 
 
 @dataclass(frozen=True)
-class LawResult:
+class DistributionResult:
     cell: Cell
-    scenes: list[list[int]]  # what was sampled behind, token ids
+    scenes: list[list[int]]  # what was sampled after, token ids
     samples: int
-    tests: list[LawTest]
+    tests: list[DistributionTest]
     stats: Stats
     error: str | None  # why the drafter was dropped, or what was no number
 
     @property
-    def bugs(self) -> list[LawTest]:
+    def bugs(self) -> list[DistributionTest]:
         return [test for test in self.tests if not test.passed]
 
     def to_dict(self) -> dict:
@@ -79,10 +79,10 @@ class LawResult:
         }
 
 
-class LawCheck:
+class DistributionCheck:
     """
     Args:
-        target: whose law it is, from plain forwards over transformers' own cache.
+        target: whose distribution it is, from plain forwards over transformers' own cache.
         prompts: see :func:`scenes`.
         settings: ``samples``, ``sampled_tokens``, ``temperature``, and ``seed`` of the first text.
         level: of all tests of one cell together.
@@ -90,9 +90,9 @@ class LawCheck:
 
     def __init__(self, target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings, level: float):
         self._settings, self._level = settings, level
-        self._scenes = scenes(target, prompts, settings) if "law" in settings.checks else []
+        self._scenes = scenes(target, prompts, settings) if "distribution" in settings.checks else []
 
-    def run(self, cell: Cell, decoder: SpeculativeDecoder) -> LawResult:
+    def run(self, cell: Cell, decoder: SpeculativeDecoder) -> DistributionResult:
         s, count = self._settings, len(self._scenes)
         texts: list[list[tuple[int, ...]]] = [[] for _ in self._scenes]
         stats, error = [], None
@@ -114,31 +114,33 @@ class LawCheck:
         for position in range(s.sampled_tokens):
             tests += token_tests(texts, position, self._scenes, level)
         whole = Stats.total(stats, max(len(part.drafted_by_position) for part in stats))
-        return LawResult(cell, [scene.prompt for scene in self._scenes], s.samples, tests, whole, error)
+        return DistributionResult(cell, [scene.prompt for scene in self._scenes], s.samples, tests, whole, error)
 
 
-def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings) -> list[PlainLaw]:
-    """What is sampled behind: ends of prompts, written twice so that drafters that look back have something to propose.
+def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings) -> list[PlainDistribution]:
+    """What is sampled after: ends of prompts, written twice so that drafters that look back have something to propose.
     Two are taken: where most tokens come often enough to be counted one by one, and where the next token is what was
     proposed about every second time."""
     found = []
     for tail in sorted({tuple(prompt[-n:]) for prompt in prompts for n in TAILS}):
-        law = PlainLaw(target, [*tail, *tail], settings.temperature)
-        p = law.after([()])[0][0, 0].exp()
+        distribution = PlainDistribution(target, [*tail, *tail], settings.temperature)
+        p = distribution.after([()])[0][0, 0].exp()
         counted, again = int((p * settings.samples / 2 >= 25).sum()), p[tail[0]].item()
-        found.append((law, counted, abs(again - 0.5)))
+        found.append((distribution, counted, abs(again - 0.5)))
     most, evenly = max(found, key=lambda scene: scene[1]), min(found, key=lambda scene: scene[2])
     return [most[0]] if most is evenly else [most[0], evenly[0]]
 
 
-def token_tests(texts: list[list[tuple[int, ...]]], position: int, laws: list[PlainLaw], level: float) -> list[LawTest]:
-    """Of the token at ``position``, behind each of the most frequent beginnings of each scene's texts."""
+def token_tests(
+    texts: list[list[tuple[int, ...]]], position: int, distributions: list[PlainDistribution], level: float
+) -> list[DistributionTest]:
+    """Of the token at ``position``, after each of the most frequent beginnings of each scene's texts."""
     begun = Counter((i, text[:position]) for i, of in enumerate(texts) for text in of if len(text) > position)
     chosen = [beginning for beginning, count in begun.most_common(PREFIXES) if count >= LEAST or not position]
     tests = []
     for i, prefix in chosen:
         counts = Counter(text[position] for text in texts[i] if len(text) > position and text[:position] == prefix)
-        log_p, error = laws[i].after([prefix])
+        log_p, error = distributions[i].after([prefix])
         probabilities = dict(enumerate(log_p[0, -1].exp().tolist()))
         mine = level / len(chosen)
         result = chi_square(counts, probabilities, mine, tolerance=error[0, -1].item())
@@ -146,16 +148,18 @@ def token_tests(texts: list[list[tuple[int, ...]]], position: int, laws: list[Pl
     return tests
 
 
-def rank_tests(texts: list[list[tuple[int, ...]]], laws: list[PlainLaw], level: float) -> list[LawTest]:
+def rank_tests(
+    texts: list[list[tuple[int, ...]]], distributions: list[PlainDistribution], level: float
+) -> list[DistributionTest]:
     """Of every position, over all texts of all scenes."""
     length, ranks = max(len(text) for of in texts for text in of), min(RANKS, sum(map(len, texts)) // 25)
     counts, errors = torch.zeros(length, ranks, dtype=torch.int64), torch.zeros(length, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    for of, law in zip(texts, laws, strict=True):
+    for of, distribution in zip(texts, distributions, strict=True):
         for size in {len(text) for text in of} - {0}:  # a text is short only where the loop stopped for a fault
             alike = [text for text in of if len(text) == size]
             for start in range(0, len(alike), SAMPLED_AT_ONCE):
-                rank, error = _ranks(alike[start : start + SAMPLED_AT_ONCE], law, generator)
+                rank, error = _ranks(alike[start : start + SAMPLED_AT_ONCE], distribution, generator)
                 for position, row in enumerate((rank * ranks).long().clamp(max=ranks - 1).T):
                     counts[position] += row.bincount(minlength=ranks)
                 errors[:size] += error
@@ -170,10 +174,10 @@ def rank_tests(texts: list[list[tuple[int, ...]]], laws: list[PlainLaw], level: 
 
 
 def _ranks(
-    texts: list[tuple[int, ...]], law: PlainLaw, generator: torch.Generator
+    texts: list[tuple[int, ...]], distribution: PlainDistribution, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, m] numbers in (0, 1) for n texts of m tokens, and [m] the squared errors of their law, summed."""
-    log_p, error = law.after([text[:-1] for text in texts])
+    """[n, m] numbers in (0, 1) for n texts of m tokens, and [m] the squared errors of their distribution, summed."""
+    log_p, error = distribution.after([text[:-1] for text in texts])
     p, tokens = log_p.exp(), torch.tensor(texts, device=log_p.device)[:, :, None]
     mine = p.gather(2, tokens)
     likelier, equal = torch.where(p > mine, p, 0.0).sum(2).cpu(), torch.where(p == mine, p, 0.0).sum(2).cpu()
@@ -189,14 +193,14 @@ def _test(
     draws: int,
     result: ChiSquare,
     level: float,
-) -> LawTest:
-    return LawTest(
+) -> DistributionTest:
+    return DistributionTest(
         kind, scene, position, prefix, draws, result.degrees, result.p_value, level, result.detectable, result.worst
     )
 
 
-class PlainLaw:
-    """The target's law behind one prompt."""
+class PlainDistribution:
+    """The target's distribution after one prompt."""
 
     def __init__(self, target: PreTrainedModel, prompt: Prompt, temperature: float):
         self._target, self._temperature = target, temperature
@@ -209,11 +213,11 @@ class PlainLaw:
             texts: n of one length m.
 
         Returns:
-            [n, m + 1, V] float64 log-probabilities of what comes behind none, ..., all of their tokens, and [n, m + 1]
+            [n, m + 1, V] float64 log-probabilities of what comes after none, ..., all of their tokens, and [n, m + 1]
             the relative error of these probabilities (root mean square) where a logit is off by a unit in its last
             place, as that of another forward may be.
         """
-        # The prompt once, then all texts behind it.
+        # The prompt once, then all texts after it.
         cache = DynamicCache(config=self._target.config)
         prompt = torch.tensor([self.prompt], device=self._target.device)
         last = self._target(prompt, past_key_values=cache, use_cache=True).logits[:, -1:]

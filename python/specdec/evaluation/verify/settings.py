@@ -13,7 +13,7 @@ from specdec_kernels.validation import check_rule, refuse
 from ...drafters.draft_length import AdaptiveDrafts
 from ...prompts import read_count
 
-CHECKS = ("greedy", "coupled", "law")
+CHECKS = ("greedy", "coupled", "distribution")
 NumDrafts = int | Literal["auto"]
 
 
@@ -26,10 +26,10 @@ class VerifySettings:
         num_drafts: values of K, each >= 1, or "auto" (``AdaptiveDrafts``).
         batch_sizes: each >= 1.
         max_new_tokens: of every text that is compared, >= 1.
-        samples: texts that every test of the law draws, >= 100.
+        samples: texts that every test of the distribution draws, >= 100.
         sampled_tokens: their length, >= 1: the tests are of each of these positions, given what stands before it.
         temperature: of all that is sampled, > 0.
-        level: the probability that a right loop fails any test of the law in the whole run.
+        level: the probability that a right loop fails any test of the distribution in the whole run.
         seed: the first one.
 
     Raises:
@@ -74,7 +74,7 @@ class VerifySettings:
 class Cell:
     """One way to decode."""
 
-    check: Literal["greedy", "coupled", "law"]
+    check: Literal["greedy", "coupled", "distribution"]
     drafter: str
     rule: str
     num_drafts: NumDrafts  # 0 without a drafter
@@ -96,10 +96,10 @@ def cells(drafters: Mapping[str, object], settings: VerifySettings) -> list[Cell
 
 def _all_cells(drafters: Mapping[str, object], settings: VerifySettings) -> Iterator[Cell]:
     """Greedy texts: every drafter with every K and batch size; the rules, which are one rule at temperature 0, take
-    turns, so that every drafter meets each. Rule ``coupled``: every drafter with every K. The law: every drafter under
-    every other rule, and plain decoding; under ``coupled`` the text is plain decoding's, so one drafter stands for all.
-    """
-    s, coupled_law = settings, True
+    turns, so that every drafter meets each. Rule ``coupled``: every drafter with every K. The distribution: every
+    drafter under every other rule, and plain decoding; under ``coupled`` the text is plain decoding's, so one drafter
+    stands for all."""
+    s, coupled_distribution = settings, True
     for d, (name, drafter) in enumerate(drafters.items()):
         amounts = (0,) if drafter is None else s.num_drafts
         settings_of = [(k, size) for size in s.batch_sizes for k in amounts]
@@ -110,9 +110,9 @@ def _all_cells(drafters: Mapping[str, object], settings: VerifySettings) -> Iter
                 yield Cell("coupled", name, "coupled", k, s.batch_sizes[-1 - i % len(s.batch_sizes)])
         largest = max((k for k in amounts if k != "auto"), default="auto")
         for rule in s.rules if drafter is not None else s.rules[:1]:
-            if rule != "coupled" or coupled_law:
-                coupled_law &= rule != "coupled"
-                yield Cell("law", name, rule, largest, SAMPLED_AT_ONCE)
+            if rule != "coupled" or coupled_distribution:
+                coupled_distribution &= rule != "coupled"
+                yield Cell("distribution", name, rule, largest, SAMPLED_AT_ONCE)
 
 
 SAMPLED_AT_ONCE = 64

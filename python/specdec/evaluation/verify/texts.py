@@ -29,7 +29,7 @@ class TextResult:
     tokens: int  # that were compared: of every text up to its first difference
     differing: int  # texts that are not transformers'
     unlike_plain: int  # texts that are not those of the same loop without drafts
-    differences: list[Difference]  # the first one of each, and what is wrong behind it
+    differences: list[Difference]  # the first one of each, and what is wrong after it
     stats: Stats
     error: str | None  # why the drafter was dropped, or what was no number
 

@@ -1,4 +1,4 @@
-#include "sequence_law.h"
+#include "sequence_distribution.h"
 
 #include <algorithm>
 
@@ -23,34 +23,37 @@ Entry& entry_of(std::vector<Entry>& entries, int64_t token) {
 
 }  // namespace
 
-RowTask task_of(const LawParams& law, int64_t b, Row row) {
+RowTask task_of(const SamplingArguments& sampling, int64_t b, Row row) {
   RowTask task;
   task.row = row;
-  task.temperature = law.temperature[b];
-  if (law.filters != nullptr) {
-    task.top_k = law.filters[3 * b], task.top_p = law.filters[3 * b + 1], task.min_p = law.filters[3 * b + 2];
+  task.temperature = sampling.temperature[b];
+  if (sampling.filters != nullptr) {
+    task.top_k = sampling.filters[3 * b], task.top_p = sampling.filters[3 * b + 1],
+    task.min_p = sampling.filters[3 * b + 2];
   }
   return task;
 }
 
-std::vector<Patch> patches_of(const LawParams& law, int64_t b, Row row, const int64_t* ids, int64_t position,
-                              const int64_t* drafts, int64_t num_drafts) {
-  if (!law.has_table) return {};
+std::vector<Patch> patches_of(const SamplingArguments& sampling, int64_t b, Row row, const int64_t* ids,
+                              int64_t position, const int64_t* drafts, int64_t num_drafts) {
+  if (!sampling.has_table) return {};
   const int64_t vocabulary = ids == nullptr ? row.size : ids[row.size - 1] + 1;
   std::vector<Entry> entries;
-  entries.reserve(law.table_size + num_drafts + law.num_ends);
-  for (int64_t i = b * law.table_size; i < (b + 1) * law.table_size && law.table_ids[i] < vocabulary; ++i) {
-    entries.push_back({law.table_ids[i], law.table_bias[i], law.table_in_prompt[i], law.table_count[i], false});
+  entries.reserve(sampling.table_size + num_drafts + sampling.num_ends);
+  for (int64_t i = b * sampling.table_size; i < (b + 1) * sampling.table_size && sampling.table_ids[i] < vocabulary;
+       ++i) {
+    entries.push_back(
+        {sampling.table_ids[i], sampling.table_bias[i], sampling.table_in_prompt[i], sampling.table_count[i], false});
   }
   for (int64_t i = 0; i < num_drafts; ++i) {
     if (drafts[i] >= 0 && drafts[i] < vocabulary) entry_of(entries, drafts[i]).count += 1;
   }
-  for (int64_t i = 0; i < law.num_ends && position + num_drafts < law.first_end[b]; ++i) {
-    if (law.ends[i] >= 0 && law.ends[i] < vocabulary) entry_of(entries, law.ends[i]).banned = true;
+  for (int64_t i = 0; i < sampling.num_ends && position + num_drafts < sampling.first_end[b]; ++i) {
+    if (sampling.ends[i] >= 0 && sampling.ends[i] < vocabulary) entry_of(entries, sampling.ends[i]).banned = true;
   }
   Penalties of_sequence = {1.0f, 0.0f, 0.0f};
-  if (law.penalties != nullptr)
-    of_sequence = {law.penalties[3 * b], law.penalties[3 * b + 1], law.penalties[3 * b + 2]};
+  if (sampling.penalties != nullptr)
+    of_sequence = {sampling.penalties[3 * b], sampling.penalties[3 * b + 1], sampling.penalties[3 * b + 2]};
   std::vector<Patch> patches;
   patches.reserve(entries.size());
   const int64_t* id = ids;

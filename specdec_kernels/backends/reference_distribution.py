@@ -1,4 +1,4 @@
-"""The oracle's law of a row: raw logits, penalties, temperature and filters to probabilities, in float64.
+"""The oracle's distribution of a row: raw logits, penalties, temperature and filters to probabilities, in float64.
 
 ``margin``: the relative distance of the closest decision from the other outcome, here: which tokens a filter keeps.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..ops import Law, statistics_dtype
+from ..ops import SamplingTensors, statistics_dtype
 from ..types import Status
 
 # Masses and thresholds are right to 3e-6 in float32, where other decisions are to 1e-4: in margins they count 30 times.
@@ -28,35 +28,39 @@ class Distribution(NamedTuple):
 
 
 def adjusted(
-    logits: torch.Tensor, law: Law, position: torch.Tensor, drafts: torch.Tensor, d2t: torch.Tensor | None = None
+    logits: torch.Tensor,
+    sampling: SamplingTensors,
+    position: torch.Tensor,
+    drafts: torch.Tensor,
+    d2t: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[B, V] logits after bias and penalties, in the statistics' dtype, as kernels compute them.
 
     position: [B] absolute position of the step's first token; drafts: [B, j] the step's drafts before this row.
     """
     x = logits.to(statistics_dtype(logits))
-    if law.table_ids is None:
+    if sampling.table_ids is None:
         return x
     columns = torch.arange(x.shape[1], device=x.device) if d2t is None else d2t
     size = int(columns[-1]) + 1
 
     def dense(values: torch.Tensor) -> torch.Tensor:
         """A column of the table over the vocabulary; what lies beyond it falls into one more place."""
-        whole = values.new_zeros((len(x), size + 1)).scatter(1, law.table_ids.clamp(max=size), values)
+        whole = values.new_zeros((len(x), size + 1)).scatter(1, sampling.table_ids.clamp(max=size), values)
         return whole[:, columns]
 
-    bias, in_prompt, count = dense(law.table_bias), dense(law.table_in_prompt), dense(law.table_count)
+    bias, in_prompt, count = dense(sampling.table_bias), dense(sampling.table_in_prompt), dense(sampling.table_count)
     for i in range(drafts.shape[1]):
         count = count + (columns == drafts[:, i : i + 1])
     x = x + bias
-    if law.penalties is not None:
-        repetition, presence, frequency = law.penalties.to(x.dtype)[:, :, None].unbind(1)
+    if sampling.penalties is not None:
+        repetition, presence, frequency = sampling.penalties.to(x.dtype)[:, :, None].unbind(1)
         penalised = torch.where(x < 0, x * repetition, x / repetition)
         x = torch.where(in_prompt | (count > 0), penalised, x)
         x = torch.where(count > 0, x - presence - frequency * count, x)
-    if law.ends is not None:
-        early = position + drafts.shape[1] < law.first_end
-        x = torch.where(early[:, None] & torch.isin(columns, law.ends), float("-inf"), x)
+    if sampling.ends is not None:
+        early = position + drafts.shape[1] < sampling.first_end
+        x = torch.where(early[:, None] & torch.isin(columns, sampling.ends), float("-inf"), x)
     return x
 
 
@@ -98,19 +102,19 @@ def cutoff_of(x: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor)
 
 def distribution(
     x: torch.Tensor,
-    law: Law,
+    sampling: SamplingTensors,
     handed_over: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> Distribution:
-    """The law of [B, V] adjusted rows that have one. ``handed_over``: (cutoff, lse) [B] from drafting."""
+    """The distribution of [B, V] adjusted rows that have one. ``handed_over``: (cutoff, lse) [B] from drafting."""
     dtype, x = statistics_dtype(x), x.double()
-    greedy = law.temperature == 0
-    temperature = torch.where(greedy, 1.0, law.temperature.double())
+    greedy = sampling.temperature == 0
+    temperature = torch.where(greedy, 1.0, sampling.temperature.double())
     margin = torch.full_like(temperature, float("inf"))
     cutoff, lse = handed_over
     if cutoff is None:
         cutoff = torch.full_like(temperature, float("-inf"))
-        if law.filters is not None:
-            found, found_margin = cutoff_of(x, temperature, law.filters)
+        if sampling.filters is not None:
+            found, found_margin = cutoff_of(x, temperature, sampling.filters)
             cutoff, margin = torch.where(greedy, cutoff, found), torch.where(greedy, margin, found_margin)
         cutoff = cutoff.to(dtype)
     scaled = x / temperature[:, None]

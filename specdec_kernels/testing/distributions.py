@@ -1,4 +1,5 @@
-"""Exact laws of what a step emits, as plain loops over published pseudo-code. They share no code with any backend."""
+"""Exact distributions of what a step emits, as plain loops over published pseudo-code. They share no code with any
+backend."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-Law = dict[tuple[int, ...], float]  # probability of every sequence of tokens
+Distribution = dict[tuple[int, ...], float]  # probability of every sequence of tokens
 Model = Callable[[tuple[int, ...]], np.ndarray]  # the probabilities [V] of the next token after a prefix
 
 
@@ -78,9 +79,10 @@ def truncated(p: np.ndarray, size: int) -> np.ndarray:
     return kept / kept.sum()
 
 
-def leviathan_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Law:
-    """Law of what one step emits: Leviathan et al. 2023, Algorithm 1, line by line, summed over its random choices."""
-    law: Law = defaultdict(float)
+def leviathan_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
+    """Distribution of what one step emits: Leviathan et al. 2023, Algorithm 1, line by line, summed over its random
+    choices."""
+    distribution: Distribution = defaultdict(float)
     vocabulary = len(target(prefix))
     for x in itertools.product(range(vocabulary), repeat=num_drafts):  # x_i ~ q_i
         q = [draft(prefix + x[:i]) for i in range(num_drafts)]
@@ -97,19 +99,20 @@ def leviathan_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[in
                 path *= min(1.0, p[n][x[n]] / q[n][x[n]])
             if here > 0 and final.sum() > 0:
                 for t in range(vocabulary):
-                    law[x[:n] + (t,)] += here * final[t] / final.sum()
-    return dict(law)
+                    distribution[x[:n] + (t,)] += here * final[t] / final.sum()
+    return dict(distribution)
 
 
-def chen_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Law:
-    """Law of what one step emits: Chen et al. 2023, Algorithm 2, its loop over t = 1..K, for all outcomes at once.
+def chen_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
+    """Distribution of what one step emits: Chen et al. 2023, Algorithm 2, its loop over t = 1..K, for all outcomes at
+    once.
 
-    Draft tokens behind an exit from the loop are never looked at, so they are summed out by not being drawn.
+    Draft tokens after an exit from the loop are never looked at, so they are summed out by not being drawn.
     """
-    law: Law = defaultdict(float)
-    looping: Law = {(): 1.0}  # what was accepted so far, and how likely the loop is still running with it
+    distribution: Distribution = defaultdict(float)
+    looping: Distribution = {(): 1.0}  # what was accepted so far, and how likely the loop is still running with it
     for _ in range(num_drafts):
-        running: Law = defaultdict(float)
+        running: Distribution = defaultdict(float)
         for text, mass in looping.items():
             p, q = target(prefix + text), draft(prefix + text)  # the paper calls them q and p
             positive_part = [max(0.0, float(a) - float(b)) for a, b in zip(p, q, strict=True)]
@@ -120,21 +123,22 @@ def chen_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ..
                     running[text + (x,)] += mass * float(proposed) * accept
                     for t, weight in enumerate(positive_part):
                         if total > 0:
-                            law[text + (t,)] += mass * float(proposed) * (1 - accept) * weight / total
+                            distribution[text + (t,)] += mass * float(proposed) * (1 - accept) * weight / total
         looping = running
     for text, mass in looping.items():  # all were accepted: one more from the target
         for t, probability in enumerate(target(prefix + text)):
-            law[text + (t,)] += mass * float(probability)
-    return dict(law)
+            distribution[text + (t,)] += mass * float(probability)
+    return dict(distribution)
 
 
-def block_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Law:
-    """Law of what one step emits: Sun et al. 2025, Algorithm 2 (block verification), summed over its random choices.
+def block_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
+    """Distribution of what one step emits: Sun et al. 2025, Algorithm 2 (block verification), summed over its random
+    choices.
 
     h[i] is the probability that eta_i <= h_i, which sets tau = i; so tau is the longest prefix that passes. Where p = q
     (0 / 0 in the paper) a longer prefix passes for certain.
     """
-    law: Law = defaultdict(float)
+    distribution: Distribution = defaultdict(float)
     vocabulary = len(target(prefix))
     for x in itertools.product(range(vocabulary), repeat=num_drafts):
         small = [draft(prefix + x[:i]) for i in range(num_drafts)]
@@ -156,8 +160,8 @@ def block_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, .
             here, path = path * h[tau], path * (1 - h[tau])
             for t in range(vocabulary):
                 if here > 0 and residual[tau].sum() > 0:
-                    law[x[:tau] + (t,)] += here * residual[tau][t] / residual[tau].sum()
-    return dict(law)
+                    distribution[x[:tau] + (t,)] += here * residual[tau][t] / residual[tau].sum()
+    return dict(distribution)
 
 
 def shared_race(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -185,49 +189,50 @@ def shared_race(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return joint
 
 
-def coupled_law(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Law:
-    """Law of what one step emits by Daliri et al. 2024: a draft is accepted iff the target's race picks it as well."""
-    law: Law = defaultdict(float)
-    agreed: Law = {(): 1.0}
+def coupled_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
+    """Distribution of what one step emits by Daliri et al. 2024: a draft is accepted iff the target's race picks it as
+    well."""
+    distribution: Distribution = defaultdict(float)
+    agreed: Distribution = {(): 1.0}
     for _ in range(num_drafts):
-        running: Law = defaultdict(float)
+        running: Distribution = defaultdict(float)
         for text, mass in agreed.items():
             joint = shared_race(target(prefix + text), draft(prefix + text))
             for t, x in itertools.product(range(len(joint)), repeat=2):
-                (running if t == x else law)[text + (t,)] += mass * float(joint[t, x])
+                (running if t == x else distribution)[text + (t,)] += mass * float(joint[t, x])
         agreed = {text: mass for text, mass in running.items() if mass > 0}
     for text, mass in agreed.items():
         for t, probability in enumerate(target(prefix + text)):
-            law[text + (t,)] += mass * float(probability)
-    return dict(law)
+            distribution[text + (t,)] += mass * float(probability)
+    return dict(distribution)
 
 
-def text_law(target: Model, length: int, prefix: tuple[int, ...] = ()) -> Law:
-    """Law of the next ``length`` tokens of plain sampling from the target."""
-    law: Law = {(): 1.0}
+def text_distribution(target: Model, length: int, prefix: tuple[int, ...] = ()) -> Distribution:
+    """Distribution of the next ``length`` tokens of plain sampling from the target."""
+    distribution: Distribution = {(): 1.0}
     for _ in range(length):
-        law = {
+        distribution = {
             text + (t,): mass * float(p)
-            for text, mass in law.items()
+            for text, mass in distribution.items()
             for t, p in enumerate(target(prefix + text))
             if mass * p > 0
         }
-    return law
+    return distribution
 
 
-def completed(law: Law, target: Model, length: int, prefix: tuple[int, ...] = ()) -> Law:
-    """``law`` over texts of up to ``length`` tokens, each continued by plain sampling to ``length``."""
-    whole: Law = defaultdict(float)
-    for text, mass in law.items():
-        for rest, p in text_law(target, length - len(text), prefix + text).items():
+def completed(distribution: Distribution, target: Model, length: int, prefix: tuple[int, ...] = ()) -> Distribution:
+    """``distribution`` over texts of up to ``length`` tokens, each continued by plain sampling to ``length``."""
+    whole: Distribution = defaultdict(float)
+    for text, mass in distribution.items():
+        for rest, p in text_distribution(target, length - len(text), prefix + text).items():
             whole[text + rest] += mass * p
     return dict(whole)
 
 
-def expected_accepted(law: Law) -> float:
-    """The expected number of accepted drafts of a step that emits by ``law``."""
-    return sum(mass * (len(text) - 1) for text, mass in law.items())
+def expected_accepted(distribution: Distribution) -> float:
+    """The expected number of accepted drafts of a step that emits by ``distribution``."""
+    return sum(mass * (len(text) - 1) for text, mass in distribution.items())
 
 
-def total_variation(a: Law, b: Law) -> float:
+def total_variation(a: Distribution, b: Distribution) -> float:
     return 0.5 * sum(abs(a.get(k, 0.0) - b.get(k, 0.0)) for k in {*a, *b})

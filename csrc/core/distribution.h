@@ -9,8 +9,8 @@ struct Penalties {
   float repetition, presence, frequency;
 };
 
-// What a sequence's law says of a token: bias, whether the prompt has it, how often it was generated. Additions and
-// products in this order, which all backends share. Repetition: Keskar et al., arXiv 1909.05858.
+// What a sequence's distribution says of a token: bias, whether the prompt has it, how often it was generated.
+// Additions and products in this order, which all backends share. Repetition: Keskar et al., arXiv 1909.05858.
 SPECDEC_HD float adjust(float logit, float bias, bool in_prompt, int32_t count, Penalties penalties) {
   float x = logit + bias;
   if (in_prompt || count > 0) x = x < 0.0f ? x * penalties.repetition : x / penalties.repetition;
@@ -25,13 +25,14 @@ struct Distribution {
   float cutoff;
 };
 
-SPECDEC_HD float log_probability(float logit, Distribution law) {
-  return logit >= law.cutoff ? log_probability(logit, law.inverse_temperature, law.lse) : -INFINITY;
+SPECDEC_HD float log_probability(float logit, Distribution distribution) {
+  return logit >= distribution.cutoff ? log_probability(logit, distribution.inverse_temperature, distribution.lse)
+                                      : -INFINITY;
 }
 
-SPECDEC_HD float probability(float logit, Distribution law) {
-  const float p = probability(logit, law.inverse_temperature, law.lse);
-  return logit >= law.cutoff ? p : 0.0f;
+SPECDEC_HD float probability(float logit, Distribution distribution) {
+  const float p = probability(logit, distribution.inverse_temperature, distribution.lse);
+  return logit >= distribution.cutoff ? p : 0.0f;
 }
 
 // min-p (Nguyen et al., arXiv 2407.01082) as a logit: p(v) >= min_p p_max. min_p = 0 gives -inf.
