@@ -1,6 +1,6 @@
 """Fused sampling and verification for speculative decoding, on raw logits. Knows nothing of models."""
 
-from .api import draft_step, speculative_step
+from .api import check_drafts, draft_step, speculative_step
 from .build import build_info
 from .types import Backend, DraftStep, Rule, SamplingParams, SpeculativeStep, Status, TokenTable
 
@@ -13,6 +13,7 @@ __all__ = [
     "Status",
     "TokenTable",
     "build_info",
+    "check_drafts",
     "draft_step",
     "speculative_step",
 ]

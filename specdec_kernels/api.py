@@ -61,8 +61,8 @@ def draft_step(
     (batch, vocabulary), device = logits.shape, logits.device
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**31:
         check.refuse("offset", repr(offset), "an integer from 0 to K - 1")
-    if isinstance(compact, bool) or not isinstance(compact, int) or not 0 <= compact <= check.MAX_COMPACT:
-        check.refuse("compact", repr(compact), f"an integer from 0 (off) to {check.MAX_COMPACT}")
+    if isinstance(compact, bool) or not isinstance(compact, int) or not 0 <= compact <= DraftStep.MAX_COMPACT:
+        check.refuse("compact", repr(compact), f"an integer from 0 (off) to {DraftStep.MAX_COMPACT}")
     if compact and rule == Rule.COUPLED:
         check.refuse("compact", repr(compact), "0 with rule='coupled', which needs no q")
     sampling = check.sampling_of(params, table, batch, device)
@@ -87,6 +87,35 @@ def draft_step(
         compact,
     )
     return DraftStep(*drawn, *((ids, log_q) if compact else (None, None)))
+
+
+def check_drafts(
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None,
+    compact_q: tuple[torch.Tensor, torch.Tensor] | None = None,
+    d2t: torch.Tensor | None = None,
+    *,
+    vocabulary: int,
+    rule: str = "token",
+    backend: str = "auto",
+) -> None:
+    """Refuses what ``speculative_step`` would refuse of a draft, before there is anything to verify: so that a loop can
+    hold it against whoever drafted. Launches nothing; of values on a GPU nothing is read.
+
+    Args:
+        draft_tokens: [B, K] int64 or int32.
+        draft_logits, draft_stats, compact_q, d2t, rule, backend: as in :func:`speculative_step`.
+        vocabulary: V of the target.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
+    """
+    if not isinstance(draft_tokens, torch.Tensor) or draft_tokens.dim() != 2:
+        check.refuse("draft_tokens", getattr(draft_tokens, "shape", type(draft_tokens).__name__), "a tensor [B, K]")
+    shape, device = tuple(draft_tokens.shape), draft_tokens.device
+    check.check_like("draft_tokens", draft_tokens, shape, check.INTEGER_DTYPES, device)
+    check.check_q(draft_logits, draft_stats, compact_q, d2t, shape, vocabulary, device, rule, backend)
 
 
 def speculative_step(

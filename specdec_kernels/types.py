@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, NoReturn
 
 import torch
 
@@ -38,6 +38,10 @@ class Rule(enum.StrEnum):
     BLOCK = "block"
     COUPLED = "coupled"
 
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"rule: got {value!r}, allowed: {', '.join(repr(str(rule)) for rule in cls)}")
+
 
 class Status(enum.IntFlag):
     """What went wrong in one sequence; 0 is fine.
@@ -56,11 +60,13 @@ class Status(enum.IntFlag):
     DRAFT_ZERO_PROBABILITY = 64  # q(x) = 0 for the proposed x: rejected, recovered from max(0, p - q)
     DRAFT_OUT_OF_RANGE = 128  # a draft token >= V or < -1 (-1 is the padding of a short draft, and is fine)
 
+    TARGET_FAULTS = enum.nonmember(
+        TARGET_NAN | TARGET_POSITIVE_INFINITY | TARGET_EMPTY
+    )  # int: any of them ends the sequence
+
 
 # float32 resolves l / T - lse to about |l / T| * 6e-8; below this temperature that is no longer a distribution.
 MIN_TEMPERATURE = 1e-3
-
-TARGET_FAULTS = Status.TARGET_NAN | Status.TARGET_POSITIVE_INFINITY | Status.TARGET_EMPTY
 
 
 def _limits(name: str, neutral: float | None, low: float, high: float, allowed: str, integer: bool = False):
@@ -80,8 +86,6 @@ _LIMITS = dict(
         _limits("frequency_penalty", 0.0, -1e3, 1e3, "-1000 to 1000 (0 is off)"),
     )
 )
-FILTERS = ("top_k", "top_p", "min_p")
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,9 @@ class SamplingParams:
     Raises:
         ValueError: names the parameter, its value and what is allowed.
     """
+
+    FILTERS: ClassVar = ("top_k", "top_p", "min_p")
+    PENALTIES: ClassVar = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
     temperature: float | torch.Tensor = 1.0
     top_k: int | torch.Tensor | None = None
@@ -132,15 +139,15 @@ class SamplingParams:
             object.__setattr__(params, field.name, columns.get(field.name))
         return params
 
+    @staticmethod
+    def neutral(name: str) -> float | None:
+        """The value that switches the parameter ``name`` off; None for the temperature, which is never off."""
+        return _LIMITS[name][0]
+
     def uses(self, names: tuple[str, ...]) -> bool:
         """Whether any of these parameters may do something; a tensor always may."""
         values = [(getattr(self, name), _LIMITS[name][0]) for name in names]
         return any(v is not None and (isinstance(v, torch.Tensor) or v != neutral) for v, neutral in values)
-
-
-def neutral(name: str) -> float:
-    """The value that switches a filter or penalty off."""
-    return _LIMITS[name][0]
 
 
 def _check_value(name: str, value: object) -> None:
@@ -174,15 +181,14 @@ class TokenTable(NamedTuple):
     tokens of ``ends`` before ``first_end``. The drafts of a step that come before a row count as generated there.
     """
 
-    ids: torch.Tensor  # [B, N] int64, ascending in every row; padding (TABLE_PADDING) at the end
+    ids: torch.Tensor  # [B, N] int64, ascending in every row; padding (``PADDING``) at the end
     bias: torch.Tensor  # [B, N] float32
     in_prompt: torch.Tensor  # [B, N] bool
     count: torch.Tensor  # [B, N] int32: how often the token was generated
     ends: torch.Tensor | None = None  # [E] int64: tokens that may not come yet (end of sequence) ...
     first_end: torch.Tensor | None = None  # [B] int64: ... before this absolute position
 
-
-TABLE_PADDING = 2**62
+    PADDING = 2**62  # in ``ids``, where there is no token
 
 
 class DraftStep(NamedTuple):
@@ -193,8 +199,12 @@ class DraftStep(NamedTuple):
     cutoff: torch.Tensor  # [B] float32, tokens with logits below it are filtered out; -inf without a filter, and greedy
     lse: torch.Tensor  # [B] float32, log sum exp(logit / T) of the kept tokens; at temperature 0 the largest logit
     status: torch.Tensor  # [B] int32, Status (the DRAFT_ flags)
-    compact_ids: torch.Tensor | None = None  # [B, k'] int64, ascending, then TABLE_PADDING; where compact=k' was asked
+    compact_ids: torch.Tensor | None = (
+        None  # [B, k'] int64, ascending, then ``TokenTable.PADDING``; where compact=k' was asked
+    )
     compact_log_q: torch.Tensor | None = None  # [B, k'] float32; -inf for padding
+
+    MAX_COMPACT = 1024  # the largest k'
 
 
 class SpeculativeStep(NamedTuple):

@@ -9,11 +9,10 @@ from typing import NoReturn
 import torch
 
 from .ops import RULES, SamplingTensors, statistics_dtype
-from .types import FILTERS, PENALTIES, TABLE_PADDING, Rule, SamplingParams, TokenTable, neutral
+from .types import DraftStep, Rule, SamplingParams, TokenTable
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_DTYPES = (torch.int64, torch.int32)
-MAX_COMPACT = 1024  # tokens of a compact q
 
 
 def refuse(name: str, given: object, allowed: str) -> NoReturn:
@@ -44,8 +43,8 @@ def check_like(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: 
 
 def check_rule(rule: str) -> int:
     """The rule's number in the operations."""
-    if rule not in Rule._value2member_map_:
-        refuse("rule", repr(rule), ", ".join(repr(str(r)) for r in Rule))
+    if rule not in RULES:
+        Rule(rule)  # raises
     return RULES.index(rule)
 
 
@@ -54,14 +53,14 @@ def sampling_of(params: SamplingParams, table: TokenTable | None, batch: int, de
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
     temperature = _column(params, "temperature", batch, device)
-    filters = _columns(params, FILTERS, batch, device)
+    filters = _columns(params, SamplingParams.FILTERS, batch, device)
     if table is None:
-        if params.uses(PENALTIES):
+        if params.uses(SamplingParams.PENALTIES):
             refuse("table", "None with penalties in params", "a TokenTable")
         return SamplingTensors(temperature, filters)
     ends, first_end = check_table(table, batch, device)
     return SamplingTensors(
-        temperature, filters, _columns(params, PENALTIES, batch, device), *table[:4], ends, first_end
+        temperature, filters, _columns(params, SamplingParams.PENALTIES, batch, device), *table[:4], ends, first_end
     )
 
 
@@ -79,7 +78,7 @@ def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple:
         ("count", torch.int32),
     ):
         check_like(f"table.{name}", getattr(table, name), shape, (dtype,), device)
-    check_ascending("table.ids", table.ids, TABLE_PADDING)
+    check_ascending("table.ids", table.ids, TokenTable.PADDING)
     if (table.ends is None) != (table.first_end is None):
         refuse("table.ends / table.first_end", "one of them", "both or neither")
     if table.ends is None:
@@ -111,7 +110,7 @@ def _column(params: SamplingParams, name: str, batch: int, device: torch.device)
     """[B] float32 on ``device``."""
     value = getattr(params, name)
     if value is None:
-        value = neutral(name)
+        value = SamplingParams.neutral(name)
     if not isinstance(value, torch.Tensor):
         return torch.full((batch,), float(value), dtype=torch.float32, device=device)
     if value.dtype == torch.float32 and value.shape == (batch,) and value.device == device:
@@ -182,11 +181,11 @@ def check_q(
     if compact_q is not None:
         ids, log_q = _pair("compact_q", compact_q, "(compact_ids, compact_log_q)")
         size = ids.shape[-1] if isinstance(ids, torch.Tensor) and ids.dim() else 0
-        if not 1 <= size <= MAX_COMPACT:
-            refuse("compact_q", f"k' = {size}", f"1 to {MAX_COMPACT}")
+        if not 1 <= size <= DraftStep.MAX_COMPACT:
+            refuse("compact_q", f"k' = {size}", f"1 to {DraftStep.MAX_COMPACT}")
         check_like("compact_q ids", ids, (*drafts, size), (torch.int64,), device)
         check_like("compact_q log_q", log_q, (*drafts, size), (torch.float32, torch.float64), device)
-        check_ascending("compact_q ids", ids, TABLE_PADDING)
+        check_ascending("compact_q ids", ids, TokenTable.PADDING)
     return draft_logits, cutoff, lse, ids, log_q, d2t
 
 

@@ -10,8 +10,8 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.validation import refuse
 
+from .checks import read_count, refuse
 from .drafters.draft_length import AdaptiveDrafts
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
@@ -27,7 +27,6 @@ from .prompts import (
     TokenIds,
     check_room,
     join,
-    read_count,
     read_eos,
     read_pad,
     read_processor_prompts,

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from specdec_kernels.validation import refuse
+from .checks import refuse
 
-T = TypeVar("T")
 TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
-
-
-def read_as(name: str, read: Callable[..., T], *arguments: object) -> T:
-    """What ``read`` makes of ``arguments``; its error under ``name``, the caller's word for what it is about."""
-    try:
-        return read(*arguments)
-    except ValueError as error:
-        raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from error
 
 
 def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab_size: int) -> list[list[int]]:
@@ -81,12 +71,6 @@ def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_len
         f"{max_new_tokens} after a prompt of {longest} tokens",
         f"at most {max_length - longest}: {limit}",
     )
-
-
-def read_count(name: str, value: int, smallest: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
-        refuse(name, repr(value), f"an integer >= {smallest}")
-    return value
 
 
 def read_processor_prompts(rows: Sequence[Sequence[int]], batch_size: int, vocab_size: int) -> list[list[int]]:

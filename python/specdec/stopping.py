@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specdec_kernels.validation import refuse
-
+from .checks import refuse
 from .loop.sequence import Stopping
 
 if TYPE_CHECKING:

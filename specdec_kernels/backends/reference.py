@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ..ops import RULES, SamplingTensors, implement, statistics_dtype
-from ..types import TABLE_PADDING, Status
+from ..types import Status, TokenTable
 from .reference_distribution import DRAFT_STATUS, TARGET_STATUS, adjusted, compacted, distribution, row_status
 
 BLOCK = 1024  # consecutive vocabulary entries that race as one in the first level; a constant of the contract
@@ -115,7 +115,7 @@ def draft_step_with_margin(logits, *rest):
         q = q._replace(cutoff=cutoff, lse=torch.where(greedy, q.lse, (q.lse + log_mass).to(q.lse.dtype)))
         token_log_q = log_q.gather(1, slot[:, None]).squeeze(-1)
         there = there & ~bad[:, None]
-        listed = torch.where(there, ids[columns], TABLE_PADDING)
+        listed = torch.where(there, ids[columns], TokenTable.PADDING)
         log_q = torch.where(there, log_q, -torch.inf).to(q.lse.dtype)
     else:
         if rule == RULES.index("coupled"):

@@ -10,7 +10,6 @@ import torch
 
 from .. import DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable, draft_step, speculative_step, validation
 from ..ops import RULES
-from ..types import TABLE_PADDING
 
 # A backend may decide otherwise than the reference only where the reference's margin is below this.
 NEAR_TIE = 1e-4
@@ -139,7 +138,7 @@ def random_table(
     """A table of at most ``entries`` tokens a sequence, some beyond the vocabulary, a tenth of them banned. Two tokens
     may end a text only from some position within the step on."""
     shape, size = (batch, entries), vocabulary + 2
-    ids = torch.full(shape, TABLE_PADDING)
+    ids = torch.full(shape, TokenTable.PADDING)
     for row in ids:
         length = min(int(torch.randint(entries // 2, entries + 1, (), generator=generator)), size)
         row[:length] = torch.randperm(size, generator=generator)[:length].sort().values

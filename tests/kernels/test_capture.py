@@ -71,8 +71,7 @@ def loop_of(rule: str, form: str, sampling: str, random_state: int, device: torc
     batch, num_drafts, vocabulary = SHAPE
     options = {"reduced": 1500} if form == "reduced" else {}
     spread = {
-        n: [*v[random_state % len(v) :], *v] if isinstance(v, tuple) else v
-        for n, v in SAMPLING[sampling].items()
+        n: [*v[random_state % len(v) :], *v] if isinstance(v, tuple) else v for n, v in SAMPLING[sampling].items()
     }
     inputs = random_step(
         batch, num_drafts, vocabulary, dtype=torch.bfloat16, rule="token", random_state=random_state, drafter="cpu",

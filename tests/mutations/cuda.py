@@ -132,7 +132,10 @@ MUTATIONS: list[Mutation] = [
                 "return {params.draft.row(b, j),",
                 "return {params.draft.row(b, j > 0 ? j - 1 : j),",
             ),
-            "cuda-distributions-of-drafts-of-the-target": ("return p_of(params.num_drafts_max + 1 + j);", "return p_of(j);"),
+            "cuda-distributions-of-drafts-of-the-target": (
+                "return p_of(params.num_drafts_max + 1 + j);",
+                "return p_of(j);",
+            ),
             "cuda-slots-for-the-target-alone": (
                 "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
                 "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from specdec_kernels import SamplingParams, draft_step, speculative_step
 from specdec_kernels.backends import reference
 from specdec_kernels.testing import Distribution, Model, penalised, probabilities, shared_race, truncated
-from specdec_kernels.types import PENALTIES, TABLE_PADDING, DraftStep, SpeculativeStep, TokenTable, neutral
+from specdec_kernels.types import DraftStep, SpeculativeStep, TokenTable
 
 BISECTIONS = 33  # thresholds to 2^-33 = 1.2e-10
 CERTAIN, IMPOSSIBLE = 1e-300, 1.0  # a number u that passes every test u < h with h > 0, and one that passes none
@@ -97,7 +97,7 @@ class Setting:
 
     def probabilities(self, logits: Sequence[float], text: tuple[int, ...]) -> np.ndarray:
         """As the plain definitions of ``specdec_kernels.testing`` have it."""
-        penalties = {name: getattr(self, name) for name in PENALTIES}
+        penalties = {name: getattr(self, name) for name in SamplingParams.PENALTIES}
         more = {"bias": dict(self.bias), "ends": self.ends, "min_new_tokens": self.min_new_tokens}
         x = penalised(logits, text, self.prompt, **penalties, **more)
         return probabilities(x, self.temperature, self.top_k, self.top_p, self.min_p)
@@ -106,7 +106,9 @@ class Setting:
         return functools.cache(lambda text: self.probabilities(rows.table[rows.number(text)].tolist(), text))
 
     def needs_table(self) -> bool:
-        return bool(self.bias or self.ends) or any(getattr(self, name) != neutral(name) for name in PENALTIES)
+        return bool(self.bias or self.ends) or any(
+            getattr(self, name) != SamplingParams.neutral(name) for name in SamplingParams.PENALTIES
+        )
 
 
 class Context(NamedTuple):
@@ -133,7 +135,7 @@ def table_of(contexts: Sequence[Context]) -> TokenTable | None:
         bias, prompt = dict(setting.bias), setting.prompt
         rows.append([(v, bias.get(v, 0.0), v in prompt, text.count(v)) for v in sorted({*bias, *prompt, *text})])
     width = max(map(len, rows)) + 1
-    rows = [row + [(TABLE_PADDING, 0.0, False, 0)] * (width - len(row)) for row in rows]
+    rows = [row + [(TokenTable.PADDING, 0.0, False, 0)] * (width - len(row)) for row in rows]
     dtypes = (torch.int64, torch.float32, torch.bool, torch.int32)
     columns = [torch.tensor([[entry[i] for entry in row] for row in rows], dtype=d) for i, d in enumerate(dtypes)]
     (ends,) = {setting.ends for setting, _ in contexts if setting.ends} or {()}  # a batch has one list

@@ -120,9 +120,9 @@ class ChatCommands:
         return f"k {argument}"
 
     def _rule(self, argument: str) -> str:
-        from specdec_kernels.validation import check_rule
+        from specdec_kernels import Rule
 
-        check_rule(argument)
+        Rule(argument)  # refuses others
         self.settings.rule = argument
         return f"rule {argument}"
 

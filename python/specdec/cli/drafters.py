@@ -48,7 +48,7 @@ def make_drafter(
     Raises:
         ValueError: names the argument, what was given and what is allowed.
     """
-    from specdec_kernels.validation import refuse  # here: the command line's --help does not wait for torch
+    from ..checks import refuse
 
     if name in NEED_DRAFT and draft is None:
         refuse("drafter", f"{name!r} without a draft model", ", ".join(n for n in NAMES if n not in NEED_DRAFT))

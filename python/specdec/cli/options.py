@@ -213,13 +213,11 @@ def read_logit_bias(given: Sequence[str]) -> dict[int, float]:
 
 def read_sampling(rule: str, **params: float | None) -> SamplingParams:
     """To be called before models are loaded, which takes long, and within ``user_errors``."""
-    from specdec_kernels import SamplingParams
-    from specdec_kernels.types import FILTERS
-    from specdec_kernels.validation import check_rule
+    from specdec_kernels import Rule, SamplingParams
 
-    check_rule(rule)
+    Rule(rule)  # refuses others
     sampling = SamplingParams(**params)
-    for name in FILTERS:
+    for name in SamplingParams.FILTERS:
         if sampling.temperature == 0 and sampling.uses((name,)):
             refuse(_option(name), f"{params[name]} with temperature 0", "a temperature > 0: greedy text has no filters")
     return sampling

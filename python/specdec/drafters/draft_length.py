@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specdec_kernels.validation import refuse
-
-from ..prompts import read_count
+from ..checks import read_count, refuse
 
 # What is believed of a sequence's drafts before any was tested: much, as what is never tried is never learnt.
 PRIOR_ACCEPTED, PRIOR_TESTED = 1.6, 2.0

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec_kernels.validation import refuse
-
+from ..checks import refuse
 from ..models.cached_model import CachedModel
 from ..models.supported import KNOWN_MODEL_TYPES, cached_model
 from .model import ModelDrafter, ModelDraftSession

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import torch
 
-from specdec_kernels.validation import check_like, check_q, refuse
+from specdec_kernels import check_drafts
 
+from ..checks import refuse
 from ..models.compiled import NotCompiled
 from ..result import error_text
 from .protocol import Drafter, Drafts, DraftSession, Generation, Step
@@ -119,10 +120,12 @@ def _check(drafts: Drafts, step: Step, generation: Generation) -> None:
     if tokens.dtype != torch.int64 or not fits or tokens.device != device:
         given = f"{tokens.dtype} of shape {list(tokens.shape)} on {tokens.device}"
         refuse("tokens", given, f"int64 of shape [{batch}, at most {step.num_drafts}] on {device}")
-    shape, g = tuple(tokens.shape), generation
+    g, status = generation, drafts.status
     q = drafts.logits, drafts.stats, drafts.compact, drafts.d2t
-    check_q(*q, shape, g.processors.vocab_size, device, g.rule, g.backend)
-    if drafts.status is not None:
-        check_like("status", drafts.status, shape, (torch.int32, torch.int64), device)
+    check_drafts(tokens, *q, vocabulary=g.processors.vocab_size, rule=g.rule, backend=g.backend)
+    if status is not None and (not isinstance(status, torch.Tensor) or status.shape != tokens.shape):
+        refuse("status", getattr(status, "shape", type(status).__name__), f"a tensor of shape {list(tokens.shape)}")
+    if status is not None and (status.dtype not in (torch.int32, torch.int64) or status.device != device):
+        refuse("status", f"{status.dtype} on {status.device}", f"int32 or int64 on {device}")
     if not isinstance(drafts.forwards, int):
         refuse("forwards", repr(drafts.forwards), "an integer")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specdec_kernels.validation import refuse
-
-from ..prompts import read_count
+from ..checks import read_count, refuse
 from .copying import copy_from, one_hot
 from .protocol import Drafts, Generation, Step
 

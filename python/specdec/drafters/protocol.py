@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from specdec_kernels import Rule, SamplingParams, TokenTable
-from specdec_kernels.types import TABLE_PADDING
 
 from ..models.kv_cache import StaticKVCache
 from ..sampling.processors import Processors
@@ -91,7 +90,7 @@ class Drafts(NamedTuple):
             status=None if self.status is None else more(self.status, 0),
             compact=None
             if self.compact is None
-            else (more(self.compact[0], TABLE_PADDING), more(self.compact[1], -torch.inf)),
+            else (more(self.compact[0], TokenTable.PADDING), more(self.compact[1], -torch.inf)),
         )
 
 

@@ -9,9 +9,7 @@ from contextlib import nullcontext
 from itertools import takewhile
 from threading import Lock
 
-from specdec_kernels.validation import refuse
-
-from ..prompts import read_count
+from ..checks import read_count, refuse
 from .copying import copy_from, one_hot
 from .protocol import Drafts, Generation, Step
 from .suffix_automaton import Cursor, SuffixAutomaton

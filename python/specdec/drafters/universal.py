@@ -8,8 +8,7 @@ from itertools import takewhile
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec_kernels.validation import refuse
-
+from ..checks import refuse
 from ..models.kv_cache import StaticKVCache, visible_slots
 from ..models.memory import slot_bytes
 from ..models.supported import cached_model

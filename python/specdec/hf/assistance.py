@@ -7,11 +7,9 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from specdec_kernels.validation import refuse
-
+from ..checks import read_count, refuse
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
-from ..prompts import read_count
 
 NUM_DRAFTS = 4
 # Fields of GenerationConfig, and what transformers fills in where they were not set.

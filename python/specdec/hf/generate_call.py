@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from transformers import GenerationMixin
 
-from specdec_kernels.validation import refuse
+from ..checks import refuse
 
 # argument of generate -> where it belongs
 _OURS = {

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from transformers import GenerationConfig
 from transformers.generation import SynthIDTextWatermarkingConfig
 
-from specdec_kernels.validation import refuse
+from ..checks import refuse
 
 
 class Field(NamedTuple):

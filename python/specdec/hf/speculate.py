@@ -12,14 +12,13 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
 
-from specdec_kernels.types import TARGET_FAULTS
-from specdec_kernels.validation import check_rule, refuse
+from specdec_kernels import Rule, Status
 
+from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 from ..loop.sequence import Stopping
-from ..prompts import read_count
 from ..result import Emission, GenerationResult
 from ..stopping import AnyStopping, CriteriaStopping, StopStrings
 from .assistance import Assistance, read_assistance
@@ -72,7 +71,7 @@ def speculate(
         ValueError: names the argument, what was given and what is allowed; from ``generate`` also for each of its
             arguments that this cannot honour.
     """
-    check_rule(rule)
+    Rule(rule)  # refuses others
     if draft_model is not None and drafter is not None:
         refuse("drafter", "one beside draft_model", "one of them")
     if num_drafts is not None and not isinstance(num_drafts, AdaptiveDrafts):
@@ -216,7 +215,7 @@ class Speculator:
             **vars(arguments),
         )
         self.last_result = result
-        if faults := {b: s & TARGET_FAULTS for b, s in enumerate(result.status) if s & TARGET_FAULTS}:
+        if faults := {b: s & Status.TARGET_FAULTS for b, s in enumerate(result.status) if s & Status.TARGET_FAULTS}:
             names = ", ".join(f"{b}: {status.name}" for b, status in faults.items())
             warnings.warn(f"sequences ended where their logits are no distribution ({names})", RuntimeWarning, 2)
         if not config.return_dict_in_generate:

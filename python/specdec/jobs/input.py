@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.types import FILTERS, PENALTIES, neutral
-from specdec_kernels.validation import refuse
 
-from ..prompts import read_as, read_count
+from ..checks import read_as, read_count, refuse
 from ..sampling.params import read_bias
 from ..stopping import read_stop_strings
 
-SAMPLING = ("temperature", *FILTERS, *PENALTIES)
+SAMPLING = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 _SEEDS = range(-(2**63), 2**63)
 
 
@@ -221,8 +219,8 @@ def _check_seed(seed: object) -> None:
 def _read_params(s: LineSettings, own: dict) -> SamplingParams:
     sampling = {name: getattr(s, name) for name in SAMPLING}
     if sampling["temperature"] == 0:
-        for name in FILTERS:
-            if own.get(name) not in (None, neutral(name)):
+        for name in SamplingParams.FILTERS:
+            if own.get(name) not in (None, SamplingParams.neutral(name)):
                 refuse(name, f"{own[name]} with temperature 0", "a temperature > 0: greedy text has no filters")
             sampling[name] = own.get(name)  # those of the defaults are for lines that sample
     return SamplingParams(**sampling)

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import SamplingParams, SpeculativeStep
-from specdec_kernels.types import FILTERS, TARGET_FAULTS, neutral
+from specdec_kernels import SamplingParams, SpeculativeStep, Status
 
 PARAMETERS = tuple(field.name for field in dataclasses.fields(SamplingParams))
-_TARGET_FAULTS = int(TARGET_FAULTS)
+_TARGET_FAULTS = int(Status.TARGET_FAULTS)
 
 
 class RowSettings(NamedTuple):
@@ -63,7 +62,7 @@ class RowState:
         self._last_two, self._eos = self._integers[3:5], self._integers[5:].fill_(-1)
         self.wanted = torch.zeros_like(self.known)
         self.last_two = self._last_two.T
-        off = [0.0 if name == "temperature" else neutral(name) for name in PARAMETERS]
+        off = [0.0 if name == "temperature" else SamplingParams.neutral(name) for name in PARAMETERS]
         self._numbers = torch.tensor(off, device=device)[:, None].repeat(1, size)
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
@@ -119,7 +118,7 @@ class RowState:
         used: dict[str, torch.Tensor] = {}
         for name, column in zip(PARAMETERS, self._numbers, strict=True):
             does_something = any(params[name] != self._off[name] for params in self._in_rows.values())
-            if name == "temperature" or does_something and not (name in FILTERS and self.greedy):
+            if name == "temperature" or does_something and not (name in SamplingParams.FILTERS and self.greedy):
                 used[name] = column
         return SamplingParams.unchecked(**used)
 

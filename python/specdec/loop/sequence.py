@@ -9,14 +9,13 @@ from typing import Protocol
 import torch
 
 from specdec_kernels import Status
-from specdec_kernels.types import TARGET_FAULTS
-from specdec_kernels.validation import refuse
 
+from ..checks import refuse
 from ..result import End, Producer
 from ..stats import Stats
 
 # Plain integers: arithmetic on flags is slow.
-_TARGET_FAULTS = int(TARGET_FAULTS)
+_TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from specdec_kernels.validation import refuse
+from ..checks import refuse
 
 CHOICES = ("auto", "model", "flex", "grouped")
 BLOCK = 128  # slots: flex attention reads a sequence's keys in whole blocks of them

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from specdec_kernels.validation import refuse
-
-from ..prompts import read_count
+from ..checks import read_count, refuse
 from .memory import size_text
 
 UNCHECKED = 16 << 20  # bytes that may be there or not: asking takes longer than to allocate them

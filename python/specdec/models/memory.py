@@ -10,9 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from specdec_kernels.validation import refuse
-
-from ..prompts import read_count
+from ..checks import read_count, refuse
 from .kv_cache import LayerSlot, Slot, StaticKVCache
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec_kernels.validation import refuse
-
+from ..checks import refuse
 from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
 

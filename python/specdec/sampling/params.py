@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from specdec_kernels import Rule, SamplingParams
-from specdec_kernels.types import FILTERS, neutral
-from specdec_kernels.validation import MAX_COMPACT, check_rule, refuse
+from specdec_kernels import DraftStep, Rule, SamplingParams
 
+from ..checks import read_count, refuse
 from ..models.cached_model import CachedModel
-from ..prompts import read_count
 
 Bias = dict[int, float]  # token -> what is added to its logit; -inf bans it
 
 
 def read_params(params: SamplingParams | None, batch_size: int, device: torch.device) -> SamplingParams:
     """``params`` (None: greedy) as [B] tensors on ``device``, so that no step makes them again. What does nothing
-    becomes None: a neutral parameter, and filters where the whole batch is greedy."""
+    becomes None: a SamplingParams.neutral parameter, and filters where the whole batch is greedy."""
     params = SamplingParams(temperature=0.0) if params is None else params
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
@@ -32,20 +30,20 @@ def read_params(params: SamplingParams | None, batch_size: int, device: torch.de
         value = torch.as_tensor(value)
         if value.dim() == 1 and value.shape[0] != batch_size:
             refuse(f"params.{name}", f"shape {list(value.shape)}", f"a number or shape [{batch_size}]")
-        if name == "temperature" or (value != neutral(name)).any():
+        if name == "temperature" or (value != SamplingParams.neutral(name)).any():
             dtype = torch.int64 if name == "top_k" else torch.float32
             columns[name] = value.to(device, dtype).expand(batch_size).contiguous()
     if not columns["temperature"].any():
-        columns = {name: value for name, value in columns.items() if name not in FILTERS}
+        columns = {name: value for name, value in columns.items() if name not in SamplingParams.FILTERS}
     return SamplingParams(**columns)
 
 
 def of_each(params: SamplingParams, batch_size: int) -> list[dict[str, float]]:
-    """Every parameter of every sequence, neutral where it is off. ``params`` as from ``read_params``."""
+    """Every parameter of every sequence, SamplingParams.neutral where it is off. ``params`` as from ``read_params``."""
     columns = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
-        columns[field.name] = [neutral(field.name)] * batch_size if value is None else value.tolist()
+        columns[field.name] = [SamplingParams.neutral(field.name)] * batch_size if value is None else value.tolist()
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -57,9 +55,9 @@ def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
 
 def read_rule(rule: str, compact_q: int) -> Rule:
     """The rule, which must go with ``compact_q``."""
-    check_rule(rule)
-    if read_count("compact_q", compact_q) > MAX_COMPACT:
-        refuse("compact_q", compact_q, f"an integer from 0 (off) to {MAX_COMPACT}")
+    Rule(rule)  # refuses others
+    if read_count("compact_q", compact_q) > DraftStep.MAX_COMPACT:
+        refuse("compact_q", compact_q, f"an integer from 0 (off) to {DraftStep.MAX_COMPACT}")
     if compact_q and rule == Rule.COUPLED:
         refuse("compact_q", compact_q, "0 with rule='coupled', which needs no q")
     return Rule(rule)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from specdec_kernels.validation import refuse
+from ..checks import refuse
 
 # They remember the calls before: a second one for the same position, as after a rejection, would change the text.
 _STATEFUL = ("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor")

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from specdec_kernels import TokenTable
-from specdec_kernels.types import PENALTIES, TABLE_PADDING, neutral
+from specdec_kernels import SamplingParams, TokenTable
 
 # Of TokenTable: what stands where there is no token, or a new one.
-_EMPTY = {"ids": TABLE_PADDING, "bias": 0.0, "in_prompt": False, "count": 0}
+_EMPTY = {"ids": TokenTable.PADDING, "bias": 0.0, "in_prompt": False, "count": 0}
 _DTYPES = {"ids": np.int64, "bias": np.float32, "in_prompt": np.bool_, "count": np.int32}
 _ROOM = 8  # tokens that a new table can take before it is widened
 
@@ -52,7 +51,7 @@ class HostTable:
             seen: the tokens of its prompt that the repetition penalty counts.
         """
         self.end(row)
-        penalised = [name for name in PENALTIES if params[name] != neutral(name)]
+        penalised = [name for name in SamplingParams.PENALTIES if params[name] != SamplingParams.neutral(name)]
         delayed = min_new_tokens > 0 and len(self._ends) > 0
         if not (penalised or bias or delayed):
             return

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import NamedTuple
 
-from specdec_kernels.validation import refuse
-
+from ..checks import refuse
 from ..result import Emission, error_text
 from .requests import Outcome, Request
 from .scheduler import Scheduler, Task, Usage

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from specdec_kernels import SamplingParams, Status
-from specdec_kernels.validation import refuse
 
+from ..checks import read_as, read_count, refuse
 from ..loop.batch import Entry
 from ..loop.sequence import Ends, SequenceRecord, Stopping
 from ..models.cached_model import CachedModel
-from ..prompts import read_as, read_count, read_eos, read_prompts, read_seeds
+from ..prompts import read_eos, read_prompts, read_seeds
 from ..result import End, Producer, error_text
 from ..sampling.params import of_each, read_bias, read_min_new_tokens, read_params
 from ..sampling.processors import read_processors

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ... import ops
-from ...types import TABLE_PADDING
+from ...types import TokenTable
 from .arrivals import arrives_last
 from .core import (
     BLOCK,
@@ -43,7 +43,7 @@ from .launch import (
 from .rows import NO_ROWS, load_block, load_row, load_token, stats_kernel, target_ids
 from .tables import options
 
-PADDING = tl.constexpr(TABLE_PADDING)
+PADDING = tl.constexpr(TokenTable.PADDING)
 
 
 @triton.jit

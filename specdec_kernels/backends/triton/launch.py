@@ -6,7 +6,7 @@ import torch
 import triton
 
 from ... import ops
-from ...types import TABLE_PADDING
+from ...types import TokenTable
 from .core import BLOCK
 from .rows import Rows, Sampling
 
@@ -42,7 +42,7 @@ def sampling_on_device(
     if ids is not None:
         if ids.shape[1] == 0:  # a search needs an entry
             ids, *rest = (torch.nn.functional.pad(t, (0, 1)) for t in (ids, bias, in_prompt, count))
-            ids, (bias, in_prompt, count) = ids + TABLE_PADDING, rest
+            ids, (bias, in_prompt, count) = ids + TokenTable.PADDING, rest
         in_prompt = in_prompt.contiguous().view(torch.uint8)
     return Sampling(
         sampling.temperature.contiguous(), contiguous(sampling.filters), contiguous(sampling.penalties),

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from specdec_kernels.validation import refuse
-
+from ...checks import refuse
 from ...decoder import SpeculativeDecoder
 from ...drafters.protocol import Drafter
 from ..compare import environment

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from specdec_kernels import Rule
 from specdec_kernels.ops import RULES
-from specdec_kernels.validation import check_rule, refuse
 
+from ...checks import read_count, refuse
 from ...drafters.draft_length import AdaptiveDrafts
-from ...prompts import read_count
 
 CHECKS = ("greedy", "coupled", "distribution")
 NumDrafts = int | Literal["auto"]
@@ -49,7 +49,7 @@ class VerifySettings:
 
     def __post_init__(self) -> None:
         for rule in self.rules:
-            check_rule(rule)
+            Rule(rule)  # refuses others
         for check in self.checks:
             if check not in CHECKS:
                 refuse("checks", repr(check), ", ".join(CHECKS))

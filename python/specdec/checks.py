@@ -1,0 +1,28 @@
+"""How a bad argument is refused: by its name, with what was given and what is allowed. Imports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+def refuse(name: str, given: object, allowed: str) -> NoReturn:
+    """Raises ValueError about the argument ``name``."""
+    raise ValueError(f"{name}: got {given}, allowed: {allowed}")
+
+
+def read_count(name: str, value: int, smallest: int = 0) -> int:
+    """``value``, an integer of at least ``smallest``. Raises ValueError naming ``name``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
+        refuse(name, repr(value), f"an integer >= {smallest}")
+    return value
+
+
+def read_as(name: str, read: Callable[..., T], *arguments: object) -> T:
+    """What ``read`` makes of ``arguments``; its error under ``name``, the caller's word for what it is about."""
+    try:
+        return read(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from error
