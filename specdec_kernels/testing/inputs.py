@@ -119,7 +119,7 @@ class StepInputs:
 
     def sampling(self) -> tuple:
         """As the operations take it."""
-        return validation.distribution_of(self.params, self.table, len(self.seed), self.seed.device)
+        return validation.sampling_of(self.params, self.table, len(self.seed), self.seed.device)
 
     def draft(self, draft_logits: torch.Tensor, offset: int, backend: str, *, compact: int = 0) -> DraftStep:
         """``draft_step`` for draft number ``offset`` of this step, on ``backend``; its results on the CPU."""

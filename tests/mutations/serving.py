@@ -55,7 +55,7 @@ MUTATIONS: list[Mutation] = [
         FAULTS,
         {
             "guard-blames-the-first-row": ("for row in [None, *(", "for row in [*("),
-            "guard-trusts-any-shape-of-q": ("    check_q(*q, shape,", "    False and check_q(*q, shape,"),
+            "guard-trusts-any-shape-of-q": ("    check_drafts(tokens, *q,", "    False and check_drafts(tokens, *q,"),
         },
     ),
     *mutations(
