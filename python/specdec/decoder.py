@@ -21,7 +21,7 @@ from .loop.sequence import Ends, SequenceRecord, Stopping
 from .loop.step_report import Wanted
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
-from .models.memory import check_cache_dtype, free_memory, slot_bytes
+from .models.free_memory import free_memory
 from .models.supported import cached_model
 from .prompts import (
     TokenIds,
@@ -89,9 +89,7 @@ class SpeculativeDecoder:
             read_count("num_drafts", num_drafts)
         self.num_drafts, self.backend = num_drafts, backend
         self.graph_bytes = read_count("graph_bytes", graph_bytes)
-        self.target = cached_model(target, "target")
-        check_cache_dtype(cache_dtype, self.target)
-        self.target.cache_dtype = cache_dtype
+        self.target = cached_model(target, "target", cache_dtype, compile)
         self._max_lengths = {"target": self.target.max_length}
         self._costs: dict[int, list[float]] = {}  # by batch size
         if not 0 <= confidence < 1:
@@ -99,20 +97,16 @@ class SpeculativeDecoder:
         for name, value in (("d2t", d2t), ("confidence", confidence or None)):
             if value is not None and (draft is None or isinstance(draft, Drafter)):
                 refuse(name, f"a value with draft={type(draft).__name__}", "one with a model")
+        self.drafter: Drafter | None
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft
+            if compile and isinstance(model := getattr(draft, "model", None), CachedModel):
+                self.drafter = copy.copy(draft)  # the caller's goes on as it is
+                self.drafter.model = model.compiled()
         else:
-            self.drafter = model_drafter(draft, self.target, d2t, confidence)
-            model = self.drafter.model
-            if cache_dtype is not None and cache_dtype.itemsize < model.dtype.itemsize:
-                model.cache_dtype = cache_dtype
+            self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
         if isinstance(self.drafter, ModelDrafter):
             self._max_lengths["draft"] = self.drafter.model.max_length
-        if compile:
-            self.target = self.target.compiled()
-            if isinstance(model := getattr(self.drafter, "model", None), CachedModel):
-                self.drafter = copy.copy(self.drafter)  # the caller's goes on as it is
-                self.drafter.model = model.compiled()
 
     def generate(
         self,
@@ -286,7 +280,7 @@ class SpeculativeDecoder:
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
-        costs = {"target": slot_bytes(self.target)}
+        costs = {"target": self.target.slot_bytes()}
         if self.most_drafts > 0 and hasattr(self.drafter, "slot_bytes"):
             # What fails here will fail as its session starts, and is dropped there.
             with suppress(Exception):

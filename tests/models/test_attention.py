@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec.models import attention
-from specdec.models.attention import BLOCK, Queries, Tree, attend, block_mask, dense_mask
-from support.attending import CASES, HUGE, by_blocks, oracle, random_case, read_slots, slots_seen
+from specdec.models.attention import BLOCK, Queries, attend, block_mask, dense_mask
+from support.attending import CASES, HUGE, by_blocks, oracle, random_case, read_slots
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,7 +20,7 @@ def _inference():
 
 def by_mask(query, key, value, queries, scale=None, softcap=None):
     """As a model's own sdpa does."""
-    seen = dense_mask(queries, key.shape[2])
+    seen = dense_mask(queries, torch.arange(key.shape[2]))
     return torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
     )
@@ -75,21 +75,6 @@ def test_scale_and_softcap(q, blocks):
     assert (oracle(*case, scale=0.3) - oracle(*case, scale=0.3, softcap=1.5)).abs().max() > 1e-2
 
 
-def test_nodes_do_not_see_their_siblings():
-    """A tree by hand, after two tokens: 0 <- 1, 0 <- 2 <- 3. Node 3 stands at position 4, in slot 5."""
-    path = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]).bool()
-    positions, tree = torch.tensor([[2, 3, 3, 4]]), Tree(torch.tensor([2]), path)
-    expected = {
-        None: [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 4, 5]],
-        2: [[1, 2], [2, 3], [2, 4], [4, 5]],
-        1: [[2], [3], [4], [5]],
-    }
-    for window, slots in expected.items():
-        queries = Queries(positions, window, tree)
-        assert [row.nonzero()[:, 0].tolist() for row in dense_mask(queries, 7)[0, 0]] == slots
-        assert [slots_seen(queries, 0, i) for i in range(4)] == slots
-
-
 # ---- What is read
 
 
@@ -114,15 +99,6 @@ def test_a_window_reads_its_own_blocks():
     assert mask.kv_indices.min() >= 0 and mask.kv_indices.max() <= 63  # also where nothing counts them
 
 
-def test_a_tree_reads_up_to_its_last_node():
-    path = torch.ones(9, 9, dtype=torch.bool).tril()
-    depths = torch.tensor([0, 1, 1, 1, 1, 1, 1, 1, 1])  # node 8 lies nine slots after, at the second position
-    base = torch.tensor([120, 119, 0, 300, 8190])
-    live = torch.tensor([1, 1, 0, 1, 1])[:, None]
-    mask = block_mask(Queries((base[:, None] + depths) * live, None, Tree(base * live[:, 0], path)), 8192)
-    assert mask.kv_num_blocks[:, 0, 0].tolist() == [2, 1, 1, 3, 64]
-
-
 class NoWait(TorchDispatchMode):
     """Refuses what waits for a GPU: operations whose shape or Python value depends on numbers there, and copies."""
 
@@ -135,22 +111,22 @@ class NoWait(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ("nine, groups of eight", "a window and padding", "trees, a window, padding"))
+@pytest.mark.parametrize("name", ("nine, groups of eight", "a window and padding"))
 @torch.inference_mode(False)  # which hides from a mode what operations are made of
 def test_nothing_waits_for_the_device(name):
     lengths, q, options = CASES[name]
     queries = random_case(lengths, q, poison=None, **options).queries
+    slots = torch.arange(300)
     with NoWait():
         block_mask(queries, 300)
-        dense_mask(queries, 300)
+        dense_mask(queries, slots)
         for waits in (int, lambda p: p[p > 0], lambda p: bool((p > 0).all()), lambda p: p.to("meta")):
             with pytest.raises(AssertionError):
                 waits(queries.positions[:1, :1])
     with FakeTensorMode() as mode:  # tensors without values: nothing could be read
-        tree = queries.tree and Tree(mode.from_tensor(queries.tree.base), mode.from_tensor(queries.tree.ancestors))
-        unknown = Queries(mode.from_tensor(queries.positions), queries.window, tree)
+        unknown = Queries(mode.from_tensor(queries.positions), queries.window)
         assert block_mask(unknown, 300).kv_num_blocks.shape == (len(lengths), 1, 1)
-        assert dense_mask(unknown, 300).shape == (len(lengths), 1, q, 300)
+        assert dense_mask(unknown, mode.from_tensor(slots)).shape == (len(lengths), 1, q, 300)
 
 
 def test_shapes_depend_on_no_length(blocks):
@@ -190,8 +166,7 @@ def test_one_kernel_for_all_lengths():
     torch._dynamo.reset()
     with torch._dynamo.config.patch(error_on_recompile=True):
         for seed, lengths in enumerate(((5, 200), (290, 0), (-1, 150))):
-            for name in ("window", "tree"):
-                options = {"window": 9} if name == "window" else {"tree": True}
+            for options in ({}, {"window": 9}):
                 torch._dynamo.config.error_on_recompile = seed > 0
                 assert_right(by_flex, random_case(lengths, 3, seed=seed, **options))
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from specdec.models.attention import BLOCK, Queries, Tree, attend, block_mask
+from specdec.models.attention import BLOCK, Queries, attend, block_mask
 from specdec.models.cached_model import CachedModel
 from support import ROOT
 from support.attending import WIDER, Case, oracle, random_case
@@ -28,9 +28,7 @@ def _inference():
 
 
 def on_device(case: Case) -> Case:
-    queries, tree = case.queries, case.queries.tree
-    tree = tree and Tree(tree.base.cuda(), tree.ancestors.cuda())
-    return Case(*(t.cuda() for t in case[:3]), Queries(queries.positions.cuda(), queries.window, tree))
+    return Case(*(t.cuda() for t in case[:3]), Queries(case.queries.positions.cuda(), case.queries.window))
 
 
 def by_flex(case: Case, **scores) -> torch.Tensor:
@@ -59,13 +57,10 @@ def refill(case: Case, other: Case) -> None:
     for mine, its in zip(case[:3], other[:3], strict=True):
         mine.copy_(its)
     case.queries.positions.copy_(other.queries.positions)
-    if case.queries.tree is not None:
-        case.queries.tree.base.copy_(other.queries.tree.base)
-        case.queries.tree.ancestors.copy_(other.queries.tree.ancestors)
 
 
 @on_gpu
-@pytest.mark.parametrize("options", ({}, {"window": 9, "padding": 1}, {"tree": True}), ids=("plain", "window", "tree"))
+@pytest.mark.parametrize("options", ({}, {"window": 9, "padding": 1}), ids=("plain", "window"))
 def test_a_graph_serves_all_lengths(options):
     """Lengths from 0 to the last slot, changed between replays of one graph; and no second compilation."""
     lengths = ((3, 700), (990, -1), (0, 127), (128, 512))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder
 from specdec.models import attention
-from specdec.models.attention import choose, configurations, using
+from specdec.models.attention import choose, with_attention
 from specdec.models.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from support.attending import by_blocks
@@ -52,6 +52,11 @@ def ragged_logits(cached: CachedModel) -> torch.Tensor:
     return torch.cat(rows)
 
 
+def implementations(model) -> list[str]:
+    """What every module's configuration says of attention."""
+    return [m.config._attn_implementation for m in model.modules() if hasattr(m, "config")]
+
+
 def soft_capped():
     """By eager attention, whatever transformers' default is."""
     model = copy.deepcopy(model_of("gemma2"))
@@ -62,14 +67,13 @@ def soft_capped():
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
 def test_flex_gives_the_logits_of_the_model(case, calls):
     model = soft_capped() if case == "gemma2" else model_of(case)
-    configs = configurations(model)
-    before = [c._attn_implementation for c in configs]
+    before = implementations(model)
     cached = CachedModel(model, attention="flex")
     assert cached.reads_only_filled and not CachedModel(model).reads_only_filled
     got = ragged_logits(cached)
     assert [q.shape[2] for q in calls] == [3, 3, 5, 5]  # two steps, two layers each; the prompts have masks
     torch.testing.assert_close(got, ragged_logits(CachedModel(model)), atol=5e-5, rtol=1e-4)
-    assert len(calls) == 4 and [c._attn_implementation for c in configs] == before
+    assert len(calls) == 4 and implementations(model) == before
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
@@ -85,12 +89,12 @@ def test_grouped_queries_give_the_logits_of_the_model(case, monkeypatch):
     if choose(model) != "grouped":
         assert model.config._attn_implementation != "sdpa"
         return
-    before = [c._attn_implementation for c in configurations(model)]
+    before = implementations(model)
     assert torch.equal(ragged_logits(CachedModel(model)), ragged_logits(CachedModel(model, attention="model")))
     heads = model.config.get_text_config(decoder=True).num_attention_heads
     stored = CachedModel(model).new_cache(1, 8).layers[0].keys.shape[1]
     assert set(shapes) == {(heads, stored)}
-    assert [c._attn_implementation for c in configurations(model)] == before
+    assert implementations(model) == before
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -144,23 +148,48 @@ def test_the_model_is_as_before_after_an_error(monkeypatch):
     model(torch.tensor([[1, 2]]))
 
 
-def test_every_configuration_of_the_model_is_changed():
-    """One that holds another's: Gemma 3 has its text's and its vision's, which may differ."""
+def test_a_copy_has_its_own_configurations_and_the_same_weights():
+    """One configuration may hold another's: Gemma 3 has its text's and its vision's, which may differ."""
     model = model_of("gemma3")
-    text, sight = model.config.text_config, model.config.vision_config
+    sight = model.config.vision_config
     before = sight._attn_implementation_internal
     sight._attn_implementation_internal = "eager"
     try:
-        with using("flex", configurations(model)):
-            assert text._attn_implementation == model.config._attn_implementation == "specdec_flex"
-        assert (text._attn_implementation, sight._attn_implementation) == ("sdpa", "eager")
+        own = with_attention(model, "flex")
+        assert set(implementations(own)) == {"specdec_flex"}
+        assert own.config.text_config._attn_implementation == "specdec_flex"
+        assert set(implementations(model)) == {"sdpa", "eager"}
+        assert {id(p) for p in own.parameters()} == {id(p) for p in model.parameters()}
     finally:
         sight._attn_implementation_internal = before
 
 
+def test_modules_that_are_put_in_later_are_seen():
+    """As adapters are. What a copied module holds was put there before; the next cache sees the rest."""
+    model = copy.deepcopy(tiny_model())
+    cached = CachedModel(model)
+    before = feed(cached, cached.new_cache(1, 20), [[1, 2]])
+    model.lm_head = torch.nn.Sequential(model.lm_head, torch.nn.Tanh())
+    model.model.layers[0].self_attn.q_proj = torch.nn.Sequential(
+        model.model.layers[0].self_attn.q_proj, torch.nn.Tanh()
+    )
+    after = feed(cached, cached.new_cache(1, 20), [[1, 2]])
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after[0], model(torch.tensor([[1, 2]])).logits[0], atol=2e-5, rtol=1e-4)
+
+
+def test_a_replaced_forward_keeps_the_attention_of_the_model(monkeypatch):
+    """Of a copy it would go on to run the original, whose attention takes other masks."""
+    model = copy.deepcopy(tiny_model())
+    assert choose(model) == "grouped"
+    model.forward = model.forward
+    assert choose(model) == "model"
+    with pytest.raises(ValueError, match="of which a forward was replaced"):
+        choose(model, "flex")
+
+
 def test_narrower_keys_have_the_attention_of_the_model(calls):
-    cached = CachedModel(tiny_model(), attention="flex")
-    cached.cache_dtype = torch.bfloat16
+    cached = CachedModel(tiny_model(), attention="flex", cache_dtype=torch.bfloat16)
     assert not cached.reads_only_filled
     feed(cached, cached.new_cache(1, 20), [[1, 2]])
     assert not calls

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from specdec import SpeculativeDecoder, StaticKVCache
-from specdec.models.memory import slot_bytes
 from specdec.models.supported import cached_model
 from support.feeding import feed, full_logits
 from support.model_types import model_of
@@ -31,9 +30,7 @@ def rounded_logits(model, sequence: list[int], dtype: torch.dtype) -> torch.Tens
 
 
 def narrow(model, dtype: torch.dtype):
-    cached = cached_model(model, "target")
-    cached.cache_dtype = dtype
-    return cached
+    return cached_model(model, "target", dtype)
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
@@ -56,20 +53,17 @@ def test_chunks_and_steps_see_rounded_keys(case, dtype):
                 expected = rounded_logits(model, old + added, dtype)[len(old) :]
                 exact = full_logits(model, old + added)[len(old) :]
                 error = (logits[b, : len(added)] - expected).abs().max()
-                assert (
-                    error < 0.05 * (exact - expected).abs().max()
-                )  # some keys lie at an edge, and round the other way
+                # Some keys lie near an edge, and round the other way in another forward.
+                assert error < 0.05 * (exact - expected).abs().max()
             known = [old + added[:-1] for old, added in zip(known, new, strict=True)]
             cache.lengths -= 1
 
 
 def test_it_takes_half_of_the_bytes():
-    cached = cached_model(tiny_model("llama"), "target")
-    exact = slot_bytes(cached)
-    cached.cache_dtype = torch.bfloat16
-    assert 2 * slot_bytes(cached) == exact
+    cached = narrow(tiny_model("llama"), torch.bfloat16)
+    assert 2 * cached.slot_bytes() == cached_model(tiny_model("llama"), "target").slot_bytes()
     stored = cached.new_cache(3, 9)
-    assert sum(t.nbytes for x in stored.layers for t in (x.keys, x.values)) == slot_bytes(cached) * 27
+    assert sum(t.nbytes for x in stored.layers for t in (x.keys, x.values)) == cached.slot_bytes() * 27
 
 
 @torch.inference_mode()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec.models.cache_plan import UNCHECKED, CacheBudget, TokenLedger, plan_caches
+from specdec.models.cache_plan import UNCHECKED, CacheBudget, plan_caches
+from specdec.serving.ledger import TokenLedger
 
 COST = {"target": 16384, "draft": 2048}
 EACH = 18432

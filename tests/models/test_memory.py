@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 from specdec.models.cached_model import CachedModel
-from specdec.models.memory import PrefillChunk, free_memory, is_out_of_memory, layer_slots, size_text, slot_bytes
+from specdec.models.free_memory import free_memory, size_text
+from specdec.models.prefill import PrefillChunk, is_out_of_memory
 from support.allocations import LittleMemory, allocated
 from support.model_types import CASES, model_of
 from support.models import DECODER, prompts, tiny_model
@@ -48,7 +49,7 @@ BYTES = {  # by hand: layers x 2 x heads x size x 4 bytes
 def test_a_slot_costs_what_is_allocated(case):
     model = {"deepseek": deepseek, "gemma3n": gemma3n}.get(case, lambda: model_of(case))()
     cached = CachedModel(model)
-    each = slot_bytes(cached)
+    each = cached.slot_bytes()
     cache = cached.new_cache(3, 20)
     with torch.inference_mode():
         cached.prefill(cache, prompts(3, 2, 9))
@@ -57,26 +58,26 @@ def test_a_slot_costs_what_is_allocated(case):
 
 
 def test_the_cases_have_what_is_particular():
-    (keys, values), *_ = layer_slots(CachedModel(deepseek()))
+    (keys, values), *_ = CachedModel(deepseek()).layer_slots()
     assert keys.size != values.size
-    stored = [pair is not None for pair in layer_slots(CachedModel(gemma3n()))]
+    stored = [pair is not None for pair in CachedModel(gemma3n()).layer_slots()]
     assert stored in ([True, True, False, False], [True, True])
 
 
 def test_a_slot_costs_half_in_half_the_bits():
     cached = CachedModel(tiny_model("llama"))
     narrow = CachedModel(type(cached.model)(cached.model.config).eval().to(torch.bfloat16))
-    assert 2 * slot_bytes(narrow) == slot_bytes(cached) > 0
+    assert 2 * narrow.slot_bytes() == cached.slot_bytes() > 0
 
 
 def test_measured_once_a_model_and_kind_of_autocast(monkeypatch):
     cached, fed = CachedModel(tiny_model("llama")), []
     handle = cached.model.base_model.register_forward_hook(lambda *_: fed.append(1))
     try:
-        plain = layer_slots(cached)
+        plain = cached.layer_slots()
         with torch.autocast("cpu", torch.bfloat16):
-            lowered = layer_slots(cached)
-        assert layer_slots(cached) == plain and lowered != plain
+            lowered = cached.layer_slots()
+        assert cached.layer_slots() == plain and lowered != plain
         assert [v.dtype for _, v in lowered] == [torch.bfloat16] * 2 and [v.dtype for _, v in plain] == [
             torch.float32
         ] * 2
@@ -188,7 +189,7 @@ def test_a_smaller_chunk_stores_the_same_keys(room, sizes):
     """The prompt sees 64, 128 and then 192 slots: memory runs out again as it grows. The keys are, bit for bit, those
     of a prefill that was cut like this without any fault."""
     cached, prompt = CachedModel(tiny_model("llama")), prompts(1, 150, 150)[0]
-    layer_slots(cached)  # not where the fault is
+    cached.layer_slots()  # not where the fault is
     cached.prefill_chunk = PrefillChunk(32)
     with pytest.warns(RuntimeWarning) as told:
         cache, seen = with_room(room, lambda: prefill(cached, prompt))
@@ -213,7 +214,7 @@ def test_a_smaller_chunk_stores_the_same_keys(room, sizes):
 def test_rows_are_not_cut():
     """The last chunk is a column."""
     cached, three = CachedModel(tiny_model("llama")), prompts(3, 40, 50)
-    layer_slots(cached)
+    cached.layer_slots()
     seen = []
 
     def before(module, args, kwargs):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import EarlyExitDrafter, End, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
-from specdec.models.cache_plan import TokenLedger
+from specdec.serving.ledger import TokenLedger
 from support.models import prompts, tiny_model, tunable_pair
 from support.serving import check_empty, finish
 

@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.models.memory import slot_bytes
 from specdec.result import End
 from specdec.serving.requests import Outcome, Request
 from specdec.serving.scheduler import Scheduler
@@ -79,7 +78,7 @@ def test_memory_that_runs_out_in_prefill_costs_no_text(which):
 
     expected, both = texts(decoder()), decoder()
     for model in (both.target, both.drafter.model):
-        slot_bytes(model)  # measured before the fault
+        model.slot_bytes()  # measured before the fault
     little = LittleMemory(8 * 64)
     model = both.target if which == "target" else both.drafter.model
     layer = model.model.model.layers[-1].self_attn if which == "target" else model.model.transformer.h[-1].attn
@@ -95,7 +94,7 @@ def test_memory_that_runs_out_in_prefill_costs_no_text(which):
 def test_memory_that_never_suffices_ends_the_request_alone():
     """One prompt is too long for its attention, even token by token."""
     both = decoder(0)
-    slot_bytes(both.target)
+    both.target.slot_bytes()
     little = LittleMemory(99)
     handle = both.target.model.model.layers[-1].self_attn.register_forward_pre_hook(little.before, with_kwargs=True)
     scheduler = Scheduler(both, rows=2, max_length=100)

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from specdec.models.attention import BLOCK, Queries, Tree
+from specdec.models.attention import BLOCK, Queries
 
 HUGE = 1e30  # in slots that no query of the sequence sees: a weight of exactly 0 takes it away
 
@@ -16,14 +16,7 @@ def slots_seen(queries: Queries, b: int, i: int) -> list[int]:
     position = int(queries.positions[b, i])
     if position == 0:
         return [0]
-    if queries.tree is None:
-        places = {j: j for j in range(position + 1)}
-    else:
-        base, ancestors = int(queries.tree.base[b]), queries.tree.ancestors
-        path = (ancestors if ancestors.dim() == 2 else ancestors[b])[i]
-        places = {j: j for j in range(base)}
-        places |= {base + n: int(queries.positions[b, n]) for n in range(len(path)) if path[n]}
-    return [j for j, p in places.items() if queries.window is None or p > position - queries.window]
+    return [j for j in range(position + 1) if queries.window is None or j > position - queries.window]
 
 
 def oracle(query, key, value, queries: Queries, scale: float | None = None, softcap: float | None = None):
@@ -75,26 +68,16 @@ class Case(NamedTuple):
 
 
 def random_case(
-    lengths, q, *, heads=4, group=2, size=64, capacity=300, window=None, tree=False, padding=0, seed=0,
+    lengths, q, *, heads=4, group=2, size=64, capacity=300, window=None, padding=0, seed=0,
     dtype=torch.float32, poison=HUGE,
 ) -> Case:  # fmt: skip
     """Sequences with so many tokens stored, and q queries after them, of which the last ``padding`` do not count (none
     of a sequence with length -1). Slots that no query sees hold ``poison``, as far as a kernel reads their block, and
     NaN beyond, unless that is None."""
     generator = torch.Generator().manual_seed(seed)
-    base = torch.tensor(lengths)
-    offsets = torch.arange(q).expand(len(lengths), q)
-    ancestors = None
-    if tree:
-        ancestors = torch.eye(q, dtype=torch.bool).repeat(len(lengths), 1, 1)
-        for own in ancestors:
-            for node in range(1, q):
-                own[node] |= own[int(torch.randint(node, (), generator=generator))]
-        offsets = ancestors.sum(2) - 1
-    positions = base[:, None] + offsets
-    live = (torch.arange(q) < q - padding) & (base[:, None] >= 0)
-    positions, base = positions * live, base.clamp(min=0)
-    queries = Queries(positions, window, Tree(base, ancestors) if tree else None)
+    stored = torch.tensor(lengths)[:, None]
+    live = (torch.arange(q) < q - padding) & (stored >= 0)
+    queries = Queries((stored + torch.arange(q)) * live, window)
     shapes = ((heads, q, size), (heads // group, capacity, size), (heads // group, capacity, size))
     query, key, value = (torch.randn(len(lengths), *shape, generator=generator) for shape in shapes)
     if poison is not None:
@@ -121,10 +104,6 @@ CASES = {
     "a window and padding": ((-1, 7, 130, 280), 4, {"window": 9, "padding": 2}),
     "whole blocks": ((0, 127, 250), 5, {"capacity": 256}),
     "less than a block": ((0, 17, 60), 3, {"capacity": 70}),
-    "trees": (LENGTHS, 9, {"tree": True}),
-    "trees, a window": ((3, 130, 280), 7, {"tree": True, "window": 2}),
-    "trees, a window, padding": ((-1, 0, 130, 280), 7, {"tree": True, "window": 4, "padding": 2}),
-    "trees, groups of eight": ((1, 126, 200), 8, {"tree": True, "heads": 8, "group": 8}),
 }
 
 

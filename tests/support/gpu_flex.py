@@ -22,7 +22,7 @@ from unittest import mock
 import torch
 import triton
 from specdec.models import attention
-from specdec.models.attention import BLOCK, Queries, Tree, block_mask
+from specdec.models.attention import BLOCK, block_mask
 from torch._inductor import config as inductor
 from torch._inductor import graph
 from torch._inductor.compile_fx import compile_fx_inner
@@ -83,18 +83,13 @@ def _gpu() -> Iterator[None]:
             triton.runtime.driver._active = before
 
 
-def _captured(queries: Queries) -> tuple[torch.Tensor, ...]:
-    tree = queries.tree
-    return (queries.positions,) if tree is None else (queries.positions, tree.base, tree.ancestors)
-
-
 def written(case: Case) -> str:
     """What Inductor would load for ``attend`` of such tensors on a GPU: Python with Triton kernels."""
     query, key, value, queries = case
     mask = block_mask(queries, key.shape[2])
 
-    def rule(b, h, i, slot, positions, *tree):
-        return attention.rule(Queries(positions, queries.window, Tree(*tree) if tree else None))(b, h, i, slot)
+    def rule(b, h, i, slot, positions):
+        return attention.sees(positions[b, i], slot, queries.window)
 
     def traced(query, key, value, numbers, indices, *captured):
         unused = (
@@ -114,7 +109,7 @@ def written(case: Case) -> str:
 
     codes: list[str] = []
     with _gpu(), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode(False):
-        tensors = (query, key, value, mask.kv_num_blocks, mask.kv_indices, *_captured(queries))
+        tensors = (query, key, value, mask.kv_num_blocks, mask.kv_indices, queries.positions)
         tensors = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
         traced_graph = make_fx(traced, tracing_mode="fake", decomposition_table=select_decomp_table())(*tensors)
         traced_graph.graph.eliminate_dead_code()
@@ -151,7 +146,7 @@ def interpreted(case: Case, folder: Path) -> tuple[torch.Tensor, dict[str, int]]
     query, key, value, queries = case
     mask, none = block_mask(queries, key.shape[2]), torch.empty(0)
     size, heads, q, width = query.shape
-    lists = (mask.kv_num_blocks, mask.kv_indices, none, none, *(t.contiguous() for t in _captured(queries)))
+    lists = (mask.kv_num_blocks, mask.kv_indices, none, none, *(t.contiguous() for t in (queries.positions,)))
     tile, splits = constants["BLOCK_M"], constants.get("SPLIT_KV")
     if splits is None:  # one program for all keys of a head
         out = torch.full_like(query, math.nan)

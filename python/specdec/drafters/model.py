@@ -11,11 +11,10 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import DraftStep, Rule, draft_step
 
-from ..models.cached_model import CachedModel
+from ..checks import refuse
+from ..models.cached_model import CachedModel, computing_dtype
 from ..models.kv_cache import StaticKVCache
-from ..models.memory import slot_bytes
 from ..models.supported import cached_model
-from ..sampling.params import read_d2t
 from .protocol import Drafts, Generation, Step
 
 
@@ -44,20 +43,28 @@ class ModelDrafter:
         return ModelDraftSession(self, generation)
 
     def slot_bytes(self) -> int:
-        return slot_bytes(self.model)
+        return self.model.slot_bytes()
 
 
 def model_drafter(
-    draft: PreTrainedModel, target: CachedModel, d2t: torch.Tensor | Sequence[int] | None, confidence: float
+    draft: PreTrainedModel,
+    target: CachedModel,
+    d2t: torch.Tensor | Sequence[int] | None = None,
+    confidence: float = 0.0,
+    cache_dtype: torch.dtype | None = None,
+    compile: bool = False,
 ) -> ModelDrafter:
-    """``draft`` for this target, as ``SpeculativeDecoder`` takes the two arguments.
+    """``draft`` for this target, with the arguments of ``SpeculativeDecoder``.
 
     Raises:
         ValueError: names ``draft`` or ``d2t``.
     """
-    model, columns = cached_model(draft, "draft"), None
+    if cache_dtype is not None and cache_dtype.itemsize >= computing_dtype(draft).itemsize:
+        cache_dtype = None  # its keys are as narrow as they come
+    model, columns = cached_model(draft, "draft", cache_dtype, compile, target.vocab_size), None
+    ids: torch.Tensor | None = None
     if d2t is not None:
-        d2t, columns = read_d2t(d2t, model, target)
+        ids, columns = read_d2t(d2t, model, target)
     elif model.vocab_size != target.vocab_size:
         raise ValueError(
             f"draft: its vocabulary has {model.vocab_size} tokens, allowed: {target.vocab_size}, "
@@ -65,8 +72,27 @@ def model_drafter(
         )
     if model.device != target.device:
         raise ValueError(f"draft: is on {model.device}, allowed: {target.device}, the target's device")
-    model.may_lack_tokens = model.num_embeddings < target.vocab_size
-    return ModelDrafter(model, d2t, confidence, columns)
+    return ModelDrafter(model, ids, confidence, columns)
+
+
+def read_d2t(
+    d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel
+) -> tuple[torch.Tensor | None, int]:
+    """The target's ids of the first n columns of the draft's logits, [n] int64 (None: all of them), and n."""
+    ids = torch.as_tensor(d2t, device=target.device)
+    size, fed, columns = target.vocab_size, draft.num_embeddings, draft.num_outputs
+    given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
+    same = ids.dim() == 1 and torch.equal(ids, torch.arange(len(ids), device=ids.device))
+    if fed < (len(ids) if same else size):
+        refuse("draft", f"an embedding of {fed} tokens with d2t", f"{size}: it is fed the target's tokens")
+    right = ids.dim() == 1 and (len(ids) <= columns if same else len(ids) == columns)
+    if ids.dtype not in (torch.int64, torch.int32) or not right or len(ids) == 0:
+        allowed = f"{columns} integers, one for each column of the draft's logits"
+        refuse("d2t", given, f"{allowed}, or range(n) for the first n")
+    ids = ids.to(torch.int64)
+    if (ids[1:] <= ids[:-1]).any() or not 0 <= ids[0] <= ids[-1] < size:
+        refuse("d2t", "ids that do not ascend, or are out of range", f"ascending ids from 0 to {size - 1}")
+    return None if same and len(ids) == size else ids, len(ids)
 
 
 class ModelDraftSession:

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import refuse
 from ..models.kv_cache import StaticKVCache, visible_slots
-from ..models.memory import slot_bytes
 from ..models.supported import cached_model
 from ..prompts import read_eos
 from .protocol import Drafts, Generation, Step
@@ -61,7 +60,7 @@ class UniversalDrafter:
 
     def slot_bytes(self) -> int:
         """At most: what the texts need is seen when they come."""
-        return int(MOST_ROOM) * slot_bytes(self.model)
+        return int(MOST_ROOM) * self.model.slot_bytes()
 
 
 class UniversalDraftSession:

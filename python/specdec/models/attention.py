@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._triton import has_triton
@@ -15,6 +18,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse
 
+Mask = torch.Tensor | dict[str, torch.Tensor]  # of all layers, or of each kind of layer where some slide
 CHOICES = ("auto", "model", "flex", "grouped")
 BLOCK = 128  # slots: flex attention reads a sequence's keys in whole blocks of them
 MAX_QUERIES = 127  # of one sequence: beyond them Inductor leaves the decoding kernel, which splits the keys
@@ -23,69 +27,31 @@ _KERNELS = 256  # compiled for as many different shapes: by default Dynamo refus
 
 
 @dataclass(frozen=True)
-class Tree:
-    """n drafted nodes a sequence, their keys after the stored ones, in slots base[b] .. base[b] + n - 1 (SpecInfer,
-    arXiv 2305.09781, section 4.2: a node attends to its ancestors).
-
-    Attributes:
-        base: [B] int64, how many tokens are stored before node 0.
-        ancestors: [n, n] or [B, n, n] bool: [i, j] says that node j is on the path from the root to node i, i included.
-    """
-
-    base: torch.Tensor
-    ancestors: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Queries:
-    """Where the q queries of each sequence stand, and hence which slots of its cache they see: those of positions
-    (position - window, position]. Slot j holds position j; with a tree, that of its node.
+    """Where the q queries of each sequence stand. Slot j of a cache holds position j.
 
     Position 0 sees slot 0 and no other: it is a first token, or padding, whose result nobody reads, but which must
     not become NaN.
 
     Attributes:
         positions: [B, q] int64, in any order.
-        window: >= 1, or None.
-        tree: of n = q nodes, or None; a node that does not count has position 0.
+        window: how many positions a query sees, its own included, >= 1; None: all that are not after it.
     """
 
     positions: torch.Tensor
     window: int | None = None
-    tree: Tree | None = None
 
 
-def rule(queries: Queries) -> Callable[..., torch.Tensor]:
-    """Whether query i of sequence b sees a slot, as a flex attention ``mask_mod(b, h, i, slot)``: of scalar indices, or
-    of tensors that broadcast."""
-    positions, window, tree = queries.positions, queries.window, queries.tree
-    if tree is None:
-
-        def sees(b, h, i, slot):
-            position = positions[b, i]
-            return slot <= position if window is None else (slot <= position) & (slot > position - window)
-
-        return sees
-
-    base, nodes = tree.base, positions.shape[1]
-    ancestors = tree.ancestors.expand(positions.shape[0], nodes, nodes)
-
-    def sees_path(b, h, i, slot):
-        position, node = positions[b, i], slot - base[b]
-        stored, inside = node < 0, node.clamp(0, nodes - 1)
-        seen = stored | ((node < nodes) & ancestors[b, i, inside])
-        if window is not None:
-            seen = seen & (torch.where(stored, slot, positions[b, inside]) > position - window)
-        return torch.where(position == 0, slot == 0, seen)
-
-    return sees_path
+def sees(position: torch.Tensor, slot: torch.Tensor, window: int | None) -> torch.Tensor:
+    """The rule: a query sees the slots (position - window, position]. Both masks below are made from it; the window is
+    that of transformers' ``sliding_window_overlay``."""
+    causal = slot <= position
+    return causal if window is None else causal & (slot > position - window)
 
 
-def dense_mask(queries: Queries, visible: int) -> torch.Tensor:
-    """[B, 1, q, visible] bool, True = attend, over the first ``visible`` slots."""
-    size, q = queries.positions.shape
-    indices = [torch.arange(n, device=queries.positions.device) for n in (size, q, visible)]
-    return rule(queries)(indices[0][:, None, None], 0, indices[1][:, None], indices[2])[:, None]
+def dense_mask(queries: Queries, slots: torch.Tensor) -> torch.Tensor:
+    """[B, 1, q, n] bool, True = attend, over ``slots`` [n] int64."""
+    return sees(queries.positions[:, None, :, None], slots, queries.window)
 
 
 def block_mask(queries: Queries, capacity: int) -> BlockMask:
@@ -96,19 +62,17 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
     graph, serves all lengths. What is not read may hold anything; within a block that is read, unseen slots must be
     finite.
     """
-    positions = queries.positions
+    positions, window = queries.positions, queries.window
     size, q = positions.shape
     last = positions.amax(1)
-    if queries.tree is not None:
-        last = torch.where(last > 0, queries.tree.base + (q - 1), 0).clamp(max=capacity - 1)
     last_block = last // BLOCK
     blocks = torch.arange(-(-capacity // BLOCK), device=positions.device)
-    if queries.window is None:
+    if window is None:
         numbers, indices = last_block + 1, blocks.expand(size, -1)
     else:
         low = torch.where(positions > 0, positions, capacity).amin(1)
-        first_block = (low - (queries.window - 1)).clamp(min=0).minimum(last) // BLOCK
-        # Block 0 in front, where padding looks at it and the others begin after it.
+        first_block = (low - (window - 1)).clamp(min=0).minimum(last) // BLOCK
+        # Padding looks at slot 0, so block 0 comes first where the others begin after it.
         extra = ((positions == 0).any(1) & (first_block > 0)).long()
         numbers = last_block - first_block + 1 + extra
         indices = (first_block - extra)[:, None] + blocks
@@ -117,9 +81,9 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
         numbers.to(torch.int32)[:, None, None],
         indices.to(torch.int32)[:, None, None].contiguous(),
         BLOCK_SIZE=BLOCK,
-        mask_mod=rule(queries),
+        mask_mod=lambda b, h, i, slot: sees(positions[b, i], slot, window),
         seq_lengths=(q, capacity),
-        compute_q_blocks=False,  # the backward's
+        compute_q_blocks=False,  # which only a backward needs
     )
 
 
@@ -205,37 +169,42 @@ def _check_plain(name: str, module: object, dropout: float, others: Mapping[str,
         refuse("attention", f"{name} for {type(module).__name__} with {', '.join(unknown) or 'dropout'}", "neither")
 
 
-_FUNCTIONS = {"flex": _flex, "grouped": _grouped}  # in transformers' AttentionInterface as specdec_...
+_FUNCTIONS = {"flex": _flex, "grouped": _grouped}
 
 
-def configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Those that modules of the model ask for their attention function."""
-    found = (getattr(module, "config", None) for module in model.modules())
-    return list({id(c): c for c in found if isinstance(c, PreTrainedConfig)}.values())
+def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """``model`` with "flex" attention, which wants a ``BlockMask``, or "grouped"; with "model" it is ``model`` itself.
 
-
-@contextmanager
-def using(name: str, configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
-    """Within it the layers of the model with these configurations use "flex" attention, and want ``BlockMask``s, or
-    "grouped"; with "model", their own.
-
-    The configurations are the user's: they are as before afterwards, also after an error. Another thread must not run
-    the model meanwhile.
+    The user's model and its configuration stay as they are. Modules that ask a configuration which attention to
+    compute, and the modules around them, are copied without their weights; all others are the very same objects, so
+    adapters that are switched later act in both.
     """
     if name == "model":
-        yield
-        return
+        return model
     AttentionInterface.register(f"specdec_{name}", _FUNCTIONS[name])
-    # Not by the property, which sets the parts of a configuration as well.
-    before = [c._attn_implementation_internal for c in configs]
-    try:
-        for config in configs:
-            config._attn_implementation_internal = f"specdec_{name}"
-        with _many_kernels():
-            yield
-    finally:
-        for config, own in zip(configs, before, strict=True):
-            config._attn_implementation_internal = own
+    configs: dict = {}  # modules that share a configuration share its copy
+    return _copied(model, f"specdec_{name}", configs, {})
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def _copied(module: M, attention: str, configs: dict, done: dict[int, nn.Module]) -> M:
+    if id(module) not in done:
+        children = {n: c if c is None else _copied(c, attention, configs, done) for n, c in module._modules.items()}
+        config = getattr(module, "config", None)
+        own = isinstance(config, PreTrainedConfig)
+        copied = module
+        if own or any(children[n] is not c for n, c in module._modules.items()):
+            copied = copy.copy(module)
+        if any(children[n] is not c for n, c in module._modules.items()):
+            copied._modules = children
+        if own:
+            copied.__dict__["config"] = copy.deepcopy(config, configs)
+            # Not by the property, which sets the parts of a configuration as well.
+            copied.config._attn_implementation_internal = attention
+        done[id(module)] = copied
+    return done[id(module)]
 
 
 def choose(model: PreTrainedModel, requested: str = "auto") -> str:
@@ -274,6 +243,8 @@ def _lacks(model: PreTrainedModel) -> str | None:
         return "whose scores are soft-capped, but not by its own sdpa"  # transformers 5.17 leaves that out
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         return "which has attention sinks"
+    if any("forward" in vars(module) for module in model.modules()):
+        return "of which a forward was replaced (by torch.compile, or hooks)"  # it would go on to run the original
     if model.device.type == "cuda":
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if size < 16:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -10,24 +9,23 @@ from typing import NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .attention import MAX_QUERIES, Queries, block_mask, choose, configurations, using
+from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, with_attention
+from .cache_dtype import check_cache_dtype, stored_dtype
 from .compiled import CompiledForward
-from .kv_cache import StaticKVCache, visible_slots
-from .memory import PrefillChunk, stored_slots
+from .kv_cache import LayerSlot, Slot, StaticKVCache, visible_slots
+from .prefill import PrefillChunk
 
 T = TypeVar("T")
-Mask = torch.Tensor | dict[str, torch.Tensor]
 FLEX_STEP = 256  # slots
-
 PREFILL_TOKENS = 8192  # of one forward at most: what it computes in between is freed before the next
 
 
 class Layout(NamedTuple):
-    """Where the q tokens of one or several forwards stand, sequence by sequence. Cut by column, so that a
-    step computes it once for all its forwards.
+    """Where the q tokens of one or several forwards stand, sequence by sequence. It can be cut by columns, so a step
+    computes it once for all its forwards.
 
-    Padding (short prompts, drafts that do not count, finished sequences) has position 0, which every model
-    has, and the trash slot, which no query sees.
+    Padding (short prompts, drafts that do not count, finished sequences) has position 0, which every model has, and
+    the trash slot, which no query sees.
     """
 
     positions: torch.Tensor  # [B, q] int64
@@ -37,6 +35,7 @@ class Layout(NamedTuple):
 
     def split(self, sizes: list[int]) -> list[Layout]:
         """Consecutive layouts of so many columns each."""
+        masks: Sequence[Mask | None]
         if isinstance(self.mask, dict):
             by_kind = [m.split(sizes, 2) for m in self.mask.values()]
             masks = [dict(zip(self.mask, parts, strict=True)) for parts in zip(*by_kind, strict=True)]
@@ -61,39 +60,54 @@ def _max_length(config: PreTrainedConfig) -> int | None:
     return min((n for n in limits if n is not None), default=None)
 
 
-def _computing_dtype(model: PreTrainedModel) -> torch.dtype:
+def computing_dtype(model: PreTrainedModel) -> torch.dtype:
     """Of the hidden states: that of the first parameters, quantised ones (integers, 8-bit floats) left out."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
     return next(dtypes, None) or model.config.dtype or torch.get_default_dtype()
 
 
 class CachedModel:
-    """A causal LM with explicit positions, slots and masks. Holds no state of a generation: that is the
-    cache's.
+    """A causal LM with explicit positions, slots and masks. It holds no state of a generation: that is the cache's.
 
     Args:
         model: a decoder-only ``PreTrainedModel`` (``specdec.models.supported`` says which), in evaluation mode.
         name: for errors.
         attention: "auto", "model", "flex" or "grouped" (``attention.choose``). Flex is for steps: prompts are then
             read with the model's own.
+        cache_dtype: of its caches, where keys and values are to be rounded; None: as they come.
+        compile: logits go through ``torch.compile``, with the model's own attention. Prompts are stored by the model
+            as it is: each has a length of its own, and runs once.
+        fed_vocabulary: ids that it is fed are below this. Where its embedding has fewer, its last one is fed in the
+            place of those that it lacks. None: as many as its embedding has.
 
     Attributes:
-        cache_dtype: that of its caches, where keys and values are to be rounded; None: as they come.
-        prefill_chunk: tokens of one forward of a prefill at most, padding included.
+        prefill_chunk: how many tokens, padding included, one forward of a prefill is fed.
+
+    Raises:
+        ValueError: names ``attention`` or ``cache_dtype``, what was given and what is allowed.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str = "model", attention: str = "auto"):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        name: str = "model",
+        attention: str = "auto",
+        cache_dtype: torch.dtype | None = None,
+        compile: bool = False,
+        fed_vocabulary: int | None = None,
+    ):
         self.model, self.name = model, name
-        self.cache_dtype: torch.dtype | None = None
-        self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
         self.config = model.config.get_text_config(decoder=True)
-        self.device, self.dtype = model.device, _computing_dtype(model)
+        self.device, self.dtype = model.device, computing_dtype(model)
+        check_cache_dtype(cache_dtype, self.dtype)
+        self.cache_dtype, self._fed_vocabulary = cache_dtype, fed_vocabulary
+        self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
         self.vocab_size: int = self.config.vocab_size
         # The weights of quantised layers have shapes of their own.
         table, head = model.get_input_embeddings(), model.get_output_embeddings()
         self.num_embeddings: int = getattr(table, "num_embeddings", None) or table.weight.shape[0]
         self.num_outputs: int = getattr(head, "out_features", None) or head.weight.shape[0]
-        self.may_lack_tokens = False  # then its last one is fed in the place of those
+        self._lacks_tokens = fed_vocabulary is not None and self.num_embeddings < fed_vocabulary
         self.max_length = _max_length(self.config)
         # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
         self.needs_2d_mask = self.config.model_type == "bloom" or bool(getattr(self.config, "alibi", False))
@@ -107,13 +121,16 @@ class CachedModel:
             self._window = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept, as captured steps read them
-        self._attention, self._configs = choose(model, attention), configurations(model)
-        self._compiled: CompiledForward | None = None
+        self._layer_slots: dict[torch.dtype | None, tuple[LayerSlot, ...]] = {}  # by the dtype of autocast
+        self._attention = choose(model, "model" if compile else attention)
+        self._steps = self._prompts = model
+        self._take_attention()
+        self._compiled = CompiledForward(model) if compile else None
 
     @property
     def reads_only_filled(self) -> bool:
-        """Whether a step reads what sequences have stored, whatever ``visible`` says. Narrower keys are not read but
-        converted before, all that are visible."""
+        """Whether a step reads what sequences have stored, whatever ``visible`` says. Narrower keys are converted
+        before they are read, all that are visible."""
         return self._attention == "flex" and self.cache_dtype in (None, self.dtype)
 
     @property
@@ -127,23 +144,59 @@ class CachedModel:
         return -(-(tokens + 1) // self.slot_step) * self.slot_step
 
     def compiled(self) -> CachedModel:
-        """The same, with logits through ``torch.compile`` and the model's own attention; prompts are stored by the
-        model as it is: each has a length of its own, and runs once."""
-        own = copy.copy(self)
-        own._compiled, own._attention = CompiledForward(self.model), "model"
-        return own
+        """The same with ``compile``."""
+        return CachedModel(self.model, self.name, "model", self.cache_dtype, True, self._fed_vocabulary)
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
         """All of it allocated.
 
         Raises:
-            ValueError: as ``specdec.models.memory.stored_slots``.
+            ValueError: as :meth:`stored_slots`.
         """
-        slots = stored_slots(self)
+        self._take_attention()
+        slots = self.stored_slots()
         append_new = self.needs_2d_mask
         cache = StaticKVCache(self.config, batch_size, capacity, self.device, append_new, self.cache_dtype)
         cache.allocate(slots)
         return cache
+
+    def layer_slots(self) -> tuple[LayerSlot, ...]:
+        """What comes to be stored of a token, layer by layer. Measured once, by feeding one token into two slots: head
+        counts, head sizes and dtypes may differ by layer and between keys and values, and neither a configuration nor
+        quantised weights say all of them. Autocast changes the dtypes."""
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if autocast not in self._layer_slots:
+            cache = StaticKVCache(self.config, 1, 2, self.device, append_new=self.needs_2d_mask)
+            with torch.inference_mode():
+                self.prefill(cache, [[0]])
+            stored = [(x.keys, x.values) if x.is_initialized else None for x in cache.layers]
+            self._layer_slots[autocast] = tuple(
+                None if pair is None else (Slot.of(pair[0]), Slot.of(pair[1])) for pair in stored
+            )
+        return self._layer_slots[autocast]
+
+    def stored_slots(self) -> tuple[LayerSlot, ...]:
+        """As ``layer_slots``, in the dtypes in which they are stored.
+
+        Raises:
+            ValueError: keys or values come narrower than the model computes, and ``cache_dtype`` does not say so; or
+                ``cache_dtype`` is wider than they come.
+        """
+
+        def stored(what: str, slot: Slot) -> Slot:
+            return slot._replace(dtype=stored_dtype(self.name, what, slot.dtype, self.dtype, self.cache_dtype))
+
+        pairs = self.layer_slots()
+        return tuple(None if p is None else (stored("keys", p[0]), stored("values", p[1])) for p in pairs)
+
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values that one token of one sequence takes, over all layers.
+
+        Raises:
+            ValueError: as :meth:`stored_slots`.
+        """
+        return sum(slot.bytes for pair in self.stored_slots() if pair is not None for slot in pair)
 
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
         """The layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64 (``visible`` as
@@ -155,7 +208,7 @@ class CachedModel:
         """Feeds ``tokens`` [B, q] int64 and stores their keys. Returns logits [B, q, V]."""
         if self._compiled is not None:
             return self._run(self._compiled, tokens, cache, layout)
-        return self._run(self.model, tokens, cache, layout).logits
+        return self._run(self._steps if layout.mask is None else self._prompts, tokens, cache, layout).logits
 
     def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
         """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
@@ -193,7 +246,12 @@ class CachedModel:
         positions, visible = places * valid, visible_slots(stored, cache.capacity)
         layout = Layout(positions, slots, visible, self._mask(positions, visible))
         # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
-        self._run(self.model.base_model, tokens, cache, layout, first_row)
+        self._run(self._prompts.base_model, tokens, cache, layout, first_row)
+
+    def _take_attention(self) -> None:
+        """Anew with every cache: an adapter that was added meanwhile has put other modules into the model."""
+        self._steps = with_attention(self.model, self._attention)
+        self._prompts = self.model if self._attention == "flex" else self._steps
 
     def _run(
         self,
@@ -205,15 +263,13 @@ class CachedModel:
     ) -> T:
         by_flex = self.reads_only_filled and layout.mask is None
         cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row)
-        if self.may_lack_tokens:
+        if self._lacks_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs = {"position_ids": layout.positions} if self._takes_positions else {}
         mask = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
         if by_flex:
             mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
-        masked = "model" if self._attention == "flex" else self._attention
-        with using("flex" if by_flex else masked, self._configs):
-            return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
+        return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
         if visible not in self._key_index:
@@ -221,14 +277,10 @@ class CachedModel:
         return self._key_index[visible]
 
     def _mask(self, positions: torch.Tensor, visible: int) -> Mask | None:
-        """True = attend. The window rule is masking_utils.sliding_window_overlay: key > query - window."""
         if self.needs_2d_mask:
             return None
-        keys, queries = self._keys(visible), positions[:, None, :, None]
-        causal = keys <= queries
-        return self._by_kind(
-            lambda window: self._as_model_wants(causal if window is None else causal & (keys > queries - window))
-        )
+        keys = self._keys(visible)
+        return self._by_kind(lambda window: self._as_model_wants(dense_mask(Queries(positions, window), keys)))
 
     def _by_kind(self, mask: Callable[[int | None], T]) -> T | dict[str, T]:
         """``mask`` of the window of all layers, or of each kind of layer where some slide."""
@@ -242,7 +294,7 @@ class CachedModel:
         return torch.where(mask, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
 
     def _padding_mask(self, layout: Layout, trash: int) -> torch.Tensor:
-        """[B, visible + q]: the stored slots before the first fed token, then the fed tokens
-        (``append_new``). The model itself makes it causal, and ALiBi positions are its running sum."""
+        """[B, visible + q]: the stored slots before the first fed token, then the fed tokens (``append_new``). The
+        model itself makes it causal, and ALiBi positions are its running sum."""
         stored = self._keys(layout.visible) < layout.positions[:, :1]
         return torch.cat((stored, layout.slots != trash), 1)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import TYPE_CHECKING
 
 import torch
 from torch._dynamo import maybe_mark_dynamic
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
 
+from .attention import Mask
 from .kv_cache import StaticKVCache
-
-if TYPE_CHECKING:
-    from .cached_model import Mask
 
 
 class NotCompiled(ValueError):

@@ -27,6 +27,11 @@ class Slot(NamedTuple):
     size: int  # of a head
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, stored: torch.Tensor) -> Slot:
+        """Of keys or values [B, H_kv, S, D]."""
+        return cls(stored.shape[1], stored.shape[3], stored.dtype)
+
     @property
     def bytes(self) -> int:
         return self.heads * self.size * self.dtype.itemsize
@@ -52,7 +57,8 @@ class _Writer:
 
     def set(self, slots: torch.Tensor, visible: int, first_row: int) -> None:
         self._slots, self.visible = slots, visible
-        size = slots.shape[0]  # all rows are no number of them: a compiled forward's graph would be for that number
+        size = slots.shape[0]
+        # With all rows the slice has no bounds: a compiled forward would make them constants of its graph.
         self.rows = slice(None) if size == self.batch_size else slice(first_row, first_row + size)
         self._index.clear()
 
@@ -90,7 +96,7 @@ class _Layer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.allocate(*(Slot(states.shape[1], states.shape[3], states.dtype) for states in (key_states, value_states)))
+        self.allocate(Slot.of(key_states), Slot.of(value_states))
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
         if not self.is_initialized:
@@ -162,10 +168,11 @@ class StaticKVCache(Cache):
         super().__init__(layers=[_Layer(self._writer) for _ in range(layers)])
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self._used_rows: set[int] = set()  # that had a sequence
+        self._used_rows: set[int] = set()  # rows that had a sequence before
 
     def allocate(self, slots: Sequence[LayerSlot]) -> None:
-        """All of the storage, so that nothing grows later. A layer that was not allocated is by its first keys."""
+        """Allocates all storage now, so that nothing grows later. A layer without a slot is allocated by its first
+        keys."""
         for layer, slot in zip(self.layers, slots, strict=True):
             if slot is not None:
                 layer.allocate(*slot)

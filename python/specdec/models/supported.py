@@ -27,12 +27,20 @@ MASKED_ATTENTION = ("sdpa", "eager")
 _ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
 
 
-def cached_model(model: torch.nn.Module, name: str) -> CachedModel:
-    """``model``, ready for the loop. ``name`` is the caller's argument, for errors.
+def cached_model(
+    model: torch.nn.Module,
+    name: str,
+    cache_dtype: torch.dtype | None = None,
+    compile: bool = False,
+    fed_vocabulary: int | None = None,
+) -> CachedModel:
+    """``model``, ready for the loop.
 
     Args:
-        model: a ``PreTrainedModel``, or a ``peft`` model around one: whichever adapters are active when ``generate``
-            runs have their say.
+        model: a ``PreTrainedModel``, or a ``peft`` model around one: the adapters that are active when ``generate``
+            runs act.
+        name: the caller's argument, for errors.
+        cache_dtype, compile, fed_vocabulary: as in :class:`~specdec.models.cached_model.CachedModel`.
 
     Raises:
         ValueError: the model is no causal LM, its state cannot be rewound (Mamba, hybrid, linear attention),
@@ -58,7 +66,7 @@ def cached_model(model: torch.nn.Module, name: str) -> CachedModel:
     ours = type(model).__module__.startswith("transformers.models.")
     if not ours or whole is not model or model.config.model_type not in KNOWN_MODEL_TYPES:
         check_against_full_forward(model, name, whole)
-    return CachedModel(model, name)
+    return CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
 
 
 def _without_adapters(model: torch.nn.Module, name: str) -> torch.nn.Module:

@@ -11,7 +11,6 @@ import torch
 from specdec_kernels import DraftStep, Rule, SamplingParams
 
 from ..checks import read_count, refuse
-from ..models.cached_model import CachedModel
 
 Bias = dict[int, float]  # token -> what is added to its logit; -inf bans it
 
@@ -119,23 +118,3 @@ def read_min_new_tokens(
         allowed = f"an integer from 0 to max_new_tokens = {max_new_tokens}"
         refuse("min_new_tokens", repr(min_new_tokens), f"{allowed}, or one for each of the {batch_size} sequences")
     return list(counts)
-
-
-def read_d2t(
-    d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel
-) -> tuple[torch.Tensor | None, int]:
-    """The target's ids of the first n columns of the draft's logits, [n] int64 (None: all of them), and n."""
-    ids = torch.as_tensor(d2t, device=target.device)
-    size, fed, columns = target.vocab_size, draft.num_embeddings, draft.num_outputs
-    given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
-    same = ids.dim() == 1 and torch.equal(ids, torch.arange(len(ids), device=ids.device))
-    if fed < (len(ids) if same else size):
-        refuse("draft", f"an embedding of {fed} tokens with d2t", f"{size}: it is fed the target's tokens")
-    right = ids.dim() == 1 and (len(ids) <= columns if same else len(ids) == columns)
-    if ids.dtype not in (torch.int64, torch.int32) or not right or len(ids) == 0:
-        allowed = f"{columns} integers, one for each column of the draft's logits"
-        refuse("d2t", given, f"{allowed}, or range(n) for the first n")
-    ids = ids.to(torch.int64)
-    if (ids[1:] <= ids[:-1]).any() or not 0 <= ids[0] <= ids[-1] < size:
-        refuse("d2t", "ids that do not ascend, or are out of range", f"ascending ids from 0 to {size - 1}")
-    return None if same and len(ids) == size else ids, len(ids)

@@ -11,10 +11,10 @@ import torch
 from ..checks import read_count
 from ..decoder import SpeculativeDecoder
 from ..loop.batch import Batch, Entry
-from ..models.cache_plan import TokenLedger
 from ..prompts import read_eos
 from ..result import Emission, End
 from ..sampling.params import read_rule
+from .ledger import TokenLedger
 from .requests import MAX_EOS, Limits, Outcome, Request, read_request
 
 

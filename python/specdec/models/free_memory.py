@@ -1,0 +1,75 @@
+"""How much memory is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+
+def free_memory(device: torch.device, root: Path = Path("/")) -> int | None:
+    """Bytes that can be allocated on ``device`` now; None where it cannot be told (CPUs of other systems than Linux,
+    other accelerators than torch.cuda's).
+
+    On a GPU, what torch's allocator holds and does not use counts as free. On a CPU it is what the system can give
+    without swapping, page cache included (MemAvailable), or what is left in the process's control groups, versions 1
+    and 2.
+
+    Args:
+        root: of the file system that is asked.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    return min((*_available(root), *_left_in_groups(root)), default=None)
+
+
+def _available(root: Path) -> Iterator[int]:
+    kib = _numbers(root / "proc/meminfo").get("MemAvailable:")
+    if kib is not None:
+        yield kib * 1024
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Of the process's group and of all around it: a limit holds for all inside."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, limit, used, reclaimable = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            base, limit, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            reclaimable = "total_inactive_file"
+        else:
+            continue
+        names = [name for name in path.split("/") if name]
+        for depth in range(len(names), -1, -1):  # a container may not see its own group by this path, but as the root
+            folder = root.joinpath(base, *names[:depth])
+            try:
+                most, now = int((folder / limit).read_text()), int((folder / used).read_text())
+            except (OSError, ValueError):  # no such group, or "max"
+                continue
+            yield max(most - now + _numbers(folder / "memory.stat").get(reclaimable, 0), 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Of a file with a name and a number in every line; {} where there is none."""
+    try:
+        rows = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+
+
+def size_text(size: int) -> str:
+    """``size`` bytes, for people."""
+    for exponent, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**exponent:
+            return f"{size / 1024**exponent:.2f} {unit}"
+    return f"{size} bytes"
