@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
-from specdec_kernels import SamplingParams
+from specdec_kernels import Rule, SamplingParams
 
 from .checks import read_count, refuse
-from .drafters.draft_length import AdaptiveDrafts
+from .drafters.draft_length import AdaptiveDrafts, most_drafts
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
-from .loop.batch import Batch, Entry
+from .loop.arguments import read_entries
+from .loop.batch import Batch, BatchConfig
 from .loop.cuda_graphs import StepGraphs
-from .loop.sequence import Ends, SequenceRecord, Stopping
-from .loop.step_report import Wanted
+from .loop.sequence import Stopping
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
 from .models.supported import cached_model
-from .prompts import (
-    TokenIds,
-    check_room,
-    join,
-    read_eos,
-    read_pad,
-    read_processor_prompts,
-    read_prompts,
-    read_seeds,
-    repeated,
-)
+from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, repeated
 from .result import Emission, GenerationResult
-from .sampling.params import of_each, read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
-from .sampling.processors import read_processors
+from .sampling.params import read_rule
 from .stats import Stats
 
 
@@ -185,54 +175,43 @@ class SpeculativeDecoder:
             check_room(prompts, max_new_tokens, name, max_length)
         eos = read_eos(eos_token_id, self.target.model)
         pad = read_pad(pad_token_id, eos, self.target.model)
-        size = len(prompts)
-        seen = None if processor_prompts is None else read_processor_prompts(processor_prompts, size, vocab_size)
-        params = read_params(params, size, torch.device("cpu"))
-        bias = read_bias(logit_bias, banned_tokens, size, vocab_size)
-        shortest = read_min_new_tokens(min_new_tokens, size, max_new_tokens)
-        seeds = read_seeds(seed, size, torch.device("cpu"))
-        if read_count("num_return_sequences", num_return_sequences, 1) > 1:
-            n = num_return_sequences
-            seeds = (seeds[:, None] + torch.arange(n)).view(-1)
-            params = repeat_params(params, n)
-            input_ids, prompts, bias, shortest = (repeated(x, n) for x in (input_ids, prompts, bias, shortest))
-            seen = None if seen is None else repeated(seen, n)
-            if logits_processor and all(isinstance(own, Sequence) for own in logits_processor):
-                logits_processor = repeated(logits_processor, n)
-        rule = read_rule(rule, compact_q)
-        seeds, processors = seeds.tolist(), read_processors(logits_processor, len(prompts))
-        ids = [i for i in sorted(eos) if 0 <= i < vocab_size]
-        settings, ends, entries = of_each(params, len(prompts)), Ends(max_new_tokens, eos, stop), {}
-        for b, prompt in enumerate(prompts):
-            text = list(prompt)
-            processed = text if seen is None else list(seen[b])
-            record = SequenceRecord(b, text, processed, Stats.empty(self.most_drafts), len(prompt), ends)
-            entries[b] = Entry(record, settings[b], seeds[b], bias[b], shortest[b], processors[b])
-        records, graphs = [entry.record for entry in entries.values()], self.new_graphs()
+        entries = read_entries(
+            self.target,
+            prompts,
+            max_new_tokens,
+            params,
+            seed,
+            eos,
+            stop,
+            logit_bias=logit_bias,
+            banned_tokens=banned_tokens,
+            min_new_tokens=min_new_tokens,
+            logits_processor=logits_processor,
+            most_drafts=self.most_drafts,
+            processor_prompts=processor_prompts,
+            copies=num_return_sequences,
+        )
+        records, rule = [entry.record for entry in entries], read_rule(rule, compact_q)
         longest = max(map(len, prompts), default=0) + max_new_tokens
-        if prompts:
-            self.plan_caches(len(prompts), longest, step=self.target.slot_step)
+        if entries:
+            self.plan_caches(len(entries), longest, step=self.target.slot_step)
+        config = self.batch_config(
+            len(entries),
+            self.target.capacity(longest),
+            rule,
+            compact_q,
+            eos,
+            max_eos=len(eos),
+            log_probs=log_probs,
+            logits=output_logits,
+        )
         with torch.inference_mode():
-            batch = Batch(
-                self.target,
-                self.drafter,
-                self.num_drafts,
-                len(prompts),
-                self.target.capacity(longest),
-                rule=rule,
-                compact_q=compact_q,
-                backend=self.backend,
-                eos=ids,
-                max_eos=len(eos),
-                costs=self.costs_of(len(prompts)),
-                wanted=Wanted(log_probs, output_logits),
-                steady=graphs is not None,
-                graphs=graphs,
-            )
-            if max_new_tokens > 0 and prompts:
-                self.target.prefill(batch.generation.target_cache, [p[:-1] for p in prompts])
+            # Captured steps need one shape.
+            batch = Batch(dataclasses.replace(config, steady=config.graphs is not None))
+            if max_new_tokens > 0 and entries:
+                self.target.prefill(batch.generation.target_cache, [record.text[:-1] for record in records])
                 batch.stopwatch.lap("prefill")
-                batch.admit(entries)
+                batch.admit(dict(enumerate(entries)))
             while batch.live:
                 for emission in batch.step():
                     if on_emit is not None:
@@ -243,8 +222,9 @@ class SpeculativeDecoder:
                 if record is not None:
                     batch.release(row)
         if batch.costs is not None:
-            self._costs[len(prompts)] = batch.costs
-        stats = Stats.total((r.stats for r in records), batch.most)
+            self._costs[len(entries)] = batch.costs
+        input_ids, prompts = (repeated(x, num_return_sequences) for x in (input_ids, prompts))
+        stats = Stats.total((r.stats for r in records), self.most_drafts)
         stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
         stats.seconds = batch.stopwatch.with_total()
         return GenerationResult(
@@ -261,10 +241,41 @@ class SpeculativeDecoder:
             step_costs=batch.costs if isinstance(self.num_drafts, AdaptiveDrafts) else None,
         )
 
-    def new_graphs(self) -> StepGraphs | None:
-        """For one batch; None where there are none."""
+    def batch_config(
+        self,
+        size: int,
+        capacity: int,
+        rule: Rule,
+        compact_q: int,
+        eos: frozenset[int],
+        max_eos: int,
+        *,
+        log_probs: bool = False,
+        logits: bool = False,
+    ) -> BatchConfig:
+        """Of a batch of ``size`` rows of ``capacity`` slots with this decoder's models, drafter, K and backend.
+
+        Args:
+            eos: end-of-sequence tokens that ``min_new_tokens`` holds back.
+            max_eos: end-of-sequence tokens that a sequence may have, at most.
+        """
         on_gpu = self.target.device.type == "cuda" and torch.version.cuda is not None
-        return StepGraphs(self.graph_bytes) if on_gpu and self.graph_bytes else None
+        return BatchConfig(
+            target=self.target,
+            drafter=self.drafter,
+            num_drafts=self.num_drafts,
+            size=size,
+            capacity=capacity,
+            rule=rule,
+            compact_q=compact_q,
+            backend=self.backend,
+            eos=tuple(i for i in sorted(eos) if 0 <= i < self.target.vocab_size),
+            max_eos=max_eos,
+            costs=self.costs_of(size),
+            log_probs=log_probs,
+            logits=logits,
+            graphs=StepGraphs(self.graph_bytes) if on_gpu and self.graph_bytes else None,
+        )
 
     def plan_caches(
         self,
@@ -299,7 +310,7 @@ class SpeculativeDecoder:
     @property
     def most_drafts(self) -> int:
         """The largest K."""
-        return self.num_drafts.max_drafts if isinstance(self.num_drafts, AdaptiveDrafts) else self.num_drafts
+        return most_drafts(self.num_drafts)
 
     def costs_of(self, batch_size: int) -> list[float] | None:
         """T(0), T(1), ... of batches of this size; None: not measured yet."""

@@ -6,7 +6,7 @@ import copy
 import json
 
 import pytest
-import specdec.loop.batch
+import specdec.loop.step
 import torch
 from specdec import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
@@ -124,7 +124,7 @@ def forgetful(logits, drafts, q, **kwargs):
     ],
 )
 def test_planted_bugs_are_found(monkeypatch, step, where, settings):
-    monkeypatch.setattr(specdec.loop.batch, "speculative_step", step)
+    monkeypatch.setattr(specdec.loop.step, "speculative_step", step)
     done = verified(**settings)
     assert not done.passed
     found = {r.cell.check for r in (*done.texts, *done.distributions) if r.bugs}
@@ -166,7 +166,7 @@ def test_only_rounding_is_certified(monkeypatch, off, verdict):
         second = torch.where(near, best.values[..., :1] + 0.5, best.values[..., 1:])
         return speculative_step(logits.scatter(-1, best.indices[..., 1:], second), drafts, q, **kwargs)
 
-    monkeypatch.setattr(specdec.loop.batch, "speculative_step", swapping)
+    monkeypatch.setattr(specdec.loop.step, "speculative_step", swapping)
     many = [[a, b] for a in range(5) for b in range(5)]
     settings = VerifySettings(**{**QUICK, "checks": ("greedy",), "rules": ("token",), "batch_sizes": (64,)})
     done = verify(target, {"model": draft}, many, settings)
@@ -267,7 +267,7 @@ def test_the_command(folders):
 
 
 def test_the_command_finds_bugs(folders, monkeypatch):
-    monkeypatch.setattr(specdec.loop.batch, "speculative_step", shifted)
+    monkeypatch.setattr(specdec.loop.step, "speculative_step", shifted)
     result = invoke(*COMMAND, *folders, "--drafter", "model", "--check", "greedy")
     assert result.exit_code == 1
     assert "bug: prompt 0, new token " in result.stdout and "bugs found" in result.stdout

@@ -142,10 +142,10 @@ def test_a_step_that_waits_is_not_captured(monkeypatch):
     decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=2)
     plain, _ = texts_of(decoder, requests())
     graphs = recorded_graphs()
-    from specdec.loop.device_rows import RowState
+    from specdec.loop.device_rows import DeviceRows
 
-    places = RowState.places
-    monkeypatch.setattr(RowState, "places", lambda self, *args: (self.room.max().item(), places(self, *args))[1])
+    place = DeviceRows.place
+    monkeypatch.setattr(DeviceRows, "place", lambda self, *args: (self.room.max().item(), place(self, *args))[1])
     with pytest.warns(RuntimeWarning, match="no more CUDA graphs.*Synchronised"):
         assert texts_of(decoder, requests(), graphs)[0] == plain
     assert graphs.replays == 0 and not decoder_dropped(decoder)

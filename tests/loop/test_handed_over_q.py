@@ -8,7 +8,7 @@ import functools
 
 import pytest
 import specdec.drafters.model
-import specdec.loop.batch
+import specdec.loop.step
 import torch
 from support.models import generate, prompts, tunable_pair
 
@@ -32,7 +32,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, module, name: str) -> list:
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_q_is_what_was_drawn_from(monkeypatch, rule, compact_q):
     draws = recorded(monkeypatch, specdec.drafters.model, "draft_step")
-    steps = recorded(monkeypatch, specdec.loop.batch, "speculative_step")
+    steps = recorded(monkeypatch, specdec.loop.step, "speculative_step")
     temperature = torch.tensor([0.7, 1.3, 1.0])
     params = SamplingParams(temperature, top_p=0.95)
     generate(*tunable_pair(0.3), prompts(3, 2, 9), 3, params=params, rule=rule, compact_q=compact_q, max_new_tokens=20)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import specdec.loop.batch
+import specdec.loop.step
 import torch
 from specdec import Emission, End, QueueFull, Request
 from specdec.drafters import Drafts
@@ -196,7 +196,7 @@ ERRORS = {
 def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, deferred, monkeypatch):
     error, with_decoder, calls = ERRORS[error], decoder(), []
     model = with_decoder.target
-    decided, forward = specdec.loop.batch.speculative_step, model._run
+    decided, forward = specdec.loop.step.speculative_step, model._run
 
     def fails(call, *arguments, **named):
         calls.append(call)
@@ -205,7 +205,7 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, defe
         return call(*arguments, **named)
 
     if where == "kernel":
-        monkeypatch.setattr(specdec.loop.batch, "speculative_step", lambda *a, **n: fails(decided, *a, **n))
+        monkeypatch.setattr(specdec.loop.step, "speculative_step", lambda *a, **n: fails(decided, *a, **n))
     else:
         model._run = lambda call, *a: fails(forward, call, *a) if call is model.model else forward(call, *a)
     s = scheduler(with_decoder, deferred=deferred)

@@ -50,6 +50,11 @@ class AdaptiveDrafts:
             refuse("costs", self.costs, f"{self.max_drafts + 1} numbers > 0 that do not fall: T(0) to T(max_drafts)")
 
 
+def most_drafts(num_drafts: int | AdaptiveDrafts) -> int:
+    """The largest K."""
+    return num_drafts.max_drafts if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
+
+
 class DraftLengths(Protocol):
     """Says how many tokens each row's sequence drafts in its next step."""
 

@@ -1,4 +1,4 @@
-"""What the device knows of a batch's rows: all that a step reads and advances, so that no step waits for the host."""
+"""A batch's rows on the device: all that a step reads and advances, so that no step waits for the host."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import SamplingParams, SpeculativeStep, Status
+from specdec_kernels import SamplingParams, SpeculativeStep, Status, TokenTable
+
+from ..drafters.protocol import Step
 
 PARAMETERS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 
 
-class RowSettings(NamedTuple):
+class RowStart(NamedTuple):
     """What a row's sequence starts with."""
 
     text: list[int]  # its prompt
@@ -24,13 +26,17 @@ class RowSettings(NamedTuple):
     params: Mapping[str, float]  # every name of PARAMETERS
 
 
-class Places(NamedTuple):
-    """Where a step of K drafts stands. Column c is the token at L - 2 + c, L being the number of known tokens."""
+class StepPlan(NamedTuple):
+    """What the host says of a step before it runs. Where the device runs ahead of the host, K drafts may count for
+    every row, and no text is shown (``drafters.protocol.Step``)."""
 
-    allowed: torch.Tensor  # [B] int64: of the K drafts, how many count
-    positions: torch.Tensor  # [B, K + 2] int64
-    slots: torch.Tensor  # [B, K + 2] int64
-    stored: torch.Tensor  # [B] int64: L - 1
+    index: int  # the steps before this one
+    num_drafts: int  # K: the most that a row may draft
+    visible: int  # slots that attention is shown
+    allowed: list[int]  # of these K, how many count for each row, as far as the host knows
+    table: TokenTable | None
+    texts: list[list[int]]
+    processed: list[list[int]]
 
 
 def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -39,7 +45,7 @@ def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-class RowState:
+class DeviceRows:
     """The rows of one batch, [B] tensors that stay where they are: a captured step finds them there.
 
     A row holds one sequence at a time. The host edits rows between steps (``set``, ``clear``); edits reach the device
@@ -67,7 +73,7 @@ class RowState:
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
         self._columns = torch.arange(-2, most_drafts, device=device)
-        self._edits: dict[int, RowSettings | None] = {}
+        self._edits: dict[int, RowStart | None] = {}
         self._wanted = [0] * size
         self.params = self._used_params()
 
@@ -81,7 +87,7 @@ class RowState:
         """What a captured step has fixed of the parameters."""
         return tuple(getattr(self.params, name) is not None for name in PARAMETERS), self.greedy
 
-    def set(self, row: int, settings: RowSettings) -> None:
+    def set(self, row: int, settings: RowStart) -> None:
         self._edits[row], self._in_rows[row] = settings, settings.params
 
     def clear(self, row: int) -> None:
@@ -122,19 +128,33 @@ class RowState:
                 used[name] = column
         return SamplingParams.unchecked(**used)
 
-    def places(self, num_drafts: int, wanted: torch.Tensor | None = None) -> Places:
-        """Of a step of K = ``num_drafts``. One token is always drawn from the target, so no draft can go past the
-        room. What does not count stands at position 0 and in the trash slot.
+    def place(self, plan: StepPlan, wanted: torch.Tensor | None = None) -> Step:
+        """Where the tokens of a step stand. One token is always drawn from the target, so no draft can go past the
+        room of its sequence. What does not count stands at position 0 and in the trash slot.
 
         Args:
-            wanted: [B] int64, instead of the state's own.
+            wanted: [B] int64, drafts of each row instead of what ``set_wanted`` said.
         """
-        columns = self._columns[: num_drafts + 2]
+        columns = self._columns[: plan.num_drafts + 2]
         live = self.room > 0
-        allowed = torch.minimum(self.wanted if wanted is None else wanted, self.room - 1).clamp_(0, num_drafts)
+        allowed = torch.minimum(self.wanted if wanted is None else wanted, self.room - 1).clamp_(0, plan.num_drafts)
         places = self.known[:, None] + columns
         counts = (columns < allowed[:, None]) & (places >= 0) & live[:, None]
-        return Places(allowed, places * counts, torch.where(counts, places, self._trash), (self.known - 1).clamp_(0))
+        return Step(
+            index=plan.index,
+            num_drafts=plan.num_drafts,
+            lengths=(self.known - 1).clamp_(0),
+            position=self.known,
+            last_two=self.last_two,
+            positions=places * counts,
+            slots=torch.where(counts, places, self._trash),
+            visible=plan.visible,
+            allowed=plan.allowed,
+            allowed_on_device=allowed,
+            table=plan.table,
+            texts=plan.texts,
+            processed=plan.processed,
+        )
 
     def advance(self, out: SpeculativeStep) -> torch.Tensor:
         """Enters what a step decided, up to an end-of-sequence token.

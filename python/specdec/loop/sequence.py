@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from transformers import LogitsProcessorList
 
 from specdec_kernels import Status
 
 from ..checks import refuse
 from ..result import End, Producer
+from ..sampling.params import Bias
 from ..stats import Stats
+from .step_report import SequenceReport
 
 # Plain integers: arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
@@ -74,12 +78,8 @@ class SequenceRecord:
         """Tokens that it may still emit."""
         return self.ends.max_new_tokens - self.emitted
 
-    def take(self, report: list[int], width: int, vocab_size: int, draft_forwards: int) -> tuple[list[int], int, int]:
-        """Enters what a step of ``width`` drafts decided.
-
-        Args:
-            report: tokens (width + 1), drafts (width), how many of these counted, how many tokens there are up to an
-                end-of-sequence token, accepted, status, and the drafts' statuses (width) if there are.
+    def take(self, report: SequenceReport, vocab_size: int, draft_forwards: int) -> tuple[list[int], int, int]:
+        """Enters what a step decided.
 
         Returns:
             The emitted tokens, and how many drafts were tested and accepted.
@@ -88,12 +88,9 @@ class SequenceRecord:
             Exception: whatever ``ends.stop`` raises, or ValueError for an answer that is no end among the new tokens;
                 nothing was entered.
         """
-        allowed, count, accepted, status = report[2 * width + 1 : 2 * width + 5]
-        drafts = report[width + 1 : width + 1 + allowed]
-        drafted = sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts))
-        for draft_status in report[2 * width + 5 : 2 * width + 5 + allowed]:
-            status |= draft_status
-        tokens = report[:count]
+        tokens, accepted, status = report.tokens, report.num_accepted, report.status
+        count = len(tokens)
+        drafted = sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, report.drafts))
         at_eos = count > 0 and tokens[-1] in self.ends.eos
         self.text += tokens
         try:
@@ -136,6 +133,17 @@ class SequenceRecord:
     def drafter_failed(self) -> bool:
         """Whether it drafted from what is no distribution. All -inf is none either, but comes of bans as well."""
         return int(self.status) & _DRAFT_FAULTS != 0
+
+
+class Entry(NamedTuple):
+    """A sequence that is to begin in a row, and what it asks for."""
+
+    record: SequenceRecord
+    params: Mapping[str, float]  # every one of SamplingParams
+    seed: int
+    bias: Bias
+    min_new_tokens: int
+    processors: LogitsProcessorList
 
 
 def _read_end(kept: int | None, new: int) -> int | None:

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..drafters.draft_length import step_costs
 from ..drafters.protocol import Step
+from .device_rows import StepPlan
+from .step import SpeculativeLoop
 
-if TYPE_CHECKING:
-    from .batch import Batch
 
+def measured_costs(loop: SpeculativeLoop, most_drafts: int, plan: Callable[[int], StepPlan]) -> list[float]:
+    """T(0), T(1), ..., T(most_drafts) of a batch: its next step, several times, with nothing entered.
 
-def measured_costs(batch: Batch) -> list[float]:
-    """T(0), T(1), ... of a batch: its next step, several times, with nothing entered."""
-    rows = batch.rows
-    room = [0 if r is None or not r.live else r.room - 1 for r in rows]
-    texts = [[] if r is None else r.text for r in rows]
+    Args:
+        plan: of the next step with so many drafts in every row that has room.
+    """
 
     def seconds(call: Callable[[], object]) -> float:
         start = time.perf_counter()
         call()
-        if batch.target.device.type == "cuda":
-            torch.cuda.synchronize(batch.target.device)
+        if loop.target.device.type == "cuda":
+            torch.cuda.synchronize(loop.target.device)
         return time.perf_counter() - start
 
-    def plan(num_drafts: int) -> Step:
-        allowed = [min(num_drafts, most) for most in room]
-        visible = batch.visible(max(allowed))
-        wanted = torch.full_like(batch.state.wanted, num_drafts)
-        return batch.plan(max(allowed), visible, allowed, texts, batch.table.on_device(), wanted)
+    def placed(num_drafts: int) -> Step:
+        return loop.rows.place(plan(num_drafts), torch.full_like(loop.rows.wanted, num_drafts))
 
     def verify(tokens: int) -> float:
-        step = plan(tokens - 1)
+        step = placed(tokens - 1)
         drafts = step.last_two[:, :1].expand(-1, step.num_drafts)
-        return seconds(lambda: batch.forward(step, drafts))
+        return seconds(lambda: loop.score(step, drafts))
 
     def draft(num_drafts: int) -> float:
-        step = plan(num_drafts)
-        return seconds(lambda: batch.session.draft(step)) if step.num_drafts else 0.0
+        step = placed(num_drafts)
+        return seconds(lambda: loop.draft(step)) if step.num_drafts else 0.0
 
-    return step_costs(batch.most, draft, verify)
+    return step_costs(most_drafts, draft, verify)

@@ -11,13 +11,11 @@ import torch
 from specdec_kernels import SamplingParams, Status
 
 from ..checks import read_as, read_count, refuse
-from ..loop.batch import Entry
-from ..loop.sequence import Ends, SequenceRecord, Stopping
+from ..loop.arguments import read_entries
+from ..loop.sequence import Entry, SequenceRecord, Stopping
 from ..models.cached_model import CachedModel
-from ..prompts import read_eos, read_prompts, read_seeds
+from ..prompts import read_eos, read_prompts
 from ..result import End, Producer, error_text
-from ..sampling.params import of_each, read_bias, read_min_new_tokens, read_params
-from ..sampling.processors import read_processors
 from ..stats import Stats
 
 if TYPE_CHECKING:
@@ -101,13 +99,12 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
     """
     if not isinstance(request, Request):
         refuse("request", type(request).__name__, "a Request")
-    cpu, size = torch.device("cpu"), target.vocab_size
     if not isinstance(request.prompt, (Sequence, torch.Tensor)):
         refuse("prompt", type(request.prompt).__name__, "a list of token ids")
-    (prompt,) = read_as("prompt", read_prompts, [request.prompt], None, size)
+    prompts = read_as("prompt", read_prompts, [request.prompt], None, target.vocab_size)
     read_count("max_new_tokens", request.max_new_tokens)
-    if len(prompt) + request.max_new_tokens > limits.max_length:
-        given = f"{len(prompt)} tokens with max_new_tokens={request.max_new_tokens}"
+    if len(prompts[0]) + request.max_new_tokens > limits.max_length:
+        given = f"{len(prompts[0])} tokens with max_new_tokens={request.max_new_tokens}"
         refuse("prompt", given, f"{limits.max_length} tokens together")
     params = request.params
     if isinstance(params, SamplingParams) and any(isinstance(v, torch.Tensor) for v in vars(params).values()):
@@ -115,20 +112,23 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
     eos = read_eos(request.eos_token_id, target.model)
     if len(eos) > MAX_EOS:
         refuse("eos_token_id", f"{len(eos)} ids", f"up to {MAX_EOS}")
-    (shortest,) = read_min_new_tokens(request.min_new_tokens, 1, request.max_new_tokens)
-    if shortest and eos != limits.eos:
-        refuse("min_new_tokens", f"{shortest} with eos_token_id={sorted(eos)}", f"0, or {sorted(limits.eos)}")
     banned = list(request.banned_tokens) if isinstance(request.banned_tokens, Sequence) else request.banned_tokens
-    if request.stop is not None and not callable(getattr(request.stop, "first_end", None)):
-        refuse("stop", type(request.stop).__name__, "a Stopping, such as StopStrings")
-    possible = frozenset(i for i in eos if 0 <= i < size)
-    ends = Ends(request.max_new_tokens, possible, request.stop)
-    record = SequenceRecord(number, prompt, prompt, Stats.empty(limits.most_drafts), len(prompt), ends)
-    return Entry(
-        record,
-        of_each(read_params(params, 1, cpu), 1)[0],
-        int(read_seeds(request.seed, 1, cpu)[0]),
-        read_bias(request.logit_bias, banned, 1, size)[0],
-        shortest,
-        read_processors(request.logits_processor, 1)[0],
+    (entry,) = read_entries(
+        target,
+        prompts,
+        request.max_new_tokens,
+        params,
+        request.seed,
+        frozenset(i for i in eos if 0 <= i < target.vocab_size),
+        request.stop,
+        logit_bias=request.logit_bias,
+        banned_tokens=banned,
+        min_new_tokens=request.min_new_tokens,
+        logits_processor=request.logits_processor,
+        most_drafts=limits.most_drafts,
     )
+    if entry.min_new_tokens and eos != limits.eos:
+        given = f"{entry.min_new_tokens} with eos_token_id={sorted(eos)}"
+        refuse("min_new_tokens", given, f"0, or {sorted(limits.eos)}")
+    entry.record.number = number
+    return entry

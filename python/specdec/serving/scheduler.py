@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -10,7 +11,8 @@ import torch
 
 from ..checks import read_count
 from ..decoder import SpeculativeDecoder
-from ..loop.batch import Batch, Entry
+from ..loop.batch import Batch
+from ..loop.sequence import Entry
 from ..prompts import read_eos
 from ..result import Emission, End
 from ..sampling.params import read_rule
@@ -105,24 +107,11 @@ class Scheduler:
         eos = read_eos(None, target.model)
         self.limits = Limits(self.budget.max_length, decoder.most_drafts, eos)
         self.ledger = TokenLedger(self.budget.tokens)
+        rule = read_rule(rule, compact_q)
+        capacity, max_eos = self.budget.capacity, max(MAX_EOS, len(eos))
+        config = decoder.batch_config(self.budget.rows, capacity, rule, compact_q, eos, max_eos)
         with torch.inference_mode():
-            self.batch = Batch(
-                target,
-                decoder.drafter,
-                decoder.num_drafts,
-                self.budget.rows,
-                self.budget.capacity,
-                rule=read_rule(rule, compact_q),
-                compact_q=compact_q,
-                backend=decoder.backend,
-                eos=[i for i in sorted(eos) if 0 <= i < target.vocab_size],
-                max_eos=max(MAX_EOS, len(eos)),
-                costs=decoder.costs_of(self.budget.rows),
-                steady=True,
-                isolate=True,
-                ahead=int(deferred),
-                graphs=decoder.new_graphs(),
-            )
+            self.batch = Batch(dataclasses.replace(config, steady=True, isolate=True, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}

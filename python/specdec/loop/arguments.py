@@ -1,0 +1,70 @@
+"""What is asked for a sequence, checked once: ``generate`` has several sequences, a request has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import LogitsProcessor
+
+from specdec_kernels import SamplingParams
+
+from ..checks import read_count, refuse
+from ..models.cached_model import CachedModel
+from ..prompts import read_processor_prompts, read_seeds, repeated
+from ..sampling.params import of_each, read_bias, read_min_new_tokens, read_params, repeat_params
+from ..sampling.processors import read_processors
+from ..stats import Stats
+from .sequence import Ends, Entry, SequenceRecord, Stopping
+
+
+def read_entries(
+    target: CachedModel,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    params: SamplingParams | None,
+    seed: int | Sequence[int] | torch.Tensor,
+    eos: frozenset[int],
+    stop: Stopping | None,
+    *,
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None,
+    banned_tokens: Sequence[int] | Sequence[Sequence[int]] | None,
+    min_new_tokens: int | Sequence[int] | torch.Tensor,
+    logits_processor: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]] | None,
+    most_drafts: int,
+    processor_prompts: Sequence[Sequence[int]] | None = None,
+    copies: int = 1,
+) -> list[Entry]:
+    """The sequences of ``prompts``, numbered from 0, with the arguments of ``SpeculativeDecoder.generate``.
+
+    Args:
+        prompts: as ``read_prompts`` returns them; they must fit, with ``max_new_tokens``, wherever they go.
+        most_drafts: the largest K.
+        copies: sequences of each prompt, side by side; the j-th has the prompt's seed + j.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
+    """
+    size, vocab_size, cpu = len(prompts), target.vocab_size, torch.device("cpu")
+    if stop is not None and not callable(getattr(stop, "first_end", None)):
+        refuse("stop", type(stop).__name__, "a Stopping, such as StopStrings")
+    seen = None if processor_prompts is None else read_processor_prompts(processor_prompts, size, vocab_size)
+    params = read_params(params, size, cpu)
+    bias = read_bias(logit_bias, banned_tokens, size, vocab_size)
+    shortest = read_min_new_tokens(min_new_tokens, size, max_new_tokens)
+    seeds = read_seeds(seed, size, cpu)
+    if read_count("num_return_sequences", copies, 1) > 1:
+        seeds = (seeds[:, None] + torch.arange(copies)).view(-1)
+        params = repeat_params(params, copies)
+        prompts, bias, shortest = (repeated(x, copies) for x in (prompts, bias, shortest))
+        seen = None if seen is None else repeated(seen, copies)
+        if logits_processor and all(isinstance(own, Sequence) for own in logits_processor):
+            logits_processor = repeated(logits_processor, copies)
+    processors = read_processors(logits_processor, len(prompts))
+    settings, ends, entries = of_each(params, len(prompts)), Ends(max_new_tokens, eos, stop), []
+    for b, prompt in enumerate(prompts):
+        text = list(prompt)
+        processed = text if seen is None else list(seen[b])
+        record = SequenceRecord(b, text, processed, Stats.empty(most_drafts), len(prompt), ends)
+        entries.append(Entry(record, settings[b], int(seeds[b]), bias[b], shortest[b], processors[b]))
+    return entries

@@ -1,0 +1,88 @@
+"""One step of speculative decoding: the device's side, all of it.
+
+The draft proposes up to K tokens a row, the target scores them in one forward over K + 1 positions, and one operation
+accepts the first of them and adds a token of the target's own (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen et
+al., arXiv 2302.01318, Algorithm 2). A step finds the rows where the last one left them. Nothing in it waits for the
+host, so it can be replayed as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specdec_kernels import speculative_step
+
+from ..drafters.guard import GuardedSession
+from ..drafters.protocol import Drafts, Generation, Step
+from ..models.cached_model import CachedModel
+from .device_rows import DeviceRows, StepPlan
+from .step_report import StepResult, pack
+
+
+@dataclass
+class SpeculativeLoop:
+    """What all steps of a batch have in common.
+
+    Attributes:
+        session: proposes drafts; None: plain decoding.
+        steady: every step verifies K columns, also where fewer were drafted, so that all have one shape.
+        log_probs: report the log-probabilities of the emitted tokens.
+    """
+
+    target: CachedModel
+    session: GuardedSession | None
+    generation: Generation
+    rows: DeviceRows
+    steady: bool
+    log_probs: bool
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Drafts, verifies, and moves every row on by what it emitted."""
+        g, lap = self.generation, self.generation.stopwatch.lap
+        step = self.rows.place(plan)
+        drafts = self.draft(step)
+        lap("loop")
+        logits = self.score(step, drafts.tokens)
+        lap("target_forwards")
+        processed = g.processors(logits, step.processed, step.allowed, drafts.tokens) if g.processors else logits
+        allowed, columns = step.allowed_on_device, drafts.tokens.shape[1]
+        if columns < step.num_drafts:
+            allowed = allowed.clamp(max=columns)
+        out = speculative_step(
+            processed,
+            drafts.tokens,
+            drafts.logits,
+            params=g.params,
+            seed=g.seed,
+            position=step.position,
+            num_drafts=allowed,
+            draft_stats=drafts.stats,
+            compact_q=drafts.compact,
+            d2t=drafts.d2t,
+            table=step.table,
+            rule=g.rule,
+            log_probs=self.log_probs,
+            backend=g.backend,
+        )
+        emitted = self.rows.advance(out)
+        report = pack(out, drafts, allowed, emitted)
+        lap("kernels")
+        return StepResult(drafts, logits, out, processed is not logits, report)
+
+    def draft(self, step: Step) -> Drafts:
+        """Up to K tokens a row, with the q that they were drawn from."""
+        drafts = self.session.draft(step) if step.num_drafts and self.session is not None else None
+        drafts = drafts or Drafts(step.last_two[:, :0])
+        return drafts.widened(step.num_drafts) if self.steady else drafts
+
+    def score(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
+        """The target sees the last known token and the drafts [B, k]. Returns logits [B, k + 1, V]: row i decides the
+        token after i drafts."""
+        cache, columns = self.generation.target_cache, slice(1, drafts.shape[1] + 2)
+        cache.lengths = step.lengths
+        layout = self.target.layout(step.positions[:, columns], step.slots[:, columns], step.visible)
+        # A draft outside the vocabulary ends the drafts, but what is fed must be a token.
+        tokens = torch.cat((step.last_two[:, 1:], drafts.clamp(0, self.target.vocab_size - 1)), 1)
+        return self.target(tokens, cache, layout)
