@@ -8,6 +8,7 @@ SETTINGS = "tests/loop/test_settings.py tests/loop/test_sampled_texts.py"
 TABLE = "tests/sampling/test_token_table.py tests/loop/test_settings.py"
 ADAPTIVE = "tests/drafters/test_draft_length.py"
 ENDS = "tests/loop/test_ends.py"
+FAULTS = "tests/serving/test_serving_faults.py tests/loop/test_decoder.py -k 'nan or fault'"
 TEXT = "tests/loop/test_decoder.py -k 'eos or seeds'"
 
 MUTATIONS: list[Mutation] = [
@@ -37,13 +38,9 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/loop/batch.py",
+        "python/specdec/loop/step.py",
         DISTRIBUTIONS,
         {
-            "loop-reuses-noise-in-every-step": (
-                "position=self.state.known,",
-                "position=torch.zeros_like(self.state.known),",
-            ),
             "loop-feeds-a-stale-token": (
                 "step.last_two[:, 1:], drafts.clamp(",
                 "step.last_two[:, :1], drafts.clamp(",
@@ -52,6 +49,32 @@ MUTATIONS: list[Mutation] = [
                 "g.processors(logits, step.processed, step.allowed, drafts.tokens)",
                 "g.processors(logits, step.processed, [0] * len(step.allowed), drafts.tokens)",
             ),
+            "loop-verifies-without-the-table": ("table=step.table,", "table=None,", SETTINGS),
+            "loop-counts-columns-that-were-not-drafted": ("if columns < step.num_drafts:", "if False:", ADAPTIVE),
+            "loop-does-not-advance": ("emitted = self.rows.advance(out)", "emitted = out.num_emitted.long()", TEXT),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/device_rows.py",
+        DISTRIBUTIONS,
+        {
+            "loop-reuses-noise-in-every-step": ("position=self.known,", "position=torch.zeros_like(self.known),"),
+            "loop-drafts-past-the-room": ("self.room - 1).clamp_(0, plan", "self.room).clamp_(0, plan", TEXT),
+            "loop-goes-on-after-an-end-of-sequence": ("count = torch.minimum(count, first + 1) * live", "count = count * live", TEXT),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
+        TEXT,
+        {
+            "report-takes-drafts-for-statuses": ("numbers[2 * num_drafts + 1 :],", "numbers[2 * num_drafts :],", FAULTS),
+            "report-counts-every-draft": ("drafts[:allowed], num_accepted", "drafts, num_accepted"),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/batch.py",
+        DISTRIBUTIONS,
+        {
             "loop-log-probs-one-step-late": (
                 "record.log_probs += values[0][row][: len(tokens)]",
                 "record.log_probs += values[0][row][-len(tokens) :]",

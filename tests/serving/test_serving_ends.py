@@ -207,7 +207,7 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, defe
     if where == "kernel":
         monkeypatch.setattr(specdec.loop.step, "speculative_step", lambda *a, **n: fails(decided, *a, **n))
     else:
-        model._run = lambda call, *a: fails(forward, call, *a) if call is model.model else forward(call, *a)
+        model._run = lambda call, *a: fails(forward, call, *a) if call is model._prompts else forward(call, *a)
     s = scheduler(with_decoder, deferred=deferred)
     for request in crowd():
         s.submit(request)

@@ -62,7 +62,7 @@ class Setup:
 
         def faulty(forward, tokens, *others):
             out = run(forward, tokens, *others)
-            if forward is model.model and self.scheduler is not None and (row := self.row()) is not None:
+            if forward is model._prompts and self.scheduler is not None and (row := self.row()) is not None:
                 fault(out.logits, tokens, row)
             return out
 
@@ -75,7 +75,7 @@ class Setup:
         def faulty(forward, tokens, *others):
             part = tokens[0].tolist()
             if (
-                forward is not model.model
+                forward is not model._prompts
                 and len(part) > 1
                 and any(prompt[i : i + len(part)] == part for i in range(len(prompt)))
             ):
@@ -89,7 +89,7 @@ class Setup:
         run = model._run
 
         def faulty(forward, *arguments):
-            if forward is model.model and self.scheduler is not None:
+            if forward is model._prompts and self.scheduler is not None:
                 fault()
             return run(forward, *arguments)
 
