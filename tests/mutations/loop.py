@@ -60,14 +60,22 @@ MUTATIONS: list[Mutation] = [
         {
             "loop-reuses-noise-in-every-step": ("position=self.known,", "position=torch.zeros_like(self.known),"),
             "loop-drafts-past-the-room": ("self.room - 1).clamp_(0, plan", "self.room).clamp_(0, plan", TEXT),
-            "loop-goes-on-after-an-end-of-sequence": ("count = torch.minimum(count, first + 1) * live", "count = count * live", TEXT),
+            "loop-goes-on-after-an-end-of-sequence": (
+                "count = torch.minimum(count, first + 1) * live",
+                "count = count * live",
+                TEXT,
+            ),
         },
     ),
     *mutations(
         "python/specdec/loop/step_report.py",
         TEXT,
         {
-            "report-takes-drafts-for-statuses": ("numbers[2 * num_drafts + 1 :],", "numbers[2 * num_drafts :],", FAULTS),
+            "report-takes-drafts-for-statuses": (
+                "numbers[2 * num_drafts + 1 :],",
+                "numbers[2 * num_drafts :],",
+                FAULTS,
+            ),
             "report-counts-every-draft": ("drafts[:allowed], num_accepted", "drafts, num_accepted"),
         },
     ),

@@ -1,11 +1,56 @@
-"""Of drafters that run models: shared caches, catching up, and texts between two tokenizers."""
+"""Of models and of drafters that run them: masks, caches, shared layers, and texts between two tokenizers."""
 
 from .mutation import Mutation, mutations
 
 EXIT = "tests/drafters/test_early_exit.py"
 UNIVERSAL = "tests/drafters/test_universal.py"
+ATTENTION = "tests/models/test_attention.py tests/models/test_attention_models.py tests/models/test_kv_cache.py"
+CACHE = "tests/models/test_kv_cache.py tests/models/test_cache_dtype.py tests/serving/test_serving_faults.py"
 
 MUTATIONS: list[Mutation] = [
+    *mutations(
+        "python/specdec/models/attention.py",
+        ATTENTION,
+        {
+            "attention-does-not-see-itself": ("causal = slot <= position", "causal = slot < position"),
+            "attention-window-one-too-wide": ("(slot > position - window)", "(slot >= position - window)"),
+            "attention-changes-the-users-configuration": ("copy.deepcopy(config, configs)", "config"),
+            "attention-copies-what-adapters-change": ("            copied._modules = children\n", ""),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/cached_model.py",
+        CACHE,
+        {
+            "model-padding-overwrites-keys": (
+                "slots = torch.where(valid, places, cache.trash)",
+                "slots = places.clamp(max=cache.trash)",
+            ),
+            "model-is-fed-tokens-that-it-lacks": (
+                "if self._lacks_tokens:",
+                "if False:",
+                "tests/models/test_dtypes_and_widths.py",
+            ),
+            "model-keeps-its-old-modules": (
+                "        self._take_attention()\n        slots = self.stored_slots()",
+                "        slots = self.stored_slots()",
+                ATTENTION,
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/kv_cache.py",
+        CACHE,
+        {
+            "cache-keeps-the-last-sequence": ("layer.values[row].zero_()", "pass"),
+            "cache-shows-the-trash-slot": (" * step, capacity - 1)", " * step, capacity)", "tests/models"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/cache_dtype.py",
+        CACHE,
+        {"cache-dtype-may-be-wider": ("asked.itemsize >= comes.itemsize", "False")},
+    ),
     *mutations(
         "python/specdec/drafters/model.py",
         EXIT,

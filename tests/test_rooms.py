@@ -1,0 +1,95 @@
+"""The rooms of ``specdec``: a room imports only rooms to its left, and of ``specdec_kernels`` only its public names."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import specdec
+from support import ROOT
+
+import specdec_kernels
+
+# From left to right. What stands in one tuple does not import each other; "" are the root words.
+ORDER = (
+    ("",),
+    ("sampling", "models"),
+    ("drafters",),
+    ("loop",),
+    ("decoder",),
+    ("serving", "hf"),
+    ("evaluation", "jobs"),
+    ("cli",),
+)
+RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+PACKAGE = ROOT / "python" / "specdec"
+# The package itself loads public names lazily, and these two are other names of what stands on the right.
+DOORS = {PACKAGE / name for name in ("__init__.py", "__main__.py", "verify.py")}
+FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if file not in DOORS]
+
+
+def module_of(file: Path) -> tuple[str, ...]:
+    """A package's ``__init__.py`` is the package."""
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports(file: Path) -> list[tuple[str, ...]]:
+    """Of modules of ``specdec``, all of them: TYPE_CHECKING and lazy ones, too."""
+    package = module_of(file) if file.name == "__init__.py" else module_of(file)[:-1]
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            module = (*base, *(node.module or "").split(".")) if node.module else base
+            found += [with_name(module, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "specdec":
+            found += [with_name(tuple(node.module.split(".")[1:]), alias.name) for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [tuple(alias.name.split(".")[1:]) for alias in node.names if alias.name.split(".")[0] == "specdec"]
+    return found
+
+
+def with_name(module: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """``from module import name``: the name is a module, or stands in one."""
+    whole = PACKAGE.joinpath(*module, name)
+    return (*module, name) if whole.is_dir() or whole.with_suffix(".py").is_file() else module
+
+
+def room_of(module: tuple[str, ...]) -> str:
+    return module[0] if module and module[0] in RANK else ""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_a_file_imports_only_rooms_to_its_left(file):
+    room = room_of(module_of(file))
+    for module in imports(file):
+        other = room_of(module)
+        assert other == room or RANK[other] < RANK[room], f"{'.'.join(module)}, right of {room or 'the root words'}"
+
+
+def test_there_are_no_circles():
+    graph = {module_of(file): {m for m in imports(file) if m != module_of(file)} for file in FILES}
+    left = dict(graph)
+    while ends := [module for module, needed in left.items() if not needed & left.keys()]:
+        for module in ends:
+            del left[module]
+    assert not left
+
+
+def test_only_public_names_of_the_kernels():
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "specdec_kernels":
+                names = {alias.name for alias in node.names}
+                public = node.module == "specdec_kernels" and names <= {*specdec_kernels.__all__, "__version__"}
+                assert public, f"{file}: from {node.module} import {', '.join(sorted(names))}"
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("specdec_kernels.") for alias in node.names), file
+
+
+def test_public_names_are_where_the_package_looks_for_them():
+    assert {name for names in specdec._HOMES.values() for name in names} == set(specdec.__all__)
+    for name in specdec.__all__:
+        assert getattr(specdec, name).__name__ == name
