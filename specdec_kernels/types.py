@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn, cast
 
 import torch
 
@@ -140,9 +140,9 @@ class SamplingParams:
         return params
 
     @staticmethod
-    def neutral(name: str) -> float | None:
-        """The value that switches the parameter ``name`` off; None for the temperature, which is never off."""
-        return _LIMITS[name][0]
+    def neutral(name: str) -> float:
+        """The value that switches a filter or a penalty off. (Nothing switches the temperature off.)"""
+        return cast(float, _LIMITS[name][0])
 
     def uses(self, names: tuple[str, ...]) -> bool:
         """Whether any of these parameters may do something; a tensor always may."""
@@ -199,9 +199,8 @@ class DraftStep(NamedTuple):
     cutoff: torch.Tensor  # [B] float32, tokens with logits below it are filtered out; -inf without a filter, and greedy
     lse: torch.Tensor  # [B] float32, log sum exp(logit / T) of the kept tokens; at temperature 0 the largest logit
     status: torch.Tensor  # [B] int32, Status (the DRAFT_ flags)
-    compact_ids: torch.Tensor | None = (
-        None  # [B, k'] int64, ascending, then ``TokenTable.PADDING``; where compact=k' was asked
-    )
+    # Where compact=k' was asked: [B, k'] int64, ascending, then ``TokenTable.PADDING``.
+    compact_ids: torch.Tensor | None = None
     compact_log_q: torch.Tensor | None = None  # [B, k'] float32; -inf for padding
 
     MAX_COMPACT = 1024  # the largest k'

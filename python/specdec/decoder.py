@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
@@ -91,8 +92,8 @@ class SpeculativeDecoder:
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft
             if compile and isinstance(model := getattr(draft, "model", None), CachedModel):
-                self.drafter = copy.copy(draft)  # the caller's goes on as it is
-                self.drafter.model = model.compiled()
+                compiled: Any = copy.copy(draft)  # the caller's goes on as it is
+                compiled.model, self.drafter = model.compiled(), compiled
         else:
             self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
         if isinstance(self.drafter, ModelDrafter):
@@ -223,7 +224,9 @@ class SpeculativeDecoder:
                     batch.release(row)
         if batch.costs is not None:
             self._costs[len(entries)] = batch.costs
-        input_ids, prompts = (repeated(x, num_return_sequences) for x in (input_ids, prompts))
+        if isinstance(input_ids, torch.Tensor):
+            input_ids = input_ids.repeat_interleave(num_return_sequences, 0)
+        prompts = repeated(prompts, num_return_sequences)
         stats = Stats.total((r.stats for r in records), self.most_drafts)
         stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
         stats.seconds = batch.stopwatch.with_total()
@@ -292,10 +295,11 @@ class SpeculativeDecoder:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
         costs = {"target": self.target.slot_bytes()}
-        if self.most_drafts > 0 and hasattr(self.drafter, "slot_bytes"):
+        draft_cost = getattr(self.drafter, "slot_bytes", None)
+        if self.most_drafts > 0 and draft_cost is not None:
             # What fails here will fail as its session starts, and is dropped there.
             with suppress(Exception):
-                costs["draft"] = self.drafter.slot_bytes()
+                costs["draft"] = draft_cost()
         return plan_caches(
             rows,
             max_length,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from .checks import refuse
 
+T = TypeVar("T")
 TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
 
 
@@ -82,20 +85,18 @@ def read_processor_prompts(rows: Sequence[Sequence[int]], batch_size: int, vocab
     return [list(row) for row in rows]
 
 
-def repeated(rows: TokenIds | list, times: int) -> TokenIds | list:
+def repeated(rows: Sequence[T], times: int) -> list[T]:
     """Every row so many times, side by side."""
-    if isinstance(rows, torch.Tensor):
-        return rows.repeat_interleave(times, 0)
     return [row for row in rows for _ in range(times)]
 
 
 def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:
     """[B] int64 on ``device``."""
-    seeds = [seed] * batch_size if isinstance(seed, int) else seed
-    try:
-        seeds = torch.as_tensor(seeds, dtype=torch.int64, device=device)
-    except (RuntimeError, TypeError, ValueError, OverflowError):  # no integers, or none of 64 bits
-        seeds = None
+    given = [seed] * batch_size if isinstance(seed, int) else seed
+    seeds: torch.Tensor | None = None
+    # Otherwise they are no integers, or none of 64 bits.
+    with suppress(RuntimeError, TypeError, ValueError, OverflowError):
+        seeds = torch.as_tensor(given, dtype=torch.int64, device=device)
     if seeds is None or seeds.shape != (batch_size,):
         refuse("seed", repr(seed), f"a signed 64-bit integer, or one for each of the {batch_size} sequences")
     return seeds

@@ -34,7 +34,7 @@ MUTATIONS: list[Mutation] = [
                 'stats=(column("cutoff"), column("lse")[:, :1].repeat(1, len(draws)))',
                 Q,
             ),
-            "loop-drafts-without-the-table": ('"table": step.table}', '"table": None}', SETTINGS),
+            "loop-drafts-without-the-table": ("table=step.table,", "table=None,", SETTINGS),
         },
     ),
     *mutations(
@@ -134,8 +134,8 @@ MUTATIONS: list[Mutation] = [
         TEXT,
         {
             "loop-seeds-count-rows": (
-                "seeds = [seed] * batch_size if",
-                "seeds = list(range(seed, seed + batch_size)) if",
+                "given = [seed] * batch_size if",
+                "given = list(range(seed, seed + batch_size)) if",
             )
         },
     ),

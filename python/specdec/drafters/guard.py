@@ -84,6 +84,7 @@ class GuardedSession:
                 warnings.warn(f"the drafter failed to release a row: {error_text(error)}", RuntimeWarning, 4)
 
     def _checked(self, step: Step) -> Drafts:
+        assert self._session is not None
         drafts = self._session.draft(step)
         _check(drafts, step, self._generation)
         return drafts

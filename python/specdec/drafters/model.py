@@ -142,14 +142,24 @@ class ModelDraftSession:
         g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
         if not self.is_shared:
             self._catch_up(step)
-        sampling = {"params": g.params, "seed": g.seed, "position": step.position, "rule": g.rule, "table": step.table}
-        compact = g.compact_q if self.keeps_q else 0
-        draw_from = partial(draft_step, **sampling, d2t=self.d2t, compact=compact, backend=g.backend)
+        draw_from = partial(
+            draft_step,
+            params=g.params,
+            seed=g.seed,
+            position=step.position,
+            rule=g.rule,
+            table=step.table,
+            d2t=self.d2t,
+            compact=g.compact_q if self.keeps_q else 0,
+            backend=g.backend,
+        )
         cache.lengths = step.lengths
         skipped = slice(2 - self.first, None)
         layout = self.model.layout(step.positions[:, skipped], step.slots[:, skipped], step.visible)
         layouts = layout.split([self.first] + [1] * step.num_drafts)  # the last is not used: draft K is never fed
-        fed, rows, draws, going = step.last_two[:, skipped], [], [], step.allowed
+        fed, going = step.last_two[:, skipped], step.allowed
+        rows: list[torch.Tensor] = []
+        draws: list[DraftStep] = []
         drafts = step.last_two[:, :0]  # so far, where the distribution of the next one depends on them
         lap("loop")
         for i in range(step.num_drafts):
@@ -190,9 +200,9 @@ class ModelDraftSession:
         self, draw: DraftStep, logits: torch.Tensor, going: list[int], offset: int
     ) -> tuple[DraftStep, list[int]]:
         """Withdraws the drafts of sequences that have stopped, and stops those of which this draft is not likely."""
-        log_q, greedy = draw.log_q, self.generation.params.temperature == 0
+        log_q, temperature = draw.log_q, torch.as_tensor(self.generation.params.temperature)
         # A greedy draft is certain; how sure the model is, its own probability says.
-        log_q = torch.where(greedy, logits.float().log_softmax(-1).amax(-1), log_q)
+        log_q = torch.where(temperature == 0, logits.float().log_softmax(-1).amax(-1), log_q)
         sure = (log_q >= math.log(self.confidence)).tolist()
         stopped = torch.tensor([n <= offset for n in going], device=logits.device)
         tokens, status = draw.tokens.masked_fill(stopped, -1), draw.status.masked_fill(stopped, 0)

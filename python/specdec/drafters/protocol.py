@@ -86,7 +86,7 @@ class Drafts(NamedTuple):
         return self._replace(
             tokens=more(self.tokens, -1),
             logits=None if self.logits is None else more(self.logits, 0),
-            stats=None if self.stats is None else tuple(more(s, 0) for s in self.stats),
+            stats=None if self.stats is None else (more(self.stats[0], 0), more(self.stats[1], 0)),
             status=None if self.status is None else more(self.status, 0),
             compact=None
             if self.compact is None

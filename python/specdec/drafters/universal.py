@@ -127,6 +127,7 @@ class UniversalDraftSession:
 
     def _continue(self, rows: list[int], count: int) -> list[list[int]]:
         """``count`` greedy tokens after each of ``rows``; what is in the others' lists means nothing."""
+        assert self.cache is not None, "draft before admit"
         known = {b: self.translations[b].tokens for b in rows}
         starts = {
             b: min(common_length(self.stored[b], tokens, self.settled[b]), len(tokens) - 1)

@@ -56,10 +56,10 @@ def read_entries(
     if read_count("num_return_sequences", copies, 1) > 1:
         seeds = (seeds[:, None] + torch.arange(copies)).view(-1)
         params = repeat_params(params, copies)
-        prompts, bias, shortest = (repeated(x, copies) for x in (prompts, bias, shortest))
+        prompts, bias, shortest = repeated(prompts, copies), repeated(bias, copies), repeated(shortest, copies)
         seen = None if seen is None else repeated(seen, copies)
         if logits_processor and all(isinstance(own, Sequence) for own in logits_processor):
-            logits_processor = repeated(logits_processor, copies)
+            logits_processor = [own for own in logits_processor if isinstance(own, Sequence) for _ in range(copies)]
     processors = read_processors(logits_processor, len(prompts))
     settings, ends, entries = of_each(params, len(prompts)), Ends(max_new_tokens, eos, stop), []
     for b, prompt in enumerate(prompts):

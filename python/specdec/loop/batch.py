@@ -243,7 +243,7 @@ class Batch:
             texts = [[] if r is None else r.text for r in self.rows]
         num_drafts, of_rows = max(allowed), self.generation.processors.of_rows
         return StepPlan(
-            index=self.steps,
+            step=self.steps,
             num_drafts=num_drafts,
             visible=self._visible(num_drafts),
             allowed=allowed,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from ..drafters.guard import GuardedSession
 from ..result import error_text
-
-if TYPE_CHECKING:
-    from ..drafters.guard import GuardedSession
 
 T = TypeVar("T")
 
@@ -21,7 +19,7 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-def capture(call: Callable[[], T], pool: tuple | None) -> tuple[Graph, T]:
+def capture(call: Callable[[], T], pool: Any) -> tuple[Graph, T]:
     """``call`` as a CUDA graph, and its results, which every replay writes anew. Nothing runs yet.
 
     Args:
@@ -29,7 +27,7 @@ def capture(call: Callable[[], T], pool: tuple | None) -> tuple[Graph, T]:
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    gc.collect()  # a graph of old that is freed while another is captured spoils it
+    gc.collect()  # a graph of before that is freed while another is captured spoils it
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = call()
     return graph, result
@@ -50,14 +48,14 @@ class StepGraphs:
     def __init__(
         self,
         budget: int = 2 << 30,
-        capture: Callable[[Callable[[], T], tuple | None], tuple[Graph, T]] = capture,
+        capture: Callable[[Callable[[], Any], Any], tuple[Graph, Any]] = capture,
         allocated: Callable[[], int] | None = None,
     ):
         self.budget, self.bytes, self.replays = budget, 0, 0
         self._capture, self._allocated = capture, allocated or torch.cuda.memory_reserved
-        self._graphs: dict[Hashable, tuple[Graph, object]] = {}
+        self._graphs: dict[Hashable, tuple[Graph, Any]] = {}
         self._seen: set[Hashable] = set()
-        self._pool: tuple | None = None
+        self._pool: Any = None
         self._stopped = False
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ class StepPlan(NamedTuple):
     """What the host says of a step before it runs. Where the device runs ahead of the host, K drafts may count for
     every row, and no text is shown (``drafters.protocol.Step``)."""
 
-    index: int  # the steps before this one
+    step: int  # how many came before this one
     num_drafts: int  # K: the most that a row may draft
     visible: int  # slots that attention is shown
     allowed: list[int]  # of these K, how many count for each row, as far as the host knows
@@ -141,7 +141,7 @@ class DeviceRows:
         places = self.known[:, None] + columns
         counts = (columns < allowed[:, None]) & (places >= 0) & live[:, None]
         return Step(
-            index=plan.index,
+            index=plan.step,
             num_drafts=plan.num_drafts,
             lengths=(self.known - 1).clamp_(0),
             position=self.known,

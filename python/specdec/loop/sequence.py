@@ -94,8 +94,9 @@ class SequenceRecord:
         at_eos = count > 0 and tokens[-1] in self.ends.eos
         self.text += tokens
         try:
-            asked = self.ends.stop is not None and count > 0
-            kept = _read_end(self.ends.stop.first_end(self.number, self.text, count), count) if asked else None
+            kept = None
+            if self.ends.stop is not None and count > 0:
+                kept = _read_end(self.ends.stop.first_end(self.number, self.text, count), count)
         except BaseException:
             del self.text[len(self.text) - count :]
             raise

@@ -86,5 +86,6 @@ def log_probs(result: StepResult) -> tuple[list[list[float]], list[list[float]]]
     if result.processed:  # the operation saw other logits than the model's own
         own = result.logits.float().log_softmax(-1)
         raw = own.gather(2, out.tokens.clamp(min=0)[:, :, None])[:, :, 0]
-    processed, raw = torch.stack((out.log_probs, raw)).tolist()
-    return processed, raw
+    assert out.log_probs is not None and raw is not None, "the step was not asked for log-probabilities"
+    processed, own_logits = torch.stack((out.log_probs, raw)).tolist()
+    return processed, own_logits

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -200,11 +200,11 @@ def _copied(module: M, attention: str, configs: dict, done: dict[int, nn.Module]
         if any(children[n] is not c for n, c in module._modules.items()):
             copied._modules = children
         if own:
-            copied.__dict__["config"] = copy.deepcopy(config, configs)
+            vars(copied)["config"] = copy.deepcopy(config, configs)
             # Not by the property, which sets the parts of a configuration as well.
-            copied.config._attn_implementation_internal = attention
+            vars(copied)["config"]._attn_implementation_internal = attention
         done[id(module)] = copied
-    return done[id(module)]
+    return cast(M, done[id(module)])
 
 
 def choose(model: PreTrainedModel, requested: str = "auto") -> str:

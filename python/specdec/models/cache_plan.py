@@ -72,6 +72,7 @@ class _Limits:
         purpose = f"for {budget.rows} rows of {budget.capacity} slots ({length})"
         if name == "cache_tokens":
             refuse(name, self.cache_tokens, f">= {budget.slots} {purpose}")
+        assert self.cache_bytes is not None
         least = budget.bytes
         given = f"{self.cache_bytes} ({size_text(self.cache_bytes)})"
         refuse(name, given, f">= {least} ({size_text(least)}) {purpose} at {self.cost()}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -63,7 +63,9 @@ def _max_length(config: PreTrainedConfig) -> int | None:
 def computing_dtype(model: PreTrainedModel) -> torch.dtype:
     """Of the hidden states: that of the first parameters, quantised ones (integers, 8-bit floats) left out."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
-    return next(dtypes, None) or model.config.dtype or torch.get_default_dtype()
+    configured = model.config.dtype
+    default = configured if isinstance(configured, torch.dtype) else torch.get_default_dtype()
+    return next(dtypes, default)
 
 
 class CachedModel:
@@ -104,7 +106,8 @@ class CachedModel:
         self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
         self.vocab_size: int = self.config.vocab_size
         # The weights of quantised layers have shapes of their own.
-        table, head = model.get_input_embeddings(), model.get_output_embeddings()
+        table: Any = model.get_input_embeddings()
+        head: Any = model.get_output_embeddings()
         self.num_embeddings: int = getattr(table, "num_embeddings", None) or table.weight.shape[0]
         self.num_outputs: int = getattr(head, "out_features", None) or head.weight.shape[0]
         self._lacks_tokens = fed_vocabulary is not None and self.num_embeddings < fed_vocabulary
@@ -266,7 +269,7 @@ class CachedModel:
         if self._lacks_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs = {"position_ids": layout.positions} if self._takes_positions else {}
-        mask = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
+        mask: object = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
         if by_flex:
             mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
         return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)

@@ -51,7 +51,7 @@ class _Writer:
         self.batch_size, self.capacity, self.device, self.dtype = batch_size, capacity, device, dtype
         self.visible, self.rows = 0, slice(0, batch_size)
         self.append_new = False
-        self._slots: torch.Tensor | None = None
+        self._slots = torch.zeros(batch_size, 0, dtype=torch.int64, device=device)
         self._index: dict[int, torch.Tensor] = {}  # by number of heads: this forward's flat rows
         self._first_row: dict[int, torch.Tensor] = {}  # by number of heads: constant
 
@@ -77,6 +77,8 @@ class _Writer:
 class _Layer(CacheLayerMixin):
     """One layer's [B, H_kv, S, D] keys and values."""
 
+    keys: torch.Tensor
+    values: torch.Tensor
     is_compileable = True
     # Full-length storage for every layer: a window lives in the mask, or rollback would be impossible.
     is_sliding = False
@@ -149,6 +151,8 @@ class StaticKVCache(Cache):
     Attributes:
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored.
     """
+
+    layers: list[_Layer]  # type: ignore[assignment]  # of transformers' own several kinds
 
     def __init__(
         self,

@@ -53,7 +53,8 @@ def load_model(
         # Most quantised weights are made for one device: they are loaded there, not moved.
         if torch.device(device).type != "cpu" and not adapter and _quantisation(path) is not None:
             how["device_map"] = {"": device}
-        model, report = AutoModelForCausalLM.from_pretrained(path, **how, output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how, output_loading_info=True)
+        model, report = loaded
         if getattr(model.config, "quantization_config", None) is not None and not hasattr(model, "hf_quantizer"):
             raise ValueError(f"its quantisation {_quantisation(path)} is none that transformers knows")
         model.to(device)
@@ -90,15 +91,15 @@ def load_pair(
         draft_tokenizer = None  # a draft needs none of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
-    models = (load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft)))
-    return *models, tokenizer
+    target_model = load_model(target, dtype, device, name="target")
+    return target_model, load_model(draft, dtype, device, name="draft"), tokenizer
 
 
 def load_embedded_pair(dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu") -> Pair:
     """The small target and draft that come with the package, and their tokenizer."""
     folder = Path(str(resources.files("specdec") / "embedded"))
-    models = (load_model(folder / name, dtype, device, name=name) for name in ("target", "draft"))
-    return *models, load_tokenizer("tokenizer", folder / "tokenizer")
+    target, draft = (load_model(folder / name, dtype, device, name=name) for name in ("target", "draft"))
+    return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 
 def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:

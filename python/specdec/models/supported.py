@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -69,7 +70,7 @@ def cached_model(
     return CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
 
 
-def _without_adapters(model: torch.nn.Module, name: str) -> torch.nn.Module:
+def _without_adapters(model: Any, name: str) -> torch.nn.Module:
     """The model inside a ``peft`` one, whose modules carry the adapters. peft is never imported here."""
     if not any(c.__module__.split(".")[0] == "peft" for c in type(model).__mro__):
         return model

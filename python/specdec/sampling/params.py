@@ -17,19 +17,19 @@ Bias = dict[int, float]  # token -> what is added to its logit; -inf bans it
 
 def read_params(params: SamplingParams | None, batch_size: int, device: torch.device) -> SamplingParams:
     """``params`` (None: greedy) as [B] tensors on ``device``, so that no step makes them again. What does nothing
-    becomes None: a SamplingParams.neutral parameter, and filters where the whole batch is greedy."""
+    becomes None: a neutral parameter, and filters where the whole batch is greedy."""
     params = SamplingParams(temperature=0.0) if params is None else params
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
     columns: dict[str, torch.Tensor] = {}
     for field in dataclasses.fields(params):
-        name, value = field.name, getattr(params, field.name)
-        if value is None:
+        name, given = field.name, getattr(params, field.name)
+        if given is None:
             continue
-        value = torch.as_tensor(value)
+        value = torch.as_tensor(given)
         if value.dim() == 1 and value.shape[0] != batch_size:
             refuse(f"params.{name}", f"shape {list(value.shape)}", f"a number or shape [{batch_size}]")
-        if name == "temperature" or (value != SamplingParams.neutral(name)).any():
+        if name == "temperature" or torch.any(value != SamplingParams.neutral(name)):
             dtype = torch.int64 if name == "top_k" else torch.float32
             columns[name] = value.to(device, dtype).expand(batch_size).contiguous()
     if not columns["temperature"].any():
@@ -38,7 +38,7 @@ def read_params(params: SamplingParams | None, batch_size: int, device: torch.de
 
 
 def of_each(params: SamplingParams, batch_size: int) -> list[dict[str, float]]:
-    """Every parameter of every sequence, SamplingParams.neutral where it is off. ``params`` as from ``read_params``."""
+    """Every parameter of every sequence, neutral where it is off. ``params`` as from ``read_params``."""
     columns = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
@@ -49,7 +49,7 @@ def of_each(params: SamplingParams, batch_size: int) -> list[dict[str, float]]:
 def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
     """Of every sequence so many, side by side. ``params`` as from ``read_params``."""
     columns = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
-    return SamplingParams(**{n: None if v is None else v.repeat_interleave(times) for n, v in columns.items()})
+    return SamplingParams(**{n: v.repeat_interleave(times) for n, v in columns.items() if v is not None})
 
 
 def read_rule(rule: str, compact_q: int) -> Rule:
@@ -71,7 +71,7 @@ def read_bias(
     """The biases of every sequence; a banned token has -inf."""
     if logit_bias is None or isinstance(logit_bias, Mapping):
         logit_bias = [logit_bias] * batch_size
-    banned = [] if banned_tokens is None else banned_tokens
+    banned: Sequence = [] if banned_tokens is None else banned_tokens
     if not isinstance(banned, Sequence):
         refuse("banned_tokens", repr(banned), "a list of ids, or one for each sequence")
     if all(isinstance(token, int) for token in banned):

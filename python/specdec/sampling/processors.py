@@ -101,14 +101,14 @@ class Processors:
             whole[:, d2t] = scores
             scores = whole
         shape = scores.shape
-        scores = processors(ids, scores.clone())
+        scores = processors(ids, scores.clone())  # type: ignore[arg-type]  # their Long and FloatTensor
         if not isinstance(scores, torch.Tensor) or scores.shape != shape:
             given = f"scores of shape {list(scores.shape)}" if isinstance(scores, torch.Tensor) else repr(scores)
             refuse("logits_processor", f"{given} back", f"shape {list(shape)}, as they were given")
         return scores[0] if d2t is None else scores[0, d2t]
 
 
-def _read(processors: Sequence[LogitsProcessor]) -> LogitsProcessorList:
+def _read(processors: object) -> LogitsProcessorList:
     if not isinstance(processors, Sequence) or not all(callable(p) for p in processors):
         refuse("logits_processor", repr(processors), "a LogitsProcessorList, or a list of LogitsProcessor")
     refuse_stateful(processors)

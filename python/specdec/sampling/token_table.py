@@ -31,7 +31,9 @@ class HostTable:
         self._ends = torch.tensor(list(eos), dtype=torch.int64, device=device)
         self._first_end = np.zeros(size, np.int64)
         self._sizes, self._counts = [0] * size, [False] * size
-        self._columns = {name: np.full((size, _ROOM), _EMPTY[name], dtype) for name, dtype in _DTYPES.items()}
+        self._columns: dict[str, np.ndarray] = {
+            name: np.full((size, _ROOM), _EMPTY[name], dtype) for name, dtype in _DTYPES.items()
+        }
         self._needed: set[int] = set()
         self._current: TokenTable | None = None
 
@@ -80,10 +82,6 @@ class HostTable:
     def counts(self) -> bool:
         """Whether it changes with what is emitted."""
         return any(self._counts)
-
-    @property
-    def is_needed(self) -> bool:
-        return bool(self._needed)
 
     def add(self, sequence: int, tokens: Sequence[int]) -> None:
         """Counts ``tokens``, which this sequence has emitted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -89,7 +89,7 @@ class Engine:
             self._tell_thread(task)
         return task.number
 
-    def stream(self, number: int) -> AsyncIterator[Update]:
+    def stream(self, number: int) -> AsyncGenerator[Update, None]:
         """The request's emissions as they come, and its outcome as the last item. A request has one reader. One that
         leaves before the outcome, or is cancelled, cancels the request; where it matters that this happens at once,
         leave by ``contextlib.aclosing``.
@@ -113,6 +113,7 @@ class Engine:
         async with aclosing(self.stream(number)) as updates:
             async for update in updates:
                 last = update
+        assert isinstance(last, Outcome)
         return last
 
     async def cancel(self, number: int) -> bool:
@@ -151,7 +152,7 @@ class Engine:
     async def __aexit__(self, *exception) -> None:
         await self.close()
 
-    async def _read(self, stream: _Stream) -> AsyncIterator[Update]:
+    async def _read(self, stream: _Stream) -> AsyncGenerator[Update, None]:
         try:
             while not isinstance(update := await stream.updates.get(), Outcome):
                 yield update

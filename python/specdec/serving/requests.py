@@ -67,6 +67,7 @@ class Outcome:
 
     @classmethod
     def of(cls, number: int, request: Request, record: SequenceRecord) -> Outcome:
+        assert record.end is not None
         return cls(
             number,
             request,

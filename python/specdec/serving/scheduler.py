@@ -159,7 +159,8 @@ class Scheduler:
         has ended already, or never was. From inside of a step it takes effect when the step has ended, unless
         the request has, too."""
         row = next((row for row, task in self._in_rows.items() if task.number == number), None)
-        task = next((task for task in self._waiting if task.number == number), self._in_rows.get(row))
+        in_row = None if row is None else self._in_rows[row]
+        task = next((task for task in self._waiting if task.number == number), in_row)
         if task is None or not task.entry.record.live:
             return False
         if self._stepping:
