@@ -5,16 +5,29 @@ Answers go to stdout, everything else to stderr. Whatever imports torch is impor
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from . import chat, compare, doctor, generate, verify
 
 # Without rich's boxes, which would break long paths in error messages.
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Speculative decoding, exact and fast.",
-)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
 for command in (generate.generate, chat.chat, compare.compare, verify.verify, doctor.doctor):
     app.command()(command)
+
+
+def show_version(asked: bool) -> None:
+    if asked:
+        from importlib import metadata  # slow to import, and specdec_kernels.__version__ would import torch
+
+        typer.echo(f"specdec {metadata.version('specdec')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options_of_specdec(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...

@@ -1,7 +1,7 @@
 """Trains the small pair that ships in specdec/embedded on the source of the Python that runs this.
 
-    python examples/train_embedded_pair.py              # trains; run it again to resume
-    python examples/train_embedded_pair.py --evaluate   # measures the files that were saved
+    python tools/train_embedded_pair.py              # trains; run it again to resume
+    python tools/train_embedded_pair.py --evaluate   # measures the files that were saved
 
 The target learns the standard library. The draft learns what the target thinks of each next token:
 first on the corpus, from the logits that the target's own training step has computed anyway, then

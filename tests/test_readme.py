@@ -1,0 +1,51 @@
+"""The README is short, its Python runs as it stands, and its links lead somewhere. The other pages' links do, too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(
+    str(p.relative_to(ROOT)) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "bench/README.md")
+)
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_python_runs_as_it_stands(number, capsys):
+    names: dict = {}
+    exec(compile(EXAMPLES[number], f"README.md, Python example {number + 1}", "exec"), names)
+    if number == 0:
+        printed = capsys.readouterr().out.splitlines()[-1]
+        result = names["result"]
+        assert [len(tokens) for tokens in result.tokens] == [32, 32]
+        assert printed == f"64 tokens in {result.stats.steps} steps, tau {result.stats.tau:.2f}"
+    else:
+        assert names["output"].shape == (2, names["inputs"].input_ids.shape[1] + 32)
+
+
+def test_there_are_two_examples():
+    assert len(EXAMPLES) == 2
+
+
+def test_what_ci_runs():
+    """The first two bash blocks are a line each: a text from the embedded pair, and the tests (.ci/run)."""
+    first, second = re.findall(r"^```bash\n(.*?)\n```$", README, flags=re.MULTILINE | re.DOTALL)[:2]
+    assert "\n" not in first + second
+    assert first.endswith('.venv/bin/specdec generate "def fibonacci(n):"')
+    assert '-e ".[test]"' in second and ".venv/bin/python -m pytest" in second
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8"))
+    absent = [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()]
+    assert not absent
