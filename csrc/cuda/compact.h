@@ -6,7 +6,7 @@
 
 namespace specdec::cuda {
 
-constexpr int kMostCompact = 1024;  // MAX_COMPACT of specdec_kernels.validation
+constexpr int kMostCompact = 1024;  // MAX_COMPACT of specdec_kernels.types
 
 struct CompactMemory {
   float logit[kMostCompact];  // of the slots
