@@ -1,5 +1,5 @@
-// The operations' arguments as structs of raw pointers, for native code on any device. Schemas and fakes are in
-// specdec_kernels/ops.py.
+// Turns the operations' arguments, torch tensors, into structs of raw pointers for native code on any device. Schemas
+// and fakes are in specdec_kernels/ops.py.
 #pragma once
 
 #include <optional>
@@ -36,7 +36,7 @@ const T* data_of(const MaybeTensor& tensor) {
   return tensor ? tensor->const_data_ptr<T>() : nullptr;
 }
 
-// Checks an optional tensor and makes it dense.
+// Checks a tensor, if there is one, and makes it dense.
 inline void prepare(MaybeTensor& tensor, std::initializer_list<int64_t> shape, ScalarType dtype, const char* name) {
   if (!tensor) return;
   check_shape(*tensor, shape, dtype, name);
@@ -48,7 +48,7 @@ inline void prepare(Tensor& tensor, std::initializer_list<int64_t> shape, Scalar
   tensor = dense(tensor);
 }
 
-// The arguments that every operation has, `_SAMPLING` in ops.py.
+// The arguments that all operations share: `_SAMPLING` in ops.py.
 struct SamplingTensors {
   Tensor temperature;
   MaybeTensor filters, penalties, table_ids, table_bias, table_in_prompt, table_count, ends, first_end;
@@ -87,7 +87,7 @@ struct SamplingTensors {
 };
 
 inline Rule rule_of(int64_t rule) {
-  STD_TORCH_CHECK(rule >= 0 && rule < kNumRules, "specdec_kernels: rule must be a place in ops.RULES");
+  STD_TORCH_CHECK(rule >= 0 && rule < kNumRules, "specdec_kernels: rule must be an index in ops.RULES");
   return static_cast<Rule>(rule);
 }
 

@@ -1,4 +1,4 @@
-// The CUDA kernels as torch's operations. A module of its own, which only a torch with CUDA loads.
+// The CUDA kernels as torch's operations. They are a separate module, which is loaded only if torch has CUDA.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@ void run_on(const Tensor& tensor, const Params& params, void (*operation)(const 
   const torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
   void* stream = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
-  std::optional<Tensor> scratch;  // of torch's allocator, which is ordered by the stream
+  std::optional<Tensor> scratch;  // torch's allocator reuses its memory in the order of the stream
   operation(params, stream, [&](int64_t bytes) {
     scratch = empty_on(tensor, {bytes}, ScalarType::Byte);
     return static_cast<char*>(scratch->mutable_data_ptr());

@@ -1,4 +1,4 @@
-// With module.cpp the only code that knows torch: checks and views of stable-ABI tensors.
+// Checks and views of stable-ABI tensors. Apart from arguments.h and the modules, no other file knows torch.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -12,7 +12,8 @@ namespace specdec {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The public functions validate; this guards those who call torch.ops directly from reading out of bounds.
+// The public Python functions validate their arguments. This keeps direct calls of torch.ops from reading out of
+// bounds.
 inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape, ScalarType dtype,
                         const char* name) {
   bool right = tensor.dim() == static_cast<int64_t>(shape.size()) && tensor.scalar_type() == dtype;
@@ -25,7 +26,7 @@ inline Tensor dense(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
-// Rows must be dense; other strides are free.
+// The tensor, copied unless its last dimension is dense. Other strides may be anything.
 inline Tensor with_dense_rows(const Tensor& tensor) {
   const int64_t last = tensor.dim() - 1;
   return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);

@@ -1,4 +1,4 @@
-"""The public operations. Each validates, picks a backend, calls it, and names what comes back."""
+"""The public operations. Each checks its arguments, picks a backend, calls it and names the results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from . import validation as check
 from .backends import operation
-from .types import DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable
+from .types import MAX_COMPACT, DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable
 
 
 def draft_step(
@@ -23,34 +23,34 @@ def draft_step(
     compact: int = 0,
     backend: str = "auto",
 ) -> DraftStep:
-    """Draws the next draft token of every sequence from raw logits, and keeps what verification needs of q.
+    """Draws the next draft token of every sequence from raw logits, and returns what verification needs to know of q.
 
-    q is softmax of what penalties, temperature and filters leave of the logits; temperature 0 takes the largest logit
-    (the lowest id of a tie). The draw is an exponential race over counter-based noise (docs/numerics.md), so a token
-    depends on its own row, parameters, seed, position and offset alone: not on the batch, nor on the backend but for
-    near-ties within rounding.
+    q is the softmax of the logits after penalties, temperature and filters; at temperature 0 the largest logit is taken
+    (the lowest id of a tie). The draw is an exponential race over counter-based noise (docs/numerics.md). A token
+    therefore depends only on its own row, parameters, seed, position and offset, not on the rest of the batch. Backends
+    return the same token, except for near-ties within rounding.
 
     Args:
         logits: [B, V] raw draft logits, float32, bfloat16 or float16 (float64 with ``backend="reference"``); any
             strides (a last dimension that is not dense is copied). -inf masks a token. Never written.
-        params: for the batch or for each sequence.
-        seed: [B] int64 or one number for all: the sequence's key.
-        position: [B] int64 or one number, >= 0: absolute position of the *step's* first token, the same for all K
-            drafts.
+        params: sampling parameters, for the whole batch or for each sequence.
+        seed: [B] int64, or one int for all sequences: the key of a sequence's noise.
+        position: [B] int64, or one int, >= 0: absolute position of the *step's* first token. It is the same for all K
+            drafts of the step.
         offset: which draft of the step this is, 0 .. K-1.
-        rule: the accept rule that will verify: ``token``, ``block`` or ``coupled``.
-        table: biases, bans and what penalties count, in ids of the target's vocabulary.
-        drafts: [B, offset] int64 or int32: this step's drafts so far. Needed with a ``table`` where offset > 0.
-        d2t: [V] int64, ascending: the target's id of every id of a reduced draft vocabulary (EAGLE-3, arXiv
+        rule: the accept rule that will verify the draft: ``token``, ``block`` or ``coupled``.
+        table: biases, bans and the counts for penalties, by ids of the target's vocabulary.
+        drafts: [B, offset] int64 or int32: this step's drafts so far. Required with a ``table`` if offset > 0.
+        d2t: [V] int64, ascending: for every id of a reduced draft vocabulary, the target's id (EAGLE-3, arXiv
             2503.01840). ``tokens`` are then the target's ids.
-        compact: k' > 0 truncates q further, to its k' most likely tokens (the lowest ids of a tie), and hands it over
-            as ids and log-probabilities, [B, k'] numbers. Not with ``coupled``, which needs no q.
+        compact: k' > 0 truncates q further, to its k' most likely tokens (the lowest ids of a tie), and returns it as
+            [B, k'] ids and log-probabilities. At most 1024; 0 is off. Not with ``coupled``, which needs no q.
         backend: ``auto``, ``reference``, ``cpu``, ``triton`` or ``cuda``. An explicit choice never falls back.
 
     Returns:
         DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32, and with ``compact``
-        compact_ids [B, k'] int64, compact_log_q [B, k'] float32. A row without a distribution (NaN, +inf, all -inf)
-        has token -1, which ``speculative_step`` takes as the end of that sequence's drafts.
+        compact_ids [B, k'] int64, compact_log_q [B, k'] float32. A row that has no distribution (it holds NaN or +inf,
+        or only -inf) gets token -1, which ``speculative_step`` takes as the end of that sequence's drafts.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -61,13 +61,13 @@ def draft_step(
     (batch, vocabulary), device = logits.shape, logits.device
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**31:
         check.refuse("offset", repr(offset), "an integer from 0 to K - 1")
-    if isinstance(compact, bool) or not isinstance(compact, int) or not 0 <= compact <= DraftStep.MAX_COMPACT:
-        check.refuse("compact", repr(compact), f"an integer from 0 (off) to {DraftStep.MAX_COMPACT}")
+    if isinstance(compact, bool) or not isinstance(compact, int) or not 0 <= compact <= MAX_COMPACT:
+        check.refuse("compact", repr(compact), f"an integer from 0 (off) to {MAX_COMPACT}")
     if compact and rule == Rule.COUPLED:
         check.refuse("compact", repr(compact), "0 with rule='coupled', which needs no q")
     sampling = check.sampling_of(params, table, batch, device)
     if table is None:
-        drafts = None  # nothing depends on them
+        drafts = None  # only penalties depend on them
     elif drafts is not None:
         check.check_like("drafts", drafts, (batch, offset), check.INTEGER_DTYPES, device)
         drafts = drafts.to(torch.int64)
@@ -100,8 +100,8 @@ def check_drafts(
     rule: str = "token",
     backend: str = "auto",
 ) -> None:
-    """Refuses what ``speculative_step`` would refuse of a draft, before there is anything to verify: so that a loop can
-    hold it against whoever drafted. Launches nothing; of values on a GPU nothing is read.
+    """Raises for drafts that ``speculative_step`` would refuse. A decoding loop calls it right after drafting, to tell
+    a fault of the drafter from its own. Launches no kernel, and reads no values on a GPU.
 
     Args:
         draft_tokens: [B, K] int64 or int32.
@@ -113,7 +113,8 @@ def check_drafts(
     """
     if not isinstance(draft_tokens, torch.Tensor) or draft_tokens.dim() != 2:
         check.refuse("draft_tokens", getattr(draft_tokens, "shape", type(draft_tokens).__name__), "a tensor [B, K]")
-    shape, device = tuple(draft_tokens.shape), draft_tokens.device
+    batch, num_drafts = draft_tokens.shape
+    shape, device = (batch, num_drafts), draft_tokens.device
     check.check_like("draft_tokens", draft_tokens, shape, check.INTEGER_DTYPES, device)
     check.check_q(draft_logits, draft_stats, compact_q, d2t, shape, vocabulary, device, rule, backend)
 
@@ -138,27 +139,28 @@ def speculative_step(
     """Verifies K drafted tokens of every sequence: softmax, filters, acceptance and resampling in one operation on raw
     logits.
 
-    ``token`` (Leviathan et al., arXiv 2211.17192, Algorithm 1 = Chen et al., arXiv 2302.01318, Algorithm 2): draft x is
-    accepted iff u q(x) < p(x); the first rejected position is recovered from max(0, p - q); after K acceptances a bonus
-    token is drawn from p. ``block`` (Sun et al., arXiv 2403.10444, Algorithm 2) accepts the longest of the prefixes
-    that pass their joint tests. ``coupled`` (Daliri et al., arXiv 2408.07978) accepts a draft iff it is the token that
-    p's race picks, with noise that depends on seed and absolute position alone. At temperature 0 a draft is accepted
-    iff it is the target's largest logit (lowest id of a tie).
+    ``token`` (Leviathan et al., arXiv 2211.17192, Algorithm 1 = Chen et al., arXiv 2302.01318, Algorithm 2) accepts
+    draft x iff u q(x) < p(x). At the first rejection it draws a token from max(0, p - q); after K acceptances it draws
+    a bonus token from p. ``block`` (Sun et al., arXiv 2403.10444, Algorithm 2) keeps the longest prefix of the drafts
+    that passes its joint test. ``coupled`` (Daliri et al., arXiv 2408.07978) accepts a draft iff it wins the target's
+    own race, whose noise depends on seed and absolute position alone. At temperature 0 every rule accepts a draft iff
+    it has the target's largest logit (the lowest id of a tie).
 
     Args:
-        target_logits: [B, K+1, V] raw logits; row i decides the token after i drafts. float32, bfloat16 or float16
-            (float64 with ``backend="reference"``). Never written. K may be 0.
+        target_logits: [B, K+1, V] raw logits, K >= 0; row i decides the token after i drafts. float32, bfloat16 or
+            float16 (float64 with ``backend="reference"``). Never written.
         draft_tokens: [B, K] int64 or int32. -1 or an id >= V ends that sequence's drafts there.
-        draft_logits: [B, K, V], any of the dtypes, as ``draft_step`` drew from; None without ``compact_q`` means
-            one-hot drafts (n-gram, greedy draft models): q(x) = 1. Must be None with ``coupled``, which needs no q.
-        params: for target and draft alike.
+        draft_logits: [B, K, V], in any of these dtypes: the logits that ``draft_step`` drew from. None, without
+            ``compact_q``, means that drafts are one-hot (n-grams, greedy draft models): q(x) = 1. Must be None with
+            ``coupled``, which needs no q.
+        params: sampling parameters, of target and draft alike.
         seed, position: as in ``draft_step``; ``position`` is the absolute position of the token that row 0 decides.
-        num_drafts: [B] int64 or int32 in 0 .. K: how many of the drafts count, for ragged batches. None: K.
-        draft_stats: (cutoff, lse), [B, K] each, as ``draft_step`` returned them; None computes them again.
-        compact_q: (compact_ids [B, K, k'], compact_log_q [B, K, k']) as ``draft_step`` returned them, instead of
+        num_drafts: [B] int64 or int32, 0 to K: how many drafts of each sequence count, for ragged batches. None: all K.
+        draft_stats: (cutoff, lse), [B, K] each, as ``draft_step`` returned them. None: they are computed again.
+        compact_q: (compact_ids, compact_log_q), [B, K, k'] each, as ``draft_step`` returned them. Replaces
             ``draft_logits``.
         d2t: [draft vocabulary] int64, ascending; ``draft_logits`` is then [B, K, draft vocabulary].
-        table: as in ``draft_step``; row i counts the i drafts before it as generated.
+        table: as in ``draft_step``; in row i the i drafts before it count as generated.
         rule: ``token``, ``block`` or ``coupled``.
         log_probs: also return the log-probabilities of the emitted tokens, under p and under softmax(raw logits).
         backend: ``auto``, ``reference``, ``cpu``, ``triton`` or ``cuda``. An explicit choice never falls back.

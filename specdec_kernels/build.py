@@ -14,13 +14,13 @@ from .types import Backend
 
 
 def build_info() -> dict[str, object]:
-    """Versions, what the native extension was built with, and for every backend whether it runs here.
+    """What was built, and which backends run on this machine.
 
-    Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (version or None),
-    ``cuda_device`` (name or None), ``native`` (the extension's compiler, ABI target and the instruction set that it
-    chose on this machine, or why it is missing), ``native_cuda`` (likewise: the CUDA runtime and the architectures that
-    it was built for), ``backends``: a list of {"backend": name, "device": "cpu" or "cuda",
-    "available": bool, "reason": why not, or None}.
+    Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (its version or None),
+    ``cuda_device`` (its name or None), ``native`` (the extension's compiler, its ABI target and the instruction set
+    chosen on this machine, or {"missing": reason}), ``native_cuda`` (likewise: the CUDA runtime and the architectures
+    that it was built for), ``backends``: a list of {"backend": name, "device": "cpu" or "cuda", "available": bool,
+    "reason": why it cannot run, or None}.
     """
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     backends = [

@@ -13,21 +13,28 @@ import torch
 
 NAMESPACE = "specdec_kernels"
 VARIANTS = ("", "_reference", "_triton")
-RULES = ("token", "block", "coupled")  # their places are what operations are told
+RULES = ("token", "block", "coupled")  # operations take a rule as its index here
 
 
 class SamplingTensors(NamedTuple):
-    """How raw logits of every sequence become a distribution; the operations' arguments of the same names."""
+    """What turns the raw logits of every sequence into a distribution: the operations' arguments of the same names."""
 
     temperature: torch.Tensor  # [B] float32
-    filters: torch.Tensor | None = None  # [B, 3] float32: top_k, top_p, min_p; None: none
-    penalties: torch.Tensor | None = None  # [B, 3] float32: repetition, presence, frequency; None: neutral
-    table_ids: torch.Tensor | None = None  # [B, N] int64, as TokenTable; None: no table, and no penalties
+    filters: torch.Tensor | None = None  # [B, 3] float32: top_k, top_p, min_p; None: all are off
+    penalties: torch.Tensor | None = None  # [B, 3] float32: repetition, presence, frequency; None: all are off
+    table_ids: torch.Tensor | None = None  # [B, N] int64, as in TokenTable; None: no table, and so no penalties
     table_bias: torch.Tensor | None = None  # [B, N] float32
     table_in_prompt: torch.Tensor | None = None  # [B, N] bool
     table_count: torch.Tensor | None = None  # [B, N] int32
     ends: torch.Tensor | None = None  # [E] int64
-    first_end: torch.Tensor | None = None  # [B] int64; None where ends is
+    first_end: torch.Tensor | None = None  # [B] int64; None if ends is None
+
+    def table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """(ids, bias, in_prompt, count) of the table, [B, N] each; None if there is none."""
+        ids, bias, in_prompt, count = self[3:7]
+        if ids is None or bias is None or in_prompt is None or count is None:
+            return None
+        return ids, bias, in_prompt, count
 
 
 _SAMPLING = (
@@ -36,15 +43,15 @@ _SAMPLING = (
 )
 
 SCHEMAS = {
-    # drafts [B, offset]: the step's drafts before this one, for the table; d2t [V]: target ids of the draft's
-    # vocabulary, ascending; compact: k', or 0.
+    # drafts [B, offset]: the step's drafts before this one, which the penalties count; d2t [V]: ascending target ids of
+    # the draft's vocabulary; compact: k', or 0.
     "draft_step": (
         f"(Tensor logits, {_SAMPLING}, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, int offset, int rule,"
         " int compact) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status, Tensor compact_ids,"
         " Tensor compact_log_q)"
     ),
-    # q is draft_logits [B, K, V] (with d2t: [B, K, its length]), or compact_ids and compact_log_q [B, K, k'], or
-    # one-hot.
+    # q is given as draft_logits [B, K, V] (with d2t: [B, K, length of d2t]), or as compact_ids and compact_log_q
+    # [B, K, k']; without either, q is one-hot.
     "speculative_step": (
         "(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, Tensor? draft_cutoff, Tensor? draft_lse,"
         " Tensor? compact_ids, Tensor? compact_log_q, Tensor? d2t, Tensor? num_drafts,"

@@ -1,5 +1,5 @@
-"""Checks of everything that callers pass, once, for all backends. Every error names the argument, what was given and
-what is allowed. Values that live on a GPU are not read (that would wait for it): kernels define what they do with them.
+"""Checks of everything that callers pass, once for all backends. Every error names the argument, what was given and
+what is allowed. Values on a GPU are not read, since that would wait for the GPU; kernels are defined for all values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 from .ops import RULES, SamplingTensors, statistics_dtype
-from .types import DraftStep, Rule, SamplingParams, TokenTable
+from .types import MAX_COMPACT, TABLE_PADDING, Rule, SamplingParams, TokenTable
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_DTYPES = (torch.int64, torch.int32)
@@ -42,14 +42,14 @@ def check_like(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: 
 
 
 def check_rule(rule: str) -> int:
-    """The rule's number in the operations."""
+    """The rule as the operations take it: its index in ``RULES``."""
     if rule not in RULES:
         Rule(rule)  # raises
     return RULES.index(rule)
 
 
 def sampling_of(params: SamplingParams, table: TokenTable | None, batch: int, device: torch.device) -> SamplingTensors:
-    """The operations' view of ``params`` and ``table``; the values of ``params`` were checked when it was made."""
+    """``params`` and ``table`` as the operations take them. The values of ``params`` were checked when it was made."""
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
     temperature = _column(params, "temperature", batch, device)
@@ -64,8 +64,8 @@ def sampling_of(params: SamplingParams, table: TokenTable | None, batch: int, de
     )
 
 
-def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple:
-    """(ends, first_end) of a table that is right."""
+def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Refuses a table with a wrong shape, dtype, device or order; returns its (ends, first_end)."""
     if not isinstance(table, TokenTable):
         refuse("table", type(table).__name__, "a TokenTable")
     if not isinstance(table.ids, torch.Tensor) or table.ids.dim() != 2:
@@ -78,10 +78,10 @@ def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple:
         ("count", torch.int32),
     ):
         check_like(f"table.{name}", getattr(table, name), shape, (dtype,), device)
-    check_ascending("table.ids", table.ids, TokenTable.PADDING)
+    check_ascending("table.ids", table.ids, TABLE_PADDING)
     if (table.ends is None) != (table.first_end is None):
         refuse("table.ends / table.first_end", "one of them", "both or neither")
-    if table.ends is None:
+    if table.ends is None or table.first_end is None:
         return None, None
     if not isinstance(table.ends, torch.Tensor) or table.ends.dim() != 1:
         refuse("table.ends", getattr(table.ends, "shape", table.ends), "a tensor [E]")
@@ -90,7 +90,7 @@ def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple:
 
 
 def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) -> None:
-    """Values are read on a CPU only, and not while torch.compile traces."""
+    """Checks that ids ascend up to ``padding``: on a CPU, but not while torch.compile traces."""
     if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
         wrong = ids[..., 1:] <= ids[..., :-1]
         if padding is not None:
@@ -100,7 +100,7 @@ def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) ->
 
 
 def _columns(params: SamplingParams, names: tuple[str, ...], batch: int, device: torch.device) -> torch.Tensor | None:
-    """[B, 3] float32, or None where these parameters do nothing."""
+    """[B, 3] float32, or None if these parameters are off."""
     if not params.uses(names):
         return None
     return torch.stack([_column(params, name, batch, device) for name in names], 1)
@@ -114,7 +114,7 @@ def _column(params: SamplingParams, name: str, batch: int, device: torch.device)
     if not isinstance(value, torch.Tensor):
         return torch.full((batch,), float(value), dtype=torch.float32, device=device)
     if value.dtype == torch.float32 and value.shape == (batch,) and value.device == device:
-        return value  # as in a decoding loop, where every no-op that is left out counts
+        return value  # the case of a decoding loop, where even operations that do nothing cost time
     if value.dim() == 1 and value.shape[0] != batch:
         refuse(f"params.{name}", f"shape {list(value.shape)}", f"a number or shape [{batch}]")
     return value.to(device=device, dtype=torch.float32).expand(batch)
@@ -131,7 +131,7 @@ def per_sequence(name: str, value: int | torch.Tensor, batch: int, device: torch
 
 
 def check_num_drafts(num_drafts: torch.Tensor, num_rows: int) -> None:
-    """Values are read on a CPU only, and not while torch.compile traces; kernels clamp to [0, K]."""
+    """Checks the values on a CPU, but not while torch.compile traces. Kernels clamp them to [0, K]."""
     if num_drafts.device.type == "cpu" and not torch.compiler.is_compiling() and num_drafts.numel():
         low, high = (int(v) for v in torch.aminmax(num_drafts))
         if low < 0 or high >= num_rows:
@@ -154,7 +154,10 @@ def check_q(
     rule: str,
     backend: str,
 ) -> tuple:
-    """(draft_logits, cutoff, lse, compact_ids, compact_log_q, d2t) of the one form of q that was given, or of none."""
+    """Checks the form of q that was given.
+
+    Returns (draft_logits, cutoff, lse, compact_ids, compact_log_q, d2t), in which what belongs to other forms is None.
+    """
     given = {"draft_logits": draft_logits, "draft_stats": draft_stats, "compact_q": compact_q, "d2t": d2t}
     if rule == Rule.COUPLED and (names := [name for name, value in given.items() if value is not None]):
         refuse(names[0], f"a value with rule={str(rule)!r}", "None: this rule needs no q")
@@ -181,11 +184,11 @@ def check_q(
     if compact_q is not None:
         ids, log_q = _pair("compact_q", compact_q, "(compact_ids, compact_log_q)")
         size = ids.shape[-1] if isinstance(ids, torch.Tensor) and ids.dim() else 0
-        if not 1 <= size <= DraftStep.MAX_COMPACT:
-            refuse("compact_q", f"k' = {size}", f"1 to {DraftStep.MAX_COMPACT}")
+        if not 1 <= size <= MAX_COMPACT:
+            refuse("compact_q", f"k' = {size}", f"1 to {MAX_COMPACT}")
         check_like("compact_q ids", ids, (*drafts, size), (torch.int64,), device)
         check_like("compact_q log_q", log_q, (*drafts, size), (torch.float32, torch.float64), device)
-        check_ascending("compact_q ids", ids, TokenTable.PADDING)
+        check_ascending("compact_q ids", ids, TABLE_PADDING)
     return draft_logits, cutoff, lse, ids, log_q, d2t
 
 

@@ -5,7 +5,7 @@
 
 namespace specdec {
 
-// The places of the names in specdec_kernels.ops.RULES.
+// Indices in specdec_kernels.ops.RULES.
 enum Rule : int64_t { kRuleToken = 0, kRuleBlock = 1, kRuleCoupled = 2, kNumRules = 3 };
 
 // The flags of specdec_kernels.Status.
@@ -21,7 +21,7 @@ enum Status : int32_t {
 };
 constexpr int32_t kDraftFlagShift = 3;  // kTargetX << kDraftFlagShift == kDraftX
 
-// What is wrong with a row whose largest logit is `max` (NaN if any logit is), as a target flag.
+// The target flag of a row whose largest logit is `max` (NaN if any logit is NaN); 0 if the row has a distribution.
 SPECDEC_HD int32_t row_fault(float max) {
   if (max != max) return kTargetNan;
   if (max == INFINITY) return kTargetPositiveInfinity;
@@ -35,20 +35,21 @@ SPECDEC_HD float ratio(float log_p, float log_q) { return expf(log_p - log_q); }
 // Rule `token` (Leviathan et al., arXiv 2211.17192, Algorithm 1): accept iff u q(x) < p(x), u in (0, 1).
 SPECDEC_HD bool accept(float u, float log_p, float log_q) { return u < ratio(log_p, log_q); }
 
-// Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix and one more draft.
+// Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix with joint ratio `w` and one
+// more draft.
 SPECDEC_HD float joint_ratio(float w, float log_p, float log_q) {
   const float longer = w * ratio(log_p, log_q);
   return longer < 1.0f ? longer : 1.0f;
 }
 
-// The probability of keeping a prefix of joint ratio `w` that no longer one was kept of; `mass` is that of the row
-// after it, sum max(0, w p - q). Equal p and q have none, and keep everything.
+// The probability of keeping a prefix of joint ratio `w`, given that no longer one is kept. `mass` is that of the
+// residual of the row after it, sum max(0, w p - q). If p = q at w = 1 there is none, and the prefix is kept.
 SPECDEC_HD float keep_probability(float w, float mass) {
   const float either = mass + (1.0f - w);
   return either > 0.0f ? mass / either : 1.0f;
 }
 
-// Weight of a token in the residual distribution max(0, p - q). A NaN in q counts as no weight.
+// The weight of a token in the residual distribution: max(0, p - q), and 0 if q is NaN.
 SPECDEC_HD float residual(float p, float q) {
   const float difference = p - q;
   return difference > 0.0f ? difference : 0.0f;

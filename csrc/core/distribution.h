@@ -9,8 +9,8 @@ struct Penalties {
   float repetition, presence, frequency;
 };
 
-// What a sequence's distribution says of a token: bias, whether the prompt has it, how often it was generated.
-// Additions and products in this order, which all backends share. Repetition: Keskar et al., arXiv 1909.05858.
+// The logit of a token after its bias and penalties; `count` is how often it was generated. All backends add and
+// multiply in this order. Repetition penalty: Keskar et al., arXiv 1909.05858.
 SPECDEC_HD float adjust(float logit, float bias, bool in_prompt, int32_t count, Penalties penalties) {
   float x = logit + bias;
   if (in_prompt || count > 0) x = x < 0.0f ? x * penalties.repetition : x / penalties.repetition;
@@ -38,8 +38,9 @@ SPECDEC_HD float probability(float logit, Distribution distribution) {
 // min-p (Nguyen et al., arXiv 2407.01082) as a logit: p(v) >= min_p p_max. min_p = 0 gives -inf.
 SPECDEC_HD float min_p_cutoff(float max, float temperature, float min_p) { return max + temperature * logf(min_p); }
 
-// Unsigned integers in the order of floats, so that ranges of keys are ranges of logits: the basis of exact selection.
-// 2^31 +- magnitude: both zeros have one key, as they are one number to a comparison, and no key is without a float.
+// Unsigned integer keys in the order of the floats, so that ranges of keys are ranges of logits: the basis of exact
+// selection. The key is 2^31 +- magnitude. Both zeros have the same key, since they compare equal, and every key in
+// between belongs to a float.
 SPECDEC_HD uint32_t ordered_key(float x) {
   const uint32_t bits = as_bits(x), magnitude = bits & 0x7fffffffu;
   const uint32_t negative = static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31);  // all ones, or 0

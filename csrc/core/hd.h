@@ -1,4 +1,4 @@
-// Functions of core/ compile for the host and for a GPU. No torch, no CUDA runtime, no allocation.
+// Functions of core/ compile for host and GPU. They use no torch, no CUDA runtime, and allocate nothing.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// What the operations are told: plain structs with raw pointers, on whichever device the kernels run. B sequences, K
-// drafts, V tokens; vectors and matrices are dense.
+// The operations' parameters: plain structs of raw pointers to memory of the device on which the kernels run. B
+// sequences, K drafts, V tokens. Vectors and matrices are dense.
 #pragma once
 
 #include "accept.h"
@@ -12,7 +12,7 @@ constexpr int64_t kTablePadding = int64_t{1} << 62;  // TABLE_PADDING of specdec
 
 SPECDEC_HD int64_t size_in_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
-// Logits of N rows a sequence; a row is dense.
+// Logits of B sequences with N rows each. A row is dense.
 struct LogitRows {
   const char* data;  // [B, N, V]; null: none
   Dtype dtype;
@@ -22,9 +22,9 @@ struct LogitRows {
   SPECDEC_HD const char* row(int64_t b, int64_t j) const { return data + b * sequence_stride + j * row_stride; }
 };
 
-// What the caller says of every sequence's distribution. Null pointers: nothing of the kind, or nothing in it.
+// The sampling parameters of every sequence. A null pointer means that these parameters are off, or the list is empty.
 struct SamplingArguments {
-  bool has_table;                // which may have no entries
+  bool has_table;                // a table may have no entries
   const float* temperature;      // [B]
   const float* filters;          // [B, 3] top_k, top_p, min_p
   const float* penalties;        // [B, 3] repetition, presence, frequency
@@ -32,8 +32,8 @@ struct SamplingArguments {
   const float* table_bias;       // [B, N]
   const bool* table_in_prompt;   // [B, N]
   const int32_t* table_count;    // [B, N]
-  const int64_t* ends;           // [E] tokens that may not come before
-  const int64_t* first_end;      // [B] this absolute position
+  const int64_t* ends;           // [E] tokens that are banned before ...
+  const int64_t* first_end;      // [B] ... this absolute position
   int64_t table_size, num_ends;  // N, E
 };
 
@@ -65,9 +65,9 @@ struct SpeculativeStepParams {
   // inputs
   LogitRows target;             // [B, K+1, V]
   const int64_t* draft_tokens;  // [B, K]
-  // q, in one of three forms; none of them: one-hot drafts
+  // q, in one of three forms; without any of them, drafts are one-hot
   LogitRows draft;                        // [B, K, V], or with d2t [B, K, its length]
-  const float *draft_cutoff, *draft_lse;  // [B, K], or null: computed here
+  const float *draft_cutoff, *draft_lse;  // [B, K], or null: to be computed
   const int64_t* d2t;                     // target ids of the draft's vocabulary, ascending, or null
   const int64_t* compact_ids;             // [B, K, k'], ascending, or null
   const float* compact_log_q;             // [B, K, k']

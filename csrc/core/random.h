@@ -1,5 +1,6 @@
-// Counter-based randomness without hidden state: Philox4x32-10 (Salmon et al., SC 2011).
-// Key = the sequence's seed; counter = (index / 4, the step's first position, offset in the step, stream).
+// Counter-based random numbers, without state: Philox4x32-10 (Salmon et al., SC 2011).
+// The key is the sequence's seed, the counter (index / 4, position of the step's first token, offset in the step,
+// stream).
 #pragma once
 
 #include "hd.h"

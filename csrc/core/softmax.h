@@ -1,16 +1,16 @@
-// The statistics of a row of logits. A row is cut into blocks of 1024 consecutive entries: the first level of every
-// draw races among them, and their sums merge in a fixed order, so that a row has bitwise one lse however work is
-// split.
+// The statistics of a row of logits. A row is cut into blocks of 1024 consecutive entries. The first level of every
+// draw races among blocks, and their sums are merged in a fixed order, so a row's lse is the same, bit for bit, however
+// the work is split.
 #pragma once
 
 #include "hd.h"
 
 namespace specdec {
 
-constexpr int kBlock = 1024;  // a constant of the contract, not of a kernel
+constexpr int kBlock = 1024;  // the same in all backends: drawn tokens depend on it
 constexpr float kLog2e = 1.44269504f;
 
-// 2^x for x < 128: relative error 1e-7 before rounding; below 2^-126 it is 0. -inf gives 0, NaN gives NaN.
+// 2^x for x < 128, with a relative error of 1e-7 before rounding. 0 for x < -126; NaN gives NaN.
 SPECDEC_HD float exp2_fast(float x) {
   constexpr float kShift = 0x1.8p23f + 127.0f;  // adding it leaves the biased exponent of 2^round(x) in the low bits
   const float clamped = -126.0f > x ? -126.0f : x;
@@ -26,13 +26,13 @@ SPECDEC_HD float exp2_fast(float x) {
   return x < -126.0f ? 0.0f : result;
 }
 
-// One block: its largest logit, and the sum of weight(l, max) over it. max is NaN if any logit is.
+// Of one block: its largest logit, NaN if any logit is NaN, and the sum of weight(l, max).
 struct BlockStats {
   float max;
   float sum;
 };
 
-// Weight of a logit relative to another one: exp((l - reference) / T).
+// exp((l - reference) / T): the weight of a logit relative to another one.
 SPECDEC_HD float weight(float logit, float reference, float inverse_temperature) {
   return exp2_fast((logit - reference) * (inverse_temperature * kLog2e));
 }

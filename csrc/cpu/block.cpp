@@ -21,14 +21,14 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
   return size_of(row, block);
 }
 
-// One function of a set: its body with the size of a full block as a constant, and with another size.
+// One function: its body is inlined twice, with the size of a full block as a constant, and with any size.
 #define SPECDEC_KERNEL(attributes, result, name, parameters, row, ...)                            \
   attributes result name parameters {                                                             \
     const int64_t n = padded_size(row, block);                                                    \
     return n == kBlock ? name##_body(__VA_ARGS__, int64_t{kBlock}) : name##_body(__VA_ARGS__, n); \
   }
 
-// One set of functions, compiled with `attributes`. t: inverse temperature; c: cutoff; s: stream.
+// All functions for one instruction set, `attributes`. t: inverse temperature; c: cutoff; s: stream.
 #define SPECDEC_KERNELS(name, label, attributes)                                                                       \
   namespace name {                                                                                                     \
   SPECDEC_KERNEL(attributes, float, max, (Row row, int64_t block, float* lanes), row, row, block, lanes)               \
@@ -43,15 +43,14 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
                  (Row row, int64_t block, const Bins& bins, int bin, float* low, float* high), row, row, block, bins,  \
                  bin, low, high)                                                                                       \
   SPECDEC_KERNEL(attributes, float, residual_sum,                                                                      \
-                 (Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block), p, p,       \
-                 p_distribution, w, q, block)                                                                          \
+                 (Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block), p_row, p_row, p, w,  \
+                 q, block)                                                                                             \
   SPECDEC_KERNEL(attributes, int64_t, draw,                                                                            \
                  (Row row, int64_t block, float max, float t, float c, Noise noise, Stream s), row, row, block, max,   \
                  t, c, noise, s)                                                                                       \
   SPECDEC_KERNEL(attributes, int64_t, draw_residual,                                                                   \
-                 (Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block,              \
-                  Noise noise),                                                                                        \
-                 p, p, p_distribution, w, q, block, noise)                                                             \
+                 (Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block, Noise noise), p_row,  \
+                 p_row, p, w, q, block, noise)                                                                         \
   SPECDEC_KERNEL(attributes, Candidate, race,                                                                          \
                  (Row row, int64_t block, float max, float t, float c, const int64_t* ids, Noise noise), row, row,     \
                  block, max, t, c, ids, noise)                                                                         \

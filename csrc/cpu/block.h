@@ -1,5 +1,5 @@
-// Vectorised work on one block of a row, compiled for several instruction sets; the best that this machine has is
-// chosen when the first operation runs.
+// Vectorised work on one block of a row, compiled for several instruction sets. The best one that the machine supports
+// is chosen when the first operation runs.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 
 namespace specdec::cpu {
 
-// A logit that a penalty, a bias or a ban replaces.
+// A logit that replaces a raw one, because of a penalty, a bias or a ban.
 struct Patch {
   int64_t token;
   float logit;
 };
 
-// A row of V logits: raw ones, dense, and what replaces some of them, in ascending order of tokens.
+// A row of V raw logits, dense, and the patches that replace some of them, in ascending order of tokens.
 struct Row {
   const void* data;
   Dtype dtype;
@@ -28,78 +28,78 @@ struct Row {
   Row raw() const { return {data, dtype, size}; }
 };
 
-// Where a draw's random numbers come from.
+// What determines a draw's random numbers, besides stream and index.
 struct Noise {
   uint64_t seed;
   uint32_t position;
   uint32_t offset;
 };
 
-// q of one row: logits over the whole vocabulary, or entries for some tokens, ascending, and 0 elsewhere: a one-hot
-// draft, a compact q, or the logits of a reduced vocabulary.
+// q of one row: either logits over the whole vocabulary, or ascending entries for some tokens, with q = 0 for all
+// others. Entries describe a one-hot draft, a compact q, or the logits of a reduced vocabulary.
 struct DraftDistribution {
-  Row row;                    // data null: none
+  Row row;                    // logits; its data is null if there are none
   Distribution distribution;  // of the row
-  const int64_t* ids;         // the entries' tokens; null: the row has one for each
-  const float* log_q;         // of the entries; null: the row has their logits
-  int64_t num_entries;        // of ids
+  const int64_t* ids;         // tokens of the entries; null: every token of the row is an entry
+  const float* log_q;         // of the entries; null: the row holds their logits
+  int64_t num_entries;        // length of ids
 
   float log_probability(int64_t token) const;
-  // The entries [begin, end) that lie in the block.
+  // The entries [begin, end) whose tokens lie in the block.
   void entries(int64_t block, int64_t* begin, int64_t* end) const;
 };
 
 constexpr int kLanes = 32;  // partial sums and maxima of a block: lane i has the logits i, i + 32, ...
 
-// A range of logits, cut into bins that order them: bin 0 has the largest. Either linear in the logits, or in their
-// keys.
+// A range of logits, cut into bins in descending order: bin 0 has the largest logits. Bins are of equal width either in
+// the logits or in their keys (ordered_key).
 struct Bins {
   static constexpr int kMost = 256;
-  // Of a histogram: neighbours often share a bin, and additions to one place wait for each other.
+  // A histogram is kept in several copies, since neighbours often share a bin and additions to one place are serial.
   static constexpr int kCopies = 4;
-  int count;        // of bins
+  int count;        // number of bins
   float low, high;  // the range, closed
   bool linear;
-  float scale;        // linear: bins a unit of half the distance from `high`
-  uint32_t high_key;  // else: keys from this one down,
-  int shift;          // 2^shift to a bin
-  bool weigh;         // an element counts as its weight relative to `max`, else as 1
+  float scale;        // if linear: bins per unit of (high - logit) / 2
+  uint32_t high_key;  // else: the key of `high`, and
+  int shift;          // 2^shift keys in a bin
+  bool weigh;         // a logit counts as its weight relative to `max`, else as 1
   float max, inverse_temperature;
 };
 
 struct Candidate {
-  float score;    // largest wins; 0: none
+  float score;    // the largest wins; 0: no candidate
   int64_t token;  // or -1
 };
 
 struct BlockKernels {
   const char* instruction_set;
-  // The largest logit (NaN if any is) of a block; and of every lane, unless `lanes` is null.
+  // The largest logit of a block, NaN if any is NaN. Stores every lane's largest in `lanes`, unless that is null.
   float (*max)(Row row, int64_t block, float* lanes);
-  // The largest logit and the sum of weights relative to it; and the lanes' largest.
+  // The same with the sum of weights relative to the largest logit.
   BlockStats (*stats)(Row row, int64_t block, float inverse_temperature, float* lanes);
-  // The same sum, relative to `max`, over logits >= cutoff.
+  // The sum of weights relative to `max` over the logits >= cutoff.
   float (*sum_above)(Row row, int64_t block, float max, float inverse_temperature, float cutoff);
-  // Adds the block's logits to sums[count + 1][kCopies]; the last bin is for those out of the range.
+  // Adds the block's logits to sums[count + 1][kCopies]; the last bin is for logits out of the range.
   void (*histogram)(Row row, int64_t block, const float* lanes, const Bins& bins, double* sums);
-  // Widens [low, high] to the block's finite logits in bin `bin`, or in any if it is negative.
+  // Widens [low, high] to include the block's finite logits of bin `bin`, or of all bins if it is negative.
   void (*range)(Row row, int64_t block, const Bins& bins, int bin, float* low, float* high);
   // Sum over the block of max(0, w p - q).
-  float (*residual_sum)(Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block);
-  // Draws a token of the block, weights as in `sum_above`. -1 if all weights are 0.
+  float (*residual_sum)(Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block);
+  // Draws a token of the block by the weights of `sum_above`; -1 if all are 0.
   int64_t (*draw)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, Noise noise,
                   Stream stream);
-  // Draws a token of the block, weights max(0, w p - q).
-  int64_t (*draw_residual)(Row p, Distribution p_distribution, float w, const DraftDistribution& q, int64_t block,
-                           Noise noise);
-  // The block's best token in the flat race of kRace; `ids`: the tokens whose noise the row's entries have, or null.
+  // Draws a token of the block by the weights max(0, w p - q).
+  int64_t (*draw_residual)(Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block, Noise noise);
+  // The block's best token in the one-level race of stream kRace. `ids`: the target's ids of the row's tokens, which
+  // determine their noise, or null if these are the target's.
   Candidate (*race)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, const int64_t* ids,
                     Noise noise);
-  // Draws an index in [0, n) with the given weights; -1 if all are 0. The first level of every draw.
+  // Draws an index in [0, n) by the given weights; -1 if all are 0. This is the first level of every draw.
   int64_t (*draw_index)(const float* weights, int64_t n, Noise noise, Stream stream);
   // The lowest token of the block whose logit equals `value`.
   int64_t (*find)(Row row, int64_t block, float value);
-  // The block as float32, patched. Returns how many logits there are.
+  // Copies the block as float32, patched. Returns the number of its logits.
   int64_t (*copy)(Row row, int64_t block, float* out);
 };
 

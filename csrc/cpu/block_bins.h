@@ -5,16 +5,16 @@
 
 namespace specdec::cpu {
 
-// Conditions are joined by & and |, which compilers vectorise: in a row of random logits every branch is mispredicted.
+// Conditions are joined by & and |, which compilers vectorise; branches would be mispredicted on random logits.
 SPECDEC_BODY bool in_range(const Bins& bins, float x) { return (x >= bins.low) & (x <= bins.high); }
 
-// Of `count` bins; `count` itself for a logit out of the range. Not ?:, of which compilers make a branch.
+// `bin`, or `count` for a logit out of the range. Compilers would turn ?: into a branch.
 SPECDEC_BODY int32_t bin_in_range(const Bins& bins, float x, int32_t bin) {
   const int32_t inside = -static_cast<int32_t>(in_range(bins, x));
   return (bin & inside) | (bins.count & ~inside);
 }
 
-// Monotone in x: (high - x) / 2 does not overflow, and is rounded in order.
+// Monotone in x: halving keeps high - x from overflowing, and rounding keeps the order.
 SPECDEC_BODY int32_t linear_bin(const Bins& bins, float x) {
   return bin_in_range(bins, x, static_cast<int32_t>((0.5f * bins.high - 0.5f * x) * bins.scale));
 }
@@ -29,7 +29,7 @@ SPECDEC_BODY void histogram_body(Row row, int64_t block, const float* lanes, con
   const float* x = view(row, block, buffer);
   int candidates = 0;
   for (int lane = 0; lane < kLanes; ++lane) candidates += lanes[lane] >= bins.low;
-  if (candidates <= kLanes / 4) {  // lanes without a large logit are not looked at
+  if (candidates <= kLanes / 4) {  // few lanes hold a logit in the range: look at these alone
     for (int lane = 0; lane < kLanes; ++lane) {
       if (!(lanes[lane] >= bins.low)) continue;
       for (int64_t i = lane; i < n; i += kLanes) {

@@ -5,8 +5,8 @@
 
 namespace specdec::cpu {
 
-// n exponentials of the indices first, first + 1, ... All four words of a Philox call are used: word i of call c
-// belongs to index 4 c + i. `first` is a multiple of 4, n <= kBlock.
+// n Exp(1) variates for the indices first, first + 1, ... Word i of Philox call c belongs to index 4 c + i. `first` is
+// a multiple of 4, n <= kBlock.
 SPECDEC_BODY void exponentials(int64_t first, int64_t n, Noise noise, Stream stream, float* e) {
   const int64_t calls = (n + 3) / 4;
   alignas(64) uint32_t bits[4][kBlock / 4];
@@ -20,7 +20,7 @@ SPECDEC_BODY void exponentials(int64_t first, int64_t n, Noise noise, Stream str
   }
 }
 
-// The smallest E / w, as the largest w / E; the lowest index of a tie. Overwrites e.
+// The smallest E / w, found as the largest w / E; the lowest index of a tie. Overwrites e.
 SPECDEC_BODY Candidate fastest(const float* weights, float* e, int64_t n) {
   for (int64_t i = 0; i < n; ++i) e[i] = weights[i] / e[i];
   Candidate best = {0.0f, -1};
@@ -42,7 +42,7 @@ SPECDEC_BODY int64_t draw_index_body(const float* weights, int64_t n, Noise nois
   return best.token;
 }
 
-// The winner among a block's weights, as a token.
+// The token that wins the race among a block's weights; -1 if all are 0.
 SPECDEC_BODY int64_t race_in_block(const float* weights, int64_t block, int64_t n, Noise noise, Stream stream) {
   alignas(64) float e[kBlock];
   exponentials(block * kBlock, n, noise, stream, e);
@@ -57,10 +57,10 @@ SPECDEC_BODY int64_t draw_body(Row row, int64_t block, float max, float inverse_
   return race_in_block(w, block, n, noise, stream);
 }
 
-SPECDEC_BODY int64_t draw_residual_body(Row p, Distribution p_distribution, float w, const DraftDistribution& q,
-                                        int64_t block, Noise noise, int64_t n) {
+SPECDEC_BODY int64_t draw_residual_body(Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block,
+                                        Noise noise, int64_t n) {
   alignas(64) float weights[kBlock];
-  residual_weights(p, p_distribution, w, q, block, weights, n);
+  residual_weights(p_row, p, w, q, block, weights, n);
   return race_in_block(weights, block, n, noise, kRecoverToken);
 }
 

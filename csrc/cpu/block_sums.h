@@ -1,8 +1,8 @@
 // Maxima and sums over a block: of weights, and of max(0, p - q).
 //
-// What block_*.h have are bodies, written once as plain loops that compilers vectorise. block.cpp inlines them into one
-// function for each instruction set. Sums are kept in kLanes partial sums, so their order is fixed by the source. `n`
-// is the block's size in whole lanes: a constant for all blocks but a row's last.
+// The files block_*.h hold function bodies, written once as plain loops that compilers vectorise. block.cpp inlines
+// them into one function for each instruction set. Sums are kept as kLanes partial sums, so the source fixes their
+// order. `n` is the block's size, rounded up to whole lanes: a constant for all blocks except a row's last.
 #pragma once
 
 #include "../core/accept.h"
@@ -17,7 +17,7 @@ SPECDEC_BODY void max_of_lanes(const float* x, int64_t n, float* best) {
   }
 }
 
-// The largest of all lanes; a NaN is passed over.
+// The largest of all lanes, ignoring NaN.
 SPECDEC_BODY float max_of_numbers(const float* lanes) {
   float result = -INFINITY;
   for (int lane = 0; lane < kLanes; ++lane) result = lanes[lane] > result ? lanes[lane] : result;
@@ -44,7 +44,7 @@ SPECDEC_BODY float sum_of(const float* x, int64_t n) {
   return sum_of_lanes(sum);
 }
 
-// exp((-inf) - (-inf)) would be NaN: a block without any finite logit is weighed relative to 0 instead.
+// exp((-inf) - (-inf)) would be NaN, so a block without any finite logit is weighed relative to 0.
 SPECDEC_BODY float reference_of(float max) { return max == -INFINITY ? 0.0f : max; }
 
 SPECDEC_BODY void copy_lanes(const float* best, float* lanes) {
@@ -96,15 +96,15 @@ SPECDEC_BODY float sum_above_body(Row row, int64_t block, float max, float inver
   return sum_of(w, n);
 }
 
-// p[i] becomes max(0, w p - q).
-SPECDEC_BODY void residual_weights(Row p_row, Distribution p_distribution, float w, const DraftDistribution& q,
-                                   int64_t block, float* p, int64_t n) {
+// weights[i] becomes max(0, w p - q).
+SPECDEC_BODY void residual_weights(Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block,
+                                   float* weights, int64_t n) {
   alignas(64) float buffer[kBlock];
   const float* x = view(p_row, block, buffer);
-  for (int64_t i = 0; i < n; ++i) p[i] = w * probability(x[i], p_distribution);
+  for (int64_t i = 0; i < n; ++i) weights[i] = w * probability(x[i], p);
   if (q.ids == nullptr) {
     x = view(q.row, block, buffer);
-    for (int64_t i = 0; i < n; ++i) p[i] = residual(p[i], probability(x[i], q.distribution));
+    for (int64_t i = 0; i < n; ++i) weights[i] = residual(weights[i], probability(x[i], q.distribution));
     return;
   }
   int64_t begin, end;
@@ -113,15 +113,15 @@ SPECDEC_BODY void residual_weights(Row p_row, Distribution p_distribution, float
   for (int64_t i = begin; i < end; ++i) {
     const float of_token =
         q.log_q == nullptr ? probability(buffer[i - begin], q.distribution) : exp2_fast(q.log_q[i] * kLog2e);
-    float& p_of_token = p[q.ids[i] - block * kBlock];
-    p_of_token = residual(p_of_token, of_token);
+    float& weight_of_token = weights[q.ids[i] - block * kBlock];
+    weight_of_token = residual(weight_of_token, of_token);
   }
 }
 
-SPECDEC_BODY float residual_sum_body(Row p, Distribution p_distribution, float w, const DraftDistribution& q,
-                                     int64_t block, int64_t n) {
+SPECDEC_BODY float residual_sum_body(Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block,
+                                     int64_t n) {
   alignas(64) float weights[kBlock];
-  residual_weights(p, p_distribution, w, q, block, weights, n);
+  residual_weights(p_row, p, w, q, block, weights, n);
   return sum_of(weights, n);
 }
 

@@ -2,14 +2,14 @@
 
 #include "operations.h"
 #include "parallel.h"
-#include "sequence_distribution.h"
+#include "sampling.h"
 
 namespace specdec::cpu {
 namespace {
 
-constexpr int64_t kSequencesAtOnce = 1024;  // whose rows' records stay in the cache
+constexpr int64_t kSequencesAtOnce = 1024;  // few enough for the records of their rows to stay in the cache
 
-// The k' most likely of the kept tokens, the lowest of a tie, ascending.
+// The `size` most likely of the kept tokens (the lowest ids of a tie), in ascending order.
 std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size) {
   const float cutoff = std::max(stats.cutoff, stats.compact_cutoff);
   std::vector<int64_t> above, at;

@@ -1,4 +1,4 @@
-// Logits of any dtype as float32, patched. Inlined into whatever instruction set the caller is compiled for.
+// Loads logits of any dtype as float32, patched. Inlined, so compiled for the caller's instruction set.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ SPECDEC_BODY void load_range(Row row, int64_t begin, int64_t n, float* x) {
 
 SPECDEC_BODY int64_t size_of(Row row, int64_t block) { return std::min<int64_t>(row.size - block * kBlock, kBlock); }
 
-// Whole lanes: what is computed on for a block.
+// The block's size, rounded up to whole lanes, on which all loops run.
 SPECDEC_BODY int64_t padded_size(Row row, int64_t block) {
   return (size_of(row, block) + kLanes - 1) / kLanes * kLanes;
 }
@@ -75,7 +75,7 @@ SPECDEC_BODY void load(Row row, int64_t block, float* x) {
   for (int64_t i = n; i < padded; ++i) x[i] = -INFINITY;
 }
 
-// The block in place if it is float32 and as it should be, else a copy in x[kBlock].
+// The block's logits: in place if they are float32, unpatched and in whole lanes, else copied to x[kBlock].
 SPECDEC_BODY const float* view(Row row, int64_t block, float* x) {
   const int64_t begin = block * kBlock, n = size_of(row, block);
   if (row.dtype == Dtype::kFloat32 && n % kLanes == 0) {

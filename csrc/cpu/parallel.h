@@ -1,4 +1,4 @@
-// Work split over torch's threads without knowing torch: module.cpp implements it.
+// Splits work over torch's threads. module.cpp implements it, so that nothing here depends on torch.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace specdec::cpu {
 void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* function, int64_t begin, int64_t end),
                          const void* function);
 
-// Calls function(begin, end) on disjoint ranges that cover [0, tasks), each of `grain` tasks or more.
+// Calls function(begin, end) on disjoint ranges that cover [0, tasks), each of at least `grain` tasks.
 template <class Function>
 void parallel_for(int64_t tasks, int64_t grain, const Function& function) {
   parallel_for_erased(
@@ -16,7 +16,7 @@ void parallel_for(int64_t tasks, int64_t grain, const Function& function) {
       &function);
 }
 
-// About 64 blocks of 1024 logits, some 20 µs of work, are worth a thread.
+// A thread is worth its cost from about 64 blocks of 1024 logits on, some 20 µs of work.
 constexpr int64_t kGrainBlocks = 64;
 
 }  // namespace specdec::cpu

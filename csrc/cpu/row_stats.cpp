@@ -16,22 +16,22 @@ float max_of_blocks(const BlockStats* blocks, int64_t n) {
   return nan ? NAN : max;
 }
 
-// In order of blocks, whatever thread computed them.
+// Summed in the order of blocks, so the result does not depend on threads.
 float lse_of_blocks(const BlockStats* blocks, int64_t n, float max, float inverse_temperature) {
   float sum = 0.0f;
   for (int64_t b = 0; b < n; ++b) sum += blocks[b].sum * weight(blocks[b].max, max, inverse_temperature);
   return max * inverse_temperature + logf(sum);
 }
 
-// A top-p alone weighs the whole row; after a top-k it weighs what that left.
+// top-p without top-k needs the weights of the whole row; with top-k, only those of the tokens that it keeps.
 bool weighs_all(const RowTask& task) {
   return task.filtered() ? task.top_p < 1.0f && task.top_k == 0.0f : task.weighed;
 }
 
 bool selects(const RowTask& task) { return task.filtered() || task.compact > 0; }
 
-// The first pass: largest logits, and sums where they are wanted already. Raw statistics of the block are taken while
-// it is in the cache.
+// The first pass over a block: its largest logit, its sum if that is needed already, and raw statistics while the block
+// is in the cache.
 void measure(const RowTask& task, int64_t block, BlockStats* stats, float* lanes, BlockStats* raw) {
   const BlockKernels& kernel = block_kernels();
   if (task.temperature != 0.0f && weighs_all(task)) {
@@ -142,7 +142,7 @@ int64_t draw_coupled(Row row, const RowStats& stats, const int64_t* ids, Noise n
   parallel_for(row.num_blocks(), kGrainBlocks / 8, [&](int64_t begin, int64_t end) {
     float leading = 0.0f;
     for (int64_t b = begin; b < end; ++b) {
-      // E is 2^-33 at least: a block whose best token could not catch up with that needs no random numbers.
+      // E is at least 2^-33. A block whose largest weight could not win even with that needs no random numbers.
       const float max = stats.blocks[b].max;
       if (max < stats.cutoff || weight(max, stats.max, stats.inverse_temperature) * 0x1.01p33f < leading) continue;
       best[b] = kernel.race(row, b, stats.max, stats.inverse_temperature, stats.cutoff, ids, noise);

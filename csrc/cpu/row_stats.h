@@ -1,5 +1,5 @@
-// Statistics of many rows at once, split over threads by blocks, and draws from one row. Shared by every operation, so
-// that equal rows have bitwise equal statistics wherever they were computed.
+// Statistics of many rows at once, split over threads by blocks, and draws from one row. All operations share this
+// code, so equal rows have equal statistics, bit for bit, in drafting and in verification.
 #pragma once
 
 #include <vector>
@@ -11,17 +11,17 @@ namespace specdec::cpu {
 // A row and how it becomes a distribution. A row without data is skipped.
 struct RowTask {
   Row row = {};
-  float temperature = 0;  // 0 asks for the maximum alone
+  float temperature = 0;  // 0: only the maximum is computed
   float top_k = 0, top_p = 1, min_p = 0;
-  int64_t compact = 0;  // k' > 0: also where the k'-th largest logit lies
-  bool weighed = true;  // false: lse is not wanted
-  bool raw = false;     // also the lse of the raw logits at temperature 1
+  int64_t compact = 0;  // k' > 0: also find the k'-th largest logit
+  bool weighed = true;  // false: lse is not needed
+  bool raw = false;     // also compute the lse of the raw logits at temperature 1
 
   bool filtered() const { return temperature != 0.0f && (top_k > 0.0f || top_p < 1.0f || min_p > 0.0f); }
 };
 
 struct RowStats {
-  float max = -INFINITY;          // NaN if any logit is
+  float max = -INFINITY;          // NaN if any logit is NaN
   float lse = 0;                  // natural log of sum exp(l / T) of the kept logits; at temperature 0 the maximum
   float inverse_temperature = 0;  // 0 at temperature 0
   float cutoff = -INFINITY;       // logits below it are filtered out
@@ -34,7 +34,7 @@ struct RowStats {
 
 class StatsOfRows {
  public:
-  // Scratch: 8 bytes a block of 1024 logits; 128 more for a filter, 8 for raw statistics.
+  // Scratch: 8 bytes per block of 1024 logits, 128 more with filters, 8 more for raw statistics.
   explicit StatsOfRows(const std::vector<RowTask>& tasks);
   const RowStats& operator[](int64_t row) const { return stats_[row]; }
 
@@ -43,13 +43,13 @@ class StatsOfRows {
   std::vector<RowStats> stats_;
 };
 
-// The largest logit's token; the lowest id of a tie.
+// The token with the largest logit, the lowest id of a tie.
 int64_t argmax(Row row, const RowStats& stats);
 
-// Draws a token from the kept logits.
+// Draws a token from the kept logits, in two levels.
 int64_t draw(Row row, const RowStats& stats, Noise noise, Stream block_stream, Stream token_stream);
 
-// The winner of the flat race of rule `coupled`. `ids`: the target's ids of a reduced vocabulary, or null.
+// The winner of the one-level race of rule `coupled`. `ids`: the target's ids of a reduced vocabulary, or null.
 int64_t draw_coupled(Row row, const RowStats& stats, const int64_t* ids, Noise noise);
 
 }  // namespace specdec::cpu

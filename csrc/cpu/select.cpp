@@ -21,8 +21,8 @@ class Selection {
                          row.max,
                          row.inverse_temperature} {}
 
-  // The largest logit c such that the logits >= c number or weigh `wanted`, which gets the sum of all; the smallest if
-  // they do not.
+  // The largest logit c such that the logits >= c amount to `wanted`, in number or weight; the smallest logit if all
+  // together do not. wanted_of(amount of all logits in the range) returns `wanted`.
   template <class Function>
   float run(const Function& wanted_of) {
     if (bins_.low == -INFINITY) narrow(-1);
@@ -32,14 +32,14 @@ class Selection {
       double sums[Bins::kMost];
       histogram(sums);
       if (first) wanted = wanted_of(std::accumulate(sums, sums + bins_.count, 0.0));
-      int chosen = -1;  // the lowest one, should rounding leave less than is wanted
+      int chosen = -1;  // ends as the lowest bin if rounding leaves the sum below `wanted`
       for (int bin = 0; bin < bins_.count; ++bin) {
         if (sums[bin] == 0.0) continue;
         if (chosen >= 0) above += sums[chosen];
         chosen = bin;
         if (above + sums[bin] >= wanted) break;
       }
-      if (chosen < 0) break;  // nothing but weights of 0
+      if (chosen < 0) break;  // all weights are 0
       if (bins_.linear) {
         narrow(chosen);
       } else {
@@ -65,7 +65,7 @@ class Selection {
     }
   }
 
-  // sums[count] of the bins.
+  // Computes sums[count], one for each bin.
   void histogram(double* sums) const {
     double copies[(Bins::kMost + 1) * Bins::kCopies];
     std::fill_n(copies, (bins_.count + 1) * Bins::kCopies, 0.0);
@@ -79,7 +79,7 @@ class Selection {
     }
   }
 
-  // To the logits of one bin, or to the finite ones.
+  // Narrows the range to the logits of one bin, or, with -1, to the finite ones.
   void narrow(int bin) {
     float low = INFINITY, high = -INFINITY;
     for (int64_t block = 0; block < row_.num_blocks(); ++block) {
@@ -95,7 +95,8 @@ class Selection {
 }  // namespace
 
 float kth_largest(const SelectionRow& row, int64_t k) {
-  // The k-th largest maximum of disjoint groups: k logits are not smaller. Few more are, with twice as many groups.
+  // The k-th largest maximum of disjoint groups is a lower bound, since k logits are at least as large. With at least
+  // 2 k groups, few other logits are.
   std::vector<float> maxima;
   if (2 * k <= row.num_blocks()) {
     for (int64_t block = 0; block < row.num_blocks(); ++block) maxima.push_back(row.blocks[block].max);
@@ -116,10 +117,10 @@ float nucleus_cutoff(const SelectionRow& row, float low, bool of_all, float top_
     for (int64_t block = 0; block < row.num_blocks(); ++block) {
       total += double{row.blocks[block].sum} * weight(row.blocks[block].max, row.max, row.inverse_temperature);
     }
-    // All logits below this one together weigh less than 1 - top_p: they are out.
+    // All logits below this one together weigh less than 1 - top_p, so none of them is kept.
     const double share = (1.0 - double{top_p}) * total / static_cast<double>(row.row.size);
     low = static_cast<float>(row.max + std::log(share) / row.inverse_temperature);
-    low -= 1e-5f * (1.0f + fabsf(low));  // rounding, of this bound and of weights
+    low -= 1e-5f * (1.0f + fabsf(low));  // allows for the rounding of this bound and of weights
     low = std::min(low, row.max);
   }
   return Selection(row, low, true).run([&](double all) { return top_p * (of_all ? total : all); });

@@ -9,7 +9,7 @@ namespace specdec::cpu {
 namespace {
 
 constexpr float kCertain = 0.0f;            // log q of a one-hot draft
-constexpr int64_t kSequencesAtOnce = 1024;  // whose rows' records stay in the cache
+constexpr int64_t kSequencesAtOnce = 1024;  // few enough for the records of their rows to stay in the cache
 
 Row row_at(const LogitRows& rows, int64_t b, int64_t j) { return {rows.row(b, j), rows.dtype, rows.vocabulary}; }
 
@@ -28,7 +28,7 @@ Verification::Verification(const SpeculativeStepParams& step)
 std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequences, int64_t j) {
   const int64_t n = static_cast<int64_t>(sequences.size());
   std::vector<VerifiedRow> rows(n);
-  std::vector<RowTask> tasks(2 * n);  // the target's rows, then the draft's where their statistics are needed
+  std::vector<RowTask> tasks(2 * n);  // the target's rows, then the draft's rows whose statistics are needed
   for (int64_t i = 0; i < n; ++i) {
     const int64_t b = sequences[i], position = params.position[b];
     const int64_t* drafts = params.draft_tokens + b * params.num_drafts_max;
@@ -70,12 +70,12 @@ int64_t Verification::draft_at(int64_t b, int64_t j, int32_t* flags) const {
   return -1;
 }
 
-// Greedy sequences take drafts for one-hot, whatever q is.
+// Greedy sequences treat drafts as one-hot, whatever q is.
 bool Verification::has_full_q(int64_t b) const {
   return (params.draft.data != nullptr || params.compact_ids != nullptr) && params.sampling.temperature[b] != 0.0f;
 }
 
-// Without statistics, unless they were handed over.
+// q of row j; without lse and cutoff, unless drafting handed them over.
 DraftDistribution Verification::q_of(int64_t b, int64_t j) const {
   const int64_t at = b * params.num_drafts_max + j;
   if (!has_full_q(b)) return {{}, {}, params.draft_tokens + at, &kCertain, 1};
@@ -89,11 +89,11 @@ DraftDistribution Verification::q_of(int64_t b, int64_t j) const {
   return {row_at(params.draft, b, j), distribution, params.d2t, nullptr, params.draft.vocabulary};
 }
 
-// What a draft's test needs to know, or that it has no q.
+// Computes what the test of a row's draft needs, or finds that its q is not a distribution.
 void Verification::test_draft(VerifiedRow& row, const RowStats* q_stats) const {
   if (!has_full_q(row.sequence)) row.q = q_of(row.sequence, row.j);
   if (row.q.row.data != nullptr) {
-    // A NaN is how draft_step hands over the statistics of a row without a distribution.
+    // draft_step returns NaN for a row that has no distribution.
     const int32_t fault = row_fault(q_stats != nullptr ? q_stats->max : row.q.distribution.lse);
     if (fault != 0) {
       row.flags |= fault << kDraftFlagShift;
@@ -111,7 +111,7 @@ float Verification::ratio_bound(int64_t b, int64_t j) const {
   int32_t flags = 0;
   if (draft_at(b, j, &flags) < 0) return 0.0f;
   const DraftDistribution q = q_of(b, j);
-  // Penalties would have to be applied to know q(x), and its row read to know lse.
+  // Without lse, or with penalties, q(x) is not known before its row is read.
   if (q.row.data != nullptr && (params.draft_lse == nullptr || params.sampling.has_table)) return INFINITY;
   return expf(-q.log_probability(params.draft_tokens[b * params.num_drafts_max + j]));
 }
@@ -131,7 +131,7 @@ void Verification::weigh(const std::vector<Residual*>& residuals) const {
       const int64_t block = i % blocks;
       int64_t first = 0, last = 1;
       if (row.q.ids != nullptr) row.q.entries(block, &first, &last);
-      if (first == last) {  // q has nothing here, and the sum of p is known
+      if (first == last) {  // q = 0 in this block, and the sum of p is known
         const BlockStats& of_block = row.p.blocks[block];
         residual.mass[block] =
             residual.w * of_block.sum * probability(of_block.max, row.p.inverse_temperature, row.p.lse);
@@ -209,7 +209,7 @@ void speculative_step(const SpeculativeStepParams& params) {
         verify_coupled(verification, sampled);
         break;
       default:
-        return;  // module.cpp refuses others
+        return;  // rule_of (arguments.h) refuses others
     }
   }
 }

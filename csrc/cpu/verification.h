@@ -1,23 +1,23 @@
-// What the accept rules share: rows are read when they are needed, residuals weighed, tokens drawn and written.
+// What the accept rules share: reading rows when they are needed, weighing residuals, drawing and writing tokens.
 #pragma once
 
 #include <deque>
 #include <vector>
 
 #include "operations.h"
-#include "sequence_distribution.h"
+#include "sampling.h"
 
 namespace specdec::cpu {
 
-// Row j of one sequence, read: p, and q of the draft that is tested there.
+// Row j of one sequence after it was read: p, and q of the draft that is tested there.
 struct VerifiedRow {
   int64_t sequence, j;
   RowStats p;
   Row p_row;
-  int64_t draft = -1;        // the token that is tested, or -1
-  DraftDistribution q = {};  // where there is a draft and the sequence is not greedy
-  float log_p_x, log_q_x;    // of the draft, likewise
-  int32_t flags = 0;         // what is wrong with the row, as Status
+  int64_t draft = -1;        // the token that is tested; -1 if there is none
+  DraftDistribution q = {};  // set if there is a draft and the sequence is not greedy
+  float log_p_x, log_q_x;    // of the draft; set like q
+  int32_t flags = 0;         // faults of the row, as Status
   bool faulty = false;       // p has no distribution
   std::vector<Patch> p_patches, q_patches;
 
@@ -33,16 +33,16 @@ struct Residual {
   float total() const;
 };
 
-// Of some sequences of a batch.
+// The verification of some sequences of a batch.
 class Verification {
  public:
   explicit Verification(const SpeculativeStepParams& params);
 
-  // Row j of these sequences; what it refers to lives as long as this object.
+  // Reads row j of these sequences. What the rows refer to lives as long as this object.
   std::vector<VerifiedRow> read(const std::vector<int64_t>& sequences, int64_t j);
 
-  float uniform_at(int64_t b, int64_t j) const;  // the number that tests draft j
-  // An upper bound of p(x) / q(x) for the draft of row j, which is not read; 0 where there is none.
+  float uniform_at(int64_t b, int64_t j) const;  // u in (0, 1), which tests draft j
+  // An upper bound of p(x) / q(x) for the draft of row j, without reading the row; 0 if there is no draft.
   float ratio_bound(int64_t b, int64_t j) const;
   void weigh(const std::vector<Residual*>& residuals) const;
   int64_t draw_target(const VerifiedRow& row) const;
@@ -62,12 +62,12 @@ class Verification {
   void emit(const VerifiedRow& row, int64_t token);
   Noise noise(int64_t b, int64_t j) const;
 
-  const int64_t rows_;  // a sequence: K + 1
+  const int64_t rows_;  // per sequence: K + 1
   const BlockKernels& kernel_;
   std::deque<StatsOfRows> stats_;  // of all rows that were read
 };
 
-// The rules. All but `coupled` decide greedy sequences alike.
+// The rules. verify_block takes no greedy sequences: `token` decides those in the same way.
 void verify_token(Verification& verification, std::vector<int64_t> sequences);
 void verify_block(Verification& verification, std::vector<int64_t> sequences);
 void verify_coupled(Verification& verification, std::vector<int64_t> sequences);

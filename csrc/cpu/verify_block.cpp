@@ -1,9 +1,10 @@
-// Rule `block`: Sun et al., arXiv 2403.10444, Algorithm 2. Of all prefixes of the drafts the longest that passes its
-// test is kept.
+// Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): keeps the longest prefix of the drafts that passes its
+// test.
 //
-// A prefix passes with probability h <= w, its joint ratio, and h needs a sum over the row after it. So rows are read
-// forwards only while some longer prefix may still pass (w is bounded by 1 / q without reading), and sums are taken
-// backwards, from the longest prefix whose u < w, until one passes. Neither changes what is decided.
+// A prefix passes with probability h, which is at most its joint ratio w and needs a sum over the row after the prefix.
+// To save work, rows are read forwards only while some longer prefix may still pass (1 / q bounds the growth of w
+// without reading p). Then sums are taken backwards, from the longest prefix with u < w, until a prefix passes. This
+// does not change which prefix is kept.
 #include <algorithm>
 
 #include "parallel.h"
@@ -16,21 +17,21 @@ struct Sequence {
   int64_t b;
   std::vector<VerifiedRow> rows;  // as many as were read
   std::vector<float> w = {1.0f};  // joint ratio of every prefix of the drafts that were tested
-  int64_t length = 0;             // of the prefix in question
-  bool forced = false;            // it is kept whatever its test says
+  int64_t length = 0;             // of the prefix that is being decided
+  bool forced = false;            // it is kept without a test
   Residual residual = {};
 
   const VerifiedRow& row() const { return rows[length]; }
 };
 
-// Whether a prefix that is longer than the rows which were read may pass.
+// Whether a prefix that reaches beyond the rows read so far may pass.
 bool may_go_on(const Verification& verification, const Sequence& sequence) {
   float bound = sequence.w.back();
   for (int64_t length = static_cast<int64_t>(sequence.rows.size()); bound > 0.0f; ++length) {
     if (verification.uniform_at(sequence.b, length - 1) < bound) return true;
     const float ratio = verification.ratio_bound(sequence.b, length);
     if (ratio == 0.0f) return false;                 // no more drafts
-    bound = std::min(1.0f, 1.001f * bound * ratio);  // rounding
+    bound = std::min(1.0f, 1.001f * bound * ratio);  // 1.001 allows for rounding
   }
   return false;
 }
@@ -54,7 +55,7 @@ void read_forwards(Verification& verification, std::vector<Sequence>& sequences)
   }
 }
 
-// The next shorter prefix that may pass; the empty one always does.
+// Shortens to the next prefix that may pass; the empty one always does.
 void shorten(const Verification& verification, Sequence& sequence) {
   while (sequence.length > 0 &&
          !(verification.uniform_at(sequence.b, sequence.length - 1) < sequence.w[sequence.length])) {
@@ -67,7 +68,7 @@ void finish(Verification& verification, const Sequence& sequence, int64_t token)
   verification.finish(sequence.row(), token);
 }
 
-// Decides about the prefix in question, whose residual is weighed. False: another prefix is in question.
+// Tests the current prefix, whose residual has been weighed. False: another prefix is to be decided instead.
 bool decide(Verification& verification, Sequence& sequence) {
   const VerifiedRow& row = sequence.row();
   const float mass = sequence.residual.total();
@@ -81,12 +82,12 @@ bool decide(Verification& verification, Sequence& sequence) {
   if (mass > 0.0f) {
     finish(verification, sequence, verification.draw_residual(sequence.residual));
   } else if (row.log_p_x > -INFINITY) {
-    // No mass: p and q are equal up to rounding, so the draft stands.
+    // A residual without mass: p and q are equal up to rounding, so the draft is accepted.
     sequence.length += 1;
     sequence.forced = true;
     return false;
   } else {
-    finish(verification, sequence, verification.draw_target(row));  // but for a draft that p never yields
+    finish(verification, sequence, verification.draw_target(row));  // p(x) = 0: the draft must not be accepted
   }
   return true;
 }

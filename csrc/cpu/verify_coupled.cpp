@@ -1,5 +1,5 @@
-// Rule `coupled`: Daliri et al., arXiv 2408.07978. Each position has its own noise, and p's race with it decides; a
-// draft is kept iff it is the winner.
+// Rule `coupled` (Daliri et al., arXiv 2408.07978): each position has its own noise, with which p's race is run. A
+// draft is accepted iff it wins.
 #include "parallel.h"
 #include "verification.h"
 

@@ -37,20 +37,20 @@ Outcome recover(Verification& verification, const Residual& residual) {
   if (residual.total() > 0.0f) {
     verification.finish(row, verification.draw_residual(residual));
   } else if (row.log_p_x > -INFINITY) {
-    // No mass: p and q are equal up to rounding, so the draft stands.
+    // A residual without mass: p and q are equal up to rounding, so the draft is accepted.
     verification.params.status[row.sequence] |= row.flags;
     verification.keep(row);
     return Outcome::kKept;
   } else {
-    verification.finish(row, verification.draw_target(row));  // but for a draft that p never yields
+    verification.finish(row, verification.draw_target(row));  // p(x) = 0: the draft must not be accepted
   }
   return Outcome::kFinished;
 }
 
 }  // namespace
 
-// Row by row for all sequences that are still walking, so rows after a rejection are never read. The last row has no
-// draft to keep, so it ends every walk.
+// Goes row by row over all sequences that have not ended, so rows after a rejection are never read. The last row has no
+// draft, so it ends every sequence.
 void verify_token(Verification& verification, std::vector<int64_t> walking) {
   for (int64_t j = 0; !walking.empty(); ++j) {
     const std::vector<VerifiedRow> rows = verification.read(walking, j);

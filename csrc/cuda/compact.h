@@ -1,4 +1,4 @@
-// A compact q: the k' most likely of a row's kept tokens, the lowest ids of a tie, ascending.
+// A compact q: the k' most likely of a row's kept tokens (the lowest ids of a tie), in ascending order.
 #pragma once
 
 #include "draws.h"
@@ -6,22 +6,22 @@
 
 namespace specdec::cuda {
 
-constexpr int kMostCompact = 1024;  // MAX_COMPACT of specdec_kernels.validation
+constexpr int kMostCompact = 1024;  // MAX_COMPACT of specdec_kernels.types
 
 struct CompactMemory {
   float logit[kMostCompact];  // of the slots
   uint32_t token[kMostCompact];
 };
 
-// How many of a block's tokens lie above `cutoff` (low half) and at it (high half), of this thread's eight neighbours
-// from x[i] on.
+// Of this thread's eight neighbouring tokens from x[i] on: how many lie above `cutoff` (low half of the result) and how
+// many at it (high half).
 SPECDEC_DEVICE uint32_t counts(const float (&x)[kEach], int i, float cutoff) {
   uint32_t found = 0;
   for (int e = 0; e < kVector; ++e) found += x[i + e] > cutoff ? 1u : x[i + e] == cutoff ? 0x10000u : 0u;
   return found;
 }
 
-// The sum over the lanes before this one; `all`: over all.
+// The sum over the lanes before this one; `all` gets the sum over all lanes.
 SPECDEC_DEVICE uint32_t sum_before(uint32_t mine, uint32_t* all) {
   const int lane = simt::thread() % kWarp;
   uint32_t sum = mine;
@@ -33,8 +33,8 @@ SPECDEC_DEVICE uint32_t sum_before(uint32_t mine, uint32_t* all) {
   return sum - mine;
 }
 
-// By the threads of a block: fills the slots with the tokens above a finite `cutoff` and the first of those at it.
-// `above`, `at`: scratch [blocks]. Returns how many slots there are.
+// By the threads of a block: fills the slots with the tokens above a finite `cutoff` and the first ones at it, `size`
+// at most. `above`, `at`: scratch, [blocks] each. Returns the number of slots filled.
 SPECDEC_DEVICE int fill_slots(const Row& row, const Blocks& blocks, float cutoff, int size, uint32_t* above,
                               uint32_t* at, CompactMemory* memory) {
   const int warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp, lane = simt::thread() % kWarp;

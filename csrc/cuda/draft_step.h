@@ -1,4 +1,4 @@
-// draft_step in one launch: a cluster of blocks takes a sequence's row, block 0 of it decides.
+// draft_step in one launch: a cluster of blocks measures a sequence's row, and its block 0 decides.
 #pragma once
 
 #include "compact.h"
@@ -15,7 +15,7 @@ struct DraftMemory {
   uint32_t *above, *at_cutoff;  // [blocks of the row]
   CompactMemory* compact;
 
-  // What a sequence of the parameters has, and needs.
+  // The items that a sequence has, and the memory that it needs.
   static Items items(const DraftStepParams& params);
   static DraftMemory cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut);
 
@@ -70,7 +70,7 @@ SPECDEC_DEVICE Noise noise_of(const DraftStepParams& params, const Row& row) {
           static_cast<uint32_t>(params.offset)};
 }
 
-// By a block: slots [0, n) of a compact q are what memory says, the others are empty.
+// By a block: writes slots [0, n) of a compact q from memory, and marks the others as empty.
 SPECDEC_DEVICE void write_compact(const DraftStepParams& params, const Row& row, const CompactMemory* memory, int n,
                                   Distribution distribution) {
   for (int64_t i = simt::thread(); i < params.compact; i += simt::num_threads()) {
@@ -85,13 +85,13 @@ SPECDEC_DEVICE void write_compact(const DraftStepParams& params, const Row& row,
   }
 }
 
-// By a block: the k' most likely kept tokens, and one of them.
+// By a block: writes the k' most likely kept tokens, and draws one of them.
 SPECDEC_DEVICE void draw_compact(const DraftStepParams& params, const Row& row, const DraftMemory& memory, float max,
                                  float inverse_temperature, float compact_cutoff) {
   CompactMemory* slots = memory.compact;
   const int n = fill_slots(row, memory.blocks, compact_cutoff, static_cast<int>(params.compact), memory.above,
                            memory.at_cutoff, slots);
-  // The first thread of the block knows the distribution; lse goes through memory.
+  // Warp 0 computes lse, and hands it to the other threads through memory.
   if (simt::thread() < kWarp) {
     float sum = 0.0f;
     for (int i = simt::thread(); i < n; i += kWarp) {
@@ -121,7 +121,7 @@ SPECDEC_DEVICE void draw_compact(const DraftStepParams& params, const Row& row, 
   }
 }
 
-// One sequence, as every thread of its cluster knows it.
+// What every thread of a cluster knows of its sequence.
 struct Drafting {
   const DraftStepParams& params;
   DraftMemory memory;
@@ -149,13 +149,13 @@ SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
   return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature};
 }
 
-// Statistics of every block of the row.
+// Computes the statistics of every block of the row.
 SPECDEC_DEVICE void measure_row(const Drafting& s, const Place& place) {
   const Ring& ring = s.memory.ring;
   const int turns = place.turns(s.memory.blocks.n);
   const auto find = [&](int turn) { return Piece{s.row, place.item(turn)}; };
   ring.begin(turns, find);
-  simt::sync_cluster();  // all blocks run: they may write to each other
+  simt::sync_cluster();  // now all blocks run, and may write to each other's memory
   ring.for_turns(turns, find, [&](int, const Piece& piece, const Touched& touched, float (&x)[kEach]) {
     adjust_block(touched, piece.block, x);
     const BlockStats stats = block_stats(x, s.inverse_temperature);
@@ -164,7 +164,7 @@ SPECDEC_DEVICE void measure_row(const Drafting& s, const Place& place) {
   });
 }
 
-// What follows from the blocks' statistics.
+// Draws and writes the draft, given the blocks' statistics.
 SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
   const DraftStepParams& params = s.params;
   const DraftMemory& memory = s.memory;
@@ -191,7 +191,7 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     return;
   }
 
-  // Block 0 merges, filters and draws. The others help with a flat race, for which they need the cutoff.
+  // Block 0 merges, filters and draws. With rule `coupled`, the others take part in the race and need the cutoff.
   if (!first && !params.coupled) return;
   float cutoff = -INFINITY, lse = 0.0f;
   if (first) {
@@ -236,7 +236,7 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
   }
 }
 
-// The first of a split launch.
+// The first of the two kernels of a split launch.
 SPECDEC_KERNEL(draft_measure_kernel, kMostThreads, DraftWork) {
   measure_row(drafting_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
@@ -249,7 +249,7 @@ SPECDEC_KERNEL(draft_step_kernel, kMostThreads, DraftWork) {
     simt::sync_cluster();
   }
   decide_draft(s, place);
-  if (s.memory.ring.stay) simt::sync_cluster();  // shared memory that others read lives as long as its block
+  if (s.memory.ring.stay) simt::sync_cluster();  // a block's shared memory, which others read, ends with it
 }
 
 }  // namespace specdec::cuda

@@ -1,4 +1,4 @@
-// Exponential races by a warp: among blocks, within a block, and the flat one of rule `coupled`.
+// Exponential races by a warp: among blocks, within a block, and the one-level race of rule `coupled`.
 #pragma once
 
 #include "../core/random.h"
@@ -12,7 +12,8 @@ struct Noise {
   uint32_t offset;
 };
 
-// The best w / E of a race and whose it is, in one number: the larger wins, and of a tie the lowest index. 0: no one.
+// The best w / E of a race and its index, in one number of which the larger wins; a tie goes to the lowest index. 0:
+// none.
 using Candidate = uint64_t;
 
 SPECDEC_HD Candidate candidate(float score, uint32_t index) {
@@ -28,7 +29,7 @@ struct Better {
   SPECDEC_HD Candidate operator()(Candidate a, Candidate b) const { return a > b ? a : b; }
 };
 
-// An index in [0, n) by these weights, or -1 if all are 0.
+// Draws an index in [0, n) by these weights; -1 if all are 0.
 SPECDEC_DEVICE int64_t race_among(const float* weights, int n, Noise noise, Stream stream) {
   Candidate best = 0;
   for (int i = 4 * (simt::thread() % kWarp); i < n; i += 4 * kWarp) {
@@ -41,13 +42,13 @@ SPECDEC_DEVICE int64_t race_among(const float* weights, int n, Noise noise, Stre
   return index_of(simt::reduce(best, Better()));
 }
 
-// Whether a token of this weight may beat `best`, whatever it draws: E is 2^-33 at least.
+// Whether a token of this weight can beat `best` with the smallest possible E, 2^-33.
 SPECDEC_HD bool can_beat(Candidate best, float weight) {
   return weight > 0.0f && weight * 0x1.01p33f >= score_of(best);
 }
 
-// The best of `before` and of a block whose weights the warp holds. The noise is that of the block's tokens; where a
-// thread's tokens cannot win it asks for none, and mostly that is so for the whole warp.
+// The best of `before` and of a block whose weights the warp holds. A thread whose tokens cannot win draws no random
+// numbers; often no thread of the warp needs any.
 SPECDEC_DEVICE Candidate race_in_block(const float (&weights)[kEach], int block, Noise noise, Stream stream,
                                        Candidate before) {
   Candidate best = before;
@@ -66,7 +67,7 @@ SPECDEC_DEVICE Candidate race_in_block(const float (&weights)[kEach], int block,
   return simt::reduce(best, Better());
 }
 
-// The same with the noise of the target's ids, of which each needs a call of its own.
+// The same with the noise of the target's ids. Each of them needs its own Philox call.
 SPECDEC_DEVICE Candidate race_by_target_ids(const float (&weights)[kEach], int block, const int64_t* d2t, Noise noise,
                                             Candidate before) {
   Candidate best = before;
@@ -76,7 +77,7 @@ SPECDEC_DEVICE Candidate race_by_target_ids(const float (&weights)[kEach], int b
     const uint32_t index = static_cast<uint32_t>(block) * kBlock + static_cast<uint32_t>(place_of(i));
     const uint32_t id = static_cast<uint32_t>(d2t[index]);
     const Words words = philox(noise.seed, id / 4, noise.position, noise.offset, kRace);
-    // Not word[id % 4]: an array that is indexed lies in memory.
+    // Not word[id % 4], since an array with a variable index would lie in memory.
     const uint32_t low = id % 2 == 0 ? words.word[0] : words.word[1],
                    high = id % 2 == 0 ? words.word[2] : words.word[3];
     const float score = weights[i] / exponential(uniform(id % 4 < 2 ? low : high));
@@ -85,7 +86,7 @@ SPECDEC_DEVICE Candidate race_by_target_ids(const float (&weights)[kEach], int b
   return simt::reduce(best, Better());
 }
 
-// Weights of a block's kept logits, relative to `max`.
+// Turns a block's logits into weights relative to `max`, 0 below the cutoff.
 SPECDEC_DEVICE void weights_above(float (&x)[kEach], float max, float inverse_temperature, float cutoff) {
 #pragma unroll
   for (int i = 0; i < kEach; ++i) x[i] = x[i] >= cutoff ? weight_of(x[i], max, inverse_temperature) : 0.0f;

@@ -1,5 +1,4 @@
-// How the blocks of a sequence's rows are shared out among warps, and where they are in shared memory if they stay
-// there.
+// How the blocks of a sequence's rows are divided among warps, and where they are in shared memory if they stay there.
 #pragma once
 
 #include "../core/softmax.h"
@@ -9,7 +8,7 @@ namespace specdec::cuda {
 
 using simt::kWarp;
 
-// The host cuts memory to pieces as if it began at address 0; where it begins is known to kernels.
+// Cuts memory into pieces. The host counts addresses from 0; kernels add the address at which the memory begins.
 class Arena {
  public:
   template <class T>
@@ -30,7 +29,7 @@ SPECDEC_DEVICE T* moved(T* piece, char* base) {
   return reinterpret_cast<T*>(base + reinterpret_cast<intptr_t>(piece));
 }
 
-// How the blocks of a sequence, its items, are shared out: warp w takes w, w + all, w + 2 all, ...
+// How a sequence's items, the blocks of its rows, are divided: warp w takes items w, w + all, w + 2 all, ...
 struct Place {
   int warp, warps;         // in the block
   int my_warp, all_warps;  // in the cluster
@@ -41,25 +40,25 @@ struct Place {
     return {warp, warps, warps * simt::block_in_cluster() + warp, warps * simt::blocks_in_cluster(),
             simt::block_in_cluster() == 0};
   }
-  // Of a block that measures sequence cluster() / blocks of a split launch.
+  // The place in a split launch's measuring kernel, in which `blocks` blocks measure sequence cluster() / blocks.
   SPECDEC_DEVICE static Place measuring(int blocks) {
     const int warps = simt::num_threads() / kWarp, warp = simt::thread() / kWarp;
     const int block = static_cast<int>(simt::cluster() % blocks);
     return {warp, warps, warps * block + warp, warps * blocks, block == 0};
   }
   SPECDEC_DEVICE bool lane0() const { return simt::thread() % kWarp == 0; }
-  // How many of so many items are this warp's.
+  // How many of `items` items this warp takes.
   SPECDEC_DEVICE int turns(int items) const { return (items - my_warp + all_warps - 1) / all_warps; }
   SPECDEC_DEVICE int item(int turn) const { return my_warp + turn * all_warps; }
-  // The first of the items from `first_item` on that is this warp's, counted from there.
+  // The first item at or after `first_item` that this warp takes, counted from `first_item`.
   SPECDEC_DEVICE int first_after(int first_item) const {
     return (my_warp + all_warps - first_item % all_warps) % all_warps;
   }
 };
 
-// All items, each in its slot.
+// Where items are if all of them stay in shared memory, each in a slot of its own.
 struct Kept {
-  char* slots;  // of this block [warps, num_slots, slot_bytes]; null: they are not there
+  char* slots;  // of this block, [warps, num_slots, slot_bytes]; null: items do not stay
   int num_slots, slot_bytes;
 
   SPECDEC_DEVICE const char* place_of(int item) const {

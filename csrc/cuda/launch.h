@@ -1,5 +1,5 @@
-// How the kernels of an operation are launched: fused where blocks form clusters, with as many blocks to a sequence as
-// finish soonest; split in two elsewhere, and where a sequence's memory is more than a block can have.
+// Launches the kernels of an operation: fused on GPUs with clusters, with the number of blocks per sequence that
+// finishes soonest; split in two elsewhere, and where a sequence needs more memory than a block can have.
 #pragma once
 
 #include <map>
@@ -50,7 +50,7 @@ Machine machine_of(Kernel* kernel, int device) {
   for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
     cudaLaunchAttribute cluster;
     const cudaLaunchConfig_t config = config_of(blocks, kThreads, shared, &cluster, blocks);
-    // Not every size has a place everywhere; that is no error.
+    // A size that does not fit on this GPU is not an error.
     if (cudaOccupancyMaxActiveClusters(&machine.places[blocks], kernel, &config) != cudaSuccess) {
       machine.places[blocks] = 0;
       cudaGetLastError();
@@ -59,7 +59,7 @@ Machine machine_of(Kernel* kernel, int device) {
   return machine;
 }
 
-// The same on the current device, which is asked once.
+// The same for the current device; each device is asked once.
 template <class Kernel>
 Machine current_machine(Kernel* kernel) {
   static std::mutex mutex;

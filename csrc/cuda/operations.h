@@ -1,4 +1,4 @@
-// The operations on an NVIDIA GPU: on the current device and the given stream. Throw std::runtime_error.
+// The operations on the current NVIDIA GPU and the given stream. They throw std::runtime_error.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 
 namespace specdec::cuda {
 
-// Device memory of so many bytes, that stays until what is on the stream now has run.
+// Allocates device memory that stays valid for the work that is submitted to the stream by this call.
 using Allocate = std::function<char*(int64_t bytes)>;
 
 void draft_step(const DraftStepParams& params, void* stream, const Allocate& allocate);

@@ -1,4 +1,4 @@
-// How the launch of an operation is cut: arithmetic on what a machine has, without a GPU.
+// Plans the launch of an operation: plain arithmetic on a machine's properties, which needs no GPU.
 #pragma once
 
 #include <algorithm>
@@ -8,33 +8,33 @@
 
 namespace specdec::cuda {
 
-constexpr int kMostBlocks = 16;  // of a cluster; more than 8 where the machine has a place for it
-constexpr int kAhead = 4;        // slots of a warp that has more items than there is room for
+constexpr int kMostBlocks = 16;  // in a cluster; more than 8 only where the GPU can place them
+constexpr int kAhead = 4;        // slots of a warp whose items do not all fit
 constexpr int kWarps = kThreads / kWarp, kSplitWarps = kSplitThreads / kWarp;
 
-// Own copies are all the shared memory of a launch that is split, on machines that were not asked for more.
+// A split launch uses shared memory for own copies only, within the 48 KiB that need no opting in.
 static_assert(kSplitWarps * kBlock * 4 <= 48 * 1024);
 
-// What a device has for a kernel.
+// What a device offers to a kernel.
 struct Machine {
   int multiprocessors;
-  bool has_clusters;                        // and what follows
-  int64_t shared_memory, half_of_it;        // bytes, of a block that has a multiprocessor or half of one
-  std::array<int, kMostBlocks + 1> places;  // clusters of so many blocks that run at once, a multiprocessor each block
+  bool has_clusters;                        // if not, what follows is not set
+  int64_t shared_memory, half_of_it;        // bytes for a block that has a whole multiprocessor, or half of one
+  std::array<int, kMostBlocks + 1> places;  // [n]: how many clusters of n blocks, one per multiprocessor, run at once
 };
 
-// Of a fused launch; no blocks: it must be split.
+// A fused launch; with 0 blocks, the launch must be split.
 struct Plan {
   int blocks, threads, num_slots;
   int64_t shared;  // bytes a block
 };
 
-// As many blocks to a sequence as finish soonest. cut_memory(cut): cuts a sequence's memory and says how many bytes it
-// is; its last call is that of the plan.
+// The plan that finishes soonest. cut_memory(cut) cuts a sequence's memory and returns its size in bytes; the last call
+// is made with the plan's own cut.
 template <class CutMemory>
 Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const CutMemory& cut_memory) {
   if (!machine.has_clusters) return {0, 0, 0, 0};
-  // More sequences than multiprocessors: two share one, so that one decides while the other one measures.
+  // With more sequences than multiprocessors, two share one: while one decides, the other one measures.
   const bool many = batch > machine.multiprocessors;
   const int warps = many ? kWarps / 2 : kWarps;
   int blocks = 1;

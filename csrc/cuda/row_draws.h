@@ -1,4 +1,4 @@
-// Draws from rows whose blocks are known; and what kernels share: pieces of shared memory, words to a whole cluster.
+// Draws from rows whose statistics are known, and what both kernels share: cutting memory, writing to a whole cluster.
 #pragma once
 
 #include "../core/accept.h"
@@ -7,9 +7,9 @@
 
 namespace specdec::cuda {
 
-constexpr int kThreads = 384;       // of a block, at most: each holds a share of a block of logits in 168 registers
-constexpr int kSplitThreads = 256;  // where a launch is split
-// What a kernel is compiled for: before clusters, all launches are split.
+constexpr int kThreads = 384;       // of a block, at most: with as many, each has 168 registers
+constexpr int kSplitThreads = 256;  // of a block in a split launch
+// The number of threads that kernels are compiled for. GPUs without clusters have split launches only.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kMostThreads = kSplitThreads;
 #else
@@ -19,7 +19,7 @@ constexpr int kMostThreads = kThreads;
 SPECDEC_HD int blocks_of(int64_t vocabulary) { return static_cast<int>((vocabulary + kBlock - 1) / kBlock); }
 SPECDEC_HD int block_bytes(const LogitRows& rows) { return kBlock * static_cast<int>(size_in_bytes(rows.dtype)); }
 
-// Whether every block of all rows is aligned, its end too.
+// Whether every block of all rows begins and ends at a multiple of 16 bytes.
 SPECDEC_HD bool aligned(const LogitRows& rows) {
   const uint64_t all = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.sequence_stride) |
                        static_cast<uint64_t>(rows.row_stride) |
@@ -27,44 +27,44 @@ SPECDEC_HD bool aligned(const LogitRows& rows) {
   return all % sizeof(Bytes16) == 0;
 }
 
-// What a sequence's blocks of logits are, and how many it may have.
+// The items of a sequence: the blocks of logits in its rows.
 struct Items {
-  int64_t most;
-  int bytes;     // of the largest one
-  bool aligned;  // all of them
-  int own_copy;  // bytes that a warp needs for a block of its own, or 0
+  int64_t most;  // how many there may be
+  int bytes;     // size of the largest one
+  bool aligned;  // whether all of them are
+  int own_copy;  // bytes that a warp needs for a copy of a block, or 0
 };
 
-// As Row::own_copy has it, where all that is aligned is copied.
+// The size of Row::own_copy. `lists`: the kernel also needs it where no bias, penalty or filter does.
 SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool aligned, int bytes) {
   return sampling.has_table || sampling.filters != nullptr || lists ? kBlock * static_cast<int>(sizeof(float))
          : aligned                                                  ? 0
                                                                     : bytes;
 }
 
-// How blocks of threads are cut.
+// The number of warps and slots among which memory is cut.
 struct Cut {
-  int warps;      // of a block
-  int all_warps;  // of a cluster
-  int num_slots;  // of a warp: copies ahead; 0 where items are not aligned
+  int warps;      // in a block
+  int all_warps;  // in a cluster
+  int num_slots;  // of a warp, for copies ahead; 0 if items are not aligned
 };
 
-// What a kernel is told. A launch is fused, with a sequence's memory shared by the blocks of its cluster; or it is
-// split in two, with that memory in `scratch`: many blocks measure a sequence's rows, and one decides.
+// The argument of a kernel. In a fused launch, a sequence's memory is the shared memory of its cluster. A split launch
+// has two kernels and that memory in `scratch`: many blocks measure a sequence's rows, then one block decides.
 template <class Params, class Memory>
 struct Work {
   Params params;
-  Memory pieces;   // of a sequence's memory, from address 0 on
-  int own_copy;    // bytes: Items
-  char* scratch;   // null: shared memory
-  int64_t stride;  // bytes of it a sequence
-  int blocks;      // that measure a sequence, where it is split
+  Memory pieces;   // of a sequence's memory, as if it began at address 0
+  int own_copy;    // bytes, as in Items
+  char* scratch;   // null: a fused launch
+  int64_t stride;  // bytes of scratch per sequence
+  int blocks;      // in a split launch, how many measure a sequence
 
   // Shared memory begins with the warps' own copies.
   SPECDEC_DEVICE char* place_for_copy() const { return simt::shared_memory() + simt::thread() / kWarp * own_copy; }
   SPECDEC_DEVICE Memory memory(int64_t sequence) const {
     char* shared = simt::shared_memory() + simt::num_threads() / kWarp * own_copy;
-    // Opaque, or the compiler keeps every piece's address in registers of which there are few.
+    // Opaque, since the compiler would keep the address of every piece in a register, and registers are scarce.
     return pieces.at(simt::opaque(scratch == nullptr ? shared : scratch + sequence * stride));
   }
 };
@@ -76,10 +76,10 @@ inline Ring ring_of(Arena& arena, const Items& items, const Cut& cut) {
   return {arena.take<char>(slots * items.bytes), arena.take<simt::Arrival>(slots), cut.num_slots, items.bytes, stay};
 }
 
-// By a warp: to the same place in every block of the cluster.
+// By a warp: writes to the same place in every block of the cluster.
 template <class T>
 SPECDEC_DEVICE void publish(T* place, T value) {
-  if (simt::blocks_in_cluster() == 1) {  // whose memory may be scratch
+  if (simt::blocks_in_cluster() == 1) {  // the memory may be scratch, which in_block cannot map
     if (simt::thread() % kWarp == 0) simt::write(place, value);
     return;
   }
@@ -88,13 +88,13 @@ SPECDEC_DEVICE void publish(T* place, T value) {
   }
 }
 
-// By one thread: to the same place in block 0.
+// By one thread: writes to the same place in block 0.
 template <class T>
 SPECDEC_DEVICE void write_to_first(T* place, T value) {
   simt::write(simt::blocks_in_cluster() == 1 ? place : simt::in_block(place, 0), value);
 }
 
-// By a warp: the token of the largest logit, the lowest of a tie.
+// By a warp: the token with the largest logit, the lowest id of a tie.
 SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
   Candidate first = 0;
   for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
@@ -111,7 +111,7 @@ SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
   return int64_t{block} * kBlock + index_of(simt::reduce(best, Better()));
 }
 
-// By a warp: a token of the kept ones, in two levels.
+// By a warp: draws one of the kept tokens, in two levels.
 SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_temperature, float cutoff, Noise noise,
                             Stream block_stream, Stream token_stream) {
   const int block = static_cast<int>(race_among(blocks.mass, blocks.n, noise, block_stream));
@@ -122,7 +122,7 @@ SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_
   return index_of(race_in_block(x, block, noise, token_stream, 0));
 }
 
-// By a warp: its part of a row's flat race.
+// By a warp: its part of a row's one-level race.
 SPECDEC_DEVICE Candidate race_of_row(const Row& row, const Blocks& blocks, float max, float inverse_temperature,
                                      float cutoff, Noise noise, const Place& place) {
   Candidate best = 0;

@@ -1,4 +1,4 @@
-// Rows of logits as a warp sees them: a block of 1024 in registers, after bias and penalties.
+// How a warp loads rows of logits: a block of 1024 into registers, then bias and penalties.
 #pragma once
 
 #include "../core/distribution.h"
@@ -10,21 +10,21 @@ namespace specdec::cuda {
 using simt::Bytes16;
 
 constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread holds
-constexpr int kVector = 8;             // of which so many are neighbours
+constexpr int kVector = 8;             // how many of these are neighbours
 
 // A row of sequence b, after the drafts [0, num_drafts) of its step.
 struct Row {
   const char* data;
   Dtype dtype;
   int64_t size;
-  const int64_t* d2t;  // the target's ids of its tokens, or null: they are the target's
+  const int64_t* d2t;  // the target's ids of its tokens; null: they have the target's ids
   const SamplingArguments* sampling;
   int64_t b, position;  // of the step's first token
   const int64_t* drafts;
   int64_t num_drafts;
-  Kept kept;       // blocks of it that are in shared memory,
-  int first_item;  // the first of them as this item
-  char* own_copy;  // the warp's shared memory for a block that is not aligned, or that bias and penalties touch
+  Kept kept;       // where its blocks are in shared memory, if they stay there
+  int first_item;  // the item that its first block is
+  char* own_copy;  // the warp's shared memory for a block that is not aligned, or that bias and penalties adjust
 
   SPECDEC_HD int element() const { return dtype == Dtype::kFloat32 ? 4 : 2; }
   SPECDEC_HD int size_of(int block) const {
@@ -35,12 +35,12 @@ struct Row {
   SPECDEC_HD int num_blocks() const { return static_cast<int>((size + kBlock - 1) / kBlock); }
 };
 
-// Where a thread's i-th logit of a block stands in it. Neighbours are loaded at once.
+// The index within the block of a thread's i-th logit. Neighbours are loaded at once.
 SPECDEC_DEVICE int place_of(int i) {
   return i / kVector * (kVector * kWarp) + simt::thread() % kWarp * kVector + i % kVector;
 }
 
-// The place of the largest of `size` ascending ids that is <= id, or 0.
+// The index of the last of `size` ascending ids that is <= id, or 0.
 SPECDEC_DEVICE int64_t find(const int64_t* sorted, int64_t size, int64_t id) {
   int64_t place = 0;
 #pragma unroll 1
@@ -52,12 +52,12 @@ SPECDEC_DEVICE int64_t find(const int64_t* sorted, int64_t size, int64_t id) {
   return place;
 }
 
-// Places [begin, end) of a list.
+// Indices [begin, end) of a list.
 struct Range {
   int64_t begin, end;
 };
 
-// Of the ids in [first, last], of `size` > 0 ascending ones.
+// The range of the ids in [first, last] among `size` > 0 ascending ones.
 SPECDEC_DEVICE Range range(const int64_t* sorted, int64_t size, int64_t first, int64_t last) {
   const int64_t begin = find(sorted, size, first), end = find(sorted, size, last);
   return {begin + (sorted[begin] < first), end + (sorted[end] <= last)};
@@ -71,7 +71,7 @@ SPECDEC_DEVICE float raw_logit(const Row& row, int64_t index) {
 
 SPECDEC_DEVICE int64_t target_id(const Row& row, int64_t index) { return row.d2t == nullptr ? index : row.d2t[index]; }
 
-// A token's logit after bias and penalties; `id` is the target's.
+// The logit of a token, by the target's id, after bias and penalties.
 SPECDEC_DEVICE float adjusted(const Row& row, int64_t id, float raw) {
   const SamplingArguments& sampling = *row.sampling;
   if (!sampling.has_table) return raw;
@@ -103,7 +103,7 @@ SPECDEC_DEVICE float logit_at(const Row& row, int64_t index) {
   return adjusted(row, target_id(row, index), raw_logit(row, index));
 }
 
-// `size` logits from an aligned place on, in whole vectors of 16 bytes; padded with -inf.
+// Loads `size` logits from an aligned address in vectors of 16 bytes; pads them with -inf.
 template <int kBytes, class ToFloat>
 SPECDEC_DEVICE void load_vectors(const char* data, int size, float (&x)[kEach], const ToFloat& to_float) {
   constexpr int each = static_cast<int>(sizeof(Bytes16)) / kBytes;
@@ -130,14 +130,14 @@ SPECDEC_DEVICE void load_aligned(const char* data, Dtype dtype, int size, float 
   }
 }
 
-// By a warp: a block that is not aligned, or ends within a vector, in the warp's memory for such; what is after its
-// end there, up to a whole vector, is -inf.
+// By a warp: copies a block that is not aligned, or does not end with a whole vector, to the warp's own_copy, and pads
+// it with -inf to a whole vector.
 SPECDEC_DEVICE const char* aligned_copy(const Row& row, int block) {
   uint32_t* words = reinterpret_cast<uint32_t*>(row.own_copy);
   const int size = row.size_of(block), in_word = 4 / row.element(), in_vector = 16 / row.element();
   const char* data = row.block_in_memory(block);
   const uint32_t empty = row.dtype == Dtype::kFloat32 ? 0xff800000u : row.dtype == Dtype::kBFloat16 ? 0xff80u : 0xfc00u;
-  simt::sync_warp();  // no one reads what was there before
+  simt::sync_warp();  // no lane reads the previous block any more
 #pragma unroll 4
   for (int at = in_word * (simt::thread() % kWarp); at < (size + in_vector - 1) / in_vector * in_vector;
        at += in_word * kWarp) {
@@ -154,7 +154,7 @@ SPECDEC_DEVICE const char* aligned_copy(const Row& row, int block) {
   return reinterpret_cast<const char*>(words);
 }
 
-// Where a warp finds a block's logits aligned.
+// By a warp: where a block's logits are, aligned; copies them if they are not.
 SPECDEC_DEVICE const char* place_of_block(const Row& row, int block) {
   if (row.kept.slots != nullptr) return row.kept.place_of(row.first_item + block);
   const char* data = row.block_in_memory(block);
@@ -162,19 +162,20 @@ SPECDEC_DEVICE const char* place_of_block(const Row& row, int block) {
   return aligned ? data : aligned_copy(row, block);
 }
 
-// A block's raw logits, padded with -inf.
+// By a warp: loads a block's raw logits, padded with -inf.
 SPECDEC_DEVICE void load_raw(const Row& row, int block, float (&x)[kEach]) {
   load_aligned(place_of_block(row, block), row.dtype, row.size_of(block), x);
 }
 
-// A warp's block in shared memory, for what few lanes do to few tokens: there a thread's logits are 32 apart.
+// A warp stores its block to own_copy so that single lanes can adjust single tokens. There, a thread's logits are 32
+// apart; own_place maps an index within the block to one in own_copy.
 SPECDEC_DEVICE int own_place(int place) {
   return (place / (kVector * kWarp) * kVector + place % kVector) * kWarp + place / kVector % kWarp;
 }
 
 SPECDEC_DEVICE float* to_own(const Row& row, const float (&x)[kEach]) {
   float* own = reinterpret_cast<float*>(row.own_copy);
-  simt::sync_warp();  // no one reads what was there before
+  simt::sync_warp();  // no lane reads the previous block any more
 #pragma unroll
   for (int i = 0; i < kEach; ++i) simt::write(&own[i * kWarp + simt::thread() % kWarp], x[i]);
   return own;
@@ -185,14 +186,14 @@ SPECDEC_DEVICE void from_own(const float* own, float (&x)[kEach]) {
   for (int i = 0; i < kEach; ++i) x[i] = simt::read(&own[i * kWarp + simt::thread() % kWarp]);
 }
 
-// What bias and penalties may touch: these tokens of a sequence's list, then its drafts, then its ends.
+// The tokens of a block that bias and penalties may adjust: a range of the sequence's table, its drafts and its ends.
 struct Touched {
   Row row;
   Range range;
-  bool any;  // of a block
+  bool any;  // whether there is one in the block
 
   SPECDEC_DEVICE int64_t size() const { return range.end - range.begin + row.num_drafts + row.sampling->num_ends; }
-  // Of the i-th its id, or -1 if it was there before.
+  // The id of the i-th of them; -1 if an earlier one has the same id.
   SPECDEC_DEVICE int64_t id(int64_t i) const {
     const SamplingArguments& sampling = *row.sampling;
     const int64_t* listed = sampling.table_ids + row.b * sampling.table_size;
@@ -219,7 +220,7 @@ struct Touched {
   }
 };
 
-// By a warp, before it loads a block: what touches it; nothing, mostly.
+// By a warp, before it loads a block: which of the block's tokens are adjusted. For most blocks, none is.
 SPECDEC_DEVICE Touched touched_of(const Row& row, int block) {
   const SamplingArguments& sampling = *row.sampling;
   Touched touched = {row, {0, 0}, false};
@@ -235,7 +236,7 @@ SPECDEC_DEVICE Touched touched_of(const Row& row, int block) {
   return touched;
 }
 
-// By a warp: a block's logits after bias and penalties, of few tokens, which the lanes share out in memory.
+// By a warp: applies bias and penalties to a block's logits. The lanes divide the few affected tokens among them.
 SPECDEC_DEVICE void adjust_block(const Touched& touched, int block, float (&x)[kEach]) {
   if (!touched.any) return;
   const Row& row = touched.row;

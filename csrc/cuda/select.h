@@ -1,7 +1,8 @@
-// Top-k, top-p and min-p as one cutoff, by the threads of a block, without sorting: histograms of 256 bins over 8 bits
-// of the logits' ordered keys at a time, from the highest, so four passes end it whatever the logits are. A bound that
-// costs nothing leaves few of a row's tokens; these are listed, and if they are more than the list holds, every pass
-// looks at the row again. Masses are integers, so that the order of additions does not matter.
+// The cutoff of top-k, top-p and min-p, found by the threads of a block without sorting. Each pass makes a histogram of
+// 256 bins over the next 8 bits of the logits' ordered keys, from the highest bits down, so four passes suffice
+// whatever the logits are. A cheap lower bound leaves few candidates in most rows, and these are listed. If there are
+// more than the list holds, every pass reads the row again. Masses are integers, so the order of additions does not
+// matter.
 #pragma once
 
 #include "stats.h"
@@ -10,21 +11,21 @@ namespace specdec::cuda {
 
 constexpr int kBins = 256;
 constexpr int kListed = 2048;
-constexpr float kUnit =
-    0x1p42f;  // of masses, relative to the largest logit's: 4 million tokens sum up to less than 2^64
+// The integer mass of the largest logit. The masses of 4 million tokens add up to less than 2^64.
+constexpr float kUnit = 0x1p42f;
 
 struct SelectionMemory {
   uint64_t histogram[kBins];
-  uint64_t wanted_left;  // of the bin that was found
-  uint32_t size;         // of the list, or how many it would have
-  uint32_t bin;
+  uint64_t wanted_left;  // what the bin that was found must contribute
+  uint32_t size;         // number of candidates, which may be more than the list holds
+  uint32_t bin;          // the bin that was found
   float bound;
   uint32_t unused;
   float logit[kListed];
   uint32_t block[kListed];
 };
 
-// A row and its candidates: the tokens of logit >= `low`, but for those of -inf.
+// A row and its candidates: the tokens with logits >= `low`, except -inf.
 struct Selection {
   const Row& row;
   const Blocks& blocks;
@@ -33,12 +34,12 @@ struct Selection {
   float low = -INFINITY;
 
   SPECDEC_DEVICE bool listed() const { return simt::read(&memory->size) <= kListed; }
-  // What a candidate counts: its mass, or 1.
+  // What a candidate adds to a histogram: its mass, or 1.
   SPECDEC_DEVICE uint64_t amount(float logit, bool masses) const {
     return masses ? static_cast<uint64_t>(weight_of(logit, max, inverse_temperature) * kUnit) : 1;
   }
 
-  // function(logit, block) for every candidate, by the block's threads together.
+  // By the threads of a block together: calls function(logit, block) for every candidate.
   template <class Function>
   SPECDEC_DEVICE void for_each(bool from_list, const Function& function) const {
     if (from_list) {
@@ -52,7 +53,7 @@ struct Selection {
       if (!(simt::read(&blocks.max[block]) >= low)) continue;
       float x[kEach];
       load_block(row, block, x);
-      const float* own = to_own(row, x);  // where a short loop finds them
+      const float* own = to_own(row, x);  // from memory, so that the loop need not be unrolled
 #pragma unroll 1
       for (int i = 0; i < kEach; ++i) {
         const float logit = simt::read(&own[i * kWarp + simt::thread() % kWarp]);
@@ -73,8 +74,8 @@ struct Selection {
     simt::sync_block();
   }
 
-  // Those of the candidates from `lowest` on whose keys begin, down to bit shift + 8, as `found` does: their amounts,
-  // by the next 8 bits of the key. With shift 32 all are in bin 0.
+  // Makes the histogram, over bits shift .. shift + 7 of the key, of the candidates >= `lowest` whose higher bits equal
+  // those of `found`. With shift 32, all candidates are in bin 0.
   SPECDEC_DEVICE void count(bool from_list, float lowest, bool masses, int shift, uint32_t found) const {
     for (int bin = simt::thread(); bin < kBins; bin += simt::num_threads())
       simt::write(&memory->histogram[bin], uint64_t{0});
@@ -87,8 +88,8 @@ struct Selection {
     simt::sync_block();
   }
 
-  // The smallest logit such that the candidates there and above amount to `share` of all from `lowest` on, or to
-  // `wanted` if that is less; `known`: what all amount to, or 0.
+  // The largest logit such that the candidates at or above it amount to `share` of all candidates >= `lowest`, or to
+  // `wanted` if that is less. `known`: what all of them amount to, or 0 if that must be counted.
   SPECDEC_DEVICE float select(bool from_list, float lowest, bool masses, double known, double share,
                               double wanted) const {
     uint32_t found = 0;
@@ -111,8 +112,8 @@ struct Selection {
     return from_ordered_key(found);
   }
 
-  // By a warp, of which each thread has 8 bins, the first one the largest: the highest bin that is not empty and with
-  // which the sum from above reaches `wanted`; and what it has to give.
+  // By a warp, whose threads have 8 bins each in descending order: finds the highest bin that is not empty and at which
+  // the sum from above reaches `wanted`. Stores the bin, and what is wanted of it.
   SPECDEC_DEVICE void find_bin(uint64_t wanted) const {
     constexpr int each = kBins / kWarp;
     const int lane = simt::thread() % kWarp, top = kBins - 1 - lane * each;
@@ -137,7 +138,7 @@ struct Selection {
     }
   }
 
-  // A logit that at least k are not smaller than: the k-th largest of the blocks' maxima.
+  // A lower bound of the k-th largest logit: the k-th largest of the blocks' maxima.
   SPECDEC_DEVICE float bound_of(int64_t k) const {
     if (k > blocks.n) return -INFINITY;
     for (int i = simt::thread(); i < blocks.n; i += simt::num_threads()) {
@@ -168,11 +169,11 @@ SPECDEC_DEVICE Filters filters_of(const SamplingArguments& sampling, int64_t b) 
 }
 
 struct Cutoffs {
-  float kept;     // the smallest logit that filters keep
-  float compact;  // the smallest of the so many most likely of those
+  float kept;     // the smallest logit that the filters keep
+  float compact;  // the smallest logit of the compact q
 };
 
-// Of a row whose largest logit is finite; `sum`: of all masses, relative to it; compact: how many, or 0.
+// The cutoffs of a row whose largest logit is finite. `sum`: of all weights relative to it; `compact`: k', or 0.
 SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, Filters filters, int64_t compact, float temperature,
                                   float sum) {
   const bool counts = filters.top_k > 0.0f, weighs = filters.top_p < 1.0f;
@@ -181,7 +182,7 @@ SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, Filters filters, int64_t
   if (counts || (!weighs && compact > 0)) {
     selection.low = selection.bound_of(counts ? static_cast<int64_t>(filters.top_k) : compact);
   } else if (weighs) {
-    // All logits below this one together weigh less than 1 - top_p: they are out. Less what rounding may take.
+    // All logits below this one together weigh less than 1 - top_p, so none of them is kept. Allows for rounding.
     const float share = (1.0f - filters.top_p) * sum / static_cast<float>(selection.row.size);
     selection.low = selection.max + logf(share) * temperature;
     selection.low -= 1e-5f * (1.0f + fabsf(selection.low));
@@ -193,7 +194,7 @@ SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, Filters filters, int64_t
 #pragma unroll 1
     for (int pass = counts ? 0 : weighs ? 1 : 2; pass < (compact > 0 ? 3 : 2); ++pass) {
       if (pass == 1 && !weighs) continue;
-      // Without top-k, the whole row weighs, also what the bound left out.
+      // Without top-k, top_p is a share of the whole row, including what the bound left out.
       const double known = pass == 1 && !counts ? static_cast<double>(sum) * static_cast<double>(kUnit) : 0.0;
       const double share = pass == 1 ? static_cast<double>(filters.top_p) : 1.0;
       const double most = pass == 0   ? static_cast<double>(filters.top_k)

@@ -1,4 +1,4 @@
-// One sequence of a step: its memory, its rows, its drafts.
+// A sequence in a step: its memory, rows and drafts.
 #pragma once
 
 #include "row_draws.h"
@@ -6,40 +6,39 @@
 
 namespace specdec::cuda {
 
-// Where a sequence stands at a row.
+// The state of a sequence at a row where its kept drafts end.
 enum State : int32_t {
-  kDone = 0,     // it is decided
+  kDone = 0,     // nothing is left to do
   kDraw = 1,     // a token is to be drawn from p
-  kRecover = 2,  // from max(0, w p - q)
+  kRecover = 2,  // a token is to be drawn from max(0, w p - q)
 };
 
-// What testing the draft of a row needs to know.
+// What the test of a row's draft needs.
 struct Examined {
-  float log_p,
-      log_q;      // of the draft, if there is one: state kRecover. First, while distributions are not known, logits
-  float u;        // the number that tests it
-  int16_t flags;  // Status
-  int16_t state;  // if no more drafts are kept
+  float log_p, log_q;  // of the draft, if state is kRecover. `look` stores its logits here until lse is known
+  float u;             // the random number that tests it
+  int16_t flags;       // Status
+  int16_t state;       // of the sequence, if no more drafts are kept
 
   SPECDEC_HD bool possible() const { return state == kRecover && log_q > -INFINITY; }
   SPECDEC_HD bool kept() const { return possible() && accept(u, log_p, log_q); }
 };
 
-// Of one sequence, in shared memory. Rows: the target's K+1, then those of the draft that are weighed.
+// The memory of one sequence. Its rows are the target's K+1, then the draft's rows if they are weighed.
 struct StepMemory {
   Ring ring;
   float *max, *mass;              // [rows, blocks]
-  float *raw_max, *raw_sum;       // [K+1, blocks], of raw logits at temperature 1; null where not wanted
+  float *raw_max, *raw_sum;       // [K+1, blocks], of raw logits at temperature 1; null if not wanted
   float *row_max, *lse, *cutoff;  // [rows]
   Examined* examined;             // [K+1]
-  float* residual;                // [1 or K, blocks] masses; rule `block` has all rows
-  float* total;                   // [1 or K] their sums
-  int64_t* favourite;             // [K+1] what the target picks (greedy, and rule `coupled`)
-  Candidate* best;                // [K+1, warps of the cluster] rule `coupled`
+  float* residual;                // [1 or K, blocks] masses; K rows with rule `block`
+  float* total;                   // [1 or K] sums of these
+  int64_t* favourite;             // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
+  Candidate* best;                // [K+1, warps of the cluster], rule `coupled`
   SelectionMemory* selection;
-  int n;  // blocks of a row
+  int n;  // blocks in a row
 
-  // What a sequence of the parameters has, and needs.
+  // The items that a sequence has, and the memory that it needs.
   static Items items(const SpeculativeStepParams& params);
   static StepMemory cut(Arena& arena, const SpeculativeStepParams& params, const Items& items, const Cut& cut);
 
@@ -56,7 +55,7 @@ SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
   return params.draft.data != nullptr && params.draft_lse == nullptr && params.rule != kRuleCoupled;
 }
 
-// Whether the ring brings residuals' rows, in pairs.
+// Whether the ring brings the rows of residuals, the target's and the draft's in pairs.
 SPECDEC_HD bool copies_residuals(const SpeculativeStepParams& params, const Ring& ring) {
   return ring.num_slots >= 2 && !ring.stay && params.compact_ids == nullptr && params.d2t == nullptr &&
          params.draft.data != nullptr && aligned(params.draft);
@@ -98,13 +97,13 @@ inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& par
 
 using StepWork = Work<SpeculativeStepParams, StepMemory>;
 
-// One sequence of a step, as every thread of its cluster knows it.
+// What every thread of a cluster knows of its sequence.
 struct Sequence {
   const SpeculativeStepParams& params;
   StepMemory memory;
-  char* own_copy;  // as Row has it
+  char* own_copy;  // as in Row
   int64_t b;
-  int limit;  // drafts that count
+  int limit;  // how many of its drafts count
   float temperature, inverse_temperature;
 
   SPECDEC_DEVICE bool greedy() const { return temperature == 0.0f; }
@@ -114,7 +113,7 @@ struct Sequence {
   // Items are the blocks of target rows 0 .. limit, then those of draft rows that are weighed.
   SPECDEC_DEVICE int target_items() const { return (limit + 1) * memory.n; }
   SPECDEC_DEVICE int items() const { return target_items() + draft_rows() * blocks_of(params.draft.vocabulary); }
-  // That are weighed; greedy sequences take drafts for one-hot.
+  // The number of draft rows that are weighed; greedy sequences treat drafts as one-hot.
   SPECDEC_DEVICE int draft_rows() const { return weighs_drafts(params) && !greedy() ? limit : 0; }
   SPECDEC_DEVICE Row target_row(int64_t j) const {
     return {params.target.row(b, j),
@@ -150,7 +149,7 @@ struct Sequence {
     if (of_drafts < 0) return {target_row(item / n), item % n};
     return {draft_row(of_drafts / n_draft), of_drafts % n_draft};
   }
-  // Rows are counted as in StepMemory.
+  // Row i in the numbering of StepMemory.
   SPECDEC_DEVICE Row row(int64_t i) const {
     return i <= params.num_drafts_max ? target_row(i) : draft_row(i - params.num_drafts_max - 1);
   }
@@ -172,16 +171,15 @@ struct Sequence {
     return -1;
   }
   SPECDEC_DEVICE bool full_q() const { return params.draft.data != nullptr && params.compact_ids == nullptr; }
-  // q of every token of the target's vocabulary.
+  // Whether q is given by logits for all tokens of the target's vocabulary.
   SPECDEC_DEVICE bool same_vocabulary() const { return full_q() && params.d2t == nullptr; }
-  // Of draft row j with full logits; a NaN as lse hands over that it has no distribution.
+  // q of draft row j, given by logits. An lse of NaN means that draft_step found no distribution.
   SPECDEC_DEVICE Distribution q_of(int64_t j) const {
     if (params.draft_lse == nullptr) return p_of(params.num_drafts_max + 1 + j);
     const int64_t at = b * params.num_drafts_max + j;
     return {inverse_temperature, params.draft_lse[at], params.draft_cutoff[at]};
   }
-  // The logit that a draft of row j, which is the target's token `id`, has in the draft's row; -inf if it is not of
-  // the draft's vocabulary.
+  // The logit in draft row j of the target's token `id`; -inf if the draft's vocabulary lacks it.
   SPECDEC_DEVICE float draft_logit(int64_t j, int64_t id) const {
     const Row row = draft_row(j);
     int64_t index = id;
@@ -191,7 +189,7 @@ struct Sequence {
     }
     return adjusted(row, id, raw_logit(row, index));
   }
-  // The entries of a compact q of row j.
+  // Where the entries of row j's compact q begin.
   SPECDEC_DEVICE int64_t compact(int64_t j) const { return (b * params.num_drafts_max + j) * params.compact_size; }
   SPECDEC_DEVICE float compact_log_q(int64_t j, int64_t id) const {
     const int64_t* ids = params.compact_ids + compact(j);

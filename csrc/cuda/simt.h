@@ -1,8 +1,8 @@
-// Every word of the machine that kernels use, with two meanings: on a GPU its instruction; on a host a twin that runs
-// threads as fibers, so that tests execute unchanged kernel bodies (tests/simt/). Kernels name nothing else of the
-// machine, and inline PTX stands here alone.
+// All that kernels use of the GPU, implemented twice: for a GPU by its instructions, and for a host by functions that
+// run threads as fibers, so that tests execute unchanged kernel bodies (tests/simt/). Kernels use nothing else of the
+// GPU, and this is the only file with inline PTX.
 //
-// Blocks have one dimension; a cluster is as many blocks as `launch` says, and a grid is a number of clusters.
+// Blocks have one dimension. A launch chooses the number of blocks in a cluster, and a grid is a number of clusters.
 #pragma once
 
 #include "../core/hd.h"
@@ -11,7 +11,7 @@
 #include <cuda_runtime.h>
 
 #define SPECDEC_DEVICE __device__ __forceinline__
-// A kernel of one struct of parameters, for blocks of at most `threads`.
+// A kernel with one struct as its argument, for blocks of at most `threads` threads.
 #define SPECDEC_KERNEL(name, threads, Params) \
   __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ Params params)
 #else
@@ -25,7 +25,7 @@ namespace specdec::simt {
 
 constexpr int kWarp = 32;
 
-// In shared memory: knows when the bulk copies that were begun with it have come. Its rounds alternate between 0 and 1.
+// In shared memory: tracks the bulk copies that were begun with it. Its rounds are numbered 0, 1, 0, 1, ...
 using Arrival = uint64_t;
 
 struct alignas(16) Bytes16 {
@@ -61,21 +61,21 @@ SPECDEC_DEVICE int blocks_in_cluster() {
 
 SPECDEC_DEVICE int64_t cluster() { return static_cast<int64_t>(blockIdx.x) / blocks_in_cluster(); }
 
-// ---- Barriers: what was written before is seen after, by the threads that meet
+// ---- Barriers: after one, its threads see what all of them wrote before it
 
 SPECDEC_DEVICE void sync_warp() { __syncwarp(); }
 SPECDEC_DEVICE void sync_block() { __syncthreads(); }
 
 SPECDEC_DEVICE void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
-  // Not .aligned: lanes may have gone different ways before.
+  // Without .aligned, since the lanes of a warp may have diverged.
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 #else
   __syncthreads();
 #endif
 }
 
-// ---- Words of a warp, whose threads all take part
+// ---- Operations of a warp, in which all its threads take part
 
 template <class T>
 SPECDEC_DEVICE T shuffle(T value, int lane) {
@@ -84,7 +84,7 @@ SPECDEC_DEVICE T shuffle(T value, int lane) {
 
 SPECDEC_DEVICE uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
 
-// combine(x of all lanes), in halves: the same on every lane.
+// Combines the values of all lanes pairwise; every lane gets the same result.
 template <class T, class Combine>
 SPECDEC_DEVICE T reduce(T value, Combine combine) {
 #pragma unroll
@@ -123,13 +123,13 @@ SPECDEC_DEVICE void write(T* place, T value) {
   *place = value;
 }
 
-// Returns what was there. Integers, so that the order of additions does not matter.
+// Atomic; returns the old value. For integers only, so that the order of additions does not matter.
 SPECDEC_DEVICE uint32_t add(uint32_t* place, uint32_t value) { return atomicAdd(place, value); }
 SPECDEC_DEVICE uint64_t add(uint64_t* place, uint64_t value) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(place), static_cast<unsigned long long>(value));
 }
 
-// ---- Logits, in device memory or in the shared memory of any block of the cluster
+// ---- Loads of logits, from device memory or the shared memory of any block of the cluster
 
 // 16 aligned bytes.
 SPECDEC_DEVICE Bytes16 load16(const void* place) {
@@ -143,7 +143,7 @@ SPECDEC_DEVICE uint32_t shared_address(const void* place) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(place));
 }
 
-// By the thread that begins its copies.
+// By the thread that will begin its copies.
 SPECDEC_DEVICE void init(Arrival* arrival) {
   asm volatile(
       "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(shared_address(arrival))
@@ -151,7 +151,8 @@ SPECDEC_DEVICE void init(Arrival* arrival) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Begins a copy of aligned bytes, a multiple of 16, from device to shared memory. One at a time an arrival.
+// Begins a copy of 16-byte aligned memory, a multiple of 16 bytes, from device to shared memory. An arrival tracks one
+// copy at a time.
 SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival* arrival) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
                : "memory");
@@ -161,7 +162,7 @@ SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival* ar
                : "memory");
 }
 
-// By every thread that reads what the copy of this round (0, 1, 0, ...) brings.
+// By every thread that reads the copied bytes: waits for the copy of this round (0, 1, 0, ...).
 SPECDEC_DEVICE void wait(Arrival* arrival, int round) {
   uint32_t done = 0;
   while (done == 0) {
@@ -175,7 +176,7 @@ SPECDEC_DEVICE void wait(Arrival* arrival, int round) {
   }
 }
 
-#else  // the thread copies, and `launch` does not ask for it
+#else  // without bulk copies the thread copies; plans for such GPUs have no slots
 
 SPECDEC_DEVICE void init(Arrival*) {}
 SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival*) {
@@ -185,7 +186,7 @@ SPECDEC_DEVICE void wait(Arrival*, int) { __syncwarp(); }
 
 #endif
 
-// The same address, of which the compiler knows nothing.
+// Returns the address, hiding from the compiler how it was computed.
 SPECDEC_DEVICE char* opaque(char* place) {
   asm("" : "+l"(place));
   return place;
@@ -193,14 +194,14 @@ SPECDEC_DEVICE char* opaque(char* place) {
 
 // ---- Arithmetic
 
-// 2^x, with a relative error of 2^-22; 0 below 2^-126.
+// 2^x, with a relative error of 2^-22; results below 2^-126 are 0.
 SPECDEC_DEVICE float exp2_of(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 
-// Of a float16, by its 16 bits.
+// The value of a float16, given by its 16 bits.
 SPECDEC_DEVICE float half_to_float(uint32_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));

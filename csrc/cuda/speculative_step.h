@@ -1,12 +1,12 @@
-// speculative_step in one launch: a cluster of blocks takes a sequence. All of it weighs rows and residuals; what
-// follows from them every block works out for itself, and block 0 draws and writes.
+// speculative_step in one launch: a cluster of blocks takes a sequence. All its blocks weigh rows and residuals, each
+// of them then decides for itself how far drafts are kept, and block 0 draws and writes.
 #pragma once
 
 #include "walk.h"
 
 namespace specdec::cuda {
 
-// Statistics of an item, to all blocks.
+// By a warp: computes the statistics of an item, and writes them to all blocks of the cluster.
 SPECDEC_DEVICE void measure_item(const Sequence& s, int item, const Piece& piece, const Touched& touched,
                                  float (&x)[kEach]) {
   const int drafts = item - s.target_items(), n = s.memory.n;
@@ -23,7 +23,7 @@ SPECDEC_DEVICE void measure_item(const Sequence& s, int item, const Piece& piece
   publish(&s.memory.mass[at], stats.sum);
 }
 
-// Of every block of every row that may be needed, whose copies have begun.
+// Computes the statistics of all items. If the ring brings them, their copies have begun.
 SPECDEC_DEVICE void measure_rows(const Sequence& s, const Place& place) {
   s.memory.ring.for_turns(
       place.turns(s.items()), [&](int turn) { return s.piece(place.item(turn)); },
@@ -32,7 +32,7 @@ SPECDEC_DEVICE void measure_rows(const Sequence& s, const Place& place) {
       });
 }
 
-// function(row, its number) for the rows that were measured, `step` apart.
+// Calls function(index in StepMemory) for every `step`-th of the rows that were measured, from `first` on.
 template <class Function>
 SPECDEC_DEVICE void for_rows(const Sequence& s, int first, int step, const Function& function) {
   const int64_t k = s.params.num_drafts_max;
@@ -46,7 +46,7 @@ SPECDEC_DEVICE float lse_of(const Sequence& s, int64_t i, float max) {
   return max * s.inverse_temperature + logf(total(s.blocks(i).mass, s.blocks(i).n));
 }
 
-// Rows' largest logits, masses and lse, in every block of the cluster.
+// Computes the rows' largest logits, masses, cutoffs and lse, in every block of the cluster.
 SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
   const bool filtered = filters_of(s.params.sampling, s.b).any() && !s.greedy();
   for_rows(s, place.warp, place.warps, [&](int64_t i) {
@@ -62,7 +62,7 @@ SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
   });
   simt::sync_block();
   if (!filtered) return;
-  // Each row's filters are one block's work, which tells the others.
+  // The filters of each row are the work of one block, which writes the results to the others.
   for_rows(s, simt::block_in_cluster(), simt::blocks_in_cluster(), [&](int64_t i) {
     const Row row = s.row(i);
     const Blocks blocks = s.blocks(i);
@@ -89,7 +89,7 @@ SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
   simt::sync_cluster();
 }
 
-// Greedy, and rule `coupled`: what the target picks at every row; in block 0's memory.
+// Greedy decoding, and rule `coupled`: finds the token that the target picks at every row, in block 0's memory.
 SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
   const StepMemory& memory = s.memory;
   if (!s.greedy()) {
@@ -125,7 +125,7 @@ SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
 
 struct Emitted {
   int64_t accepted;
-  int64_t token;  // after them, or -1
+  int64_t token;  // the one after them, or -1
   int32_t status;
 };
 
@@ -142,7 +142,7 @@ SPECDEC_DEVICE Emitted walk_favourites(const Sequence& s) {
   }
 }
 
-// By a warp: of what row i emitted.
+// By a warp: writes the log-probabilities of the token that row i emitted; NaN if it emitted none (-1).
 SPECDEC_DEVICE void write_log_probs(const Sequence& s, int64_t i, int64_t token) {
   float log_p = NAN, raw_log_p = NAN;
   if (token >= 0) {
@@ -163,7 +163,7 @@ SPECDEC_DEVICE void write_log_probs(const Sequence& s, int64_t i, int64_t token)
   s.params.raw_log_probs[s.b * (s.params.num_drafts_max + 1) + i] = raw_log_p;
 }
 
-// By a warp of block 0.
+// By a warp of block 0: writes the outputs of a sequence.
 SPECDEC_DEVICE void write_step(const Sequence& s, const Emitted& end) {
   const int64_t rows = s.params.num_drafts_max + 1;
   for (int64_t i = simt::thread() % kWarp; i < rows; i += kWarp) {
@@ -195,12 +195,12 @@ SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
           temperature == 0.0f ? 0.0f : 1.0f / temperature};
 }
 
-// The first of a split launch.
+// The first of the two kernels of a split launch.
 SPECDEC_KERNEL(speculative_measure_kernel, kMostThreads, StepWork) {
   measure_rows(sequence_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
-// By the threads of a block, each for itself: its rows' drafts.
+// By the threads of a block, which divide the rows among them: looks at the drafts of all rows.
 SPECDEC_DEVICE void look_at_drafts(const Sequence& s) {
   if (s.favours()) return;
   for (int64_t j = simt::thread(); j <= s.limit; j += simt::num_threads()) {
@@ -234,12 +234,12 @@ SPECDEC_KERNEL(speculative_step_kernel, kMostThreads, StepWork) {
   if (fused) {
     s.memory.ring.begin(place.turns(s.items()), [&](int turn) { return s.piece(place.item(turn)); });
   }
-  look_at_drafts(s);     // while logits come
-  simt::sync_cluster();  // all blocks run: they may write to each other
+  look_at_drafts(s);     // meanwhile, logits are being copied
+  simt::sync_cluster();  // now all blocks run, and may write to each other's memory
   if (fused) measure_rows(s, place);
   simt::sync_cluster();
   decide_step(s, place);
-  if (s.memory.ring.stay) simt::sync_cluster();  // shared memory that others read lives as long as its block
+  if (s.memory.ring.stay) simt::sync_cluster();  // a block's shared memory, which others read, ends with it
 }
 
 }  // namespace specdec::cuda

@@ -1,11 +1,11 @@
-// What is known of a row: of its blocks, and merged. Sums run in an order that depends on the vocabulary alone.
+// Statistics of a row: those of its blocks, and merged. The order of sums depends on the vocabulary alone.
 #pragma once
 
 #include "rows.h"
 
 namespace specdec::cuda {
 
-// The machine's own exponential: core/softmax.h has the host's.
+// By the GPU's own exponential; the one in core/softmax.h is for CPUs.
 SPECDEC_DEVICE float weight_of(float logit, float reference, float inverse_temperature) {
   return simt::exp2_of((logit - reference) * (inverse_temperature * kLog2e));
 }
@@ -23,7 +23,8 @@ struct Sum {
   SPECDEC_HD float operator()(float a, float b) const { return a + b; }
 };
 
-// Largest logit (NaN if any is) and, unless the inverse temperature is 0 (greedy), the sum of weights relative to it.
+// The largest logit (NaN if any is NaN) and, unless the inverse temperature is 0 (greedy), the sum of weights relative
+// to it.
 SPECDEC_DEVICE BlockStats block_stats(const float (&x)[kEach], float inverse_temperature) {
   float max = -INFINITY, sum = 0.0f;
   bool nan = false;
@@ -41,15 +42,15 @@ SPECDEC_DEVICE BlockStats block_stats(const float (&x)[kEach], float inverse_tem
   return {max, simt::reduce(sum, Sum())};
 }
 
-// A row's blocks [n], in shared memory. What begins as sums relative to each block's largest logit becomes, by `merge`,
-// masses: relative to the row's.
+// The statistics of a row's n blocks. `mass` holds sums relative to each block's largest logit until `merge` makes them
+// relative to the row's.
 struct Blocks {
   float* max;
   float* mass;
   int n;
 };
 
-// By a warp. The largest logit of all blocks.
+// By a warp: the largest logit of all blocks, NaN if any is NaN.
 SPECDEC_DEVICE float max_of_blocks(const Blocks& blocks) {
   float max = -INFINITY;
   bool nan = false;
@@ -68,7 +69,7 @@ SPECDEC_DEVICE float total(const float* mass, int n) {
   return simt::reduce(sum, Sum());
 }
 
-// By a warp: sums become masses.
+// By a warp: makes the blocks' sums relative to `max`, the row's largest logit.
 SPECDEC_DEVICE void merge(const Blocks& blocks, float max, float inverse_temperature) {
   for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
     const float of_block = simt::read(&blocks.max[i]);
@@ -76,7 +77,7 @@ SPECDEC_DEVICE void merge(const Blocks& blocks, float max, float inverse_tempera
   }
 }
 
-// By a block: the masses of what a cutoff keeps.
+// By the threads of a block: computes the masses of the logits >= cutoff.
 SPECDEC_DEVICE void keep_above(const Row& row, const Blocks& blocks, float max, float inverse_temperature,
                                float cutoff) {
   for (int block = simt::thread() / kWarp; block < blocks.n; block += simt::num_threads() / kWarp) {

@@ -1,12 +1,12 @@
-// What a step asks of its rows and drafts: p and q at a draft, and the weights of a residual.
+// Verification of drafts: p and q of a draft, and the weights of a residual.
 #pragma once
 
 #include "sequence.h"
 
 namespace specdec::cuda {
 
-// By one thread, before any distribution is known: what memory says of row j's draft, so that no one waits for it
-// later.
+// By one thread, before lse is known: loads all that is needed of row j's draft, so that no later phase waits for
+// memory.
 SPECDEC_DEVICE Examined look(const Sequence& s, int64_t j) {
   Examined seen = {-INFINITY, -INFINITY, 0.0f, 0, kDraw};
   int32_t flags = 0;
@@ -25,7 +25,7 @@ SPECDEC_DEVICE Examined look(const Sequence& s, int64_t j) {
   return seen;
 }
 
-// By one thread: the same by the distributions of the rows.
+// By one thread: completes what `look` found, now that the rows' distributions are known.
 SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
   const int32_t fault = row_fault(simt::read(&s.memory.row_max[j]));
   if (fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
@@ -43,8 +43,8 @@ SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
   return seen;
 }
 
-// By a warp: p becomes max(0, p - q) where ascending target ids list the tokens that have a q; q_of(place): the
-// entry's.
+// By a warp: p becomes max(0, p - q), where q is 0 except for the tokens that `ids` lists in ascending order; q_of(i)
+// is that of entry i.
 template <class Q>
 SPECDEC_DEVICE void subtract_listed(const Row& row, const int64_t* ids, int64_t size, int block, const Q& q_of,
                                     float (&p)[kEach]) {
@@ -62,7 +62,7 @@ SPECDEC_DEVICE void subtract_listed(const Row& row, const int64_t* ids, int64_t 
   from_own(own, p);
 }
 
-// By a warp: from raw logits of a block of target row j to w p.
+// By a warp: turns raw logits of a block of target row j into w p.
 SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const Touched& touched, int block,
                                  float (&p)[kEach]) {
   const Distribution distribution = s.p_of(j);
@@ -71,8 +71,8 @@ SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const To
   for (int i = 0; i < kEach; ++i) p[i] = w * probability_of(p[i], distribution);
 }
 
-// By a warp: p becomes max(0, p - q) by raw logits of the draft's row, over the same vocabulary. The same tokens are
-// touched as in the target's.
+// By a warp: p becomes max(0, p - q), where q is given by raw logits of the draft's row over the same vocabulary. Bias
+// and penalties adjust the same tokens as in the target's row.
 SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& touched, int block, float (&q)[kEach],
                                    float (&p)[kEach]) {
   const Distribution distribution = s.q_of(j);
@@ -81,7 +81,7 @@ SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& 
   for (int i = 0; i < kEach; ++i) p[i] = residual(p[i], probability_of(q[i], distribution));
 }
 
-// The same where few tokens have a q.
+// The same where only some tokens have a q: a reduced vocabulary, a compact q, or a one-hot draft.
 SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float (&p)[kEach]) {
   const bool compact = s.params.compact_ids != nullptr, reduced = s.full_q();
   const int64_t first = compact ? s.compact(j) : 0;
@@ -96,8 +96,8 @@ SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float 
       p);
 }
 
-// By a warp: weights max(0, w p - q) of a block of row j, which has a draft. `turn`: of the ring that brings p's
-// logits, the next one q's; or -1.
+// By a warp: the weights max(0, w p - q) of a block of row j, which has a draft. `turn`: the ring's turn that brings
+// p's logits, the next one bringing q's; -1 if the ring does not bring them.
 SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, float (&p)[kEach],
                                      int turn = -1) {
   const Row row = s.target_row(j);

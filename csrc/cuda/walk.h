@@ -1,11 +1,12 @@
-// Rules `token` and `block`: how far a sequence's drafts are kept, and the token after them.
+// Rules `token` and `block`: how many of a sequence's drafts are kept, and the token after them.
 #pragma once
 
 #include "verify.h"
 
 namespace specdec::cuda {
 
-// The masses of row j's residual, by the whole cluster, to all of it. `turn`: the warp's next one of the ring.
+// By the whole cluster: computes the masses of row j's residual in every block's memory. `turn`: the warp's next turn
+// of the ring.
 SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_t j, float w, float* masses,
                                    int* turn) {
   const Ring& ring = s.memory.ring;
@@ -21,7 +22,7 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
     float weights[kEach], sum = 0.0f;
     residual_weights(s, j, w, block, weights, copies ? *turn : -1);
     if (copies) {
-      simt::sync_warp();  // all lanes have them
+      simt::sync_warp();  // all lanes have read the slots
       copy_pair(block + pairs * place.all_warps, *turn + 2 * pairs);
       *turn += 2;
     }
@@ -31,7 +32,7 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
   }
 }
 
-// Where a sequence ends: the row after what it keeps, what is drawn there, and what there is to say.
+// Where a sequence's kept drafts end: the row after them, the state there, and the status.
 struct Outcome {
   int64_t j;
   int32_t state, status;
@@ -52,7 +53,7 @@ SPECDEC_DEVICE Outcome walk(const Sequence& s, const Place& place) {
     simt::sync_cluster();
     if (total(memory.residual, memory.n) > 0.0f) return end;
     simt::sync_cluster();
-    // No mass: p and q are equal up to rounding, so the draft stands, unless p never yields it.
+    // A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
     end.state = kDraw;
     if (row.log_p == -INFINITY) return end;
     ++end.j;
@@ -61,7 +62,8 @@ SPECDEC_DEVICE Outcome walk(const Sequence& s, const Place& place) {
 
 SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   const StepMemory& memory = s.memory;
-  int drafted = 0, turn = place.turns(s.items());  // rows with a residual
+  int turn = place.turns(s.items());
+  int drafted = 0;  // number of rows with a residual
   float w = 1.0f;
   for (bool possible = true; possible && simt::read(&memory.examined[drafted]).state == kRecover; ++drafted) {
     const Examined row = simt::read(&memory.examined[drafted]);
@@ -77,7 +79,7 @@ SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   simt::sync_block();
   Outcome end = {0, kDone, 0, 1.0f, nullptr};
   w = 1.0f;
-  float u = 0.0f;  // that tests the prefix: its last draft's
+  float u = 0.0f;  // tests the prefix: the number of its last draft
   for (int64_t j = 0;; ++j) {
     const Examined row = simt::read(&memory.examined[j]);
     const float keep = row.state == kRecover ? keep_probability(w, simt::read(&memory.total[j])) : w;
@@ -98,7 +100,7 @@ SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   return end;
 }
 
-// By a warp of block 0: the token after what is kept, or -1.
+// By a warp of block 0: draws the token after the kept drafts; -1 if there is none.
 SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end) {
   if (end.state == kDone) return -1;
   const Noise noise = s.noise(end.j);

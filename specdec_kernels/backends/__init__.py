@@ -1,4 +1,4 @@
-"""Which backend runs, and why another cannot. Python backends are imported when first asked for."""
+"""Chooses the backend of an operation, and says why one cannot run. Python backends are imported on first use."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def _suffix(backend: str, device_type: str) -> str:
     return _loaded(backend, device_type)
 
 
-# Not to be traced: it imports, and reads what is installed. This is all that torch.compiler.assume_constant_result
-# does, which as a decorator would import torch._dynamo, and so Triton, with this package.
-_suffix._dynamo_marked_constant = True
+# torch.compile must not trace it, since it imports and reads what is installed. torch.compiler.assume_constant_result
+# does no more than this, but as a decorator it would import torch._dynamo, and with it Triton, with this package.
+vars(_suffix)["_dynamo_marked_constant"] = True
 
 
 @functools.cache
 def _loaded(backend: str, device_type: str) -> str:
-    """The suffix of the operations' names in ``ops``, once they are registered."""
+    """The suffix that this backend's operations have in ``ops``. Registers them, if Python implements them."""
     if backend not in Backend._value2member_map_:
         allowed = ", ".join(repr(str(b)) for b in Backend)
         raise ValueError(f"backend: got {backend!r}, allowed: {allowed}")

@@ -1,27 +1,28 @@
-"""The oracle: eager PyTorch on any device, float64 inside, written to be read. docs/numerics.md states the same rules.
+"""The oracle: eager PyTorch on any device, in float64, written to be read. docs/numerics.md states the same rules.
 
-Randomness, draws and the operations are here, the distribution of a row is in reference_distribution.py. Functions that
-decide also return a *margin*: the relative distance of the closest decision from the other outcome. A float32 kernel
-may decide otherwise only where that margin is within rounding: so tests tell such near-ties from bugs."""
+Randomness, draws and the operations are here; the distribution of a row is in reference_distribution.py. Functions that
+decide something also return a *margin*: how far, relatively, the closest decision was from going the other way. A
+float32 kernel may decide otherwise only if the margin is within rounding. Tests tell near-ties from bugs by it.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from ..ops import RULES, SamplingTensors, implement, statistics_dtype
-from ..types import Status, TokenTable
+from ..types import TABLE_PADDING, Status
 from .reference_distribution import DRAFT_STATUS, TARGET_STATUS, adjusted, compacted, distribution, row_status
 
-BLOCK = 1024  # consecutive vocabulary entries that race as one in the first level; a constant of the contract
+BLOCK = 1024  # consecutive vocabulary entries that race as one in the first level; the same in all backends
 
-# Streams: the last word of the counter. No two kinds of decision share noise.
+# Streams: the last word of Philox' counter. No two kinds of decision share noise.
 DRAFT_BLOCK, DRAFT_TOKEN, ACCEPT, RECOVER_BLOCK, RECOVER_TOKEN, RACE = range(6)
 
 _LOW32 = 0xFFFFFFFF
 
 
 def _multiply_high_low(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both halves of the 64-bit product of 32-bit words, within signed int64."""
+    """(high, low) 32 bits of the product of two 32-bit words, computed without overflow of int64."""
     low = (a & 0xFFFF) * b
     return ((a >> 16) * b + (low >> 16)) >> 16, (a * b) & _LOW32
 
@@ -29,8 +30,8 @@ def _multiply_high_low(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 def philox(seed: torch.Tensor, index: torch.Tensor, position: torch.Tensor, offset: int, stream: int) -> torch.Tensor:
     """32 random bits for every (sequence, index), as int64. Philox4x32-10, Salmon et al., SC 2011.
 
-    seed, position: [B] int64; index: [B, N] int64. Key = seed; counter = (index / 4, position, offset, stream); the
-    index's remainder picks one of the four words.
+    seed, position: [B] int64; index: [B, N] int64. The key is the seed, the counter (index // 4, position, offset,
+    stream); index % 4 picks one of the four words.
     """
     key = [(seed & _LOW32)[:, None], ((seed >> 32) & _LOW32)[:, None]]
     c = [index // 4, (position & _LOW32)[:, None], torch.tensor(offset), torch.tensor(stream)]
@@ -50,16 +51,17 @@ def uniform(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _argmax_with_margin(score: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B] argmax over the last dimension (lowest index of a tie) and how far after the runner-up is, relatively."""
+    """([B] argmax over the last dimension, the lowest index of a tie; [B] relative distance of the runner-up)."""
     best, index = score.max(-1)
     others = score.scatter(-1, index[:, None], 0.0).amax(-1)
     return index, torch.where(best > 0, 1 - others / best, 1.0)
 
 
 def race(weights, seed, position, offset: int, streams: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws one index of each row of ``weights`` [B, V] (unnormalised): argmin E / w, of blocks, then in the winner.
+    """Draws one index from each row of ``weights`` [B, V] (unnormalised) by a race, argmin E / w, in two levels: first
+    among blocks, then within the block that won.
 
-    Returns ([B] token, -1 where all weights are 0; [B] margin).
+    Returns ([B] index, -1 if all weights are 0; [B] margin).
     """
     batch, vocabulary = weights.shape
     blocks = -(-vocabulary // BLOCK)
@@ -79,21 +81,22 @@ def race(weights, seed, position, offset: int, streams: tuple[int, int]) -> tupl
 
 
 def flat_race(weights, index, seed, position, offset: int, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws one column of each row of ``weights`` [B, N] in one level; column n has the noise of ``index[:, n]``."""
+    """Draws one column from each row of ``weights`` [B, N] in one level; column n races with the noise of
+    ``index[:, n]``. Returns as ``race``."""
     u = uniform(philox(seed, index, position, offset, stream))
     column, margin = _argmax_with_margin(weights / -torch.log1p(-u))
     return torch.where(weights.sum(-1) > 0, column, -1), margin
 
 
 def coupled_race(p: torch.Tensor, ids: torch.Tensor, seed, position) -> tuple[torch.Tensor, torch.Tensor]:
-    """The race of one absolute position, flat over single tokens, whose target ids are ``ids`` [V]."""
+    """The race of rule ``coupled`` at an absolute position, in one level; ``ids`` [V] are the tokens' target ids."""
     return flat_race(p, ids.expand(p.shape), seed, position, 0, RACE)
 
 
 def draft_step_with_margin(logits, *rest):
-    """As ``draft_step``, and [B] margins."""
-    *sampling, drafts, d2t, seed, position, offset, rule, compact = rest
-    sampling = SamplingTensors(*sampling)
+    """(the outputs of ``draft_step``, [B] margins)."""
+    *tensors, drafts, d2t, seed, position, offset, rule, compact = rest
+    sampling = SamplingTensors(*tensors)
     drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
     greedy, ids = sampling.temperature == 0, torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
     x = adjusted(logits, sampling, position, drafts, d2t)
@@ -115,7 +118,7 @@ def draft_step_with_margin(logits, *rest):
         q = q._replace(cutoff=cutoff, lse=torch.where(greedy, q.lse, (q.lse + log_mass).to(q.lse.dtype)))
         token_log_q = log_q.gather(1, slot[:, None]).squeeze(-1)
         there = there & ~bad[:, None]
-        listed = torch.where(there, ids[columns], TokenTable.PADDING)
+        listed = torch.where(there, ids[columns], TABLE_PADDING)
         log_q = torch.where(there, log_q, -torch.inf).to(q.lse.dtype)
     else:
         if rule == RULES.index("coupled"):
@@ -142,12 +145,12 @@ def draft_step(logits, *rest):
 
 
 class _Verification:
-    """One call of ``speculative_step``. Rows of sequences that do not matter any more are computed, and not used."""
+    """One call of ``speculative_step``. Rows of sequences that have ended are computed as well, and ignored."""
 
     def __init__(self, target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q,
                  d2t, num_drafts, *rest):  # fmt: skip
-        *sampling, self.seed, self.position, self.rule, self.wants_log_probs = rest
-        self.sampling, self.target, self.drafts = SamplingTensors(*sampling), target_logits, draft_tokens
+        *tensors, self.seed, self.position, self.rule, self.wants_log_probs = rest
+        self.sampling, self.target, self.drafts = SamplingTensors(*tensors), target_logits, draft_tokens
         self.draft, self.stats, self.d2t = draft_logits, (draft_cutoff, draft_lse), d2t
         self.compact = (compact_ids, compact_log_q)
         self.batch, self.rows, self.vocabulary = target_logits.shape
@@ -173,13 +176,14 @@ class _Verification:
         return (self.tokens, self.num_accepted, self.status, num_emitted, *(log.clone() for log in logs)), self.margin
 
     def target_row(self, j: int):
-        """(what is wrong with it, p) of row j."""
+        """(status flags, p) of row j. A row that has no distribution gets a uniform p, which is not used."""
         x = adjusted(self.target[:, j], self.sampling, self.position, self.drafts[:, :j])
         fault = row_status(x, TARGET_STATUS)
         return fault, distribution(torch.where((fault != 0)[:, None], 0.0, x), self.sampling)
 
     def draft_row(self, j: int, wanted):
-        """(whether there is a draft to test among ``wanted``, status, token, q, log q, margin) of row j."""
+        """(whether there is a draft to test, status, the draft, q, log q, margin) of row j. ``wanted``: [B], the
+        sequences that still need it."""
         wanted = wanted & (j < self.num_drafts)
         x = self.drafts[:, j] if j < self.rows - 1 else torch.full_like(self.seed, -1)
         in_range = (x >= 0) & (x < self.vocabulary)
@@ -195,35 +199,37 @@ class _Verification:
             full_log_q = full_log_q.scatter(1, ids.clamp(max=self.vocabulary), values.double())[:, :-1]
         else:
             logits = adjusted(self.draft[:, j], self.sampling, self.position, self.drafts[:, :j], self.d2t)
-            handed_over = tuple(None if s is None else s[:, j] for s in self.stats)
+            cutoff, lse = (None if s is None else s[:, j] for s in self.stats)
             fault = row_status(logits, DRAFT_STATUS)
-            if handed_over[1] is not None:  # NaN is how draft_step hands over a row without a distribution
-                fault = torch.where(handed_over[1].isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
+            if lse is not None:  # draft_step returns NaN for a row that has no distribution
+                fault = torch.where(lse.isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
             fault = torch.where(wanted & ~self.greedy, fault, 0).to(torch.int32)
             status, wanted = status | fault, wanted & (fault == 0)
-            full = distribution(torch.where((wanted & ~self.greedy)[:, None], logits, 0.0), self.sampling, handed_over)
+            logits = torch.where((wanted & ~self.greedy)[:, None], logits, 0.0)
+            full = distribution(logits, self.sampling, (cutoff, lse))
             ids = torch.arange(self.vocabulary, device=x.device) if self.d2t is None else self.d2t
             full_log_q[:, ids] = full.log_probability
             full_log_q, margin = full_log_q[:, :-1], full.margin
-        # Greedy sequences take drafts for one-hot, whatever their logits.
+        # Greedy sequences treat drafts as one-hot, whatever the draft logits are.
         log_q = torch.where(self.greedy[:, None], log_q, full_log_q)
         return wanted, status, x, log_q.exp(), log_q, margin
 
     def uniform_of(self, j: int):
-        """The number that tests draft j."""
+        """u in (0, 1): the random number that tests draft j."""
         return uniform(philox(self.seed, torch.zeros_like(self.seed)[:, None], self.position, j, ACCEPT)).squeeze(-1)
 
     def closer(self, margin, where) -> None:
+        """Lowers the margins of the sequences ``where`` to ``margin``. Greedy sequences have none."""
         self.margin = torch.where(where & ~self.greedy, torch.minimum(self.margin, margin), self.margin)
 
     def draw(self, weights, j: int, where):
-        """One token of each row of ``weights``."""
+        """[B] recovered or bonus tokens of row j, drawn from ``weights`` [B, V]."""
         drawn, margin = race(weights, self.seed, self.position, j, (RECOVER_BLOCK, RECOVER_TOKEN))
         self.closer(margin, where)
         return drawn
 
     def walk(self) -> None:
-        """Rule ``token``: draft by draft, until one is rejected."""
+        """Rule ``token``: tests one draft after another until one is rejected."""
         walking = torch.ones_like(self.greedy)
         for j in range(self.rows):
             fault, p = self.target_row(j)
@@ -241,9 +247,9 @@ class _Verification:
             self.closer(p.margin, walking)
             self.closer(q_margin, drafted)
 
-            # The first rejection recovers from max(0, p - q); without a draft the token comes from p. If the residual
-            # has no mass in floating point, p and q are equal up to rounding: the draft stands (unless p never yields
-            # it).
+            # After the first rejection a token is drawn from the residual max(0, p - q); without a draft, from p. If
+            # the residual has no mass in floating point, p and q are equal up to rounding, and the draft is accepted
+            # after all, unless p(x) = 0: then a token is drawn from p.
             weights = torch.where(drafted[:, None], (p.probability - q).clamp(min=0.0), p.probability)
             no_mass = drafted & ~accepted & (weights.sum(-1) == 0)
             accepted = accepted | (no_mass & (p_x > 0))
@@ -255,7 +261,7 @@ class _Verification:
             walking = accepted
 
     def walk_jointly(self) -> None:
-        """Rule ``block``: Sun et al., arXiv 2403.10444, Algorithm 2. The longest prefix that passes its test."""
+        """Rule ``block`` (Sun et al., arXiv 2403.10444, Algorithm 2): keeps the longest prefix that passes its test."""
         walking, w = torch.ones_like(self.greedy), torch.ones_like(self.margin)
         weights_of, flags_of, faulty_of, p_of, x_of, margin_of, passed_of = ([] for _ in range(7))
         for j in range(self.rows):
@@ -266,7 +272,7 @@ class _Verification:
             flags = torch.where(zero_q, flags | int(Status.DRAFT_ZERO_PROBABILITY), flags | fault)
             weights = (w[:, None] * p.probability - q).clamp(min=0.0)
             mass = weights.sum(-1)
-            # h: the probability of keeping the first j drafts, given that no longer prefix was kept.
+            # h is the probability that the first j drafts are kept, given that no longer prefix is.
             h = torch.where(drafted, torch.where(mass + 1 - w > 0, mass / (mass + 1 - w), 1.0), w)
             u = self.uniform_of(j - 1) if j > 0 else torch.zeros_like(h)
             passed_of.append(walking & (u < h))
@@ -275,7 +281,10 @@ class _Verification:
             margin = torch.minimum(torch.where(certain, torch.inf, 30 * distance), torch.minimum(p.margin, q_margin))
             margin_of.append(torch.where(walking, margin, torch.inf))
             weights_of.append(torch.where(drafted[:, None], weights, p.probability))
-            flags_of.append(flags), faulty_of.append(fault != 0), p_of.append(p), x_of.append((drafted, x))
+            flags_of.append(flags)
+            faulty_of.append(fault != 0)
+            p_of.append(p)
+            x_of.append((drafted, x))
             w = torch.where(zero_q, 0.0, (w * ratio).clamp(max=1.0))
             walking = drafted & ~zero_q
         passed = torch.stack(passed_of)
@@ -284,7 +293,7 @@ class _Verification:
         for j in range(self.rows):
             here = kept == j
             drafted, x = x_of[j]
-            # No mass though it was not accepted: equal up to rounding, as in rule `token`.
+            # A residual without mass: p and q are equal up to rounding, and the draft is accepted, as in rule `token`.
             no_mass = drafted & (weights_of[j].sum(-1) == 0)
             p_x = p_of[j].probability.gather(1, x[:, None]).squeeze(-1)
             kept = torch.where(here & no_mass & (p_x > 0), j + 1, kept)
@@ -294,14 +303,14 @@ class _Verification:
             self.tokens[:, j] = torch.where(here, drawn, torch.where(kept > j, x, -1))
             self.status = torch.where(here, flags_of[j], self.status)
             self.num_accepted = torch.where(here, j, self.num_accepted).to(torch.int32)
-            # Longer prefixes were refused, and this one was not.
+            # The margin is that of all tests that led here: every longer prefix failed, and this one passed.
             for longer in range(j, self.rows):
                 self.closer(margin_of[longer], here)
             for shorter in range(j):
                 self.closer(p_of[shorter].margin, here)
 
     def walk_coupled(self) -> None:
-        """Rule ``coupled``: what p's race picks is emitted, and goes on where the draft is the same."""
+        """Rule ``coupled``: emits the winner of p's race at each row, as long as the draft is that winner."""
         walking = torch.ones_like(self.greedy)
         ids = torch.arange(self.vocabulary, device=self.seed.device)
         for j in range(self.rows):
@@ -318,14 +327,14 @@ class _Verification:
 
 
 def ratio_of(log_p, log_q, x):
-    """[B] p(x) / q(x) (0 where p(x) is), p(x), and whether q(x) = 0."""
+    """([B] p(x) / q(x), which is 0 if p(x) = 0; [B] p(x); [B] whether q(x) = 0)."""
     log_p_x, log_q_x = (log.gather(1, x[:, None]).squeeze(-1) for log in (log_p, log_q))
     p_x = log_p_x.exp()
     return torch.where(p_x > 0, (log_p_x - log_q_x).exp(), 0.0), p_x, log_q_x == -torch.inf
 
 
 def speculative_step_with_margin(*arguments):
-    """As ``speculative_step``, and [B] margins of the closest decision that was taken on the way."""
+    """(the outputs of ``speculative_step``, [B] margins of the closest decision in each sequence)."""
     return _Verification(*arguments).run()
 
 

@@ -1,6 +1,6 @@
 """The oracle's distribution of a row: raw logits, penalties, temperature and filters to probabilities, in float64.
 
-``margin``: the relative distance of the closest decision from the other outcome, here: which tokens a filter keeps.
+``margin`` is how close the closest decision was, as a relative distance. Here, filters decide which tokens to keep.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from ..ops import SamplingTensors, statistics_dtype
 from ..types import Status
 
-# Masses and thresholds are right to 3e-6 in float32, where other decisions are to 1e-4: in margins they count 30 times.
+# In float32, masses and thresholds of filters are right to 3e-6, what other decisions compare only to 1e-4. Margins of
+# filters are multiplied by this factor, so that one bound serves for all margins.
 _FINER = 30.0
 
 TARGET_STATUS = (Status.TARGET_NAN, Status.TARGET_POSITIVE_INFINITY, Status.TARGET_EMPTY)
@@ -22,7 +23,7 @@ DRAFT_STATUS = (Status.DRAFT_NAN, Status.DRAFT_POSITIVE_INFINITY, Status.DRAFT_E
 class Distribution(NamedTuple):
     probability: torch.Tensor  # [B, V] float64; one-hot at temperature 0
     log_probability: torch.Tensor
-    cutoff: torch.Tensor  # [B], as handed over
+    cutoff: torch.Tensor  # [B], in the dtype of ``draft_step``'s output
     lse: torch.Tensor
     margin: torch.Tensor  # [B] float64
 
@@ -34,22 +35,24 @@ def adjusted(
     drafts: torch.Tensor,
     d2t: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[B, V] logits after bias and penalties, in the statistics' dtype, as kernels compute them.
+    """[B, V] logits after bias and penalties, in the dtype of statistics, in which kernels compute them.
 
-    position: [B] absolute position of the step's first token; drafts: [B, j] the step's drafts before this row.
+    position: [B] absolute position of the step's first token; drafts: [B, j], the step's drafts before this row.
     """
     x = logits.to(statistics_dtype(logits))
-    if sampling.table_ids is None:
+    table = sampling.table()
+    if table is None:
         return x
+    table_ids, table_bias, table_in_prompt, table_count = table
     columns = torch.arange(x.shape[1], device=x.device) if d2t is None else d2t
     size = int(columns[-1]) + 1
 
     def dense(values: torch.Tensor) -> torch.Tensor:
-        """A column of the table over the vocabulary; what lies beyond it falls into one more place."""
-        whole = values.new_zeros((len(x), size + 1)).scatter(1, sampling.table_ids.clamp(max=size), values)
+        """One column of the table as [B, V]; ids beyond the vocabulary share one more slot, which is left out."""
+        whole = values.new_zeros((len(x), size + 1)).scatter(1, table_ids.clamp(max=size), values)
         return whole[:, columns]
 
-    bias, in_prompt, count = dense(sampling.table_bias), dense(sampling.table_in_prompt), dense(sampling.table_count)
+    bias, in_prompt, count = dense(table_bias), dense(table_in_prompt), dense(table_count)
     for i in range(drafts.shape[1]):
         count = count + (columns == drafts[:, i : i + 1])
     x = x + bias
@@ -58,14 +61,14 @@ def adjusted(
         penalised = torch.where(x < 0, x * repetition, x / repetition)
         x = torch.where(in_prompt | (count > 0), penalised, x)
         x = torch.where(count > 0, x - presence - frequency * count, x)
-    if sampling.ends is not None:
+    if sampling.ends is not None and sampling.first_end is not None:
         early = position + drafts.shape[1] < sampling.first_end
         x = torch.where(early[:, None] & torch.isin(columns, sampling.ends), float("-inf"), x)
     return x
 
 
 def row_status(logits: torch.Tensor, flags: tuple[Status, Status, Status]) -> torch.Tensor:
-    """[B] int32: what is wrong with each of [B, V] rows that have no distribution. NaN hides the rest."""
+    """[B] int32: why each of [B, V] rows has no distribution; 0 if it has one. NaN takes precedence over +inf."""
     nan, infinity, empty = map(int, flags)
     fault = torch.where(logits.isneginf().all(-1), empty, 0)
     fault = torch.where(logits.isposinf().any(-1), infinity, fault)
@@ -73,7 +76,7 @@ def row_status(logits: torch.Tensor, flags: tuple[Status, Status, Status]) -> to
 
 
 def cutoff_of(x: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest logit that top-k, then top-p, then min-p keep; and margins. x: [B, V] float64, temperature > 0."""
+    """([B] smallest logit that top-k, then top-p, then min-p keep; [B] margins). x: [B, V] float64, temperature > 0."""
     top_k, top_p, min_p = filters.double().unbind(1)
     falling = x.sort(-1, descending=True).values
     largest, finest = falling[:, 0], torch.finfo(torch.float64).tiny
@@ -86,7 +89,7 @@ def cutoff_of(x: torch.Tensor, temperature: torch.Tensor, filters: torch.Tensor)
     weight = torch.where(falling >= by_k[:, None], weight, 0.0)
     total = weight.sum(-1)
     wanted = (top_p * total).clamp(min=finest)
-    # The largest logit c such that the tokens >= c weigh enough.
+    # The cutoff of top-p: the largest logit such that the tokens at or above it weigh at least ``wanted``.
     index = (weight.cumsum(-1) < wanted[:, None]).sum(-1).clamp(max=x.shape[1] - 1)
     by_p = torch.where(top_p < 1, falling.gather(1, index[:, None])[:, 0], nothing)
     above, up_to = ((weight * keep).sum(-1) for keep in (falling > by_p[:, None], falling >= by_p[:, None]))
@@ -105,7 +108,7 @@ def distribution(
     sampling: SamplingTensors,
     handed_over: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> Distribution:
-    """The distribution of [B, V] adjusted rows that have one. ``handed_over``: (cutoff, lse) [B] from drafting."""
+    """The distribution of [B, V] adjusted rows. ``handed_over``: (cutoff, lse), [B] each, if drafting computed them."""
     dtype, x = statistics_dtype(x), x.double()
     greedy = sampling.temperature == 0
     temperature = torch.where(greedy, 1.0, sampling.temperature.double())
@@ -120,7 +123,7 @@ def distribution(
     scaled = x / temperature[:, None]
     scaled = torch.where(x >= cutoff.double()[:, None], scaled, float("-inf"))
     if lse is None:
-        # Rounded as it is handed over, so that drafting and verification see bitwise the same q.
+        # Rounded as in ``draft_step``'s output, so that drafting and verification see the same q, bit for bit.
         lse = torch.where(greedy, x.amax(-1), torch.logsumexp(scaled, -1)).to(dtype)
     log_p = scaled - lse.double()[:, None]
     one_hot = torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).double()
@@ -129,8 +132,10 @@ def distribution(
 
 
 def compacted(x: torch.Tensor, q: Distribution, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every row the ``size`` most likely tokens (the lowest of a tie): ids [B, size], ascending, and where there
-    is one. ``q`` says which tokens have any probability."""
+    """The ``size`` most likely tokens of each row (the lowest ids of a tie) among those with q > 0.
+
+    Returns ([B, size] int64 ascending indices; [B, size] bool: whether the slot holds a token).
+    """
     order = torch.where(q.log_probability > float("-inf"), x.double(), float("-inf"))
     falling = order.sort(dim=-1, descending=True, stable=True)
     values, ids = (t[:, :size] for t in falling)

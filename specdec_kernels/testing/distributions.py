@@ -1,5 +1,5 @@
-"""Exact distributions of what a step emits, as plain loops over published pseudo-code. They share no code with any
-backend."""
+"""Exact distributions of what a step emits, as plain loops after the published pseudo-code. They share no code with
+any backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Model = Callable[[tuple[int, ...]], np.ndarray]  # the probabilities [V] of the 
 
 
 def _single(x: float) -> float:
-    """Backends take parameters as float32, so that is what they are."""
+    """``x`` rounded to float32, which is how backends take parameters."""
     return float(np.float32(x))
 
 
@@ -48,8 +48,8 @@ def penalised(
 def probabilities(
     logits: Iterable[float], temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
-    """softmax(logits / T) in float64 of the tokens that top-k, then top-p, then min-p keep, ties all alike; one-hot
-    at the first largest logit for temperature 0."""
+    """softmax(logits / T) in float64 over the tokens that top-k, then top-p, then min-p keep; tied tokens are kept or
+    dropped together. At temperature 0 one-hot, at the first of the largest logits."""
     x = np.asarray(logits, dtype=np.float64)
     if temperature == 0:
         return np.eye(len(x))[int(np.argmax(x))]
@@ -80,8 +80,8 @@ def truncated(p: np.ndarray, size: int) -> np.ndarray:
 
 
 def leviathan_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
-    """Distribution of what one step emits: Leviathan et al. 2023, Algorithm 1, line by line, summed over its random
-    choices."""
+    """The distribution of what one step emits by Leviathan et al. 2023, Algorithm 1, line by line, summed over all
+    random choices."""
     distribution: Distribution = defaultdict(float)
     vocabulary = len(target(prefix))
     for x in itertools.product(range(vocabulary), repeat=num_drafts):  # x_i ~ q_i
@@ -104,13 +104,13 @@ def leviathan_distribution(target: Model, draft: Model, num_drafts: int, prefix:
 
 
 def chen_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
-    """Distribution of what one step emits: Chen et al. 2023, Algorithm 2, its loop over t = 1..K, for all outcomes at
-    once.
+    """The distribution of what one step emits by Chen et al. 2023, Algorithm 2: its loop over t = 1..K, for all
+    outcomes at once.
 
-    Draft tokens after an exit from the loop are never looked at, so they are summed out by not being drawn.
+    Draft tokens after an exit from the loop are never looked at, so leaving them undrawn sums over them.
     """
     distribution: Distribution = defaultdict(float)
-    looping: Distribution = {(): 1.0}  # what was accepted so far, and how likely the loop is still running with it
+    looping: Distribution = {(): 1.0}  # the accepted text so far: the probability that the loop still runs with it
     for _ in range(num_drafts):
         running: Distribution = defaultdict(float)
         for text, mass in looping.items():
@@ -125,18 +125,18 @@ def chen_distribution(target: Model, draft: Model, num_drafts: int, prefix: tupl
                         if total > 0:
                             distribution[text + (t,)] += mass * float(proposed) * (1 - accept) * weight / total
         looping = running
-    for text, mass in looping.items():  # all were accepted: one more from the target
+    for text, mass in looping.items():  # all drafts were accepted: one more token from the target
         for t, probability in enumerate(target(prefix + text)):
             distribution[text + (t,)] += mass * float(probability)
     return dict(distribution)
 
 
 def block_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
-    """Distribution of what one step emits: Sun et al. 2025, Algorithm 2 (block verification), summed over its random
-    choices.
+    """The distribution of what one step emits by Sun et al. 2025, Algorithm 2 (block verification), summed over all
+    random choices.
 
-    h[i] is the probability that eta_i <= h_i, which sets tau = i; so tau is the longest prefix that passes. Where p = q
-    (0 / 0 in the paper) a longer prefix passes for certain.
+    h[i] is the probability that eta_i <= h_i, which sets tau = i, so tau is the length of the longest prefix that
+    passes. Where the paper's h is 0 / 0 (p = q), a longer prefix passes with certainty.
     """
     distribution: Distribution = defaultdict(float)
     vocabulary = len(target(prefix))
@@ -165,7 +165,7 @@ def block_distribution(target: Model, draft: Model, num_drafts: int, prefix: tup
 
 
 def shared_race(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """[V, V] P(argmin E / p = a, argmin E / q = b) of two races that share their exponential noise E [V].
+    """[V, V] float64: P(argmin E / p = a, argmin E / q = b) for two races that share their exponential noise E [V].
 
     With s = E_a / p_a, t = E_b / q_b and r = s / t the joint density of s and t is p_a q_b exp(-t f(r)), f(r) =
     sum max(r p, q), wherever r p_a >= q_a and r p_b <= q_b. Over t that leaves p_a q_b / f(r)^2, which is integrated
@@ -190,8 +190,8 @@ def shared_race(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def coupled_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
-    """Distribution of what one step emits by Daliri et al. 2024: a draft is accepted iff the target's race picks it as
-    well."""
+    """The distribution of what one step emits by Daliri et al. 2024: a draft is accepted iff it wins the target's race
+    as well."""
     distribution: Distribution = defaultdict(float)
     agreed: Distribution = {(): 1.0}
     for _ in range(num_drafts):
@@ -208,7 +208,7 @@ def coupled_distribution(target: Model, draft: Model, num_drafts: int, prefix: t
 
 
 def text_distribution(target: Model, length: int, prefix: tuple[int, ...] = ()) -> Distribution:
-    """Distribution of the next ``length`` tokens of plain sampling from the target."""
+    """The distribution of the next ``length`` tokens in plain sampling from the target."""
     distribution: Distribution = {(): 1.0}
     for _ in range(length):
         distribution = {
@@ -221,7 +221,7 @@ def text_distribution(target: Model, length: int, prefix: tuple[int, ...] = ()) 
 
 
 def completed(distribution: Distribution, target: Model, length: int, prefix: tuple[int, ...] = ()) -> Distribution:
-    """``distribution`` over texts of up to ``length`` tokens, each continued by plain sampling to ``length``."""
+    """A distribution over texts of up to ``length`` tokens, each of them continued to ``length`` by plain sampling."""
     whole: Distribution = defaultdict(float)
     for text, mass in distribution.items():
         for rest, p in text_distribution(target, length - len(text), prefix + text).items():
@@ -230,7 +230,7 @@ def completed(distribution: Distribution, target: Model, length: int, prefix: tu
 
 
 def expected_accepted(distribution: Distribution) -> float:
-    """The expected number of accepted drafts of a step that emits by ``distribution``."""
+    """The expected number of accepted drafts in a step whose emitted tokens have this distribution."""
     return sum(mass * (len(text) - 1) for text, mass in distribution.items())
 
 

@@ -1,4 +1,4 @@
-"""What ``draft_step`` returned, compared with the reference, which knows near-ties."""
+"""A comparison of ``draft_step``'s results with the reference's that allows for near-ties."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from .. import DraftStep
 from ..ops import RULES, SamplingTensors
 from .inputs import NEAR_TIE, StepInputs, assert_statistics_close
 
-# How large |l / T| may be where statistics are compared, beyond what lse and log q show.
+# A bound of |l / T| in the rows whose statistics are compared, beyond |lse| and |log q|.
 _LOGITS = 20.0
 
 
 def reference_draft(
     inputs: StepInputs, logits: torch.Tensor, offset: int, compact: int = 0
 ) -> tuple[DraftStep, torch.Tensor]:
-    """The reference's ``draft_step`` from logits [B, V] for draft number ``offset``, and [B] margins."""
+    """(the reference's ``draft_step`` on logits [B, V] for draft number ``offset``, [B] margins)."""
     from ..backends import reference
 
     outputs, margin = reference.draft_step_with_margin(
@@ -34,8 +34,9 @@ def assert_same_draft(
     offset: int,
     context: str = "",
 ) -> int:
-    """Tokens, status and what is kept of q are equal, but for near-ties, whose number is returned, and statistics up to
-    rounding. ``expected`` and ``margin`` as ``reference_draft`` gives them."""
+    """Asserts that tokens, status and the kept tokens of q are equal, except in near-ties, and statistics equal up to
+    rounding. ``expected`` and ``margin`` come from ``reference_draft``. Returns the number of drafts that differ by a
+    near-tie."""
     near = margin < NEAR_TIE
     differs = actual.tokens != expected.tokens
     wrong = (differs & ~near | (actual.status != expected.status)).nonzero().flatten().tolist()
@@ -58,7 +59,8 @@ def assert_same_draft(
     )
     kept = [(x >= step.cutoff[:, None])[sure] & (x > -torch.inf)[sure] for step in (actual, expected)]
     assert torch.equal(*kept), f"{context}: other tokens are kept"
-    if expected.compact_ids is not None:
+    if expected.compact_ids is not None and expected.compact_log_q is not None:
+        assert actual.compact_ids is not None and actual.compact_log_q is not None, f"{context}: no compact q"
         assert torch.equal(actual.compact_ids[sure], expected.compact_ids[sure]), f"{context}: other compact ids"
         assert_statistics_close(actual.compact_log_q[sure], expected.compact_log_q[sure], size[sure, None] + _LOGITS)
     return int(differs.sum())

@@ -1,41 +1,42 @@
-"""Inputs of whole steps, and the comparison of backends, which knows near-ties."""
+"""Inputs of whole steps, and a comparison of backends that allows for near-ties."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from .. import DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable, draft_step, speculative_step, validation
-from ..ops import RULES
+from ..ops import RULES, SamplingTensors
 
-# A backend may decide otherwise than the reference only where the reference's margin is below this.
+# A backend may decide otherwise than the reference only if the reference's margin is below this.
 NEAR_TIE = 1e-4
 
-# By the dtype of the statistic: |difference| <= this * (1 + |lse| + |log q|), a few roundings of l / T - lse.
+# |difference of statistics| <= this * (1 + |lse| + |log q|), by their dtype: a few roundings of l / T - lse.
 TOLERANCES = {torch.float32: 1e-6, torch.float64: 1e-12}
 
-# How large |l / T| may be where log-probabilities of whole steps are compared.
+# A bound of |l / T| in the steps whose log-probabilities are compared.
 _LOGITS = 50.0
 
 KINDS = ("opposite", "near_equal", "one_hot")
 
 
 def device_of(backend: str) -> torch.device:
-    """Where tests put tensors for ``backend``: the GPU for a GPU backend where there is one, else the CPU."""
+    """Where tests put tensors for ``backend``: on the GPU for a GPU backend if there is a GPU, else on the CPU."""
     return torch.device("cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu")
 
 
 def pair_of_rows(kind: str, num_drafts: int, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Fixed logits (target [K+1, V], draft [K, V] or None for one-hot drafts) of one of the KINDS, float32."""
+    """Fixed float32 logits of one of the KINDS: (target [K+1, V], draft [K, V] or None for one-hot drafts)."""
     generator = torch.Generator().manual_seed(num_drafts * 1000 + vocabulary)
     ramp = torch.linspace(0, 2.5, vocabulary)
     target = ramp + 0.3 * torch.randn(num_drafts + 1, vocabulary, generator=generator)
     if kind == "one_hot":
         return target, None
-    if kind == "opposite":  # the draft likes best what the target likes least
+    if kind == "opposite":  # the draft's most likely tokens are the target's least likely ones
         return target, ramp.flip(0) + 0.3 * torch.randn(num_drafts, vocabulary, generator=generator)
     return target, target[:-1] + 0.1 * torch.randn(num_drafts, vocabulary, generator=generator)
 
@@ -62,7 +63,7 @@ class StepInputs:
         return dataclasses.replace(self, **changes)
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StepInputs:
-        """The same with ``function`` applied to every tensor whose dimension 0 is the batch."""
+        """A copy with ``function`` applied to every tensor whose dimension 0 is the batch."""
 
         def apply(value):
             if isinstance(value, torch.Tensor):
@@ -82,21 +83,27 @@ class StepInputs:
         inputs = self.map(lambda t: t.to(device))
         if self.d2t is not None:
             inputs = inputs.replace(d2t=self.d2t.to(device))
-        if self.table is not None and self.table.ends is not None:
-            inputs = inputs.replace(table=inputs.table._replace(ends=self.table.ends.to(device)))
+        if inputs.table is not None and inputs.table.ends is not None:
+            inputs = inputs.replace(table=inputs.table._replace(ends=inputs.table.ends.to(device)))
         return inputs
 
     def tensors(self) -> list[torch.Tensor]:
+        """All tensors whose dimension 0 is the batch."""
         found: list[torch.Tensor] = []
-        self.map(lambda t: found.append(t) or t)
+
+        def remember(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(remember)
         return found
 
-    def run(self, backend: str):
-        """The step on ``backend``, its results on the CPU."""
+    def run(self, backend: str) -> SpeculativeStep:
+        """Runs the step on ``backend``; the results are moved to the CPU."""
         inputs = self.to(device_of(backend))
         arguments = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
         result = speculative_step(**arguments, backend=backend)
-        return type(result)(*(None if t is None else t.cpu() for t in result))
+        return result._replace(**_on_cpu(result._asdict()))
 
     def operands(self) -> tuple:
         """The arguments of the operation ``speculative_step``."""
@@ -108,7 +115,7 @@ class StepInputs:
         )  # fmt: skip
 
     def reference(self) -> tuple[SpeculativeStep, torch.Tensor]:
-        """The reference's result, and [B] the relative distance of its closest decision from the other outcome."""
+        """(the reference's result, [B] its margins)."""
         from ..backends import reference
 
         (*step, processed, raw), margin = reference.speculative_step_with_margin(*self.operands())
@@ -117,28 +124,32 @@ class StepInputs:
     def reference_margin(self) -> torch.Tensor:
         return self.reference()[1]
 
-    def sampling(self) -> tuple:
-        """As the operations take it."""
+    def sampling(self) -> SamplingTensors:
+        """Parameters and table as the operations take them."""
         return validation.sampling_of(self.params, self.table, len(self.seed), self.seed.device)
 
     def draft(self, draft_logits: torch.Tensor, offset: int, backend: str, *, compact: int = 0) -> DraftStep:
-        """``draft_step`` for draft number ``offset`` of this step, on ``backend``; its results on the CPU."""
+        """Runs ``draft_step`` on ``backend`` for draft number ``offset``; the results are moved to the CPU."""
         inputs, device = self.to(device_of(backend)), device_of(backend)
         drawn = draft_step(
             draft_logits.to(device), inputs.params, seed=inputs.seed, position=inputs.position, offset=offset,
             rule=self.rule, table=inputs.table, drafts=inputs.draft_tokens[:, :offset], d2t=inputs.d2t,
             compact=compact, backend=backend,
         )  # fmt: skip
-        return type(drawn)(*(None if t is None else t.cpu() for t in drawn))
+        return drawn._replace(**_on_cpu(drawn._asdict()))
+
+
+def _on_cpu(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
 
 
 def random_table(
     batch: int, entries: int, vocabulary: int, position: torch.Tensor, generator: torch.Generator, num_drafts: int = 0
 ) -> TokenTable:
-    """A table of at most ``entries`` tokens a sequence, some beyond the vocabulary, a tenth of them banned. Two tokens
-    may end a text only from some position within the step on."""
+    """A random table of at most ``entries`` tokens per sequence, some beyond the vocabulary, a tenth of them banned.
+    Two tokens are ``ends``, which are allowed from a random position within the step on."""
     shape, size = (batch, entries), vocabulary + 2
-    ids = torch.full(shape, TokenTable.PADDING)
+    ids = torch.full(shape, SamplingParams.TABLE_PADDING)
     for row in ids:
         length = min(int(torch.randint(entries // 2, entries + 1, (), generator=generator)), size)
         row[:length] = torch.randperm(size, generator=generator)[:length].sort().values
@@ -173,11 +184,18 @@ def random_step(
 ) -> StepInputs:
     """A random step on the CPU.
 
-    ``kind``: "similar" (target = draft + noise), "opposite", or "one_hot" drafts, half of which are the target's
-    favourite. Other drafts are drawn by ``draft_step`` of the backend ``drafter``, as in decoding. q is handed over as
-    logits, with (cutoff, lse) where ``stats``, over ``reduced`` of the target's tokens if not 0, or as ``compact``
-    numbers if not 0, and not at all for the rule "coupled". ``table``: how many entries; None is none. ``sampling``:
-    what SamplingParams takes, each for all sequences or to be repeated over the batch. Seeds cover all of int64."""
+    Args:
+        kind: "similar" (target = draft + noise), "opposite" or "one_hot"; half of the one-hot drafts are the target's
+            most likely token. Other drafts are drawn by ``draft_step``, as in decoding.
+        drafter: the backend of that ``draft_step``.
+        stats: hand q over with (cutoff, lse).
+        compact: k' > 0 hands q over as its k' most likely tokens.
+        reduced: the size of a reduced draft vocabulary; 0 is the whole vocabulary. Rule "coupled" has no q at all.
+        table: the number of entries of a random table; None for no table.
+        sampling: arguments of SamplingParams: a number for all sequences, or numbers that repeat over the batch.
+
+    Seeds cover all of int64.
+    """
     generator = torch.Generator().manual_seed(random_state)
     target = 2 * torch.randn((batch, num_drafts + 1, vocabulary), generator=generator)
     noise = torch.randn((batch, num_drafts, vocabulary), generator=generator)
@@ -185,7 +203,8 @@ def random_step(
     target = target.to(dtype)
     seed = torch.randint(-(2**63), 2**63 - 1, (batch,), generator=generator)
     position = torch.randint(0, 2**31 + 2**20, (batch,), generator=generator)
-    params = SamplingParams(**{name: _spread(value, name, batch) for name, value in sampling.items()})
+    values: dict[str, Any] = {name: _spread(value, name, batch) for name, value in sampling.items()}
+    params = SamplingParams(**values)
     nothing = torch.zeros((batch, 0), dtype=torch.int64)
     inputs = StepInputs(target, nothing, None, params, seed, position, rule=rule, log_probs=log_probs)
     if table is not None:
@@ -204,16 +223,17 @@ def random_step(
     if rule == Rule.COUPLED or (compact and not drawn):
         return inputs.replace(d2t=None)
     if compact:
-        compact_q = tuple(torch.stack([getattr(d, n) for d in drawn], 1) for n in ("compact_ids", "compact_log_q"))
-        return inputs.replace(d2t=None, compact_q=compact_q)
+        ids, log_q = (torch.stack([getattr(d, n) for d in drawn], 1) for n in ("compact_ids", "compact_log_q"))
+        return inputs.replace(d2t=None, compact_q=(ids, log_q))
     if stats:
         columns = ([getattr(d, name) for d in drawn] for name in ("cutoff", "lse"))
-        inputs.draft_stats = tuple(torch.stack(c, 1) if c else torch.zeros(batch, 0) for c in columns)
+        cutoff, lse = (torch.stack(c, 1) if c else torch.zeros(batch, 0) for c in columns)
+        inputs.draft_stats = cutoff, lse
     return inputs.replace(draft_logits=draft)
 
 
 def _spread(value: float | Iterable[float], name: str, batch: int) -> float | torch.Tensor:
-    """A number, or [batch] values."""
+    """A number as it is; several as a [batch] tensor in which they repeat."""
     if not isinstance(value, Iterable):
         return value
     dtype = torch.int64 if name == "top_k" else torch.float32
@@ -221,8 +241,8 @@ def _spread(value: float | Iterable[float], name: str, batch: int) -> float | to
 
 
 def assert_same_step(actual, expected, margin: torch.Tensor, context: str = "") -> int:
-    """Tokens, counts and status of each sequence are equal, but for near-ties, whose number is returned; and where they
-    are, so are log-probabilities up to rounding."""
+    """Asserts that tokens, counts and status of each sequence are equal, except in near-ties, and log-probabilities
+    equal up to rounding. Returns the number of sequences that differ by a near-tie."""
     differs = (actual.tokens != expected.tokens).any(-1)
     for name in ("num_accepted", "status", "num_emitted"):
         differs |= getattr(actual, name) != getattr(expected, name)
@@ -236,14 +256,14 @@ def assert_same_step(actual, expected, margin: torch.Tensor, context: str = "") 
         )
     if expected.log_probs is not None:
         for got, want in zip(actual[-2:], expected[-2:], strict=True):
-            # A near-tie of a filter changes a row's sum though not its token.
+            # A near-tie in a filter changes a row's sum even if it does not change the token.
             same = ~differs & (margin >= NEAR_TIE)
             assert_statistics_close(got[same], want[same], _LOGITS + want[same].abs())
     return int(differs.sum())
 
 
 def assert_statistics_close(actual: torch.Tensor, expected: torch.Tensor, size: torch.Tensor) -> None:
-    """Two log_q or lse vectors are equal up to roundings of numbers of magnitude ``size`` (|lse| + |log q|)."""
+    """Asserts that log_q or lse vectors are equal up to rounding at the magnitude ``size`` (|lse| + |log q|)."""
     assert actual.dtype == expected.dtype
     off = (actual - expected).abs() / (1 + size.abs())
     off = torch.where((actual == expected) | actual.isnan() & expected.isnan(), 0.0, off)

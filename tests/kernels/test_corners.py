@@ -10,7 +10,6 @@ from support.arrangements import INF, NAN, drafted, identical, only, rules_for, 
 from specdec_kernels import SamplingParams, Status
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import device_of, random_step
-from specdec_kernels.types import TokenTable
 
 DRAFTED_RULES = RULES[:2]  # those that take q
 
@@ -167,7 +166,7 @@ def test_compact_q_of_padding_alone_has_no_tokens(backend, rule):
     """q(x) = 0 for every x; p is left to recover from."""
     n = seeds(backend)
     inputs = step([[0.0, 0.0, -INF], [0.0] * 3], [1], None, n, rule=rule)
-    padding = torch.full((n, 1, 2), TokenTable.PADDING), torch.full((n, 1, 2), -INF)
+    padding = torch.full((n, 1, 2), SamplingParams.TABLE_PADDING), torch.full((n, 1, 2), -INF)
     out = inputs.replace(compact_q=padding).run(backend)
     assert (out.num_accepted == 0).all() and (out.status == Status.DRAFT_ZERO_PROBABILITY).all()
     assert only(out.tokens[:, 0], {0, 1})

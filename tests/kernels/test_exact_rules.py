@@ -24,7 +24,6 @@ from specdec_kernels.testing import (
     shared_race,
     total_variation,
 )
-from specdec_kernels.types import TokenTable
 
 EXACT = 1e-9
 LEVEL = 1e-6
@@ -152,8 +151,8 @@ def test_a_draft_that_q_never_yields(probe, rule, form):
         params = SamplingParams(top_k=torch.tensor([3]))
         q[0] = probabilities(draft[0, 0].tolist(), 1.0, top_k=3)
     elif form == "compact":
-        listed = [[v for v in range(4) if q[i, v] > 0] + [TokenTable.PADDING] for i in range(2)]
-        listed = torch.tensor([ids + [TokenTable.PADDING] * (5 - len(ids)) for ids in listed])
+        listed = [[v for v in range(4) if q[i, v] > 0] + [SamplingParams.TABLE_PADDING] for i in range(2)]
+        listed = torch.tensor([ids + [SamplingParams.TABLE_PADDING] * (5 - len(ids)) for ids in listed])
         log_q = torch.tensor([[np.log(q[i, v]) if v < 4 else -np.inf for v in ids] for i, ids in enumerate(listed)])
         arguments = {"draft_logits": None, "compact_q": (listed[None], log_q[None].double())}
     elif form == "d2t":

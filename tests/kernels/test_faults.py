@@ -12,7 +12,7 @@ from support.arrangements import INF, NAN, drafted, identical, step
 from specdec_kernels import Status
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import random_step
-from specdec_kernels.types import TokenTable
+from specdec_kernels.types import TABLE_PADDING
 
 # What is written into a row; empty: -inf everywhere.
 FAULTS = {"nan": [NAN], "positive_infinity": [INF], "nan_and_infinity": [NAN, INF], "empty": []}
@@ -123,7 +123,7 @@ def test_draft_step_fault(backend, fault, vocabulary, temperature, options):
     assert out.tokens[2] == -1 and out.status[2] == DRAFT[fault]
     assert out.log_q[2] == -INF and out.lse[2].isnan() and (clean.status == 0).all()
     if "compact" in options:
-        assert (out.compact_ids[2] == TokenTable.PADDING).all() and (out.compact_log_q[2] == -INF).all()
+        assert (out.compact_ids[2] == TABLE_PADDING).all() and (out.compact_log_q[2] == -INF).all()
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)

@@ -14,7 +14,6 @@ from support.arrangements import LAYOUTS, identical
 from specdec_kernels import SamplingParams
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import StepInputs, device_of, random_step
-from specdec_kernels.types import TokenTable
 
 MIXED = (0.0, 0.5, 1.0, 1.7)
 SAMPLING = {
@@ -98,7 +97,7 @@ def test_wider_tables_change_nothing(backend, name):
     inputs = case(name, 4, random_state=8)
     if inputs.table is None:
         inputs = inputs.replace(table=random_step(4, 3, 40, table=0).table._replace(ends=None, first_end=None))
-    padding = torch.full((4, 3), TokenTable.PADDING)
+    padding = torch.full((4, 3), SamplingParams.TABLE_PADDING)
     more = (padding, torch.full((4, 3), 3.0), torch.ones(4, 3, dtype=torch.bool), torch.full((4, 3), 2).int())
     columns = (torch.cat(pair, 1) for pair in zip(inputs.table[:4], more, strict=True))
     wide = inputs.replace(table=type(inputs.table)(*columns, *inputs.table[4:]))

@@ -68,7 +68,7 @@ def table_of(texts: list[Text], entries: int | None = None) -> TokenTable:
     ends = torch.tensor(texts[0].ends, dtype=torch.int64) if texts[0].ends else None
     first_end = torch.tensor([FIRST - len(text.generated) + text.min_new_tokens for text in texts])
     return TokenTable(
-        column(tokens, TokenTable.PADDING, torch.int64),
+        column(tokens, SamplingParams.TABLE_PADDING, torch.int64),
         column([[text.bias.get(t, 0.0) for t in ids] for text, ids in each], 0.0, torch.float32),
         column([[t in text.prompt for t in ids] for text, ids in each], False, torch.bool),
         column([[text.generated.count(t) for t in ids] for text, ids in each], 0, torch.int32),
@@ -104,7 +104,7 @@ def assert_distribution(backend: str, texts: list[Text], logits: torch.Tensor, d
     for b, text in enumerate(texts):
         scores = text.scores(logits[b], drafts[b])
         want = scores.log_softmax(-1)
-        there = out.compact_ids[b] < TokenTable.PADDING
+        there = out.compact_ids[b] < SamplingParams.TABLE_PADDING
         ids = out.compact_ids[b, there]
         assert there.sum() == min(1024, int((want > -INF).sum()))
         want = want[ids].log_softmax(-1)  # of the listed ones
@@ -192,7 +192,7 @@ def test_filters_see_what_penalties_leave(backend):
     text = Text([0], [1], {4: 5.0}, presence=3.0, repetition=4.0)
     params = params_of([text], top_k=2)
     out = step_of([text], logits[:, None], [[]], params=params).draft(logits, 0, backend, compact=5)
-    assert out.compact_ids.tolist() == [[2, 4, *[TokenTable.PADDING] * 3]]
+    assert out.compact_ids.tolist() == [[2, 4, *[SamplingParams.TABLE_PADDING] * 3]]
     assert out.cutoff.item() == 3.0 and out.lse.item() == pytest.approx(torch.tensor([3.0, 4.0]).logsumexp(0).item())
 
 

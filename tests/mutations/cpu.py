@@ -151,7 +151,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/sequence_distribution.cpp",
+        "csrc/cpu/sampling.cpp",
         PENALTIES,
         {
             "drafts-not-counted": ("entry_of(entries, drafts[i]).count += 1;", "entry_of(entries, drafts[i]);"),
@@ -239,8 +239,8 @@ MUTATIONS: list[Mutation] = [
                 FAULTS,
             ),
             "residual-not-subtracted": (
-                "p[i] = residual(p[i], probability(x[i], q.distribution));",
-                "p[i] = residual(p[i], 0.0f * probability(x[i], q.distribution));",
+                "weights[i] = residual(weights[i], probability(x[i], q.distribution));",
+                "weights[i] = residual(weights[i], 0.0f * probability(x[i], q.distribution));",
             ),
         },
     ),

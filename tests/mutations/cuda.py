@@ -20,8 +20,8 @@ MUTATIONS: list[Mutation] = [
                 "  if (fused) measure_rows(s, place);\n  simt::sync_block();",
             ),
             "cuda-writes-to-blocks-that-may-not-run-yet": (
-                "  simt::sync_cluster();  // all blocks run",
-                "  // all blocks run",
+                "  simt::sync_cluster();  // now all blocks run",
+                "  // now all blocks run",
             ),
             "cuda-cutoffs-told-without-a-barrier": (
                 "    simt::sync_block();\n  });\n  simt::sync_cluster();",
@@ -29,8 +29,8 @@ MUTATIONS: list[Mutation] = [
                 FILTERS,
             ),
             "cuda-block-leaves-while-others-read": (
-                "  if (s.memory.ring.stay) simt::sync_cluster();  // shared",
-                "  // shared",
+                "  if (s.memory.ring.stay) simt::sync_cluster();  // a block's",
+                "  // a block's",
                 FILTERS,
             ),
             "cuda-race-in-position-and-offset": (
@@ -49,8 +49,8 @@ MUTATIONS: list[Mutation] = [
                 "weigh_residual(s, place, end.j, 1.0f, memory.residual, &turn);",
             ),
             "cuda-residual-weighed-while-it-is-read": (
-                "return end;\n    simt::sync_cluster();\n    // No mass",
-                "return end;\n    // No mass",
+                "return end;\n    simt::sync_cluster();\n    // A residual without mass",
+                "return end;\n    // A residual without mass",
                 "tests/kernels/test_corners.py -k cuda",
             ),
             "cuda-joint-tests-with-the-next-number": (
@@ -58,7 +58,10 @@ MUTATIONS: list[Mutation] = [
                 "    u = simt::read(&memory.examined[j + 1 < drafted ? j + 1 : j]).u;\n",
                 BLOCK,
             ),
-            "cuda-pairs-copied-over-what-lanes-still-read": ("      simt::sync_warp();  // all lanes have them\n", ""),
+            "cuda-pairs-copied-over-what-lanes-still-read": (
+                "      simt::sync_warp();  // all lanes have read the slots\n",
+                "",
+            ),
             "cuda-pairs-of-the-slot-after": ("*turn + 2 * pairs);", "*turn + 2 * pairs + 1);"),
             "cuda-pairs-of-the-block-after": (
                 "copy_pair(block + pairs * place.all_warps, ",
@@ -70,7 +73,10 @@ MUTATIONS: list[Mutation] = [
         "csrc/cuda/ring.h",
         PARITY,
         {
-            "cuda-copy-over-what-lanes-still-read": ("        simt::sync_warp();  // all lanes have it\n", ""),
+            "cuda-copy-over-what-lanes-still-read": (
+                "        simt::sync_warp();  // all lanes have read the slot\n",
+                "",
+            ),
             "cuda-copies-not-awaited": (
                 "    simt::wait(&arrivals[slot(turn)], turn / num_slots % 2);\n",
                 "        simt::sync_warp();\n",

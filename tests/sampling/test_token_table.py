@@ -10,7 +10,6 @@ from specdec.sampling.params import of_each, read_params
 from specdec.sampling.token_table import HostTable
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.types import TokenTable
 
 CPU = torch.device("cpu")
 
@@ -18,8 +17,8 @@ CPU = torch.device("cpu")
 def entries(table, sequence: int) -> dict[int, tuple[float, bool, int]]:
     """What one row says, and that its ids are in order."""
     ids = table.ids[sequence].tolist()
-    size = sum(token < TokenTable.PADDING for token in ids)
-    assert ids[:size] == sorted({*ids[:size]}) and {*ids[size:]} <= {TokenTable.PADDING}
+    size = sum(token < SamplingParams.TABLE_PADDING for token in ids)
+    assert ids[:size] == sorted({*ids[:size]}) and {*ids[size:]} <= {SamplingParams.TABLE_PADDING}
     for column in (table.bias, table.in_prompt, table.count):
         assert not column[sequence, size:].any()
     columns = (t[sequence, :size].tolist() for t in (table.bias, table.in_prompt, table.count))

@@ -29,7 +29,7 @@ from specdec_kernels.testing import (
     pair_of_rows,
     truncated,
 )
-from specdec_kernels.types import SpeculativeStep, TokenTable
+from specdec_kernels.types import TABLE_PADDING, SpeculativeStep
 
 from .exact import Context, Setting, params_of, table_of
 
@@ -173,7 +173,7 @@ def drafted(inputs: StepInputs, draft: torch.Tensor, batch: Batch, backend: str)
     columns = {
         "cutoff": torch.zeros(n, batch.width),
         "lse": torch.zeros(n, batch.width),
-        "compact_ids": torch.full((n, batch.width, compact), TokenTable.PADDING),
+        "compact_ids": torch.full((n, batch.width, compact), TABLE_PADDING),
         "compact_log_q": torch.zeros(n, batch.width, compact),
     }
     for i in range(batch.width):

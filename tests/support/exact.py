@@ -135,7 +135,7 @@ def table_of(contexts: Sequence[Context]) -> TokenTable | None:
         bias, prompt = dict(setting.bias), setting.prompt
         rows.append([(v, bias.get(v, 0.0), v in prompt, text.count(v)) for v in sorted({*bias, *prompt, *text})])
     width = max(map(len, rows)) + 1
-    rows = [row + [(TokenTable.PADDING, 0.0, False, 0)] * (width - len(row)) for row in rows]
+    rows = [row + [(SamplingParams.TABLE_PADDING, 0.0, False, 0)] * (width - len(row)) for row in rows]
     dtypes = (torch.int64, torch.float32, torch.bool, torch.int32)
     columns = [torch.tensor([[entry[i] for entry in row] for row in rows], dtype=d) for i, d in enumerate(dtypes)]
     (ends,) = {setting.ends for setting, _ in contexts if setting.ends} or {()}  # a batch has one list

@@ -90,7 +90,7 @@ class Drafts(NamedTuple):
             status=None if self.status is None else more(self.status, 0),
             compact=None
             if self.compact is None
-            else (more(self.compact[0], TokenTable.PADDING), more(self.compact[1], -torch.inf)),
+            else (more(self.compact[0], SamplingParams.TABLE_PADDING), more(self.compact[1], -torch.inf)),
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from specdec_kernels import DraftStep, Rule, SamplingParams
+from specdec_kernels import Rule, SamplingParams
 
 from ..checks import read_count, refuse
 
@@ -55,8 +55,8 @@ def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
 def read_rule(rule: str, compact_q: int) -> Rule:
     """The rule, which must go with ``compact_q``."""
     Rule(rule)  # refuses others
-    if read_count("compact_q", compact_q) > DraftStep.MAX_COMPACT:
-        refuse("compact_q", compact_q, f"an integer from 0 (off) to {DraftStep.MAX_COMPACT}")
+    if read_count("compact_q", compact_q) > SamplingParams.MAX_COMPACT:
+        refuse("compact_q", compact_q, f"an integer from 0 (off) to {SamplingParams.MAX_COMPACT}")
     if compact_q and rule == Rule.COUPLED:
         refuse("compact_q", compact_q, "0 with rule='coupled', which needs no q")
     return Rule(rule)

@@ -10,7 +10,7 @@ import torch
 from specdec_kernels import SamplingParams, TokenTable
 
 # Of TokenTable: what stands where there is no token, or a new one.
-_EMPTY = {"ids": TokenTable.PADDING, "bias": 0.0, "in_prompt": False, "count": 0}
+_EMPTY = {"ids": SamplingParams.TABLE_PADDING, "bias": 0.0, "in_prompt": False, "count": 0}
 _DTYPES = {"ids": np.int64, "bias": np.float32, "in_prompt": np.bool_, "count": np.int32}
 _ROOM = 8  # tokens that a new table can take before it is widened
 

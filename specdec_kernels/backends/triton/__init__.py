@@ -1,6 +1,6 @@
 """Triton kernels for NVIDIA and AMD GPUs; with TRITON_INTERPRET=1 they run on a CPU, slowly, for tests.
 
-Imported when first asked for: Triton takes long to import and is not installed everywhere.
+Imported on first use, since Triton takes long to import and is not installed everywhere.
 """
 
 from . import draft_step, speculative_step

@@ -1,4 +1,4 @@
-"""The mathematics on the device: csrc/core name by name. docs/numerics.md states the same rules.
+"""The mathematics of the kernels, function by function as in csrc/core. docs/numerics.md states the same rules.
 
 Exponential races over Philox noise, penalties, softmax of blocks of 1024 logits, filters as cutoffs, accept rules. All
 functions take values in registers; rows.py loads and stores.
@@ -7,9 +7,9 @@ functions take values in registers; rows.py loads and stores.
 import triton
 import triton.language as tl
 
-BLOCK = tl.constexpr(1024)  # consecutive vocabulary entries that race as one; a constant of the contract
+BLOCK = tl.constexpr(1024)  # consecutive vocabulary entries that race as one; the same in all backends
 
-# Streams: the last word of the counter. No two kinds of decision share noise.
+# Streams: the last word of Philox' counter. No two kinds of decision share noise.
 DRAFT_BLOCK = tl.constexpr(0)
 DRAFT_TOKEN = tl.constexpr(1)
 ACCEPT = tl.constexpr(2)
@@ -17,7 +17,7 @@ RECOVER_BLOCK = tl.constexpr(3)
 RECOVER_TOKEN = tl.constexpr(4)
 RACE = tl.constexpr(5)  # rule `coupled`, where draft and target share it on purpose; its offset is always 0
 
-# The places of the names in specdec_kernels.ops.RULES.
+# Indices in specdec_kernels.ops.RULES.
 TOKEN_RULE = tl.constexpr(0)
 BLOCK_RULE = tl.constexpr(1)
 COUPLED_RULE = tl.constexpr(2)
@@ -64,7 +64,7 @@ def exponential(u):
 
 @triton.jit
 def random_bits(first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
-    """[N] words for the indices first .. first + N - 1, multiples of 4: all four words of a Philox call are used."""
+    """[N] words for the indices first .. first + N - 1; first and N are multiples of 4, as a Philox call gives four."""
     call = (first // 4 + tl.arange(0, N // 4)).to(tl.uint32)
     zero = call * 0
     c1, c2, c3 = zero + position.to(tl.uint32), zero + offset.to(tl.uint32), zero + stream
@@ -74,7 +74,7 @@ def random_bits(first, N: tl.constexpr, seed, position, offset, stream: tl.const
 
 @triton.jit
 def random_bits_of(index, seed, position, offset, stream: tl.constexpr):
-    """The words of any indices; four times the work of ``random_bits``."""
+    """The words of arbitrary indices, at four times the work of ``random_bits``."""
     call = (index // 4).to(tl.uint32)
     zero, word = call * 0, index % 4
     c1, c2, c3 = zero + position.to(tl.uint32), zero + offset.to(tl.uint32), zero + stream
@@ -84,27 +84,25 @@ def random_bits_of(index, seed, position, offset, stream: tl.constexpr):
 
 @triton.jit
 def race(weights, first, N: tl.constexpr, seed, position, offset, stream: tl.constexpr):
-    """Exponential race: the index (from 0) with the smallest E / w, as the largest w / E; -1 if all weights are 0."""
+    """Exponential race: the index (from 0) of the smallest E / w, as the largest w / E; -1 if all weights are 0."""
     score = weights / exponential(uniform(random_bits(first, N, seed, position, offset, stream)))
     return tl.where(tl.max(score, 0) > 0, tl.argmax(score, 0).to(tl.int32), -1)
 
 
 @triton.jit
 def accept_noise(seed, position, offset):
-    """The number that tests a draft: word 0, which the sum picks out of the first call's vector."""
+    """u in (0, 1): the random number that tests a draft. It is word 0, which the sum picks out of the call's vector."""
     u = uniform(random_bits(0, 4, seed, position, offset, ACCEPT))
     return tl.sum(tl.where(tl.arange(0, 4) == 0, u, 0.0), 0)
 
 
-# ---- The distribution of a row (core/distribution.h, core/softmax.h)
-# -----------------------------------------------------------
+# ---- The distribution of a row (core/distribution.h, core/softmax.h) -----------------------------------------
 
 
 @triton.jit
 def adjust(logit, bias, in_prompt, count, repetition, presence, frequency):
-    """What the distribution says of a token: its bias, whether the prompt has it, how often it was generated.
-    Repetition: Keskar et al., arXiv 1909.05858. The division rounds as everywhere else, so that ties are ties in every
-    backend."""
+    """The logit of a token after its bias and penalties; ``count`` is how often it was generated. Repetition penalty:
+    Keskar et al., arXiv 1909.05858. The division rounds as in all backends, so that ties are ties in all of them."""
     x = logit + bias
     x = tl.where((in_prompt != 0) | (count > 0), tl.where(x < 0.0, x * repetition, tl.div_rn(x, repetition)), x)
     return tl.where(count > 0, x - presence - frequency * count.to(tl.float32), x)
@@ -112,7 +110,7 @@ def adjust(logit, bias, in_prompt, count, repetition, presence, frequency):
 
 @triton.jit
 def weight(logit, reference, inverse_temperature):
-    """Relative to another logit: exp((l - reference) / T). A reference of -inf means that all weights are 0."""
+    """exp((l - reference) / T), the weight relative to another logit. If the reference is -inf, all weights are 0."""
     difference = logit - tl.where(reference == -INFINITY, 0.0, reference)
     return tl.exp2(difference * (inverse_temperature * LOG2E))
 
@@ -129,13 +127,13 @@ def probability(logit, inverse_temperature, lse, cutoff):
 
 @triton.jit
 def inverse(temperature):
-    """1 / T; 1 at temperature 0, where nothing is weighed."""
+    """1 / T; 1 at temperature 0, where weights are not used."""
     return 1.0 / tl.where(temperature == 0.0, 1.0, temperature)
 
 
 @triton.jit
 def block_stats(x, temperature):
-    """(largest logit, NaN if any is; sum of the weights relative to it) of one block."""
+    """(the largest logit of a block, NaN if any is NaN; the sum of the weights relative to it)."""
     any_nan = tl.max((x != x).to(tl.int32), 0) > 0
     largest = tl.max(tl.where(x != x, -INFINITY, x), 0)
     total = tl.sum(weight(x, largest, inverse(temperature)), 0)
@@ -144,7 +142,8 @@ def block_stats(x, temperature):
 
 @triton.jit
 def merge(block_max, block_sum, temperature):
-    """A row's (largest logit, NaN if any is; lse, at temperature 0 that logit; masses of its blocks, relatively)."""
+    """(a row's largest logit, NaN if any is NaN; its lse, at temperature 0 the largest logit; the masses of its blocks
+    relative to the largest logit)."""
     any_nan = tl.max((block_max != block_max).to(tl.int32), 0) > 0
     largest = tl.max(tl.where(block_max != block_max, -INFINITY, block_max), 0)
     mass = block_sum * weight(block_max, largest, inverse(temperature))
@@ -154,7 +153,7 @@ def merge(block_max, block_sum, temperature):
 
 @triton.jit
 def ordered_key(x):
-    """int32 in the order of floats; both zeros have one key, as they are one number to a cutoff."""
+    """int32 keys in the order of the floats. Both zeros have the same key, since they compare equal to a cutoff."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
@@ -175,7 +174,7 @@ def min_p_cutoff(largest, temperature, min_p):
 
 @triton.jit
 def row_fault(largest):
-    """What is wrong with a row whose largest logit this is, as a target flag."""
+    """The target flag of a row with this largest logit; 0 if the row has a distribution."""
     fault = tl.where(largest == INFINITY, TARGET_POSITIVE_INFINITY, 0)
     fault = tl.where(largest == -INFINITY, TARGET_EMPTY, fault)
     return tl.where(largest != largest, TARGET_NAN, fault)
@@ -183,27 +182,28 @@ def row_fault(largest):
 
 @triton.jit
 def accept(u, log_p, log_q):
-    """u q(x) < p(x): equal p and q are always accepted, p(x) = 0 never."""
+    """u q(x) < p(x). A draft with p(x) = q(x) is always accepted, one with p(x) = 0 never."""
     return u < tl.exp(log_p - log_q)
 
 
 @triton.jit
 def joint_ratio(w, log_p, log_q):
-    """Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix and one more draft."""
+    """Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): the joint ratio of a prefix with joint ratio ``w`` and
+    one more draft."""
     longer = w * tl.exp(log_p - log_q)
     return tl.where(longer < 1.0, longer, 1.0)
 
 
 @triton.jit
 def keep_probability(w, mass):
-    """Of keeping a prefix of joint ratio ``w``, given that no longer one was kept; ``mass`` is that of the row after
-    it, sum max(0, w p - q). Equal p and q have none, and keep everything."""
+    """The probability of keeping a prefix of joint ratio ``w``, given that no longer one is kept. ``mass`` is that of
+    the residual of the row after it, sum max(0, w p - q). If p = q at w = 1 there is none, and the prefix is kept."""
     either = mass + (1.0 - w)
     return tl.where(either > 0.0, mass / tl.where(either > 0.0, either, 1.0), 1.0)
 
 
 @triton.jit
 def residual(p, q):
-    """max(0, p - q). A NaN in q counts as no weight."""
+    """max(0, p - q); 0 if q is NaN."""
     difference = p - q
     return tl.where(difference > 0.0, difference, 0.0)

@@ -1,9 +1,9 @@
-"""``draft_step`` in two launches; in three with filters or a compact q.
+"""``draft_step`` in two launches, or in three with filters or a compact q.
 
-1. Statistics of every block.
-2. With filters or a compact q: a program for each sequence finds its cutoff.
-3. A program for each sequence merges, races and draws. With rule ``coupled`` a program for each block lets its tokens
-   race, and the last one of a sequence takes the winner.
+1. Statistics of every block of logits.
+2. With filters or a compact q: one program per sequence finds its cutoff.
+3. One program per sequence merges the statistics and draws. With rule ``coupled``, one program per block runs its part
+   of the race, and the last program of a sequence picks the winner.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ... import ops
-from ...types import TokenTable
+from ...types import TABLE_PADDING
 from .arrivals import arrives_last
 from .core import (
     BLOCK,
@@ -43,7 +43,7 @@ from .launch import (
 from .rows import NO_ROWS, load_block, load_row, load_token, stats_kernel, target_ids
 from .tables import options
 
-PADDING = tl.constexpr(TokenTable.PADDING)
+PADDING = tl.constexpr(TABLE_PADDING)
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def store_draft(outputs, b, token, log_q, cutoff, lse, fault):
 
 @triton.jit
 def draw_draft(rows, b, j, score_ptr, winner_ptr, outputs, BLOCKS: tl.constexpr):
-    """Draws a sequence's draft: in two levels, or what won the race whose parts are at ``score_ptr``."""
+    """Draws a sequence's draft in two levels, or picks the winner of the race whose parts are at ``score_ptr``."""
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     largest, lse, cutoff, mass, block_max = load_row(rows, b, j, BLOCKS)
     fault = row_fault(largest)
@@ -111,8 +111,8 @@ def draft_race_kernel(
 
 @triton.jit
 def store_listed(rows, b, j, cutoff, block_max_ptr, size, ids_ptr, logits_ptr):
-    """Lists the ``size`` largest logits, of which ``cutoff`` is the smallest, with the lowest ids of its ties: places
-    in the row's vocabulary and logits, in their order. Returns how many there are."""
+    """Stores the indices and logits of the ``size`` largest logits in ascending order of indices. ``cutoff`` is the
+    smallest of them; of its ties, those with the lowest ids are listed. Returns how many were listed."""
     key = ordered_key(cutoff)
     larger, above, below = weigh(rows, b, j, key, key + 1, cutoff, cutoff, True)
     num_listed, ties = tl.full([], 0, tl.int32), size - larger.to(tl.int32)
@@ -160,7 +160,7 @@ def compact_draw_kernel(
             num_listed = store_listed(
                 rows, b, j, cutoff, block_max_ptr, size, ids_ptr + b * size, compact_log_q_ptr + b * size
             )
-            tl.debug_barrier()  # other threads read what one wrote, and overwrite it below
+            tl.debug_barrier()  # threads read below what other threads stored, and then overwrite it
             index = tl.load(ids_ptr + b * size + slots, mask=slots < num_listed, other=0)
             x = tl.load(compact_log_q_ptr + b * size + slots, mask=slots < num_listed, other=-INFINITY)
             tl.debug_barrier()
@@ -179,8 +179,8 @@ def compact_draw_kernel(
 
 
 def draft_step(logits, *rest):
-    *sampling, drafts, d2t, seed, position, offset, rule, compact = rest
-    sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
+    *tensors, drafts, d2t, seed, position, offset, rule, compact = rest
+    sampling, (batch, vocabulary), device = ops.SamplingTensors(*tensors), logits.shape, logits.device
     logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -192,9 +192,10 @@ def draft_step(logits, *rest):
     if batch > 0:
         filtered, coupled = sampling.filters is not None or compact > 0, rule == COUPLED_RULE.value
         drafts = seed.new_empty((batch, 0)) if drafts is None else drafts
+        block_max, block_sum = empty(2, batch, num_blocks).unbind()
         rows = rows_on_device(
             logits, (logits.stride(0), 0), vocabulary, contiguous(d2t), sampling_on_device(sampling, seed, position,
-            drafts), (1, 0), empty(2, batch, num_blocks).unbind(), cutoff=empty(batch) if filtered else None,
+            drafts), (1, 0), (block_max, block_sum), cutoff=empty(batch) if filtered else None,
         )  # fmt: skip
         arrivals = empty(batch, dtype=torch.int32) if coupled else None
         blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None

@@ -1,4 +1,4 @@
-"""Draws from rows whose statistics are known: greedy, in two levels, and rule `coupled`'s flat race."""
+"""Draws from rows whose statistics are known: greedily, in two levels, and by the one-level race of rule `coupled`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rows import load_block, load_cutoff, load_row, stats_row, target_ids
 
 @triton.jit
 def argmax(rows, b, j, block_max, largest, BLOCKS: tl.constexpr):
-    """The token of the largest logit; the lowest id of a tie."""
+    """The token with the largest logit, the lowest id of a tie."""
     block = tl.min(tl.where(block_max == largest, tl.arange(0, BLOCKS), BLOCKS), 0)
     x = load_block(rows, b, j, block)
     return tl.cast(block, tl.int64) * BLOCK + tl.min(tl.where(x == largest, tl.arange(0, BLOCK), BLOCK), 0)
@@ -19,7 +19,7 @@ def argmax(rows, b, j, block_max, largest, BLOCKS: tl.constexpr):
 
 @triton.jit
 def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STREAM: tl.constexpr):
-    """Draws a token of row (b, j) in two levels: a block, then a token of it."""
+    """Draws a token from row (b, j) in two levels: first a block, then a token of that block."""
     sampling = rows.sampling
     temperature, seed = tl.load(sampling.temperature_ptr + b), tl.load(sampling.seed_ptr + b)
     position = tl.load(sampling.position_ptr + b)
@@ -34,9 +34,9 @@ def draw(rows, b, j, BLOCKS: tl.constexpr, BLOCK_STREAM: tl.constexpr, TOKEN_STR
 
 @triton.jit
 def race_block(rows, b, j, block, score_ptr, winner_ptr):
-    """Rule `coupled`: one block's part of the race of row (b, j), flat over single tokens, with the noise of their
-    target ids and of the row's absolute position. Stores the best w / E, relatively to the block's largest logit, and
-    its token where the block's statistics are."""
+    """Rule `coupled`: one block's part of the race of row (b, j), over single tokens, with the noise of their target
+    ids and of the row's absolute position. Stores the best w / E, where w is relative to the block's largest logit, and
+    its token, at the index that the block has in the statistics."""
     at = stats_row(rows, b, j) * rows.num_blocks + block
     its_max = tl.load(rows.max_ptr + at)
     cutoff = load_cutoff(rows, b, j)
@@ -57,7 +57,7 @@ def race_block(rows, b, j, block, score_ptr, winner_ptr):
 
 @triton.jit
 def race_winner(rows, b, j, score_ptr, winner_ptr, block_max, largest, BLOCKS: tl.constexpr):
-    """The token that won the race of row (b, j), whose parts ``race_block`` stored."""
+    """The token that won the race of row (b, j), from the parts that ``race_block`` stored."""
     at, block = stats_row(rows, b, j) * rows.num_blocks, tl.arange(0, BLOCKS)
     score = tl.load(score_ptr + at + block, mask=block < rows.num_blocks, other=0.0)
     temperature = tl.load(rows.sampling.temperature_ptr + b)

@@ -1,9 +1,9 @@
-"""Top-k, top-p and min-p as one cutoff a row, and the truncation of a compact q; one program a row, without sorting.
+"""The cutoff of top-k, top-p and min-p, and of a compact q. One program per row, without sorting.
 
-The k-th largest logit, and the largest one that those above it weigh enough with, are found by bisection over the bits
-of ``ordered_key``. A pass over the row tells how much lies above the middle, and moves a bound to a logit that exists,
-so a row takes about as many passes as log2 of its number of different logits. Sums of non-negative numbers in a fixed
-order grow with every number, rounding or not: so the bisection is exact for what float32 sums say.
+Both the k-th largest logit and the cutoff of top-p are found by bisection over the integers of ``ordered_key``. Each
+pass over the row measures how much lies at or above the middle, and moves one bound to a logit that exists, so a row
+takes about log2(number of its different logits) passes. A float32 sum of non-negative numbers in a fixed order never
+falls when a number is added, whatever the rounding: so bisection finds exactly the cutoff that float32 sums define.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import triton.language as tl
 from .core import BLOCK, INFINITY, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, weight
 from .rows import load_limit, load_tokens, stats_row
 
-GROUP = tl.constexpr(4)  # blocks that a pass reads at once; with 8 registers spill
+GROUP = tl.constexpr(4)  # blocks that a pass reads at once; with 8, registers would spill
 LOWEST = tl.constexpr(-2139095041)  # ordered_key(-inf)
 
 
 @triton.jit
 def load_group_max(rows, b, j, group):
-    """[GROUP] largest logits of the blocks of a group."""
+    """[GROUP] largest logits, one for each block of the group."""
     block = group * GROUP + tl.arange(0, GROUP)
     at = stats_row(rows, b, j) * rows.num_blocks + block
     return tl.load(rows.max_ptr + at, mask=block < rows.num_blocks, other=-INFINITY)
@@ -28,8 +28,8 @@ def load_group_max(rows, b, j, group):
 
 @triton.jit
 def weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT: tl.constexpr):
-    """What lies at ``middle`` or above: its weight (with COUNT its number); the smallest key there; and the largest key
-    below. Tokens below ``low`` matter to none of them."""
+    """(the weight of the tokens whose key is at least ``middle``, or with COUNT their number; the smallest of these
+    keys; the largest key below ``middle``). Blocks whose keys are all below ``low`` are skipped."""
     mass = tl.zeros([GROUP * BLOCK], tl.float32)
     above = tl.full([GROUP * BLOCK], 0x7FFFFFFF, tl.int32)
     below = tl.full([GROUP * BLOCK], LOWEST, tl.int32)
@@ -46,8 +46,8 @@ def weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT: tl.const
 
 @triton.jit
 def select(rows, b, j, low, high, wanted, largest, inverse_temperature, COUNT: tl.constexpr):
-    """The largest key in low .. high such that the tokens there and above weigh ``wanted`` or more, as those from
-    ``low`` on do."""
+    """The largest key in low .. high such that the tokens at or above it weigh at least ``wanted``. Those at or above
+    ``low`` must."""
     while low < high:
         middle = ((low.to(tl.int64) + high + 1) >> 1).to(tl.int32)
         mass, above, below = weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT)
@@ -58,8 +58,8 @@ def select(rows, b, j, low, high, wanted, largest, inverse_temperature, COUNT: t
 
 @triton.jit
 def nth_largest(rows, b, j, low, n, largest):
-    """The key of the n-th largest of the logits whose keys are ``low`` or above; of the smallest if there are fewer.
-    -inf is not one of them."""
+    """The key of the n-th largest of the logits whose keys are at least ``low``; of the smallest if there are fewer
+    than n. Logits of -inf do not count."""
     one = tl.full([], 1.0, tl.float32)
     low = tl.maximum(low, LOWEST + 1)
     number, smallest, below = weigh(rows, b, j, low, low, largest, one, True)
@@ -83,7 +83,8 @@ def cutoff_of(rows, b, j, largest, temperature):
 
 @triton.jit
 def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
-    """Stores the cutoff of row (b, j), and the block sums of what it keeps; size > 0: of a compact q."""
+    """Stores the cutoff of row (b, j) and the block sums of the tokens it keeps. With ``size`` > 0, the cutoff is that
+    of a compact q of ``size`` tokens."""
     row = stats_row(rows, b, j)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     block = tl.arange(0, BLOCKS)
@@ -97,7 +98,7 @@ def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
         if size > 0:
             cutoff = from_ordered_key(nth_largest(rows, b, j, ordered_key(cutoff), size, largest))
     tl.store(rows.cutoff_ptr + row, cutoff)
-    if (cutoff > -INFINITY) & (size == 0):  # a compact q has weights of its own
+    if (cutoff > -INFINITY) & (size == 0):  # a compact q is weighed when it is drawn from
         for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
             its_max = load_group_max(rows, b, j, group)
             total = tl.zeros([GROUP], tl.float32)
@@ -112,7 +113,7 @@ def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first_row"])
 def filter_kernel(
-    target,  # Rows; a program for each row that may be needed, as in ``stats_kernel``
+    target,  # Rows; one program for each row that may be needed, as in ``stats_kernel``
     draft,  # Rows, or NO_ROWS
     num_drafts_ptr,  # [B] or None
     batch,

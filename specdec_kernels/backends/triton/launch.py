@@ -1,4 +1,4 @@
-"""What every launch needs on the host."""
+"""The host's side of a launch: tensors become the tuples of pointers that kernels take."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 import triton
 
 from ... import ops
-from ...types import TokenTable
+from ...types import TABLE_PADDING
 from .core import BLOCK
 from .rows import Rows, Sampling
 
 
 def dense_rows(logits: torch.Tensor) -> torch.Tensor:
-    """The same logits with a last dimension that kernels can read; only others are copied."""
+    """``logits``, copied only if the last dimension is not dense, which kernels require."""
     return logits if logits.stride(-1) == 1 or logits.shape[-1] == 1 else logits.contiguous()
 
 
@@ -25,28 +25,27 @@ def number_of_blocks(vocabulary: int) -> int:
 
 
 def padded_blocks(num_blocks: int) -> int:
-    """How many blocks a row's merge and race take in at once: a power of 2, and 4 at least (one Philox call)."""
+    """The vector size for the blocks of a row: a power of 2, and at least 4 (the words of one Philox call)."""
     return max(4, triton.next_power_of_2(num_blocks))
 
 
 def sampling_on_device(
     sampling: ops.SamplingTensors, seed: torch.Tensor, position: torch.Tensor, drafts: torch.Tensor
 ) -> Sampling:
-    """``drafts``: [B, any] the step's drafts, of which a row takes those before it."""
-    ids, bias, in_prompt, count = (
-        sampling.table_ids,
-        sampling.table_bias,
-        sampling.table_in_prompt,
-        sampling.table_count,
-    )
-    if ids is not None:
-        if ids.shape[1] == 0:  # a search needs an entry
-            ids, *rest = (torch.nn.functional.pad(t, (0, 1)) for t in (ids, bias, in_prompt, count))
-            ids, (bias, in_prompt, count) = ids + TokenTable.PADDING, rest
-        in_prompt = in_prompt.contiguous().view(torch.uint8)
+    """``drafts``: [B, any], the step's drafts; row j counts the first j of them as generated."""
+    columns: list[torch.Tensor | None] = [None] * 4
+    num_entries = 0
+    if (table := sampling.table()) is not None:
+        ids, bias, in_prompt, count = table
+        if ids.shape[1] == 0:  # the kernels' search needs at least one entry
+            ids, bias, in_prompt, count = (torch.nn.functional.pad(t, (0, 1)) for t in table)
+            ids = ids + TABLE_PADDING
+        num_entries = ids.shape[1]
+        columns = [ids.contiguous(), bias.contiguous(), in_prompt.contiguous().view(torch.uint8), count.contiguous()]
+    ids_column, bias_column, in_prompt_column, count_column = columns
     return Sampling(
         sampling.temperature.contiguous(), contiguous(sampling.filters), contiguous(sampling.penalties),
-        contiguous(ids), contiguous(bias), in_prompt, contiguous(count), 0 if ids is None else ids.shape[1],
+        ids_column, bias_column, in_prompt_column, count_column, num_entries,
         contiguous(sampling.ends), 0 if sampling.ends is None else sampling.ends.shape[0],
         contiguous(sampling.first_end), seed.contiguous(), position.contiguous(), drafts.contiguous(), drafts.shape[1],
     )  # fmt: skip
@@ -63,7 +62,7 @@ def rows_on_device(
     raw_stats: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     cutoff: torch.Tensor | None = None,
 ) -> Rows:
-    """``logits``: with a dense last dimension of which ``strides`` are what precedes; ``vocabulary``: the target's."""
+    """``strides``: of ``logits``' leading dimensions, the last being dense; ``vocabulary``: the target's V."""
     return Rows(
         sampling, logits, *strides, logits.shape[-1], number_of_blocks(vocabulary), d2t, *block_stats, *raw_stats,
         cutoff, *stats_strides,
@@ -71,5 +70,5 @@ def rows_on_device(
 
 
 def device_guard(tensor: torch.Tensor):
-    """Kernels run on the tensor's device, not on the current one; nothing on a CPU (Triton's interpreter)."""
+    """A context in which kernels run on the tensor's device; it does nothing for a CPU tensor (the interpreter's)."""
     return torch.cuda.device_of(tensor)

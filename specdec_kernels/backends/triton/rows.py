@@ -1,4 +1,4 @@
-"""Rows of logits in memory: what kernels are told of them, and how a block of one is loaded, adjusted and summed up."""
+"""Rows of logits in memory: what describes them to kernels, and how a block is loaded, adjusted and summed up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .core import BLOCK, INFINITY, adjust, block_stats, merge
 
 
 class Sampling(NamedTuple):
-    """``ops.Distribution`` on the device, and what it depends on. Pointers to dense tensors; None is left out of the
-    kernel."""
+    """``ops.SamplingTensors`` as pointers to dense tensors, with seeds, positions and drafts. Where one is None, the
+    kernel is compiled without the code for it."""
 
     temperature_ptr: Any  # [B]
     filters_ptr: Any  # [B, 3] or None
@@ -33,19 +33,19 @@ class Sampling(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Raw logits of a model and where statistics of their rows are. A row is (b, j), j = its offset in the step; both
-    are int64, as rows lie more than 2^31 elements apart."""
+    """Raw logits of a model, and where the statistics of their rows are. Row (b, j) is row j of sequence b in a step;
+    kernels hold b and j as int64, since rows may lie more than 2^31 elements apart."""
 
-    sampling: Sampling | None  # the first: Triton 3.6 forgets constants of a tuple that comes after others
+    sampling: Sampling | None  # must come first: Triton 3.6 loses the constants of a nested tuple that comes later
     ptr: Any  # logits (b, j, v) at stride_b b + stride_j j + v
     stride_b: Any
     stride_j: Any
     vocabulary: Any
-    num_blocks: Any  # of the target's vocabulary, of which the row's may be a part
-    d2t_ptr: Any  # [vocabulary] or None: the tokens are the target's
+    num_blocks: Any  # of the target's vocabulary; the row's own may be smaller
+    d2t_ptr: Any  # [vocabulary] target ids of the row's tokens, or None: they have the target's ids
     max_ptr: Any  # largest logit of block i of row (b, j) at (stats_stride_b b + stats_stride_j j) num_blocks + i
-    sum_ptr: Any  # and the sum of its weights relative to that
-    raw_max_ptr: Any  # the same of raw logits at temperature 1; None where no log-probabilities are wanted
+    sum_ptr: Any  # there, the sum of the block's weights relative to its largest logit
+    raw_max_ptr: Any  # the same for raw logits at temperature 1; None unless log-probabilities are wanted
     raw_sum_ptr: Any
     cutoff_ptr: Any  # of row (b, j) at stats_stride_b b + stats_stride_j j; None: no filters
     stats_stride_b: Any
@@ -58,9 +58,9 @@ NO_ROWS = Rows(*[None] * len(Rows._fields))
 
 @triton.jit
 def find(sorted_ptr, size, ids):
-    """(place, whether it is there) of every id among ``size`` >= 1 ascending ones."""
+    """(index, whether it was found) of every id in a list of ``size`` >= 1 ascending ids."""
     place = (ids * 0).to(tl.int32)
-    left = size + tl.program_id(2)  # which is 0, and hides a constant 1: Triton 3.6 fails on loops that never run
+    left = size + tl.program_id(2)  # program_id(2) is 0: Triton 3.6 fails on loops that it knows to run never
     while left > 1:  # the last entry <= id is among those ``left`` from place on
         half = left // 2
         place = tl.where(tl.load(sorted_ptr + place + half) <= ids, place + half, place)
@@ -70,7 +70,7 @@ def find(sorted_ptr, size, ids):
 
 @triton.jit
 def target_ids(rows, index):
-    """The target's ids of tokens of a row; -1 beyond its vocabulary."""
+    """The target's ids of the tokens at ``index`` of a row; -1 beyond the row's vocabulary."""
     inside = index < rows.vocabulary
     if rows.d2t_ptr is None:
         return tl.where(inside, index, -1)
@@ -80,7 +80,7 @@ def target_ids(rows, index):
 
 @triton.jit
 def adjusted(x, ids, sampling, b, j):
-    """Logits of row (b, j), whose tokens are ``ids`` (a scalar or a vector), after bias and penalties."""
+    """Logits ``x`` of the tokens ``ids`` (a scalar or a vector) of row (b, j) after bias and penalties."""
     if sampling.ids_ptr is not None:
         place, listed = find(sampling.ids_ptr + b * sampling.num_entries, sampling.num_entries, ids)
         at = b * sampling.num_entries + place
@@ -105,14 +105,14 @@ def adjusted(x, ids, sampling, b, j):
 @triton.jit
 def load_raw(rows, b, j, first, SIZE: tl.constexpr):
     """[SIZE] raw logits from token ``first`` on as float32, padded with -inf."""
-    index = tl.cast(first, tl.int32) + tl.arange(0, SIZE)  # a row is short enough; int64 takes twice the registers
+    index = tl.cast(first, tl.int32) + tl.arange(0, SIZE)  # int32 suffices within a row; int64 takes more registers
     row_ptr = rows.ptr + b * rows.stride_b + j * rows.stride_j
     return tl.load(row_ptr + index, mask=index < rows.vocabulary, other=-INFINITY).to(tl.float32)
 
 
 @triton.jit
 def adjust_tokens(x, rows, b, j, first, SIZE: tl.constexpr):
-    """What ``load_raw`` loaded, after bias and penalties."""
+    """The logits that ``load_raw`` loaded, after bias and penalties."""
     if rows.sampling.ids_ptr is None:
         return x
     else:
@@ -133,7 +133,7 @@ def load_block(rows, b, j, block):
 
 @triton.jit
 def load_token(rows, b, j, index):
-    """The adjusted logit of one token of the row's own vocabulary, and the raw one."""
+    """(adjusted logit, raw logit) of one token, by its index in the row's own vocabulary."""
     raw = tl.load(rows.ptr + b * rows.stride_b + j * rows.stride_j + index).to(tl.float32)
     return adjusted(raw, target_ids(rows, index), rows.sampling, b, j), raw
 
@@ -171,7 +171,7 @@ def store_block_stats(rows, b, j, block):
 
 @triton.jit
 def load_merged(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS: tl.constexpr):
-    """``merge`` of ``num_blocks`` statistics from ``at`` on, and the [BLOCKS] maxima."""
+    """``merge`` of the ``num_blocks`` statistics at ``at``, followed by the [BLOCKS] maxima."""
     block = tl.arange(0, BLOCKS)
     block_max = tl.load(max_ptr + at + block, mask=block < num_blocks, other=-INFINITY)
     block_sum = tl.load(sum_ptr + at + block, mask=block < num_blocks, other=0.0)
@@ -181,7 +181,7 @@ def load_merged(max_ptr, sum_ptr, at, num_blocks, temperature, BLOCKS: tl.conste
 
 @triton.jit
 def load_row(rows, b, j, BLOCKS: tl.constexpr):
-    """A row's (largest logit, lse, cutoff, [BLOCKS] masses, [BLOCKS] maxima)."""
+    """(largest logit, lse, cutoff, [BLOCKS] masses, [BLOCKS] maxima) of row (b, j)."""
     row = stats_row(rows, b, j)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     largest, lse, mass, block_max = load_merged(
@@ -202,12 +202,12 @@ def load_limit(num_drafts_ptr, b, num_drafts):
 @triton.jit(do_not_specialize=["first_row"])
 def stats_kernel(
     target,  # Rows
-    draft,  # Rows, or NO_ROWS: the target's alone
+    draft,  # Rows, or NO_ROWS if only the target's rows are measured
     num_drafts_ptr,  # [B] or None
     batch,
-    num_rows,  # of the target a sequence; of the draft one less
-    first_row,  # its place in the step
-    arrivals_ptr,  # [B] out: 0, for the launch that decides; None where each of its programs does
+    num_rows,  # of the target, per sequence; the draft has one less
+    first_row,  # offset of the first row in the step
+    arrivals_ptr,  # [B] out: set to 0 for the launch that decides; None if that launch does not count arrivals
 ):
     """Statistics of one block of a row that may be needed."""
     at = tl.program_id(0).to(tl.int64)
@@ -221,6 +221,6 @@ def stats_kernel(
             store_block_stats(target, b, i + first_row, block)
     elif draft.ptr is not None:
         b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
-        # Greedy sequences take drafts for one-hot, whatever their logits.
+        # Greedy sequences treat drafts as one-hot, whatever the draft logits are.
         if (i < load_limit(num_drafts_ptr, b, num_rows - 1)) & (tl.load(draft.sampling.temperature_ptr + b) != 0.0):
             store_block_stats(draft, b, i + first_row, block)

@@ -1,12 +1,13 @@
-"""``speculative_step`` in two launches; in three with filters.
+"""``speculative_step`` in two launches, or in three with filters.
 
 1. Statistics of every block of every row that may be needed.
-2. With filters: a program for each of these rows finds its cutoff.
-3. A program for each (sequence, block) walks over the drafts and weighs its block of the residual max(0, w p - q): with
-   rule ``token`` of the row where the walk ended, with ``block`` of every row that it passed. A sequence's
-   programs walk alike, and the last one decides and draws. Where the residual turns out to have no mass, the draft
-   stands and it goes on. With ``coupled`` a program for each block of a row lets its tokens race, and the last one of
-   a sequence compares drafts with winners.
+2. With filters: one program for each of these rows finds its cutoff.
+3. Rules ``token`` and ``block``: one program for each (sequence, block) walks over the drafts and weighs its block of
+   the residual max(0, w p - q): with ``token`` in the row where the walk ended, with ``block`` in every row on its way.
+   All programs of a sequence take the same walk; the last one decides and draws. If the residual turns out to have no
+   mass, that program accepts the draft and walks on.
+   Rule ``coupled``: one program for each block of a row runs its part of the race; the last one of a sequence compares
+   the drafts with the winners.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from .verify import (
 
 @triton.jit
 def weigh_passed_rows(step, b, block, mass_ptr, BLOCKS: tl.constexpr):
-    """Rule `block`: stores one block's mass of the residual of every row that a prefix may end at."""
+    """Rule `block`: stores one block's residual mass for every row at which the kept prefix may end."""
     j, w, walking = b * 0, tl.full([], 1.0, tl.float32), True
     while walking:
         fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
@@ -72,9 +73,9 @@ def weigh_passed_rows(step, b, block, mass_ptr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def decide(step, b, j, w, state, status, mass_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
-    """Rules `token` and `block`, after the walk: (number of drafts accepted, status, token after them or -1).
+    """Rules `token` and `block`, after the walk: (number of accepted drafts, status, token after them or -1).
 
-    ``mass_ptr``: masses of the residual of row j, of which a prefix of joint ratio ``w`` lies ahead."""
+    ``mass_ptr``: masses of the residual of row j, before which a prefix with joint ratio ``w`` was kept."""
     blocks = tl.arange(0, BLOCKS)
     token = tl.full([], -1, tl.int64)
     num_masses = tl.where(state == RECOVER, step.target.num_blocks, 0)
@@ -84,7 +85,7 @@ def decide(step, b, j, w, state, status, mass_ptr, RULE: tl.constexpr, BLOCKS: t
             token = recover(step, b, j, w, mass, BLOCKS)
             state = tl.full([], DONE, tl.int32)
             if token < 0:
-                # No mass: p and q are equal up to rounding, so the draft stands, unless p never yields it.
+                # A residual without mass: p and q are equal up to rounding. The draft is accepted, unless p(x) = 0.
                 fault, flags, drafted, log_p, log_q = examine(step, b, j, BLOCKS)
                 state = tl.full([], DRAW, tl.int32)
                 if tl.exp(log_p) > 0.0:
@@ -105,7 +106,7 @@ def decide(step, b, j, w, state, status, mass_ptr, RULE: tl.constexpr, BLOCKS: t
 
 @triton.jit
 def store_log_probs(step, b, i, token, log_probs_ptr, raw_log_probs_ptr, BLOCKS: tl.constexpr):
-    """Of what row i emitted; NaN where that is nothing (-1)."""
+    """Stores the log-probabilities of the token that row i emitted; NaN if it emitted none (-1)."""
     log_p, raw_log_p = tl.full([], float("nan"), tl.float32), tl.full([], float("nan"), tl.float32)
     target = step.target
     if token >= 0:
@@ -124,7 +125,7 @@ def store_log_probs(step, b, i, token, log_probs_ptr, raw_log_probs_ptr, BLOCKS:
 
 @triton.jit
 def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
-    """Stores what a sequence emits: ``j`` drafts, and ``token`` unless that is -1."""
+    """Stores what a sequence emits: its first ``j`` drafts, then ``token`` unless that is -1."""
     tokens_ptr, num_accepted_ptr, status_ptr, num_emitted_ptr, log_probs_ptr, raw_log_probs_ptr = outputs
     row, num_rows = tl.arange(0, ROWS), step.num_drafts + 1
     drafts = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + row, mask=row < j, other=-1)
@@ -142,7 +143,7 @@ def emit(step, b, j, status, token, outputs, BLOCKS: tl.constexpr, ROWS: tl.cons
 @triton.jit
 def residual_kernel(
     step,  # Step
-    mass_ptr,  # scratch: mass of one block's residual, [B, blocks]; rule `block`: [B, K, blocks]
+    mass_ptr,  # scratch: residual mass of every block, [B, blocks]; with rule `block` [B, K, blocks]
     arrivals_ptr,  # [B], 0
     outputs,  # tokens [B, K+1]; num_accepted, status, num_emitted: [B]; log_probs and raw ones [B, K+1], or None
     RULE: tl.constexpr,
@@ -179,7 +180,7 @@ def race_kernel(
     score_ptr,  # [B, K+1, blocks] scratch
     winner_ptr,
     arrivals_ptr,  # [B], 0
-    outputs,  # as of ``residual_kernel``
+    outputs,  # as in ``residual_kernel``
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -198,13 +199,9 @@ def speculative_step(
     target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q, d2t, num_drafts,
     *rest,
 ):  # fmt: skip
-    *sampling, seed, position, rule, log_probs = rest
-    sampling, (batch, rows, vocabulary), device = (
-        ops.SamplingTensors(*sampling),
-        target_logits.shape,
-        target_logits.device,
-    )
-    target, num_blocks, limits = dense_rows(target_logits), number_of_blocks(vocabulary), contiguous(num_drafts)
+    *tensors, seed, position, rule, log_probs = rest
+    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*tensors), target_logits.shape
+    device, num_blocks, limits = target_logits.device, number_of_blocks(vocabulary), contiguous(num_drafts)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -214,27 +211,28 @@ def speculative_step(
     logs = [empty(batch, rows if log_probs else 0) for _ in range(2)]
     if batch > 0:
         on_device = sampling_on_device(sampling, seed, position, draft_tokens)
-        draft = None if draft_logits is None or rows == 1 else dense_rows(draft_logits)
-        weigh_draft = draft is not None and draft_lse is None
-        target_rows, draft_rows = batch * rows, batch * (rows - 1) if weigh_draft else 0
-        block_stats = empty(2, target_rows + draft_rows, num_blocks)
-        raw_stats = empty(2, target_rows, num_blocks).unbind() if log_probs else (None, None)
-        cutoff = None if sampling.filters is None else empty(target_rows + draft_rows)
+        full_q = draft_logits is not None and rows > 1
+        weigh_draft = full_q and draft_lse is None
+        num_target_rows, num_draft_rows = batch * rows, batch * (rows - 1) if weigh_draft else 0
+        block_max, block_sum = empty(2, num_target_rows + num_draft_rows, num_blocks).unbind()
+        raw_max, raw_sum = empty(2, num_target_rows, num_blocks).unbind() if log_probs else (None, None)
+        cutoff = None if sampling.filters is None else empty(num_target_rows + num_draft_rows)
+        logits = dense_rows(target_logits)
         target = rows_on_device(
-            target, target.stride()[:2], vocabulary, None, on_device, (rows, 1), block_stats[:, :target_rows].unbind(),
-            raw_stats, cutoff,
+            logits, (logits.stride(0), logits.stride(1)), vocabulary, None, on_device, (rows, 1),
+            (block_max[:num_target_rows], block_sum[:num_target_rows]), (raw_max, raw_sum), cutoff,
         )  # fmt: skip
-        if draft is not None:
-            its_stats = block_stats[:, target_rows:].unbind() if weigh_draft else (None, None)
-            its_cutoff = cutoff[target_rows:] if weigh_draft and cutoff is not None else None
+        draft = NO_ROWS
+        if full_q:
+            logits = dense_rows(draft_logits)
             draft = rows_on_device(
-                draft, draft.stride()[:2], vocabulary, contiguous(d2t), on_device, (rows - 1, 1), its_stats,
-                cutoff=its_cutoff,
+                logits, (logits.stride(0), logits.stride(1)), vocabulary, contiguous(d2t), on_device, (rows - 1, 1),
+                (block_max[num_target_rows:], block_sum[num_target_rows:]) if weigh_draft else (None, None),
+                cutoff=cutoff[num_target_rows:] if weigh_draft and cutoff is not None else None,
             )  # fmt: skip
         step = Step(
-            target, NO_ROWS if draft is None else draft, contiguous(draft_cutoff), contiguous(draft_lse),
-            contiguous(compact_ids), contiguous(compact_log_q), 0 if compact_ids is None else compact_ids.shape[-1],
-            limits, rows - 1,
+            target, draft, contiguous(draft_cutoff), contiguous(draft_lse), contiguous(compact_ids),
+            contiguous(compact_log_q), 0 if compact_ids is None else compact_ids.shape[-1], limits, rows - 1,
         )  # fmt: skip
         both = (target, draft if weigh_draft else NO_ROWS, limits, batch, rows, 0)
         arrivals = empty(batch, dtype=torch.int32)
@@ -242,17 +240,17 @@ def speculative_step(
         table = sampling.table_ids is not None
         sizes = {"BLOCKS": padded_blocks(num_blocks), "ROWS": triton.next_power_of_2(rows)}
         with device_guard(target_logits):
-            stats_kernel[((target_rows + draft_rows) * num_blocks,)](
+            stats_kernel[((num_target_rows + num_draft_rows) * num_blocks,)](
                 *both, arrivals, **options("stats_kernel", device, table)
             )
             if sampling.filters is not None:
-                filter_kernel[(target_rows + draft_rows,)](
+                filter_kernel[(num_target_rows + num_draft_rows,)](
                     *both, 0, BLOCKS=sizes["BLOCKS"], **options("filter_kernel", device, table)
                 )
             if rule == COUPLED_RULE.value:
-                scores = empty(target_rows, num_blocks)
-                winners = empty(target_rows, num_blocks, dtype=torch.int64)
-                race_kernel[(target_rows * num_blocks,)](
+                scores = empty(num_target_rows, num_blocks)
+                winners = empty(num_target_rows, num_blocks, dtype=torch.int64)
+                race_kernel[(num_target_rows * num_blocks,)](
                     step, scores, winners, arrivals, outputs, **sizes, **options("race_kernel", device, table)
                 )
             else:

@@ -1,12 +1,14 @@
-"""Launch tables: how a program of each kernel is laid out, by GPU. Nothing is timed or asked of a driver at import.
+"""Launch tables: the number of warps of each kernel, by family of GPUs. Importing this neither times nor asks a driver.
 
-Chosen from tile sizes and from what compiling ahead of time says of registers, not measured: no GPU could be had. What
-reads blocks of 1024 logits gets 128 threads, 8 logits and so one load of 16 bytes (bfloat16) each; what reads 4096 gets
-256, the fewest that spill no register with penalties and filters together. ``tests/support/compile_triton.py`` prints
-the registers, a test lets none spill, and ``bench/tune_triton.py`` times others on a GPU.
+The numbers follow from tile sizes and from the registers that ahead-of-time compilation reports. They have not been
+measured on a GPU. A kernel that reads blocks of 1024 logits gets 128 threads, each of which loads 8 logits, 16 bytes in
+bfloat16, at once. One that reads 4096 logits gets 256 threads, the fewest with which no register spills when penalties
+and filters are both on. ``tests/support/compile_triton.py`` prints the registers, a test fails if one spills, and
+``bench/tune_triton.py`` times other numbers on a GPU.
 
-A number depends on nothing that differs between two calls with one model, such as B or K: sums round in an order that
-follows from it, and tokens must not. There are no stages to choose, as no loop here is one that Triton pipelines.
+The numbers must not depend on anything that differs between calls with one model, such as B or K: they determine the
+order in which sums are rounded, and the emitted tokens must not change with B or K. No kernel has a loop that Triton
+would pipeline, so there is no number of stages to choose.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from contextlib import contextmanager
 
 import torch
 
-# Compute capability up to 8, 9, from 10 on; AMD, where a warp has 64 lanes.
+# Compute capability 8 and below, 9, 10 and above; AMD, whose warps have 64 lanes.
 FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 
 # fmt: off
@@ -38,7 +40,7 @@ _overrides: dict[str, int] = {}
 @functools.cache
 def family(device: torch.device) -> str:
     if device.type != "cuda":
-        return FAMILIES[0]  # the interpreter, which has no warps
+        return FAMILIES[0]  # any: Triton's interpreter has no warps
     if torch.version.hip is not None:
         return "amd"
     major, _ = torch.cuda.get_device_capability(device)
@@ -46,19 +48,19 @@ def family(device: torch.device) -> str:
 
 
 def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
-    """What a launch of this kernel is given besides its arguments; ``table``: whether the distribution has one."""
+    """Options for the launch of ``kernel``. ``table``: whether there is a ``TokenTable``."""
     its_family = family(device)
     num_warps = _overrides.get(kernel) or WARPS[kernel][FAMILIES.index(its_family)]
     if its_family == "amd" or not table:
         return {"num_warps": num_warps}
-    # Searching a table takes registers, of which NVIDIA's assembler then spills a few to fit one more program on a
-    # multiprocessor, unless it is told how many a thread may have: 255 at most, and all threads together 65536.
+    # Searching a table takes many registers. NVIDIA's assembler would spill a few of them to fit one more program on a
+    # multiprocessor, unless it is told how many a thread may have: at most 255, and 65536 for all threads together.
     return {"num_warps": num_warps, "maxnreg": min(255, 65536 // (32 * num_warps))}
 
 
 @contextmanager
 def using(kernel: str, num_warps: int) -> Iterator[None]:
-    """Another number than the table's, to time it."""
+    """Launches ``kernel`` with another number of warps than the table's, to time it."""
     _overrides[kernel] = num_warps
     try:
         yield

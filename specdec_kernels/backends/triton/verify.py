@@ -1,4 +1,4 @@
-"""What a step knows of a draft: p and q at it, the weights of the residual, and the walks over the drafts."""
+"""Verification of drafts: p and q of a draft, the weights of the residual, and the walks over a sequence's drafts."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from .core import (
 from .draw import argmax, race_winner
 from .rows import Rows, adjusted, find, load_block, load_limit, load_row, load_token
 
-# Where a sequence stands.
-DONE = tl.constexpr(0)  # it is decided
-WALKING = tl.constexpr(1)  # this row is next
-DRAW = tl.constexpr(2)  # a token of this row is to be drawn from p
-RECOVER = tl.constexpr(3)  # from max(0, w p - q)
+# The state of a sequence at a row.
+DONE = tl.constexpr(0)  # nothing is left to do
+WALKING = tl.constexpr(1)  # this row's draft is to be tested
+DRAW = tl.constexpr(2)  # a token is to be drawn from p
+RECOVER = tl.constexpr(3)  # a token is to be drawn from max(0, w p - q)
 
 
 class Step(NamedTuple):
-    """A step's target rows (b, 0 .. K), its drafts (``target.distribution.drafts_ptr``), and q in one of its forms."""
+    """A step: its target rows (b, 0 .. K), its drafts (``target.sampling.drafts_ptr``), and q in one of its forms."""
 
     target: Rows
     draft: Rows  # full logits, or NO_ROWS
-    draft_cutoff_ptr: Any  # [B, K], handed over with full logits; None: in the rows' statistics
+    draft_cutoff_ptr: Any  # [B, K] from drafting; None: it is among the statistics of ``draft``
     draft_lse_ptr: Any
     compact_ids_ptr: Any  # [B, K, k'], or None
     compact_log_q_ptr: Any  # [B, K, k']
     compact_size: Any  # k'
-    num_drafts_ptr: Any  # [B], or None: K
+    num_drafts_ptr: Any  # [B]; None: all K drafts count
     num_drafts: Any  # K
 
 
 @triton.jit
 def load_draft(step, b, j):
-    """(the draft of row j, or -1; flags)."""
+    """(the draft of row j, -1 if there is none; status flags)."""
     limit = load_limit(step.num_drafts_ptr, b, step.num_drafts)
     x = tl.load(step.target.sampling.drafts_ptr + b * step.num_drafts + j, mask=j < limit, other=-1)
     in_range = (x >= 0) & (x < step.target.vocabulary)
@@ -63,21 +63,21 @@ def load_draft(step, b, j):
 
 @triton.jit
 def load_q(step, b, j, BLOCKS: tl.constexpr):
-    """(lse, cutoff, fault) of a draft row of full logits."""
+    """(lse, cutoff, fault) of draft row j; zeros unless q is given as full logits."""
     if step.draft.ptr is None:
         return tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int32)
     elif step.draft_lse_ptr is None:
         largest, lse, cutoff, mass, block_max = load_row(step.draft, b, j, BLOCKS)
         return lse, cutoff, row_fault(largest)
     else:
-        # A NaN is how draft_step hands over the statistics of a row without a distribution.
+        # draft_step returns NaN for a row that has no distribution.
         lse = tl.load(step.draft_lse_ptr + b * step.num_drafts + j)
         return lse, tl.load(step.draft_cutoff_ptr + b * step.num_drafts + j), row_fault(lse)
 
 
 @triton.jit
 def log_q_of(step, b, j, ids, q_lse, q_cutoff):
-    """log q of target ids (a scalar or a vector) at row j; of a one-hot q, 0 at the draft."""
+    """log q of target ids (a scalar or a vector) in row j. A one-hot q has 0 at the draft, -inf elsewhere."""
     if step.compact_ids_ptr is not None:
         first = (b * step.num_drafts + j) * step.compact_size
         place, listed = find(step.compact_ids_ptr + first, step.compact_size, ids)
@@ -99,7 +99,7 @@ def log_q_of(step, b, j, ids, q_lse, q_cutoff):
 
 @triton.jit
 def examine(step, b, j, BLOCKS: tl.constexpr):
-    """(fault of the target row, flags, whether there is a draft to test, log p and log q of it) of row j."""
+    """(fault of the target row, status flags, whether there is a draft to test, its log p, its log q) of row j."""
     largest, lse, cutoff, mass, block_max = load_row(step.target, b, j, BLOCKS)
     fault = row_fault(largest)
     x, flags = load_draft(step, b, j)
@@ -129,7 +129,7 @@ def residual_weights(step, b, j, w, block, BLOCKS: tl.constexpr):
 
 @triton.jit
 def residual_masses(step, b, j, w, BLOCKS: tl.constexpr):
-    """[BLOCKS] masses of max(0, w p - q), by one program."""
+    """[BLOCKS] masses of max(0, w p - q) in row j, all computed by one program."""
     mass = tl.zeros([BLOCKS], tl.float32)
     for block in range(0, step.target.num_blocks):
         total = tl.sum(residual_weights(step, b, j, w, block, BLOCKS), 0)
@@ -139,7 +139,7 @@ def residual_masses(step, b, j, w, BLOCKS: tl.constexpr):
 
 @triton.jit
 def recover(step, b, j, w, mass, BLOCKS: tl.constexpr):
-    """A token from max(0, w p - q), whose blocks' masses these are; -1 if there is no mass."""
+    """Draws a token from max(0, w p - q), given the masses of its blocks; -1 if there is no mass."""
     seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
     block = race(mass, 0, BLOCKS, seed, position, j, RECOVER_BLOCK)
     token = tl.full([], -1, tl.int64)
@@ -156,13 +156,13 @@ def recover(step, b, j, w, mass, BLOCKS: tl.constexpr):
 
 @triton.jit
 def where_to(fault, drafted):
-    """What is left to do at a row where a prefix ends."""
+    """The state of a sequence whose kept prefix ends before this row."""
     return tl.where(fault != 0, DONE, tl.where(drafted, RECOVER, DRAW)).to(tl.int32)
 
 
 @triton.jit
 def walk(step, b, j, status, BLOCKS: tl.constexpr):
-    """Rule `token` from row j on, until a draft is not kept: (row, where the sequence stands, status)."""
+    """Rule `token`: walks from row j until a draft is rejected. Returns (row, state, status)."""
     seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
     state = tl.full([], WALKING, tl.int32)
     while state == WALKING:
@@ -176,8 +176,8 @@ def walk(step, b, j, status, BLOCKS: tl.constexpr):
 
 @triton.jit
 def walk_jointly(step, b, mass_ptr, BLOCKS: tl.constexpr):
-    """Rule `block`: (row after the longest prefix that passes its test, where the sequence stands, status, the
-    prefix's joint ratio)."""
+    """Rule `block`: finds the longest prefix that passes its test. Returns (row after it, state, status, its joint
+    ratio)."""
     seed, position = tl.load(step.target.sampling.seed_ptr + b), tl.load(step.target.sampling.position_ptr + b)
     blocks = tl.arange(0, BLOCKS)
     j, w, walking = b * 0, tl.full([], 1.0, tl.float32), True
@@ -190,7 +190,7 @@ def walk_jointly(step, b, mass_ptr, BLOCKS: tl.constexpr):
             at = (b * step.num_drafts + j) * step.target.num_blocks
             mass = tl.load(mass_ptr + at + blocks, mask=blocks < step.target.num_blocks, other=0.0)
             keep = keep_probability(w, tl.sum(mass, 0))
-        # The prefix of j drafts is tested with the noise of its last one; the empty one always passes.
+        # The prefix of j drafts is tested with the noise of its last draft; the empty prefix always passes.
         passed = (j == 0) | (accept_noise(seed, position, j - 1) < keep)
         kept, kept_w = tl.where(passed, j, kept), tl.where(passed, w, kept_w)
         state, status = tl.where(passed, where_to(fault, drafted), state), tl.where(passed, flags, status)
@@ -202,9 +202,9 @@ def walk_jointly(step, b, mass_ptr, BLOCKS: tl.constexpr):
 
 @triton.jit
 def walk_favourites(step, b, score_ptr, winner_ptr, RULE: tl.constexpr, BLOCKS: tl.constexpr):
-    """Greedy, and rule `coupled`: what the target picks is emitted, and goes on where the draft is the same.
+    """Greedy decoding, and rule `coupled`: accepts drafts as long as each is the token that the target picks.
 
-    Returns (row, status, its token)."""
+    Returns (row of the first difference, status, the token picked there)."""
     temperature = tl.load(step.target.sampling.temperature_ptr + b)
     j, status, walking = b * 0, tl.full([], 0, tl.int32), True
     token = tl.full([], -1, tl.int64)

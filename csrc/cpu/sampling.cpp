@@ -1,4 +1,4 @@
-#include "sequence_distribution.h"
+#include "sampling.h"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ struct Entry {
   bool banned;
 };
 
-// The entry of a token, made where there is none. Entries ascend.
+// The entry of a token in the ascending list; it is inserted if it is missing.
 Entry& entry_of(std::vector<Entry>& entries, int64_t token) {
   auto at = std::lower_bound(entries.begin(), entries.end(), token,
                              [](const Entry& entry, int64_t t) { return entry.token < t; });
@@ -51,9 +51,9 @@ std::vector<Patch> patches_of(const SamplingArguments& sampling, int64_t b, Row 
   for (int64_t i = 0; i < sampling.num_ends && position + num_drafts < sampling.first_end[b]; ++i) {
     if (sampling.ends[i] >= 0 && sampling.ends[i] < vocabulary) entry_of(entries, sampling.ends[i]).banned = true;
   }
-  Penalties of_sequence = {1.0f, 0.0f, 0.0f};
+  Penalties penalties = {1.0f, 0.0f, 0.0f};
   if (sampling.penalties != nullptr)
-    of_sequence = {sampling.penalties[3 * b], sampling.penalties[3 * b + 1], sampling.penalties[3 * b + 2]};
+    penalties = {sampling.penalties[3 * b], sampling.penalties[3 * b + 1], sampling.penalties[3 * b + 2]};
   std::vector<Patch> patches;
   patches.reserve(entries.size());
   const int64_t* id = ids;
@@ -64,7 +64,7 @@ std::vector<Patch> patches_of(const SamplingArguments& sampling, int64_t b, Row 
       if (*id != token) continue;
       token = id - ids;
     }
-    const float logit = adjust(logit_at(row, token), entry.bias, entry.in_prompt, entry.count, of_sequence);
+    const float logit = adjust(logit_at(row, token), entry.bias, entry.in_prompt, entry.count, penalties);
     patches.push_back({token, entry.banned ? -INFINITY : logit});
   }
   return patches;
