@@ -17,7 +17,7 @@ from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
 from .loop.batch import Batch, Entry
 from .loop.cuda_graphs import StepGraphs
-from .loop.sequence import Ends, SequenceRecord, Stopping
+from .loop.sequence import Ends, SequenceRecord
 from .loop.step_report import Wanted
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
@@ -38,6 +38,7 @@ from .result import Emission, GenerationResult
 from .sampling.params import of_each, read_bias, read_min_new_tokens, read_params, read_rule, repeat_params
 from .sampling.processors import read_processors
 from .stats import Stats
+from .stopping import Stopping
 
 
 class SpeculativeDecoder:

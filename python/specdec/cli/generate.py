@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from ..detokenize import continuation
+from ..stopping import cut_after
 from . import job, models, options
 from .options import refuse
 from .profiling import check_trace, traced
 from .prompts import read_texts
-from .show import Page, cut, print_stats, print_troubles
+from .show import Page, print_stats, print_troubles
 
 
 def generate(
@@ -134,7 +135,7 @@ def generate(
             # The sequences of a batch share its time.
             stats = dataclasses.replace(result.sequence_stats[i], seconds=result.stats.seconds)
             row = {
-                "text": cut(continuation(tokenizer, ids, tokens), stop, text),
+                "text": cut_after(continuation(tokenizer, ids, tokens), stop, text),
                 "token_ids": tokens,
                 "produced_by": [str(producer) for producer in produced_by],
                 "stats": stats.to_dict(),

@@ -155,9 +155,9 @@ def run(command: Command) -> int:
 def _check(command: Command, results: Results) -> JobFile:
     """All that can be said without models; the output is then ready for more."""
     from ..jobs.input import InputMark, JobFile, LineSettings, check_defaults
-    from ..jobs.manifest import differences, make_settings, model_paths, read_vocab_size
+    from ..jobs.manifest import differences, make_settings, read_vocab_size
 
-    paths = model_paths(command.target, command.draft, command.drafter)
+    paths = models.paths(command.target, command.draft, command.drafter)
     vocab_size = read_vocab_size("target", paths["target"])
     defaults = LineSettings(**command.lines)
     check_defaults(defaults, vocab_size)

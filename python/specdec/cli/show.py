@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..detokenize import IncrementalText, continuation
+from ..stopping import cut_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +64,7 @@ class Page:
     def _new(self, piece: str) -> str:
         """What of the next piece is shown."""
         before, whole = len(self.shown), self.shown + piece
-        self.shown = cut(whole, self._stop, self._text)
+        self.shown = cut_after(whole, self._stop, self._text)
         return self.shown[before:]
 
     def _start(self) -> None:
@@ -71,15 +72,6 @@ class Page:
         if not self._started:
             typer.secho(self._text, dim=True, nl=False)
         self._started = True
-
-
-def cut(text: str, stop: Sequence[str], prompt: str) -> str:
-    """``text`` after ``prompt`` up to the end of the first stop string."""
-    if not stop:
-        return text
-    from ..stopping import cut_after
-
-    return cut_after(text, stop, prompt)
 
 
 def print_stats(result: GenerationResult, verbose: bool, with_speed: bool = False) -> None:

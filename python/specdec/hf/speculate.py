@@ -18,11 +18,11 @@ from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
-from ..loop.sequence import Stopping
 from ..result import Emission, GenerationResult
-from ..stopping import AnyStopping, CriteriaStopping, StopStrings
+from ..stopping import Stopping, StopStrings
 from .assistance import Assistance, read_assistance
 from .convert_processors import read_arguments
+from .criteria import AnyStopping, CriteriaStopping
 from .generate_call import generate_call
 from .generation_config import check_fields
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
 
 import torch
 
@@ -13,18 +12,11 @@ from specdec_kernels import Status
 from ..checks import refuse
 from ..result import End, Producer
 from ..stats import Stats
+from ..stopping import Stopping
 
 # Plain integers: arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)
-
-
-class Stopping(Protocol):
-    """Ends sequences for what their text is, beside end-of-sequence tokens (``specdec.stopping``)."""
-
-    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
-        """How many of the last ``new`` >= 1 tokens of ``text`` (prompt and output of ``sequence``) are kept where it
-        ends among them, >= 1; None: it goes on. Called once for the tokens of each step, in order."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ from specdec_kernels import SamplingParams, Status
 
 from ..checks import read_as, read_count, refuse
 from ..loop.batch import Entry
-from ..loop.sequence import Ends, SequenceRecord, Stopping
+from ..loop.sequence import Ends, SequenceRecord
 from ..models.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts, read_seeds
 from ..result import End, Producer, error_text
 from ..sampling.params import of_each, read_bias, read_min_new_tokens, read_params
 from ..sampling.processors import read_processors
 from ..stats import Stats
+from ..stopping import Stopping
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor
