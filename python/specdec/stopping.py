@@ -110,7 +110,7 @@ class _Reader:
 
     def _of(self, token: int) -> bytes | None:
         try:
-            (name,) = self._tokenizer.convert_ids_to_tokens([token])
+            name: str | None = list(self._tokenizer.convert_ids_to_tokens([token]))[0]
         except (IndexError, KeyError, OverflowError, ValueError):
             name = None
         if name is None:

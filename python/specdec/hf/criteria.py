@@ -1,4 +1,4 @@
-"""transformers' stopping criteria, and several ends at once, as the loop asks about them."""
+"""transformers' stopping criteria in the form in which the loop asks for ends, and several of these at once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CriteriaStopping:
     Args:
         criteria: callables of (input_ids [B, n] int64, scores) that return [B] bool, or one bool.
         batch_size: B.
-        before: for each sequence what stands before its text: the padding that transformers shows.
-        device: of the ids.
+        before: for each sequence the ids that stand before its text: the padding, which transformers shows as well.
+        device: where the ids are made.
     """
 
     def __init__(
