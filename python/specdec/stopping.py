@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from .checks import refuse
+from .detokenize import BYTE_TOKEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -117,14 +117,13 @@ class _Reader:
             return None
         if self._bytes_of is not None and all(c in self._bytes_of for c in name):
             return bytes(self._bytes_of[c] for c in name)
-        if self._fallback and (byte := _FALLBACK.fullmatch(name)):
+        if self._fallback and (byte := BYTE_TOKEN.fullmatch(name)):
             return bytes([int(byte[1], 16)])
         _, found, text = self._tokenizer.convert_tokens_to_string([*self._before, name]).partition(_BEFORE)
         return text.encode() if found else None
 
 
 _BEFORE = "abcdef"
-_FALLBACK = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
 def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
