@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from .input import InputMark, LineSettings
+    from .input import InputMark
+    from .lines import LineSettings
 
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of the weights that a fingerprint covers, in every file

@@ -11,7 +11,7 @@ from ..detokenize import continuation
 from ..result import End
 from ..serving.requests import Request
 from ..stopping import Stopping, StopStrings, cut_after
-from .input import JobLine
+from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results
 from .signals import Signals
 
