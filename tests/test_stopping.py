@@ -1,4 +1,4 @@
-"""Stop strings and stopping criteria, judged by transformers' own."""
+"""Stop strings, judged by transformers' own."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import random
 
 import pytest
 import torch
-from specdec.stopping import AnyStopping, CriteriaStopping, StopStrings, cut_after
+from specdec.stopping import StopStrings, cut_after
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
-from transformers.generation import MaxLengthCriteria, StopStringCriteria
+from transformers.generation import StopStringCriteria
 
 ALPHABET = "abcdefhint .é"
 
@@ -136,27 +136,3 @@ def test_stop_strings_are_refused_by_name(pair, strings):
         StopStrings(pair[2], strings)
     with pytest.raises(ValueError, match="tokenizer: got"):
         StopStrings(None, ["a"])
-
-
-def test_criteria_see_every_new_prefix_of_their_own_row():
-    seen = []
-
-    def third_row_ends_at_nine(ids, scores):
-        seen.append((tuple(ids.shape), ids[2].tolist(), scores))
-        return torch.tensor([False, False, bool(ids[2, -1] == 9), False])
-
-    stop = CriteriaStopping([third_row_ends_at_nine], 4, before=[[], [], [0, 0], []])
-    text = [5, 6, 7, 9, 8]
-    assert stop.first_end(2, text, 4) == 3
-    assert seen == [((4, n), [0, 0, *text][:n], None) for n in (4, 5, 6)]
-    assert stop.first_end(1, text, 4) is None  # not this criterion's row
-
-
-def test_criteria_of_transformers_and_plain_booleans():
-    assert CriteriaStopping([MaxLengthCriteria(4)]).first_end(0, [1, 2, 3, 4, 5], 3) == 2
-    assert CriteriaStopping([MaxLengthCriteria(4)], 2, [[0], []]).first_end(0, [1, 2, 3, 4, 5], 3) == 1
-    assert CriteriaStopping([lambda ids, scores: ids.shape[1] > 4]).first_end(0, [1, 2, 3, 4, 5], 3) == 3
-    both = AnyStopping([CriteriaStopping([MaxLengthCriteria(4)]), CriteriaStopping([MaxLengthCriteria(3)])])
-    assert both.first_end(0, [1, 2, 3, 4, 5], 3) == 1 and both.first_end(0, [1], 1) is None
-    with pytest.raises(ValueError, match="stopping_criteria: got"):
-        CriteriaStopping([3])

@@ -20,7 +20,6 @@ from .drafters.protocol import Drafter
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
 from .loop.cuda_graphs import StepGraphs
-from .loop.sequence import Stopping
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
@@ -29,6 +28,7 @@ from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompt
 from .result import Emission, GenerationResult
 from .sampling.params import read_rule
 from .stats import Stats
+from .stopping import Stopping
 
 
 class SpeculativeDecoder:

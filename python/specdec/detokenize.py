@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+BYTE_TOKEN = re.compile("<0x([0-9a-fA-F]{2})>")  # tokens for single bytes in vocabularies with byte fallback
 _INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are no character yet
+_LONG = 32  # tokens of a window of nothing but spaces
 
 
 class IncrementalText:
-    """The text that continues a prompt. Pieces are final: joined, they are the whole text.
+    """The text that continues a prompt. Pieces are final: joined, they are the text that decoding everything gives.
 
-    A token can be part of a character, and what a token reads as can depend on the one before it (a leading
-    space in sentencepiece). So all tokens are decoded each time, the prompt's included, and only the new end
-    is handed out. Special tokens (the end of a sequence) have no text.
+    The text of a token depends on its neighbours: decoders strip the space of a first token, tokens can be parts of a
+    character, and a run of single bytes is a text or is not as a whole. So a token is decoded in a window, after the
+    tokens of the piece before it, and what it adds to the text of that window is new. Windows are a few tokens long,
+    whatever the length of the text; they grow only while there is no complete character. Special tokens (the end of a
+    sequence) have no text.
 
     Args:
         tokenizer: the target's.
@@ -24,28 +29,58 @@ class IncrementalText:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()):
-        self._tokenizer = tokenizer
-        self._tokens = list(prompt)
-        self._shown = len(self._decode())
+        self._tokenizer, self._special = tokenizer, frozenset(tokenizer.all_special_ids)
+        self._window = list(prompt)
+        self._old = len(self._window)  # tokens of the window whose text was handed out
+        self._text = _decode(tokenizer, self._window)  # of the window
+        self._shown = len(self._text)  # characters of it that were handed out
 
     def push(self, tokens: Sequence[int]) -> str:
         """Takes the next tokens and returns the text that they completed, maybe none."""
-        self._tokens += tokens
-        return self._new(self._decode().rstrip(_INCOMPLETE))
+        return "".join(map(self._push, tokens))
 
     def finish(self) -> str:
-        """The rest: what never became a character."""
-        return self._new(self._decode())
+        """The rest: bytes that never became a character."""
+        return self._new(self._text)
+
+    def _push(self, token: int) -> str:
+        self._window.append(token)
+        before, self._text = self._text, _decode(self._tokenizer, self._window)
+        if self._text == before and token in self._special:
+            self._window.pop()
+        if self._text == before or self._is_byte(token):
+            return ""
+        piece = self._new(self._text.rstrip(_INCOMPLETE))
+        if piece and not self._text.endswith(_INCOMPLETE):
+            self._move()
+        return piece
+
+    def _move(self) -> None:
+        """Lets the next window begin with the tokens of the newest piece, unless they are spaces that the decoder
+        strips at the beginning of a text: it would strip those of the next token instead."""
+        newest = self._window[self._old :]
+        text = _decode(self._tokenizer, newest)
+        if not text and len(self._window) > _LONG:
+            newest = self._window[-_LONG // 2 :]
+            text = _decode(self._tokenizer, newest)
+        if text or len(self._window) > _LONG:
+            self._window, self._text, self._shown = newest, text, len(text)
+        self._old = len(self._window)
 
     def _new(self, text: str) -> str:
         new, self._shown = text[self._shown :], max(self._shown, len(text))
         return new
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _is_byte(self, token: int) -> bool:
+        """Whether it is part of a run of bytes, which the next byte can still make invalid as a whole."""
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        return isinstance(name, str) and BYTE_TOKEN.fullmatch(name) is not None
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:
     """The text of ``tokens`` after ``prompt``, both token ids: the same text that streaming them shows."""
-    text = IncrementalText(tokenizer, prompt)
-    return text.push(tokens) + text.finish()
+    return _decode(tokenizer, [*prompt, *tokens])[len(_decode(tokenizer, prompt)) :]
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -1,20 +1,33 @@
-"""What ends a sequence besides end-of-sequence tokens and its length: stop strings, and transformers' criteria."""
+"""What ends a sequence besides end-of-sequence tokens and its length: stop strings, or whatever is a ``Stopping``."""
 
 from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-import torch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from .checks import refuse
-from .loop.sequence import Stopping
+from .detokenize import BYTE_TOKEN
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, StoppingCriteria
+    from transformers import PreTrainedTokenizerBase
+
+
+class Stopping(Protocol):
+    """Ends sequences because of their text. End-of-sequence tokens and the length end them as well, without it."""
+
+    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        """Whether ``sequence`` ends among its newest tokens. Called once for the tokens of each step, in order.
+
+        Args:
+            sequence: its number.
+            text: the token ids of prompt and output.
+            new: how many of them, at the end, are new: >= 1.
+
+        Returns:
+            How many of the new tokens are kept, >= 1, where it ends among them; None where it goes on.
+        """
 
 
 def read_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
@@ -97,21 +110,20 @@ class _Reader:
 
     def _of(self, token: int) -> bytes | None:
         try:
-            (name,) = self._tokenizer.convert_ids_to_tokens([token])
+            name: str | None = list(self._tokenizer.convert_ids_to_tokens([token]))[0]
         except (IndexError, KeyError, OverflowError, ValueError):
             name = None
         if name is None:
             return None
         if self._bytes_of is not None and all(c in self._bytes_of for c in name):
             return bytes(self._bytes_of[c] for c in name)
-        if self._fallback and (byte := _FALLBACK.fullmatch(name)):
+        if self._fallback and (byte := BYTE_TOKEN.fullmatch(name)):
             return bytes([int(byte[1], 16)])
         _, found, text = self._tokenizer.convert_tokens_to_string([*self._before, name]).partition(_BEFORE)
         return text.encode() if found else None
 
 
 _BEFORE = "abcdef"
-_FALLBACK = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
 def _decoder_kinds(tokenizer: PreTrainedTokenizerBase) -> set[str]:
@@ -152,54 +164,3 @@ def cut_after(text: str, strings: Sequence[str], prompt: str = "") -> str:
         if start >= 0:
             ends.append(start + len(string))
     return whole[len(prompt) : min(ends, default=len(whole))]
-
-
-class CriteriaStopping:
-    """transformers' ``StoppingCriteria``, asked about every prefix that ends in a new token.
-
-    Each is shown one sequence's ids as all B rows of a batch and judges by the answer for its row, so one that looks
-    at the row does what it does in ``generate``. ``scores`` is None, as there without ``output_scores``.
-
-    Args:
-        criteria: callables of (input_ids [B, n] int64, scores) that return [B] bool, or one bool.
-        batch_size: B.
-        before: for each sequence what stands before its text: the padding that transformers shows.
-        device: of the ids.
-    """
-
-    def __init__(
-        self,
-        criteria: Sequence[StoppingCriteria | Callable],
-        batch_size: int = 1,
-        before: Sequence[Sequence[int]] | None = None,
-        device: torch.device | str = "cpu",
-    ):
-        if not isinstance(criteria, Sequence) or not all(callable(c) for c in criteria):
-            refuse("stopping_criteria", repr(criteria), "a StoppingCriteriaList, or a list of StoppingCriteria")
-        self._criteria, self._batch_size, self._before, self._device = list(criteria), batch_size, before, device
-
-    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
-        before = [] if self._before is None else self._before[sequence]
-        ids = torch.tensor([[*before, *text]], device=self._device).expand(self._batch_size, -1)
-        for kept in range(1, new + 1):
-            shown = ids[:, : ids.shape[1] - new + kept]
-            if any(_answer(criterion(shown, None), sequence) for criterion in self._criteria):
-                return kept
-        return None
-
-
-def _answer(done: torch.Tensor | bool, sequence: int) -> bool:
-    if isinstance(done, torch.Tensor) and done.numel() > 1:
-        return bool(done.flatten()[sequence])
-    return bool(done)
-
-
-class AnyStopping:
-    """The earliest end of several."""
-
-    def __init__(self, parts: Sequence[Stopping]):
-        self._parts = list(parts)
-
-    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
-        ends = [part.first_end(sequence, text, new) for part in self._parts]
-        return min((end for end in ends if end is not None), default=None)

@@ -1,9 +1,7 @@
-"""Tools for testing samplers and verifiers: inputs, exact distributions, chi-square with its power, near-tie-aware
-comparison.
+"""Tools for testing samplers and verifiers: inputs, exact distributions, near-tie-aware comparison.
 
-For tests, benchmarks and projects that build on specdec; of the package only ``specdec verify`` imports it."""
+For tests, benchmarks and projects that build on specdec; neither package imports it."""
 
-from .chi_square import ChiSquare, chi_square, detectable_bias
 from .distributions import (
     Distribution,
     Model,
@@ -37,7 +35,6 @@ __all__ = [
     "KINDS",
     "NEAR_TIE",
     "TOLERANCES",
-    "ChiSquare",
     "Distribution",
     "Model",
     "StepInputs",
@@ -46,10 +43,8 @@ __all__ = [
     "assert_statistics_close",
     "block_distribution",
     "chen_distribution",
-    "chi_square",
     "completed",
     "coupled_distribution",
-    "detectable_bias",
     "device_of",
     "expected_accepted",
     "leviathan_distribution",

@@ -11,6 +11,7 @@ import torch
 from specdec import AdaptiveDrafts, EarlyExitDrafter
 from specdec.drafters import Drafts
 from specdec.drafters.early_exit import check_keys_are_shared, first_layers
+from specdec.evaluation.verify.chi_square import chi_square
 from specdec.models.cached_model import CachedModel
 from specdec.models.kv_cache import StaticKVCache
 from specdec.models.supported import cached_model
@@ -29,7 +30,6 @@ from transformers import (
 )
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.testing import chi_square
 
 _SIZES = {
     "vocab_size": VOCABULARY,

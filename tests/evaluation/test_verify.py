@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 
 import pytest
+import specdec.evaluation.verify
 import specdec.loop.step
+import specdec.verify
 import torch
 from specdec import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.evaluation.verify import VerifySettings, cells, verify
 from specdec.evaluation.verify.distributions import PlainDistribution, rank_tests, token_tests
-from specdec.evaluation.verify.texts import RaceNoise
+from specdec.evaluation.verify.race_noise import RaceNoise
 from specdec.models.supported import cached_model
 from support.commands import invoke, refused, run
 from support.models import VOCABULARY, generate, tiny_model, toy_model
 
 from specdec_kernels import SamplingParams, speculative_step
+from specdec_kernels.backends import reference
 
 PROMPTS = [[1, 2, 3], [4], [0, 3, 1, 2], [2, 2]]  # of the toys, which have five tokens
 QUICK = {"num_drafts": (3,), "batch_sizes": (4,), "max_new_tokens": 8, "samples": 800}
@@ -178,6 +182,16 @@ def test_only_rounding_is_certified(monkeypatch, off, verdict):
 # ---- its parts
 
 
+def test_race_noise_is_that_of_the_reference_bit_for_bit():
+    """The two share no code: one is written from docs/numerics.md, the other is the kernels' own."""
+    ids = torch.arange(77)[None]
+    for seed in (0, 1, -3, 2**40 + 7, 2**63 - 1, -(2**63)):
+        for position in (0, 5, 2**31, 2**33 + 7):
+            bits = reference.philox(torch.tensor([seed]), ids, torch.tensor([position]), 0, reference.RACE)
+            expected = -torch.log(-torch.log1p(-reference.uniform(bits)))[0]
+            assert torch.equal(RaceNoise(seed, 77)(position), expected)
+
+
 def test_race_noise_is_that_of_the_kernels():
     """The largest logit plus noise is what rule ``coupled`` draws."""
     logits = torch.randn(6, 1, 77, generator=torch.Generator().manual_seed(0)) * 3
@@ -230,6 +244,21 @@ def test_wrong_texts_fail_tests_of_the_distribution():
 def test_bad_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         VerifySettings(**settings)
+
+
+def test_only_the_distribution_needs_scipy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert verified({}, checks=("greedy",)).passed
+    with pytest.raises(ValueError, match=r"^checks: got 'distribution' without scipy, allowed: .*'specdec\[verify\]'"):
+        verified({})
+    told = "--check: got 'distribution' without scipy, allowed: it after pip install 'specdec[verify]', or other checks"
+    monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
+    assert told in refused("verify", "x")
+
+
+def test_the_short_name():
+    assert specdec.verify.verify is verify and specdec.verify.VerifySettings is VerifySettings
+    assert specdec.verify.__all__ == specdec.evaluation.verify.__all__
 
 
 def test_no_prompts():

@@ -64,7 +64,6 @@ def plain() -> torch.Tensor:
 # ---- refused -----------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "stop_strings": "a",
     "num_beams": 2,
     "use_mtp": True,
     "use_cache": False,
@@ -101,11 +100,7 @@ def test_every_refused_field_has_a_value_to_be_refused():
     ("name", "how"),
     [
         *((name, "keyword") for name in REFUSED),
-        *(
-            (name, how)
-            for name in ("use_cache", "guidance_scale", "stop_strings")
-            for how in ("configuration", "model")
-        ),
+        *((name, how) for name in ("use_cache", "guidance_scale") for how in ("configuration", "model")),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -189,6 +184,7 @@ NO_EFFECT = {
     "transformers_version": "5.0.0",
 }
 TESTED_BELOW = {
+    "stop_strings",  # and in test_speculate.py
     "num_return_sequences",
     "output_scores",
     "output_logits",
@@ -297,6 +293,15 @@ def test_bos_token_id_starts_an_empty_prompt():
     assert torch.equal(theirs, ours) and (ours[:, 1] == 77).all()
 
 
+def test_stop_strings_of_a_configuration_need_a_tokenizer_in_transformers_itself():
+    """transformers makes a criterion of them before it calls anything, and hands us no tokenizer to make one."""
+    target, draft = tunable_pair(0.3)
+    with pytest.raises(ValueError, match="stop strings.* could not locate a tokenizer"):
+        target.generate(
+            **batch(), generation_config=GenerationConfig(stop_strings="a"), custom_generate=speculate(draft)
+        )
+
+
 # ---- assistance --------------------------------------------------------------------------------------------
 
 
@@ -316,7 +321,7 @@ def test_num_assistant_tokens_is_k_where_it_was_set():
         return drafted(speculator.last_result)
 
     assert k(speculate(draft)) == 4  # not 20, which transformers fills in
-    assert k(speculate(draft), num_assistant_tokens=20) == 20  # set, although to the same
+    assert k(speculate(draft), num_assistant_tokens=20) == 20  # set by keyword, although to the same
     assert k(speculate(draft), num_assistant_tokens=2) == 2
     assert k(speculate(draft, num_drafts=3)) == 3
     assert k(speculate(draft, num_drafts=AdaptiveDrafts(5, costs=[1.0] * 6))) == 5
@@ -324,6 +329,7 @@ def test_num_assistant_tokens_is_k_where_it_was_set():
     try:
         target.generation_config = GenerationConfig(num_assistant_tokens=6)
         assert k(speculate(draft)) == 6
+        assert k(speculate(draft), num_assistant_tokens=2) == 2  # a keyword goes before a configuration
     finally:
         target.generation_config = kept
     with pytest.raises(ValueError, match="^num_assistant_tokens: got 5, allowed: None beside 3 drafts"):

@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 from specdec import SpeculativeDecoder, speculate
+from specdec.hf.assistance import DEFAULTS as ASSISTANCE
 from support.generates import both, ragged
 from support.models import tiny_model, tunable_pair
 from transformers import (
@@ -38,6 +39,9 @@ def test_the_embedded_pair_with_stop_strings_as_transformers_finds_them(pair):
         theirs = target.generate(**inputs, max_new_tokens=24, stop_strings=strings, tokenizer=tokenizer)
         speculator = speculate(draft, stop_strings=strings, tokenizer=tokenizer)
         ours = target.generate(**inputs, max_new_tokens=24, custom_generate=speculator)
+        assert torch.equal(theirs, ours)
+        speculator = speculate(draft, tokenizer=tokenizer)  # the strings may be given to generate as well
+        ours = target.generate(**inputs, max_new_tokens=24, stop_strings=strings, custom_generate=speculator)
         assert torch.equal(theirs, ours)
         assert any(len(tokens) < 24 for tokens in speculator.last_result.tokens)
 
@@ -157,9 +161,9 @@ def test_a_second_call_sets_nothing_up_again(monkeypatch):
 
 def test_it_looks_like_any_function():
     speculator = speculate(tunable_pair(0.3)[1])
-    names = ["model", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "model_kwargs"]
-    assert [*inspect.signature(speculator).parameters] == names
-    inspect.signature(type(speculator))
+    prepared = ["model", "input_ids", "logits_processor", "stopping_criteria", "generation_config"]
+    given = ["stop_strings", "token_healing", *ASSISTANCE]
+    assert [*inspect.signature(speculator).parameters] == [*prepared, *given, "model_kwargs"]
     assert speculator.last_result is None
 
 

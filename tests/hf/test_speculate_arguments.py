@@ -1,4 +1,4 @@
-"""Streamers, and arguments that ``speculate()`` refuses or that were given to ``generate`` instead."""
+"""Streamers, and arguments of ``speculate()`` and of ``generate`` that are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from support.generates import both, ragged
 from support.models import tiny_model, tunable_pair
 from transformers import (
     DynamicCache,
-    GenerationConfig,
     LogitsProcessor,
     TextIteratorStreamer,
     TextStreamer,
@@ -73,7 +72,6 @@ class Fails(LogitsProcessor):
     ("error", "streamer", "settings", "before_the_end"),
     [
         (ValueError, Recorder(), {"num_beams": 2}, 0),  # our refusal
-        (ValueError, Recorder(), {"tokenizer": object()}, 0),  # one while generate sorts its arguments
         (ValueError, Recorder(), {"inputs": ragged()}, 0),  # a batch
         (OSError, Recorder(fails_at=0), {}, 0),
         (OSError, Recorder(fails_at=2), {}, 2),  # the reader's own error
@@ -103,31 +101,47 @@ def test_more_than_one_sequence_does_not_stream():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"streamer": Recorder()}, r"^streamer: got a Recorder in generate\(\), allowed: specdec.speculate\(streamer"),
-        ({"assistant_model": "draft"}, r"^assistant_model: got .* allowed: specdec.speculate\(draft_model=...\)"),
-        ({"tokenizer": Recorder()}, r"^tokenizer: got .* allowed: specdec.speculate\(tokenizer=...\)"),
-        ({"assistant_tokenizer": Recorder()}, r"^assistant_tokenizer: got .*specdec.speculate\(draft_tokenizer=...\)"),
-        ({"synced_gpus": True}, "^synced_gpus: got True in generate"),
-        ({"stop_strings": ["a"]}, r"^stop_strings: got \['a'\] in generate\(\), allowed: specdec.speculate\(stop_str"),
-        ({"generation_config": GenerationConfig(stop_strings="a")}, "^stop_strings: got 'a' in generate"),
+        (
+            {"stop_strings": ["a"]},
+            r"^stop_strings: got \['a'\] in generate\(\), allowed: .* specdec.speculate\(tokenizer=",
+        ),
+        ({"token_healing": True}, "^token_healing: got True, allowed: False: heal the prompt before generate"),
         ({"past_key_values": DynamicCache()}, "^past_key_values: got a DynamicCache, allowed: None"),
+        ({"past_key_values": "filled"}, "^past_key_values: got a DynamicCache, allowed: None"),
     ],
 )
-def test_arguments_in_the_wrong_place_are_refused(arguments, message):
+def test_arguments_that_cannot_be_honoured_are_refused(arguments, message):
     target, draft = tunable_pair(0.3)
     speculator, arguments = speculate(draft), {**arguments}
-    if "assistant_model" in arguments:
-        arguments["assistant_model"] = draft
+    if arguments.get("past_key_values") == "filled":
+        arguments["past_key_values"] = DynamicCache(config=target.config)
+        target(**ragged((0,), 4), past_key_values=arguments["past_key_values"])
     with pytest.raises(ValueError, match=message):
         target.generate(**ragged((0,)), custom_generate=speculator, **arguments)
-    if isinstance(arguments.get("streamer"), Recorder):
-        assert arguments["streamer"].events == ["end"]
-    assert torch.equal(*both(speculator))  # the refusal left nothing after
+    assert torch.equal(*both(speculator))  # the refusal left nothing behind
 
 
-def test_values_that_say_nothing_are_not_misplaced():
-    nothing = dict.fromkeys(("streamer", "assistant_model", "tokenizer", "assistant_tokenizer"))
-    assert torch.equal(*both(synced_gpus=False, **nothing))
+def test_stop_strings_of_generate_do_not_meet_those_of_speculate(pair):
+    target, draft, tokenizer = pair
+    speculator = speculate(draft, stop_strings="a", tokenizer=tokenizer)
+    inputs = {"input_ids": torch.tensor([tokenizer("def read(").input_ids])}
+    with pytest.raises(
+        ValueError, match=r"^stop_strings: got 'b' in generate\(\), allowed: None beside those of specd"
+    ):
+        target.generate(**inputs, max_new_tokens=2, stop_strings="b", custom_generate=speculator)
+
+
+def test_what_is_left_out_is_none():
+    nothing = dict.fromkeys(("streamer", "assistant_model", "tokenizer", "assistant_tokenizer", "stop_strings"))
+    assert torch.equal(*both(synced_gpus=False, token_healing=False, **nothing))
+
+
+def test_a_streamer_of_generate_gets_the_prompt_and_nothing_else():
+    """What docs/transformers.md says of it: transformers does not hand it on."""
+    target, draft = tunable_pair(0.3)
+    streamer = Recorder()
+    target.generate(**ragged((0,)), max_new_tokens=4, streamer=streamer, custom_generate=speculate(draft))
+    assert len(streamer.events) == 1 and torch.equal(streamer.events[0], ragged((0,))["input_ids"])
 
 
 def test_what_else_the_model_would_be_fed_is_refused():
@@ -156,7 +170,7 @@ def test_what_else_the_model_would_be_fed_is_refused():
         ({"drafter": object(), "draft_model": object()}, "drafter: got one beside draft_model"),
         ({"draft_tokenizer": object()}, "draft_model: got None with draft_tokenizer"),
         ({"draft_tokenizer": object(), "draft_model": object()}, "tokenizer: got None with draft_tokenizer"),
-        ({"stop_strings": "a"}, "tokenizer: got NoneType"),
+        ({"stop_strings": "a"}, "tokenizer: got None with stop_strings"),
     ],
 )
 def test_speculate_refuses_at_once(arguments, message):

@@ -8,7 +8,8 @@ import tracemalloc
 
 import pytest
 from specdec.cli import models
-from specdec.jobs.input import InputError, InputMark, JobFile, LineSettings
+from specdec.jobs.input import InputError, InputMark, JobFile
+from specdec.jobs.lines import LineSettings
 from support.jobs import job_refused, write_prompts
 
 

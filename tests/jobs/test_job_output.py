@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from specdec.cli import models
-from specdec.jobs.input import InputMark, JobFile, LineSettings
+from specdec.jobs.input import InputMark, JobFile
+from specdec.jobs.lines import LineSettings
 from specdec.jobs.manifest import fingerprint
 from specdec.jobs.output import Results, WriteError
 from specdec.jobs.run import run_job

@@ -26,6 +26,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from specdec.evaluation.verify.chi_square import chi_square, detectable_bias
 from support.cells import (
     BATCHES,
     BIG_BACKENDS,
@@ -50,7 +51,6 @@ from support.cells import (
 
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import RULES
-from specdec_kernels.testing import chi_square, detectable_bias
 
 LARGE, LARGE_DRAWS = 1100, 10_000  # two blocks of the race, of which the last is partial
 LARGE_KINDS = dict(zip(RULES, ("opposite", "near_equal", "opposite"), strict=True))

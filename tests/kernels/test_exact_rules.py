@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from specdec.evaluation.verify.chi_square import chi_square
 from support.exact import CERTAIN, Context, Probe, Rows, Setting, Step
 
 from specdec_kernels import SamplingParams, Status, draft_step, speculative_step
@@ -15,7 +16,6 @@ from specdec_kernels.testing import (
     Model,
     block_distribution,
     chen_distribution,
-    chi_square,
     coupled_distribution,
     expected_accepted,
     leviathan_distribution,

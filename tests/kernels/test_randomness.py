@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
+from specdec.evaluation.verify.chi_square import chi_square
 from support.cells import LEVEL
 
 from specdec_kernels.backends import reference
-from specdec_kernels.testing import chi_square
 
 
 def test_philox_known_answers():

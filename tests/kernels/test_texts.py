@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from specdec.evaluation.verify.chi_square import ChiSquare, chi_square, detectable_bias
 from support.cells import BIG_BACKENDS, LEVEL, NIGHTLY, marginal
 from support.exact import Setting, params_of
 
 from specdec_kernels import draft_step, speculative_step
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import RULES
-from specdec_kernels.testing import ChiSquare, Distribution, chi_square, detectable_bias, device_of, text_distribution
+from specdec_kernels.testing import Distribution, device_of, text_distribution
 from specdec_kernels.types import TokenTable
 
 LENGTH, TOY, MOST = 8, 3, 3  # tokens of a text; vocabulary; drafts of a step, at most

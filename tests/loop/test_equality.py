@@ -23,7 +23,7 @@ from specdec import (
 )
 from specdec.drafters import Drafts, Generation, Step
 from specdec.evaluation.near_ties import Judge
-from specdec.evaluation.verify.texts import RaceNoise
+from specdec.evaluation.verify.race_noise import RaceNoise
 
 from specdec_kernels import SamplingParams
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from specdec.drafters import Drafts, Generation, Step
+from specdec.evaluation.verify.chi_square import chi_square
 from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 from transformers import LogitsProcessorList
 from transformers.generation import (
@@ -26,7 +27,7 @@ from transformers.generation import (
 )
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.testing import chi_square, text_distribution, total_variation
+from specdec_kernels.testing import text_distribution, total_variation
 
 RULES = ("token", "block", "coupled")
 

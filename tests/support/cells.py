@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from specdec.evaluation.verify.chi_square import chi_square
 
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import (
@@ -23,7 +24,6 @@ from specdec_kernels.testing import (
     Model,
     StepInputs,
     block_distribution,
-    chi_square,
     coupled_distribution,
     leviathan_distribution,
     pair_of_rows,

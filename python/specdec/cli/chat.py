@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
     from ..drafters.protocol import Drafter
     from ..drafters.suffix import SuffixMemory
-    from ..result import Emission, GenerationResult
+    from ..result import GenerationResult
 
 
 def chat(
@@ -124,9 +124,6 @@ class Talk:
         prompt = self._conversation.prompt(said)
         page = Page(tokenizer, "", prompt, s.verbose, self._stop, shows_prompt=False)
 
-        def show(emission: Emission) -> None:
-            page.show(emission.tokens, emission.produced_by)
-
         result: GenerationResult | None = None
         try:
             result = self._decoder_of(self._drafter).generate(
@@ -138,7 +135,7 @@ class Talk:
                 rule=s.rule,
                 banned_tokens=self._models.tail,
                 stop=self._stopping,
-                on_emit=show,
+                on_emit=page.on_emit,
             )
         except KeyboardInterrupt:
             pass  # what there is of the answer counts
@@ -150,5 +147,5 @@ class Talk:
             return
         self._totals.answers += 1
         self._totals.stats.append(result.stats)
-        print_troubles(result)
-        print_stats(result, s.verbose, with_speed=True)
+        print_troubles(result.drafter_error, result.status)
+        print_stats(result.stats, result.produced_by, s.verbose, with_speed=True)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..detokenize import continuation
+from ..stopping import cut_after
 from . import job, models, options
 from .options import refuse
 from .profiling import check_trace, traced
-from .prompts import read_texts
-from .show import Page, cut, print_stats, print_troubles
+from .prompts import check_texts, read_lines
+from .show import Page, print_stats, print_troubles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from .batch import Text
 
 
 def generate(
@@ -57,7 +62,7 @@ def generate(
     prefill_chunk: options.PrefillChunk = None,
     no_progress: options.NoProgress = False,
 ) -> None:
-    """Continues PROMPT, or all prompts of a file in one batch.
+    """Continues PROMPT, or all prompts of a file at once. In a .jsonl file a line may have settings of its own.
 
     With --output, a job: the prompts of a file of any length stream through --rows rows, and each result is written as
     it ends, one JSON object a line. A job that was stopped or killed goes on when the same command is run again. Exit
@@ -69,7 +74,7 @@ def generate(
     scheduling = job.Scheduling(rows, max_length, cache_tokens, cache_bytes, prefill_chunk)
     if output is None:
         job.refuse_options(scheduling, no_progress)
-        texts = read_texts([] if prompt is None else [prompt], batch_file)
+        check_texts([] if prompt is None else [prompt])
     else:
         others = {"--json": as_json, "--log-probs": log_probs, "--verbose": verbose, "--profile": profile is not None}
         job.check_options(batch_file, output, scheduling, num_return_sequences, others)
@@ -96,57 +101,68 @@ def generate(
     }
     with options.user_errors(batch_file):
         params = options.read_sampling(rule, **sampling)
-        if output is not None:
-            lines = {"max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "seed": seed, **sampling}
-            lines |= {"stop": tuple(stop), "logit_bias": bias or None, "banned_tokens": tuple(ban or ())}
+        settings = {"max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "seed": seed, **sampling}
+        settings |= {"stop": tuple(stop), "logit_bias": bias or None, "banned_tokens": tuple(ban or ())}
+        if output is not None and batch_file is not None:
             drafting = (drafter, exit_layers, confidence, rule, lengths)
             models_at = (target, draft, device, dtype)
-            command = job.Command(batch_file, output, lines, *models_at, *drafting, scheduling, not no_progress)
+            command = job.Command(batch_file, output, settings, *models_at, *drafting, scheduling, not no_progress)
             raise typer.Exit(job.run(command))
+        from ..jobs.lines import JobLine, LineSettings, check_defaults
+
+        defaults = LineSettings(**settings)
+        if batch_file is None:
+            lines = [JobLine(0, prompt or "", defaults, params)]
+        else:
+            from ..jobs.manifest import read_vocab_size
+
+            vocab_size = read_vocab_size("target", models.paths(target, draft, drafter)["target"])
+            check_defaults(defaults, vocab_size)
+            lines = read_lines(batch_file, defaults, vocab_size, num_return_sequences)
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..decoder import SpeculativeDecoder
+        from .batch import decode
 
-        tokenizer, n = loaded.tokenizer, num_return_sequences
-        prompts = tokenizer(texts).input_ids
-        rows = [(text, ids) for text, ids in zip(texts, prompts, strict=True) for _ in range(n)]
-        pages = [Page(tokenizer, text, ids, verbose, stop) for text, ids in rows]
-        streamed = not as_json and len(rows) == 1 and batch_file is None
         proposer = loaded.drafter(drafter, exit_layers, confidence=confidence)
         decoder = SpeculativeDecoder(loaded.target, proposer, lengths)
+        page: Page | None = None
+        if prompt is not None and num_return_sequences == 1 and not as_json:
+            page = Page(loaded.tokenizer, prompt, loaded.tokenizer([prompt]).input_ids[0], verbose, stop)
         with traced(profile):
-            result = decoder.generate(
-                prompts,
-                max_new_tokens=max_new_tokens,
-                params=params,
-                seed=[seed + i * n for i in range(len(prompts))],
+            decoded = decode(
+                decoder,
+                loaded.tokenizer,
+                lines,
                 rule=rule,
-                logit_bias=bias,
-                banned_tokens=[*(ban or ()), *loaded.tail],
-                min_new_tokens=min_new_tokens,
+                banned=loaded.tail,
+                texts_per_line=num_return_sequences,
                 log_probs=log_probs,
-                num_return_sequences=n,
-                stop=options.read_stop(stop, tokenizer),
-                on_emit=(lambda e: pages[0].show(e.tokens, e.produced_by)) if streamed else None,
+                on_emit=None if page is None else page.on_emit,
             )
-    for i, (text, ids) in enumerate(rows):
-        tokens, produced_by = result.tokens[i], result.produced_by[i]
-        if as_json:
-            # The sequences of a batch share its time.
-            stats = dataclasses.replace(result.sequence_stats[i], seconds=result.stats.seconds)
-            row = {
-                "text": cut(continuation(tokenizer, ids, tokens), stop, text),
-                "token_ids": tokens,
-                "produced_by": [str(producer) for producer in produced_by],
-                "stats": stats.to_dict(),
-            }
-            if log_probs:
-                row |= {"log_probs": result.log_probs[i], "raw_log_probs": result.raw_log_probs[i]}
-            typer.echo(json.dumps(row))
-        else:
-            if not streamed:
-                typer.secho(f"--- {i + 1} of {len(rows)} ---", dim=True)
-                pages[i].show(tokens, produced_by)
-            pages[i].finish()
-    print_troubles(result, n)
+    if as_json:
+        for text in decoded.texts:
+            typer.echo(json.dumps(_row(text, loaded.tokenizer, log_probs, with_id=batch_file is not None)))
+    elif page is not None:
+        page.finish()
+    else:
+        for i, text in enumerate(decoded.texts, 1):
+            typer.secho(f"--- {i} of {len(decoded.texts)} ---", dim=True)
+            page = Page(loaded.tokenizer, text.line.prompt, text.prompt, verbose, text.line.settings.stop)
+            page.show(text.tokens, text.produced_by)
+            page.finish()
+    print_troubles(decoded.drafter_error, [text.status for text in decoded.texts], num_return_sequences)
     if not as_json:
-        print_stats(result, verbose)
+        print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose)
+
+
+def _row(text: Text, tokenizer: PreTrainedTokenizerBase, log_probs: bool, with_id: bool) -> dict:
+    """What --json prints for one text."""
+    shown = continuation(tokenizer, text.prompt, text.tokens)
+    row = {"id": text.line.id} if with_id else {}
+    row |= {
+        "text": cut_after(shown, text.line.settings.stop, text.line.prompt),
+        "token_ids": text.tokens,
+        "produced_by": [str(producer) for producer in text.produced_by],
+        "stats": text.stats.to_dict(),
+    }
+    return row | ({"log_probs": text.log_probs, "raw_log_probs": text.raw_log_probs} if log_probs else {})

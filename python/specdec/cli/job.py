@@ -12,6 +12,7 @@ import typer
 
 from . import models, options
 from .options import refuse
+from .show import print_drafter_error
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
@@ -44,7 +45,7 @@ class Scheduling:
 
 @dataclass(frozen=True)
 class Command:
-    """The options of a job; ``lines`` is what a line has that says nothing else (``job.lines.LineSettings``)."""
+    """The options of a job; ``lines`` is what a line has that says nothing else (``jobs.lines.LineSettings``)."""
 
     batch_file: Path
     output: Path
@@ -154,10 +155,11 @@ def run(command: Command) -> int:
 
 def _check(command: Command, results: Results) -> JobFile:
     """All that can be said without models; the output is then ready for more."""
-    from ..jobs.input import InputMark, JobFile, LineSettings, check_defaults
-    from ..jobs.manifest import differences, make_settings, model_paths, read_vocab_size
+    from ..jobs.input import InputMark, JobFile
+    from ..jobs.lines import LineSettings, check_defaults
+    from ..jobs.manifest import differences, make_settings, read_vocab_size
 
-    paths = model_paths(command.target, command.draft, command.drafter)
+    paths = models.paths(command.target, command.draft, command.drafter)
     vocab_size = read_vocab_size("target", paths["target"])
     defaults = LineSettings(**command.lines)
     check_defaults(defaults, vocab_size)
@@ -191,8 +193,7 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
         shown.close()
         scheduler.close()
     if drafter_error is not None:
-        told = f"Warning: the drafter failed, and tokens came from the target alone: {drafter_error}"
-        typer.secho(told, fg="red", err=True)
+        print_drafter_error(drafter_error)
     ends = ", ".join(f"{count} {end}" for end, count in sorted(totals.ends.items()))
     told = f"{totals.emitted} tokens, tau {totals.tau:.2f}, {describe(totals, rates, scheduler.usage.busy)}"
     typer.echo(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}", err=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .drafters import NEED_DRAFT, make_drafter
@@ -69,3 +71,12 @@ def load(
     tokenizers = load_tokenizer("target", target), load_tokenizer("draft", draft)
     models = (load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft)))
     return Models(*models, *tokenizers)
+
+
+def paths(target: str | None, draft: str | None, drafter: str) -> dict[str, str | None]:
+    """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
+    if target is None:
+        folder = Path(str(resources.files("specdec") / "embedded"))
+        draft = str(folder / "draft") if drafter in NEED_DRAFT else None
+        return {"target": str(folder / "target"), "draft": draft, "tokenizer": str(folder / "tokenizer")}
+    return {"target": target, "draft": draft}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from ..stopping import Stopping, StopStrings
 from .drafters import NAMES, NEED_DRAFT
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
 
     from ..drafters.draft_length import AdaptiveDrafts
-    from ..loop.sequence import Stopping
 
 Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
 Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
@@ -190,11 +190,7 @@ def check_confidence(confidence: float, drafter: str) -> None:
 
 
 def read_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Stopping | None:
-    if not stop:
-        return None
-    from ..stopping import StopStrings
-
-    return StopStrings(tokenizer, stop)
+    return StopStrings(tokenizer, stop) if stop else None
 
 
 def read_logit_bias(given: Sequence[str]) -> dict[int, float]:

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
 
 from .options import refuse
 
+if TYPE_CHECKING:
+    from ..jobs.lines import JobLine, LineSettings
 
-def read_texts(texts: list[str], batch_file: Path | None) -> list[str]:
-    """The prompts of the arguments or of the file."""
-    if batch_file is not None:
-        try:
-            # Not splitlines, which takes form feeds and others for ends of lines.
-            lines = batch_file.read_text("utf-8-sig").split("\n")
-        except UnicodeDecodeError as error:
-            refuse("--batch-file", f"{str(batch_file)!r}, which is not UTF-8 ({error})", "UTF-8")
-        numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip()]
-        if batch_file.suffix == ".jsonl":
-            texts = [_read_json_line(batch_file, i, line) for i, line in numbered]
-        else:
-            texts = [line for _, line in numbered]
-        if not texts:
-            refuse("--batch-file", f"{str(batch_file)!r} without a prompt", "at least one line that is not empty")
-    source = "PROMPT" if batch_file is None else "--batch-file"
+
+def read_texts(prompts: list[str], batch_file: Path | None) -> list[str]:
+    """The prompts of the arguments or of the file, for a command that decodes all of them alike: a line of the file
+    may have no settings of its own."""
+    if batch_file is None:
+        return check_texts(prompts)
+    with _input_errors():
+        from ..jobs.input import read_batch
+        from ..jobs.lines import LineSettings
+
+        return [line.prompt for line in read_batch(batch_file, LineSettings(), 0, keys=("id", "prompt"))]
+
+
+def read_lines(batch_file: Path, defaults: LineSettings, vocab_size: int, texts: int) -> list[JobLine]:
+    """The lines of a file, with their own settings; ``texts`` are made of each."""
+    with _input_errors():
+        from ..jobs.input import read_batch
+
+        return read_batch(batch_file, defaults, vocab_size, texts=texts)
+
+
+def check_texts(texts: list[str]) -> list[str]:
+    """Refuses arguments that no tokenizer takes."""
     for text in texts:
         if not text:
-            refuse(source, "an empty prompt", "at least one character")
-        # From a JSON escape, or an argument that is not UTF-8; no tokenizer takes them.
-        if any("\ud800" <= c <= "\udfff" for c in text):
-            refuse(source, ascii(text[:60]), "text without lone surrogates")
+            refuse("PROMPT", "an empty prompt", "at least one character")
+        if any("\ud800" <= c <= "\udfff" for c in text):  # of an argument that is not UTF-8
+            refuse("PROMPT", ascii(text[:60]), "text without lone surrogates")
     return texts
 
 
-def _read_json_line(batch_file: Path, number: int, line: str) -> str:
+@contextmanager
+def _input_errors() -> Iterator[None]:
+    from ..jobs.input import InputError
+
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):  # not only JSONDecodeError: also numbers and nesting beyond python's
-        value = None
-    text = value.get("prompt") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        given = f"line {number} of {str(batch_file)!r}: {line[:60]!r}"
-        refuse("--batch-file", given, 'a JSON string or {"prompt": "..."} a line')
-    return text
+        yield
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="--batch-file") from error

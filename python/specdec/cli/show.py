@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from ..detokenize import IncrementalText, continuation
+from ..stopping import cut_after
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from specdec_kernels import Status
+
     from ..evaluation.compare import Comparison, Spread
     from ..evaluation.near_ties import Difference
-    from ..result import GenerationResult, Producer
+    from ..result import Emission, Producer
     from ..stats import Stats
 
 COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
@@ -56,6 +59,10 @@ class Page:
             colour = COLOURS[producer] if self._coloured else None
             typer.secho(self._new(self._continuation.push([token])), fg=colour, nl=False)
 
+    def on_emit(self, emission: Emission) -> None:
+        """As ``SpeculativeDecoder.generate`` calls it."""
+        self.show(emission.tokens, emission.produced_by)
+
     def finish(self) -> None:
         self._start()
         typer.echo(self._new(self._continuation.finish()))
@@ -63,7 +70,7 @@ class Page:
     def _new(self, piece: str) -> str:
         """What of the next piece is shown."""
         before, whole = len(self.shown), self.shown + piece
-        self.shown = cut(whole, self._stop, self._text)
+        self.shown = cut_after(whole, self._stop, self._text)
         return self.shown[before:]
 
     def _start(self) -> None:
@@ -73,38 +80,34 @@ class Page:
         self._started = True
 
 
-def cut(text: str, stop: Sequence[str], prompt: str) -> str:
-    """``text`` after ``prompt`` up to the end of the first stop string."""
-    if not stop:
-        return text
-    from ..stopping import cut_after
-
-    return cut_after(text, stop, prompt)
-
-
-def print_stats(result: GenerationResult, verbose: bool, with_speed: bool = False) -> None:
-    """A line on stderr; with ``verbose`` also the legend of the colours, with how many tokens have each, and
-    where the time went."""
-    stats = result.stats
+def print_stats(
+    stats: Stats, produced_by: Sequence[Sequence[Producer]], verbose: bool, with_speed: bool = False
+) -> None:
+    """A line on stderr about the texts whose tokens came from ``produced_by``; with ``verbose`` also how many tokens
+    have which colour, and where the time went."""
     if verbose:
-        producers = [str(p) for row in result.produced_by for p in row]
+        producers = [str(p) for row in produced_by for p in row]
         legend = (typer.style(f"{name} {producers.count(name)}", fg=c) for name, c in COLOURS.items())
         typer.echo("tokens: " + ", ".join(legend), err=True)
-        seconds = (f"{part} {value:.3f}" for part, value in stats.seconds.items())
-        typer.secho("seconds: " + ", ".join(seconds), dim=True, err=True)
+        parts = (f"{part} {value:.3f}" for part, value in stats.seconds.items())
+        typer.secho("seconds: " + ", ".join(parts), dim=True, err=True)
     seconds = stats.seconds["total"]
     speed = f", {stats.emitted / seconds:.1f} tokens/s" if with_speed and seconds else ""
     typer.secho(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", dim=True, err=True)
 
 
-def print_troubles(result: GenerationResult, sequences_per_prompt: int = 1) -> None:
-    """On stderr."""
-    if result.drafter_error is not None:
-        told = f"Warning: the drafter failed, and tokens came from the target alone: {result.drafter_error}"
-        typer.secho(told, fg="red", err=True)
-    for i, status in enumerate(result.status):
+def print_troubles(drafter_error: str | None, statuses: Sequence[Status], texts_per_prompt: int = 1) -> None:
+    """On stderr: why the drafter was dropped, and which texts ended because of their logits."""
+    if drafter_error is not None:
+        print_drafter_error(drafter_error)
+    for i, status in enumerate(statuses):
         if status:
-            typer.secho(f"Warning: prompt {i // sequences_per_prompt}: {status.name}", fg="red", err=True)
+            typer.secho(f"Warning: prompt {i // texts_per_prompt}: {status.name}", fg="red", err=True)
+
+
+def print_drafter_error(error: str) -> None:
+    told = f"Warning: the drafter failed, and tokens came from the target alone: {error}"
+    typer.secho(told, fg="red", err=True)
 
 
 def ratios(stats: Stats) -> str:

@@ -59,7 +59,7 @@ def verify(
     for k in num_drafts or ():
         options.read_num_drafts(k, 1)
     with options.user_errors(batch_file):
-        from ..evaluation.verify import VerifySettings, prompts, verify
+        from ..evaluation.verify import VerifySettings, check_scipy, prompts, verify
 
         settings = VerifySettings(
             checks=tuple(check or CHECKS),
@@ -72,6 +72,8 @@ def verify(
             level=level,
             seed=seed,
         )
+        if "distribution" in settings.checks:  # before models are loaded, which takes long
+            check_scipy()
         loaded = models.load(target, draft, drafters, device, dtype)
         layers = {"early-exit": exit_layers}
         chosen = {name: loaded.drafter(name, layers.get(name)) for name in drafters if name != "none"}

@@ -1,7 +1,8 @@
-"""Who drafts and how much, of what ``speculate`` was given and what ``GenerationConfig`` says of assistance."""
+"""Who drafts and how much: from the arguments of ``speculate`` and the fields of ``GenerationConfig`` on assistance."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +12,9 @@ from ..checks import read_count, refuse
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 
-NUM_DRAFTS = 4
+NUM_DRAFTS = 4  # where nobody chose
 # Fields of GenerationConfig, and what transformers fills in where they were not set.
-_DEFAULTS = {
+DEFAULTS = {
     "num_assistant_tokens": 20,
     "assistant_confidence_threshold": 0.4,
     "prompt_lookup_num_tokens": None,
@@ -24,13 +25,16 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Assistance:
+    """How the text is drafted; None means that nobody chose."""
+
     draft: PreTrainedModel | Drafter | None = None
-    num_drafts: int | AdaptiveDrafts | None = None  # None: not said
+    num_drafts: int | AdaptiveDrafts | None = None
     confidence: float | None = None
-    lookup: int | None = None  # the longest n-gram of a PromptLookupDrafter in the place of ``draft``
-    layers: int | None = None  # of an EarlyExitDrafter in its place
+    lookup: int | None = None  # the longest n-gram of a PromptLookupDrafter, which then drafts
+    layers: int | None = None  # how many layers of the target an EarlyExitDrafter uses, which then drafts
 
     def drafter_for(self, target: PreTrainedModel) -> PreTrainedModel | Drafter | None:
+        """As ``SpeculativeDecoder`` takes it."""
         if self.lookup is not None:
             from ..drafters.prompt_lookup import PromptLookupDrafter
 
@@ -42,20 +46,23 @@ class Assistance:
         return self.draft
 
 
-def read_assistance(ours: Assistance, config: GenerationConfig, given: dict[str, Any] | None) -> Assistance:
+def read_assistance(ours: Assistance, config: GenerationConfig, given: Mapping[str, Any]) -> Assistance:
     """``ours`` and the fields that were set.
 
     Args:
         ours: what ``speculate`` was given.
-        config: as ``generate`` prepared it: what was not set has transformers' default.
-        given: the fields that were set; None: not known, then those are that differ from the default.
+        config: as ``generate`` prepared it. It does not tell what was set from what transformers filled in: a field
+            counts as set where it differs from transformers' default.
+        given: the fields that ``generate`` was given by keyword, which go before ``config``; None: not given.
 
     Raises:
-        ValueError: names a field that says another thing than ``speculate``'s arguments, or that has no effect.
+        ValueError: names a field that contradicts the arguments of ``speculate``, or that would have no effect.
     """
-    values = {name: getattr(config, name, None) for name in _DEFAULTS}
-    unset = {n for n, d in _DEFAULTS.items() if (values[n] == d if given is None else given.get(n) is None)}
-    fields = {name: None if name in unset else value for name, value in values.items()}
+    fields: dict[str, Any] = {}
+    for name, default in DEFAULTS.items():
+        configured = getattr(config, name, None)
+        by_keyword = given.get(name)
+        fields[name] = by_keyword if by_keyword is not None else None if configured == default else configured
     lookup, layers = fields["prompt_lookup_num_tokens"], fields["assistant_early_exit"]
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
         if fields[name] is not None and ours.draft is not None:
@@ -82,8 +89,8 @@ def read_assistance(ours: Assistance, config: GenerationConfig, given: dict[str,
             refuse("assistant_confidence_threshold", threshold, "None without a draft model")
         if ours.confidence is not None and ours.confidence != threshold or not 0 <= threshold < 1:
             refuse("assistant_confidence_threshold", threshold, "0 to below 1, and not beside confidence")
-    confidence = next((c for c in (ours.confidence, threshold) if c is not None), 0.0)
-    whole = replace(ours, num_drafts=NUM_DRAFTS if num_drafts is None else num_drafts, confidence=confidence)
+    confidence = ours.confidence if ours.confidence is not None else threshold
+    whole = replace(ours, num_drafts=num_drafts, confidence=confidence)
     if lookup is not None:
         return replace(whole, lookup=fields["max_matching_ngram_size"] or 2)
     return replace(whole, layers=layers)

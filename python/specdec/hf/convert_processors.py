@@ -1,10 +1,11 @@
-"""transformers' list of logits processors, said in the parameters of the kernels where these can say it."""
+"""transformers' list of logits processors, turned into parameters of the kernels where the kernels have these."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from transformers import LogitsProcessor
@@ -21,7 +22,7 @@ _WARPERS = (
     theirs.TopPLogitsWarper,
     theirs.MinPLogitsWarper,
 )
-# Of transformers' own, those that look at which row of the batch they are called for.
+# Those of transformers' own processors that look at which row of the batch they are called for.
 _ROW_AWARE = (
     theirs.EncoderNoRepeatNGramLogitsProcessor,
     theirs.EncoderRepetitionPenaltyLogitsProcessor,
@@ -33,7 +34,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 @dataclass
 class SamplingArguments:
-    """Arguments of ``SpeculativeDecoder.generate`` that say the distribution of the text."""
+    """The arguments of ``SpeculativeDecoder.generate`` that decide the distribution of the text."""
 
     params: SamplingParams | None = None
     logit_bias: dict[int, float] | None = None
@@ -51,19 +52,20 @@ def read_arguments(
     max_new_tokens: int,
     vocab_size: int,
 ) -> SamplingArguments:
-    """The distribution of ``processors``, which run in this order.
+    """Arguments with the distribution of ``processors``, which run in this order.
 
-    The last of them that are temperature, top-k, top-p and min-p, in that order, become ``SamplingParams``. What comes
-    before becomes penalties, bias, bans and a shortest length if all of it can be said in these and in their order
-    (what only bans may stand anywhere). Otherwise all of it runs as it is, row by row, on what transformers shows.
+    Temperature, top-k, top-p and min-p at the end of the list, in that order, become ``SamplingParams``. The processors
+    before them become penalties, biases, bans and a shortest length, if all of them can be expressed in that way
+    without changing their order (bans may stand anywhere). Otherwise all of them run as they are, row by row, on the
+    text with its padding, as transformers shows it.
 
     Args:
         processors: as transformers' ``generate`` prepared them.
         rows: the prompts as transformers shows them, with their padding.
         do_sample: False is greedy; temperature and filters are then processors like others.
-        eos: what ends a sequence.
-        max_new_tokens: of the generation.
-        vocab_size: the target's.
+        eos: the ids that end a sequence.
+        max_new_tokens: the most that a sequence gets.
+        vocab_size: V of the target.
 
     Raises:
         ValueError: a processor keeps a state between its calls.
@@ -84,7 +86,7 @@ def read_arguments(
 
 
 def _first_warper(processors: Sequence[LogitsProcessor]) -> int:
-    """Where the temperature and filters at the end begin that the kernels have."""
+    """Index of the first of the temperature and filters at the end of the list that the kernels can take over."""
     start, rank = len(processors), len(_WARPERS)
     while start and type(processors[start - 1]) in _WARPERS[:rank] and _is_native(processors[start - 1]):
         start -= 1
@@ -93,7 +95,7 @@ def _first_warper(processors: Sequence[LogitsProcessor]) -> int:
 
 
 def _is_native(warper: LogitsProcessor) -> bool:
-    """Whether its numbers are among those that the kernels take."""
+    """Whether the kernels take its settings."""
     if getattr(warper, "filter_value", -math.inf) != -math.inf:
         return False
     if not isinstance(warper, theirs.TopKLogitsWarper) and getattr(warper, "min_tokens_to_keep", 1) != 1:
@@ -101,7 +103,7 @@ def _is_native(warper: LogitsProcessor) -> bool:
     return _allowed(**_read_warpers([warper]))
 
 
-def _read_warpers(warpers: Sequence[LogitsProcessor]) -> dict[str, float]:
+def _read_warpers(warpers: Sequence[LogitsProcessor]) -> dict[str, Any]:
     names = dict(zip(_WARPERS, ("temperature", "top_k", "top_p", "min_p"), strict=True))
     return {names[type(warper)]: getattr(warper, names[type(warper)]) for warper in warpers}
 
@@ -113,32 +115,31 @@ def _native(
     max_new_tokens: int,
     vocab_size: int,
 ) -> SamplingArguments | None:
-    """All of them in the kernels' words, or None."""
+    """All of them as arguments of the kernels; None where one of them has no such form."""
     arguments, penalised, length = SamplingArguments(), False, len(rows[0]) if rows else 0
     for p in processors:
-        kind = type(p)
-        if kind in (theirs.SequenceBiasLogitsProcessor, theirs.NoBadWordsLogitsProcessor):
+        if type(p) is theirs.SequenceBiasLogitsProcessor or type(p) is theirs.NoBadWordsLogitsProcessor:
             if any(len(tokens) > 1 or tokens[0] >= vocab_size for tokens in p.sequence_bias):
                 return None
             bias = {int(tokens[0]): float(b) for tokens, b in p.sequence_bias.items()}
             arguments.banned_tokens += [token for token, b in bias.items() if b == -math.inf]
             bias = {token: b for token, b in bias.items() if b != -math.inf}
-            # Before the penalty, and once: a second sum would be rounded differently.
+            # The kernels add one bias, before the penalty: a second sum would be rounded differently.
             if bias and (penalised or arguments.logit_bias or not all(abs(b) <= _LARGEST for b in bias.values())):
                 return None
             arguments.logit_bias = bias or arguments.logit_bias
-        elif kind is theirs.SuppressTokensLogitsProcessor:
+        elif type(p) is theirs.SuppressTokensLogitsProcessor:
             arguments.banned_tokens += [token for token in p.suppress_tokens.tolist() if 0 <= token < vocab_size]
-        elif kind is theirs.RepetitionPenaltyLogitsProcessor:
+        elif type(p) is theirs.RepetitionPenaltyLogitsProcessor:
             ignored = _ignored(p.prompt_ignore_length, len(rows))
             fits = len(ignored) == len(rows) and all(n <= length for n in ignored)
             if penalised or not fits or not _allowed(repetition_penalty=p.penalty):
                 return None
             penalised, arguments.params = True, SamplingParams(repetition_penalty=p.penalty)
             arguments.processor_prompts = [row[n:] for row, n in zip(rows, ignored, strict=True)]
-        elif kind is theirs.MinLengthLogitsProcessor and _same(p.eos_token_id, eos):
+        elif type(p) is theirs.MinLengthLogitsProcessor and _same(p.eos_token_id, eos):
             arguments.min_new_tokens = max(arguments.min_new_tokens, p.min_length - length)
-        elif kind is theirs.MinNewTokensLengthLogitsProcessor and _same(p.eos_token_id, eos):
+        elif type(p) is theirs.MinNewTokensLengthLogitsProcessor and _same(p.eos_token_id, eos):
             arguments.min_new_tokens = max(
                 arguments.min_new_tokens, p.min_new_tokens + p.prompt_length_to_skip - length
             )
@@ -155,7 +156,7 @@ def _ignored(lengths: torch.Tensor | int | None, batch_size: int) -> list[int]:
     return [lengths or 0] * batch_size
 
 
-def _allowed(**values: float) -> bool:
+def _allowed(**values: Any) -> bool:
     try:
         SamplingParams(**values)
     except ValueError:
@@ -168,7 +169,7 @@ def _same(ids: torch.Tensor, eos: frozenset[int]) -> bool:
 
 
 def _for_row(processor: LogitsProcessor, row: int, batch_size: int) -> LogitsProcessor:
-    """``processor`` for one row: one that may look at which row it is called for is shown a batch again."""
+    """``processor`` for one row. One that may look at which row it is called for is shown a whole batch."""
     known = type(processor).__module__ == theirs.__name__ and type(processor) not in _ROW_AWARE
     return processor if known or batch_size == 1 else _OfRow(processor, row, batch_size)
 
@@ -181,5 +182,6 @@ class _OfRow(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
         shape = (self._batch_size, -1)
-        whole = self._processor(input_ids.expand(shape), scores.expand(shape).clone())
+        batch = cast(torch.LongTensor, input_ids.expand(shape))
+        whole = self._processor(batch, cast(torch.FloatTensor, scores.expand(shape).clone()))
         return whole[self._row : self._row + 1] if isinstance(whole, torch.Tensor) else whole  # refused by who called

@@ -1,4 +1,4 @@
-"""Every field of transformers' ``GenerationConfig`` (5.17 to 5.23): what becomes of it, or that it is refused.
+"""Every field of transformers' ``GenerationConfig`` (5.17 to 5.23): how it is supported, or that it is refused.
 
 ``docs/transformers.md`` shows this table. The distribution itself is not read from the fields: transformers makes
 processors and criteria of them, and those are what ``specdec.hf.convert_processors`` and ``specdec.speculate`` take.
@@ -15,7 +15,7 @@ from ..checks import refuse
 
 
 class Field(NamedTuple):
-    """What a field is to us."""
+    """Whether and how a field is supported."""
 
     text: str  # how it is supported, or what to do instead
     neutral: tuple | None = None  # refused but for None and these values; None: any value is supported
@@ -23,6 +23,11 @@ class Field(NamedTuple):
     @property
     def supported(self) -> bool:
         return self.neutral is None
+
+    @property
+    def allowed(self) -> str:
+        """For an error message."""
+        return self.text.replace("`", "")
 
 
 def _refused(instead: str, *neutral: object) -> Field:
@@ -44,7 +49,7 @@ FIELDS: dict[str, Field] = {
     "min_new_tokens": Field("in the kernels: no end of sequence before"),
     "early_stopping": _NO_BEAMS,
     "max_time": Field("seconds, looked at after every token"),
-    "stop_strings": _refused("`specdec.speculate(stop_strings=..., tokenizer=...)`"),
+    "stop_strings": Field("by keyword, with `specdec.speculate(tokenizer=...)`; not in a configuration (see above)"),
     # strategy
     "do_sample": Field("False is greedy"),
     "num_beams": _refused("1: no beam search", 1),
@@ -136,7 +141,7 @@ def check_fields(config: GenerationConfig) -> None:
     for name, field in FIELDS.items():
         value = getattr(config, name, None)
         if field.neutral is not None and value is not None and value not in field.neutral:
-            refuse(name, repr(value), field.text.replace("`", ""))
+            refuse(name, repr(value), field.allowed)
     if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):
         refuse("watermarking_config", type(config.watermarking_config).__name__, "WatermarkingConfig, or None")
     # Entries of one's own are ignored, as in transformers; a field that a newer one defines is not.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -18,13 +16,13 @@ from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
-from ..loop.sequence import Stopping
-from ..result import Emission, GenerationResult
-from ..stopping import AnyStopping, CriteriaStopping, StopStrings
-from .assistance import Assistance, read_assistance
+from ..result import GenerationResult
+from ..stopping import Stopping, StopStrings
+from .assistance import NUM_DRAFTS, Assistance, read_assistance
 from .convert_processors import read_arguments
-from .generate_call import generate_call
-from .generation_config import check_fields
+from .criteria import AnyStopping, CriteriaStopping
+from .generation_config import FIELDS, check_fields
+from .inputs import paddings_of, read_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,29 +45,34 @@ def speculate(
     compact_q: int = 0,
     backend: str = "auto",
 ) -> Speculator:
-    """A callable for ``model.generate(**inputs, custom_generate=...)``: the text has the distribution that ``generate``
-    itself would sample from, and is its text where that is greedy. Batches, ``num_return_sequences``, processors,
-    criteria and nearly all of ``GenerationConfig`` work as they do there (docs/transformers.md).
+    """A callable for ``model.generate(**inputs, custom_generate=...)``. The text has the distribution that ``generate``
+    itself would sample from; a greedy text is the one that ``generate`` gives. Batches, ``num_return_sequences``,
+    processors, criteria and nearly all of ``GenerationConfig`` work as they do there (docs/transformers.md).
+
+    ``streamer``, ``tokenizer``, ``assistant_model`` and ``assistant_tokenizer`` have to be given here:
+    ``generate`` does not hand its own to a callable, so they would have no effect, and nothing can tell.
 
     Args:
-        draft_model: a smaller causal LM. With no drafter at all the configuration can name one
-            (``prompt_lookup_num_tokens``, ``assistant_early_exit``); else decoding is plain.
-        drafter: another drafter in its place, such as ``PromptLookupDrafter()``.
+        draft_model: a smaller causal LM. Without it and without ``drafter``, ``generate`` can name a drafter
+            (``prompt_lookup_num_tokens``, ``assistant_early_exit``); if it does not, decoding is plain.
+        drafter: another drafter in the place of a model, such as ``PromptLookupDrafter()``.
         num_drafts: K >= 0, or ``AdaptiveDrafts``; None: ``num_assistant_tokens`` where that was set, else 4.
         rule, d2t, compact_q, backend: as in :class:`SpeculativeDecoder`.
-        seed: when sampling, a 64-bit integer s: text j of a prompt's ``num_return_sequences`` has s + j; or one for
-            each row. None: each row's is drawn from torch's global generator, so ``torch.manual_seed`` decides.
+        seed: of sampled texts. A signed 64-bit integer s gives text j of each prompt's ``num_return_sequences`` the
+            seed s + j; a list or tensor has one for each row. None draws one for each row from torch's global
+            generator, so ``torch.manual_seed`` decides.
         streamer: gets the prompt [1, P], then the tokens of each step [n] int64, then ``end()``, also after an error.
-            For one sequence only. One that ``generate`` is given itself would see the prompt alone, so it is refused.
-        tokenizer: the target's, for ``stop_strings`` and ``draft_tokenizer``.
-        stop_strings: as ``generate``'s, which does not hand its own on.
+            For one sequence only. One that is given to ``generate`` gets the prompt and nothing else, not even an end.
+        tokenizer: the target's. ``stop_strings`` and ``draft_tokenizer`` need it, and so does
+            ``generate(stop_strings=...)``.
+        stop_strings: one or several; a text ends with the token that completes one. Or give them to ``generate``.
         draft_tokenizer: the draft model's, where it is another than the target's.
-        confidence: after a token that the draft model holds less likely no more are drafted; None:
-            ``assistant_confidence_threshold`` where that was set, else 0 (never).
+        confidence: a sequence drafts no more in a step after a token that the draft model finds less likely than this.
+            From 0 (off) to below 1; None: ``assistant_confidence_threshold`` where that was set, else 0.
 
     Raises:
-        ValueError: names the argument, what was given and what is allowed; from ``generate`` also for each of its
-            arguments that this cannot honour.
+        ValueError: names the argument, what was given and what is allowed. The callable raises it as well, for
+            arguments of ``generate`` that it receives and cannot honour.
     """
     Rule(rule)  # refuses others
     if draft_model is not None and drafter is not None:
@@ -77,15 +80,17 @@ def speculate(
     if num_drafts is not None and not isinstance(num_drafts, AdaptiveDrafts):
         read_count("num_drafts", num_drafts)
     if draft_tokenizer is not None:
-        for name, value in (("draft_model", draft_model), ("tokenizer", tokenizer)):
-            if value is None:
-                refuse(name, "None with draft_tokenizer", "the draft model and the target's tokenizer beside it")
+        if draft_model is None or tokenizer is None:
+            missing = "draft_model" if draft_model is None else "tokenizer"
+            refuse(missing, "None with draft_tokenizer", "the draft model and the target's tokenizer beside it")
         from ..drafters.universal import UniversalDrafter
 
-        draft_model, drafter = None, UniversalDrafter(draft_model, draft_tokenizer, tokenizer)
-    stop = None if stop_strings is None else StopStrings(tokenizer, stop_strings)  # which refuses None
+        drafter = UniversalDrafter(draft_model, draft_tokenizer, tokenizer)
+    if stop_strings is not None and tokenizer is None:
+        refuse("tokenizer", "None with stop_strings", "the target's tokenizer")
+    stop = None if stop_strings is None or tokenizer is None else StopStrings(tokenizer, stop_strings)
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
-    return Speculator(assistance, rule, seed, streamer, stop, d2t, compact_q, backend)
+    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, compact_q, backend)
 
 
 class _Prepared(NamedTuple):
@@ -94,15 +99,6 @@ class _Prepared(NamedTuple):
     model: PreTrainedModel
     key: tuple
     decoder: SpeculativeDecoder
-
-
-class _AskedFor:
-    """A callable's signature, for which ``generate`` asks while its arguments can still be seen."""
-
-    def __get__(self, speculator: Speculator | None, owner: type) -> inspect.Signature:
-        if speculator is None:
-            raise AttributeError("__signature__")
-        return speculator._signature()
 
 
 class Speculator:
@@ -118,31 +114,17 @@ class Speculator:
         rule: str,
         seed: int | Sequence[int] | torch.Tensor | None,
         streamer: BaseStreamer | None,
+        tokenizer: PreTrainedTokenizerBase | None,
         stop: Stopping | None,
         d2t: torch.Tensor | Sequence[int] | None,
         compact_q: int,
         backend: str,
     ):
         self._assistance, self._rule, self._seed, self._streamer = assistance, rule, seed, streamer
-        self._stop, self._d2t, self._compact_q, self._backend = stop, d2t, compact_q, backend
+        self._tokenizer, self._stop = tokenizer, stop
+        self._d2t, self._compact_q, self._backend = d2t, compact_q, backend
         self._prepared: _Prepared | None = None
-        self._calls = threading.local()
         self.last_result: GenerationResult | None = None
-
-    __signature__ = _AskedFor()
-
-    def _signature(self) -> inspect.Signature:
-        call = generate_call()
-        if call is not None:
-            self._calls.given = call.given
-            try:
-                call.refuse_misplaced()
-            except ValueError:
-                for streamer in (self._streamer, call.misplaced.get("streamer")):
-                    if streamer is not None:
-                        streamer.end()
-                raise
-        return inspect.signature(self.__call__)
 
     def __call__(
         self,
@@ -151,18 +133,37 @@ class Speculator:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
+        stop_strings: str | Sequence[str] | None = None,
+        token_healing: bool | None = None,
+        num_assistant_tokens: int | None = None,
+        assistant_confidence_threshold: float | None = None,
+        prompt_lookup_num_tokens: int | None = None,
+        max_matching_ngram_size: int | None = None,
+        assistant_early_exit: int | None = None,
         **model_kwargs: Any,
-    ) -> torch.LongTensor | GenerateDecoderOnlyOutput:
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """As ``GenerationMixin.generate`` calls it, with what it has prepared.
+
+        Keyword arguments of ``generate`` that this signature names come here as they were given, and not into
+        ``generation_config``: that is how ``generate`` treats every callable.
 
         Returns:
             [B, P + new] int64, or ``GenerateDecoderOnlyOutput`` with it where ``return_dict_in_generate`` asks.
         """
+        given = {
+            "num_assistant_tokens": num_assistant_tokens,
+            "assistant_confidence_threshold": assistant_confidence_threshold,
+            "prompt_lookup_num_tokens": prompt_lookup_num_tokens,
+            "max_matching_ngram_size": max_matching_ngram_size,
+            "assistant_early_exit": assistant_early_exit,
+        }
         try:
-            given = self._calls.__dict__.pop("given", None)
-            return self._generate(
-                model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, given
-            )
+            if token_healing:
+                refuse("token_healing", True, FIELDS["token_healing"].allowed)
+            assistance = read_assistance(self._assistance, generation_config, given)
+            stops = self._stops(stop_strings)
+            prepared = (model, input_ids, logits_processor, stopping_criteria, generation_config)
+            return self._generate(*prepared, model_kwargs, assistance, stops)
         finally:
             if self._streamer is not None:
                 self._streamer.end()
@@ -175,16 +176,16 @@ class Speculator:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
-        given: dict[str, Any] | None,
-    ) -> torch.LongTensor | GenerateDecoderOnlyOutput:
+        assistance: Assistance,
+        stops: list[Stopping],
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         check_fields(config)
         size, length = input_ids.shape
-        mask = _read_inputs(input_ids, model_kwargs)
-        if self._streamer is not None:
+        mask = read_inputs(input_ids, model_kwargs)
+        if (streamer := self._streamer) is not None:
             if size != 1:
                 refuse("streamer", f"a batch of {size} sequences", "one sequence")
-            self._streamer.put(input_ids.cpu())
-        assistance = read_assistance(self._assistance, config, given)
+            streamer.put(input_ids.cpu())
         decoder = self._decoder(model, assistance)
         rows = input_ids.tolist()
         eos = frozenset(i for c in criteria if isinstance(c, EosTokenCriteria) for i in c.eos_token_id.tolist())
@@ -194,10 +195,9 @@ class Speculator:
             refuse("stopping_criteria", "no length", "a MaxLengthCriteria among them")
         most = max(most - length, 1)
         arguments = read_arguments(processors, rows, bool(config.do_sample), eos, most, decoder.target.vocab_size)
-        stops = [] if self._stop is None else [self._stop]
         if others := [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]:
-            paddings = [row[:n] for row, n in zip(rows, _paddings(mask, size), strict=True)]
-            stops.append(CriteriaStopping(others, size, paddings, input_ids.device))
+            padding = [row[:n] for row, n in zip(rows, paddings_of(mask, size), strict=True)]
+            stops.append(CriteriaStopping(others, size, padding, input_ids.device))
         wants = {name: config.return_dict_in_generate and getattr(config, name) for name in _RECORDED}
         pad = config._pad_token_tensor
         result = decoder.generate(
@@ -207,7 +207,7 @@ class Speculator:
             seed=self._seeds(config, size),
             eos_token_id=sorted(eos),
             pad_token_id=0 if pad is None else int(pad),
-            on_emit=None if self._streamer is None else self._put,
+            on_emit=None if streamer is None else lambda emission: streamer.put(torch.tensor(emission.tokens)),
             rule=self._rule,
             compact_q=self._compact_q,
             output_logits=any(wants.values()),
@@ -222,6 +222,16 @@ class Speculator:
             return result.sequences
         return _output(result, processors, length, wants["output_scores"], wants["output_logits"])
 
+    def _stops(self, stop_strings: str | Sequence[str] | None) -> list[Stopping]:
+        """The ends that this was made with, or that ``generate`` was given."""
+        if stop_strings is None:
+            return [] if self._stop is None else [self._stop]
+        if self._tokenizer is None:
+            refuse("stop_strings", f"{stop_strings!r} in generate()", "strings with specdec.speculate(tokenizer=...)")
+        if self._stop is not None:
+            refuse("stop_strings", f"{stop_strings!r} in generate()", "None beside those of specdec.speculate")
+        return [StopStrings(self._tokenizer, stop_strings)]
+
     def _decoder(self, model: PreTrainedModel, assistance: Assistance) -> SpeculativeDecoder:
         """Made once for a model, as long as nothing about it or the drafts has changed."""
         draft = assistance.draft
@@ -230,9 +240,10 @@ class Speculator:
         key = (assistance, *state)
         if self._prepared is None or self._prepared.model is not model or self._prepared.key != key:
             self._prepared = None  # so that an error leaves nothing behind
-            num_drafts, confidence = assistance.num_drafts, assistance.confidence
-            arguments = (model, assistance.drafter_for(model), num_drafts, self._backend, self._d2t, confidence)
-            self._prepared = _Prepared(model, key, SpeculativeDecoder(*arguments))
+            num_drafts = NUM_DRAFTS if assistance.num_drafts is None else assistance.num_drafts
+            arguments = (model, assistance.drafter_for(model), num_drafts, self._backend, self._d2t)
+            decoder = SpeculativeDecoder(*arguments, assistance.confidence or 0.0)
+            self._prepared = _Prepared(model, key, decoder)
         return self._prepared.decoder
 
     def _seeds(self, config: GenerationConfig, size: int) -> int | list[int] | torch.Tensor | Sequence[int]:
@@ -244,45 +255,8 @@ class Speculator:
             return [self._seed + row % (config.num_return_sequences or 1) for row in range(size)]
         return self._seed
 
-    def _put(self, emission: Emission) -> None:
-        self._streamer.put(torch.tensor(emission.tokens))
-
 
 _RECORDED = ("output_scores", "output_logits")
-_HANDLED = {
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "use_cache",  # a field of the configuration as well
-    "logits_to_keep",
-    "return_dict",
-}
-
-
-def _read_inputs(input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The mask, None where there is no padding. Refuses by name what else the model would be fed."""
-    for name, value in model_kwargs.items():
-        if name not in _HANDLED and value is not None and value is not False:
-            refuse(name, f"a {type(value).__name__}", "None: specdec feeds input_ids and attention_mask alone")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (cache.get_seq_length() or getattr(cache, "_is_user_defined", False)):
-        refuse("past_key_values", f"a {type(cache).__name__}", "None: specdec has its own static cache")
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and mask.all():
-        mask = None
-    if mask is not None and not mask[:, -1].all():
-        refuse("attention_mask", "padding on the right", "padding on the left: tokenizer.padding_side='left'")
-    positions = model_kwargs.get("position_ids")
-    if positions is not None:
-        ones = torch.ones_like(input_ids) if mask is None else mask.long()
-        expected = ones.cumsum(-1) - 1
-        if positions.shape[-1] != expected.shape[-1] or ((positions != expected) & (ones != 0)).any():
-            refuse("position_ids", "others than the mask's", "None, or 0, 1, ... from the first token")
-    return mask
-
-
-def _paddings(mask: torch.Tensor | None, size: int) -> list[int]:
-    return [0] * size if mask is None else (mask == 0).sum(1).tolist()
 
 
 def _output(
@@ -298,9 +272,9 @@ def _output(
         padded = torch.nn.utils.rnn.pad_sequence([own.float() for own in result.logits]).to(sequences.device)
         raw = padded.unbind()
         for i in range(len(raw) if scores else 0):
-            row = processors(sequences[:, : length + i], raw[i].clone())
+            text = cast(torch.LongTensor, sequences[:, : length + i])
+            row = processors(text, cast(torch.FloatTensor, raw[i].clone()))
             ended = torch.tensor([n <= i for n in lengths], device=row.device)
             processed += (row.masked_fill(ended[:, None], 0.0),)
-    return GenerateDecoderOnlyOutput(
-        sequences=sequences, scores=processed if scores else None, logits=raw if logits else None
-    )
+    fields: dict[str, Any] = {"scores": processed if scores else None, "logits": raw if logits else None}
+    return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, sequences), **fields)

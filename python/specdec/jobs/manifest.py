@@ -7,14 +7,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from ..cli.drafters import NEED_DRAFT
-
 if TYPE_CHECKING:
-    from .input import InputMark, LineSettings
+    from .input import InputMark
+    from .lines import LineSettings
 
 T = TypeVar("T")
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of the weights that a fingerprint covers, in every file
@@ -105,15 +103,6 @@ def write_settings(output: Path, settings: dict) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def model_paths(target: str | None, draft: str | None, drafter: str) -> dict[str, str | None]:
-    """Folders or hub names of what a job's texts depend on. Without a ``target`` it is the embedded pair."""
-    if target is None:
-        folder = Path(str(resources.files("specdec") / "embedded"))
-        draft = str(folder / "draft") if drafter in NEED_DRAFT else None
-        return {"target": str(folder / "target"), "draft": draft, "tokenizer": str(folder / "tokenizer")}
-    return {"target": target, "draft": draft}
 
 
 def fingerprint(path: str) -> str:

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ..cli.show import cut
 from ..detokenize import continuation
 from ..result import End
 from ..serving.requests import Request
-from .input import JobLine
+from ..stopping import Stopping, StopStrings, cut_after
+from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results
 from .signals import Signals
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from ..loop.sequence import Stopping
     from ..serving.requests import Outcome
 
 
@@ -69,8 +68,6 @@ def _requests(
 ) -> Iterator[Request]:
     @functools.lru_cache(maxsize=64)  # it knows the texts of tokens that it has met
     def stopping(strings: tuple[str, ...]) -> Stopping | None:
-        from ..stopping import StopStrings
-
         return StopStrings(tokenizer, strings) if strings else None
 
     for line in lines:
@@ -100,7 +97,7 @@ def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
     counts = dataclasses.asdict(outcome.stats)
     row = {
         "id": line.id,
-        "text": cut(text, line.settings.stop, line.prompt),
+        "text": cut_after(text, line.settings.stop, line.prompt),
         "token_ids": outcome.tokens,
         "produced_by": [str(producer) for producer in outcome.produced_by],
         "end": str(outcome.end),

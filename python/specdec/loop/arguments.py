@@ -15,7 +15,8 @@ from ..prompts import read_processor_prompts, read_seeds, repeated
 from ..sampling.params import of_each, read_bias, read_min_new_tokens, read_params, repeat_params
 from ..sampling.processors import read_processors
 from ..stats import Stats
-from .sequence import Ends, Entry, SequenceRecord, Stopping
+from ..stopping import Stopping
+from .sequence import Ends, Entry, SequenceRecord
 
 
 def read_entries(

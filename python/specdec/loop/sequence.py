@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from transformers import LogitsProcessorList
@@ -16,19 +16,12 @@ from ..checks import refuse
 from ..result import End, Producer
 from ..sampling.params import Bias
 from ..stats import Stats
+from ..stopping import Stopping
 from .step_report import SequenceReport
 
 # Plain integers: arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)
-
-
-class Stopping(Protocol):
-    """Ends sequences for what their text is, beside end-of-sequence tokens (``specdec.stopping``)."""
-
-    def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
-        """How many of the last ``new`` >= 1 tokens of ``text`` (prompt and output of ``sequence``) are kept where it
-        ends among them, >= 1; None: it goes on. Called once for the tokens of each step, in order."""
 
 
 @dataclass(frozen=True)

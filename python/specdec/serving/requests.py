@@ -12,11 +12,12 @@ from specdec_kernels import SamplingParams, Status
 
 from ..checks import read_as, read_count, refuse
 from ..loop.arguments import read_entries
-from ..loop.sequence import Entry, SequenceRecord, Stopping
+from ..loop.sequence import Entry, SequenceRecord
 from ..models.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts
 from ..result import End, Producer, error_text
 from ..stats import Stats
+from ..stopping import Stopping
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor

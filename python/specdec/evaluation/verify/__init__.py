@@ -16,6 +16,7 @@ from ...decoder import SpeculativeDecoder
 from ...drafters.protocol import Drafter
 from ..compare import environment
 from ..contenders import Prompt
+from .chi_square import check_scipy
 from .distributions import DistributionCheck, DistributionResult, DistributionTest
 from .settings import Cell, VerifySettings, cells
 from .texts import TextCheck, TextResult
@@ -81,11 +82,14 @@ def verify(
         Verification; ``passed`` says whether a bug was found.
 
     Raises:
-        ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
+        ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty, and where scipy is missing and
+            "distribution" is among the checks.
     """
     settings, start = settings or VerifySettings(), time.perf_counter()
     if not prompts:
         refuse("prompts", "none", "at least one")
+    if "distribution" in settings.checks:
+        check_scipy()
     drafters = {"none": None, **drafters}
     plan = cells(drafters, settings)
     decoders: dict[tuple, SpeculativeDecoder] = {}

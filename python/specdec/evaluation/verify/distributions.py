@@ -12,11 +12,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.testing import ChiSquare, chi_square
 
 from ...decoder import SpeculativeDecoder
 from ...stats import Stats
 from ..contenders import Prompt
+from .chi_square import ChiSquare, chi_square
 from .settings import SAMPLED_AT_ONCE, Cell, VerifySettings
 from .texts import trouble
 

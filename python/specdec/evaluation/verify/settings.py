@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdec_kernels import Rule
-from specdec_kernels.ops import RULES
 
 from ...checks import read_count, refuse
 from ...drafters.draft_length import AdaptiveDrafts
 
 CHECKS = ("greedy", "coupled", "distribution")
+RULES = tuple(rule.value for rule in Rule)
 NumDrafts = int | Literal["auto"]
 
 

@@ -10,13 +10,13 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specdec_kernels import SamplingParams
-from specdec_kernels.backends import reference
 
 from ...decoder import SpeculativeDecoder
 from ...result import GenerationResult
 from ...stats import Stats
 from ..contenders import Prompt, Settings, TransformersMethod
 from ..near_ties import Difference, Judge, Noise
+from .race_noise import RaceNoise
 from .settings import Cell, VerifySettings
 
 
@@ -123,17 +123,6 @@ def trouble(result: GenerationResult) -> str | None:
     if result.drafter_error is not None:
         return result.drafter_error
     return next((f"sequence {b}: {status.name}" for b, status in enumerate(result.status) if status), None)
-
-
-class RaceNoise:
-    """-log E of rule ``coupled`` (docs/numerics.md), as :data:`~specdec.evaluation.near_ties.Noise`."""
-
-    def __init__(self, seed: int, vocabulary: int):
-        self._seed, self._ids = torch.tensor([seed]), torch.arange(vocabulary)[None]
-
-    def __call__(self, position: int) -> torch.Tensor:
-        bits = reference.philox(self._seed, self._ids, torch.tensor([position]), 0, reference.RACE)
-        return -torch.log(-torch.log1p(-reference.uniform(bits)))[0]
 
 
 class Perturbed(LogitsProcessor):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+import importlib.util
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
-from .distributions import Distribution
+from ...checks import refuse
 
 
 class ChiSquare(NamedTuple):
@@ -20,24 +20,42 @@ class ChiSquare(NamedTuple):
     worst: Hashable  # the outcome that adds most to the statistic; None where that is the rare ones together
 
 
+def check_scipy() -> None:
+    """Raises ValueError, which says how to install it, where scipy is missing. Nothing else in specdec needs it."""
+    if importlib.util.find_spec("scipy") is None:
+        refuse("checks", "'distribution' without scipy", "it after pip install 'specdec[verify]', or other checks")
+
+
 def chi_square(
-    counts: Distribution | dict, distribution: Distribution, level: float, least: float = 25.0, tolerance: float = 0.0
+    counts: Mapping[Hashable, int],
+    distribution: Mapping[Hashable, float],
+    level: float,
+    least: float = 25.0,
+    tolerance: float = 0.0,
 ) -> ChiSquare:
-    """Pearson's test of ``counts`` against ``distribution``. Outcomes expected fewer than ``least`` times count as one.
+    """Pearson's test of ``counts`` against ``distribution``.
 
     A distribution of one outcome has no degrees of freedom: its p-value is 1 unless something else was drawn.
-    ``tolerance``: the
-    relative error (root mean square) of the distribution's own probabilities, as rounding makes it; what it may add to
-    the statistic is not held against the counts."""
+
+    Args:
+        counts: outcome -> how often it was drawn.
+        distribution: outcome -> its probability. Outcomes that are missing have probability 0.
+        level: the probability of a false alarm for which ``detectable`` is computed.
+        least: outcomes expected fewer than this many times count as one.
+        tolerance: the relative error (root mean square) of the distribution's own probabilities, as rounding makes it.
+            What it may add to the statistic is not held against the counts.
+    """
     draws = sum(counts.values())
-    cells, rare = {}, np.zeros(2)
-    for k, p in distribution.items():
+    cells: dict[Hashable, tuple[float, float]] = {}  # outcome -> observed, expected
+    rare_observed = rare_expected = 0.0
+    for outcome, p in distribution.items():
         if draws * p >= least:
-            cells[k] = (counts.get(k, 0), draws * p)
+            cells[outcome] = (counts.get(outcome, 0), draws * p)
         else:
-            rare += (counts.get(k, 0), draws * p)
-    if rare[1] >= least:
-        cells[None] = tuple(rare)
+            rare_observed += counts.get(outcome, 0)
+            rare_expected += draws * p
+    if rare_expected >= least:
+        cells[None] = (rare_observed, rare_expected)
     degrees = max(len(cells) - 1, 0)
     error = draws * tolerance**2
     detectable = detectable_bias(draws, degrees, level, noncentrality=error) if degrees else np.inf
@@ -48,14 +66,14 @@ def chi_square(
         return ChiSquare(0.0, 0, 1.0, detectable, None)
     observed, expected = np.array(list(cells.values()), dtype=np.float64).T
     terms = (observed - expected) ** 2 / expected
-    worst = list(cells)[int(terms.argmax())]
-    return ChiSquare(
-        float(terms.sum()), degrees, chi_square_tail(float(terms.sum()), degrees, error), detectable, worst
-    )
+    statistic, worst = float(terms.sum()), list(cells)[int(terms.argmax())]
+    return ChiSquare(statistic, degrees, chi_square_tail(statistic, degrees, error), detectable, worst)
 
 
 def chi_square_tail(statistic: float, degrees: int, noncentrality: float = 0.0) -> float:
     """P(X >= statistic) of the (noncentral) chi-square distribution."""
+    from scipy import stats
+
     if noncentrality == 0:
         return float(stats.chi2.sf(statistic, degrees))
     return float(stats.ncx2.sf(statistic, degrees, noncentrality))
@@ -68,6 +86,8 @@ def detectable_bias(draws: int, degrees: int, level: float, power: float = 0.999
 
     Pearson's statistic is then noncentral chi-square with noncentrality draws * d^2. ``noncentrality``: what the
     distribution's own error may add to it, which the test allows for."""
+    from scipy import stats
+
     distribution = stats.ncx2(degrees, noncentrality) if noncentrality else stats.chi2(degrees)
     threshold, low, high = distribution.isf(level), 0.0, 1.0
     for _ in range(60):

@@ -1,0 +1,119 @@
+"""``--batch-file`` without ``--output``: lines have settings of their own, as in a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+from specdec import SpeculativeDecoder
+from support.commands import refused, rows, run
+from support.jobs import write_prompts
+
+OPTIONS = ("--temperature", 0.9, "--max-new-tokens", 10, "--seed", 5)
+# A line's own settings, and the options that say the same.
+OWN = [
+    ({}, ()),
+    ({"temperature": 0}, ("--temperature", 0)),
+    ({"temperature": 1.5, "top_k": 7, "top_p": 0.9}, ("--temperature", 1.5, "--top-k", 7, "--top-p", 0.9)),
+    ({"min_p": 0.2, "repetition_penalty": 1.4}, ("--min-p", 0.2, "--repetition-penalty", 1.4)),
+    ({"presence_penalty": 1.1, "frequency_penalty": 0.3}, ("--presence-penalty", 1.1, "--frequency-penalty", 0.3)),
+    ({"seed": -77}, ("--seed", -77)),
+    ({"logit_bias": {"300": 30.0}}, ("--logit-bias", "300=30")),
+    ({"banned_tokens": [12, 13], "min_new_tokens": 9}, ("--ban", 12, "--ban", 13, "--min-new-tokens", 9)),
+    ({"max_new_tokens": 3}, ("--max-new-tokens", 3)),
+    ({"stop": ["e", "\n"]}, ("--stop", "e", "--stop", "\n")),
+    ({"max_new_tokens": 0}, ("--max-new-tokens", 0)),
+]
+
+
+def test_a_line_has_its_own_settings(tmp_path):
+    """Each of them does what the option does, and nothing to the other lines."""
+    prompt = "def read(self, size"
+    lines = [{"id": f"line {i}", "prompt": prompt, **own} for i, (own, _) in enumerate(OWN)]
+    found = rows("--batch-file", write_prompts(tmp_path / "p.jsonl", lines), *OPTIONS)
+    assert [row["id"] for row in found] == [line["id"] for line in lines]
+    for i, (row, (_, options)) in enumerate(zip(found, OWN, strict=True)):
+        alone = rows(prompt, *OPTIONS, "--seed", 5 + i, *options)[0]
+        assert (row["token_ids"], row["text"]) == (alone["token_ids"], alone["text"]), lines[i]
+        assert list(row) == ["id", *alone]
+    assert found[6]["token_ids"] == [300] * 10 and len({tuple(row["token_ids"]) for row in found}) > 8
+
+
+def test_lines_of_one_length_are_one_batch(tmp_path, monkeypatch):
+    sizes, generate = [], SpeculativeDecoder.generate
+
+    def spy(self, prompts, **settings):
+        sizes.append((len(prompts), settings["max_new_tokens"]))
+        return generate(self, prompts, **settings)
+
+    monkeypatch.setattr(SpeculativeDecoder, "generate", spy)
+    lines = ["a", {"prompt": "b", "max_new_tokens": 4}, {"prompt": "c", "temperature": 1.1}, {"prompt": "d", "seed": 1}]
+    shown = run("generate", "--batch-file", write_prompts(tmp_path / "p.jsonl", lines), "--max-new-tokens", 5)
+    assert sizes == [(3, 5), (1, 4)]
+    assert [line for line in shown.stdout.splitlines() if line.startswith("--- ")] == [
+        f"--- {i} of 4 ---" for i in range(1, 5)
+    ]
+    assert shown.stderr.startswith("19 tokens in ")
+
+
+def test_texts_of_a_line_have_its_seed_and_the_next_ones(tmp_path):
+    file = write_prompts(tmp_path / "p.jsonl", ["x = ", {"prompt": "y", "seed": 40}, "z"])
+    found = rows("--batch-file", file, *OPTIONS, "--num-return-sequences", 2)
+    seeds = [5, 6, 40, 41, 9, 10]
+    for row, seed, prompt in zip(found, seeds, ("x = ", "x = ", "y", "y", "z", "z"), strict=True):
+        assert row["token_ids"] == rows(prompt, *OPTIONS, "--seed", seed)[0]["token_ids"]
+
+
+def test_a_pipe_is_a_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("x = \ny\n",))
+    writer.start()
+    found = rows("--batch-file", pipe, *OPTIONS)
+    writer.join()
+    assert [row["token_ids"] for row in found] == [
+        rows(prompt, *OPTIONS, "--seed", 5 + i)[0]["token_ids"] for i, prompt in enumerate(("x = ", "y"))
+    ]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ({"temperatur": 1}, "keys: got 'temperatur', allowed: id, prompt, max_new_tokens, temperature"),
+        ({"top_p": 3}, "top_p: got 3, allowed: 0 to 1 (1 is off)"),
+        ({"temperature": 0, "top_k": 5}, "top_k: got 5 with temperature 0, allowed: a temperature > 0"),
+        ({"banned_tokens": [4096]}, "banned_tokens: got id 4096, allowed: ids from 0 to 4095"),
+        ({"min_new_tokens": 11}, "min_new_tokens: got 11, allowed: 0 to max_new_tokens = 10"),
+        ({"seed": 2**63}, "seed: got 9223372036854775808, allowed: a signed 64-bit integer"),
+    ],
+)
+def test_a_bad_line_is_named_before_models_are_loaded(tmp_path, monkeypatch, line, message):
+    monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
+    file = write_prompts(tmp_path / "p.jsonl", ["fine", {"prompt": "x", **line}])
+    told = refused("generate", "--batch-file", file, *OPTIONS)
+    assert told.startswith(f"Invalid value for --batch-file: line 2 of '{file}': {message}")
+
+
+def test_options_are_named_as_options(tmp_path):
+    file = write_prompts(tmp_path / "p.jsonl", ["x"])
+    assert "--seed: got 9223372036854775808, allowed" in refused("generate", "--batch-file", file, "--seed", 2**63)
+    assert "--ban: got id 4096, allowed: ids from" in refused("generate", "--batch-file", file, "--ban", 4096)
+
+
+@pytest.mark.parametrize("command", ("compare", "verify"))
+@pytest.mark.parametrize("key", ("temperature", "max_new_tokens", "seed", "stop"))
+def test_commands_that_decode_all_prompts_alike_refuse_settings(tmp_path, monkeypatch, command, key):
+    monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
+    file = write_prompts(tmp_path / "p.jsonl", [{"id": "a", "prompt": "x"}, {"prompt": "y", key: 1}])
+    told = refused(command, "--batch-file", file)
+    assert told == f"Invalid value for --batch-file: line 2 of '{file}': keys: got '{key}', allowed: id, prompt"
+
+
+def test_compare_reads_the_same_files(tmp_path, folders, monkeypatch):
+    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
+    file = write_prompts(tmp_path / "p.jsonl", ["x = ", {"id": "b", "prompt": "y"}])
+    quick = ("--max-new-tokens", 4, "--repeats", 1, "-k", 2, "--json", *folders)
+    whole = json.loads(run("compare", "--batch-file", file, *quick).stdout)
+    assert whole["greedy_equal"] is True
