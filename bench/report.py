@@ -1,4 +1,4 @@
-"""What a benchmark leaves after: a JSON file, and a table on the terminal."""
+"""The JSON file that a benchmark writes, and the terminal that it prints tables on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from machine import hardware, versions
 from rich.console import Console
-from rich.table import Table
 
 
 class Report:
@@ -38,12 +37,6 @@ class Report:
         self.rows.append(row)
         self._write()
 
-    def replace(self, rows: list[dict], **more: object) -> None:
-        """Other rows instead: what counts something while it runs."""
-        self.rows[:] = rows
-        self.content |= more
-        self._write()
-
     def finish(self) -> None:
         self.content["complete"] = True
         self._write()
@@ -60,22 +53,3 @@ class Report:
 def terminal() -> Console:
     console = Console(stderr=True)
     return console if console.is_terminal else Console(stderr=True, width=220)  # a file has no width
-
-
-def show_steps(console: Console, title: str, rows: list[dict], head: tuple[str, ...], floor: str) -> None:
-    """One line a row: its ``head`` columns, every method's microseconds, and ours as multiples of a floor."""
-    methods = list(dict.fromkeys(key for row in rows for key in row["seconds"]))
-    floors = list(dict.fromkeys(key for row in rows for key in row["ratios"] if key.endswith(floor)))
-    table = Table(*head, *methods, *floors, title=title)
-    for row in rows:
-        times = [row["seconds"].get(key) for key in methods]
-        over = [row["ratios"].get(key) for key in floors]
-        table.add_row(
-            *(f"{row[key]:.2f}" if isinstance(row[key], float) else str(row[key]) for key in head),
-            *("-" if t is None else f"{t['median'] * 1e6:.1f}" for t in times),
-            *("-" if r is None else f"{r['median']:.2f}" for r in over),
-        )
-    console.print(table)
-    reasons = {name: reason for row in rows for name, reason in row["unavailable"].items()}
-    for name, reason in reasons.items():
-        console.print(f"{name}: not measured in some rows: {reason}")
