@@ -6,11 +6,13 @@ import datetime
 import json
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from machine import hardware, versions
 from rich.console import Console
+from rich.table import Table
 
 
 class Report:
@@ -53,3 +55,17 @@ class Report:
 def terminal() -> Console:
     console = Console(stderr=True)
     return console if console.is_terminal else Console(stderr=True, width=220)  # a file has no width
+
+
+def show_table(console: Console, title: str, rows: Sequence[Mapping], columns: Sequence[str]) -> None:
+    """A line for each row. Of a summary it shows the median and the quartiles."""
+    table = Table(*(column.replace("_", " ") for column in columns), title=title)
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['median']:.4g} ({value['q1']:.4g} to {value['q3']:.4g})"
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
