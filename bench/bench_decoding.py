@@ -1,249 +1,337 @@
-"""End-to-end decoding of pairs with the cost of real models and a chosen acceptance, against transformers.
+"""Times decoding: the loop against transformers and its goals, every drafter, every accept rule.
 
-    python bench/bench_decoding.py --preset tiny
-    python bench/bench_decoding.py --device cuda --preset 1b,8b --json bench/results/decoding.json
+    python bench/bench_decoding.py loop --device cuda --pair 8b+1b --json bench/results/loop.json
+    python bench/bench_decoding.py drafters --json bench/results/drafters.json
+    python bench/bench_decoding.py rules --json bench/results/rules.json
 
-Eager on every side: no CUDA graph, no torch.compile. bench/README.md says how each number is made.
+README.md says how each number is made.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Annotated
+import fnmatch
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
-from measure import Method, first_line, interleave, ratios, summary, warm_up
-from options import Device, JsonPath, Threads, read_device, read_integers, read_names, reading
-from report import Report, terminal
-from rich.console import Console
-from rich.table import Table
-from specdec import SpeculativeDecoder
-from specdec.evaluation.contenders import assistant_config, counted_forwards
+from code_edits import editing
+from loop_cells import MODES, Cell, contenders
+from loop_cells import measure as measure_cell
+from loop_costs import goals, judged
+from machine import bandwidth
+from measure import ratios, summary
+from options import Device, JsonPath, Quick, Threads, read_device, read_integers, read_names, reading
+from report import Report, show_table, terminal
+from specdec import (
+    AdaptiveDrafts,
+    EarlyExitDrafter,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+    SuffixDrafter,
+    load_embedded_pair,
+)
+from specdec.cli.compare import CODE_PROMPTS
+from specdec.drafters import Drafter, Drafts, DraftSession, Generation, Step
+from specdec.drafters.model import ModelDrafter
+from specdec.models.supported import cached_model
+from specdec.stats import Stats
 from transformers import PreTrainedModel
-from tunable_pair import PRESETS, TunablePair, make_pair
+from tunable_pair import PAIRS, Preset, make_pair, named_pair
 
-from specdec_kernels import SamplingParams
+from specdec_kernels import Rule, SamplingParams
 
-Said = dict[str, float | None]  # what a call says about itself: counts, ratios, seconds of its parts
-
-
-@dataclass(frozen=True)
-class Workload:
-    batch: int
-    prompt_tokens: int
-    new_tokens: int
-    temperature: float
-
-    def prompts(self, i: int, model: PreTrainedModel) -> torch.Tensor:
-        """Random tokens, others for each call, the same for every method."""
-        generator = torch.Generator().manual_seed(i)
-        shape = (self.batch, self.prompt_tokens)
-        return torch.randint(model.config.vocab_size, shape, generator=generator).to(model.device)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+NumDrafts = Annotated[str, typer.Option("--num-drafts", "-K", help="numbers separated by commas")]
 
 
-@dataclass
-class Decoding:
-    """One way to decode. ``generate(i)`` decodes the workload's prompts number i."""
-
-    name: str
-    generate: Callable[[int], Said]
-    said: list[Said] = field(default_factory=list)
-
-    def run(self, i: int) -> None:
-        self.said.append(self.generate(i))
-
-    def means(self) -> Said:
-        keys = self.said[0]
-        return {k: None if keys[k] is None else sum(s[k] for s in self.said) / len(self.said) for k in keys}
+def read_alpha(alpha: float) -> None:
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha: got {alpha}, allowed: between 0 and 1, both excluded")
 
 
-def transformers_decoding(
-    name: str, pair: TunablePair, load: Workload, assistant: PreTrainedModel | None = None
-) -> Decoding:
-    """``generate`` of transformers, with its default (dynamic) cache; tau counts the target's forwards."""
-    sampling: dict[str, object] = {"do_sample": False}
-    if load.temperature > 0:
-        sampling = {"do_sample": True, "temperature": load.temperature, "top_k": 0}
-
-    def generate(i: int) -> Said:
-        torch.manual_seed(i)
-        ids = load.prompts(i, pair.target)
-        with counted_forwards(pair.target) as forwards:
-            out = pair.target.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=load.new_tokens,
-                pad_token_id=0,
-                assistant_model=assistant,
-                **sampling,
-            )
-        made = out.shape[1] - ids.shape[1]
-        if made != load.new_tokens:  # tokens a second would compare different texts
-            raise RuntimeError(f"{name} made {made} tokens, not {load.new_tokens}")
-        return {"tau": made / forwards[0], "alpha": None, "acceptance_rate": None, "loop_fraction": None}
-
-    return Decoding(name, generate)
+# ---- The loop
 
 
-def assistant_with(draft: PreTrainedModel, num_drafts: int | None) -> PreTrainedModel:
-    """The draft as transformers' assistant: K drafts and no early stop, or (None) its own defaults."""
-    assistant = copy.copy(draft)  # its weights are shared; only the generation settings are its own
-    assistant.generation_config = assistant_config(num_drafts)
-    return assistant
-
-
-def specdec_decoding(pair: TunablePair, load: Workload, num_drafts: int) -> Decoding:
-    decoder = SpeculativeDecoder(pair.target, pair.draft, num_drafts=num_drafts)
-    params = SamplingParams(temperature=load.temperature)
-
-    def generate(i: int) -> Said:
-        result = decoder.generate(
-            load.prompts(i, pair.target),
-            max_new_tokens=load.new_tokens,
-            params=params,
-            seed=[i * load.batch + b for b in range(load.batch)],
-            eos_token_id=[],
-        )
-        stats, seconds = result.stats, result.stats.seconds
-        return {
-            "tau": stats.tau,
-            "alpha": stats.alpha,
-            "acceptance_rate": stats.acceptance_rate,
-            "loop_fraction": seconds["loop"] / seconds["total"],
-            **{f"{part}_seconds": value for part, value in seconds.items()},
-        }
-
-    return Decoding(f"specdec K={num_drafts}", generate)
-
-
-def decodings_of(pair: TunablePair, load: Workload, num_drafts: list[int]) -> list[Decoding]:
-    found = [transformers_decoding("plain", pair, load)]
-    if load.batch == 1:  # transformers' assisted generation takes one sequence
-        for k in num_drafts:
-            found.append(transformers_decoding(f"assisted K={k}", pair, load, assistant_with(pair.draft, k)))
-        default = assistant_with(pair.draft, None)
-        found.append(transformers_decoding("assisted default", pair, load, default))
-    return found + [specdec_decoding(pair, load, k) for k in num_drafts]
-
-
-def measure(pair: TunablePair, load: Workload, num_drafts: list[int], seconds: float, rounds: int) -> dict[str, object]:
-    device = pair.target.device
-    decodings = decodings_of(pair, load, num_drafts)
-    most = max(rounds, 20)
-    methods = [Method(d.name, d.run, calls=most) for d in decodings]
-    methods, unavailable = warm_up(methods, device, 1)
-    for d in decodings:
-        d.said.clear()
-    samples = interleave(methods, device, seconds, least=rounds, most=most)
-    # Tokens a second of one over the other's: as many tokens, so the other's seconds over its own.
-    compared = {
-        f"{name}/{other}": ratios(samples[other], samples[name])
-        for name in samples
-        for other in samples
-        if name != other and (other == "plain" or (name.startswith("specdec") and "assisted" in other))
-    }
-    return {
-        "methods": [
-            {
-                "name": d.name,
-                "tokens_per_second": summary([load.batch * load.new_tokens / s for s in samples[d.name]]),
-                "seconds": summary(samples[d.name]),
-                **d.means(),
-            }
-            for d in decodings
-            if d.name in samples
-        ],
-        "ratios": compared,
-        "unavailable": unavailable,
-    }
-
-
-def show(console: Console, row: dict) -> None:
-    title = f"{row['preset']}, B={row['B']}, temperature {row['temperature']:g}, {row['new_tokens']} new tokens"
-    table = Table("method", "tokens/s", "quartiles", "tau", "alpha", "loop", "times plain", title=title)
-    for m in row["methods"]:
-        t, over = m["tokens_per_second"], row["ratios"].get(f"{m['name']}/plain")
-        said = ["-" if m[key] is None else f"{m[key]:.2f}" for key in ("tau", "alpha", "loop_fraction")]
-        times_plain = f"{over['median']:.2f}" if over else "-"
-        table.add_row(m["name"], f"{t['median']:.1f}", f"{t['q1']:.1f} to {t['q3']:.1f}", *said, times_plain)
-    console.print(table)
-    for name, reason in row["unavailable"].items():
-        console.print(f"{name}: not measured: {reason}")
-
-
-def main(
+@app.command()
+def loop(
     device: Device = "cpu",
-    preset: Annotated[str, typer.Option(help=f"some of {', '.join(PRESETS)}, separated by commas")] = "tiny",
-    alpha: Annotated[float, typer.Option(help="the acceptance that pairs are tuned to, between 0 and 1")] = 0.8,
-    eps: Annotated[float | None, typer.Option(help="sets pairs directly; leaves --alpha out")] = None,
-    temperature: float = 1.0,
-    batches: Annotated[str, typer.Option("--batches", "-B")] = "1,8",
-    num_drafts: Annotated[str | None, typer.Option("--num-drafts", "-K", help="default: 2,4,8")] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1)] = 64,
-    new_tokens: Annotated[int | None, typer.Option(min=1, help="default: 128")] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0, help="a batch size, at least --rounds rounds; default: 20")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="default: 5")] = None,
+    pair: Annotated[str, typer.Option(help=f"one of {', '.join(PAIRS)}")] = "tiny",
+    alpha: Annotated[float, typer.Option(help="the acceptance that the pair is tuned to, between 0 and 1")] = 0.8,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: 1,8,32")] = None,
+    contexts: Annotated[str | None, typer.Option(help="tokens of the prompts; default: 512,8192")] = None,
+    num_drafts: NumDrafts = "4",
+    new_tokens: Annotated[int | None, typer.Option(min=1, help="of a sequence in a window; default: 128")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="windows of a method; default: 5")] = None,
+    modes: Annotated[str | None, typer.Option(help=f"some of {', '.join(MODES)}; default: all")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0, help="for the forwards of a mode; default: 2")] = None,
+    limit: Annotated[float, typer.Option(min=0, help="seconds after which no method begins")] = float("inf"),
+    watch: Annotated[bool, typer.Option(help="count synchronisations and profile kernels at batch 1")] = True,
     threads: Threads = None,
-    quick: Annotated[bool, typer.Option(help="a smoke run: other defaults, K=4, few tokens and rounds")] = False,
+    quick: Quick = False,
     json_path: JsonPath = None,
 ) -> None:
-    """Times decoding loops on pairs of real size."""
+    """Times the loop on pairs with random weights, against transformers, its own modes and its goals."""
     with reading():
         where = read_device(device)
-        names = read_names("preset", preset, PRESETS)
-        sizes = read_integers("batches", batches)
-        ks = read_integers("num-drafts", num_drafts or ("4" if quick else "2,4,8"))
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha: got {alpha}, allowed: between 0 and 1, both excluded")
-        if eps is not None and not 0 < eps < float("inf"):
-            raise ValueError(f"eps: got {eps}, allowed: a number > 0")
-        SamplingParams(temperature=temperature)
-    new_tokens = new_tokens or (24 if quick else 128)
-    rounds = rounds or (2 if quick else 5)
-    seconds = (0.0 if quick else 20.0) if seconds is None else seconds
+        (pair,) = read_names("pair", pair, PAIRS)
+        asked = read_names("modes", modes or ("eager,deferred" if quick else ",".join(MODES)), MODES)
+        sizes = read_integers("batches", batches or ("1,2" if quick else "1,8,32"))
+        lengths = read_integers("contexts", contexts or ("16" if quick else "512,8192"))
+        ks = read_integers("num-drafts", num_drafts)
+        read_alpha(alpha)
     if threads is not None:
         torch.set_num_threads(threads)
-    console = terminal()
-    report = Report("decoding", where, json_path, quick=quick, graphs="none: every method is eager")
-    for name in names:
-        shape = {k: str(v) if isinstance(v, torch.dtype) else v for k, v in PRESETS[name]._asdict().items()}
-        try:
-            pair = make_pair(PRESETS[name], where)
-            if eps is not None:
-                pair.set_eps(eps)
-            else:
-                pair.calibrate(alpha, temperature)
-            expected = pair.expected_alpha(temperature)
-        except torch.OutOfMemoryError as error:
-            report.add({"preset": name, "shape": shape, "unavailable": {name: first_line(error)}})
-            console.print(f"{name}: not measured: {first_line(error)}")
-            continue
-        for batch in sizes:
-            load = Workload(batch, prompt_tokens, new_tokens, temperature)
-            row = {
-                "preset": name,
-                "shape": shape,
-                "eps": pair.eps,
-                "expected_alpha": expected,
-                "cost_ratio": pair.cost_ratio,
-                "B": batch,
-                "prompt_tokens": prompt_tokens,
-                "new_tokens": new_tokens,
-                "temperature": temperature,
-                **measure(pair, load, ks, seconds, rounds),
-            }
-            report.add(row)
-            show(console, row)
-        del pair
-        if where.type == "cuda":
-            torch.cuda.empty_cache()
+    new_tokens, rounds = new_tokens or (12 if quick else 128), rounds or (2 if quick else 5)
+    seconds = (0.1 if quick else 2.0) if seconds is None else seconds
+    start, console = time.perf_counter(), terminal()
+    report = Report("loop", where, json_path, quick=quick, pair=pair, shapes=PAIRS[pair].described())
+    ceilings = bandwidth(where, quick) if where.type == "cuda" else None
+    tuned = named_pair(pair, where)
+    tuned.calibrate(alpha, temperature)
+    of_pair = {
+        "eps": tuned.eps,
+        "expected_alpha": tuned.expected_alpha(temperature),
+        "cost_ratio": tuned.cost_ratio,
+        "bandwidth": ceilings,
+    }
+    cells = [Cell(b, c, new_tokens, rounds, k, temperature) for c in lengths for b in sizes for k in ks]
+    for cell in sorted(cells, key=lambda cell: cell.batch * cell.context):
+        title, begun = f"{pair}, B={cell.batch}, context {cell.context}, K={cell.num_drafts}", time.perf_counter()
+        with console.status(title):
+            methods = contenders(tuned, cell, asked, watch)
+            row, speeds = measure_cell(methods, cell, where, start + limit, seconds)
+        row["found"] = judged(row, speeds, cell, ceilings and max(ceilings["read"], ceilings["copy"]))
+        # The goals are of one pair, at batch 1.
+        named = cell.batch == 1 and pair == "8b+1b" and where.type == "cuda"
+        row["reached"] = goals(row["found"], speeds) if named else {}
+        about = {"B": cell.batch, "context": cell.context, "new_tokens": new_tokens, "K": cell.num_drafts}
+        about |= {"temperature": temperature, "seconds_in_all": time.perf_counter() - begun}
+        report.add({**about, **of_pair, **row})
+        columns = {name: speed["median"] for name, speed in row["found"].get("times", {}).items()}
+        show_table(console, title, row["methods"], ("name", "tokens_per_second", "tau", "alpha"))
+        said = {f"{row['found']['fastest']['specdec']} is faster than {k}, times": v for k, v in columns.items()}
+        keys = ("c", "allowed_speedup", "of_allowed", "outside_models", "attention_over_filled")
+        said |= {key: row["found"][key] for key in keys if row["found"].get(key) is not None}
+        said |= {f"reached: {goal}": reached for goal, reached in row["reached"].items()}
+        said |= {f"not measured: {name}": reason for name, reason in row["unavailable"].items()}
+        for name, value in said.items():
+            console.print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")
     report.finish()
 
 
+# ---- Drafters
+
+PLAIN = "plain"
+# 113 million parameters, of which a forward reads 107.
+MIDDLE = Preset(768, 2048, 12, 4, 64, 8192, 1, 16, torch.float32)
+DRAFTERS_PAIRS = ("embedded", "120m")
+
+
+class NeverRight:
+    """Costs what the model costs and is never accepted: each draft is the token after the one that it would be."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int):
+        self.drafter, self.vocab_size = drafter, vocab_size
+
+    def start(self, generation: Generation) -> DraftSession:
+        return _NeverRightSession(self.drafter.start(generation), self.vocab_size)
+
+
+class _NeverRightSession(NamedTuple):
+    session: DraftSession
+    vocab_size: int
+
+    def draft(self, step: Step) -> Drafts:
+        drafts = self.session.draft(step)
+        return drafts._replace(tokens=(drafts.tokens + 1) % self.vocab_size)
+
+    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+        self.session.admit(prompts)
+
+    def release(self, row: int, output: list[int]) -> None:
+        self.session.release(row, output)
+
+
+class Workload(NamedTuple):
+    name: str
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    prompts: list[list[int]]
+
+
+@dataclass
+class Run:
+    """One round of one method over all prompts."""
+
+    decode: float  # seconds without the prefill and the measuring of costs
+    forwards: float  # of these seconds, in models
+    whole: float
+    stats: Stats
+
+
+def workloads(pair: str, num_prompts: int, alpha: float) -> list[Workload]:
+    if pair == "embedded":
+        target, draft, tokenizer = load_embedded_pair()
+        texts = {"writing code": list(CODE_PROMPTS), "editing code": editing()}
+        return [Workload(n, target, draft, tokenizer(t[:num_prompts]).input_ids) for n, t in texts.items()]
+    tuned = make_pair(MIDDLE, torch.device("cpu"))
+    tuned.calibrate(alpha, 0.0)
+    ids = torch.randint(MIDDLE.vocabulary, (num_prompts, 32), generator=torch.Generator().manual_seed(0))
+    return [Workload(f"random tokens, alpha set to {alpha:g}", tuned.target, tuned.draft, ids.tolist())]
+
+
+def decoders(load: Workload) -> dict[str, SpeculativeDecoder]:
+    target, draft, adaptive = load.target, load.draft, AdaptiveDrafts()
+    wrong = NeverRight(ModelDrafter(cached_model(draft, "draft")), target.config.vocab_size)
+    layers = max(1, target.config.num_hidden_layers // 4)
+    return {
+        PLAIN: SpeculativeDecoder(target, None),
+        "model, K=4": SpeculativeDecoder(target, draft, 4),
+        "model, adaptive": SpeculativeDecoder(target, draft, adaptive),
+        "model, K=8, confidence 0.4": SpeculativeDecoder(target, draft, 8, confidence=0.4),
+        "prompt lookup, K=8": SpeculativeDecoder(target, PromptLookupDrafter(), 8),
+        "suffix automaton, K=16": SpeculativeDecoder(target, SuffixDrafter(), 16),
+        f"early exit after {layers}, K=4": SpeculativeDecoder(target, EarlyExitDrafter(target, layers), 4),
+        f"early exit after {layers}, adaptive": SpeculativeDecoder(target, EarlyExitDrafter(target, layers), adaptive),
+        "never right, K=4": SpeculativeDecoder(target, wrong, 4),
+        "never right, adaptive": SpeculativeDecoder(target, wrong, adaptive),
+    }
+
+
+def run(decoder: SpeculativeDecoder, load: Workload, new_tokens: int, texts: list[list[int]]) -> Run:
+    """Decodes each prompt alone.
+
+    Raises:
+        RuntimeError: a text is not that of the first method.
+    """
+    parts: list[Stats] = []
+    for i, prompt in enumerate(load.prompts):
+        result = decoder.generate([prompt], max_new_tokens=new_tokens, eos_token_id=[])
+        parts.append(result.stats)
+        if len(texts) <= i:
+            texts.append(result.tokens[0])
+        elif result.tokens[0] != texts[i]:
+            raise RuntimeError(f"prompt {i}: the text differs from that of plain decoding")
+
+    def seconds(*names: str) -> float:
+        return sum(part.seconds[name] for part in parts for name in names)
+
+    whole, forwards = seconds("total"), seconds("draft_forwards", "target_forwards")
+    total = Stats.total(parts, len(parts[0].drafted_by_position))
+    return Run(whole - seconds("prefill", "measuring"), forwards, whole, total)
+
+
+def measure(load: Workload, match: str, new_tokens: int, rounds: int, progress: Callable[[str], None]) -> list[dict]:
+    methods = {n: d for n, d in decoders(load).items() if n == PLAIN or fnmatch.fnmatch(n, match)}
+    texts: list[list[int]] = []
+    for name, decoder in methods.items():  # warms up, and measures costs
+        progress(f"{load.name}: {name}")
+        run(decoder, load._replace(prompts=load.prompts[:1]), new_tokens, texts)
+    runs: dict[str, list[Run]] = {name: [] for name in methods}
+    names = list(methods)
+    for r in range(rounds):
+        progress(f"{load.name}: round {r + 1} of {rounds}")
+        for i in range(len(names)):
+            name = names[(i + r) % len(names)]
+            runs[name].append(run(methods[name], load, new_tokens, texts))
+    return [_row(name, methods[name], runs[name], runs[PLAIN], new_tokens * len(load.prompts)) for name in names]
+
+
+def _row(name: str, decoder: SpeculativeDecoder, mine: list[Run], plain: list[Run], tokens: int) -> dict:
+    stats = mine[0].stats  # greedy: the same in every round
+    speedup = ratios([p.decode for p in plain], [m.decode for m in mine])
+    allowed = [p.forwards / m.forwards for p, m in zip(plain, mine, strict=True)]
+    return {
+        "name": name,
+        "tokens_per_second": summary([tokens / m.decode for m in mine]),
+        "speedup": speedup,
+        "speedup_with_prefill": ratios([p.whole for p in plain], [m.whole for m in mine]),
+        "tau": stats.tau,
+        "alpha": stats.alpha,
+        "drafted": stats.drafted,
+        "efficiency": speedup["median"] / stats.tau,
+        "speedup_that_forwards_allow": summary(allowed),
+        "of_that": ratios([p.decode / m.decode for p, m in zip(plain, mine, strict=True)], allowed),
+        "step_costs": decoder._costs.get(1),
+    }
+
+
+@app.command()
+def drafters(
+    pair: Annotated[
+        str, typer.Option(help=f"some of {', '.join(DRAFTERS_PAIRS)}, separated by commas")
+    ] = "embedded,120m",
+    match: Annotated[str, typer.Option(help="a pattern of drafters' names, such as 'model*'")] = "*",
+    alpha: Annotated[float, typer.Option(help="of the 120m pair's greedy drafts over random text")] = 0.8,
+    prompts: Annotated[int, typer.Option(min=1, max=4)] = 2,
+    new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    threads: Threads = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Times every drafter beside plain decoding: greedy, float32, one sequence."""
+    with reading():
+        pairs = read_names("pair", pair, DRAFTERS_PAIRS)
+        read_alpha(alpha)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    console = terminal()
+    report = Report("drafters", torch.device("cpu"), json_path, prompts=prompts, new_tokens=new_tokens)
+    for load in (load for name in pairs for load in workloads(name, prompts, alpha)):
+        with console.status("") as status:
+            rows = measure(load, match, new_tokens, rounds, status.update)
+        report.add({"workload": load.name, "methods": rows})
+        columns = ("name", "tokens_per_second", "speedup", "tau", "alpha", "efficiency", "of_that")
+        show_table(console, f"{load.name}, {prompts} x {new_tokens} new tokens", rows, columns)
+    report.finish()
+
+
+# ---- Accept rules
+
+RULES_FILTERS = {"none": {}, "top_k+top_p": {"top_k": 50, "top_p": 0.95}}
+
+
+@app.command()
+def rules(
+    num_drafts: NumDrafts = "2,4,6",
+    texts: Annotated[int, typer.Option(min=1, help="of each prompt, with other seeds; one batch")] = 16,
+    max_new_tokens: int = 128,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    threads: Threads = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Decodes with the embedded pair at temperature 1 under every accept rule: what a step emits, and how fast."""
+    with reading():
+        ks = read_integers("num-drafts", num_drafts)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    target, draft, tokenizer = load_embedded_pair()
+    prompts = tokenizer(list(CODE_PROMPTS)).input_ids * texts
+    settings = {"texts": len(prompts), "max_new_tokens": max_new_tokens}
+    report = Report("rules", torch.device("cpu"), json_path, **settings)
+    for name, filters in RULES_FILTERS.items():
+        for k in ks:
+            decoder, params = SpeculativeDecoder(target, draft, num_drafts=k), SamplingParams(1.0, **filters)
+            speeds: dict[str, list[float]] = {str(rule): [] for rule in Rule}
+            stats: dict[str, list[Stats]] = {str(rule): [] for rule in Rule}
+            for r in range(rounds):
+                seeds = [r * len(prompts) + i for i in range(len(prompts))]
+                for rule in speeds:
+                    start = time.perf_counter()
+                    result = decoder.generate(prompts, None, max_new_tokens, params, seeds, rule=rule)
+                    speeds[rule].append(sum(map(len, result.tokens)) / (time.perf_counter() - start))
+                    stats[rule].append(result.stats)
+            for rule, of_rule in stats.items():
+                means = {n: sum(getattr(s, n) for s in of_rule) / rounds for n in ("tau", "acceptance_rate", "alpha")}
+                report.add({"filters": name, "K": k, "rule": rule, **means, "tokens_per_second": summary(speeds[rule])})
+    report.finish()
+    columns = ("filters", "K", "rule", "tau", "acceptance_rate", "alpha", "tokens_per_second")
+    show_table(terminal(), f"{len(prompts)} texts of {max_new_tokens} tokens", report.rows, columns)
+
+
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -1,29 +1,34 @@
-"""What a scheduler makes of a machine: more rows, rows that refill, and a long run in flat memory.
+"""Measures the scheduler with the embedded pair: more rows, rows that refill, and a long run in flat memory.
 
     python bench/bench_throughput.py --json bench/results/throughput.json
 
-The embedded pair, float32. bench/README.md says how each number is made.
+README.md says how each number is made.
 """
 
 from __future__ import annotations
 
+import gc
+import math
+import os
 import random
 import statistics
+import sysconfig
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from flat_memory import Sample, growth, large_storages, sample
-from job_slices import Job, Slice, skewed_lengths, standard_library, synchronized, together
 from measure import ratios, summary
-from options import Device, JsonPath, Threads, read_device, read_integers, read_names, reading
-from report import Report, terminal
-from rich.console import Console
-from rich.table import Table
-from specdec import Request, Scheduler, SpeculativeDecoder, Stats, load_embedded_pair
+from options import Device, JsonPath, Quick, Threads, read_device, read_integers, read_names, reading
+from report import Report, show_table, terminal
+from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats, load_embedded_pair
 from specdec.models.loading import Pair
+from specdec.result import End
+from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
 
@@ -31,20 +36,126 @@ PARTS = ("rows", "admission", "memory")
 PLAIN = "plain"
 EIGHT_ROWS, BUSY, WHOLE_BATCHES = 3.0, 0.9, 1.4  # goals
 GROWTH = 0.01  # of resident bytes from the first quarter to the last; below it memory is flat
+LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
+LINES = 60  # of a source file that a prompt is cut from
 
 
-def decoders(pair: Pair, num_drafts: int) -> dict[str, SpeculativeDecoder]:
-    target, draft, _ = pair
-    return {PLAIN: SpeculativeDecoder(target, None), "specdec": SpeculativeDecoder(target, draft, num_drafts)}
+# ---- Jobs
+
+
+def skewed_lengths(count: int, least: int = 8, most: int = 256, median: float = 48.0, seed: int = 0) -> list[int]:
+    """Log-normal, so that a few are many times the median, as lengths of answers are."""
+    draw = random.Random(seed)
+    return [min(max(round(draw.lognormvariate(math.log(median), 1.0)), least), most) for _ in range(count)]
+
+
+def standard_library(tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Prompts of so many tokens, from anywhere in the modules of Python's standard library."""
+    draw = random.Random(seed)
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    prompts: list[list[int]] = []
+    while len(prompts) < len(lengths):
+        lines = draw.choice(files).read_text(errors="replace").splitlines(True)
+        first = draw.randrange(max(len(lines) - LINES, 1))
+        ids = tokenizer("".join(lines[first : first + LINES])).input_ids[: lengths[len(prompts)]]
+        if len(ids) == lengths[len(prompts)]:
+            prompts.append(ids)
+    return prompts
 
 
 def fixed_length(prompts: Sequence[list[int]], lengths: Sequence[int], temperature: float) -> list[Request]:
-    """Exactly so many tokens each: no end-of-sequence token."""
-    params = SamplingParams(temperature=temperature)
-    return [
-        Request(prompt, length, params, seed=i, eos_token_id=[], id=i)
-        for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
-    ]
+    """Requests for exactly so many tokens each, without an end-of-sequence token."""
+    params, pairs = SamplingParams(temperature=temperature), zip(prompts, lengths, strict=True)
+    return [Request(p, n, params, seed=i, eos_token_id=[], id=i) for i, (p, n) in enumerate(pairs)]
+
+
+@dataclass
+class Slice:
+    """A part of a job."""
+
+    rows: int
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    row_steps: float = 0.0  # live rows, summed over the steps
+    parts: dict[str, float] = field(default_factory=dict)  # seconds, as ``Stats.seconds`` has them
+
+    def __add__(self, other: Slice) -> Slice:
+        parts = {name: seconds + other.parts.get(name, 0.0) for name, seconds in self.parts.items()}
+        numbers = (getattr(self, n) + getattr(other, n) for n in ("seconds", "tokens", "steps", "row_steps"))
+        return Slice(self.rows, *numbers, parts)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def busy(self) -> float:
+        return self.row_steps / (self.steps * self.rows)
+
+    @property
+    def forwards(self) -> float:
+        """Seconds in the models, without those that read prompts."""
+        return sum(self.parts[name] for name in ("draft_forwards", "target_forwards", "replays"))
+
+
+class Job:
+    """Requests through one scheduler. A job may stop between two steps and go on later, so two can take turns.
+
+    Args:
+        whole_batches: as many requests as there are rows begin together, and the next ones when the last of these has
+            ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, requests: Iterable[Request], whole_batches: bool = False):
+        self.scheduler, self.whole_batches = scheduler, whole_batches
+        self.rows = scheduler.usage.rows
+        self.texts: dict[object, list[int]] = {}  # by the request's ``id``
+        self.stats: list[Stats] = []
+        self._coming = deque(requests)
+
+    @property
+    def done(self) -> bool:
+        return not self._coming and self.scheduler.idle
+
+    @property
+    def total(self) -> Stats:
+        return Stats.total(self.stats, len(self.stats[0].drafted_by_position))
+
+    def run(self, ended: int | None = None) -> Slice:
+        """Goes on until so many more requests have ended; None: to the end.
+
+        Raises:
+            RuntimeError: a request ended in another way than with its length.
+        """
+        scheduler, stopwatch = self.scheduler, self.scheduler.batch.stopwatch
+        part = Slice(self.rows)
+        stopwatch.lap("measuring")  # what others did meanwhile
+        before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
+        goal = math.inf if ended is None else len(self.stats) + ended
+        while not self.done and len(self.stats) < goal:
+            self._feed()
+            for update in scheduler.step():
+                if not isinstance(update, Outcome):
+                    part.tokens += len(update.tokens)
+                elif update.end != End.LENGTH:
+                    raise RuntimeError(f"request {update.request.id}: {update.end} {update.error or ''}")
+                else:
+                    self.texts[update.request.id] = update.tokens
+                    self.stats.append(update.stats)
+        part.seconds = time.perf_counter() - begun
+        after = scheduler.usage
+        part.steps = after.steps - before.steps
+        part.row_steps = (after.steps * after.busy - before.steps * before.busy) * self.rows
+        part.parts = {name: seconds - parts[name] for name, seconds in stopwatch.seconds.items()}
+        return part
+
+    def _feed(self) -> None:
+        if self.whole_batches and not self.scheduler.idle:
+            return
+        waiting = self.scheduler.usage.waiting
+        for _ in range(min(self.rows - waiting, len(self._coming))):
+            self.scheduler.submit(self._coming.popleft())
 
 
 # ---- Rows
@@ -52,62 +163,45 @@ def fixed_length(prompts: Sequence[list[int]], lengths: Sequence[int], temperatu
 
 def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, new: int, k: int, rounds: int):
     """One dictionary for each decoder and number of rows; all decode the same prompts in each round."""
-    texts = standard_library(pair[2], [32] * prompts)
-    todo = fixed_length(texts, [new] * prompts, temperature)
-    schedulers = {
-        (name, n): Scheduler(decoder, rows=n, max_length=32 + new)
-        for name, decoder in decoders(pair, k).items()
-        for n in rows
-    }
-    keys = list(schedulers)
-    for n, scheduler in ((n, s) for (_, n), s in schedulers.items()):
+    target, draft, tokenizer = pair
+    decoders = {PLAIN: SpeculativeDecoder(target, None), "specdec": SpeculativeDecoder(target, draft, k)}
+    texts = standard_library(tokenizer, [32] * prompts)
+    keys = [(name, n) for name in decoders for n in rows]
+    schedulers = {(name, n): Scheduler(decoders[name], rows=n, max_length=32 + new) for name, n in keys}
+    for (_, n), scheduler in schedulers.items():  # warms up
         Job(scheduler, fixed_length(texts[:n], [min(new, 8)] * min(n, prompts), temperature)).run()
     slices: dict[tuple[str, int], list[Slice]] = {key: [] for key in keys}
     jobs: dict[tuple[str, int], Job] = {}
     for r in range(rounds):
         for i in range(len(keys)):
             key = keys[(i + r) % len(keys)]
-            jobs[key] = Job(schedulers[key], todo)
+            jobs[key] = Job(schedulers[key], fixed_length(texts, [new] * prompts, temperature))
             slices[key].append(jobs[key].run())
-    return [_row_of_rows(name, n, rows[0], slices, jobs) for name, n in keys]
+    return [row_of_rows(name, n, rows[0], slices, jobs) for name, n in keys]
 
 
-def _row_of_rows(name: str, n: int, least: int, slices: dict, jobs: dict) -> dict:
+def row_of_rows(name: str, n: int, least: int, slices: dict, jobs: dict) -> dict:
     mine, one, plain = slices[name, n], slices[name, least], slices[PLAIN, n]
-    stats = Stats.total(jobs[name, n].stats, len(jobs[name, n].stats[0].drafted_by_position))
+    stats, texts = jobs[name, n].total, jobs[name, n].texts
     times = ratios([s.seconds for s in one], [s.seconds for s in mine])
-    allowed = [a.forwards / b.forwards for a, b in zip(one, mine, strict=True)]
-    same = sum(jobs[name, n].texts[i] == text for i, text in jobs[name, least].texts.items())
     row = {
         "method": name,
         "rows": n,
         "tokens_per_second": summary([s.speed for s in mine]),
         f"times_{least}_row": times,
         "times_plain": ratios([s.seconds for s in plain], [s.seconds for s in mine]),
-        f"times_{least}_row_that_forwards_allow": summary(allowed),
+        f"times_{least}_row_that_forwards_allow": ratios([s.forwards for s in one], [s.forwards for s in mine]),
         "in_forwards": summary([s.forwards / s.seconds for s in mine]),
         "tau": stats.tau,
         "alpha": stats.alpha,
-        "busy": together(mine).busy,
+        "busy": sum(mine[1:], mine[0]).busy,
         "steps": mine[-1].steps,
         "seconds": {part: statistics.median(s.parts[part] for s in mine) for part in mine[0].parts},
-        f"texts_as_with_{least}_row": same / len(jobs[name, n].texts),
+        f"texts_as_with_{least}_row": sum(texts[i] == t for i, t in jobs[name, least].texts.items()) / len(texts),
     }
     if (least, n) == (1, 8) and name != PLAIN:
         row["reached"] = {f"8 rows {EIGHT_ROWS:g} times 1 row": times["median"] >= EIGHT_ROWS}
     return row
-
-
-def show_rows(console: Console, title: str, rows: list[dict]) -> None:
-    least = rows[0]["rows"]
-    head = ("method", "rows", "tokens/s", f"times {least} row", "forwards allow", "times plain", "tau", "busy")
-    table = Table(*head, "in forwards", title=title)
-    for row in rows:
-        ratio = [row[f"times_{least}_row"], row[f"times_{least}_row_that_forwards_allow"], row["times_plain"]]
-        numbers = (*(r["median"] for r in ratio), row["tau"], row["busy"], row["in_forwards"]["median"])
-        speed = f"{row['tokens_per_second']['median']:.1f}"
-        table.add_row(row["method"], str(row["rows"]), speed, *(f"{x:.2f}" for x in numbers))
-    console.print(table)
 
 
 # ---- Admission
@@ -115,26 +209,27 @@ def show_rows(console: Console, title: str, rows: list[dict]) -> None:
 
 def measure_admission(pair: Pair, rows: int, count: int, most: int, k: int, slices: int, temperature: float) -> dict:
     """A job of skewed lengths with rows that refill, and the same with groups of ``rows`` that wait for their longest,
-    in turns."""
+    in turns.
+
+    Raises:
+        RuntimeError: a text differs between the two.
+    """
     lengths = skewed_lengths(count, min(8, most // 4), most)
     draw = random.Random(1)
     prompts = standard_library(pair[2], [draw.randrange(8, 65) for _ in range(count)])
-    todo = fixed_length(prompts, lengths, temperature)
-    decoder = decoders(pair, k)["specdec"]
+    decoder = SpeculativeDecoder(pair[0], pair[1], k)
     jobs = []
     for whole_batches in (False, True):
         scheduler = Scheduler(decoder, rows=rows, max_length=64 + most)
         Job(scheduler, fixed_length(prompts[:rows], [8] * len(prompts[:rows]), temperature)).run()
-        jobs.append(Job(scheduler, todo, whole_batches))
+        jobs.append(Job(scheduler, fixed_length(prompts, lengths, temperature), whole_batches))
     ran: list[list[Slice]] = [[], []]
     for s in range(slices):
-        for which in (0, 1) if s % 2 == 0 else (1, 0):
-            last = s == slices - 1
-            ran[which].append(jobs[which].run(None if last else count // slices))
+        for i in (0, 1) if s % 2 == 0 else (1, 0):
+            ran[i].append(jobs[i].run(None if s == slices - 1 else count // slices))
     if jobs[0].texts != jobs[1].texts:  # one seed, one text, whoever stands in the other rows
         raise RuntimeError("a text depends on when its request was admitted")
-    refilled, waited = (together(parts) for parts in ran)
-    stats = Stats.total(jobs[0].stats, k)
+    refilled, waited = (sum(parts[1:], parts[0]) for parts in ran)
     faster = refilled.speed / waited.speed
     return {
         "method": "specdec",
@@ -142,8 +237,8 @@ def measure_admission(pair: Pair, rows: int, count: int, most: int, k: int, slic
         "requests": count,
         "temperature": temperature,
         "new_tokens": {"sum": sum(lengths), "median": statistics.median(lengths), "most": max(lengths)},
-        "tau": stats.tau,
-        "alpha": stats.alpha,
+        "tau": jobs[0].total.tau,
+        "alpha": jobs[0].total.alpha,
         "busy": refilled.busy,
         "busy_whole_batches": waited.busy,
         "steps": refilled.steps,
@@ -163,36 +258,63 @@ def measure_admission(pair: Pair, rows: int, count: int, most: int, k: int, slic
 # ---- Memory
 
 
+def live_tensors() -> list[torch.Tensor]:
+    kinds = {torch.Tensor, torch.nn.Parameter}  # isinstance takes a second for the objects of a process
+    return [o for o in gc.get_objects() if type(o) in kinds]
+
+
+def sample() -> dict[str, int]:
+    """What this process holds: resident bytes, live tensors, and bytes on the GPU."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    allocated = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    return {"resident": resident, "tensors": len(live_tensors()), "allocated": allocated}
+
+
+def large_storages() -> dict[int, int]:
+    """{address: bytes} of weights, caches, and whatever else is as large."""
+    storages = (t.untyped_storage() for t in live_tensors() if t.device.type != "meta")
+    return {s.data_ptr(): s.nbytes() for s in storages if s.nbytes() >= LARGE}
+
+
+def growth(tokens: Sequence[int], samples: Sequence[dict[str, int]]) -> dict[str, dict[str, float]]:
+    """By what is sampled: the medians of the first and the last quarter, and the least-squares slope, a token."""
+    quarter, found = max(len(samples) // 4, 1), {}
+    for name in samples[0]:
+        values = [s[name] for s in samples]
+        found[name] = {
+            "first_quarter": statistics.median(values[:quarter]),
+            "last_quarter": statistics.median(values[-quarter:]),
+            "slope": statistics.linear_regression(tokens, values).slope if len({*tokens}) > 1 else 0.0,
+        }
+    return found
+
+
 def measure_memory(pair: Pair, rows: int, tokens: int, k: int, interval: float) -> dict:
     """Generates so many tokens and samples what the process holds every ``interval`` seconds, after a first
     twentieth."""
     draw, vocabulary = random.Random(0), pair[0].config.vocab_size
+    scheduler = Scheduler(SpeculativeDecoder(pair[0], pair[1], k), rows=rows, max_length=16 + 64)
 
-    def coming():
-        for i in range(10 * tokens):  # more than is needed
-            prompt = [draw.randrange(vocabulary) for _ in range(draw.randrange(2, 17))]
-            params = SamplingParams(temperature=float(i % 2))
-            yield Request(prompt, draw.randrange(16, 65), params, seed=i, eos_token_id=[])
+    def submit(i: int) -> None:
+        prompt = [draw.randrange(vocabulary) for _ in range(draw.randrange(2, 17))]
+        params = SamplingParams(temperature=float(i % 2))
+        scheduler.submit(Request(prompt, draw.randrange(16, 65), params, seed=i, eos_token_id=[]))
 
-    source = coming()
-    scheduler = Scheduler(decoders(pair, k)["specdec"], rows=rows, max_length=16 + 64)
-    made, samples, storages = 0, list[Sample](), dict[int, int]()
+    made, submitted, at, samples, storages = 0, 0, list[int](), list[dict[str, int]](), dict[int, int]()
     begun = last = time.perf_counter()
     while made < tokens:
         while scheduler.usage.waiting < rows:
-            scheduler.submit(next(source))
-        made += sum(len(u.tokens) for u in scheduler.step() if not hasattr(u, "end"))
-        now = time.perf_counter()
-        if made >= tokens / 20 and (now - last >= interval or made >= tokens):
-            samples.append(sample(made))
+            submit(submitted)
+            submitted += 1
+        made += sum(len(u.tokens) for u in scheduler.step() if not isinstance(u, Outcome))
+        if made >= tokens / 20 and (time.perf_counter() - last >= interval or made >= tokens):
+            at.append(made)
+            samples.append(sample())
             storages = storages or large_storages()
             last = time.perf_counter()
-    seconds = synchronized(pair[0].device) - begun
-    found = growth(samples)
-    moved = large_storages() != storages
+    seconds, found, moved = time.perf_counter() - begun, growth(at, samples), large_storages() != storages
     scheduler.close()
     resident, tensors = found["resident"], found["tensors"]
-    flat = resident["last_quarter"] <= resident["first_quarter"] * (1 + GROWTH)
     return {
         "rows": rows,
         "tokens": made,
@@ -202,34 +324,12 @@ def measure_memory(pair: Pair, rows: int, tokens: int, k: int, interval: float) 
         "cache_and_weight_bytes": sum(storages.values()),
         "large_storages_moved": moved,
         "reached": {
-            f"resident bytes grow by at most {GROWTH:.0%}": flat,
+            f"resident bytes grow by at most {GROWTH:.0%}": resident["last_quarter"]
+            <= resident["first_quarter"] * (1 + GROWTH),
             "no more tensors": tensors["last_quarter"] <= tensors["first_quarter"],
             "no large storage moved": not moved,
         },
     }
-
-
-def show_admission(console: Console, row: dict) -> None:
-    table = Table("rows", "tokens/s", "quartiles of slices", "busy", "steps", title=f"{row['requests']} requests")
-    for name, suffix in (("refilled", ""), ("whole batches", "_whole_batches")):
-        speed, busy, steps = (row[f"{key}{suffix}"] for key in ("tokens_per_second", "busy", "steps"))
-        quartiles = f"{speed['q1']:.1f} to {speed['q3']:.1f}"
-        table.add_row(name, f"{speed['median']:.1f}", quartiles, f"{busy:.3f}", str(steps))
-    console.print(table)
-    console.print(f"refilled rows: {row['times_whole_batches']:.2f} times whole batches")
-
-
-def show_memory(console: Console, row: dict) -> None:
-    table = Table("", "first quarter", "last quarter", "slope a token", title=f"{row['tokens']} tokens")
-    for name, values in row["growth"].items():
-        quarters = (f"{values[key]:,.0f}" for key in ("first_quarter", "last_quarter"))
-        table.add_row(name, *quarters, f"{values['slope']:.4f}")
-    console.print(table)
-
-
-def show_reached(console: Console, row: dict) -> None:
-    for goal, reached in row.get("reached", {}).items():
-        console.print(f"{'reached' if reached else 'NOT reached'}: {goal}")
 
 
 def main(
@@ -243,7 +343,7 @@ def main(
     requests: Annotated[int | None, typer.Option(min=5, help="of part admission; default: 500")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="of part memory; default: 100000")] = None,
     threads: Threads = None,
-    quick: Annotated[bool, typer.Option(help="a smoke run: other defaults")] = False,
+    quick: Quick = False,
     json_path: JsonPath = None,
 ) -> None:
     """Measures the scheduler on the embedded pair."""
@@ -252,30 +352,30 @@ def main(
         numbers = read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
     if threads is not None:
         torch.set_num_threads(threads)
-    console = terminal()
-    report = Report("throughput", where, json_path, quick=quick, num_drafts=num_drafts)
+    report, console = Report("throughput", where, json_path, quick=quick, num_drafts=num_drafts), terminal()
     pair = load_embedded_pair(device=where)
     most_rows, slices = (2, 2) if quick else (8, 5)
     if "rows" in asked:
         prompts, new_tokens = prompts or (3 if quick else 32), new_tokens or (6 if quick else 64)
         for temperature in (1.0,) if quick else (0.0, 1.0):
             settings = (temperature, prompts, new_tokens, num_drafts, rounds or (1 if quick else 5))
-            found = measure_rows(pair, numbers, *settings)
-            show_rows(console, f"temperature {temperature:g}, {prompts} prompts x {new_tokens} new tokens", found)
-            for row in found:
+            for row in measure_rows(pair, numbers, *settings):
                 report.add({"part": "rows", "temperature": temperature, **row})
-                show_reached(console, row)
+        columns = ("temperature", "method", "rows", "tokens_per_second", f"times_{numbers[0]}_row", "times_plain", "tau")
+        show_table(console, f"{prompts} prompts x {new_tokens} new tokens", report.rows, columns)
     if "admission" in asked:
         count, most = requests or (10 if quick else 500), 6 if quick else 256
         row = measure_admission(pair, most_rows, count, most, num_drafts, slices, 1.0)
         report.add({"part": "admission", **row})
-        show_admission(console, row)
-        show_reached(console, row)
+        columns = ("tokens_per_second", "tokens_per_second_whole_batches", "times_whole_batches", "busy")
+        show_table(console, f"{count} requests", [row], columns)
     if "memory" in asked:
         row = measure_memory(pair, most_rows, tokens or (120 if quick else 100_000), num_drafts, 0.05 if quick else 1.0)
         report.add({"part": "memory", **row})
-        show_memory(console, row)
-        show_reached(console, row)
+        rows_of_growth = [{"": name, **values} for name, values in row["growth"].items()]
+        show_table(console, f"{row['tokens']} tokens", rows_of_growth, ("", "first_quarter", "last_quarter", "slope"))
+    for goal, reached in (item for row in report.rows for item in row.get("reached", {}).items()):
+        console.print(f"{'reached' if reached else 'NOT reached'}: {goal}")
     report.finish()
 
 

@@ -1,4 +1,4 @@
-"""The machine: what it is, what is installed on it, and the ceilings that it sets."""
+"""The machine: its hardware, what is installed on it, and how fast it can read memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from found import gpu_query
 from measure import Method, interleave
 
 CPU_FLAGS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16")
@@ -24,7 +23,7 @@ def usable_cores() -> list[int]:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """The last-level caches together: what inputs must exceed so that a call does not find them there."""
+    """The size of the last-level caches together, which inputs must exceed so that a call does not find them there."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -108,7 +107,7 @@ def hardware(device: torch.device) -> dict[str, object]:
             "gpu_multiprocessors": p.multi_processor_count,
             "gpu_l2_bytes": p.L2_cache_size,
             "gpu_capability": [p.major, p.minor],
-            "gpu_driver": gpu_query("driver_version"),
+            "gpu_driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         }
     return described
 
@@ -121,10 +120,14 @@ def versions() -> dict[str, str | None]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = None
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    repository = str(Path(__file__).parent)
+    return found | {"commit": output_of("git", "-C", repository, "describe", "--always", "--dirty")}
+
+
+def output_of(*command: str) -> str | None:
+    """The first line that a program prints, or None where it is absent, fails, hangs or says nothing."""
     try:
-        found["commit"] = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        found["commit"] = ""
-    found["commit"] = found["commit"] or None
-    return found
+        return None
+    return done.stdout.strip().split("\n")[0] or None if done.returncode == 0 else None

@@ -14,19 +14,14 @@ from specdec_kernels import build_info
 
 # The options that several benchmarks have.
 Device = Annotated[str, typer.Option(help="cpu or cuda")]
-Batches = Annotated[str | None, typer.Option("--batches", "-B", help="default: 1,8,32")]
-Vocabularies = Annotated[str | None, typer.Option("--vocabularies", "-V", help="default: 128256,32000,151936")]
-Backends = Annotated[str | None, typer.Option(help="default: all that run here but the oracle")]
 Threads = Annotated[int | None, typer.Option(min=1, help="default: torch's")]
 Quick = Annotated[bool, typer.Option(help="a smoke run: other defaults, small inputs, no compiling")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="where the results go")]
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """What is wrong with an option ends the command with exit code 2 and its name."""
+    """A ValueError, which names an option, ends the command with exit code 2."""
     try:
         yield
     except ValueError as error:
@@ -50,14 +45,6 @@ def read_integers(name: str, text: str) -> list[int]:
     if not values or min(values) < 1:
         raise ValueError(f"{name}: got {text!r}, allowed: integers >= 1 separated by commas, such as 1,8")
     return values
-
-
-def read_shapes(batches: str | None, vocabularies: str | None, quick: bool) -> tuple[list[int], list[int]]:
-    """(vocabularies, batches), with their defaults."""
-    return (
-        read_integers("vocabularies", vocabularies or ("32000" if quick else "128256,32000,151936")),
-        read_integers("batches", batches or ("1,8" if quick else "1,8,32")),
-    )
 
 
 def read_names(name: str, text: str, allowed: Iterable[str]) -> list[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import flashinfer_peer
-import vllm_peer
+import library_peers
 from measure import Method, first_line
 from peers import Compiler, eager, eager_with_q, transformers_step
 from step_inputs import StepInputs
@@ -14,8 +13,10 @@ from step_inputs import StepInputs
 LEFT_OUT = "SPECDEC_BENCH_WITHOUT"  # beginnings of names, separated by commas
 
 
-def peer_methods(inputs: StepInputs, compiler: Compiler) -> tuple[list[Method], dict[str, str]]:
-    """Every peer that can run on these inputs, and why the others cannot."""
+def peer_methods(
+    inputs: StepInputs, compiler: Compiler, wanted: Sequence[str] | None = None
+) -> tuple[list[Method], dict[str, str]]:
+    """The wanted peers (None: all) that can run on these inputs, and why the others cannot."""
     t, filters = inputs.temperature, inputs.filters
     logits = ("target", "tokens", "draft")
 
@@ -39,25 +40,27 @@ def peer_methods(inputs: StepInputs, compiler: Compiler) -> tuple[list[Method], 
         "compile": (lambda: unfiltered(compiled), logits),
         "transformers": (lambda: transformers_step(t, filters), ("target", "tokens", "draft_float32")),
         "flashinfer": (
-            lambda: on_gpu(lambda: flashinfer_peer.from_logits(t, filters)),
+            lambda: on_gpu(lambda: library_peers.flashinfer_from_logits(t, filters)),
             ("target", int32, "draft", "noise"),
         ),
         "flashinfer+q": (
-            lambda: on_gpu(lambda: flashinfer_peer.with_q(t, filters)),
+            lambda: on_gpu(lambda: library_peers.flashinfer_with_q(t, filters)),
             ("target", int32, "draft_probs", "noise"),
         ),
         "flashinfer+p+q": (
-            lambda: on_gpu(lambda: unfiltered(flashinfer_peer.with_p_q)),
+            lambda: on_gpu(lambda: unfiltered(library_peers.flashinfer_with_p_q)),
             ("target_probs", int32, "draft_probs", "noise"),
         ),
         "vllm+q": (
-            lambda: on_gpu(lambda: unfiltered(lambda: vllm_peer.vllm_step(t))),
+            lambda: on_gpu(lambda: unfiltered(lambda: library_peers.vllm_step(t))),
             ("target", "tokens", "draft_probs"),
         ),
     }
     left_out = tuple(name for name in os.environ.get(LEFT_OUT, "").split(",") if name)
     methods, unavailable = [], {}
     for name, (make, tensors) in makers.items():
+        if wanted is not None and name not in wanted:
+            continue
         try:
             if left_out and name.startswith(left_out):
                 raise RuntimeError(f"left out by {LEFT_OUT}={os.environ[LEFT_OUT]}")

@@ -1,4 +1,4 @@
-"""What a benchmark leaves after: a JSON file, and a table on the terminal."""
+"""The JSON file that a benchmark writes, and the terminal that it prints tables on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import json
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -38,12 +39,6 @@ class Report:
         self.rows.append(row)
         self._write()
 
-    def replace(self, rows: list[dict], **more: object) -> None:
-        """Other rows instead: what counts something while it runs."""
-        self.rows[:] = rows
-        self.content |= more
-        self._write()
-
     def finish(self) -> None:
         self.content["complete"] = True
         self._write()
@@ -62,20 +57,15 @@ def terminal() -> Console:
     return console if console.is_terminal else Console(stderr=True, width=220)  # a file has no width
 
 
-def show_steps(console: Console, title: str, rows: list[dict], head: tuple[str, ...], floor: str) -> None:
-    """One line a row: its ``head`` columns, every method's microseconds, and ours as multiples of a floor."""
-    methods = list(dict.fromkeys(key for row in rows for key in row["seconds"]))
-    floors = list(dict.fromkeys(key for row in rows for key in row["ratios"] if key.endswith(floor)))
-    table = Table(*head, *methods, *floors, title=title)
+def show_table(console: Console, title: str, rows: Sequence[Mapping], columns: Sequence[str]) -> None:
+    """A line for each row. Of a summary it shows the median and the quartiles."""
+    table = Table(*(column.replace("_", " ") for column in columns), title=title)
     for row in rows:
-        times = [row["seconds"].get(key) for key in methods]
-        over = [row["ratios"].get(key) for key in floors]
-        table.add_row(
-            *(f"{row[key]:.2f}" if isinstance(row[key], float) else str(row[key]) for key in head),
-            *("-" if t is None else f"{t['median'] * 1e6:.1f}" for t in times),
-            *("-" if r is None else f"{r['median']:.2f}" for r in over),
-        )
+        table.add_row(*(_cell(row.get(column)) for column in columns))
     console.print(table)
-    reasons = {name: reason for row in rows for name, reason in row["unavailable"].items()}
-    for name, reason in reasons.items():
-        console.print(f"{name}: not measured in some rows: {reason}")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{value['median']:.4g} ({value['q1']:.4g} to {value['q3']:.4g})"
+    return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

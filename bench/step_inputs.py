@@ -1,17 +1,16 @@
-"""Random logits, drafts drawn from them, and the bytes that must be read to verify those drafts."""
+"""Random logits and drafts drawn from them, in several sets that calls take in turn."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from cases import DTYPES, Shape
 from machine import cache_bytes
 from measure import Method
-from options import DTYPES
 from peers import filtered, probabilities
 
 from specdec_kernels import SamplingParams, SpeculativeStep, draft_step, speculative_step
@@ -24,54 +23,25 @@ DRAFTED_AT = 7  # position of all drafts
 MOST_SETS = 512  # a CUDA graph holds one call on each
 
 
-@dataclass(frozen=True)
-class Shape:
-    B: int
-    K: int
-    V: int
-    dtype: str
-
-    @property
-    def row_bytes(self) -> int:
-        return self.V * DTYPES[self.dtype].itemsize
-
-    def bytes_all_rows(self, stats: bool, rule: str = "token") -> int:
-        """Of every row that may be needed: K+1 of the target and K of the draft; with the draft's statistics
-        handed over, one of the draft, the rejected position's. Rule ``block`` needs all of the draft's for its
-        residuals, ``coupled`` none."""
-        of_draft = {"token": 1 if stats else self.K, "block": self.K, "coupled": 0}[rule]
-        return self.B * (self.K + 1 + of_draft) * self.row_bytes
-
-    def bytes_reached_rows(self, stats: bool, num_accepted: torch.Tensor, rule: str = "token") -> float:
-        """Of the rows up to the first rejection, on average: the least that decides steps which accept so. Rule
-        ``block`` looks after it."""
-        if rule == "block":
-            return float(self.bytes_all_rows(stats, rule))
-        n = num_accepted.double()
-        draft_rows = (n < self.K).double() if stats else (n + 1).clamp(max=self.K)
-        draft_rows = draft_rows * (rule != "coupled")
-        return self.B * (n + 1 + draft_rows).mean().item() * self.row_bytes
-
-
 class StepInputs:
-    """``sets`` independent steps, which calls take in turn so that together they exceed the caches."""
+    """``sets`` independent steps. Calls take them in turn, and together they exceed the caches."""
 
     def __init__(self, shape: Shape, drafts: str, temperature: float, device: torch.device, most_sets: int):
         B, K, V = shape.B, shape.K, shape.V
         self.shape, self.temperature = shape, temperature
-        # What calls read must exceed the caches, not what is there: at least target rows up to a rejection.
+        # What calls read must exceed the caches, and that is at least the target's rows up to a rejection.
         reached = B * shape.row_bytes * sum(ACCEPTANCE[drafts] ** i for i in range(K + 1))
         wanted = math.ceil(2 * cache_bytes(device) / reached)
         self.sets = N = min(wanted, most_sets)
         self.exceed_cache = wanted <= N
-        # A step's work depends on where it rejects: at least 16 sequences, so that no one decides the median.
+        # A step's work depends on where it rejects. With 16 sequences or more, no single one decides the median.
         self.calls = max(N, math.ceil(16 / B))
         torch.manual_seed(0)
         dtype, like = DTYPES[shape.dtype], {"device": device}
         self.target = torch.empty(N, B, K + 1, V, dtype=dtype, **like)
         self.draft = torch.empty(N, B, K, V, dtype=dtype, **like)
         noise_std = TYPICAL_NOISE_STD * temperature if drafts == "typical" else 0.0
-        for n in range(N):  # one set at a time: float32 noise for all would need several times their memory
+        for n in range(N):  # one set at a time, as float32 noise for all would need several times their memory
             self.target[n] = torch.randn(B, K + 1, V, **like) * LOGIT_STD
             self.draft[n] = self.target[n, :, :-1].float() + noise_std * torch.randn(B, K, V, **like)
         self.seed = torch.arange(N * B, **like).view(N, B)
@@ -83,7 +53,7 @@ class StepInputs:
         values = {"temperature": self.temperature} | filters
         columns = {name: torch.full((B,), value, device=self.draft.device) for name, value in values.items()}
         self.params, self.rule, self.filters = SamplingParams(**columns), rule, filters
-        # Drafts come from other noise than the calls use, so a set used twice is still a sample of its distribution.
+        # Drafts come from other noise than the calls use, so a set that is used twice is still a fair sample.
         flat, params, seed = self.draft.view(N * B, K, V), SamplingParams(**values), self.seed.view(-1)
         steps = [draft_step(flat[:, i], params, seed=seed, position=DRAFTED_AT, offset=i, rule=rule) for i in range(K)]
         self.tokens, self.cutoff, self.lse = (
@@ -94,13 +64,13 @@ class StepInputs:
         """The same logits under these filters (SamplingParams' names) and this rule."""
         inputs = copy.copy(self)
         for name in ("tokens_int32", "draft_float32", "draft_probs", "target_probs"):
-            inputs.__dict__.pop(name, None)  # made ready for other drafts and filters
+            inputs.__dict__.pop(name, None)  # were made for other drafts and filters
         inputs._draw(filters, rule)
         if rule == "coupled":  # draft and target share the noise of a position
             inputs.position = [torch.full_like(p, DRAFTED_AT) for p in self.position]
         return inputs
 
-    # What some peers get ready-made, so that making it is not timed.
+    # Some peers get these ready-made, so that making them is not timed.
 
     @cached_property
     def tokens_int32(self) -> torch.Tensor:
@@ -108,7 +78,7 @@ class StepInputs:
 
     @cached_property
     def draft_float32(self) -> torch.Tensor:
-        """Filtered, as drafts were drawn, and not divided by the temperature."""
+        """The draft's logits with the filters that its drafts were drawn under, not divided by the temperature."""
         if not self.filters:
             return self.draft.float()
         t = self.temperature
@@ -133,12 +103,12 @@ class StepInputs:
         return lambda i: [t[i % self.sets] for t in tensors]
 
     def method(self, name: str, backend: str, stats: bool) -> Method:
-        """Ours, to be timed."""
+        """Our step as a method to time."""
         runs = (self.ours(backend, stats, warm) for warm in (False, True))
         return Method(name, next(runs), self.calls, capturable=backend != "reference", warm=next(runs))
 
     def ours(self, backend: str, stats: bool, warm: bool = False) -> Callable[[int], SpeculativeStep]:
-        """``warm``: always on the first set, with other noise for each call, as it accepts otherwise then."""
+        """``warm``: always on the first set. Each call has other noise, so that it accepts other drafts."""
 
         def run(i: int):
             n, i = 0 if warm else i % self.sets, i % self.calls
@@ -157,6 +127,6 @@ class StepInputs:
         return run
 
     def num_accepted(self, backend: str) -> torch.Tensor:
-        """[calls * B]: what the calls accept, by our step; the peers draw other numbers from the same distribution."""
+        """[calls * B]: what the calls accept, by our step. The peers draw other numbers from the same distribution."""
         run = self.ours(backend, stats=self.rule != "coupled")
         return torch.cat([run(i).num_accepted for i in range(self.calls)])

@@ -36,9 +36,22 @@ PRESETS = {
     "1b": Preset(2048, 8192, 32, 8, 64, 128256, 2, 16, torch.bfloat16),  # Llama-3.2-1B's shape
     "8b": Preset(4096, 14336, 32, 8, 128, 128256, 1, 32, torch.bfloat16),  # Llama-3.1-8B's shape
 }
-TWO_SHAPES = {  # target and draft; of each all ``target_layers``
-    "tiny": (PRESETS["tiny"], Preset(64, 176, 2, 1, 32, 2048, 1, 2, torch.float32)),
-    "8b+1b": (PRESETS["8b"], PRESETS["1b"]),
+
+
+class Shapes(NamedTuple):
+    """Of a pair: of one shape, or (``draft`` given) of two, of which each has all ``target_layers``."""
+
+    target: Preset
+    draft: Preset | None = None
+
+    def described(self) -> dict[str, dict[str, object]]:
+        shapes = {"target": self.target, "draft": self.draft or self.target}
+        return {who: {**p._asdict(), "dtype": str(p.dtype)} for who, p in shapes.items()}
+
+
+PAIRS = {name: Shapes(preset) for name, preset in PRESETS.items()} | {
+    "tiny+tiny": Shapes(PRESETS["tiny"], Preset(64, 176, 2, 1, 32, 2048, 1, 2, torch.float32)),
+    "8b+1b": Shapes(PRESETS["8b"], PRESETS["1b"]),
 }
 
 
@@ -151,3 +164,9 @@ def make_pair_of_two(target: Preset, draft: Preset, device: torch.device, seed: 
         ):
             own.weight.copy_(of_draft.weight.repeat(1, copies) * scale)
     return TunablePair(large, small, [*large.model.layers, *small.model.layers])
+
+
+def named_pair(name: str, device: torch.device) -> TunablePair:
+    """One of ``PAIRS``."""
+    target, draft = PAIRS[name]
+    return make_pair(target, device) if draft is None else make_pair_of_two(target, draft, device)

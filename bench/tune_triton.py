@@ -12,11 +12,12 @@ from typing import Annotated
 
 import torch
 import typer
+from cases import Shape
 from measure import Method, interleave, prepare, ratios, summary
-from options import Batches, JsonPath, Quick, Vocabularies, read_device, read_integers, read_shapes, reading
+from options import JsonPath, Quick, read_device, read_integers, reading
 from report import Report, terminal
 from rich.table import Table
-from step_inputs import MOST_SETS, Shape, StepInputs
+from step_inputs import MOST_SETS, StepInputs
 
 from specdec_kernels import draft_step
 
@@ -89,8 +90,8 @@ def proposal(rows: list[dict]) -> dict[str, int]:
 
 
 def main(
-    batches: Batches = None,
-    vocabularies: Vocabularies = None,
+    batches: Annotated[str, typer.Option("--batches", "-B")] = "1,8,32",
+    vocabularies: Annotated[str, typer.Option("--vocabularies", "-V")] = "128256,32000,151936",
     num_drafts: Annotated[int, typer.Option("--num-drafts", "-K", min=1)] = 5,
     warps: Annotated[str, typer.Option(help="the numbers to try")] = "1,2,4,8,16",
     seconds: Annotated[float, typer.Option(min=0, help="a row, at least 5 rounds")] = 1.0,
@@ -102,7 +103,8 @@ def main(
         if not torch.cuda.is_available():
             raise ValueError("tune_triton needs a GPU, and torch finds none here")
         device = read_device("cuda")
-        sizes, candidates = read_shapes(batches, vocabularies, quick), read_integers("warps", warps)
+        candidates = read_integers("warps", warps)
+        sizes = read_integers("vocabularies", vocabularies), read_integers("batches", batches)
     report = Report("tune_triton", device, json_path, quick=quick)
     for V, B in itertools.product(*sizes):
         inputs = StepInputs(Shape(B, num_drafts, V, "bfloat16"), "typical", 1.0, device, 4 if quick else MOST_SETS)

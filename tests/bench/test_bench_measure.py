@@ -1,17 +1,16 @@
-"""How benchmarks measure: rounds, graphs, floors, goals."""
+"""How benchmarks measure: rounds, graphs, floors, launches."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 
-import bench_goals
-import launches
 import machine
 import measure
 import pytest
 import step_inputs
 import torch
+import watch
+from cases import Shape
 
 CPU = torch.device("cpu")
 
@@ -99,7 +98,7 @@ def test_graphs_are_cold_and_warm(monkeypatch):
 
 
 def test_warm_calls_have_one_set_and_other_noise():
-    inputs = step_inputs.StepInputs(step_inputs.Shape(1, 3, 1000, "float32"), "typical", 1.0, CPU, 4)
+    inputs = step_inputs.StepInputs(Shape(1, 3, 1000, "float32"), "typical", 1.0, CPU, 4)
     assert inputs.sets == 4 and inputs.calls == 16
     ours = inputs.method("cpu", "cpu", True)
     cold, warm = ([str(run(i).tokens.tolist()) for i in range(16)] for run in (ours.run, ours.warm))
@@ -110,32 +109,14 @@ def test_warm_calls_have_one_set_and_other_noise():
     assert str(ours.warm(16).tokens.tolist()) == warm[0]  # as many as a graph wants
 
 
-def test_goals_are_reached_by_device_time_and_needed_bytes():
-    shape = step_inputs.Shape(1, 1, 10, "bfloat16")
-    fast = bench_goals.Goal(shape, seconds=2.0, bandwidth=0.5, launches=1)
-    samples = {"cuda [cold]": [1.0, 2.0, 3.0], "cuda": [9.0]}
-    reaches = bench_goals.reaches
-    assert reaches(fast, "cuda", samples, {"kernels": 1}, 1.0) == {"seconds": True, "bandwidth": True, "launches": True}
-    slow = reaches(replace(fast, seconds=1.9), "cuda", samples, {"kernels": 2}, 0.9)
-    assert slow == {"seconds": False, "bandwidth": False, "launches": False}
-    assert {*reaches(fast, "cpu", samples, {"unknown": "why"}, 1.0).values()} == {None}
-    compared = {
-        "cuda [cold]/flashinfer [cold]": {"median": 0.3},
-        "cuda/flashinfer": {"median": 0.9},
-        "cuda/transformers": {"median": 0.11},
-    }
-    assert [*bench_goals.is_faster("cuda", compared).values()] == [True, False]
-    assert [*bench_goals.is_faster("triton", compared).values()] == [None, None]
-
-
 def test_launches_are_kernels_not_copies():
     names = ["speculative_step_kernel", "Memcpy DtoD (Device -> Device)", "Memset (Device)", "cat", "cat"]
-    assert launches.counted(names) == {"kernels": 3, "copies": 2, "names": ["cat", "speculative_step_kernel"]}
-    assert "unknown" in launches.counted([]) and "unknown" in launches.launches(lambda i: None, CPU)
+    assert watch.counted(names) == {"kernels": 3, "copies": 2, "names": ["cat", "speculative_step_kernel"]}
+    assert "unknown" in watch.counted([]) and "unknown" in watch.launches(lambda i: None, CPU)
 
 
 def test_bytes_of_reached_rows():
-    shape = step_inputs.Shape(B=2, K=3, V=10, dtype="bfloat16")
+    shape = Shape(B=2, K=3, V=10, dtype="bfloat16")
     # Rejected at once, after one draft, never: target rows 1, 2, 4; draft rows 1, 2, 3 (statistics: 1, 1, 0).
     accepted = torch.tensor([0, 1, 3])
     assert shape.bytes_reached_rows(False, accepted) == pytest.approx(2 * 20 * (2 + 4 + 7) / 3)

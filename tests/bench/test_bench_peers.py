@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-import bench_draft_step
-import flashinfer_peer
+import bench_kernels
+import library_peers
 import measure
 import numpy as np
 import peer_methods
 import peers
 import pytest
 import torch
-import vllm_peer
+from cases import Shape
 from scipy import stats
-from step_inputs import Shape, StepInputs
+from step_inputs import StepInputs
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_eager_peers_emit_the_target_distribution(make, temperature):
     assert abs(n.float().mean().item() - expected) < 5 * (0.25 / draws) ** 0.5
 
 
-def test_eager_accepts_equal_laws_and_never_what_p_excludes():
+def test_eager_accepts_equal_distributions_and_never_what_p_excludes():
     distribution = torch.rand(64, 4, 16).softmax(-1)
     drafts = distribution[:, :3].argmax(-1)
     tokens, n = peers.eager_step(distribution, drafts, distribution[:, :3])
@@ -81,7 +81,7 @@ def test_transformers_peer_emits_the_target_distribution(filters, kept):
     assert fits(torch.searchsorted(torch.tensor(kept), tokens), P_LOGITS[0, kept].softmax(-1))
 
 
-@pytest.mark.parametrize("sample", [bench_draft_step.race, bench_draft_step.multinomial])
+@pytest.mark.parametrize("sample", [bench_kernels.race, bench_kernels.multinomial])
 def test_draft_peers_draw_from_their_distribution(sample):
     torch.manual_seed(0)
     tokens, q = sample(Q_LOGITS.expand(40_000, 8))
@@ -142,8 +142,8 @@ def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kep
     target, draft, noise = P_LOGITS.bfloat16().expand(draws, 2, 8), Q_LOGITS.expand(draws, 1, 8), torch.zeros(1).long()
     p = (P_LOGITS[0, kept].bfloat16() / t).float().softmax(-1)
     steps = {
-        "from logits": (flashinfer_peer.from_logits(t, filters), (target, drafts, draft, noise)),
-        "with q": (flashinfer_peer.with_q(t, filters), (target, drafts, q.expand(draws, 1, 8), noise)),
+        "from logits": (library_peers.flashinfer_from_logits(t, filters), (target, drafts, draft, noise)),
+        "with q": (library_peers.flashinfer_with_q(t, filters), (target, drafts, q.expand(draws, 1, 8), noise)),
     }
     for step, arguments in steps.values():
         tokens = step(*arguments)[0][:, 0]
@@ -151,14 +151,14 @@ def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kep
         assert fits(torch.searchsorted(torch.tensor(kept), tokens.long()), p)
     distribution = (P_LOGITS / t).softmax(-1).expand(draws, 2, 8)
     if not filters:
-        tokens = flashinfer_peer.with_p_q()(distribution, drafts, q.expand(draws, 1, 8), noise)[0]
+        tokens = library_peers.flashinfer_with_p_q()(distribution, drafts, q.expand(draws, 1, 8), noise)[0]
         assert fits(tokens[:, 0].long(), distribution[0, 0])
 
 
 def test_flashinfer_peer_refuses_a_filter_that_it_has_not(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", flashinfer_stub(True))
     with pytest.raises(ValueError, match="min_p"):
-        flashinfer_peer.from_logits(1.0, {"min_p": 0.1})
+        library_peers.flashinfer_from_logits(1.0, {"min_p": 0.1})
 
 
 def vllm_stub(sample) -> dict[str, ModuleType]:
@@ -192,7 +192,7 @@ def test_vllm_peer_emits_the_target_distribution(monkeypatch):
     q = (Q_LOGITS[0] / t).softmax(-1)
     torch.manual_seed(0)
     drafts = torch.multinomial(q, draws, replacement=True)[:, None]
-    tokens = vllm_peer.vllm_step(t)(P_LOGITS.expand(draws, 2, 8), drafts, q.expand(draws, 1, 8).contiguous())
+    tokens = library_peers.vllm_step(t)(P_LOGITS.expand(draws, 2, 8), drafts, q.expand(draws, 1, 8).contiguous())
     p = (P_LOGITS / t).softmax(-1)
     second = torch.where(tokens[:, 1] >= 0, tokens[:, 1], torch.multinomial(p[1], draws, replacement=True))
     assert fits(tokens[:, 0] * 8 + second, p[0][:, None] * p[1])
@@ -206,7 +206,7 @@ def test_vllm_of_another_version_is_refused(monkeypatch):
         for name, module in vllm_stub(sample).items():
             monkeypatch.setitem(sys.modules, name, module)
         with pytest.raises(RuntimeError, match=named):
-            vllm_peer.vllm_step(1.0)
+            library_peers.vllm_step(1.0)
 
 
 # ---- What cannot run
@@ -214,12 +214,12 @@ def test_vllm_of_another_version_is_refused(monkeypatch):
 
 def test_what_cannot_run_is_unavailable_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", None)  # as if not installed
-    for make in (lambda: flashinfer_peer.from_logits(1.0), flashinfer_peer.with_p_q):
+    for make in (lambda: library_peers.flashinfer_from_logits(1.0), library_peers.flashinfer_with_p_q):
         with pytest.raises(ImportError, match="flashinfer"):
             make()
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match="vllm"):
-        vllm_peer.vllm_step(1.0)
+        library_peers.vllm_step(1.0)
 
     def fail(i):
         raise ValueError("no such kernel\nmore")

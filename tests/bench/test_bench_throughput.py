@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 
-import bench_throughput
-import flat_memory
-import job_slices as jobs
+import bench_throughput as jobs
 import pytest
 import torch
 from specdec import Request, Scheduler, SpeculativeDecoder
@@ -43,7 +41,7 @@ def test_rows_refill_or_wait():
     refilled, waited = refilling.run(), waiting.run()
     assert (refilled.steps, refilled.row_steps, refilled.busy) == (4, 8, 1.0)
     assert (waited.steps, waited.row_steps) == (6, 8) and waited.busy == pytest.approx(2 / 3)
-    assert refilled.tokens == waited.tokens == 8 and refilled.tau == 1
+    assert refilled.tokens == waited.tokens == 8
     assert refilling.texts == waiting.texts and [len(refilling.texts[i]) for i in range(4)] == [4, 1, 1, 2]
     assert refilling.done and waiting.done and not job([1], False).done
 
@@ -52,7 +50,7 @@ def test_a_job_goes_on_where_it_stopped():
     stopping, whole = job([4, 1, 1, 2], False), job([4, 1, 1, 2], False)
     parts = [stopping.run(2), stopping.run(1), stopping.run()]
     assert [p.steps for p in parts] == [2, 2, 0]  # one ends in each of the first two steps, two in the last
-    after = jobs.together(parts)
+    after = sum(parts[1:], parts[0])
     before = whole.run()
     for name in ("tokens", "steps", "row_steps", "rows"):
         assert getattr(after, name) == getattr(before, name)
@@ -73,7 +71,7 @@ def test_a_request_that_fails_ends_the_job():
 def test_rows_are_compared_by_round():
     def slices(*seconds: float) -> list[jobs.Slice]:
         parts = {"draft_forwards": 0.1, "target_forwards": 0.4, "replays": 0.0}
-        return [jobs.Slice(s, 10, 5, 5.0, 1, parts) for s in seconds]
+        return [jobs.Slice(1, s, 10, 5, 5.0, parts) for s in seconds]
 
     stats = Stats.empty(1)
     stats.record(1, 1, 1, 2, 1)
@@ -82,36 +80,35 @@ def test_rows_are_compared_by_round():
     for eight, reached in ((1.0, True), (1.1, False)):
         taken = {("plain", 1): slices(4, 4), ("specdec", 1): slices(3, 3)}
         taken |= {("plain", 8): slices(2, 2), ("specdec", 8): slices(eight, eight)}
-        row = bench_throughput._row_of_rows("specdec", 8, 1, taken, dict.fromkeys(taken, done))
+        row = jobs.row_of_rows("specdec", 8, 1, taken, dict.fromkeys(taken, done))
         assert row["times_1_row"]["median"] == pytest.approx(3 / eight)
         assert row["times_plain"]["median"] == pytest.approx(2 / eight)
         assert row["times_1_row_that_forwards_allow"]["median"] == 1 and row["tau"] == 2
         assert row["in_forwards"]["median"] == pytest.approx(0.5 / eight)
         assert row["reached"] == {"8 rows 3 times 1 row": reached}
-    assert "reached" not in bench_throughput._row_of_rows("plain", 8, 1, taken, dict.fromkeys(taken, done))
+    assert "reached" not in jobs.row_of_rows("plain", 8, 1, taken, dict.fromkeys(taken, done))
 
 
 def test_growth_is_by_quarters_and_a_line():
-    assert flat_memory.slope([0, 1, 2, 3], [5.0, 7.0, 9.0, 11.0]) == pytest.approx(2)
-    assert flat_memory.slope([1, 1], [5, 7]) == 0
-    samples = [flat_memory.Sample(10 * i, 100 + i, 7, 0) for i in range(8)]
-    found = flat_memory.growth(samples)
+    samples = [{"resident": 100 + i, "tensors": 7} for i in range(8)]
+    found = jobs.growth([10 * i for i in range(8)], samples)
     assert found["resident"] == {"first_quarter": 100.5, "last_quarter": 106.5, "slope": pytest.approx(0.1)}
     assert found["tensors"] == {"first_quarter": 7, "last_quarter": 7, "slope": 0}
+    assert jobs.growth([1], samples[:1])["resident"]["slope"] == 0
 
 
 def test_tensors_and_large_storages_are_seen():
-    before = flat_memory.sample(0)
-    large, small = torch.zeros(flat_memory.LARGE, dtype=torch.uint8), torch.zeros(8)
-    after = flat_memory.sample(1)
-    assert after.tensors >= before.tensors + 2 and after.resident > 1 << 20
-    storages = flat_memory.large_storages()
-    assert storages[large.data_ptr()] == flat_memory.LARGE and small.data_ptr() not in storages
+    before = jobs.sample()
+    large, small = torch.zeros(jobs.LARGE, dtype=torch.uint8), torch.zeros(8)
+    after = jobs.sample()
+    assert after["tensors"] >= before["tensors"] + 2 and after["resident"] > 1 << 20
+    storages = jobs.large_storages()
+    assert storages[large.data_ptr()] == jobs.LARGE and small.data_ptr() not in storages
 
 
 def test_throughput_reports(tmp_path):
     arguments = ("--prompts", "2", "--new-tokens", "3", "--requests", "5", "--tokens", "12", "--threads", "1")
-    done = run_main(bench_throughput, "--quick", "--json", tmp_path / "out.json", *arguments)
+    done = run_main(jobs, "--quick", "--json", tmp_path / "out.json", *arguments)
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["complete"] and content["quick"] and content["num_drafts"] == 4
@@ -141,5 +138,5 @@ def test_throughput_reports(tmp_path):
     ],
 )
 def test_a_bad_option_is_named(arguments, named):
-    done = run_main(bench_throughput, *arguments)
+    done = run_main(jobs, *arguments)
     assert done.exit_code == 2 and named in done.output

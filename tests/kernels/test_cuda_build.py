@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpu_build
 import pytest
 from support import ROOT
+from support.ptxas import ptxas_report
 
 ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
 KERNELS = {"draft_measure_kernel", "draft_step_kernel", "speculative_measure_kernel", "speculative_step_kernel"}
@@ -46,7 +46,7 @@ def built(tmp_path_factory) -> tuple[Path, str]:
 def test_registers_and_memory(built):
     """No kernel spills or has a stack; all fit the number of threads that they are launched with (csrc/cuda/plan.h);
     none has shared memory but what a launch gives it (tests/kernels/test_launch_plan.py)."""
-    found = {(k["kernel"].split("::")[-1], k["architecture"]): k for k in gpu_build.ptxas_report(built[1])}
+    found = {(k["kernel"].split("::")[-1], k["architecture"]): k for k in ptxas_report(built[1])}
     assert found.keys() == {(kernel, architecture) for kernel in KERNELS for architecture in ARCHITECTURES}
     for which, report in found.items():
         assert [report[name] for name in ("stack", "spill_stores", "spill_loads", "static_shared")] == [0] * 4, which

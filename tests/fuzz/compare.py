@@ -1,15 +1,17 @@
 """Compares backends with the reference on random cases: tokens, counts, status, and statistics up to rounding.
 
-    python bench/compare_backends.py --device cuda --backends cuda --cases 100000 --seconds 120
+    python -m tests.fuzz --device cuda --backends cuda --cases 100000 --seconds 120
 
-A case is one sequence of one ``speculative_step`` or ``draft_step``. The reference runs where the logits are; ``cpu``
-takes part in a share of the steps on a GPU as well, as tokens are the same everywhere but for near-ties. Ends with exit
-code 1 at the first disagreement, and prints the command that shows it again.
+A case is one sequence of one ``speculative_step`` or ``draft_step``. The reference runs on the device of the logits. On
+a GPU the backend ``cpu`` takes part in a share of the steps, as all backends return the same tokens but for near-ties.
+Step numbers decide everything, so a run that was cut short goes on with ``--first``. The first disagreement ends the
+run with exit code 1 and prints the command that shows it again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,19 +20,19 @@ from typing import Annotated
 
 import torch
 import typer
-from options import Device, JsonPath, read_device, read_names, reading
-from random_cases import Case, Limits, random_case
-from report import Report
 
 from specdec_kernels import DraftStep, SpeculativeStep, draft_step, speculative_step
 from specdec_kernels.testing import StepInputs, assert_same_draft, assert_same_step
 
-# Of the cases, how many near-ties may go the other way; and a few, so that short runs do not fail by chance.
+from .options import read_backends, read_device
+from .random_cases import Case, Limits, random_case
+
+# This share of the cases may be near-ties that went the other way; a few are free, so that no short run fails by chance.
 NEAR_TIES_ALLOWED, NEAR_TIES_FREE = 2e-3, 5
 
 
 def step_of(backend: str, inputs: StepInputs) -> SpeculativeStep:
-    """``speculative_step`` where the tensors are."""
+    """``speculative_step`` on the device of the tensors."""
     return speculative_step(**{f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}, backend=backend)
 
 
@@ -46,27 +48,24 @@ def moved(results: tuple, device: torch.device) -> tuple:
 
 
 class Comparison:
-    """Counts of what was compared with one backend."""
+    """Counts what was compared with one backend, which takes one step in ``share``."""
 
     def __init__(self, backend: str, device: torch.device, share: int):
-        self.backend, self.device, self.share = backend, device, share  # one case in ``share``
+        self.backend, self.device, self.share = backend, device, share
         self.cases = self.near_ties = 0
         self.counts: dict[str, Counter] = {}
-
-    def takes(self, number: int) -> bool:
-        return number % self.share == 0
 
     def compare(self, case: Case, expected: SpeculativeStep, margin: torch.Tensor) -> None:
         """
         Raises:
-            AssertionError: results differ beyond near-ties.
+            AssertionError: results differ by more than near-ties.
         """
-        where = margin.device  # results come to where the reference's are
-        got = moved(step_of(self.backend, case.inputs.to(self.device)), where)
+        device = margin.device  # where the reference ran
+        got = moved(step_of(self.backend, case.inputs.to(self.device)), device)
         near = assert_same_step(got, expected, margin, "speculative_step")
         for i, d in enumerate(case.drawings):
             inputs, logits = d.inputs.to(self.device), d.logits.to(self.device)
-            drawn = moved(draft_of(self.backend, inputs, logits, d.offset, d.compact), where)
+            drawn = moved(draft_of(self.backend, inputs, logits, d.offset, d.compact), device)
             name = f"draft_step number {i}"
             near += assert_same_draft(drawn, d.expected, d.margin, d.inputs, d.logits, d.offset, name)
         cases = len(margin) * (1 + len(case.drawings))
@@ -84,7 +83,7 @@ class Comparison:
 
 
 def describe(case: Case) -> str:
-    """What a reader wants to know of a case before running it."""
+    """One line that says what a case is."""
     batch, rows, vocabulary = case.inputs.target_logits.shape
     traits = " ".join(f"{name}={value}" for name, value in case.traits.items())
     strides = f"target strides {case.inputs.target_logits.stride()}"
@@ -99,15 +98,15 @@ def run(
     variants: int,
     ended: Callable[[int], bool],
 ) -> tuple[int, str | None]:
-    """Compares the cases first, first + 1, ... until ``ended(how many are done)``. Returns how many were right, and
-    what differs in the next, in words; None: nothing."""
+    """Compares the cases first, first + 1, ... until ``ended(how many are done)``. Returns how many were right,
+    and what differs in the next one in words, or None."""
     done = 0
     while not ended(done):
         number = first + done
         case = random_case(number, device, limits, variants)
         expected, margin = case.inputs.reference()
         for comparison in comparisons:
-            if not comparison.takes(number):
+            if number % comparison.share:
                 continue
             try:
                 comparison.compare(case, expected, margin)
@@ -119,57 +118,59 @@ def run(
 
 
 def main(
-    device: Device = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     backends: Annotated[str | None, typer.Option(help="default: cpu; on a GPU cuda,cpu")] = None,
-    cases: Annotated[int, typer.Option(min=1, help="sequences that each backend is to be compared on")] = 100_000,
-    seconds: Annotated[float, typer.Option(min=0, help="at most so long; 0: no limit")] = 0.0,
+    cases: Annotated[int, typer.Option(min=1, help="sequences that each backend is compared on")] = 100_000,
+    seconds: Annotated[float, typer.Option(min=0, help="time budget; 0: no limit")] = 0.0,
     first: Annotated[int, typer.Option(min=0, help="number of the first step")] = 0,
     steps: Annotated[int, typer.Option(min=0, help="at most so many; 0: no limit")] = 0,
-    variants: Annotated[int, typer.Option(min=0, help="rules, dtypes, forms: so many mixes; 0: any")] = 0,
+    variants: Annotated[int, typer.Option(min=0, help="mixes of rule, dtypes and form of q; 0: any")] = 0,
     max_vocabulary: Annotated[int, typer.Option(min=1)] = 200_000,
     max_logits: Annotated[int | None, typer.Option(min=1, help="of B (K+1) V; default: 2^14, on a GPU 2^22")] = None,
-    cpu_share: Annotated[int, typer.Option(min=1, help="cpu on a GPU: one step in so many")] = 8,
-    json_path: JsonPath = None,
+    cpu_share: Annotated[int, typer.Option(min=1, help="on a GPU, cpu takes one step in so many")] = 8,
+    json_path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
     """Compares backends with the reference on random cases."""
-    with reading():
-        where = read_device(device)
-        on_gpu = where.type == "cuda"
-        names = read_names("backends", backends or ("cuda,cpu" if on_gpu else "cpu"), ("cpu", "triton", "cuda"))
+    where = read_device(device)
+    on_gpu = where.type == "cuda"
+    names = read_backends(backends or ("cuda,cpu" if on_gpu else "cpu"))
     limits = Limits(max_vocabulary, 1024 if on_gpu else 32, max_logits or (1 << 22 if on_gpu else 1 << 14))
     comparisons = [
         Comparison(n, torch.device("cpu") if n == "cpu" else where, cpu_share if n == "cpu" and on_gpu else 1)
         for n in names
     ]
-    start = time.monotonic()
-    settings = {"limits": dataclasses.asdict(limits), "first": first, "variants": variants, "cases_wanted": cases}
-    report = Report("compare", where, json_path, **settings)
     leading = min(comparisons, key=lambda c: c.share)
+    start = time.monotonic()
 
-    def write(done: int, **more: object) -> None:
-        report.replace([c.row() for c in comparisons], steps=done, seconds=round(time.monotonic() - start, 1), **more)
+    def write(done: int, complete: bool, disagreement: str | None = None) -> None:
+        if json_path is None:
+            return
+        content = {
+            "benchmark": "fuzz", "complete": complete, "device": device, "torch": torch.__version__,
+            "limits": dataclasses.asdict(limits), "first": first, "variants": variants, "cases_wanted": cases,
+            "steps": done, "seconds": round(time.monotonic() - start, 1), "disagreement": disagreement,
+            "rows": [c.row() for c in comparisons],
+        }  # fmt: skip
+        json_path.write_text(json.dumps(content, indent=1) + "\n")
 
     def ended(done: int) -> bool:
         if done % 20 == 0:  # a run that is cut short leaves what it has
-            write(done)
+            write(done, False)
         late = seconds > 0 and time.monotonic() - start > seconds
         return late or leading.cases >= cases or 0 < steps <= done
 
     done, different = run(comparisons, where, limits, first, variants, ended)
-    crowded = ", ".join(c.backend for c in comparisons if c.too_many_near_ties)
-    write(done, disagreement=different or (f"too many near-ties: {crowded}" if crowded else None))
     for c in comparisons:
         print(f"{c.backend}: {c.cases} cases of {cases} wanted, {c.near_ties} near-ties, {done} steps")
     if different is not None:
         again = f"--device {device} --backends {','.join(names)} --first {first + done} --steps 1 --variants {variants}"
         sizes = f"--max-vocabulary {max_vocabulary} --max-logits {limits.logits} --cpu-share 1"
-        print(f"DIFFERENT: {different}\nagain: python bench/{Path(__file__).name} {again} {sizes}")
-    elif crowded:
-        print(f"DIFFERENT: too many near-ties that went the other way: {crowded}")
+        print(f"DIFFERENT: {different}\nagain: python -m tests.fuzz {again} {sizes}")
+    elif crowded := ", ".join(c.backend for c in comparisons if c.too_many_near_ties):
+        different = f"too many near-ties went the other way: {crowded}"
+        print(f"DIFFERENT: {different}")
     else:
-        return report.finish()
-    raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)
+        print(f"to go on: --first {first + done}")
+    write(done, different is None, different)
+    if different is not None:
+        raise typer.Exit(1)

@@ -1,26 +1,26 @@
-"""bench/compare_backends.py finds what differs, and its cases are what they say."""
+"""``python -m tests.fuzz`` finds what differs, and its cases are what they say; the sanitized steps run."""
 
 from __future__ import annotations
 
 import json
 import re
 
-import compare_backends
 import pytest
-import random_cases
 import torch
-from random_cases import Limits, random_case
 from support.benches import run_main
+
+from . import compare, random_cases, sanitize
+from .random_cases import Limits, random_case
 
 CPU = torch.device("cpu")
 SMALL = ("--max-vocabulary", "1100", "--max-logits", "2000")
 
 
 def compared(*arguments: str):
-    return run_main(compare_backends, *SMALL, *arguments)
+    return run_main(compare, *SMALL, *arguments)
 
 
-# The fibers and Triton's interpreter run what a GPU runs; on a GPU the stage `compare` does.
+# The fibers and Triton's interpreter run what a GPU runs; on a GPU the stage `fuzz` does.
 @pytest.mark.skipif(torch.cuda.is_available(), reason="cuda and triton get GPU tensors only")
 @pytest.mark.parametrize(
     ("backend", "steps"), [("cpu", 60), ("cuda", 25), pytest.param("triton", 2, marks=pytest.mark.nightly)]
@@ -41,7 +41,7 @@ def test_backends_agree_on_random_cases(tmp_path, backend, steps):
 @pytest.mark.parametrize("name", ["tokens", "num_accepted", "status", "raise"])
 def test_a_planted_disagreement_is_found_and_shown_again(monkeypatch, tmp_path, name):
     """One sequence of one step is wrong: exit code 1, and a command that shows it alone."""
-    right, calls = compare_backends.step_of, []
+    right, calls = compare.step_of, []
 
     def wrong(backend, inputs):
         out = right(backend, inputs)
@@ -55,32 +55,32 @@ def test_a_planted_disagreement_is_found_and_shown_again(monkeypatch, tmp_path, 
             out = out._replace(**{name: changed})
         return out
 
-    monkeypatch.setattr(compare_backends, "step_of", wrong)
+    monkeypatch.setattr(compare, "step_of", wrong)
     found = compared("--steps", "20", "--json", tmp_path / "out.json")
     assert found.exit_code == 1 and "DIFFERENT: step 4, backend cpu" in found.output
     assert ("launch failed" if name == "raise" else "the first is") in found.output
     content = json.loads((tmp_path / "out.json").read_text())
     assert "step 4" in content["disagreement"] and not content["complete"] and content["rows"][0]["cases"] > 0
-    command = re.search(r"again: python bench/compare_backends.py (.*)", found.output)
-    again = run_main(compare_backends, *command[1].split())
+    command = re.search(r"again: python -m tests.fuzz (.*)", found.output)
+    again = run_main(compare, *command[1].split())
     assert again.exit_code == 1 and "DIFFERENT: step 4, backend cpu" in again.output
 
 
 def test_a_planted_draft_is_found(monkeypatch):
-    right = compare_backends.draft_of
+    right = compare.draft_of
 
     def wrong(backend, inputs, logits, offset, compact):
         drawn = right(backend, inputs, logits, offset, compact)
         return drawn._replace(tokens=(drawn.tokens + 1) % logits.shape[-1]) if logits.shape[-1] > 1 else drawn
 
-    monkeypatch.setattr(compare_backends, "draft_of", wrong)
+    monkeypatch.setattr(compare, "draft_of", wrong)
     done = compared("--steps", "20")
     assert done.exit_code == 1 and "draft_step number" in done.output
 
 
 def test_near_ties_that_go_the_other_way_are_few(monkeypatch):
     """A margin of nothing excuses every difference, but not so many of them."""
-    monkeypatch.setattr(compare_backends, "assert_same_step", lambda actual, expected, margin, context: len(margin))
+    monkeypatch.setattr(compare, "assert_same_step", lambda actual, expected, margin, context: len(margin))
     done = compared("--steps", "10")
     assert done.exit_code == 1 and "near-ties" in done.output.split("DIFFERENT")[1]
 
@@ -136,5 +136,30 @@ def test_layouts_keep_values(layout):
     [(("--backends", "reference"), "backends"), (("--cases", "0"), "--cases"), (("--device", "tpu"), "device")],
 )
 def test_a_bad_option_is_named(arguments, named):
-    done = run_main(compare_backends, *arguments)
+    done = run_main(compare, *arguments)
     assert done.exit_code == 2 and named in done.output
+
+
+# ---- What compute-sanitizer watches
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_sanitized_steps_run(backend, capsys):
+    """Also on fibers, which see what a sanitizer would."""
+    device = "cuda" if backend == "cuda" and torch.cuda.is_available() else "cpu"
+    sanitize.main(device=device, backend=backend, seconds=1.0 if backend == "cpu" else 4.0)
+    done = int(capsys.readouterr().out.split()[1])
+    assert done >= 10
+
+
+def test_sanitized_steps_have_every_rule_form_and_distribution():
+    makers = sanitize.cases()
+    early = [m.args[1:] for m in makers[:60] if m.func is sanitize.made]
+    assert {rule for _, rule, _, _ in early} == {"token", "block", "coupled"}
+    assert {form for _, _, form, _ in early} == set(sanitize.FORMS)
+    assert {distribution for *_, distribution in early} == set(sanitize.DISTRIBUTIONS) and {
+        s for s, *_ in early
+    } == set(sanitize.SHAPES)
+    many = [m for m in makers[:60] if m.func is sanitize.many_rows]
+    assert [m.args for m in many] == [("token",), ("block",), ("coupled",)]
+    assert many[0]().draft_logits is not None and many[2]().draft_logits is None

@@ -1,4 +1,4 @@
-"""bench_decoding_goals.py: windows, what costs allow, goals, and what it reports; here without a GPU."""
+"""bench_decoding.py: windows, what costs allow, goals, pairs, and what it reports; here without a GPU."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import json
 import time
 import warnings
 
-import bench_decoding_goals
-import loop_runs
+import bench_decoding
+import loop_cells
 import pytest
 import torch
 import tunable_pair
-import watched_steps
-from loop_efficiency import Mark, Window, allowed_speedup, expected_tokens, of_allowed, outside, tau, windows
-from loop_methods import MODES, Cell
-from loop_verdict import fastest, goals, judged
-from support.benches import run_main
+import watch
+from loop_cells import MODES, Cell, Window, tau
+from loop_costs import allowed_speedup, expected_tokens, fastest, goals, judged, of_allowed
+from typer.testing import CliRunner
 
 CPU = torch.device("cpu")
 CELL = Cell(1, 512, 4, 2, 3, 1.0)
+SUMMARY = {"median", "q1", "q3", "rounds"}
 
 
-def test_windows_end_with_their_tokens():
-    marks = [Mark(1.0, 2, 0), Mark(2.0, 5, 1), Mark(4.0, 7, 2), Mark(5.0, 10, 3), Mark(9.0, 11, 4)]
-    assert windows(marks, 4) == [Window(3.0, 5, 2), Window(1.0, 3, 1)]  # at >= 2 + 4 and >= 2 + 8; the last has but 1
-    assert windows(marks, 100) == windows(marks[:1], 1) == []
-    assert tau(windows(marks, 4), 1) == 8 / 3 and tau(windows(marks, 4), 2) == 4 / 3
+def run(*arguments: object):
+    return CliRunner().invoke(bench_decoding.app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+
+
+def test_tau_is_of_one_sequence():
+    assert tau([Window(3.0, 5, 2), Window(1.0, 3, 1)], 1) == 8 / 3
+    assert tau([Window(3.0, 5, 2), Window(1.0, 3, 1)], 2) == 4 / 3
 
 
 def test_what_costs_allow():
@@ -35,7 +37,6 @@ def test_what_costs_allow():
     # A loop that costs nothing reaches all that its forwards allow.
     assert of_allowed(3.2 / (4 * 0.25 + 1), 3.2, 4, 0.25) == pytest.approx(1)
     assert of_allowed(1.2, 3.2, 4, 0.25) == pytest.approx(0.75)
-    assert outside(2.0, 1.9) == pytest.approx(0.05)
 
 
 def row(c: float = 0.2) -> dict:
@@ -95,7 +96,7 @@ def test_goals_that_are_missed_or_not_measured():
 
 
 def two_tiny() -> tunable_pair.TunablePair:
-    return tunable_pair.make_pair_of_two(*tunable_pair.TWO_SHAPES["tiny"], CPU)
+    return tunable_pair.named_pair("tiny+tiny", CPU)
 
 
 # ---- What only a GPU does, with stand-ins
@@ -111,7 +112,7 @@ def test_synchronisations_are_counted_and_forbidden(monkeypatch):
             says = "called a synchronizing CUDA operation" if next(steps) % 2 == 0 else "something else"
             warnings.warn(says, UserWarning, 1)
 
-    found = watched_steps.synchronisations(step, 6)
+    found = watch.synchronisations(step, 6)
     assert found["a_step"] == 0.5 and found["forbidden"] == "ok" and [*found["where"].values()] == [3]
     assert modes == ["warn", "default", "error", "default"]
 
@@ -119,27 +120,47 @@ def test_synchronisations_are_counted_and_forbidden(monkeypatch):
         if modes[-1] == "error":
             raise RuntimeError("called a synchronizing CUDA operation")
 
-    found = watched_steps.synchronisations(waits, 2)
+    found = watch.synchronisations(waits, 2)
     assert found["a_step"] == 0 and "called a synchronizing" in found["forbidden"] and modes[-1] == "default"
 
 
 def test_kernels_are_summed_by_name():
-    found = watched_steps.by_kernel([("gemm", 30.0), ("ours", 1.0), ("gemm", 10.0)], 2)
+    found = watch.by_kernel([("gemm", 30.0), ("ours", 1.0), ("gemm", 10.0)], 2)
     assert found["kernels"] == 1.5 and found["kernel_seconds"] == pytest.approx(20.5e-6)
     assert [*found["longest"]] == ["gemm", "ours"] and found["longest"]["gemm"] == pytest.approx(20e-6)
 
 
 def test_no_method_begins_when_the_time_is_up():
-    pair = two_tiny()
-    plan = loop_runs.Plan(None, False, 0.0, time.perf_counter() - 1, lambda name: None)
-    measured, speeds = loop_runs.measure(pair, CELL, ["eager", "graphs"], plan)
+    methods = loop_cells.contenders(two_tiny(), CELL, ["eager", "graphs"], False)
+    measured, speeds = loop_cells.measure(methods, CELL, CPU, time.perf_counter() - 1, 0.0)
     assert speeds == {} and measured["methods"] == []
     names = {f"{who} {mode}" for who in ("plain", "specdec K=3") for mode in ("eager", "graphs")}
     assert measured["unavailable"].keys() == {"transformers", "assisted K=3", "assisted default"} | names
     assert all("--limit" in why for why in measured["unavailable"].values())
 
 
-# ---- A pair of two shapes
+# ---- Pairs
+
+
+@pytest.fixture(scope="module")
+def tiny_pair() -> tunable_pair.TunablePair:
+    return tunable_pair.make_pair(tunable_pair.PRESETS["tiny"], CPU)
+
+
+def test_at_a_vanishing_eps_the_pair_is_one_function(tiny_pair):
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        tiny_pair.set_eps(1.0)
+        assert not torch.equal(tiny_pair.target(ids).logits, tiny_pair.draft(ids).logits)
+        tiny_pair.set_eps(1e-12)
+        assert torch.equal(tiny_pair.target(ids).logits, tiny_pair.draft(ids).logits)
+    with pytest.raises(ValueError, match="eps"):
+        tiny_pair.set_eps(0.0)
+
+
+@pytest.mark.parametrize("alpha, temperature", [(0.8, 1.0), (0.6, 1.0), (0.8, 0.0)])
+def test_calibration_reaches_its_alpha(tiny_pair, alpha, temperature):
+    assert tiny_pair.calibrate(alpha, temperature) == pytest.approx(alpha, abs=0.03)
 
 
 def test_two_shapes_are_one_function_at_a_vanishing_eps():
@@ -157,7 +178,7 @@ def test_two_shapes_are_one_function_at_a_vanishing_eps():
 
 def test_the_pair_of_the_goals_costs_what_its_models_cost():
     """Of the shapes of Llama-3.1-8B and Llama-3.2-1B; on no device."""
-    pair = tunable_pair.make_pair_of_two(*tunable_pair.TWO_SHAPES["8b+1b"], torch.device("meta"))
+    pair = tunable_pair.make_pair_of_two(*tunable_pair.PAIRS["8b+1b"], torch.device("meta"))
     read = {}
     for name, model in (("target", pair.target), ("draft", pair.draft)):
         read[name] = model.num_parameters() - model.get_input_embeddings().weight.numel()
@@ -166,7 +187,7 @@ def test_the_pair_of_the_goals_costs_what_its_models_cost():
 
 
 def test_shapes_must_fit():
-    target, draft = tunable_pair.TWO_SHAPES["tiny"]
+    target, draft = tunable_pair.PAIRS["tiny+tiny"]
     for other in (draft._replace(hidden=48), draft._replace(vocabulary=100)):
         with pytest.raises(ValueError, match="draft: got"):
             tunable_pair.make_pair_of_two(target, other, CPU)
@@ -175,32 +196,64 @@ def test_shapes_must_fit():
 # ---- The whole
 
 
-@pytest.mark.parametrize("sizes", [[1], pytest.param([2, 3], marks=pytest.mark.nightly)])
-def test_decoding_goals_report(sizes, tmp_path):
-    batches, modes = ",".join(map(str, sizes)), "eager,deferred,graphs,compiled"
-    arguments = ("-B", batches, "--new-tokens", "3", "--rounds", "1", "--modes", modes)
-    done = run_main(bench_decoding_goals, "--quick", "--threads", "1", "--json", tmp_path / "out.json", *arguments)
+@pytest.mark.parametrize(
+    ("pair", "sizes"), [("tiny", [1]), pytest.param("tiny+tiny", [2, 3], marks=pytest.mark.nightly)]
+)
+def test_the_loop_reports(pair, sizes, tmp_path):
+    arguments = ("--quick", "--threads", 1, "--pair", pair, "-B", ",".join(map(str, sizes)), "-K", "2,4")
+    arguments += ("--new-tokens", 3, "--rounds", 1, "--modes", "eager,deferred,graphs", "--json", tmp_path / "out.json")
+    done = run("loop", *arguments)
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["complete"] and content["quick"] and content["shapes"]["target"]["hidden"] == 128
-    assert [(r["B"], r["context"], r["K"]) for r in content["rows"]] == [(b, 16, 4) for b in sizes]
-    ours = [f"{who} {mode}" for mode in ("eager", "deferred") for who in ("plain", "specdec K=4")]
+    assert [(r["B"], r["context"], r["K"]) for r in content["rows"]] == [(b, 16, k) for b in sizes for k in (2, 4)]
     for cell in content["rows"]:
+        k = cell["K"]
+        ours = [f"{who} {mode}" for mode in ("eager", "deferred") for who in ("plain", f"specdec K={k}")]
         by_name = {m["name"]: m for m in cell["methods"]}
-        assisted = ["assisted K=4", "assisted default"] if cell["B"] == 1 else []
+        assisted = [f"assisted K={k}", "assisted default"] if cell["B"] == 1 else []
         assert [*by_name] == ["transformers", *assisted, *ours]
         for name, m in by_name.items():
-            assert m["tokens_per_second"]["median"] > 0
+            assert m["tokens_per_second"].keys() == SUMMARY and m["tokens_per_second"]["median"] > 0
             assert (m["tau"] == 1) == name.startswith(("plain", "transformers")) and m["tau"] <= 21
             assert (m["alpha"] is None) == (not name.startswith("specdec"))
         assert cell["reached"] == {}  # they are of another pair, on a GPU
         assert cell["found"]["baseline"].startswith("plain") and cell["found"]["times"].keys() >= {"transformers"}
-        assert cell["forwards"].keys() == {"eager"}
+        assert cell["forwards"].keys() == {"eager"} and 0 < cell["cost_ratio"] < 1
         costs = cell["forwards"]["eager"]
-        assert costs["seconds"].keys() == {"target 1", "target 5", "target 5, short", "draft 1", "draft 2", "step"}
+        forwards = {"target 1", f"target {k + 1}", f"target {k + 1}, short", "draft 1", "draft 2", "step"}
+        assert costs["seconds"].keys() == forwards
         assert 0 < costs["c"] and costs["attention"]["filled_bytes"] >= 0
-        assert "GPUs" in cell["unavailable"]["plain graphs"] and "--quick" in cell["unavailable"]["plain compiled"]
-        assert len(cell["unavailable"]) == 4
+        assert cell["unavailable"].keys() == {"plain graphs", f"specdec K={k} graphs"}
+        assert "GPUs" in cell["unavailable"]["plain graphs"]
+
+
+def test_methods_take_turns_on_a_cpu(monkeypatch):
+    """Window by window, each round starting with another."""
+    order = []
+
+    class Method:
+        scheduler = None
+
+        def __init__(self, name: str):
+            self.name = name
+
+        def open(self) -> None:
+            order.append(f"open {self.name}")
+
+        def window(self) -> Window:
+            order.append(self.name)
+            if self.name == "b" and order.count("b") == 2:
+                raise RuntimeError("out of memory")
+            return Window(1.0, 2, 1)
+
+        def close(self) -> dict[str, object]:
+            return {"alpha": None}
+
+    measured, speeds = loop_cells.measure([Method(n) for n in "abc"], CELL, CPU, float("inf"), 0.0)
+    assert order == ["open a", "open b", "open c", "a", "b", "c", "b", "c", "a"]
+    assert speeds == {"a": [2.0, 2.0], "c": [2.0, 2.0]} and [m["name"] for m in measured["methods"]] == ["a", "c"]
+    assert measured["unavailable"] == {"b": "RuntimeError: out of memory"}
 
 
 def test_modes_have_names():
@@ -210,16 +263,51 @@ def test_modes_have_names():
     ]
 
 
+def test_rules_report(tmp_path):
+    arguments = ("-K", 2, "--texts", 1, "--max-new-tokens", 8, "--rounds", 1, "--threads", 1)
+    done = run("rules", *arguments, "--json", tmp_path / "out.json")
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["complete"] and content.keys() >= {"texts", "max_new_tokens"}
+    rows = [(r["filters"], r["K"], r["rule"]) for r in content["rows"]]
+    assert rows == [(f, 2, rule) for f in ("none", "top_k+top_p") for rule in ("token", "block", "coupled")]
+    for row in content["rows"]:
+        assert 1 <= row["tau"] <= 3 and 0 < row["acceptance_rate"] <= row["alpha"] <= 1
+        assert row["tokens_per_second"].keys() == SUMMARY
+
+
+@pytest.mark.nightly
+def test_drafters_report(tmp_path):
+    arguments = ("--pair", "embedded", "--prompts", 1, "--new-tokens", 5, "--rounds", 1, "--threads", 1)
+    done = run("drafters", *arguments, "--json", tmp_path / "out.json")
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["complete"]
+    assert [row["workload"] for row in content["rows"]] == ["writing code", "editing code"]
+    for row in content["rows"]:
+        by_name = {m["name"]: m for m in row["methods"]}
+        assert len(by_name) == 10 and by_name["plain"]["speedup"]["median"] == by_name["plain"]["tau"] == 1.0
+        for m in by_name.values():
+            assert m["tokens_per_second"].keys() == m["of_that"].keys() == SUMMARY
+            assert m["efficiency"] == pytest.approx(m["speedup"]["median"] / m["tau"])
+            assert (m["step_costs"] is not None) == ("adaptive" in m["name"])
+        assert by_name["never right, K=4"]["alpha"] == 0 < by_name["never right, K=4"]["drafted"]
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        (("--pair", "70b"), "pair"),
-        (("--modes", "eager,fast"), "modes"),
-        (("--alpha", "1"), "alpha"),
-        (("--contexts", "0"), "contexts"),
-        (("--device", "tpu"), "device"),
+        (("loop", "--pair", "70b"), "pair"),
+        (("loop", "--modes", "eager,fast"), "modes"),
+        (("loop", "--alpha", "1"), "alpha"),
+        (("loop", "--contexts", "0"), "contexts"),
+        (("loop", "--device", "tpu"), "device"),
+        (("loop", "-K", "two"), "num-drafts"),
+        (("drafters", "--pair", "70b"), "pair"),
+        (("drafters", "--alpha", "1"), "alpha"),
+        (("rules", "-K", "two"), "num-drafts"),
     ],
 )
 def test_a_bad_option_is_named(arguments, named):
-    done = run_main(bench_decoding_goals, *arguments)
+    done = run(*arguments)
     assert done.exit_code == 2 and named in done.output

@@ -1,10 +1,10 @@
 """Steps of every rule, form of q and distribution over rows with tails, for compute-sanitizer to watch.
 
-    compute-sanitizer --tool memcheck --error-exitcode 86 python bench/sanitize_steps.py --device cuda
+    compute-sanitizer --tool memcheck --error-exitcode 86 python -m tests.fuzz.sanitize --device cuda
 
 Inputs are made on the CPU and copied, so that little but our kernels runs on the GPU. With
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 every tensor is an allocation of its own, with nothing after it. Results are not
-compared here: compare_backends.py does that.
+compared here: compare.py does that.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Annotated
 
 import torch
 import typer
-from options import Device, read_device, read_names, reading
 
 from specdec_kernels import draft_step, speculative_step
 from specdec_kernels.testing import StepInputs, random_step
+
+from .options import read_backends, read_device
 
 # (B, K, V): one token, less than a warp, about blocks of 1024, several blocks with a rest, more blocks than warps.
 SHAPES = ((2, 2, 1), (3, 3, 33), (2, 2, 1023), (1, 4, 1025), (2, 2, 2050), (1, 1, 5000), (40, 1, 1300), (1, 2, 20_001))
@@ -83,14 +84,13 @@ def cases() -> list[Callable[[], StepInputs]]:
 
 
 def main(
-    device: Device = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     backend: Annotated[str | None, typer.Option(help="default: that of the device")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="at most so long; 0: all steps")] = 0.0,
 ) -> None:
     """Runs steps with tails."""
-    with reading():
-        where = read_device(device)
-        (name,) = read_names("backend", backend or where.type, ("cpu", "triton", "cuda"))
+    where = read_device(device)
+    (name,) = read_backends(backend or where.type)
     start, done, todo = time.monotonic(), 0, cases()
     for make in todo:
         if seconds and time.monotonic() - start > seconds:

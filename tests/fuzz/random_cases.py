@@ -1,5 +1,5 @@
-"""Random steps for compare_backends.py. A number decides everything about a case, on a device: the same number, limits
-and device give the same case again.
+"""Random steps for compare.py. A number decides everything about a case: the same number, limits and device give the
+same case again.
 
 Drafts are drawn by the reference, one after the other, so a case also holds K drawings to compare."""
 

@@ -1,0 +1,310 @@
+"""Decodes one cell of batch and context in every way: transformers' two, and ours with graphs, compiled or as it is."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from loop_costs import costs_of
+from measure import first_line, summary
+from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
+from specdec.evaluation.contenders import assistant_config
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from tunable_pair import TunablePair
+from watch import profiled, synchronisations
+
+from specdec_kernels import SamplingParams
+
+GRAPH_BYTES = 2 << 30  # for CUDA graphs, as by default
+SLACK = 64  # tokens beyond the last window
+WATCHED = 20  # steps
+
+
+@dataclass(frozen=True)
+class Cell:
+    batch: int
+    context: int
+    new_tokens: int  # of a sequence in a window
+    windows: int
+    num_drafts: int
+    temperature: float
+
+    @property
+    def window(self) -> int:
+        """Tokens of all sequences in a window."""
+        return self.batch * self.new_tokens
+
+    @property
+    def room(self) -> int:
+        """Tokens of one sequence. None must end before the last window does, and some are ahead of others."""
+        return 2 * self.new_tokens * self.windows + SLACK
+
+    def prompts(self, model: PreTrainedModel) -> list[list[int]]:
+        """Random tokens, the same for every method."""
+        shape, generator = (self.batch, self.context), torch.Generator().manual_seed(0)
+        return torch.randint(model.config.vocab_size, shape, generator=generator).tolist()
+
+
+class Window(NamedTuple):
+    """A stretch of decoding, without any prefill."""
+
+    seconds: float
+    tokens: int  # of all sequences
+    steps: int
+
+
+class Unavailable(Exception):
+    """Says why a method cannot run here."""
+
+
+def synchronized(device: torch.device) -> float:
+    """The time at which the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+# ---- transformers
+
+
+class _Marks(StoppingCriteria):
+    """Notes (time, tokens) whenever the text has grown, and ends it with the window. The first call comes after the
+    prompt's forward and the first tokens."""
+
+    def __init__(self, cell: Cell):
+        self.cell, self.marks = cell, list[tuple[float, int]]()
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
+        now = time.perf_counter() if self.marks else synchronized(input_ids.device)
+        made = self.cell.batch * (input_ids.shape[1] - self.cell.context)
+        self.marks.append((now, made))
+        enough = made - self.marks[0][1] >= self.cell.window
+        return torch.full((self.cell.batch,), enough, dtype=torch.bool, device=input_ids.device)
+
+
+class Transformers:
+    """``generate`` with its dynamic cache, eager; with an ``assistant``: assisted. Each window is a text of its own."""
+
+    def __init__(self, name: str, cell: Cell, model: PreTrainedModel, assistant: PreTrainedModel | None = None):
+        self.name, self.cell, self.model, self.assistant = name, cell, model, assistant
+
+    def open(self) -> None:
+        self.window()
+
+    def window(self) -> Window:
+        torch.manual_seed(0)
+        ids = torch.tensor(self.cell.prompts(self.model), device=self.model.device)
+        sampling: dict[str, object] = {"do_sample": False}
+        if self.cell.temperature > 0:
+            sampling = {"do_sample": True, "temperature": self.cell.temperature, "top_k": 0}
+        noted = _Marks(self.cell)
+        self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=self.cell.room,
+            pad_token_id=0,
+            assistant_model=self.assistant,
+            stopping_criteria=StoppingCriteriaList([noted]),
+            **sampling,
+        )
+        (begun, first), (_, last) = noted.marks[0], noted.marks[-1]
+        return Window(synchronized(self.model.device) - begun, last - first, len(noted.marks) - 1)
+
+    def close(self) -> dict[str, object]:
+        return {"alpha": None}
+
+
+def assistant_with(draft: PreTrainedModel, num_drafts: int | None) -> PreTrainedModel:
+    """The draft as transformers' assistant: K drafts and no early stop, or (None) its own defaults."""
+    assistant = copy.copy(draft)  # the weights are shared; only the generation settings are its own
+    assistant.generation_config = assistant_config(num_drafts)
+    return assistant
+
+
+# ---- ours
+
+
+class Mode(NamedTuple):
+    compiled: bool
+    graphs: bool
+    deferred: bool
+
+    def __str__(self) -> str:
+        return "+".join(name for name, on in zip(self._fields, self, strict=True) if on) or "eager"
+
+
+MODES = {str(m): m for m in (Mode(c, g, d) for c in (False, True) for g in (False, True) for d in (False, True))}
+
+
+class Specdec:
+    """A scheduler with a row for each prompt, which goes on from window to window. Its first step reads the prompts, so
+    windows begin after it."""
+
+    def __init__(self, name: str, cell: Cell, decoder: SpeculativeDecoder, mode: Mode, watch: bool = False):
+        self.name, self.cell, self.mode, self.decoder = name, cell, mode, decoder
+        self.device = decoder.target.device
+        self.watch = watch and self.device.type == "cuda" and cell.batch == 1
+
+    def open(self) -> None:
+        """Decodes the same texts once before they are timed, so that every shape is compiled and captured."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self.decoder.graph_bytes = GRAPH_BYTES if self.mode.graphs else 0
+        self.scheduler = Scheduler(
+            self.decoder,
+            rows=self.cell.batch,
+            max_length=self.cell.context + self.cell.room,
+            prefill_chunk=self.cell.batch * self.cell.context,
+            deferred=self.mode.deferred,
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", RuntimeWarning)
+            self._begin()
+            for _ in range(self.cell.windows):
+                self.window()
+            for _ in range(4):  # so that also the last shapes come at least twice
+                self._step()
+            self._end()
+        self.warnings = sorted({str(w.message) for w in caught})
+        self.captured = self._graphs()
+        self._begin()
+
+    def window(self) -> Window:
+        begun, tokens, steps = synchronized(self.device), 0, 0
+        while tokens < self.cell.window:
+            tokens, steps = tokens + self._step(), steps + 1
+        return Window(time.perf_counter() - begun, tokens, steps)
+
+    def close(self) -> dict[str, object]:
+        """Ends the texts, and says what is to be known besides speed."""
+        graphs, on_gpu = self._graphs(), self.device.type == "cuda"
+        stats = Stats.total((o.stats for o in self._end()), self.decoder.most_drafts)
+        about: dict[str, object] = {
+            "alpha": stats.alpha if self.decoder.most_drafts else None,
+            "graphs": graphs,
+            "captured_while_timed": graphs["count"] - self.captured["count"] if graphs and self.captured else None,
+            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+            "warnings": self.warnings,
+        }
+        if self.watch:
+            self._begin()
+            for _ in range(3):
+                self._step()
+            about["profile"] = profiled(self._step, WATCHED)
+            about["synchronisations"] = synchronisations(self._step, WATCHED)  # an error may end what is decoded
+            self._end()
+        return about
+
+    def _begin(self) -> None:
+        """Reads all prompts and does the first step."""
+        params = SamplingParams(temperature=self.cell.temperature)
+        for i, prompt in enumerate(self.cell.prompts(self.decoder.target.model)):
+            self.scheduler.submit(Request(prompt, self.cell.room, params, seed=i, eos_token_id=[]))
+        self._step()
+
+    def _step(self) -> int:
+        """Returns how many tokens it made."""
+        updates = self.scheduler.step()
+        if ended := [u for u in updates if isinstance(u, Outcome)]:
+            raise RuntimeError(f"a sequence ended too early: {ended[0].end}: {ended[0].error}")
+        return sum(len(u.tokens) for u in updates)
+
+    def _end(self) -> list[Outcome]:
+        """Takes back what was begun."""
+        self.scheduler.close()
+        found: list[Outcome] = []
+        while not self.scheduler.idle:
+            found += [u for u in self.scheduler.step() if isinstance(u, Outcome)]
+        return found
+
+    def _graphs(self) -> dict[str, int] | None:
+        graphs = self.scheduler.batch.graphs
+        return None if graphs is None else {"count": len(graphs), "bytes": graphs.bytes, "replays": graphs.replays}
+
+
+# ---- A cell
+
+
+def contenders(pair: TunablePair, cell: Cell, modes: Sequence[str], watch: bool) -> list[Transformers | Specdec]:
+    found: list[Transformers | Specdec] = [Transformers("transformers", cell, pair.target)]
+    if cell.batch == 1:  # transformers' assisted generation takes one sequence
+        for name, k in ((f"assisted K={cell.num_drafts}", cell.num_drafts), ("assisted default", None)):
+            found.append(Transformers(name, cell, pair.target, assistant_with(pair.draft, k)))
+    decoders: dict[tuple[bool, bool], SpeculativeDecoder] = {}
+    for mode in (MODES[m] for m in modes):
+        for speculative in (False, True):
+            models = (pair.target, pair.draft, cell.num_drafts) if speculative else (pair.target, None, 0)
+            key = speculative, mode.compiled
+            decoders[key] = decoders.get(key) or SpeculativeDecoder(*models, compile=mode.compiled)
+            name = f"{f'specdec K={cell.num_drafts}' if speculative else 'plain'} {mode}"
+            found.append(Specdec(name, cell, decoders[key], mode, watch))
+    return found
+
+
+def measure(
+    methods: Sequence[Transformers | Specdec], cell: Cell, device: torch.device, deadline: float, seconds: float
+) -> tuple[dict, dict[str, list[float]]]:
+    """(methods, forwards and unavailable of a row, tokens a second by method and window).
+
+    On a CPU methods take turns, window by window. On a GPU each runs alone, as caches need not fit side by side.
+
+    Args:
+        deadline: on the clock of ``time.perf_counter``; no method begins after it.
+        seconds: for the forwards of a mode.
+    """
+    windows: dict[str, list[Window]] = {}
+    said: dict[str, dict] = {}
+    costs: dict[str, dict] = {}
+    unavailable: dict[str, str] = {}
+
+    def tried(method: Transformers | Specdec, work: Callable[[], None]) -> None:
+        if method.name in unavailable:
+            return
+        try:
+            work()
+        except Unavailable as error:
+            unavailable[method.name] = str(error)
+        except Exception as error:  # out of memory, or what cannot be compiled: a result
+            unavailable[method.name] = first_line(error)
+
+    def begin(method: Transformers | Specdec) -> None:
+        if time.perf_counter() > deadline:
+            raise Unavailable("no time was left for it (--limit)")
+        if isinstance(method, Specdec):
+            mode = str(method.mode._replace(deferred=False))
+            if method.mode.graphs and device.type != "cuda":
+                raise Unavailable("CUDA graphs are of GPUs")
+            if method.decoder.most_drafts and mode not in costs:
+                costs[mode] = costs_of(method.decoder, cell, method.mode.graphs, seconds)
+        method.open()
+
+    for group in [methods] if device.type == "cpu" else [[m] for m in methods]:
+        for m in group:
+            tried(m, lambda m=m: begin(m))
+        for r in range(cell.windows):
+            for i in range(len(group)):
+                m = group[(i + r) % len(group)]
+                tried(m, lambda m=m: windows.setdefault(m.name, []).append(m.window()))
+        for m in group:
+            tried(m, lambda m=m: said.update({m.name: m.close()}))
+            m.scheduler = None  # frees caches and graphs, whatever became of it
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+    speeds = {name: [w.tokens / w.seconds for w in windows[name]] for name in said}
+    rows = [
+        {"name": name, "tau": tau(windows[name], cell.batch), "tokens_per_second": summary(speeds[name]), **about}
+        for name, about in said.items()
+    ]
+    return {"methods": rows, "forwards": costs, "unavailable": unavailable}, speeds
+
+
+def tau(windows: Sequence[Window], batch: int) -> float:
+    """Tokens of a sequence in a step."""
+    return sum(w.tokens for w in windows) / sum(w.steps for w in windows) / batch

@@ -1,0 +1,197 @@
+"""What the forwards of a step cost alone, what they allow (Leviathan et al. 2023), and which goals the loop reaches."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from measure import Method, first_line, interleave, ratios, summary, synchronize
+from specdec import SpeculativeDecoder
+from specdec.models.attention import BLOCK
+from specdec.models.cached_model import CachedModel
+from specdec.models.kv_cache import StaticKVCache, visible_slots
+
+if TYPE_CHECKING:
+    from loop_cells import Cell
+
+SHORT = 64  # tokens of a context that costs nothing to attend to
+# Goals for Llama-3.1-8B's shape at batch 1 on an H200, whose bandwidth allows 299 tokens a second of plain decoding.
+PLAIN_SPEED = 220.0
+OVER_PLAIN, OVER_ASSISTED = 1.8, 3.0
+OF_ALLOWED, OUTSIDE, ATTENTION = 0.80, 0.03, 1.10
+
+
+class Forwards:
+    """Decoding forwards of one model over a filled cache, as the loop makes them."""
+
+    def __init__(self, model: CachedModel, batch: int, capacity: int):
+        self.model, self.batch = model, batch
+        self.cache: StaticKVCache = model.new_cache(batch, capacity)
+
+    def of(self, context: int, width: int) -> Callable[[], object]:
+        """A forward of ``width`` tokens a sequence after ``context`` stored ones."""
+        places = torch.arange(context, context + width, device=self.model.device).expand(self.batch, -1).contiguous()
+        layout = self.model.layout(places, places, visible_slots(context + width, self.cache.capacity))
+        tokens = places % self.model.vocab_size
+        return lambda: self.model(tokens, self.cache, layout)
+
+    def slots_read(self, filled: int) -> int:
+        """How many slots of each sequence attention is given to read."""
+        if self.model.reads_only_filled:
+            return -(-filled // BLOCK) * BLOCK
+        return visible_slots(filled, self.cache.capacity)
+
+    def filled_bytes(self, context: int) -> int:
+        """The bytes of keys and values after so many tokens."""
+        stored = [states for layer in self.cache.layers for states in (layer.keys, layer.values)]
+        return sum(s.shape[1] * s.shape[3] * s.element_size() for s in stored) * self.batch * context
+
+
+def timed(
+    calls: dict[str, Callable[[], object]], device: torch.device, graphs: bool, seconds: float
+) -> dict[str, dict[str, float | int]]:
+    """Summaries of seconds a call, in interleaved rounds; ``graphs``: as CUDA graphs, on the device's clock."""
+    methods = []
+    for name, call in calls.items():
+        method = Method(name, lambda i, call=call: call())
+        for _ in range(3):  # compiles and allocates
+            method.sample()
+        synchronize(device)
+        methods.append(method.captured("cold") if graphs else method)
+    for method in methods:
+        method.pace(device, seconds / (10 * len(methods)))
+    samples = interleave(methods, device, seconds)
+    return {m.name: summary(samples[m.key]) for m in methods}
+
+
+@torch.inference_mode()
+def step_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: float) -> dict[str, object]:
+    """Summaries of seconds: of the target's and the draft's forwards by width, and of all forwards of a step together.
+
+    ``attention``: what the target's forward of K + 1 tokens takes longer than after a short context, and the bytes of
+    the filled cache.
+    """
+    k, capacity = cell.num_drafts, cell.context + cell.room + 1
+    context = cell.context + cell.new_tokens * cell.windows // 2  # the middle of what the loop decodes
+    target, draft = (Forwards(m, cell.batch, capacity) for m in (decoder.target, decoder.drafter.model))
+    first, other, verify = draft.of(context, 2), draft.of(context, 1), target.of(context, k + 1)
+
+    def step() -> None:
+        first()
+        for _ in range(k - 1):
+            other()
+        verify()
+
+    calls = {
+        "target 1": target.of(context, 1),
+        f"target {k + 1}": verify,
+        f"target {k + 1}, short": target.of(min(SHORT, context), k + 1),
+        "draft 1": other,
+        "draft 2": first,
+        "step": step,
+    }
+    found = timed(calls, decoder.target.device, graphs, seconds)
+    whole, short = (found[f"target {k + 1}{suffix}"]["median"] for suffix in ("", ", short"))
+    after = context + k + 1
+    attention = {
+        "seconds": whole - short,
+        "filled_bytes": target.filled_bytes(after) - target.filled_bytes(min(SHORT, context) + k + 1),
+        "slots_over_filled": target.slots_read(after) / after,
+    }
+    return {"seconds": found, "c": found["draft 1"]["median"] / found["target 1"]["median"], "attention": attention}
+
+
+def costs_of(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: float) -> dict[str, object]:
+    """``step_costs``, or {"unavailable": why}."""
+    try:
+        return step_costs(decoder, cell, graphs, seconds)
+    except Exception as error:  # out of memory, or what cannot be compiled: a result
+        return {"unavailable": first_line(error)}
+    finally:
+        if decoder.target.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+# ---- What forwards allow
+
+
+def expected_tokens(alpha: float, num_drafts: int) -> float:
+    """Tokens of a step if every draft were accepted with this chance on its own (section 3.1): (1 - a^(K+1)) / (1 - a)."""
+    return sum(alpha**i for i in range(num_drafts + 1))
+
+
+def allowed_speedup(alpha: float, num_drafts: int, cost: float) -> float:
+    """Theorem 3.8, with a draft's forward taking ``cost`` of a target's, whose width costs nothing."""
+    return expected_tokens(alpha, num_drafts) / (num_drafts * cost + 1)
+
+
+def of_allowed(speedup: float, tau: float, num_drafts: int, cost: float) -> float:
+    """The loop's efficiency, speed-up over tau, as a part of what ``cost`` allows, 1 / (K cost + 1)."""
+    return speedup / tau * (num_drafts * cost + 1)
+
+
+def fastest(methods: dict[str, list[float]], *words: str) -> str | None:
+    """By the median of tokens a second, of the methods whose names have all these words."""
+    named = [n for n in methods if {*words} <= {*n.replace("+", " ").split()}]
+    return max(named, key=lambda n: summary(methods[n])["median"], default=None)
+
+
+def judged(row: dict, speeds: dict[str, list[float]], cell: Cell, reading: float | None) -> dict[str, object]:
+    """Compares the fastest of ours with the others and with what its forwards allow.
+
+    Args:
+        row: with ``methods`` and ``forwards``.
+        speeds: tokens a second by method and window.
+        reading: bytes a second of this machine; None: not measured.
+    """
+    best = {"plain": fastest(speeds, "plain"), "compiled plain": fastest(speeds, "plain", "compiled")}
+    mine = best["specdec"] = fastest(speeds, "specdec")
+    best["assisted"] = fastest(speeds, "assisted")
+    found: dict[str, object] = {"fastest": best}
+    if mine is None:
+        return found
+    baseline = best["compiled plain"] or best["plain"]
+    others = {"baseline": baseline, "transformers": fastest(speeds, "transformers"), "assisted": best["assisted"]}
+    over = {name: ratios(speeds[mine], speeds[other]) for name, other in others.items() if other is not None}
+    found |= {"baseline": baseline, "times": over}
+    mode = "+".join(w for w in mine.split()[-1].split("+") if w != "deferred") or "eager"
+    costs = row["forwards"].get(mode, {})
+    if "c" not in costs:
+        return found
+    about = next(m for m in row["methods"] if m["name"] == mine)
+    k, tau, attention = cell.num_drafts, about["tau"], costs["attention"]
+    step = cell.batch * tau / summary(speeds[mine])["median"]  # seconds
+    filled = attention["filled_bytes"]
+    return found | {
+        "c": costs["c"],
+        "step_seconds": step,
+        # Below 0 where measurements are less exact than that.
+        "outside_models": 1 - costs["seconds"]["step"]["median"] / step,
+        "allowed_speedup": allowed_speedup(about["alpha"], k, costs["c"]),
+        "of_allowed": of_allowed(over["baseline"]["median"], tau, k, costs["c"]) if "baseline" in over else None,
+        "attention_over_filled": attention["seconds"] * reading / filled if reading and filled else None,
+    }
+
+
+def goals(found: dict, speeds: dict[str, list[float]]) -> dict[str, bool | None]:
+    """Which goals are reached; None: not measured, or not against what the goal names."""
+    plain, times = found["fastest"]["plain"], found.get("times", {})
+    compiled = found["fastest"]["compiled plain"] is not None
+
+    def median(name: str) -> float | None:
+        return times[name]["median"] if name in times else None
+
+    def reached(value: float | None, least: float = float("-inf"), most: float = float("inf")) -> bool | None:
+        return None if value is None else least <= value <= most
+
+    return {
+        f"plain {PLAIN_SPEED:g} tokens/s": reached(plain and summary(speeds[plain])["median"], PLAIN_SPEED),
+        f"{OVER_PLAIN:g} times compiled plain": reached(median("baseline"), OVER_PLAIN) if compiled else None,
+        f"{OVER_ASSISTED:g} times assisted": reached(median("assisted"), OVER_ASSISTED),
+        f"{OF_ALLOWED:g} of what c allows": reached(found.get("of_allowed"), OF_ALLOWED) if compiled else None,
+        f"{OUTSIDE:.0%} of a step outside models": reached(found.get("outside_models"), most=OUTSIDE),
+        f"attention {ATTENTION:g} times its bytes": reached(found.get("attention_over_filled"), most=ATTENTION),
+    }
