@@ -36,7 +36,7 @@ class CacheBudget:
 
     @property
     def tokens(self) -> int:
-        """The tokens that the caches can hold, and so be promised, at one time."""
+        """The tokens that the caches can hold, and sequences reserve, at one time."""
         return self.rows * self.max_length
 
 
