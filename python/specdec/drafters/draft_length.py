@@ -158,7 +158,7 @@ def step_costs(
     slope = (most - one) / max(max_drafts - 1, 1)
     costs = [plain, *(one + slope * (k - 1) + each * k for k in range(1, max_drafts + 1))]
     relative, so_far = [], 0.0
-    for cost in costs:  # noise must not make a longer step cheaper
+    for cost in costs:  # measurement noise must not make a longer step cheaper
         so_far = max(so_far, round(cost / plain, 2))
         relative.append(so_far)
     return relative

@@ -123,7 +123,7 @@ class Batch:
         adaptive = isinstance(config.num_drafts, AdaptiveDrafts)
         self._draft_lengths: DraftLengths | None = None if adaptive else FixedLengths(most)
         self._pending: deque[_Launched] = deque()
-        # Graphs are captured on the current device, which belongs to a thread.
+        # Graphs are captured on the current device, which is set for each thread.
         self._on_device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
 
     # ---- rows ----------------------------------------------------------------------------------------------

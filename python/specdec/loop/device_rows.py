@@ -23,7 +23,7 @@ class RowStart(NamedTuple):
     room: int  # the most tokens that it may emit, >= 0
     seed: int
     eos: frozenset[int]
-    params: Mapping[str, float]  # every name of PARAMETERS
+    params: Mapping[str, float]  # a value for every name in PARAMETERS
 
 
 class StepPlan(NamedTuple):

@@ -18,7 +18,7 @@ from ..sampling.params import Bias
 from ..stats import Stats
 from .step_report import SequenceReport
 
-# Plain integers: arithmetic on flags is slow.
+# Plain integers, because arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)
 

@@ -106,14 +106,14 @@ class CachedModel:
         self.cache_dtype, self._fed_vocabulary = cache_dtype, fed_vocabulary
         self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
         self.vocab_size: int = self.config.vocab_size
-        # The weights of quantised layers have shapes of their own.
+        # Quantised weights may have other shapes, so the layers' own numbers are read first.
         table: Any = model.get_input_embeddings()
         head: Any = model.get_output_embeddings()
         self.num_embeddings: int = getattr(table, "num_embeddings", None) or table.weight.shape[0]
         self.num_outputs: int = getattr(head, "out_features", None) or head.weight.shape[0]
         self._lacks_tokens = fed_vocabulary is not None and self.num_embeddings < fed_vocabulary
         self.max_length = _max_length(self.config)
-        # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
+        # Models with ALiBi (Bloom, some Falcons) build it from a 2-D mask, and reject a 4-D one.
         self.needs_2d_mask = self.config.model_type == "bloom" or bool(getattr(self.config, "alibi", False))
         # Eager attention adds its mask to the scores. On a CPU the others do so as well, and would convert a boolean
         # mask in every layer.

@@ -53,7 +53,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             folder = root.joinpath(base, *names[:depth])
             try:
                 most, now = int((folder / limit).read_text()), int((folder / used).read_text())
-            except (OSError, ValueError):  # no such group, or "max"
+            except (OSError, ValueError):  # no such group, or the limit is "max", which means none
                 continue
             yield max(most - now + _numbers(folder / "memory.stat").get(reclaimable, 0), 0)
 
