@@ -129,8 +129,8 @@ class DeviceRows:
         return SamplingParams.unchecked(**used)
 
     def place(self, plan: StepPlan, wanted: torch.Tensor | None = None) -> Step:
-        """Returns the step with the positions and slots of its tokens. A step always emits one token drawn from the
-        target, so a sequence drafts at most ``room - 1`` tokens. Tokens that do not count get position 0 and the trash
+        """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
+        since a step adds one recovered or bonus token to them. Tokens that do not count get position 0 and the trash
         slot.
 
         Args:

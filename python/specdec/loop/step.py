@@ -1,10 +1,10 @@
 """One step of speculative decoding, the whole of it on the device.
 
 The draft proposes up to K tokens a row, and the target scores them in one forward over K + 1 positions. One operation
-then accepts a prefix of the drafts and adds one token drawn from the target: the recovered token after a rejection, or
-the bonus token after K acceptances (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen et al., arXiv 2302.01318,
-Algorithm 2). A step continues from the state in which the previous step left the rows. Nothing in it waits for the
-host, so it can be replayed as a CUDA graph.
+then accepts a prefix of the drafts and adds one token: after a rejection the recovered token, drawn from the residual
+max(0, p - q), otherwise the bonus token, drawn from the target (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen
+et al., arXiv 2302.01318, Algorithm 2). A step continues from the state in which the previous step left the rows.
+Nothing in it waits for the host, so it can be replayed as a CUDA graph.
 """
 
 from __future__ import annotations
