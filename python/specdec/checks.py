@@ -1,4 +1,4 @@
-"""How a bad argument is refused: by its name, with what was given and what is allowed. Imports nothing."""
+"""Errors about arguments: they name the argument, what was given and what is allowed. Imports nothing of specdec."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ def refuse(name: str, given: object, allowed: str) -> NoReturn:
 
 
 def read_count(name: str, value: int, smallest: int = 0) -> int:
-    """``value``, an integer of at least ``smallest``. Raises ValueError naming ``name``."""
+    """Returns ``value`` if it is an integer >= ``smallest``. Raises ValueError naming ``name`` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
         refuse(name, repr(value), f"an integer >= {smallest}")
     return value
 
 
 def read_as(name: str, read: Callable[..., T], *arguments: object) -> T:
-    """What ``read`` makes of ``arguments``; its error under ``name``, the caller's word for what it is about."""
+    """Returns ``read(*arguments)``. A ValueError about an argument is raised again under the caller's name for it,
+    ``name``."""
     try:
         return read(*arguments)
     except ValueError as error:

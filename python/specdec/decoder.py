@@ -1,4 +1,4 @@
-"""Speculative decoding: the draft proposes K tokens, the target scores them in one forward, one kernel decides."""
+"""Speculative decoding: a draft proposes K tokens, the target scores them in one forward, one kernel accepts some."""
 
 from __future__ import annotations
 
@@ -32,36 +32,37 @@ from .stopping import Stopping
 
 
 class SpeculativeDecoder:
-    """Decodes from ``target`` exactly as it would alone, several tokens a forward.
+    """Generates text with exactly the distribution of ``target``, with several tokens per target forward.
 
     Args:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
-            one: the adapters that are active when ``generate`` is called act.
-        draft: a smaller one, of any dtype, with the same vocabulary, a :class:`~specdec.drafters.Drafter`, or None:
-            the same loop decodes plainly. A drafter that fails is dropped with a RuntimeWarning, and decoding goes on
-            plainly.
-        num_drafts: K, drafted tokens a step, >= 0 (0 decodes plainly), or :class:`AdaptiveDrafts` to choose it.
-        backend: of the kernels, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or
-            "cuda".
-        d2t: for a draft whose *output* covers a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840; FR-Spec,
-            arXiv 2502.14856): [columns of its logits] ids of the target, ascending. Its embedding must cover the whole
-            vocabulary, since it is fed the target's tokens. Columns beyond are never drafted; so where the two pad one
-            tokenizer's vocabulary to different sizes, ``range(len(tokenizer))`` says so.
-        confidence: for a draft that is a model: after a token that it holds less likely than this, a sequence drafts
-            no more in that step; the token itself is verified. From 0 (off) to below 1.
-        graph_bytes: on an NVIDIA GPU, memory for CUDA graphs: a step of one shape is captured when it comes again, and
-            replayed from then on. 0: none. Steps with penalties, bias, processors, confidence or drafts that are
-            no model's run without.
-        cache_dtype: keys and values of the target, and of a draft that is a model, are rounded to this dtype where they
-            come wider. Another distribution: that of the target with such a cache. None: they are stored as they come,
-            and where they come narrower than the target computes (autocast), ``generate`` refuses.
-        compile: whether decoding forwards of the target, and of a draft that is or drives a model, go through
-            ``torch.compile``, as one graph for all lengths. The first forwards then take up to minutes.
+            one. The adapters that are active when ``generate`` is called are used.
+        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`; or
+            None for plain decoding with the same loop. A drafter that fails is dropped with a RuntimeWarning, and
+            decoding continues without drafts.
+        num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it.
+        backend: the kernels' backend, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or "cuda".
+        d2t: for a draft model whose *output* covers only a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840;
+            FR-Spec, arXiv 2502.14856): the target's id of each column of the draft's logits, ascending. The draft's
+            embedding must cover the whole vocabulary, since it is fed the target's tokens. Where target and draft pad
+            the vocabulary of one tokenizer to different sizes, pass ``range(len(tokenizer))``: later columns are then
+            never drafted.
+        confidence: for a draft model: a token to which it gives a smaller probability than this is the last draft of
+            its sequence in that step. The token itself is still verified. From 0 (off) to below 1.
+        graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
+            occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
+            or a drafter that is not a model run without graphs.
+        cache_dtype: keys and values of the target and of a draft model are rounded to this dtype if they are wider.
+            The distribution is then that of the target with such a cache. None stores them in the dtype in which the
+            model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
+            raises.
+        compile: whether decoding forwards of the target, and of a draft model or a drafter's model, go through
+            ``torch.compile``, as one graph for all lengths. The first forwards can then take minutes.
 
     Raises:
-        ValueError: names the argument, what was given and what is allowed; a model that the loop cannot drive
+        ValueError: names the argument, what was given and what is allowed. A model that the loop cannot drive
             is refused by the name of its type (``specdec.models.supported``). With ``compile``, the first forward of a
-            model that torch.compile cannot take as a whole: it never runs uncompiled instead.
+            model that torch.compile cannot take as one graph raises; the model never runs uncompiled instead.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class SpeculativeDecoder:
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft
             if compile and isinstance(model := getattr(draft, "model", None), CachedModel):
-                compiled: Any = copy.copy(draft)  # the caller's goes on as it is
+                compiled: Any = copy.copy(draft)  # the caller's drafter stays uncompiled
                 compiled.model, self.drafter = model.compiled(), compiled
         else:
             self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
@@ -122,52 +123,54 @@ class SpeculativeDecoder:
         stop: Stopping | None = None,
         processor_prompts: Sequence[Sequence[int]] | None = None,
     ) -> GenerationResult:
-        """Continues every prompt until an end-of-sequence token, what ``stop`` says, or ``max_new_tokens``.
+        """Continues every prompt until an end-of-sequence token, an end found by ``stop``, or ``max_new_tokens``.
 
         The distribution of the text is that of plain sampling from the target. Logits become probabilities in
-        transformers' order: ``logits_processor``, bias and bans, penalties, ends before ``min_new_tokens``,
-        temperature, filters.
+        transformers' order: ``logits_processor``, bias and bans, penalties, ``min_new_tokens`` (which bans
+        end-of-sequence tokens), temperature, filters.
 
         Args:
             input_ids: [B, P] int64 or int32, or a list of B prompts of any lengths (1-D tensors or lists of
                 ids). B may be 0; every prompt has at least one token.
-            attention_mask: [B, P] of 0 and 1 beside a padded tensor (on the left or the right).
-            max_new_tokens: >= 0; exact, unless a sequence ends before.
-            params: temperature, filters and penalties, numbers or [B]; None is greedy. Greedy and sampled
-                sequences mix. The repetition penalty counts prompt and output, as in transformers.
+            attention_mask: [B, P] of 0 and 1, for a tensor with padding on the left or the right.
+            max_new_tokens: new tokens of every sequence that does not end earlier, >= 0.
+            params: temperature, filters and penalties, as numbers or [B] tensors; None is greedy. Greedy and sampled
+                sequences may be mixed. The repetition penalty counts prompt and output, as in transformers.
             seed: a signed 64-bit integer *for every sequence*: a text does not depend on its row in the
-                batch, so equal prompts get equal texts. For different samples of one prompt pass B seeds, a
+                batch, so equal prompts get equal texts. For different samples of one prompt pass B seeds, as a
                 list or a [B] tensor.
-            eos_token_id: an id, several, or [] for none; None asks the target's configuration.
-            pad_token_id: fills ``result.sequences`` after a sequence's end; None asks the target's
+            eos_token_id: one id, several, or [] for none; None takes those of the target's configuration.
+            pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
-            on_emit: called for every live sequence after each step with what it emitted.
-            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``). With "coupled" the text depends on
-                target and seed alone: it is the one that K = 0 gives, whatever the draft.
-            logit_bias: token -> what is added to its logit (-inf bans it), for all sequences or one for each.
-            banned_tokens: ids that never come, for all sequences or for each.
-            min_new_tokens: a number or [B]: no end-of-sequence token comes before so many others.
-            logits_processor: transformers' ``LogitsProcessorList``, or a list of processors, for what the parameters
-                above cannot say; or such a list for each sequence. Each is called for one sequence and one row at a
-                time, with its text ([1, n] ids, no padding) and its logits ([1, V] float32): slow. It must be a
-                function of these two alone: rows are visited more than once, out of order, and by the draft as well.
+            on_emit: called for every live sequence after each step with the tokens that it emitted.
+            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``). With "coupled" the text depends only on
+                the target and the seed: it is the text of K = 0, whatever the draft.
+            logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
+                sequences, or one for each.
+            banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
+            min_new_tokens: a number or [B]: a sequence emits at least this many tokens before its end-of-sequence.
+            logits_processor: transformers' ``LogitsProcessorList`` or a list of processors, for all sequences or one
+                such list for each. Slow, so meant for effects that the parameters above do not offer: each processor
+                is called for one sequence and one row at a time, with its text ([1, n] ids, no padding) and its logits
+                ([1, V] float32). It must be a function of these two alone, because rows are visited more than once,
+                out of order, and by the draft as well.
             log_probs: also return the log-probabilities of the new tokens.
-            compact_q: k' > 0: the draft draws from its k' most likely tokens, and ids and log-probabilities are
-                all that is kept of q: [B, K, k'] numbers instead of the draft's logits.
+            compact_q: k' > 0 restricts the draft to its k' most likely tokens, and stores q as their ids and
+                log-probabilities: [B, K, k'] numbers instead of the draft's logits.
             output_logits: also return the model's own logits at every new token.
-            num_return_sequences: n >= 1: n texts for each prompt, side by side, as transformers returns them; text j
-                of a prompt has its seed + j. All that is given for each sequence is given for each prompt.
-            stop: ends sequences for what their text is, such as ``specdec.stopping.StopStrings``.
-            processor_prompts: what processors and penalties see of each prompt, where it differs from the prompt:
-                transformers shows them the padding.
+            num_return_sequences: n >= 1 texts for each prompt, in neighbouring rows, as transformers returns them.
+                Text j of a prompt has the prompt's seed + j. Arguments "for each sequence" are then for each prompt.
+            stop: ends a sequence because of its text; for example ``specdec.stopping.StopStrings``.
+            processor_prompts: the prompts as processors and penalties see them, where these differ from the prompts:
+                transformers shows them the padding, too.
 
         Returns:
-            GenerationResult. A sequence whose target logits have no distribution ends there, with its status.
+            GenerationResult. A sequence whose target logits define no distribution ends there, with its status.
 
         Raises:
-            ValueError: names the argument, what was given and what is allowed. A prompt that with
-                ``max_new_tokens`` does not fit the positions of target or draft, and caches that do not fit
-                the memory that is free, are refused before anything is allocated.
+            ValueError: names the argument, what was given and what is allowed. Raised before anything is allocated if
+                a prompt with ``max_new_tokens`` does not fit the positions of target or draft, or if the caches do not
+                fit the free memory.
         """
         device, vocab_size = self.target.device, self.target.vocab_size
         prompts = read_prompts(input_ids, attention_mask, vocab_size)
@@ -207,7 +210,7 @@ class SpeculativeDecoder:
             logits=output_logits,
         )
         with torch.inference_mode():
-            # Captured steps need one shape.
+            # Captured steps all have the same shape.
             batch = Batch(dataclasses.replace(config, steady=config.graphs is not None))
             if max_new_tokens > 0 and entries:
                 self.target.prefill(batch.generation.target_cache, [record.text[:-1] for record in records])
@@ -256,11 +259,12 @@ class SpeculativeDecoder:
         log_probs: bool = False,
         logits: bool = False,
     ) -> BatchConfig:
-        """Of a batch of ``size`` rows of ``capacity`` slots with this decoder's models, drafter, K and backend.
+        """Returns the configuration of a batch of ``size`` rows with ``capacity`` slots each, for this decoder's
+        models, drafter, K and backend.
 
         Args:
-            eos: end-of-sequence tokens that ``min_new_tokens`` holds back.
-            max_eos: end-of-sequence tokens that a sequence may have, at most.
+            eos: the end-of-sequence tokens that ``min_new_tokens`` holds back.
+            max_eos: the largest number of end-of-sequence tokens of one sequence.
         """
         on_gpu = self.target.device.type == "cuda" and torch.version.cuda is not None
         return BatchConfig(
@@ -288,8 +292,8 @@ class SpeculativeDecoder:
         cache_bytes: int | None = None,
         step: int = 1,
     ) -> CacheBudget:
-        """The caches of target and draft within a budget and the memory that is free, as
-        ``specdec.models.cache_plan.plan_caches``. Nothing is allocated.
+        """Plans the caches of target and draft within a budget and the free memory, without allocating them. The
+        arguments are those of ``specdec.models.cache_plan.plan_caches``.
 
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.
@@ -297,7 +301,7 @@ class SpeculativeDecoder:
         costs = {"target": self.target.slot_bytes()}
         draft_cost = getattr(self.drafter, "slot_bytes", None)
         if self.most_drafts > 0 and draft_cost is not None:
-            # What fails here will fail as its session starts, and is dropped there.
+            # A drafter that fails here will also fail when its session starts, and is dropped there.
             with suppress(Exception):
                 costs["draft"] = draft_cost()
         return plan_caches(
@@ -317,7 +321,7 @@ class SpeculativeDecoder:
         return most_drafts(self.num_drafts)
 
     def costs_of(self, batch_size: int) -> list[float] | None:
-        """T(0), T(1), ... of batches of this size; None: not measured yet."""
+        """Returns the step times T(0), T(1), ... of batches of this size; None if they were not measured yet."""
         if isinstance(self.num_drafts, AdaptiveDrafts) and self.num_drafts.costs is not None:
             return list(self.num_drafts.costs)
         return self._costs.get(batch_size)

@@ -1,4 +1,4 @@
-"""What callers pass to ``generate``, checked once and brought to one form: lists of token ids."""
+"""Checks prompts, seeds and special tokens passed to ``generate``, and converts prompts to lists of token ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
 
 
 def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab_size: int) -> list[list[int]]:
-    """The prompts without padding. Raises ValueError naming ``input_ids`` or ``attention_mask``."""
+    """Returns the prompts without padding. Raises ValueError naming ``input_ids`` or ``attention_mask``."""
     if isinstance(input_ids, torch.Tensor):
         if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
             refuse(
@@ -62,7 +62,7 @@ def _without_padding(rows: list[list[int]], attention_mask: torch.Tensor, shape:
 
 
 def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_length: int | None) -> None:
-    """Refuses what would outgrow the positions of the model called ``name``, before anything runs."""
+    """Raises ValueError if a prompt and its new tokens need more positions than the model called ``name`` has."""
     longest = max(map(len, prompts), default=0)
     if max_length is None or longest + max_new_tokens <= max_length:
         return
@@ -86,15 +86,15 @@ def read_processor_prompts(rows: Sequence[Sequence[int]], batch_size: int, vocab
 
 
 def repeated(rows: Sequence[T], times: int) -> list[T]:
-    """Every row so many times, side by side."""
+    """Returns every row ``times`` times, copies next to each other."""
     return [row for row in rows for _ in range(times)]
 
 
 def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:
-    """[B] int64 on ``device``."""
+    """Returns the seeds as [B] int64 on ``device``. Raises ValueError naming ``seed``."""
     given = [seed] * batch_size if isinstance(seed, int) else seed
     seeds: torch.Tensor | None = None
-    # Otherwise they are no integers, or none of 64 bits.
+    # Fails for values that are not integers of 64 bits.
     with suppress(RuntimeError, TypeError, ValueError, OverflowError):
         seeds = torch.as_tensor(given, dtype=torch.int64, device=device)
     if seeds is None or seeds.shape != (batch_size,):
@@ -103,7 +103,8 @@ def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device
 
 
 def read_eos(eos_token_id: int | Sequence[int] | torch.Tensor | None, model: PreTrainedModel) -> frozenset[int]:
-    """The ids that end a sequence; None asks the model's generation configuration, then its configuration."""
+    """Returns the ids that end a sequence. None takes them from the model's generation configuration, or else from its
+    configuration."""
     if eos_token_id is None:
         eos_token_id = getattr(model.generation_config, "eos_token_id", None)
     if eos_token_id is None:
@@ -119,7 +120,8 @@ def read_eos(eos_token_id: int | Sequence[int] | torch.Tensor | None, model: Pre
 
 
 def read_pad(pad_token_id: int | None, eos: frozenset[int], model: PreTrainedModel) -> int:
-    """The id after a sequence's end: the argument, the model's, an end-of-sequence id, 0: the first that there is."""
+    """Returns the id that fills rows after a sequence's end: the argument if given, else the model's padding id, else
+    an end-of-sequence id, else 0."""
     if pad_token_id is None:
         pad_token_id = getattr(model.generation_config, "pad_token_id", None)
     if pad_token_id is None:
@@ -130,8 +132,8 @@ def read_pad(pad_token_id: int | None, eos: frozenset[int], model: PreTrainedMod
 def join(
     input_ids: TokenIds, prompts: list[list[int]], tokens: list[list[int]], pad: int, device: torch.device
 ) -> torch.Tensor:
-    """[B, prompt + new] int64: tensors as they were given and the new tokens after; ragged prompts side by
-    side with their own new tokens."""
+    """Returns [B, prompt + new] int64. A tensor ``input_ids`` is kept as given, padding included, with the new tokens
+    after it; prompts from a list are each followed directly by their own new tokens."""
     if isinstance(input_ids, torch.Tensor):
         new = max(map(len, tokens), default=0)
         rows = [[*t, *[pad] * (new - len(t))] for t in tokens]

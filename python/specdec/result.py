@@ -1,4 +1,4 @@
-"""What ``generate`` hands back, at the end and after every step."""
+"""What ``generate`` returns at the end and reports after every step."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .stats import Stats
 class Producer(enum.StrEnum):
     """Where an emitted token came from."""
 
-    ACCEPTED = "accepted"  # drafted, and passed
+    ACCEPTED = "accepted"  # drafted, and accepted by verification
     RECOVERED = "recovered"  # drawn from the residual at the first rejection
     BONUS = "bonus"  # drawn from the target after all drafts were accepted, or where nothing was drafted
 
 
 def error_text(error: BaseException) -> str:
-    """What results say of an error."""
+    """Returns the text by which results report an error."""
     return f"{type(error).__name__}: {error}"
 
 
 class End(enum.StrEnum):
     """Why a sequence ended."""
 
-    EOS = "eos"  # with an end-of-sequence token
-    STOP = "stop"  # with what its ``stop`` says, such as a stop string
-    LENGTH = "length"  # it has its ``max_new_tokens``
+    EOS = "eos"  # it emitted an end-of-sequence token
+    STOP = "stop"  # its ``stop`` ended it, for example at a stop string
+    LENGTH = "length"  # it has ``max_new_tokens`` new tokens
     CANCELLED = "cancelled"
-    FAILED = "failed"  # its logits are no distribution (status says which), or something raised (error says what)
+    FAILED = "failed"  # its logits define no distribution (see ``status``), or an exception was raised (see ``error``)
 
 
 class Emission(NamedTuple):
-    """The tokens that one sequence got in one step, as ``on_emit`` receives them."""
+    """The tokens that one sequence emitted in one step, as passed to ``on_emit``."""
 
     sequence: int
     tokens: list[int]
@@ -52,10 +52,9 @@ class GenerationResult:
     status: list[Status]  # Status.OK, or what went wrong with the sequence's logits
     stats: Stats  # the whole batch
     sequence_stats: list[Stats]
-    log_probs: list[list[float]] | None = (
-        None  # of ``tokens``, under the distribution they were drawn from; None: not asked
-    )
-    raw_log_probs: list[list[float]] | None = None  # under softmax of the model's own logits
-    logits: list[torch.Tensor] | None = None  # [new, V] of each sequence: the model's own, which decided ``tokens``
-    drafter_error: str | None = None  # why the drafter was dropped; None: it was not
-    step_costs: list[float] | None = None  # with AdaptiveDrafts: T(0), T(1), ... that K was chosen with
+    # Of ``tokens``, under the distribution that they were drawn from; None: not requested.
+    log_probs: list[list[float]] | None = None
+    raw_log_probs: list[list[float]] | None = None  # of ``tokens``, under the softmax of the model's own logits
+    logits: list[torch.Tensor] | None = None  # [new, V] for each sequence: the model's own logits at each new token
+    drafter_error: str | None = None  # why the drafter was dropped; None: it was not dropped
+    step_costs: list[float] | None = None  # with AdaptiveDrafts: the T(0), T(1), ... by which K was chosen

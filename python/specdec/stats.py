@@ -1,4 +1,4 @@
-"""What a generation did, counted, and where its time went."""
+"""Counts of what a generation did, and where its time went."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ PARTS = ("prefill", "measuring", "draft_forwards", "target_forwards", "kernels",
 class Stats:
     """Counts of one sequence, or the sums over a batch.
 
-    Every step emits its accepted drafts and then one recovered or bonus token, except a *cut* step: an
-    end-of-sequence token was among its accepted drafts, or the target's row had no distribution. So always
-    ``emitted == accepted + steps - cut_steps``. Drafts after an accepted end-of-sequence count as drafted,
-    but not as tested. Nothing is drafted past ``max_new_tokens``. By position: index i is the (i+1)-th draft
-    of its step. Rule ``block`` decides jointly: here, as with the others, the drafts that it accepted and the next one
-    count as tested.
+    Every step emits its accepted drafts and then one recovered or bonus token, except a *cut* step, which has an
+    end-of-sequence token among its accepted drafts or a target row without a distribution. So always
+    ``emitted == accepted + steps - cut_steps``. Drafts after an accepted end-of-sequence token count as drafted,
+    but not as tested. Nothing is drafted past ``max_new_tokens``. In the lists by position, index i is the (i+1)-th
+    draft of its step. Rule ``block`` decides about all drafts jointly; as with the other rules, the accepted drafts
+    and the one after them count as tested.
     """
 
-    steps: int = 0  # of live sequences: a step of a batch counts once for each sequence that it moved
+    steps: int = 0  # a step of a batch counts once for each live sequence
     cut_steps: int = 0
     emitted: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     tested_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
-    target_forwards: int = 0  # calls of the model after the prefill; a batch shares them
+    target_forwards: int = 0  # calls of the model after the prefill; the sequences of a batch share them
     draft_forwards: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)  # PARTS and "total"; the batch's only, {} for a sequence
+    seconds: dict[str, float] = field(default_factory=dict)  # PARTS and "total" of the batch; {} for one sequence
 
     @classmethod
     def empty(cls, num_drafts: int) -> Stats:
@@ -42,7 +42,7 @@ class Stats:
 
     @classmethod
     def total(cls, parts: Iterable[Stats], num_drafts: int) -> Stats:
-        """The sum over the sequences of a batch; forwards and seconds, which they share, are left to the caller."""
+        """Returns the sum over the sequences of a batch, without forwards and seconds, which the sequences share."""
         total = cls.empty(num_drafts)
         for part in parts:
             for name in ("steps", "cut_steps", "emitted"):
@@ -56,7 +56,8 @@ class Stats:
         return total
 
     def record(self, drafted: int, tested: int, accepted: int, emitted: int, draft_forwards: int) -> None:
-        """Adds one step: it drafted so many tokens, tested the first ``tested`` and accepted the first ``accepted``."""
+        """Adds one step with ``drafted`` drafts, the first ``tested`` of them tested, the first ``accepted``
+        accepted."""
         self.steps += 1
         self.cut_steps += emitted == accepted
         self.emitted += emitted
@@ -84,29 +85,29 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float:
-        """accepted / drafted; 0 where nothing was drafted."""
+        """accepted / drafted; 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def alpha(self) -> float:
-        """accepted / tested, the alpha of Leviathan et al. 2023; 0 where nothing was tested."""
+        """accepted / tested, the alpha of Leviathan et al. 2023; 0 if nothing was tested."""
         return self.accepted / self.tested if self.tested else 0.0
 
     @property
     def tau(self) -> float:
-        """Mean acceptance length, emitted / steps; 0 where there was no step."""
+        """Mean acceptance length, emitted / steps; 0 if there was no step."""
         return self.emitted / self.steps if self.steps else 0.0
 
     def to_dict(self) -> dict:
-        """Every count and ratio under its own name, for JSON."""
+        """Returns every count and ratio under its own name, for JSON."""
         ratios = ("drafted", "tested", "accepted", "acceptance_rate", "alpha", "tau")
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in ratios}}
 
 
 class Stopwatch:
-    """Wall time, cut into PARTS without a gap: each lap goes to the part that it names.
+    """Wall time, divided into PARTS without gaps: each lap adds the time since the previous one to a part.
 
-    On a GPU, work is still running when its call returns, so there a lap shows who issued or awaited it.
+    On a GPU, work is still running when its call returns, so there a lap measures issuing or awaiting the work.
     """
 
     def __init__(self) -> None:

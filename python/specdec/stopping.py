@@ -15,19 +15,11 @@ if TYPE_CHECKING:
 
 
 class Stopping(Protocol):
-    """Ends sequences because of their text. End-of-sequence tokens and the length end them as well, without it."""
+    """Ends sequences because of their text, in addition to end-of-sequence tokens."""
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
-        """Whether ``sequence`` ends among its newest tokens. Called once for the tokens of each step, in order.
-
-        Args:
-            sequence: its number.
-            text: the token ids of prompt and output.
-            new: how many of them, at the end, are new: >= 1.
-
-        Returns:
-            How many of the new tokens are kept, >= 1, where it ends among them; None where it goes on.
-        """
+        """Returns how many of the last ``new`` >= 1 tokens of ``text`` (prompt and output of ``sequence``) are kept if
+        the sequence ends among them, >= 1; None if it continues. Called once for each step's tokens, in order."""
 
 
 def read_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:

@@ -340,7 +340,7 @@ def draft_forward_raises_once(error: Exception, call: int):
 
 OUT_OF_RANGE = {"match": None, "status": Status.DRAFT_OUT_OF_RANGE}
 THIS_TEXT = {"match": None, "drafter_error": ".*: this text"}
-NO_NUMBERS = {"match": "its drafts are no numbers"}
+NO_NUMBERS = {"match": "its draft logits are NaN or infinite"}
 # name -> (injection, what is said of it)
 PASSING = {
     "nan_after_the_rejected": (nan_after_the_rejected, {"match": None}),

@@ -1,4 +1,4 @@
-"""Who proposes tokens: the protocol of drafters, and one file for each drafter."""
+"""Drafters propose tokens: their protocol, and one file for each drafter."""
 
 from .protocol import Drafter, Drafts, DraftSession, Generation, Step
 

@@ -1,4 +1,4 @@
-"""How many tokens to draft: a number, or what pays, from measured acceptance and measured costs."""
+"""Chooses K, the number of drafts of a step: fixed, or the best one for measured acceptance and measured times."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import Protocol
 
 from ..checks import read_count, refuse
 
-# What is believed of a sequence's drafts before any was tested: much, as what is never tried is never learnt.
+# The assumed history of a sequence before any draft was tested. It is optimistic, since only drafting shows acceptance.
 PRIOR_ACCEPTED, PRIOR_TESTED = 1.6, 2.0
-MEMORY = 0.9  # weight of older steps: the last ten count, as texts change
+MEMORY = 0.9  # weight of older steps, for each step since: about the last ten count, because texts change
 PROBE = 1  # drafts of the first step, and of every trial
-PATIENCE = 64  # plain steps before drafts that did not pay are tried again; twice as many each time
+PATIENCE = 64  # plain steps before unprofitable drafts are tried again; twice as many after each failed trial
 
 
 @dataclass(frozen=True)
 class AdaptiveDrafts:
-    """K for each sequence and step by itself: as many drafts as emit the most tokens in the time that they take.
+    """Chooses K for each sequence and each step, such that the most tokens are emitted per time.
 
-    With alpha the sequence's recent acceptance, K drafts emit (1 - alpha^(K+1)) / (1 - alpha) tokens a step on average
-    (Leviathan et al. 2023, equation 1), in the time T(K) of a step. K maximises their ratio, and is 0 where nothing is
-    better than plain decoding; after a while drafts are then tried again, ever more rarely. The first step tries one.
+    With alpha estimated from the sequence's recent drafts, a step with K drafts emits
+    (1 - alpha^(K+1)) / (1 - alpha) tokens on average (Leviathan et al. 2023, equation 1) in the time T(K). K maximises
+    the ratio of the two. If plain decoding is best, K is 0, and drafts are tried again after a while, ever more rarely.
+    The first step drafts one token.
 
-    A sequence's K depends on its own drafts and on T alone, not on its neighbours. T is measured once for each batch
-    size, on the first step of a decoder's first generation, and then stays: decoders that are given the same ``costs``
-    draw the same texts from the same seed. (Greedy texts, and those of rule ``coupled``, depend on no K at all.)
+    A sequence's K depends only on its own drafts and on T, not on its neighbours. T is measured once for each batch
+    size, at the first step of a decoder's first generation, and kept. Decoders with the same ``costs`` draw the same
+    texts from the same seed. (Greedy texts, and those of rule ``coupled``, do not depend on K.)
 
     Args:
         max_drafts: the largest K, >= 1.
-        costs: T(0), ..., T(max_drafts) in any unit, finite, > 0, not falling; None: to be measured
-            (``GenerationResult.step_costs`` says what was).
+        costs: T(0), ..., T(max_drafts) in any unit, finite, > 0, not decreasing; None: measured
+            (``GenerationResult.step_costs`` returns the measured ones).
 
     Raises:
         ValueError: names the argument.
@@ -51,15 +52,15 @@ class AdaptiveDrafts:
 
 
 def most_drafts(num_drafts: int | AdaptiveDrafts) -> int:
-    """The largest K."""
+    """Returns the largest K."""
     return num_drafts.max_drafts if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
 
 
 class DraftLengths(Protocol):
-    """Says how many tokens each row's sequence drafts in its next step."""
+    """Chooses how many tokens the sequence of each row drafts in its next step."""
 
     def begin(self, row: int) -> None:
-        """It has a new sequence."""
+        """Forgets the row's history for a new sequence."""
 
     def next(self, row: int) -> int: ...
 
@@ -129,7 +130,7 @@ class AdaptiveLengths:
 
 
 def best_length(alpha: float, costs: Sequence[float]) -> int:
-    """The K that emits the most tokens over time, of several the smallest. ``costs``: T(0), T(1), ..."""
+    """Returns the K with the most emitted tokens per time, the smallest one of several. ``costs``: T(0), T(1), ..."""
     emitted, rates = 0.0, []
     for k, cost in enumerate(costs):
         emitted += alpha**k
@@ -140,14 +141,16 @@ def best_length(alpha: float, costs: Sequence[float]) -> int:
 def step_costs(
     max_drafts: int, draft: Callable[[int], float], verify: Callable[[int], float], rounds: int = 3
 ) -> list[float]:
-    """T(0), ..., T(max_drafts) in units of T(0), rounded to hundredths.
+    """Measures T(0), ..., T(max_drafts), in units of T(0), rounded to hundredths.
 
-    A forward of one token and of two differ by more than those of two and three do (a matrix times a vector, or times a
-    matrix), so T is a line from K = 1 on, and another point at 0. All that is measured takes turns, and of ``rounds``
-    the fastest counts: what else a machine does hits all alike.
+    Forwards of one and of two tokens differ by more than forwards of two and of three (a matrix times a vector, or
+    times a matrix), so T is modelled as a line from K = 1 on and a separate point at 0. The measurements take turns,
+    so that other load on the machine affects all alike, and the fastest of ``rounds`` counts.
 
     Args:
-        draft: the seconds that so many drafts take. verify: the seconds of a target forward over so many tokens.
+        draft: returns the seconds that this number of drafts takes.
+        verify: returns the seconds of a target forward over this number of tokens.
+        rounds: how often everything is measured.
     """
     drafts = min(2, max_drafts)
     taken = [(draft(drafts) / drafts, verify(1), verify(2), verify(max_drafts + 1)) for _ in range(rounds)]
@@ -155,7 +158,7 @@ def step_costs(
     slope = (most - one) / max(max_drafts - 1, 1)
     costs = [plain, *(one + slope * (k - 1) + each * k for k in range(1, max_drafts + 1))]
     relative, so_far = [], 0.0
-    for cost in costs:  # noise must not make a longer step cheaper
+    for cost in costs:  # measurement noise must not make a longer step cheaper
         so_far = max(so_far, round(cost / plain, 2))
         relative.append(so_far)
     return relative

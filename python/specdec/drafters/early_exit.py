@@ -1,4 +1,4 @@
-"""Drafts from the target's own first layers: self-speculation by early exit."""
+"""Drafts tokens with the target's own first layers: self-speculation by early exit."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .protocol import Generation
 
 
 class EarlyExitDrafter(ModelDrafter):
-    """The target's first layers, then its own norm and head (LayerSkip, Elhoushi et al., arXiv 2404.16710, section
-    3.3; transformers' ``assistant_early_exit``).
+    """Drafts with the target's first layers, followed by its own norm and head (LayerSkip, Elhoushi et al., arXiv
+    2404.16710, section 3.3; transformers' ``assistant_early_exit``).
 
-    Their keys are the target's, so drafting goes on in the target's cache: there is no prefill and no second cache.
-    A draft costs ``num_layers`` of the target's layers and its head. Nothing of the target is changed.
+    These layers compute the target's keys, so drafting uses the target's cache, without a prefill or a second cache.
+    A draft costs ``num_layers`` of the target's layers and its head. The target is not changed.
 
     Args:
-        target: the model that is decoded from.
+        target: the target model.
         num_layers: 1 to the target's number of layers.
         confidence: as in :class:`~specdec.SpeculativeDecoder`.
 
     Raises:
-        ValueError: names the argument, what was given and what is allowed; a model whose layers cannot be told apart
-            from the rest of it is refused by the name of its type.
+        ValueError: names the argument, what was given and what is allowed. A model in which the list of layers cannot
+            be found is refused by the name of its type.
     """
 
     def __init__(self, target: PreTrainedModel, num_layers: int, confidence: float = 0.0):
@@ -47,8 +47,8 @@ class EarlyExitDrafter(ModelDrafter):
 
 
 def first_layers(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
-    """A model of ``model``'s first ``num_layers`` layers and everything that is not a layer. Parameters and modules
-    are the same objects, but for the few modules on the way to the list of layers, which are copied.
+    """Returns a model of ``model``'s first ``num_layers`` layers and everything that is not a layer. It shares its
+    parameters and modules with ``model``, except the few modules that contain the list of layers, which are copied.
 
     Raises:
         ValueError: as :class:`EarlyExitDrafter`.
@@ -57,7 +57,7 @@ def first_layers(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     described, count = f"model type {config.model_type!r}", config.num_hidden_layers
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or not 1 <= num_layers <= count:
         refuse("num_layers", repr(num_layers), f"1 to {count}, the layers of the target")
-    # Duplicates count: a list that is reached in two ways would have to be cut in both.
+    # Duplicates count, because a list that is reached in two ways would have to be shortened in both.
     lists = [
         name
         for name, module in model.named_modules(remove_duplicate=False)
@@ -83,9 +83,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def _copied(module: M, num_layers: int, configs: dict, described: str) -> M:
-    """``module`` with the same parameters and submodules, but a dictionary of submodules and a configuration of its
-    own."""
-    if "forward" in vars(module):  # accelerate's hooks: it would go on to call the module that was copied
+    """Returns a copy of ``module`` with the same parameters and submodules, but its own dictionary of submodules and
+    its own configuration."""
+    if "forward" in vars(module):  # as by accelerate's hooks: the copy would call the original module
         refuse("target", f"{described}, whose forward was replaced", "models that run their class's own")
     module = copy.copy(module)
     module._modules = dict(module._modules)
@@ -102,8 +102,8 @@ def _copied(module: M, num_layers: int, configs: dict, described: str) -> M:
 
 @torch.inference_mode()
 def check_keys_are_shared(target: CachedModel, first: CachedModel) -> None:
-    """Compares the keys and values that both store for a few random tokens. For model types that were never checked:
-    one may treat its last layers differently.
+    """Compares the keys and values that both store for a few random tokens. Used for unknown model types, which might
+    treat their last layers differently.
 
     Raises:
         ValueError: names the model type and the first layer that differs.
@@ -116,12 +116,12 @@ def check_keys_are_shared(target: CachedModel, first: CachedModel) -> None:
     try:
         caches.append(first.new_cache(1, 16))
         first.prefill(caches[1], tokens)
-    except Exception as error:  # whatever a model that was never seen does with fewer layers
+    except Exception as error:  # an unknown model can raise anything with fewer layers
         refuse("target", f"{described}, which fails without its last layers ({type(error).__name__}: {error})", allowed)
     near = torch.finfo(target.dtype).eps ** 0.5
     for i, (theirs, ours) in enumerate(zip(*(cache.layers for cache in caches), strict=False)):
         if not (theirs.is_initialized or ours.is_initialized):
-            continue  # stores nothing
+            continue  # the layer stores nothing
         same = theirs.is_initialized == ours.is_initialized and all(
             torch.allclose(a.float(), b.float(), rtol=near, atol=near)
             for a, b in ((theirs.keys, ours.keys), (theirs.values, ours.values))

@@ -1,4 +1,4 @@
-"""A drafter may fail; a batch goes on without it."""
+"""Guards a batch against a drafter that fails: decoding continues without it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from .protocol import Drafter, Drafts, DraftSession, Generation, Step
 
 
 class GuardedSession:
-    """A drafter's session, until it raises or answers with what are no drafts: then it is dropped with a warning.
+    """A drafter's session, which is dropped with a warning when it raises or returns invalid drafts.
 
     Args:
-        isolate: what one row's sequence causes is its own: it drafts no more, the others go on. An error in ``draft``
-            is asked about again, and then without one row after the other; what passes at the second time was nobody's.
+        isolate: an error that one row's sequence causes stops the drafts of this sequence only. After an error,
+            ``draft`` is called again, first for all rows and then with one row left out at a time. If the call for all
+            rows succeeds, no row is blamed.
 
     Attributes:
-        error: why it was dropped; None: it was not.
-        failed_rows: row -> what went wrong there, since somebody looked.
-        reads_texts: whether a step needs what the host knows.
-        raising: while a step is captured: an error is the capture's, and goes through.
+        error: why the session was dropped; None: it was not dropped.
+        failed_rows: row -> the error there; the loop clears it after reading.
+        reads_texts: whether a step needs the texts that only the host knows.
+        raising: True while a step is captured as a graph: errors are then raised to the capturing code.
     """
 
     def __init__(self, drafter: Drafter, generation: Generation, isolate: bool = False):
@@ -37,7 +38,7 @@ class GuardedSession:
         self._session: DraftSession | None = None
         try:
             self._session = drafter.start(generation)
-        except Exception as error:  # whatever a drafter does: the text does not need it
+        except Exception as error:  # a drafter can raise anything, and the text does not need it
             self._drop(error)
 
     @property
@@ -59,7 +60,7 @@ class GuardedSession:
             self.failed_rows.update(dict.fromkeys(prompts, error))
 
     def draft(self, step: Step) -> Drafts | None:
-        """None: there are none, and no other call will bring any."""
+        """Returns the step's drafts; None if the session was dropped, now or before."""
         if self._session is None:
             return None
         try:
@@ -80,7 +81,7 @@ class GuardedSession:
         except Exception as error:
             if not self._isolate:
                 self._drop(error)
-            else:  # the row's next sequence begins anew
+            else:  # the row's next sequence does not depend on this one
                 warnings.warn(f"the drafter failed to release a row: {error_text(error)}", RuntimeWarning, 4)
 
     def _checked(self, step: Step) -> Drafts:
@@ -90,14 +91,15 @@ class GuardedSession:
         return drafts
 
     def _asked_again(self, step: Step, error: Exception) -> Drafts | None:
-        """The drafts of all rows but one that is to blame; None: there is not one."""
+        """Calls ``draft`` again for all rows, then without one row at a time, and returns the first valid drafts. The
+        row that was left out is recorded as failed. None: every call failed."""
         for row in [None, *(row for row, allowed in enumerate(step.allowed) if allowed)]:
             allowed = [0 if r == row else n for r, n in enumerate(step.allowed)]
             try:
                 drafts = self._checked(dataclasses.replace(step, allowed=allowed))
-            except Exception:  # another row's, or everybody's
+            except Exception:  # caused by another row, or by all of them
                 continue
-            if row is not None:  # what it says of that row all the same is not to be trusted
+            if row is not None:  # the session may have returned drafts for this row all the same
                 self.failed_rows[row] = error
                 drafts = drafts._replace(tokens=drafts.tokens.clone())
                 drafts.tokens[row] = -1
@@ -110,7 +112,7 @@ class GuardedSession:
 
 
 def _check(drafts: Drafts, step: Step, generation: Generation) -> None:
-    """What verification would refuse, and so blame on all sequences."""
+    """Raises for drafts that verification would refuse, since its error would end all sequences."""
     if not isinstance(drafts, Drafts):
         raise TypeError(f"draft() returned {type(drafts).__name__}, allowed: Drafts")
     batch, device = step.position.shape[0], step.position.device

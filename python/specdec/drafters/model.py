@@ -1,4 +1,4 @@
-"""Drafts from a smaller causal language model."""
+"""Drafts tokens with a smaller causal language model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .protocol import Drafts, Generation, Step
 
 
 class ModelDrafter:
-    """
+    """Drafts tokens with a draft model, drawn with the batch's sampling parameters.
+
     Args:
-        model: is fed the target's ids.
-        d2t: [columns] int64, ascending: the target's ids of its logits; None: they are the target's.
-        confidence: a draft that the model holds less likely than this is a sequence's last one of its step. It is
-            verified like any other: were it withdrawn for what it is, the distribution would change. 0: never. Costs
-                one
-            synchronisation with the device for each draft.
-        columns: of its logits that count; None: all of them.
+        model: the draft model; it is fed the target's ids.
+        d2t: [columns] int64, ascending: the target's ids of the columns of its logits; None: they are the same ids.
+        confidence: a draft to which the model gives a smaller probability than this is its sequence's last draft of
+            the step. It is still verified, because withdrawing a token after it was drawn would change the
+            distribution. 0: off. Otherwise each draft costs one synchronisation with the device.
+        columns: how many columns of its logits count, from the first; None: all of them.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ def model_drafter(
     cache_dtype: torch.dtype | None = None,
     compile: bool = False,
 ) -> ModelDrafter:
-    """``draft`` for this target, with the arguments of ``SpeculativeDecoder``.
+    """Returns a drafter with the model ``draft`` for this target; the arguments are those of ``SpeculativeDecoder``.
 
     Raises:
         ValueError: names ``draft`` or ``d2t``.
     """
     if cache_dtype is not None and cache_dtype.itemsize >= computing_dtype(draft).itemsize:
-        cache_dtype = None  # its keys are as narrow as they come
+        cache_dtype = None  # the draft's keys are not wider than this
     model, columns = cached_model(draft, "draft", cache_dtype, compile, target.vocab_size), None
     ids: torch.Tensor | None = None
     if d2t is not None:
@@ -78,7 +78,8 @@ def model_drafter(
 def read_d2t(
     d2t: torch.Tensor | Sequence[int], draft: CachedModel, target: CachedModel
 ) -> tuple[torch.Tensor | None, int]:
-    """The target's ids of the first n columns of the draft's logits, [n] int64 (None: all of them), and n."""
+    """Checks ``d2t``. Returns the target's ids of the first n columns of the draft's logits, [n] int64, and n. The ids
+    are None if they are the target's whole vocabulary in order."""
     ids = torch.as_tensor(d2t, device=target.device)
     size, fed, columns = target.vocab_size, draft.num_embeddings, draft.num_outputs
     given = f"{str(ids.dtype).removeprefix('torch.')} of shape {list(ids.shape)}"
@@ -96,32 +97,32 @@ def read_d2t(
 
 
 class ModelDraftSession:
-    """One batch's draft cache.
+    """Drafts for one batch, with the batch's draft cache.
 
     Args:
-        shared: the target's cache, where the draft is a part of the target: it holds all known tokens but the last at
-            every step, and what drafts leave behind them the target overwrites. None: the draft has a cache of its own.
+        shared: the target's cache, if the draft model is a part of the target. At every step it holds all known tokens
+            but the last, and the target overwrites the keys of drafts. None: the draft model has its own cache.
     """
 
     def __init__(self, drafter: ModelDrafter, generation: Generation, shared: StaticKVCache | None = None):
         self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
         self.columns, self.generation = drafter.columns, generation
         self.is_shared = shared is not None
-        # A cache of its own gets the last *two* known tokens first: after K acceptances the last draft was never fed,
-        # and writing the other key again costs less than a shape that depends on what was accepted. In the target's,
-        # the other key would replace the target's, which other shapes may have rounded differently.
+        # With its own cache, the draft model is first fed the last *two* known tokens: after K acceptances the last
+        # draft was never fed, and writing the other token's key again costs less than a shape that depends on
+        # acceptance. In the target's cache that key would replace the target's own, whose rounding may differ.
         self.first = 1 if self.is_shared else 2
         self.cache = shared or self.model.new_cache(generation.size, generation.capacity)
         self.stored, self.next_step = [0] * generation.size, 0
 
     @property
     def reads_texts(self) -> bool:
-        """Whether it needs the host."""
+        """Whether drafting needs the host to know the texts, so that the device cannot run ahead."""
         return self.confidence > 0
 
     @property
     def keeps_q(self) -> bool:
-        """Greedy drafts are one-hot, and ``coupled`` needs no q."""
+        """Whether drafts come with their q: greedy drafts are one-hot, and ``coupled`` needs no q."""
         return not self.generation.greedy and self.generation.rule != Rule.COUPLED
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
@@ -156,11 +157,11 @@ class ModelDraftSession:
         cache.lengths = step.lengths
         skipped = slice(2 - self.first, None)
         layout = self.model.layout(step.positions[:, skipped], step.slots[:, skipped], step.visible)
-        layouts = layout.split([self.first] + [1] * step.num_drafts)  # the last is not used: draft K is never fed
+        layouts = layout.split([self.first] + [1] * step.num_drafts)  # the last is not used, since draft K is never fed
         fed, going = step.last_two[:, skipped], step.allowed
         rows: list[torch.Tensor] = []
         draws: list[DraftStep] = []
-        drafts = step.last_two[:, :0]  # so far, where the distribution of the next one depends on them
+        drafts = step.last_two[:, :0]  # the drafts so far, if the next distribution depends on them
         lap("loop")
         for i in range(step.num_drafts):
             logits = self.model(fed, cache, layouts[i])[:, -1, : self.columns]
@@ -177,7 +178,7 @@ class ModelDraftSession:
                 break
             if step.table is not None or g.processors:
                 drafts = torch.cat((drafts, draw.tokens[:, None]), 1)
-            # -1 says that there was no distribution: the drafts end there, but what is fed must be a token.
+            # -1 means that there was no distribution. The drafts end there, but the model must be fed some token.
             fed = draw.tokens.clamp(min=0)[:, None]
         whole = self._with_q(rows, draws)
         lap("loop")
@@ -187,11 +188,11 @@ class ModelDraftSession:
         self.stored[row] = 0
 
     def _catch_up(self, step: Step) -> None:
-        """Feeds what was emitted in steps that did not ask for drafts."""
-        if not step.texts:  # the loop runs ahead of the host, and drafts in every step
+        """Feeds the tokens that were emitted in steps without drafts."""
+        if not step.texts:  # the device runs ahead of the host, and every step has drafts
             return
         if step.index > self.next_step:
-            # After ``stored`` are drafts of the last step that asked, which may not have been accepted.
+            # Slots after ``stored`` hold drafts of the last step with drafts, which may have been rejected.
             known = [t[: max(len(t) - 2, n)] for t, n in zip(step.texts, self.stored, strict=True)]
             self.model.extend(self.cache, known, self.stored)
         self.stored, self.next_step = [len(t) for t in step.texts], step.index + 1
@@ -199,9 +200,10 @@ class ModelDraftSession:
     def _stop_unsure(
         self, draw: DraftStep, logits: torch.Tensor, going: list[int], offset: int
     ) -> tuple[DraftStep, list[int]]:
-        """Withdraws the drafts of sequences that have stopped, and stops those of which this draft is not likely."""
+        """Removes the drafts of sequences that have stopped, and stops sequences whose draft is below the confidence.
+        Returns the drafts, and how many drafts each sequence has in this step."""
         log_q, temperature = draw.log_q, torch.as_tensor(self.generation.params.temperature)
-        # A greedy draft is certain; how sure the model is, its own probability says.
+        # A greedy draft has q = 1, so the confidence is compared with the model's own probability.
         log_q = torch.where(temperature == 0, logits.float().log_softmax(-1).amax(-1), log_q)
         sure = (log_q >= math.log(self.confidence)).tolist()
         stopped = torch.tensor([n <= offset for n in going], device=logits.device)

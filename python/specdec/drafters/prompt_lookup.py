@@ -1,4 +1,4 @@
-"""Drafts what followed the last few tokens when they last stood in the same sequence."""
+"""Drafts the tokens that followed the previous occurrence of the last few tokens in the same sequence."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from .protocol import Drafts, Generation, Step
 
 class PromptLookupDrafter:
     """Prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding; transformers'
-    ``prompt_lookup_num_tokens``): no model, no state beyond a generation. It pays where outputs repeat their input,
-    as in editing, summaries and extraction.
+    ``prompt_lookup_num_tokens``). It needs no model and keeps no state beyond a generation. It is useful where outputs
+    repeat their input, as in editing, summaries and extraction.
 
-    The longest n-gram that ends the text and stood in it before, prompt or output, proposes what followed its most
-    recent earlier occurrence. The drafts are a function of the text, so q is one-hot and the distribution is kept.
+    The longest n-gram that ends the text and also occurs earlier in it, in prompt or output, is looked up. The drafts
+    are the tokens that followed its most recent earlier occurrence. They are a function of the text, so q is one-hot
+    and the distribution is unchanged.
 
-    The defaults are the best of those tried on Python source, K = 4 to 12, where a draft costs 5 % of a step: single
-    tokens find more, but mostly what is then rejected; n of 3 alone, as in the original, finds old places in text that
-    was edited since.
+    The defaults are the best of those tried on Python source, K = 4 to 12, where a draft costs 5 % of a step. Single
+    tokens give more drafts, but most of these are rejected; n = 3 alone, as in the original, finds old versions of
+    text that has been edited since.
 
     Args:
         max_ngram: tokens of the longest n-gram that is looked up, >= 1. Each n costs about 80 bytes a token.
-        min_ngram: of the shortest, 1 to ``max_ngram``.
+        min_ngram: tokens of the shortest one, 1 to ``max_ngram``.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -40,7 +41,7 @@ class PromptLookupDrafter:
 
 
 class PromptLookupSession:
-    """The index of every sequence; a sequence that does not draft in a step catches up later."""
+    """One index for each sequence. A sequence that does not draft in a step is indexed at its next drafts."""
 
     def __init__(self, sizes: range, generation: Generation):
         self.sizes, self.stopwatch = sizes, generation.stopwatch
@@ -62,15 +63,15 @@ class PromptLookupSession:
 
 
 class NgramIndex:
-    """Where each n-gram of one growing text ended last, for n of ``sizes``, ascending. A new token costs one entry for
-    each n."""
+    """The position after the most recent occurrence of each n-gram of a growing text, for each n of ``sizes``,
+    ascending. A new token costs one entry for each n."""
 
     def __init__(self, sizes: range):
         self._ends: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in sizes}
         self._known = 0
 
     def update(self, text: list[int]) -> None:
-        """Takes the n-grams of ``text`` that have a token after them: the one that ends it is not its own past."""
+        """Adds the n-grams of ``text`` except those at its end, which have no token after them yet."""
         first, known = self._known, len(text)
         for n, ends in self._ends.items():
             for end in range(max(first, n), known):
@@ -78,12 +79,13 @@ class NgramIndex:
         self._known = known
 
     def propose(self, text: list[int], most: int) -> list[int]:
-        """Up to ``most`` >= 1 tokens after ``text``, which begins with what the last call got; [] without a match."""
+        """Returns ``most`` >= 1 drafts after ``text``, or [] without a match. ``text`` must begin with the text of the
+        previous call."""
         self.update(text)
         found = None
         for n, ends in self._ends.items():
             end = ends.get(tuple(text[-n:]))
             if end is None:
-                break  # nor did a longer one stand there before
+                break  # then no longer n-gram occurred before, either
             found = end
         return [] if found is None else copy_from(text, found, most)

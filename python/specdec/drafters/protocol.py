@@ -1,4 +1,4 @@
-"""Who proposes tokens. A drafter is shared by all generations; what it knows of one of them lives in its session."""
+"""The protocol of drafters, which propose tokens. All generations share a drafter; each batch has its own session."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ __all__ = ["DraftSession", "Drafter", "Drafts", "Generation", "Step"]
 
 @dataclass
 class Generation:
-    """What the steps of a batch have in common. Its rows hold one sequence each, at a time; the loop keeps what these
-    ask for (``params``, ``seed``, ``greedy``) current, and sessions read it in every step."""
+    """What all steps of a batch share. A row holds one sequence at a time. The loop updates ``params``, ``seed`` and
+    ``greedy`` when sequences change, so sessions read them anew in every step."""
 
     size: int  # B, rows
-    capacity: int  # slots for each sequence's tokens, and one more as trash
+    capacity: int  # slots of a row, the trash slot included
     rule: Rule
-    compact_q: int  # q is to be truncated to so many tokens, and handed over as ids and log q; 0: it is not
+    compact_q: int  # q is truncated to this many tokens, and returned as ids and log q; 0: it is not truncated
     backend: str
-    stopwatch: Stopwatch  # sessions give their laps to "draft_forwards" and "kernels"
-    target_cache: StaticKVCache  # holds every prompt but for its last token when a sequence is admitted
-    processors: Processors  # that turn raw logits into those to draw from; False: no row has any
+    stopwatch: Stopwatch  # sessions add their laps to "draft_forwards" and "kernels"
+    target_cache: StaticKVCache  # holds every prompt except its last token when a sequence is admitted
+    processors: Processors  # applied to raw logits before a token is drawn; false if no row has any
     params: SamplingParams  # [B] tensors
     seed: torch.Tensor  # [B] int64
-    greedy: bool = True  # temperature 0 in all rows
+    greedy: bool = True  # all rows have temperature 0
 
 
 @dataclass(frozen=True)
 class Step:
-    """What is to be drafted. Column c of ``positions`` and ``slots`` is the token at L - 2 + c, where L is
-    the number of known tokens: the last two known ones, then the drafts. Padding, drafts that do not count
-    and rows without a sequence have position 0 and the trash slot.
+    """One step, as a session sees it. Column c of ``positions`` and ``slots`` is the token at position L - 2 + c,
+    where L is the number of known tokens: first the last two known tokens, then the drafts. Padding, drafts that do
+    not count and rows without a sequence have position 0 and the trash slot.
 
-    What the host says (``allowed``, ``texts``, ``processed``) is not there in a batch that runs ahead of it: K drafts
-    may count for every row, and no text is shown. Only drafters that say ``reads_texts = False`` are asked then."""
+    If the device runs ahead of the host, ``texts`` and the rows of ``processed`` are empty, and ``allowed`` is K for
+    every row that drafts. Only sessions with ``reads_texts = False`` are asked for drafts in such a step."""
 
-    index: int  # the steps before this one, drafted or not; the same where a step is only measured
-    num_drafts: int  # K of this step, the most that a sequence may draft; >= 1 where something is to be drafted
+    index: int  # the number of steps before this one, drafted or not; a step that is only measured does not count
+    num_drafts: int  # K of this step, the most tokens that a sequence may draft; >= 1 if any row drafts
     lengths: torch.Tensor  # [B] int64: tokens stored in the caches, L - 1
     position: torch.Tensor  # [B] int64: L, the absolute position of the first draft; the loop advances it in place
-    last_two: torch.Tensor  # [B, 2] int64: the last known tokens (the same twice where there is but one)
+    last_two: torch.Tensor  # [B, 2] int64: the last two known tokens (a single known token is there twice)
     positions: torch.Tensor  # [B, K + 2] int64
     slots: torch.Tensor  # [B, K + 2] int64
     visible: int  # slots that attention reads
-    allowed: list[int]  # of these K, how many count for each sequence; 0 where it has ended or does not draft
+    allowed: list[int]  # how many of the K drafts count for each row; 0 if its sequence has ended or does not draft
     allowed_on_device: torch.Tensor  # [B] int64
-    table: TokenTable | None  # what the distribution says of single tokens before this step; None: nothing
-    texts: list[list[int]]  # every row's known tokens, prompt and output. The loop's own lists: to be read only
-    processed: list[list[int]]  # the same as processors see it, [] where there are none
+    table: TokenTable | None  # biases, bans and penalties of tokens before this step; None: there are none
+    texts: list[list[int]]  # every row's known tokens, prompt and output: the loop's own lists, not to be changed
+    processed: list[list[int]]  # the texts as processors see them; [] for a row without processors
 
 
 class Drafts(NamedTuple):
     """Drafts, and the q that they were drawn from, in one of three forms: logits, compact, or nothing for one-hot
-    drafts. With rule ``coupled`` there is no q. Whoever hands over q draws with ``Step.table`` and
-    ``Generation.processors``: it is the distribution that verification will assume."""
+    drafts. With rule ``coupled`` there is no q. A session that returns q must have drawn with ``Step.table`` and
+    ``Generation.processors``, because verification assumes this distribution."""
 
-    # [B, k] int64 of the target's vocabulary, 0 <= k <= K: fewer columns make a cheaper verification. -1 ends a
+    # [B, k] int64 of the target's vocabulary, 0 <= k <= K; fewer columns make verification cheaper. -1 ends a
     # sequence's drafts.
     tokens: torch.Tensor
-    logits: torch.Tensor | None = None  # [B, k, V], what processors made of the raw ones
-    stats: tuple[torch.Tensor, torch.Tensor] | None = None  # (cutoff, lse), [B, k] each; None where logits is
+    logits: torch.Tensor | None = None  # [B, k, V], after processors
+    stats: tuple[torch.Tensor, torch.Tensor] | None = None  # (cutoff, lse), [B, k] each; None if ``logits`` is None
     status: torch.Tensor | None = None  # [B, k] int32, Status; None: nothing to report
-    forwards: int = 0  # model calls that this took
+    forwards: int = 0  # model calls that drafting took
     compact: tuple[torch.Tensor, torch.Tensor] | None = None  # (ids, log q), [B, k, k'] each
-    d2t: torch.Tensor | None = None  # the target's ids of the logits' columns, where these are a reduced vocabulary
+    d2t: torch.Tensor | None = None  # the target's ids of the logits' columns, if these are a reduced vocabulary
 
     def widened(self, columns: int) -> Drafts:
-        """With so many columns, of which the new ones are no drafts: a verification of always the same shape."""
+        """Returns the drafts with ``columns`` columns, the added ones empty, so that verification keeps its shape."""
         missing = columns - self.tokens.shape[1]
         if missing == 0:
             return self
@@ -95,26 +95,26 @@ class Drafts(NamedTuple):
 
 
 class DraftSession(Protocol):
-    """What a drafter knows of one batch. It starts without a sequence.
+    """A drafter's state for one batch. It starts without sequences.
 
-    Between two calls of ``draft`` a text may have grown by any number of tokens, as steps without drafts do not ask.
-    The same step may be asked twice, and has the same answer. An exception ends the drafting of this batch: the loop
-    warns and goes on without. In a scheduler it is the matter of one sequence, where asking again, or leaving out one
-    row (``allowed`` 0), helps.
+    Between two calls of ``draft`` a text may have grown by any number of tokens, because ``draft`` is not called for
+    steps without drafts. It may be called twice for the same step, and must then return the same drafts. If it raises,
+    the loop warns and the batch continues without drafts. In a scheduler, the loop first calls it again, and then with
+    one row left out (``allowed`` 0) at a time; if a call succeeds, at most that row's sequence loses its drafts.
     """
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
-        """These rows begin new sequences, with these prompts; what was in them before has been released."""
+        """Begins new sequences with these prompts in these rows, whose previous sequences were released before."""
 
     def draft(self, step: Step) -> Drafts: ...
 
     def release(self, row: int, output: list[int]) -> None:
-        """The row's sequence has ended, and emitted this."""
+        """Ends the row's sequence, which has emitted ``output``."""
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """One with caches of its own also has ``slot_bytes() -> int``: what they take for each token of a sequence, which
-    counts where memory is planned."""
+    """Starts a session for each batch. A drafter with its own caches also has ``slot_bytes() -> int``, the bytes that
+    they take for each token of a sequence, for the planning of memory."""
 
     def start(self, generation: Generation) -> DraftSession: ...

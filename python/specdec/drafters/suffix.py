@@ -1,4 +1,4 @@
-"""Drafts what followed the longest suffix of a text, in the text itself or in earlier outputs."""
+"""Drafts the tokens that followed the longest suffix of a text, in the text itself or in earlier outputs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from .suffix_automaton import Cursor, SuffixAutomaton
 
 
 class SuffixMemory:
-    """Outputs that later generations of one user draft from. Nobody else's: what is accepted, and how fast, tells
-    what is in it, so users who must not learn of each other each get their own.
+    """Earlier outputs, from which later generations of the same user draft. Acceptance and speed reveal what is in a
+    memory, so users who must not learn of each other's texts need separate memories.
 
-    Several batches may use it at once. Each sequence drafts from what was there when it began.
+    Several batches may use it at once. Each sequence drafts from the texts that were there when it began.
 
     Args:
-        max_tokens: of all texts together, >= 1, about 0.5 KB each. Beyond it the oldest texts are forgotten, down to
-            half, so that building anew costs each token one more time at most. Of a longer text the end is kept.
+        max_tokens: the most tokens of all texts together, >= 1, at about 0.5 KB each. Beyond it the oldest texts are
+            removed until half is left, so that a token is indexed again at most once on average. Of a longer text only
+            the end is kept.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -31,18 +32,18 @@ class SuffixMemory:
 
     def __init__(self, max_tokens: int = 100_000):
         self.max_tokens = read_count("max_tokens", max_tokens, 1)
-        self.reading = Lock()  # held by who reads the automaton, and while it grows
-        self._writing = Lock()  # held by who adds: building anew takes long, and nobody reads a new automaton
+        self.reading = Lock()  # held while the automaton is read, and while it grows
+        self._writing = Lock()  # held while texts are added; a rebuild takes long, but does not block readers
         self._texts: deque[list[int]] = deque()
         self._size = 0
         self._automaton = SuffixAutomaton()
 
     def __len__(self) -> int:
-        """Tokens in it."""
+        """Returns the number of tokens in the memory."""
         return self._size
 
     def add(self, texts: Iterable[Sequence[int]]) -> None:
-        """Remembers texts, lists of token ids. Generations that run already do not see them."""
+        """Adds texts, given as lists of token ids. Sequences that have already begun do not draft from them."""
         with self._writing:
             for text in texts:
                 kept = list(text[-self.max_tokens :])
@@ -61,7 +62,7 @@ class SuffixMemory:
         automaton = SuffixAutomaton()
         for kept in self._texts:
             self._append(automaton, kept)
-        self._automaton = automaton  # generations keep the one that they started with
+        self._automaton = automaton  # running sequences keep the automaton that they began with
 
     @staticmethod
     def _append(automaton: SuffixAutomaton, text: list[int]) -> None:
@@ -69,30 +70,31 @@ class SuffixMemory:
         automaton.separate()
 
     def cursors(self, count: int) -> list[Cursor]:
-        """For the sequences of a generation; to be used with ``reading`` held."""
+        """Returns cursors for ``count`` new sequences. Hold ``reading`` while using them."""
         with self.reading:
             return [Cursor(self._automaton) for _ in range(count)]
 
 
 class SuffixDrafter:
-    """Suffix decoding: the longest suffix of the text that stood before in prompt or output, or stands in an earlier
-    output, proposes what followed there; the longer of the two matches, at equal lengths the text's own and most
-    recent one. Found by suffix automata (SAM-Decoding, Hu et al., arXiv 2411.10666) in amortised O(1) a token, for
-    matches of any length.
+    """Suffix decoding: finds the longest suffix of the text that occurs earlier in prompt or output, and the longest
+    that occurs in an earlier output, and drafts the tokens that followed the longer one. At equal lengths the text's
+    own match counts, at its most recent occurrence. Suffix automata find matches of any length in amortised O(1) a
+    token (SAM-Decoding, Hu et al., arXiv 2411.10666).
 
     A proposal has at most ``max_spec_factor`` times as many tokens as its match (SuffixDecoding, Oliaro et al.,
-    arXiv 2411.04975): where little agrees, little is risked. On Python source, K = 8, the defaults give a tau of 1.54
-    for 2.3 drafts a step; without the factor, ``min_match=2`` gives 1.42 for as many, and ``min_match=1`` 1.59 for 5.9.
+    arXiv 2411.04975), since drafts after a short match are often rejected. On Python source, K = 8, the defaults give a
+    tau of 1.54 for 2.3 drafts a step; without the factor, ``min_match=2`` gives 1.42 for as many drafts, and
+    ``min_match=1`` gives 1.59 for 5.9 drafts.
 
-    The drafts are a function of text and memory, so q is one-hot and the distribution is kept. With a memory, *which*
-    text is drawn with a seed depends on what was decoded before under the rules ``token`` and ``block``; greedy texts
-    and those of ``coupled`` do not, and without a memory none do.
+    The drafts are a function of text and memory, so q is one-hot and the distribution is unchanged. With a memory and
+    rule ``token`` or ``block``, the text of a seed depends on what was decoded before. Greedy texts and those of
+    ``coupled`` do not depend on it, and neither do texts without a memory.
 
     Args:
-        memory: earlier outputs to draft from, to which finished outputs are added; None: prompt and output alone.
-            Drafters share a memory that both are given, and nothing else.
-        min_match: tokens that have to agree before anything is proposed, >= 1.
-        max_spec_factor: > 0; math.inf: no limit but K.
+        memory: earlier outputs to draft from, to which finished outputs are added; None: only prompt and output.
+            Drafters that are given the same memory share it.
+        min_match: the least number of tokens of a match, >= 1.
+        max_spec_factor: most drafts for each token of the match, > 0; math.inf: no limit but K.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -112,8 +114,8 @@ class SuffixDrafter:
 
 
 class SuffixSession:
-    """Every sequence's own automaton, and its place in the memory's; one that does not draft in a step catches up
-    later."""
+    """Each sequence's automaton of its own text, and its cursor in the memory's automaton. A sequence that does not
+    draft in a step is brought up to date at its next drafts."""
 
     def __init__(self, drafter: SuffixDrafter, generation: Generation):
         self.drafter, memory, self.stopwatch = drafter, drafter.memory, generation.stopwatch
@@ -146,7 +148,7 @@ class SuffixSession:
         if length < self.drafter.min_match:
             return []
         most = max(1, int(min(most, self.drafter.max_spec_factor * length)))
-        # A memory's text ends in a separator: nothing is proposed past it.
+        # Every text of a memory ends in a separator (< 0), and proposals stop there.
         return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
 
     def release(self, row: int, output: list[int]) -> None:

@@ -1,29 +1,29 @@
-"""A suffix automaton: every substring of a growing text, and where it stood."""
+"""A suffix automaton: finds every substring of a growing text, and where it occurred."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 _ROOT = 0
-_RECENT = 32  # links that are followed for each token to note where a substring ended last
+_RECENT = 32  # most links that are followed for each token to update where substrings ended last
 
 
 class SuffixAutomaton:
-    """Online, as Blumer et al. 1985 ("The smallest automaton recognizing the subwords of a text") build it: amortised
-    O(1) and at most two states a token, about 0.5 KB.
+    """A suffix automaton built online (Blumer et al. 1985, "The smallest automaton recognizing the subwords of a
+    text"): amortised O(1) time and at most two states a token, about 0.5 KB.
 
-    A state stands for all substrings that end in the same places of the text; they are each other's suffixes, with
-    lengths from ``_length[link] + 1`` to ``_length[state]``, where the link leads to the next shorter suffix that also
-    ends elsewhere. The states on the path of links from the last one stand for the suffixes of the whole text, so what
-    the first link leads to is the longest suffix that stood in the text before.
+    A state stands for all substrings that end at the same places of the text. They are suffixes of each other, with
+    lengths from ``_length[link] + 1`` to ``_length[state]``; the state's link leads to the next shorter suffix, which
+    also ends elsewhere. The states on the path of links from the last state stand for the suffixes of the whole text,
+    so the first link leads to the longest suffix that occurred in the text before.
 
-    Of the places where a state's substrings end, two are kept. The first never changes, so it says whether a substring
-    was there already when the text was shorter (:class:`Cursor`). The last changes for every suffix of the text with
-    every token: for up to 32 links, which source code (1.4 on average, 19 at most in 63,000 tokens) does not have, and
-    ``aaa...`` has; the time stays O(1).
+    Two of the places where a state's substrings end are stored. The first one never changes, so it tells whether a
+    substring occurred when the text was still shorter (:class:`Cursor`). The last one would have to change with every
+    token for every suffix of the text. Only 32 links are followed, so that the time stays O(1). Source code has fewer
+    (1.4 on average, at most 19 in 63,000 tokens); ``aaa...`` has more.
 
-    Tokens are integers >= 0. Negative ones separate texts (:meth:`separate`), each of them once, so that no substring
-    that stands twice has one inside.
+    Tokens are integers >= 0. Negative ones separate texts (:meth:`separate`). Each separator is used only once, so no
+    substring that occurs twice contains one.
     """
 
     def __init__(self, tokens: Iterable[int] = ()):
@@ -38,16 +38,16 @@ class SuffixAutomaton:
         self.extend(tokens)
 
     def __len__(self) -> int:
-        """Tokens and separators."""
+        """Returns the number of tokens and separators."""
         return len(self.tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Appends to the text."""
+        """Appends ``tokens`` to the text."""
         text, transitions, link, length = self.tokens, self._next, self._link, self._length
         first_end, last_end = self._first_end, self._last_end
         last = self._last
         for token in tokens:
-            # What ends here is in the past only now.
+            # Suffixes that end here become earlier occurrences only now, as a token follows them.
             end, state = len(text), link[last]
             for _ in range(_RECENT):
                 if state <= _ROOT:
@@ -62,7 +62,7 @@ class SuffixAutomaton:
             last_end.append(end + 1)
             state = last
             last = new
-            # Suffixes that never had this token after them get it now.
+            # Adds a transition to the suffixes that this token had never followed before.
             while state != -1 and token not in transitions[state]:
                 transitions[state][token] = new
                 state = link[state]
@@ -73,7 +73,7 @@ class SuffixAutomaton:
             if length[old] == length[state] + 1:
                 link.append(old)
                 continue
-            # ``old`` also stands for longer substrings, which do not end here: the shorter ones become a state.
+            # ``old`` also stands for longer substrings, which do not end here, so the shorter ones get a new state.
             split = new + 1
             link.append(split)
             transitions.append(transitions[old].copy())
@@ -88,36 +88,38 @@ class SuffixAutomaton:
         self._last = last
 
     def separate(self) -> None:
-        """Ends a text: what is appended next is another one."""
+        """Ends a text: tokens that are appended later belong to another text."""
         self._separators += 1
         self.extend([-self._separators])
 
     def longest_earlier_suffix(self) -> tuple[int, int]:
-        """(length, end): the longest suffix of the whole text that also ends before it does, and where it last did:
-        ``tokens[end]`` stood after it. (0, 0): the last token is new. Where a text with a short period has more than
-        32 links, ``end`` may be one of the places before the last."""
+        """Returns (length, end): the length of the longest suffix of the text that also occurs earlier, and the index
+        of the token after its most recent earlier occurrence. (0, 0): the last token is new. In a periodic text with
+        more than 32 links, ``end`` may belong to an occurrence before the most recent one."""
         state = self._link[self._last]
         return (0, 0) if state <= _ROOT else (self._length[state], self._last_end[state])
 
 
 class Cursor:
-    """Follows another text token by token, amortised O(1): which of its suffixes stand in ``automaton``'s text.
+    """Reads another text token by token, and finds its longest suffix that occurs in ``automaton``'s text, in
+    amortised O(1) a token.
 
-    It sees that text as it is now, also when it grows later; but it must not grow *while* the cursor looks.
+    Only the automaton's text of the time of construction counts, even if it grows later. It must not grow *while* a
+    method of the cursor runs.
     """
 
     def __init__(self, automaton: SuffixAutomaton):
         self.tokens = automaton.tokens
-        self.followed = 0  # tokens of the other text
+        self.followed = 0  # tokens of the other text that were read
         self._automaton, self._limit = automaton, len(automaton)
         self._state, self._matched = _ROOT, 0
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Reads on in the other text."""
+        """Reads the next tokens of the other text."""
         transitions, link, length = self._automaton._next, self._automaton._link, self._automaton._length
         first_end, limit, state, matched = self._automaton._first_end, self._limit, self._state, self._matched
-        # A state that has split since stays the place of a match of the shorter part: up to the limit, where all that
-        # counts here ends, both parts end in the same places.
+        # ``_state`` stays valid when the automaton has split it since: only ends up to the limit count here, and up to
+        # the limit both parts end at the same places.
         for token in tokens:
             while True:
                 longer = transitions[state].get(token)
@@ -132,6 +134,6 @@ class Cursor:
         self.followed += len(tokens)
 
     def longest_suffix(self) -> tuple[int, int]:
-        """(length, end): the longest suffix of what was followed that stands in ``tokens``, and where it first ends
-        there. (0, 0): none."""
+        """Returns (length, end): the length of the longest suffix of the text read so far that occurs in ``tokens``,
+        and the index after its first occurrence there. (0, 0): none occurs."""
         return self._matched, self._automaton._first_end[self._state]

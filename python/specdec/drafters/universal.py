@@ -1,4 +1,4 @@
-"""Drafts from a model with another tokenizer, by way of text."""
+"""Drafts tokens with a model that has another tokenizer, by way of text."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..prompts import read_eos
 from .protocol import Drafts, Generation, Step
 from .translation import TokenText, Translation, common_special_tokens
 
-NARROW = 8  # tokens that are fed beside each other with logits of all; more are stored before, without
-LEAST_ROOM, MOST_ROOM = 2.0, 6.0  # slots for each new token of the target; a sequence that needs more drafts no more
+NARROW = 8  # most new tokens of a sequence that are fed with logits; more are stored first, without logits
+LEAST_ROOM, MOST_ROOM = 2.0, 6.0  # slots for each new token of the target; a sequence that needs more stops drafting
 
 
 class UniversalDrafter:
-    """A draft model with any vocabulary (Timor et al., arXiv 2502.05202, section 3.1, string-level exact match;
-    transformers' universal assisted decoding).
+    """Drafts with a draft model of any vocabulary (Timor et al., arXiv 2502.05202, section 3.1, string-level exact
+    match; transformers' universal assisted decoding).
 
-    The known text is encoded with the draft's tokenizer, continued greedily, and what comes out is encoded with the
-    target's. These drafts are one-hot: the text has the target's distribution whatever becomes of them on the way. A
-    place where the tokenizers do not meet costs acceptance, and so does a text that outgrows the draft's positions or
-    its cache: that sequence goes on without drafts.
+    The known text is encoded with the draft's tokenizer and continued greedily, and the continuation is encoded with
+    the target's tokenizer. The drafts are one-hot, so the text has the target's distribution however they are
+    translated. Where the tokenizers split a text differently, fewer drafts may be accepted. A sequence whose text
+    outgrows the draft's positions or its cache continues without drafts.
 
     Args:
         draft: a decoder-only transformers causal LM in evaluation mode, on any device.
-        draft_tokenizer: its own.
-        tokenizer: the target's.
+        draft_tokenizer: the draft's tokenizer.
+        tokenizer: the target's tokenizer.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -49,31 +49,31 @@ class UniversalDrafter:
             refuse(
                 "draft_tokenizer", f"ids up to {largest}", f"up to {self.model.vocab_size - 1}, the draft's vocabulary"
             )
-        self.columns = largest + 1  # of the logits: padding after them is no token
+        self.columns = largest + 1  # columns of the logits that are tokens; the rest is padding
         spoken = common_special_tokens(draft_tokenizer, tokenizer)
         self.drafts_text, self.text = TokenText(draft_tokenizer, spoken), TokenText(tokenizer, spoken)
-        # After these the draft has nothing to say about this text.
+        # The tokens after which the draft does not continue this text.
         self.ends = read_eos(None, draft) | self.drafts_text.special.keys()
 
     def start(self, generation: Generation) -> UniversalDraftSession:
         return UniversalDraftSession(self, generation)
 
     def slot_bytes(self) -> int:
-        """At most: what the texts need is seen when they come."""
+        """Returns an upper bound; the slots that the texts need are known only when they come."""
         return int(MOST_ROOM) * self.model.slot_bytes()
 
 
 class UniversalDraftSession:
-    """One generation's translations, and the draft's cache of them."""
+    """One batch's translated texts, and the draft model's cache of them."""
 
     def __init__(self, drafter: UniversalDrafter, generation: Generation):
         self.drafter, self.model, self.stopwatch = drafter, drafter.model, generation.stopwatch
         self.columns = drafter.columns
         self.translations = [self._translation() for _ in range(generation.size)]
         self.capacity, self.room = generation.capacity, 0
-        self.cache: StaticKVCache | None = None  # until the first texts say how much the draft's tokens hold
-        self.stored: list[list[int]] = [[] for _ in self.translations]  # what the cache holds, from slot 0 on
-        self.settled = [0] * generation.size  # so many of these will not change
+        self.cache: StaticKVCache | None = None  # made when the first texts show how many draft tokens they need
+        self.stored: list[list[int]] = [[] for _ in self.translations]  # the tokens that the cache holds, from slot 0
+        self.settled = [0] * generation.size  # how many of these will not change
 
     def _translation(self) -> Translation:
         return Translation(self.drafter.text, self.drafter.drafts_text)
@@ -93,7 +93,8 @@ class UniversalDraftSession:
         self.stopwatch.lap("prefill")
 
     def _room(self, prompts: Mapping[int, list[int]]) -> int:
-        """Slots of a row: new text may need half as many tokens again, for each of the target's, as these prompts."""
+        """Returns the slots of a row. For each of the target's tokens, new text may need 1.5 times as many draft tokens
+        as these prompts."""
         lengths = [len(self.translations[row].tokens) for row in prompts]
         ratio = 1.5 * sum(lengths) / max(sum(map(len, prompts.values())), 1)
         new = min(max(ratio, LEAST_ROOM), MOST_ROOM) * (self.capacity - max(map(len, prompts.values())))
@@ -126,7 +127,7 @@ class UniversalDraftSession:
         self.translations[row], self.stored[row] = self._translation(), []
 
     def _continue(self, rows: list[int], count: int) -> list[list[int]]:
-        """``count`` greedy tokens after each of ``rows``; what is in the others' lists means nothing."""
+        """Returns, for each row, the draft model's ``count`` greedy tokens; only those of ``rows`` are meaningful."""
         assert self.cache is not None, "draft before admit"
         known = {b: self.translations[b].tokens for b in rows}
         starts = {
@@ -138,7 +139,8 @@ class UniversalDraftSession:
                 self.stored[b] = known[b][:-1]
             self.model.extend(self.cache, self.stored, [starts.get(b, len(s)) for b, s in enumerate(self.stored)])
             starts = {b: len(t) - 1 for b, t in known.items()}
-        # Column by column: what is not stored yet, padded on the right, then the drafts but the last, which is not fed.
+        # The columns are the tokens that are not stored yet, padded on the right, and then the drafts except the last,
+        # which is never fed.
         width = max(len(known[b]) - starts[b] for b in rows)
         lines = []
         for b in range(len(self.translations)):
@@ -157,7 +159,7 @@ class UniversalDraftSession:
         self.stopwatch.lap("loop")
         for part in layout.split([width] + [1] * (count - 1)):
             logits = self.model(tokens, self.cache, part)
-            if not columns:  # the last column that is no padding
+            if not columns:  # the first forward: takes each row's last column that is not padding
                 logits = logits.gather(1, last[:, :, None].expand(-1, 1, logits.shape[2]))
             tokens = logits[:, :, : self.columns].argmax(-1)
             columns.append(tokens)
@@ -170,6 +172,7 @@ class UniversalDraftSession:
 
 
 def common_length(a: list[int], b: list[int], known: int = 0) -> int:
-    """Of the longest common prefix; the first ``known`` of them, where both are as long, are known to be equal."""
+    """Returns the length of the longest common prefix. The first ``known`` tokens, as far as both lists have them, are
+    known to be equal."""
     shorter = min(len(a), len(b))
     return next((i for i in range(min(known, shorter), shorter) if a[i] != b[i]), shorter)

@@ -1,4 +1,4 @@
-"""What is asked for a sequence, checked once: ``generate`` has several sequences, a request has one."""
+"""Checks the arguments for sequences once, for ``generate`` with several sequences and for a request with one."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ def read_entries(
     processor_prompts: Sequence[Sequence[int]] | None = None,
     copies: int = 1,
 ) -> list[Entry]:
-    """The sequences of ``prompts``, numbered from 0, with the arguments of ``SpeculativeDecoder.generate``.
+    """Returns one entry for each sequence of ``prompts``, numbered from 0. The other arguments are those of
+    ``SpeculativeDecoder.generate``.
 
     Args:
-        prompts: as ``read_prompts`` returns them; they must fit, with ``max_new_tokens``, wherever they go.
+        prompts: as ``read_prompts`` returns them. The caller has checked that they fit with ``max_new_tokens``.
         most_drafts: the largest K.
-        copies: sequences of each prompt, side by side; the j-th has the prompt's seed + j.
+        copies: sequences of each prompt, next to each other; the j-th has the prompt's seed + j.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.

@@ -1,4 +1,4 @@
-"""The host's side of a batch: which sequence is in which row, what a step is told, and what is made of its report."""
+"""The host's side of a batch: assigns sequences to rows, launches steps, and applies their reports to the sequences."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from .step_report import PendingReport, StepResult, log_probs
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """What a batch is made of.
+    """The configuration of a batch.
 
     Attributes:
         num_drafts: K, or how to choose it.
-        size: rows. Every row holds one sequence at a time.
+        size: the number of rows. A row holds one sequence at a time.
         capacity: slots of a row, the trash slot included.
-        eos: end-of-sequence tokens that ``min_new_tokens`` holds back.
-        max_eos: end-of-sequence tokens that a sequence may have, at most.
-        costs: T(0), T(1), ... of a batch of this size as measured before; None: not yet.
-        log_probs, logits: what is recorded of every emitted token.
-        steady: all steps have the same shape, so a row's numbers do not depend on how far others are.
-        isolate: a drafter that fails for one row is asked for the others.
-        ahead: steps that the device may be ahead of the host, 0 or 1.
+        eos: the end-of-sequence tokens that ``min_new_tokens`` holds back.
+        max_eos: the largest number of end-of-sequence tokens of one sequence.
+        costs: T(0), T(1), ... of a batch of this size as measured before; None: not measured yet.
+        log_probs, logits: whether these are recorded for every emitted token.
+        steady: all steps have the same shape, so a row's results do not depend on the lengths of other rows.
+        isolate: a drafter that fails for one row still drafts for the others.
+        ahead: how many steps the device may be ahead of the host, 0 or 1.
         graphs: runs a step as one CUDA graph; None: no graphs.
     """
 
@@ -76,19 +76,20 @@ class BatchConfig:
 class _Launched(NamedTuple):
     """A step that the host has not read yet."""
 
-    records: list[SequenceRecord | None]  # of the rows when it was launched
+    records: list[SequenceRecord | None]  # the rows' sequences when it was launched
     report: PendingReport
 
 
 class Batch:
-    """R rows and the loop over them.
+    """A batch of rows, and the host's part of their steps.
 
-    A step runs on the device alone, from the rows' state to the rows' state; the host reads what it reports, and edits
-    rows between steps. Where nothing needs the host (``runs_ahead``), it may read a report one step late.
+    A step reads and updates the rows' state on the device without the host. The host reads the step's report, and
+    edits rows between steps. If the next step does not need the host (``runs_ahead``), the host may read a report one
+    step late.
 
     Attributes:
-        costs: T(0), T(1), ... where they were given or measured.
-        steps, draft_forwards: calls of target and draft so far.
+        costs: T(0), T(1), ..., if given or measured; otherwise None.
+        steps, draft_forwards: forwards of target and draft so far.
     """
 
     def __init__(self, config: BatchConfig):
@@ -122,7 +123,7 @@ class Batch:
         adaptive = isinstance(config.num_drafts, AdaptiveDrafts)
         self._draft_lengths: DraftLengths | None = None if adaptive else FixedLengths(most)
         self._pending: deque[_Launched] = deque()
-        # Graphs are captured on the current device, which belongs to a thread.
+        # Graphs are captured on the current device, which is set for each thread.
         self._on_device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
 
     # ---- rows ----------------------------------------------------------------------------------------------
@@ -132,8 +133,8 @@ class Batch:
         return any(record is not None and record.live for record in self.rows)
 
     def admit(self, entries: Mapping[int, Entry]) -> None:
-        """These rows begin sequences of >= 1 new token, whose prompts but for their last tokens are in the target's
-        cache."""
+        """Begins a sequence in each of these rows. The target's cache must already hold each prompt except its last
+        token, and each sequence must have room for at least one new token."""
         for row, entry in entries.items():
             record = self.rows[row] = entry.record
             start = RowStart(record.text, record.room, entry.seed, record.ends.eos, entry.params)
@@ -149,7 +150,7 @@ class Batch:
             self._note_failed_drafts(self.session)
 
     def end(self, row: int) -> None:
-        """The row's sequence gets no more steps, and its settings no longer count."""
+        """Ends the steps of the row's sequence, and removes its settings."""
         self.device_rows.clear(row)
         self.table.end(row)
         self.generation.processors.of_rows[row] = LogitsProcessorList()
@@ -165,7 +166,7 @@ class Batch:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the next step needs nothing that the host would have to read first."""
+        """Whether the next step can be launched before the host has read the reports of earlier steps."""
         config = self.config
         drafts_alone = self.session is None or not self.session.alive or not self.session.reads_texts
         fixed = not isinstance(config.num_drafts, AdaptiveDrafts)
@@ -173,8 +174,8 @@ class Batch:
         return drafts_alone and fixed and not (self.generation.processors or self.table.counts or records)
 
     def step(self) -> list[Emission]:
-        """One step of all rows. Returns what was emitted, by this one or, where the host is late, by the one before.
-        An error that is not of one row ends all their sequences, which have it as theirs."""
+        """Runs one step of all rows. Returns what this step emitted or, if the device is ahead, what the previous step
+        emitted. An error that does not belong to one row ends all sequences, and is recorded in each."""
         ahead = self.config.ahead if self.runs_ahead else 0
         emissions: list[Emission] = []
         try:
@@ -183,7 +184,7 @@ class Batch:
                 if self.live:
                     self._launch()
                 self._catch_up(ahead, emissions)
-        except BaseException as error:  # in a forward of all rows, or an interrupt: the rows' state is not known
+        except BaseException as error:  # in a forward of all rows, or an interrupt: the rows' state is now unknown
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
@@ -191,13 +192,13 @@ class Batch:
         return emissions
 
     def _catch_up(self, ahead: int, emissions: list[Emission]) -> None:
-        """Reads reports until the device is so many steps ahead, or has no more to do. What was emitted is added to
-        ``emissions`` report by report: it has happened, even if the next one raises."""
+        """Reads reports until the device is at most ``ahead`` steps ahead, or all reports if no sequence is live.
+        Emissions are added report by report, so that they are kept even if the next report raises."""
         while len(self._pending) > (ahead if self.live else 0):
             emissions += self._take(self._pending.popleft())
 
     def _fail(self, error: BaseException) -> None:
-        """Ends all sequences. Nobody learns what the steps on their way decide."""
+        """Ends all sequences with ``error``, and drops the reports that were not read yet."""
         for row, record in enumerate(self.rows):
             if record is not None and record.live:
                 record.fail(error)
@@ -207,7 +208,7 @@ class Batch:
     def _launch(self) -> None:
         table = self.table.on_device()
         graphs = self.graphs if self.runs_ahead and table is None else None
-        # A step that is a graph, or runs ahead, sees nothing of what the host knows.
+        # A step that is a graph, or runs ahead, does not get what only the host knows.
         alone = graphs is not None or (self.runs_ahead and self.config.ahead > 0)
         self.device_rows.flush()
         self.generation.params, self.generation.greedy = self.device_rows.params, self.device_rows.greedy
@@ -230,11 +231,11 @@ class Batch:
         self.draft_forwards += result.drafts.forwards
 
     def _plan(self, wanted: list[int], alone: bool = False) -> StepPlan:
-        """A step in which each row drafts as many tokens as are wanted, and as its room allows where the host knows
-        it: the device looks at the room anyway, but a narrower step is cheaper.
+        """Plans a step in which each row drafts up to ``wanted`` tokens. If the host knows the rows' room, it limits
+        K by it: the device enforces the room anyway, but a step with fewer columns is cheaper.
 
         Args:
-            alone: the step sees nothing of what the host knows.
+            alone: the step does not get what only the host knows.
         """
         allowed, texts = wanted, []
         if not alone:
@@ -253,7 +254,8 @@ class Batch:
         )
 
     def _visible(self, num_drafts: int) -> int:
-        """Slots that attention is shown: what the longest sequence has, with what steps on their way may add."""
+        """Returns the slots that attention reads: those of the longest sequence, and those that steps without a report
+        may have added."""
         capacity = self.config.capacity
         if self._reads_only_filled:
             return capacity
@@ -267,7 +269,7 @@ class Batch:
         session.failed_rows.clear()
 
     def _wanted_drafts(self) -> list[int]:
-        """How many tokens each row is to draft in the next step."""
+        """Returns how many tokens each row should draft in the next step."""
         may_draft = self.session is not None and self.session.alive
         drafting = [may_draft and r is not None and r.live and r.drafts for r in self.rows]
         if self._draft_lengths is None:
@@ -281,7 +283,7 @@ class Batch:
         return [self._draft_lengths.next(row) if drafts else 0 for row, drafts in enumerate(drafting)]
 
     def _take(self, step: _Launched) -> list[Emission]:
-        """Enters what a step decided, in the sequences that had not ended before it."""
+        """Applies a step's report to the sequences that had not ended before the step."""
         reports, result = step.report.read(), step.report.result
         emissions, values = [], log_probs(result) if self.config.log_probs else None
         for row, (record, report) in enumerate(zip(step.records, reports, strict=True)):
@@ -291,7 +293,7 @@ class Batch:
                 if (error := self.generation.processors.errors.get(row)) is not None:
                     raise error
                 tokens, tested, accepted = record.take(report, self.config.target.vocab_size, result.drafts.forwards)
-            except Exception as error:  # of its processors, or its stop: the others have no part in it
+            except Exception as error:  # from its processors or its stop, so it does not concern other sequences
                 record.fail(error)
                 self.end(row)
                 continue
@@ -299,8 +301,8 @@ class Batch:
                 self._draft_lengths.record(row, tested, accepted)
             if record.drafts and record.drafter_failed():
                 record.drafts = False
-                told = f"sequence {record.number}: its drafts are no numbers ({record.status.name}), it drafts no more"
-                warnings.warn(told, RuntimeWarning, 2)
+                why = f"its draft logits are NaN or infinite ({record.status.name})"
+                warnings.warn(f"sequence {record.number}: {why}, it drafts no more", RuntimeWarning, 2)
             if values is not None:
                 record.log_probs += values[0][row][: len(tokens)]
                 record.raw_log_probs += values[1][row][: len(tokens)]

@@ -1,4 +1,4 @@
-"""A step as one CUDA graph: captured once for each shape, replayed from then on."""
+"""Runs a step as one CUDA graph, captured once for each shape and replayed from then on."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ class Graph(Protocol):
 
 
 def capture(call: Callable[[], T], pool: Any) -> tuple[Graph, T]:
-    """``call`` as a CUDA graph, and its results, which every replay writes anew. Nothing runs yet.
+    """Captures ``call`` as a CUDA graph without running it. Returns the graph and the results of ``call``, whose
+    memory every replay overwrites.
 
     Args:
-        pool: of graphs that never run at the same time; None: of its own.
+        pool: a memory pool shared with graphs that never run at the same time; None: the graph's own.
     """
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    gc.collect()  # a graph of before that is freed while another is captured spoils it
+    gc.collect()  # freeing an earlier graph during the capture would spoil it
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         result = call()
     return graph, result
 
 
 class StepGraphs:
-    """Graphs of a batch's step, by what a graph has fixed: the shape, and which parameters do anything.
+    """The graphs of a batch's step, by a key of all that a graph fixes: the shapes, and which parameters are used.
 
-    A step with a new key runs as it is, which compiles and allocates whatever it needs; the next one with that key is
-    captured, and all after that are replays. All graphs share one memory pool, as no two run at once. Where memory, or
-    the budget, is at its end, or a model cannot be captured, steps run as they are, with a warning that says why.
+    The first step with a key runs without a graph, which compiles and allocates all that it needs. The second one is
+    captured, and later ones are replayed. All graphs share one memory pool, since no two run at once. If memory or the
+    budget is exhausted, or a model cannot be captured, a warning says why, and steps run without new graphs.
 
     Args:
-        budget: bytes that graphs may take together.
-        capture, allocated: for tests without a GPU.
+        budget: the bytes that all graphs together may take.
+        capture, allocated: replaced in tests without a GPU.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class StepGraphs:
         return len(self._graphs)
 
     def run(self, key: Hashable, call: Callable[[], T], session: GuardedSession | None = None) -> T:
-        """What ``call`` returns, by a graph if there is one for ``key``. ``session``: a drafter's, whose errors are to
-        reach the capture."""
+        """Returns the result of ``call``, by replaying its graph if there is one for ``key``. During a capture,
+        ``session`` raises the drafter's errors instead of handling them."""
         if key not in self._graphs:
             if key not in self._seen or self._stopped or not self._captured(key, call, session):
                 self._seen.add(key)
@@ -79,7 +80,7 @@ class StepGraphs:
             if session is not None:
                 session.raising = True
             graph, result = self._capture(call, self._pool)
-        except Exception as error:  # whatever cannot be captured can still run
+        except Exception as error:  # a step that cannot be captured can still run without a graph
             self._stop(error_text(error))
             return False
         finally:

@@ -1,4 +1,4 @@
-"""A batch's rows on the device: all that a step reads and advances, so that no step waits for the host."""
+"""A batch's rows on the device: the state that a step reads and advances, so that no step waits for the host."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 
 
 class RowStart(NamedTuple):
-    """What a row's sequence starts with."""
+    """The initial state of a row's sequence."""
 
     text: list[int]  # its prompt
-    room: int  # tokens that it may emit, >= 0
+    room: int  # the most tokens that it may emit, >= 0
     seed: int
     eos: frozenset[int]
-    params: Mapping[str, float]  # every name of PARAMETERS
+    params: Mapping[str, float]  # a value for every name in PARAMETERS
 
 
 class StepPlan(NamedTuple):
-    """What the host says of a step before it runs. Where the device runs ahead of the host, K drafts may count for
-    every row, and no text is shown (``drafters.protocol.Step``)."""
+    """The host's input to a step. If the device runs ahead of the host, ``allowed`` is K for every row that drafts, and
+    the texts are empty (``drafters.protocol.Step``)."""
 
-    step: int  # how many came before this one
-    num_drafts: int  # K: the most that a row may draft
-    visible: int  # slots that attention is shown
-    allowed: list[int]  # of these K, how many count for each row, as far as the host knows
+    step: int  # the number of steps before this one
+    num_drafts: int  # K, the most tokens that a row may draft
+    visible: int  # slots that attention reads
+    allowed: list[int]  # how many of the K drafts count for each row, as far as the host knows
     table: TokenTable | None
     texts: list[list[int]]
     processed: list[list[int]]
 
 
 def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor on ``device``, without waiting for it."""
+    """Returns ``values`` as a tensor on ``device``, without waiting for the copy."""
     tensor = torch.tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class DeviceRows:
-    """The rows of one batch, [B] tensors that stay where they are: a captured step finds them there.
+    """The state of a batch's rows, in [B] tensors that keep their addresses, as captured steps require.
 
-    A row holds one sequence at a time. The host edits rows between steps (``set``, ``clear``); edits reach the device
-    with ``flush``, in the order of its work, so a step that was launched before never sees them.
+    A row holds one sequence at a time. The host edits rows between steps (``set``, ``clear``). Edits reach the device
+    with ``flush``, after the steps that were launched before, so these never see them.
 
     Attributes:
         known: [B] int64, tokens of the text so far (L); 0 in a row that never had a sequence.
         room: [B] int64, tokens that the sequence may still emit; 0: the row is empty, or its sequence has ended.
-        wanted: [B] int64, drafts that the host wants from now on.
-        last_two: [B, 2] int64, the last known tokens (the same twice where there is but one).
+        wanted: [B] int64, how many drafts the host wants in the next steps.
+        last_two: [B, 2] int64, the last two known tokens (a single known token is there twice).
         seed: [B] int64.
-        params: as kernels take them: what does nothing in any row is None, so that nothing is computed for it.
+        params: the kernels' parameters; one that has no effect in any row is None, so that nothing is computed for it.
     """
 
     def __init__(self, size: int, capacity: int, most_drafts: int, max_eos: int, device: torch.device):
@@ -84,7 +84,7 @@ class DeviceRows:
 
     @property
     def signature(self) -> tuple:
-        """What a captured step has fixed of the parameters."""
+        """The properties of the parameters that a captured step fixes: which ones are used, and ``greedy``."""
         return tuple(getattr(self.params, name) is not None for name in PARAMETERS), self.greedy
 
     def set(self, row: int, settings: RowStart) -> None:
@@ -96,13 +96,13 @@ class DeviceRows:
         self._in_rows.pop(row, None)
 
     def set_wanted(self, num_drafts: list[int]) -> None:
-        """Of every row, from the next step on."""
+        """Sets how many drafts each row should have from the next step on."""
         if num_drafts != self._wanted:
             self.wanted.copy_(upload(num_drafts, torch.int64, self.device), non_blocking=True)
             self._wanted = num_drafts
 
     def flush(self) -> None:
-        """Brings the host's edits to the device."""
+        """Copies the host's edits to the device."""
         if not self._edits:
             return
         integers, numbers = [], []
@@ -129,11 +129,12 @@ class DeviceRows:
         return SamplingParams.unchecked(**used)
 
     def place(self, plan: StepPlan, wanted: torch.Tensor | None = None) -> Step:
-        """Where the tokens of a step stand. One token is always drawn from the target, so no draft can go past the
-        room of its sequence. What does not count stands at position 0 and in the trash slot.
+        """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
+        since a step adds one recovered or bonus token to them. Tokens that do not count get position 0 and the trash
+        slot.
 
         Args:
-            wanted: [B] int64, drafts of each row instead of what ``set_wanted`` said.
+            wanted: [B] int64, the drafts of each row, in place of those of ``set_wanted``.
         """
         columns = self._columns[: plan.num_drafts + 2]
         live = self.room > 0
@@ -157,10 +158,10 @@ class DeviceRows:
         )
 
     def advance(self, out: SpeculativeStep) -> torch.Tensor:
-        """Enters what a step decided, up to an end-of-sequence token.
+        """Advances the rows by a step's emitted tokens, up to an end-of-sequence token.
 
         Returns:
-            [B] int64: how many tokens of ``out.tokens`` each sequence got; 0 in rows without one.
+            [B] int64: how many tokens of ``out.tokens`` each sequence emitted; 0 in rows without a live sequence.
         """
         live, tokens = self.room > 0, out.tokens
         count = out.num_emitted.to(torch.int64)

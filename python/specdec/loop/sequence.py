@@ -1,4 +1,4 @@
-"""The account of one sequence: its text, where every token came from, and what is said of it."""
+"""The host's record of one sequence: its text, where every token came from, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..stats import Stats
 from ..stopping import Stopping
 from .step_report import SequenceReport
 
-# Plain integers: arithmetic on flags is slow.
+# Plain integers, because arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a sequence."""
+    """The conditions that end a sequence."""
 
     max_new_tokens: int
     eos: frozenset[int]
@@ -39,7 +39,7 @@ class SequenceRecord:
 
     number: int
     text: list[int]  # prompt and output
-    processed: list[int]  # the same as processors and penalties see it; the same list where nothing differs
+    processed: list[int]  # the text as processors and penalties see it; the same list as ``text`` if it is the same
     stats: Stats
     prompt_length: int
     ends: Ends
@@ -48,9 +48,9 @@ class SequenceRecord:
     log_probs: list[float] = field(default_factory=list)
     raw_log_probs: list[float] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    end: End | None = None  # None: it goes on
-    error: BaseException | None = None  # where it failed for another reason than its logits
-    drafts: bool = True  # until its drafter fails
+    end: End | None = None  # None: it has not ended
+    error: BaseException | None = None  # the exception that ended it, if any
+    drafts: bool = True  # False once its drafter has failed
     drafter_error: str | None = None
 
     @property
@@ -59,7 +59,7 @@ class SequenceRecord:
 
     @property
     def tokens(self) -> list[int]:
-        """What was emitted."""
+        """The emitted tokens."""
         return self.text[self.prompt_length :]
 
     @property
@@ -68,18 +68,18 @@ class SequenceRecord:
 
     @property
     def room(self) -> int:
-        """Tokens that it may still emit."""
+        """How many tokens it may still emit."""
         return self.ends.max_new_tokens - self.emitted
 
     def take(self, report: SequenceReport, vocab_size: int, draft_forwards: int) -> tuple[list[int], int, int]:
-        """Enters what a step decided.
+        """Adds a step's report to the record.
 
         Returns:
             The emitted tokens, and how many drafts were tested and accepted.
 
         Raises:
-            Exception: whatever ``ends.stop`` raises, or ValueError for an answer that is no end among the new tokens;
-                nothing was entered.
+            Exception: an error of ``ends.stop``, or ValueError if it returns an invalid number. The record is then
+                unchanged.
         """
         tokens, accepted, status = report.tokens, report.num_accepted, report.status
         count = len(tokens)
@@ -99,7 +99,7 @@ class SequenceRecord:
             tokens = tokens[:kept]
         ended = at_eos or kept is not None
         if ended:
-            status &= ~_TARGET_FAULTS  # of a row after the end
+            status &= ~_TARGET_FAULTS  # faults in rows after the end do not matter
         failed = status & _TARGET_FAULTS != 0
         drawn = Producer.RECOVERED if accepted < drafted else Producer.BONUS
         tested = accepted if failed else min(accepted + 1, drafted)
@@ -125,15 +125,15 @@ class SequenceRecord:
         self.end, self.error = End.FAILED, error
 
     def drafter_failed(self) -> bool:
-        """Whether it drafted from what is no distribution. All -inf is none either, but comes of bans as well."""
+        """Whether draft logits were NaN or +inf. A row of all -inf does not count, since bans can cause it as well."""
         return int(self.status) & _DRAFT_FAULTS != 0
 
 
 class Entry(NamedTuple):
-    """A sequence that is to begin in a row, and what it asks for."""
+    """A sequence that can begin in a row, with its settings."""
 
     record: SequenceRecord
-    params: Mapping[str, float]  # every one of SamplingParams
+    params: Mapping[str, float]  # all parameters of SamplingParams, by name
     seed: int
     bias: Bias
     min_new_tokens: int
@@ -141,7 +141,7 @@ class Entry(NamedTuple):
 
 
 def _read_end(kept: int | None, new: int) -> int | None:
-    """What a stop answered about ``new`` tokens."""
+    """Returns ``kept``, the answer of a stop about ``new`` tokens. Raises ValueError if it is invalid."""
     if kept is not None and (isinstance(kept, bool) or not isinstance(kept, int) or not 1 <= kept <= new):
         refuse("stop", f"{kept!r} from first_end", f"None, or 1 to {new}: how many of the new tokens are kept")
     return kept

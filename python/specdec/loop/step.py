@@ -1,9 +1,10 @@
-"""One step of speculative decoding: the device's side, all of it.
+"""One step of speculative decoding, the whole of it on the device.
 
-The draft proposes up to K tokens a row, the target scores them in one forward over K + 1 positions, and one operation
-accepts the first of them and adds a token of the target's own (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen et
-al., arXiv 2302.01318, Algorithm 2). A step finds the rows where the last one left them. Nothing in it waits for the
-host, so it can be replayed as a CUDA graph.
+The draft proposes up to K tokens a row, and the target scores them in one forward over K + 1 positions. One operation
+then accepts a prefix of the drafts and adds one token: after a rejection the recovered token, drawn from the residual
+max(0, p - q), otherwise the bonus token, drawn from the target (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen
+et al., arXiv 2302.01318, Algorithm 2). A step continues from the state in which the previous step left the rows.
+Nothing in it waits for the host, so it can be replayed as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from .step_report import StepResult, pack
 
 @dataclass
 class SpeculativeLoop:
-    """What all steps of a batch have in common.
+    """Runs the steps of a batch.
 
     Attributes:
         session: proposes drafts; None: plain decoding.
-        steady: every step verifies K columns, also where fewer were drafted, so that all have one shape.
-        log_probs: report the log-probabilities of the emitted tokens.
+        steady: every step verifies K columns, even if fewer were drafted, so that all steps have the same shape.
+        log_probs: whether to compute the log-probabilities of the emitted tokens.
     """
 
     target: CachedModel
@@ -39,7 +40,7 @@ class SpeculativeLoop:
     log_probs: bool
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Drafts, verifies, and moves every row on by what it emitted."""
+        """Drafts, verifies, and advances every row by its emitted tokens."""
         g, lap = self.generation, self.generation.stopwatch.lap
         step = self.rows.place(plan)
         drafts = self.draft(step)
@@ -72,17 +73,17 @@ class SpeculativeLoop:
         return StepResult(drafts, logits, out, processed is not logits, report)
 
     def draft(self, step: Step) -> Drafts:
-        """Up to K tokens a row, with the q that they were drawn from."""
+        """Drafts up to K tokens a row. Returns them with the q that they were drawn from."""
         drafts = self.session.draft(step) if step.num_drafts and self.session is not None else None
         drafts = drafts or Drafts(step.last_two[:, :0])
         return drafts.widened(step.num_drafts) if self.steady else drafts
 
     def score(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
-        """The target sees the last known token and the drafts [B, k]. Returns logits [B, k + 1, V]: row i decides the
-        token after i drafts."""
+        """Feeds the target the last known token and the drafts [B, k]. Returns logits [B, k + 1, V], where row i
+        predicts the token after i drafts."""
         cache, columns = self.generation.target_cache, slice(1, drafts.shape[1] + 2)
         cache.lengths = step.lengths
         layout = self.target.layout(step.positions[:, columns], step.slots[:, columns], step.visible)
-        # A draft outside the vocabulary ends the drafts, but what is fed must be a token.
+        # An id outside the vocabulary ends the drafts, but the target must be fed some token.
         tokens = torch.cat((step.last_two[:, 1:], drafts.clamp(0, self.target.vocab_size - 1)), 1)
         return self.target(tokens, cache, layout)

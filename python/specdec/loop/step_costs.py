@@ -1,4 +1,4 @@
-"""What a step costs, measured on the batch that is to be decoded."""
+"""Measures how long steps with different K take, on the batch that is being decoded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .step import SpeculativeLoop
 
 
 def measured_costs(loop: SpeculativeLoop, most_drafts: int, plan: Callable[[int], StepPlan]) -> list[float]:
-    """T(0), T(1), ..., T(most_drafts) of a batch: its next step, several times, with nothing entered.
+    """Measures T(0), T(1), ..., T(most_drafts) of a batch, by running its next step several times without emitting.
 
     Args:
-        plan: of the next step with so many drafts in every row that has room.
+        plan: returns the plan of the next step with this number of drafts in every row that has room.
     """
 
     def seconds(call: Callable[[], object]) -> float:

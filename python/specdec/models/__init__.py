@@ -1,1 +1,1 @@
-"""One Hugging Face model over its static cache: attention, memory, what is supported, how it is loaded."""
+"""Runs one Hugging Face model over its static KV cache: attention, memory, supported models, loading."""

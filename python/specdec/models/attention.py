@@ -1,4 +1,4 @@
-"""What the queries of a step see, as one rule; the mask and the flex attention that are made from it."""
+"""The rule for which slots a query attends to, and the masks and attention functions that follow it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse
 
-Mask = torch.Tensor | dict[str, torch.Tensor]  # of all layers, or of each kind of layer where some slide
+Mask = torch.Tensor | dict[str, torch.Tensor]  # for all layers, or by kind of layer if some have a sliding window
 CHOICES = ("auto", "model", "flex", "grouped")
-BLOCK = 128  # slots: flex attention reads a sequence's keys in whole blocks of them
-MAX_QUERIES = 127  # of one sequence: beyond them Inductor leaves the decoding kernel, which splits the keys
-_TILE = 128  # rows (queries x heads of a group) of the decoding kernel's tile, at most
-_KERNELS = 256  # compiled for as many different shapes: by default Dynamo refuses the ninth
+BLOCK = 128  # slots; flex attention reads a sequence's keys in whole blocks
+MAX_QUERIES = 127  # of one sequence; for more, Inductor does not use the decoding kernel, which splits the keys
+_TILE = 128  # most rows (queries x heads of a group) of the decoding kernel's tile
+_KERNELS = 256  # most shapes that flex attention is compiled for; Dynamo's default limit is eight
 
 
 @dataclass(frozen=True)
 class Queries:
-    """Where the q queries of each sequence stand. Slot j of a cache holds position j.
+    """The positions of the q queries of each sequence. Slot j of a cache holds position j.
 
-    Position 0 sees slot 0 and no other: it is a first token, or padding, whose result nobody reads, but which must
-    not become NaN.
+    A query at position 0 sees slot 0 only. It is a first token, or padding: the result of padding is not used, but it
+    must not become NaN.
 
     Attributes:
         positions: [B, q] int64, in any order.
-        window: how many positions a query sees, its own included, >= 1; None: all that are not after it.
+        window: how many positions a query sees, its own included, >= 1; None: its own and all before it.
     """
 
     positions: torch.Tensor
@@ -43,24 +43,24 @@ class Queries:
 
 
 def sees(position: torch.Tensor, slot: torch.Tensor, window: int | None) -> torch.Tensor:
-    """The rule: a query sees the slots (position - window, position]. Both masks below are made from it; the window is
-    that of transformers' ``sliding_window_overlay``."""
+    """Returns whether a query at ``position`` sees ``slot``: it sees the slots in (position - window, position]. Both
+    masks below use this rule. The window is that of transformers' ``sliding_window_overlay``."""
     causal = slot <= position
     return causal if window is None else causal & (slot > position - window)
 
 
 def dense_mask(queries: Queries, slots: torch.Tensor) -> torch.Tensor:
-    """[B, 1, q, n] bool, True = attend, over ``slots`` [n] int64."""
+    """Returns the mask over ``slots`` [n] int64: [B, 1, q, n] bool, True = attend."""
     return sees(queries.positions[:, None, :, None], slots, queries.window)
 
 
 def block_mask(queries: Queries, capacity: int) -> BlockMask:
-    """The same for flex attention over all ``capacity`` slots, of which it reads the blocks that some query of a
-    sequence sees: from the first slot in its window, and slot 0 where there is padding, to the last one.
+    """Returns the mask for flex attention over all ``capacity`` slots. Of each sequence, flex attention reads only the
+    blocks from the first to the last slot that some query sees, and block 0 if there is padding.
 
-    Made on the device, without a wait. Its shapes depend on q and the capacity alone, so one compiled kernel, or CUDA
-    graph, serves all lengths. What is not read may hold anything; within a block that is read, unseen slots must be
-    finite.
+    The mask is made on the device, without waiting for it. Its shapes depend only on q and the capacity, so one
+    compiled kernel, or CUDA graph, serves all lengths. Blocks that are not read may hold anything; within a block that
+    is read, unseen slots must be finite.
     """
     positions, window = queries.positions, queries.window
     size, q = positions.shape
@@ -72,7 +72,7 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
     else:
         low = torch.where(positions > 0, positions, capacity).amin(1)
         first_block = (low - (window - 1)).clamp(min=0).minimum(last) // BLOCK
-        # Padding looks at slot 0, so block 0 comes first where the others begin after it.
+        # Padding sees slot 0, so block 0 is added in front if the other blocks begin after it.
         extra = ((positions == 0).any(1) & (first_block > 0)).long()
         numbers = last_block - first_block + 1 + extra
         indices = (first_block - extra)[:, None] + blocks
@@ -83,13 +83,13 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
         BLOCK_SIZE=BLOCK,
         mask_mod=lambda b, h, i, slot: sees(positions[b, i], slot, window),
         seq_lengths=(q, capacity),
-        compute_q_blocks=False,  # which only a backward needs
+        compute_q_blocks=False,  # only a backward pass needs them
     )
 
 
 @contextmanager
 def _many_kernels() -> Iterator[None]:
-    if torch._dynamo.config.recompile_limit >= _KERNELS:  # quicker, in each of a model's layers
+    if torch._dynamo.config.recompile_limit >= _KERNELS:  # avoids the slower patch, which would run in every layer
         yield
         return
     with torch._dynamo.config.patch(recompile_limit=_KERNELS):
@@ -107,8 +107,8 @@ def _softcap(cap: float) -> Callable[..., torch.Tensor]:
 
 
 def _kernel_options(rows: int) -> dict[str, int]:
-    """Of the decoding kernel for so many rows of its tile (queries x heads of a group): by default it takes them all
-    in one, which fails beyond the mask's 128, and always with two warps, whose registers do not hold it."""
+    """Returns options of the decoding kernel for a tile of ``rows`` rows (queries x heads of a group). By default one
+    tile has all rows, which fails beyond the mask's 128, and two warps, whose registers do not hold a large tile."""
     tile = min(max(1 << (rows - 1).bit_length(), 16), _TILE)
     return {"BLOCK_M": tile, "num_warps": max(tile // 16, 2)}
 
@@ -122,14 +122,14 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Flex attention, compiled for each new shape, of grouped queries: keys and values are read as they are stored.
+    """Computes flex attention, compiled for each new shape. Grouped queries read keys and values without copies.
 
     Args:
         query: [B, H, q, D], q <= ``MAX_QUERIES``.
         key, value: [B, H_kv, S, D] and [B, H_kv, S, D_v], H a multiple of H_kv; S the capacity of ``mask``.
-        mask: as from ``block_mask``.
-        scale: of the scores; None: D ** -0.5.
-        softcap: c, for scores c tanh(score / c) (Gemma 2, arXiv 2408.00118, section 2).
+        mask: from ``block_mask``.
+        scale: factor of the scores; None: D ** -0.5.
+        softcap: c > 0 replaces each score by c tanh(score / c) (Gemma 2, arXiv 2408.00118, section 2); None: no cap.
 
     Returns:
         [B, H, q, D_v].
@@ -149,15 +149,16 @@ def attend(
 
 
 def _flex(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, **others):
-    """As transformers calls an attention function: the mask is the ``BlockMask`` that was given to the model."""
+    """Flex attention, in the form in which transformers calls it; the mask is the ``BlockMask`` given to the model."""
     _check_plain("flex", module, dropout, others)
     out = attend(query, key, value, attention_mask, scale=scaling, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None
 
 
 def _grouped(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **others):
-    """PyTorch's own, of grouped queries. transformers repeats keys and values for each query beside a mask: on a CPU
-    the result is the same to the bit, and 5 % (256 slots) to 50 % (1024) of a forward were the copies."""
+    """PyTorch's attention with grouped queries. Given a mask, transformers would repeat keys and values for each query
+    head: on a CPU the result is the same to the bit, and the copies took 5 % (256 slots) to 50 % (1024) of a
+    forward."""
     _check_plain("grouped", module, dropout, others, "softcap")
     out = scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
@@ -173,11 +174,12 @@ _FUNCTIONS = {"flex": _flex, "grouped": _grouped}
 
 
 def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    """``model`` with "flex" attention, which wants a ``BlockMask``, or "grouped"; with "model" it is ``model`` itself.
+    """Returns ``model`` with "flex" attention, which needs a ``BlockMask``, or with "grouped" attention; for "model",
+    ``model`` itself.
 
-    The user's model and its configuration stay as they are. Modules that ask a configuration which attention to
-    compute, and the modules around them, are copied without their weights; all others are the very same objects, so
-    adapters that are switched later act in both.
+    The user's model and its configuration are not changed. Modules that read from a configuration which attention to
+    compute, and the modules around them, are copied without their weights. All other modules are the same objects, so
+    adapters that are switched later act in both models.
     """
     if name == "model":
         return model
@@ -201,26 +203,26 @@ def _copied(module: M, attention: str, configs: dict, done: dict[int, nn.Module]
             copied._modules = children
         if own:
             vars(copied)["config"] = copy.deepcopy(config, configs)
-            # Not by the property, which sets the parts of a configuration as well.
+            # Set directly, because the property would also set it in the configuration's parts.
             vars(copied)["config"]._attn_implementation_internal = attention
         done[id(module)] = copied
     return cast(M, done[id(module)])
 
 
 def choose(model: PreTrainedModel, requested: str = "auto") -> str:
-    """How the model's attention is computed: "flex"; with a mask, "grouped", or "model" for its own function (sdpa,
+    """Returns how the model's attention is computed: "flex", "grouped", or "model" for its own function (sdpa or
     eager).
 
     Args:
-        requested: "auto" takes flex on a GPU, and grouped on a CPU instead of sdpa, where the model's attention allows
-            it; the others are taken or refused.
+        requested: "auto" chooses flex on a GPU, and grouped instead of sdpa on a CPU, if the model's attention allows
+            it. Any other choice is returned, or refused with a ValueError.
     """
     if requested not in CHOICES:
         refuse("attention", repr(requested), " or ".join(map(repr, CHOICES)))
     if requested == "model":
         return "model"
     config, on_cpu = model.config.get_text_config(decoder=True), model.device.type == "cpu"
-    # Compiled for a CPU flex is right, but slower than the model's own, and takes seconds for each shape.
+    # On a CPU, compiled flex attention is correct, but slower than the model's own, and each shape takes seconds.
     wanted = requested if requested != "auto" else "grouped" if on_cpu else "flex"
     lacks = _lacks(model)
     if wanted == "grouped" and not lacks:
@@ -240,11 +242,11 @@ def _lacks(model: PreTrainedModel) -> str | None:
     if getattr(config, "alibi", False):
         return "which has ALiBi"
     if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation != "eager":
-        return "whose scores are soft-capped, but not by its own sdpa"  # transformers 5.17 leaves that out
+        return "whose scores are soft-capped, but not by its own sdpa"  # sdpa of transformers 5.17 ignores soft-capping
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         return "which has attention sinks"
     if any("forward" in vars(module) for module in model.modules()):
-        return "of which a forward was replaced (by torch.compile, or hooks)"  # it would go on to run the original
+        return "of which a forward was replaced (by torch.compile, or hooks)"  # a copy would run the original's
     if model.device.type == "cuda":
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if size < 16:

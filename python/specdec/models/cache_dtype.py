@@ -1,4 +1,4 @@
-"""In which dtype keys and values are stored, and what is refused because somebody would lose precision unawares."""
+"""The dtype in which keys and values are stored, and errors where precision would be lost unnoticed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ..checks import refuse
 
 
 def check_cache_dtype(dtype: torch.dtype | None, computes: torch.dtype) -> None:
-    """Refuses what cannot be narrower than what a model computes in. How its keys come is seen when it runs."""
+    """Raises ValueError unless ``dtype`` is None, ``computes``, or a narrower floating dtype of 16 bits or more. The
+    dtype of the model's keys is only known once it runs (``stored_dtype``)."""
     if dtype is None:
         return
     known = isinstance(dtype, torch.dtype) and dtype.is_floating_point and 2 <= dtype.itemsize <= computes.itemsize
@@ -19,17 +20,18 @@ def check_cache_dtype(dtype: torch.dtype | None, computes: torch.dtype) -> None:
 def stored_dtype(
     model: str, what: str, comes: torch.dtype, computes: torch.dtype, asked: torch.dtype | None
 ) -> torch.dtype:
-    """The dtype in which keys or values (``what``) are stored.
+    """Returns the dtype in which keys or values are stored.
 
     Args:
-        model: its name, for errors.
-        comes: the dtype in which they come.
-        computes: that of the model's hidden states.
-        asked: ``cache_dtype``.
+        model: the model's name, for errors.
+        what: "keys" or "values", for errors.
+        comes: the dtype in which the model computes them.
+        computes: the dtype of the model's hidden states.
+        asked: ``cache_dtype``, as the caller gave it.
 
     Raises:
-        ValueError: they come narrower than the model computes, and nobody asked for it; or ``asked`` is not narrower
-            than they come.
+        ValueError: ``comes`` is narrower than ``computes`` and ``asked`` does not accept it; or ``asked`` is not
+            narrower than ``comes``.
     """
     if asked is None and comes.itemsize < computes.itemsize:
         given = f"{what} that come as {comes} from a model that computes in {computes} (autocast?)"

@@ -1,4 +1,4 @@
-"""How large the caches are, decided before anything is allocated."""
+"""Decides how large the KV caches are, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NoReturn
 from ..checks import read_count, refuse
 from .free_memory import size_text
 
-UNCHECKED = 16 << 20  # bytes that may be there or not: asking takes longer than to allocate them
+UNCHECKED = 16 << 20  # bytes; free memory is not looked up for smaller caches: that takes longer than to allocate them
 
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """Caches of ``rows`` sequences, each of up to ``max_length`` tokens, prompt and output."""
+    """The size of the caches for ``rows`` sequences of up to ``max_length`` tokens each, prompt and output."""
 
     rows: int
     max_length: int
@@ -23,7 +23,7 @@ class CacheBudget:
 
     @property
     def capacity(self) -> int:
-        """Slots of a row: at least one more, the trash slot, and a multiple of ``step``."""
+        """Slots of a row: ``max_length`` and the trash slot, rounded up to a multiple of ``step``."""
         return -(-(self.max_length + 1) // self.step) * self.step
 
     @property
@@ -36,13 +36,13 @@ class CacheBudget:
 
     @property
     def tokens(self) -> int:
-        """That can be promised at one time: what the caches hold."""
+        """The tokens that the caches can hold, and sequences reserve, at one time."""
         return self.rows * self.max_length
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """What the caller gave as a budget."""
+    """The budget that the caller gave."""
 
     cache_tokens: int | None
     cache_bytes: int | None
@@ -53,7 +53,7 @@ class _Limits:
         return sum(self.slot_bytes.values())
 
     def slots(self) -> tuple[int, str] | None:
-        """The most that all rows may have together, and the argument that says so; None: any number."""
+        """Returns the most slots that all rows may have together, and the argument that limits them; None: no limit."""
         limits = []
         if self.cache_tokens is not None:
             limits.append((self.cache_tokens, "cache_tokens"))
@@ -65,7 +65,7 @@ class _Limits:
         return f"{self.each} bytes a token ({' + '.join(f'{name} {n}' for name, n in self.slot_bytes.items())})"
 
     def refuse(self, name: str, budget: CacheBudget) -> NoReturn:
-        """The argument ``name``, with the least that would do for caches of this size."""
+        """Raises ValueError about the argument ``name``, with the smallest value that allows caches of this size."""
         length = f"max_length={budget.max_length} and the trash slot"
         if budget.step > 1:
             length += f", in steps of {budget.step}"
@@ -89,23 +89,23 @@ def plan_caches(
     free_memory: Callable[[], int | None],
     step: int = 1,
 ) -> CacheBudget:
-    """The largest caches within the budget; nothing is allocated.
+    """Returns the largest caches within the budget; nothing is allocated.
 
-    A cache is a rectangle: rows x (max_length + 1) slots, or more by ``step``; one in a row is trash. Where one of
-    ``rows`` and ``max_length`` is None, it is as large as the budget allows; ``max_length`` at most the models'
-    positions.
+    A cache has rows x (max_length + 1) slots, rounded up to a multiple of ``step`` in each row; one slot of a row is
+    the trash slot. If one of ``rows`` and ``max_length`` is None, it becomes as large as the budget allows, and
+    ``max_length`` at most the number of the models' positions.
 
     Args:
-        rows: sequences at one time, >= 1; None: ``max_length`` and a budget say.
-        max_length: tokens of a sequence, prompt and output, >= 1.
-        cache_tokens: slots of all rows together, at most. What sequences are promised at one time, their prompts and
-            ``max_new_tokens``, stays below it.
-        cache_bytes: of all caches together, at most.
-        slot_bytes: by model, what one token of one sequence takes: the target, and the draft where it has a cache of
-            its own.
-        positions: by model, how many it has; None: no limit.
-        free_memory: says how many bytes can be allocated now; None: it is not known. Caches below 16 MiB do not ask.
-        step: a row's slots are a multiple of so many.
+        rows: sequences at one time, >= 1; None: computed from ``max_length`` and a budget.
+        max_length: tokens of a sequence, prompt and output, >= 1; None: computed from ``rows``.
+        cache_tokens: the most slots of all rows together. The prompts and ``max_new_tokens`` of the sequences that
+            are decoded at one time stay below it.
+        cache_bytes: the most bytes of all caches together.
+        slot_bytes: bytes of one token of one sequence, by model: the target, and the draft if it has its own cache.
+        positions: the number of positions of each model; None: no limit.
+        free_memory: returns how many bytes can be allocated now, or None if that is not known. Not called for caches
+            of up to 16 MiB.
+        step: a row's slots are a multiple of this.
 
     Raises:
         ValueError: names the argument, what was given, and the numbers that are allowed.

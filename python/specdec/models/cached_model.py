@@ -1,4 +1,4 @@
-"""Drives one Hugging Face model over its static cache: which slot, position and mask every fed token gets."""
+"""Runs one Hugging Face model over its static cache, with a slot, a position and a mask for every fed token."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from .prefill import PrefillChunk
 
 T = TypeVar("T")
 FLEX_STEP = 256  # slots
-PREFILL_TOKENS = 8192  # of one forward at most: what it computes in between is freed before the next
+PREFILL_TOKENS = 8192  # most tokens of one prefill forward; its intermediate results are freed before the next one
 
 
 class Layout(NamedTuple):
-    """Where the q tokens of one or several forwards stand, sequence by sequence. It can be cut by columns, so a step
-    computes it once for all its forwards.
+    """The positions, slots and masks of the q tokens that each sequence is fed in one or several forwards. It can be
+    split by columns, so a step computes it once for all its forwards.
 
-    Padding (short prompts, drafts that do not count, finished sequences) has position 0, which every model has, and
-    the trash slot, which no query sees.
+    Padding (after short prompts, for drafts that do not count, in finished sequences) has position 0, which every
+    model has, and the trash slot, which no query sees.
     """
 
     positions: torch.Tensor  # [B, q] int64
-    slots: torch.Tensor  # [B, q] int64, equal to positions but for padding
+    slots: torch.Tensor  # [B, q] int64, equal to positions except for padding
     visible: int  # slots that attention reads
-    mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None where it is made in the forward
+    mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None if the forward itself makes it
 
     def split(self, sizes: list[int]) -> list[Layout]:
-        """Consecutive layouts of so many columns each."""
+        """Returns consecutive layouts with these numbers of columns."""
         masks: Sequence[Mask | None]
         if isinstance(self.mask, dict):
             by_kind = [m.split(sizes, 2) for m in self.mask.values()]
@@ -46,10 +46,10 @@ class Layout(NamedTuple):
 
 
 def _max_length(config: PreTrainedConfig) -> int | None:
-    """How many positions the model has, as far as they are independent of each other.
+    """Returns how many positions the model has that do not influence earlier ones; None: no limit.
 
     Dynamic and long RoPE change all frequencies once a forward reaches past the original length: a draft there, or
-    another sequence of the batch, would change tokens that come before it.
+    a longer sequence of the batch, would change earlier tokens.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     by_layer_type = [rope] if "rope_type" in rope else [r for r in rope.values() if isinstance(r, dict)]
@@ -61,7 +61,8 @@ def _max_length(config: PreTrainedConfig) -> int | None:
 
 
 def computing_dtype(model: PreTrainedModel) -> torch.dtype:
-    """Of the hidden states: that of the first parameters, quantised ones (integers, 8-bit floats) left out."""
+    """Returns the dtype of the hidden states: that of the first parameter that is not quantised (not an integer or an
+    8-bit float)."""
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
     configured = model.config.dtype
     default = configured if isinstance(configured, torch.dtype) else torch.get_default_dtype()
@@ -69,21 +70,21 @@ def computing_dtype(model: PreTrainedModel) -> torch.dtype:
 
 
 class CachedModel:
-    """A causal LM with explicit positions, slots and masks. It holds no state of a generation: that is the cache's.
+    """A causal LM that is called with explicit positions, slots and masks. All state of a generation is in the cache.
 
     Args:
-        model: a decoder-only ``PreTrainedModel`` (``specdec.models.supported`` says which), in evaluation mode.
-        name: for errors.
-        attention: "auto", "model", "flex" or "grouped" (``attention.choose``). Flex is for steps: prompts are then
-            read with the model's own.
-        cache_dtype: of its caches, where keys and values are to be rounded; None: as they come.
-        compile: logits go through ``torch.compile``, with the model's own attention. Prompts are stored by the model
-            as it is: each has a length of its own, and runs once.
-        fed_vocabulary: ids that it is fed are below this. Where its embedding has fewer, its last one is fed in the
-            place of those that it lacks. None: as many as its embedding has.
+        model: a decoder-only ``PreTrainedModel`` in evaluation mode; ``specdec.models.supported`` lists which.
+        name: the model's name in errors.
+        attention: "auto", "model", "flex" or "grouped" (``attention.choose``). Flex serves decoding steps; prompts
+            are then read with the model's own attention.
+        cache_dtype: the dtype to which its caches round keys and values; None: they are stored as computed.
+        compile: decoding forwards go through ``torch.compile``, with the model's own attention. Prefill runs
+            uncompiled, because every prompt has its own length and runs once.
+        fed_vocabulary: the ids that the model is fed are below this. An id beyond its embedding is replaced by the
+            embedding's last one. None: the embedding covers all ids.
 
     Attributes:
-        prefill_chunk: how many tokens, padding included, one forward of a prefill is fed.
+        prefill_chunk: how many tokens, padding included, one prefill forward is fed.
 
     Raises:
         ValueError: names ``attention`` or ``cache_dtype``, what was given and what is allowed.
@@ -105,17 +106,17 @@ class CachedModel:
         self.cache_dtype, self._fed_vocabulary = cache_dtype, fed_vocabulary
         self.prefill_chunk = PrefillChunk(PREFILL_TOKENS)
         self.vocab_size: int = self.config.vocab_size
-        # The weights of quantised layers have shapes of their own.
+        # Quantised weights may have other shapes, so the layers' own numbers are read first.
         table: Any = model.get_input_embeddings()
         head: Any = model.get_output_embeddings()
         self.num_embeddings: int = getattr(table, "num_embeddings", None) or table.weight.shape[0]
         self.num_outputs: int = getattr(head, "out_features", None) or head.weight.shape[0]
         self._lacks_tokens = fed_vocabulary is not None and self.num_embeddings < fed_vocabulary
         self.max_length = _max_length(self.config)
-        # ALiBi is built from a 2-D mask (Bloom, some Falcons): these models reject a 4-D one.
+        # Models with ALiBi (Bloom, some Falcons) build it from a 2-D mask, and reject a 4-D one.
         self.needs_2d_mask = self.config.model_type == "bloom" or bool(getattr(self.config, "alibi", False))
-        # Eager attention adds its mask to the scores; on a CPU others do, too, and would convert a boolean one in
-        # every layer.
+        # Eager attention adds its mask to the scores. On a CPU the others do so as well, and would convert a boolean
+        # mask in every layer.
         self._float_mask = self.config._attn_implementation == "eager" or self.device.type == "cpu"
         self._window = getattr(self.config, "sliding_window", None)
         layer_types = set(getattr(self.config, "layer_types", None) or ())
@@ -123,8 +124,8 @@ class CachedModel:
         if layer_types == {"full_attention"}:
             self._window = None
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        self._key_index: dict[int, torch.Tensor] = {}  # by length; kept, as captured steps read them
-        self._layer_slots: dict[torch.dtype | None, tuple[LayerSlot, ...]] = {}  # by the dtype of autocast
+        self._key_index: dict[int, torch.Tensor] = {}  # by length; kept because captured steps read them
+        self._layer_slots: dict[torch.dtype | None, tuple[LayerSlot, ...]] = {}  # by autocast dtype
         self._attention = choose(model, "model" if compile else attention)
         self._steps = self._prompts = model
         self._take_attention()
@@ -132,26 +133,25 @@ class CachedModel:
 
     @property
     def reads_only_filled(self) -> bool:
-        """Whether a step reads what sequences have stored, whatever ``visible`` says. Narrower keys are converted
-        before they are read, all that are visible."""
+        """Whether a step's attention reads only the stored slots, whatever ``visible`` is. It does not where the cache
+        has a narrower dtype: all visible keys are then converted before they are read."""
         return self._attention == "flex" and self.cache_dtype in (None, self.dtype)
 
     @property
     def slot_step(self) -> int:
-        """Capacities that vary are multiples of so many slots: few different numbers where attention is compiled for
-        each."""
+        """Capacities should be multiples of this many slots, because flex attention is compiled for each capacity."""
         return FLEX_STEP if self.reads_only_filled else 1
 
     def capacity(self, tokens: int) -> int:
-        """Slots for sequences of up to so many tokens, the trash slot included."""
+        """Returns the slots of a row for sequences of up to ``tokens`` tokens, the trash slot included."""
         return -(-(tokens + 1) // self.slot_step) * self.slot_step
 
     def compiled(self) -> CachedModel:
-        """The same with ``compile``."""
+        """Returns the same model with ``compile=True``."""
         return CachedModel(self.model, self.name, "model", self.cache_dtype, True, self._fed_vocabulary)
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
-        """All of it allocated.
+        """Returns a new cache with all its memory allocated.
 
         Raises:
             ValueError: as :meth:`stored_slots`.
@@ -164,9 +164,9 @@ class CachedModel:
         return cache
 
     def layer_slots(self) -> tuple[LayerSlot, ...]:
-        """What comes to be stored of a token, layer by layer. Measured once, by feeding one token into two slots: head
-        counts, head sizes and dtypes may differ by layer and between keys and values, and neither a configuration nor
-        quantised weights say all of them. Autocast changes the dtypes."""
+        """Returns what each layer computes to be stored of one token. It is found once for each autocast dtype, by
+        feeding one token into a small cache: head counts, head sizes and dtypes can differ by layer and between keys
+        and values, and neither the configuration nor quantised weights tell all of them."""
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         if autocast not in self._layer_slots:
@@ -180,11 +180,11 @@ class CachedModel:
         return self._layer_slots[autocast]
 
     def stored_slots(self) -> tuple[LayerSlot, ...]:
-        """As ``layer_slots``, in the dtypes in which they are stored.
+        """Returns ``layer_slots`` with the dtypes in which keys and values are stored.
 
         Raises:
-            ValueError: keys or values come narrower than the model computes, and ``cache_dtype`` does not say so; or
-                ``cache_dtype`` is wider than they come.
+            ValueError: keys or values are narrower than the model's hidden states and ``cache_dtype`` does not accept
+                it, or ``cache_dtype`` is not narrower than they are.
         """
 
         def stored(what: str, slot: Slot) -> Slot:
@@ -194,7 +194,7 @@ class CachedModel:
         return tuple(None if p is None else (stored("keys", p[0]), stored("values", p[1])) for p in pairs)
 
     def slot_bytes(self) -> int:
-        """Bytes of keys and values that one token of one sequence takes, over all layers.
+        """Returns the bytes of the keys and values of one token of one sequence, over all layers.
 
         Raises:
             ValueError: as :meth:`stored_slots`.
@@ -202,26 +202,28 @@ class CachedModel:
         return sum(slot.bytes for pair in self.stored_slots() if pair is not None for slot in pair)
 
     def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
-        """The layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64 (``visible`` as
-        from ``visible_slots``), with the masks that this model wants."""
+        """Returns the layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64, with the masks
+        that this model needs. ``visible`` comes from ``visible_slots``."""
         by_flex = self.reads_only_filled and positions.shape[1] <= MAX_QUERIES
         return Layout(positions, slots, visible, None if by_flex else self._mask(positions, visible))
 
     def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
-        """Feeds ``tokens`` [B, q] int64 and stores their keys. Returns logits [B, q, V]."""
+        """Feeds ``tokens`` [B, q] int64 and stores their keys and values. Returns logits [B, q, V]."""
         if self._compiled is not None:
             return self._run(self._compiled, tokens, cache, layout)
         return self._run(self._steps if layout.mask is None else self._prompts, tokens, cache, layout).logits
 
     def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
-        """Stores the keys of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``. No logits."""
+        """Stores the keys and values of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``.
+        Computes no logits."""
         self.extend(cache, sequences, [0] * len(sequences))
 
     def extend(
         self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], starts: Sequence[int], first_row: int = 0
     ) -> None:
-        """As ``prefill``, for sequences whose first ``starts`` tokens are stored already, in the rows from
-        ``first_row`` on. In chunks of columns: smaller ones from then on where memory runs out, with a warning."""
+        """Does what ``prefill`` does for sequences whose first ``starts`` tokens are already stored, in the rows from
+        ``first_row`` on. Tokens are fed in chunks of columns, which become smaller for good, with a warning, when
+        memory runs out."""
         size = len(sequences)
         new = [list(s[start:]) for s, start in zip(sequences, starts, strict=True)]
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64, device=self.device)
@@ -238,7 +240,7 @@ class CachedModel:
             first = self.prefill_chunk.run(feed, longest - first, size)
 
     def _store(self, cache: StaticKVCache, fed: list[list[int]], starts: list[int], first_row: int) -> None:
-        """Called again for the same tokens, it writes the same slots."""
+        """Feeds a chunk of each sequence. A second call for the same tokens writes the same slots."""
         longest = max(map(len, fed))
         tokens = torch.tensor([[*f, *[0] * (longest - len(f))] for f in fed], device=self.device)
         index = torch.arange(longest, device=self.device)
@@ -248,11 +250,12 @@ class CachedModel:
         stored = max(start + len(f) for start, f in zip(starts, fed, strict=True) if f)
         positions, visible = places * valid, visible_slots(stored, cache.capacity)
         layout = Layout(positions, slots, visible, self._mask(positions, visible))
-        # The model without its head: prompt x vocabulary logits would be the largest tensor of all.
+        # The model without its head, because logits of prompt x vocabulary would be the largest tensor of all.
         self._run(self._prompts.base_model, tokens, cache, layout, first_row)
 
     def _take_attention(self) -> None:
-        """Anew with every cache: an adapter that was added meanwhile has put other modules into the model."""
+        """Replaces the attention in a copy of the model. Repeated for every cache, because an adapter that was added
+        in between has put other modules into the model."""
         self._steps = with_attention(self.model, self._attention)
         self._prompts = self.model if self._attention == "flex" else self._steps
 
@@ -286,7 +289,8 @@ class CachedModel:
         return self._by_kind(lambda window: self._as_model_wants(dense_mask(Queries(positions, window), keys)))
 
     def _by_kind(self, mask: Callable[[int | None], T]) -> T | dict[str, T]:
-        """``mask`` of the window of all layers, or of each kind of layer where some slide."""
+        """Returns ``mask(window)`` for all layers, or one for each kind of layer if only some have a sliding
+        window."""
         if not self._mixed_layers:
             return mask(self._window)
         return {"full_attention": mask(None), "sliding_attention": mask(self._window)}
@@ -297,7 +301,7 @@ class CachedModel:
         return torch.where(mask, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
 
     def _padding_mask(self, layout: Layout, trash: int) -> torch.Tensor:
-        """[B, visible + q]: the stored slots before the first fed token, then the fed tokens (``append_new``). The
-        model itself makes it causal, and ALiBi positions are its running sum."""
+        """Returns [B, visible + q]: the stored slots before the first fed token, then the fed tokens (``append_new``).
+        The model makes the mask causal itself, and takes ALiBi positions from its running sum."""
         stored = self._keys(layout.visible) < layout.positions[:, :1]
         return torch.cat((stored, layout.slots != trash), 1)

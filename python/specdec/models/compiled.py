@@ -1,4 +1,4 @@
-"""Decoding forwards through ``torch.compile``: one graph for all lengths, or an error."""
+"""Compiles decoding forwards with ``torch.compile``: one graph for all lengths, or an error."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from .kv_cache import StaticKVCache
 
 
 class NotCompiled(ValueError):
-    """``compile``: got True for a model that torch.compile cannot take as a whole."""
+    """``compile`` was True for a model that torch.compile cannot compile as one graph."""
 
 
 class CompiledForward:
-    """A model's forward over its static cache, in at most four graphs: for one sequence or several, of one token or
-    several. How many of them, the cache's capacity and the slots that attention sees are symbols, so nothing is
-    compiled again while a text grows, nor for the next batch or cache. Weights are the model's own, which is not
-    changed; adapters are those that are active when a graph is made, and others make another.
+    """A model's compiled forward over its static cache, in at most four graphs: for one sequence or several, with one
+    token or several. The numbers of sequences and tokens, the cache's capacity and the visible slots are symbolic
+    sizes, so nothing is compiled again while a text grows, nor for the next batch or cache. The model is not changed,
+    and its weights are used as they are. A graph has the adapters that are active when it is made; other adapters get
+    another graph.
 
-    torch compiles again where its global state changes, of which the number of threads is a part.
+    torch compiles again when its global state changes, which includes the number of threads.
 
     Args:
         model: as in :class:`~specdec.models.cached_model.CachedModel`.
-        backend: of ``torch.compile``.
+        backend: the backend of ``torch.compile``.
     """
 
     def __init__(self, model: PreTrainedModel, backend: str | Callable = "inductor"):
         def forward(past_key_values: StaticKVCache, attention_mask: Mask, **inputs: torch.Tensor) -> torch.Tensor:
-            # From a shape, which may be a symbol: an attribute would be a constant of the graph.
+            # Taken from a shape, which can be symbolic: an attribute would become a constant of the graph.
             mask = next(_tensors(attention_mask))
             past_key_values.show(mask.shape[-1] - (inputs["input_ids"].shape[1] if mask.dim() == 2 else 0))
             return model(
@@ -42,24 +43,24 @@ class CompiledForward:
             ).logits
 
         self._model = model
-        # dynamo counts graphs by code object, and torch 2.11 has no other way to count those of each model.
+        # dynamo counts graphs by code object, so each model gets its own; torch 2.11 offers no other way.
         own = FunctionType(forward.__code__.replace(), globals(), forward.__name__, None, forward.__closure__)
         self._forward = own
-        # Beyond its limit of graphs, fullgraph raises as well: the model never runs uncompiled.
+        # With fullgraph, torch also raises beyond its limit of graphs, so the model never runs uncompiled.
         self._compiled = torch.compile(own, fullgraph=True, dynamic=None, backend=backend)
         self._prepared: weakref.WeakSet[StaticKVCache] = weakref.WeakSet()
 
     def __call__(
         self, past_key_values: StaticKVCache, attention_mask: Mask, use_cache: bool = True, **inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Logits [B, q, V]. The model's inputs by name, and a cache, which is used, that knows where their keys go.
+        """Returns logits [B, q, V]. Takes the model's inputs by name, and a cache on which ``write_at`` was called.
 
         Raises:
             NotCompiled: names the model's type, and why it could not be compiled.
         """
         cache = past_key_values
         if cache not in self._prepared:
-            if not cache.is_initialized:  # every prompt was one token: this forward twice, the first time as it is
+            if not cache.is_initialized:  # no prefill has run, all prompts were one token: run uncompiled first
                 self._forward(cache, attention_mask, **inputs)
             for stored in cache.storage():
                 _mark(stored, 0, 2)
@@ -85,9 +86,9 @@ def _tensors(mask: Mask) -> Iterator[torch.Tensor]:
 
 
 def _mark(tensor: torch.Tensor, *dims: int) -> None:
-    """These sizes are symbols from the first graph on; 1 is always a graph of its own. Each is a symbol for itself:
-    with ``dynamic=True`` sizes that happen to be equal are taken for one, so a batch of as many sequences as there are
-    heads would be compiled for that number alone."""
+    """Makes these sizes symbolic from the first graph on; size 1 always has its own graph. Each becomes a separate
+    symbol: ``dynamic=True`` would treat sizes that happen to be equal as one symbol, so a batch of as many sequences
+    as there are heads would be compiled for that number alone."""
     for dim in dims:
         if tensor.shape[dim] > 1:
             maybe_mark_dynamic(tensor, dim % tensor.dim())

@@ -1,4 +1,4 @@
-"""How much memory is free."""
+"""Looks up how much memory is free."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 
 def free_memory(device: torch.device, root: Path = Path("/")) -> int | None:
-    """Bytes that can be allocated on ``device`` now; None where it cannot be told (CPUs of other systems than Linux,
-    other accelerators than torch.cuda's).
+    """Returns the bytes that can be allocated on ``device`` now; None if unknown (CPUs of systems other than Linux,
+    accelerators other than torch.cuda's).
 
-    On a GPU, what torch's allocator holds and does not use counts as free. On a CPU it is what the system can give
-    without swapping, page cache included (MemAvailable), or what is left in the process's control groups, versions 1
-    and 2.
+    On a GPU, memory that torch's allocator holds and does not use counts as free. On a CPU it is the smaller of what
+    the system has without swapping, page cache included (MemAvailable), and what the limits of the process's control
+    groups (versions 1 and 2) leave.
 
     Args:
-        root: of the file system that is asked.
+        root: the root of the file system in which /proc and /sys are read.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -34,7 +34,7 @@ def _available(root: Path) -> Iterator[int]:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Of the process's group and of all around it: a limit holds for all inside."""
+    """Yields the bytes left in the process's control group and in each group that contains it."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -49,17 +49,17 @@ def _left_in_groups(root: Path) -> Iterator[int]:
         else:
             continue
         names = [name for name in path.split("/") if name]
-        for depth in range(len(names), -1, -1):  # a container may not see its own group by this path, but as the root
+        for depth in range(len(names), -1, -1):  # in a container, this path may not exist and the group be the root
             folder = root.joinpath(base, *names[:depth])
             try:
                 most, now = int((folder / limit).read_text()), int((folder / used).read_text())
-            except (OSError, ValueError):  # no such group, or "max"
+            except (OSError, ValueError):  # no such group, or the limit is "max", which means none
                 continue
             yield max(most - now + _numbers(folder / "memory.stat").get(reclaimable, 0), 0)
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Of a file with a name and a number in every line; {} where there is none."""
+    """Reads a file with a name and a number in each line; {} if there is no such file."""
     try:
         rows = [line.split() for line in path.read_text().splitlines()]
     except OSError:
@@ -68,7 +68,7 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def size_text(size: int) -> str:
-    """``size`` bytes, for people."""
+    """Returns ``size`` bytes in a readable unit."""
     for exponent, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 1024**exponent:
             return f"{size / 1024**exponent:.2f} {unit}"

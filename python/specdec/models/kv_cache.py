@@ -9,19 +9,19 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-VISIBLE_STEP = 64  # attention reads a multiple of this many slots: few distinct shapes, few empty slots
+VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
 
 
 def visible_slots(length: int, capacity: int) -> int:
-    """The number of slots that attention reads where the longest sequence has ``length`` tokens stored: beyond 1024 of
-    them at most an eighth too many, in eight shapes for each doubling. Never the trash slot: what is shown of a cache
-    is then never the whole of it, which compiled forwards would take for another case."""
+    """Returns how many slots attention reads if the longest sequence has ``length`` tokens stored. Beyond 1024 tokens
+    these are at most an eighth too many, in eight different shapes for each doubling. The trash slot is never visible;
+    so attention never reads the whole cache, for which compiled forwards would need another graph."""
     step = max(VISIBLE_STEP, 1 << max((length - 1).bit_length() - 4, 0))
     return min(-(-length // step) * step, capacity - 1)
 
 
 class Slot(NamedTuple):
-    """What one token of one sequence stores in a layer, as keys or as values."""
+    """The keys, or the values, that one token of one sequence stores in a layer."""
 
     heads: int
     size: int  # of a head
@@ -29,7 +29,7 @@ class Slot(NamedTuple):
 
     @classmethod
     def of(cls, stored: torch.Tensor) -> Slot:
-        """Of keys or values [B, H_kv, S, D]."""
+        """Returns the slot of stored keys or values [B, H_kv, S, D]."""
         return cls(stored.shape[1], stored.shape[3], stored.dtype)
 
     @property
@@ -37,14 +37,15 @@ class Slot(NamedTuple):
         return self.heads * self.size * self.dtype.itemsize
 
 
-LayerSlot = tuple[Slot, Slot] | None  # keys and values; None: the layer stores nothing, as where it reads another's
+LayerSlot = tuple[Slot, Slot] | None  # keys and values; None: the layer stores nothing, as it reads another layer's
 
 
 class _Writer:
-    """Where the next keys go and which slots attention sees; set once a forward, shared by all layers.
+    """The slots to which the next keys and values go, and the slots that attention sees. Set once a forward and shared
+    by all layers.
 
-    The layers hold this and not the cache itself: a reference cycle would keep the memory until a garbage
-    collection.
+    The layers refer to this object and not to the cache, because a reference cycle would keep the memory until a
+    garbage collection.
     """
 
     def __init__(self, batch_size: int, capacity: int, device: torch.device, dtype: torch.dtype | None):
@@ -58,12 +59,13 @@ class _Writer:
     def set(self, slots: torch.Tensor, visible: int, first_row: int) -> None:
         self._slots, self.visible = slots, visible
         size = slots.shape[0]
-        # With all rows the slice has no bounds: a compiled forward would make them constants of its graph.
+        # For all rows the slice has no bounds, because a compiled forward would make bounds constants of its graph.
         self.rows = slice(None) if size == self.batch_size else slice(first_row, first_row + size)
         self._index.clear()
 
     def index(self, num_heads: int) -> torch.Tensor:
-        """[B * num_heads * q] rows of the storage seen as [B * num_heads * capacity, D], in the order of the keys."""
+        """Returns [B * num_heads * q] int64, in the order of the keys: their rows in the storage viewed as
+        [B * num_heads * capacity, D]."""
         index = self._index.get(num_heads)
         if index is None:
             if num_heads not in self._first_row:
@@ -80,7 +82,7 @@ class _Layer(CacheLayerMixin):
     keys: torch.Tensor
     values: torch.Tensor
     is_compileable = True
-    # Full-length storage for every layer: a window lives in the mask, or rollback would be impossible.
+    # Every layer stores all positions and the mask applies a sliding window, because rollback needs the old keys.
     is_sliding = False
 
     def __init__(self, writer: _Writer):
@@ -106,14 +108,15 @@ class _Layer(CacheLayerMixin):
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _write(self, storage: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Stores ``states`` [n, H, q, D]. Returns what attention reads, in their dtype, which is its queries'."""
+        """Stores ``states`` [n, H, q, D]. Returns the keys or values that attention reads, in the dtype of ``states``,
+        which is that of the queries."""
         w, size, computed = self._writer, states.shape[3], states.dtype
         if w.dtype is not None:
             states = states.to(w.dtype)
         visible = storage[w.rows, :, : w.visible]
         if w.append_new:
             visible = torch.cat((visible, states), 2)
-        # One flat row copy: measured three times faster than keys[rows, :, slots] = ...
+        # One copy of flat rows was measured to be three times faster than keys[rows, :, slots] = ...
         storage.view(-1, size).index_copy_(0, w.index(states.shape[1]), states.reshape(-1, size))
         return visible.to(computed)
 
@@ -127,32 +130,32 @@ class _Layer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._writer.capacity
 
-    get_max_cache_shape = get_max_length  # its name in transformers 5.17
+    get_max_cache_shape = get_max_length  # the name of this method in transformers 5.17
 
 
 class StaticKVCache(Cache):
     """A transformers ``Cache`` whose layers are preallocated [B, H_kv, S, D] tensors, with a length for each
     sequence.
 
-    Keys go to the slots named by :meth:`write_at`; rolling back is an assignment to ``lengths``: what lies
-    beyond is masked, and overwritten later. Nothing is ever moved, cropped or grown. The last slot is
-    *trash*: padding and finished sequences write there, and no valid query sees it.
+    Keys and values go to the slots given to :meth:`write_at`. Rollback is an assignment to ``lengths``: slots beyond
+    are masked, and overwritten later. Nothing is ever moved, cropped or grown. The last slot is the *trash slot*:
+    padding and finished sequences write there, and no valid query sees it.
 
     Args:
         config: the model's configuration; only the number of layers is read.
         batch_size: B.
-        capacity: S >= 2, slots a sequence, the trash slot included: at least the longest sequence + 1.
-        device: of keys and values.
-        append_new: attention gets the stored slots and then this forward's keys, side by side, instead of the
-            slots with the new keys inside. For models that build positions from a 2-D mask (ALiBi).
-        dtype: keys and values are rounded to it, and read back in the dtype in which they came; None: they are stored
-            as they come.
+        capacity: S >= 2, slots of a sequence, the trash slot included: at least the longest sequence + 1.
+        device: the device of keys and values.
+        append_new: attention reads the stored slots followed by this forward's keys, instead of the slots with the
+            new keys among them. For models that build positions from a 2-D mask (ALiBi).
+        dtype: keys and values are rounded to it for storage, and converted back when read; None: they are stored in
+            the dtype in which the model computes them.
 
     Attributes:
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored.
     """
 
-    layers: list[_Layer]  # type: ignore[assignment]  # of transformers' own several kinds
+    layers: list[_Layer]  # type: ignore[assignment]  # transformers declares its own kinds of layers
 
     def __init__(
         self,
@@ -172,23 +175,23 @@ class StaticKVCache(Cache):
         super().__init__(layers=[_Layer(self._writer) for _ in range(layers)])
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self._used_rows: set[int] = set()  # rows that had a sequence before
+        self._used_rows: set[int] = set()  # rows that have held a sequence
 
     def allocate(self, slots: Sequence[LayerSlot]) -> None:
-        """Allocates all storage now, so that nothing grows later. A layer without a slot is allocated by its first
-        keys."""
+        """Allocates all storage now, so that nothing grows later. A layer whose slot is None is allocated when it
+        first stores keys."""
         for layer, slot in zip(self.layers, slots, strict=True):
             if slot is not None:
                 layer.allocate(*slot)
 
     def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0) -> None:
-        """Says where the next forward's keys go: ``slots`` [n, q] int64 in [0, S), and how many slots it sees. With
-        n < B sequences it is one of the rows from ``first_row`` on."""
+        """Sets the slots to which the next forward's keys and values go, [n, q] int64 in [0, S), and how many slots it
+        sees. A forward of n < B sequences uses the rows from ``first_row`` on."""
         self._writer.set(slots, visible, first_row)
 
     def begin(self, row: int) -> None:
-        """Says that a new sequence comes to a row. What the one before has stored is forgotten, so that the new one
-        never meets a NaN: masked slots have weight 0, which a NaN does not survive."""
+        """Prepares ``row`` for a new sequence. Keys and values of the row's previous sequence become zero, since a NaN
+        among them would spoil the new one: masked slots have weight 0, but 0 times NaN is NaN."""
         if row not in self._used_rows:
             self._used_rows.add(row)
             return
@@ -198,14 +201,14 @@ class StaticKVCache(Cache):
                 layer.values[row].zero_()
 
     def show(self, visible: int) -> None:
-        """How many slots the next forward sees, without a change of where it writes."""
+        """Sets how many slots the next forward sees, and leaves the slots to which it writes as they are."""
         self._writer.visible = visible
 
     def storage(self) -> list[torch.Tensor]:
-        """All keys and values, [B, H_kv, S, D] each."""
+        """Returns all keys and values, [B, H_kv, S, D] each."""
         return [states for layer in self.layers if layer.is_initialized for states in (layer.keys, layer.values)]
 
     def index_rows(self) -> list[torch.Tensor]:
-        """Computes what the layers would when they first need it: a compiled forward is to find it."""
+        """Computes and returns the storage rows that the layers write to, so that a compiled forward finds them."""
         heads = {layer.keys.shape[1] for layer in self.layers if layer.is_initialized}
         return [self._writer.index(num_heads) for num_heads in sorted(heads)]

@@ -22,22 +22,22 @@ def load_model(
     *,
     name: str = "path",
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode.
+    """Loads a causal language model, in evaluation mode.
 
     Args:
         path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub. The weights
-            may be quantised, where the library that config.json asks for is installed; or those of a peft adapter
-            beside its adapter_config.json, which names the model that it belongs to.
-        dtype: of the weights, as a torch dtype, its name, or "auto" for the one that they were saved in. Of a quantised
-            model: of what it computes in.
-        device: where they go.
-        name: the caller's name of ``path``, for errors.
+            may be quantised, if the library that config.json requires is installed. A folder may also hold a peft
+            adapter, with an adapter_config.json that names the model that it belongs to.
+        dtype: the dtype of the weights, or of the computation if they are quantised: a torch dtype, its name, or
+            "auto" for the one in which they were saved.
+        device: the device on which the weights are placed.
+        name: the caller's name for ``path``, for errors.
 
     Raises:
-        OSError: a folder or file is missing or corrupt, weights are absent from it, or a library that they need is not
+        OSError: a folder or file is missing or corrupt, weights are missing in it, or a library that they need is not
             installed; names the argument and the path.
-        ValueError: ``dtype`` is no dtype, ``device`` is not on this machine, or the folder holds something
-            else than a causal language model.
+        ValueError: ``dtype`` is not an allowed dtype, ``device`` is not on this machine, or the folder does not hold
+            a causal language model.
     """
     allowed = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     names = [str(d).removeprefix("torch.") for d in allowed]
@@ -50,7 +50,7 @@ def load_model(
         raise OSError(f"{name}: cannot load a model from {str(path)!r}: it is an adapter, which takes peft")
     how: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
     try:
-        # Most quantised weights are made for one device: they are loaded there, not moved.
+        # Most quantised weights are made for one device, so they are loaded there instead of moved.
         if torch.device(device).type != "cpu" and not adapter and _quantisation(path) is not None:
             how["device_map"] = {"": device}
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how, output_loading_info=True)
@@ -62,7 +62,7 @@ def load_model(
         raise OSError(f"{name}: cannot load a model from {str(path)!r}: {error}") from error
     except (ValueError, RuntimeError, KeyError) as error:
         raise ValueError(f"{name}: {str(path)!r} does not hold a causal language model: {error}") from error
-    # transformers fills absent weights with random numbers and warns; a decoder would then talk nonsense.
+    # transformers fills absent weights with random numbers and only warns; the text would be nonsense.
     absent = sorted(report["missing_keys"])
     if absent:
         raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
@@ -79,16 +79,16 @@ def load_pair(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
 ) -> Pair:
-    """Target, draft and the target's tokenizer; ``target`` and ``draft`` as ``path`` in :func:`load_model`.
+    """Loads target, draft and the target's tokenizer; ``target`` and ``draft`` as ``path`` in :func:`load_model`.
 
     Raises:
-        OSError, ValueError: as :func:`load_model`; ValueError too where the tokenizers differ.
+        OSError, ValueError: as :func:`load_model`; ValueError also if the tokenizers differ.
     """
     tokenizer = load_tokenizer("target", target)
     try:
         draft_tokenizer = load_tokenizer("draft", draft)
     except OSError:
-        draft_tokenizer = None  # a draft needs none of its own
+        draft_tokenizer = None  # a draft needs no tokenizer of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
     target_model = load_model(target, dtype, device, name="target")
@@ -96,15 +96,15 @@ def load_pair(
 
 
 def load_embedded_pair(dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu") -> Pair:
-    """The small target and draft that come with the package, and their tokenizer."""
+    """Loads the small target and draft that come with the package, and their tokenizer."""
     folder = Path(str(resources.files("specdec") / "embedded"))
     target, draft = (load_model(folder / name, dtype, device, name=name) for name in ("target", "draft"))
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 
 def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError that names the first token in which two tokenizers differ: the models would not mean
-    the same."""
+    """Raises ValueError naming the first id that is a different token in the two tokenizers: equal ids must mean the
+    same to both models."""
     ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in (target, draft))
     if ours == theirs:
         return
@@ -116,11 +116,11 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
 
 
 def load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub name. Raises OSError naming ``name``, the caller's name of ``path``."""
+    """Loads the tokenizer of a folder or hub name. Raises OSError naming ``name``, the caller's name for ``path``."""
     _require_folder(name, path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises bare Exceptions for broken files
+    except Exception as error:  # tokenizers raises plain Exceptions for broken files
         raise OSError(f"{name}: cannot load a tokenizer from {str(path)!r}: {error}") from error
 
 
@@ -128,13 +128,14 @@ def _require_device(device: torch.device | str) -> None:
     try:
         if torch.empty(0, device=device).is_meta:
             raise RuntimeError("meta tensors have no values")
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without it
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without the device
         there_are = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"device: got {str(device)!r}, allowed: {', '.join(there_are)}") from error
 
 
 def _require_folder(name: str, path: str | os.PathLike, *patterns: str) -> None:
-    """transformers takes a folder that is not there for the name of a model on the hub: say what is missing instead."""
+    """Raises OSError saying what is missing. transformers would take a missing folder for the name of a model on the
+    hub."""
     folder = Path(path).expanduser()
     hub_name = isinstance(path, str) and path.count("/") <= 1 and not path.startswith((".", "~", "/"))
     if not folder.exists() and hub_name:

@@ -1,4 +1,4 @@
-"""Prompts are read in chunks, and in smaller ones once memory has run out."""
+"""Chooses how many tokens one prefill forward is fed: fewer, once memory has run out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..checks import read_count
 
 T = TypeVar("T")
 
-# What RuntimeErrors say that are not torch.OutOfMemoryError: the CPU's allocator; CUDA, cuBLAS and cuDNN, which
-# allocate beside torch's.
+# Texts of RuntimeErrors for exhausted memory that are not torch.OutOfMemoryError: from the CPU's allocator, and from
+# CUDA, cuBLAS and cuDNN, which allocate without torch's allocator.
 _EXHAUSTED = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
@@ -24,35 +24,35 @@ _EXHAUSTED = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or on a CPU; nothing else is wrong then, and less may do."""
+    """Returns whether ``error`` means that memory ran out, on a GPU or on a CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _EXHAUSTED)
 
 
 class PrefillChunk:
-    """How many tokens a forward of a prefill is fed. Halved where memory runs out, and never raised again: what ran out
-    once would do so again, and every time costs a forward.
+    """How many tokens a prefill forward is fed. Halved when memory runs out, and never increased again, because memory
+    would run out again and each failure costs a forward.
 
     Args:
-        size: tokens, >= 1, to begin with.
+        size: the initial number of tokens, >= 1.
     """
 
     def __init__(self, size: int):
         self.size = read_count("prefill_chunk", size, 1)
 
     def run(self, feed: Callable[[int], T], columns: int, rows: int = 1) -> T:
-        """``feed(columns)``, or fewer: as many as ``size`` allows, and half of them as often as memory runs out. It may
-        be interrupted anywhere: it is to write where it has written before when it is called again.
+        """Returns ``feed(n)`` for the largest n <= ``columns`` that ``size`` allows, halved each time memory runs out.
+        ``feed`` may fail anywhere; a repeated call must write to the same places.
 
-        Warns (RuntimeWarning), once a call, from what to what ``size`` fell.
+        Warns (RuntimeWarning) once a call with the old and the new ``size`` if it was halved.
 
         Args:
-            columns: that there are, >= 1.
-            rows: tokens of a column, which cannot be cut.
+            columns: the columns that are left to feed, >= 1.
+            rows: tokens of a column, which cannot be divided.
 
         Raises:
-            Exception: of ``feed``; of memory running out for a single column.
+            Exception: any other error of ``feed``, or that memory ran out for a single column.
         """
         columns = before = max(min(self.size // rows, columns), 1)
         try:
@@ -67,8 +67,8 @@ class PrefillChunk:
 
 
 def _tried(feed: Callable[[int], T], columns: int) -> tuple[T] | None:
-    """None: memory ran out. Returned and not caught further out, so that no traceback keeps the forward's tensors while
-    the next one runs."""
+    """Returns ``(feed(columns),)``, or None if memory ran out. The error is caught here and not in the caller, so that
+    no traceback keeps the forward's tensors alive while the next one runs."""
     try:
         return (feed(columns),)
     except Exception as error:

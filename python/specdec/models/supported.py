@@ -1,4 +1,4 @@
-"""Which models the loop can drive: refusals by name, and a check on first use of every model not yet known."""
+"""Decides which models the loop can run: known ones, refusals by name, and a check of every unknown model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..checks import refuse
 from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
 
-# Ragged cached forwards compared with full ones in tests/models/test_model_types.py. docs/models.md says more.
+# For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
 KNOWN_MODEL_TYPES = frozenset(
     (
         "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt2",
@@ -24,7 +24,7 @@ KNOWN_MODEL_TYPES = frozenset(
 )  # fmt: skip
 MASKED_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))
 MASKED_ATTENTION = ("sdpa", "eager")
-# Adapters that need more than their modules: the wrapper's forward, or a forward of their own before each.
+# Adapters that act outside of the model's modules: in the wrapper's forward, or by an extra forward before each.
 _ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
 
 
@@ -35,19 +35,19 @@ def cached_model(
     compile: bool = False,
     fed_vocabulary: int | None = None,
 ) -> CachedModel:
-    """``model``, ready for the loop.
+    """Checks ``model`` and returns it as a ``CachedModel``.
 
     Args:
-        model: a ``PreTrainedModel``, or a ``peft`` model around one: the adapters that are active when ``generate``
-            runs act.
-        name: the caller's argument, for errors.
+        model: a ``PreTrainedModel``, or a ``peft`` model around one. The adapters that are active when ``generate``
+            runs are used.
+        name: the name of the caller's argument, for errors.
         cache_dtype, compile, fed_vocabulary: as in :class:`~specdec.models.cached_model.CachedModel`.
 
     Raises:
-        ValueError: the model is no causal LM, its state cannot be rewound (Mamba, hybrid, linear attention),
-            it is an encoder-decoder, it is in training mode, its attention takes no 4-D mask, its weights are spread,
-            sharded or offloaded, its adapters do not act inside its modules, or, for a model that was never checked,
-            its cached forward differs from its full forward.
+        ValueError: the model is not a causal LM, it is an encoder-decoder, its state cannot be rewound (Mamba, hybrid,
+            linear attention), it is in training mode, its attention takes no 4-D mask, its weights are spread,
+            sharded or offloaded, its adapters act outside of its modules, or it is of an unknown type and its cached
+            forward differs from its full forward.
     """
     whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
@@ -71,7 +71,7 @@ def cached_model(
 
 
 def _without_adapters(model: Any, name: str) -> torch.nn.Module:
-    """The model inside a ``peft`` one, whose modules carry the adapters. peft is never imported here."""
+    """Returns the model inside a ``peft`` model; its modules contain the adapters. peft is never imported here."""
     if not any(c.__module__.split(".")[0] == "peft" for c in type(model).__mro__):
         return model
     for config in model.peft_config.values():
@@ -84,7 +84,8 @@ def _without_adapters(model: Any, name: str) -> torch.nn.Module:
 
 
 def _require_masked_attention(model: PreTrainedModel, config: PreTrainedConfig, described: str) -> None:
-    """Mamba and its like keep a state that a rejected draft would have changed for good."""
+    """Raises ValueError for models with other layers than masked attention. Mamba, for example, keeps a state that a
+    rejected draft would change for good."""
     others = set(getattr(config, "layer_types", None) or ()) - MASKED_LAYER_TYPES
     listed = ", ".join(sorted(others)) or "its layers"
     if model._is_stateful or any("attention" not in kind or "linear" in kind for kind in others):
@@ -96,8 +97,8 @@ def _require_masked_attention(model: PreTrainedModel, config: PreTrainedConfig, 
 
 
 def _require_one_device(model: PreTrainedModel, name: str) -> None:
-    """All of the weights, whole, and there to stay. accelerate is never imported here: its hooks say what they do.
-    Those that only bring inputs to the one device do no harm."""
+    """Raises ValueError unless all weights are whole and stay on one device. accelerate is never imported here; its
+    hooks have attributes that tell what they do. Hooks that only move inputs to the one device are allowed."""
     allowed = "all of them, whole, on one device that holds values"
     sharded = next((p for p in model.parameters() if type(p).__module__.startswith("torch.distributed.")), None)
     if sharded is not None:
@@ -118,7 +119,7 @@ def _require_one_device(model: PreTrainedModel, name: str) -> None:
 
 
 def _hooks(module: torch.nn.Module) -> tuple:
-    """accelerate's, of this module alone."""
+    """Returns accelerate's hooks of this module alone."""
     hook = getattr(module, "_hf_hook", None)
     return () if hook is None else tuple(getattr(hook, "hooks", (hook,)))  # several in a SequentialHook
 
@@ -129,7 +130,8 @@ def _offloads(hook: object) -> bool:
 
 def _check_modules(model: torch.nn.Module, name: str) -> None:
     for module in model.modules():
-        # Adapters that were added to a model in evaluation mode, say. A new head alone does no harm.
+        # For example adapters that were added to a model in evaluation mode. A new linear or embedding layer does not
+        # behave differently in training mode.
         if module.training and not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             given = "" if module is model else f"{type(module).__name__} "
             raise ValueError(f"{name}: {given}is in training mode (dropout), call .eval() first")
@@ -140,11 +142,11 @@ def _check_modules(model: torch.nn.Module, name: str) -> None:
 
 @torch.inference_mode()
 def check_against_full_forward(model: PreTrainedModel, name: str, whole: torch.nn.Module | None = None) -> None:
-    """Compares ragged cached forwards with full ones on random tokens: two sequences, one rollback; where there is a
-    sliding window, once more with a window shorter than the sequences.
+    """Compares ragged cached forwards with full ones on random tokens, with two sequences and one rollback. A model
+    with a sliding window is compared once more with a window shorter than the sequences.
 
     Args:
-        whole: whose forward is the full one; None: the model's own.
+        whole: the model that computes the full forward, such as the ``peft`` model around ``model``; None: ``model``.
 
     Raises:
         ValueError: names the model type and the largest difference.
@@ -158,7 +160,8 @@ def check_against_full_forward(model: PreTrainedModel, name: str, whole: torch.n
 
 @contextmanager
 def _short_windows(configs: list[PreTrainedConfig], window: int = 4) -> Iterator[bool]:
-    """masking_utils reads the window in every forward: so a few tokens show whether a model leaves it to the mask."""
+    """Shortens the sliding windows, and yields whether there are any. transformers' masking_utils reads the window in
+    every forward, so a few tokens show whether the model applies it by the mask alone."""
     saved = [(c, c.sliding_window) for c in configs if getattr(c, "sliding_window", None) is not None]
     try:
         for config, _ in saved:
@@ -172,21 +175,21 @@ def _short_windows(configs: list[PreTrainedConfig], window: int = 4) -> Iterator
 def _compare(cached: CachedModel, name: str, whole: torch.nn.Module) -> None:
     described = f"{name}: model type {cached.model.config.model_type!r} cannot be driven with a static cache"
     device, lengths, fed = cached.device, (9, 6), 4
-    # Tokens that stand for images and the like would need these.
+    # Tokens that stand for images, for example, would need image inputs.
     config = cached.model.config.to_dict()
     special = {i for key, i in config.items() if key.endswith(("_token_id", "_token_index")) and isinstance(i, int)}
     ordinary = torch.tensor([i for i in range(min(cached.vocab_size, 1000)) if i not in special])
     draws = torch.randint(len(ordinary), (2, max(lengths) + fed), generator=torch.Generator().manual_seed(0))
     tokens = ordinary[draws].to(device)
     try:
-        cache = cached.new_cache(2, 2 * VISIBLE_STEP)  # attention sees empty slots too
+        cache = cached.new_cache(2, 2 * VISIBLE_STEP)  # attention sees empty slots, too
         cached.prefill(cache, [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)])
         places = cache.lengths[:, None] + torch.arange(fed, device=device)
         layout = cached.layout(places, places, visible_slots(tokens.shape[1], cache.capacity))
-        cached(tokens[:, :fed].flip(1), cache, layout)  # wrong tokens, to be overwritten
+        cached(tokens[:, :fed].flip(1), cache, layout)  # wrong tokens, which the next line overwrites
         logits = cached(tokens.gather(1, places), cache, layout)
         full = [whole(tokens[b : b + 1, : n + fed]).logits[0, n:] for b, n in enumerate(lengths)]
-    except Exception as error:  # whatever a model that was never seen does with our mask and cache
+    except Exception as error:  # an unknown model can raise anything for this mask and cache
         raise ValueError(f"{described}: {type(error).__name__}: {error}") from error
     expected = torch.stack(full).float()
     difference = (logits.float() - expected).abs().max().item()

@@ -1,1 +1,1 @@
-"""What callers say of sampling, and what a batch makes of it: parameters, processors, the token table."""
+"""Settings of the sampling distribution: parameters, logits processors, and the table of biases and penalties."""

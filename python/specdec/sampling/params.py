@@ -1,4 +1,4 @@
-"""What callers say of the sampling distribution, checked once and brought to the form in which every step takes it."""
+"""Checks the callers' sampling settings once, and converts them to the form that every step uses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specdec_kernels import Rule, SamplingParams
 
 from ..checks import read_count, refuse
 
-Bias = dict[int, float]  # token -> what is added to its logit; -inf bans it
+Bias = dict[int, float]  # token -> number that is added to its logit; -inf bans the token
 
 
 def read_params(params: SamplingParams | None, batch_size: int, device: torch.device) -> SamplingParams:
-    """``params`` (None: greedy) as [B] tensors on ``device``, so that no step makes them again. What does nothing
-    becomes None: a neutral parameter, and filters where the whole batch is greedy."""
+    """Returns ``params`` (None: greedy) as [B] tensors on ``device``, made once for all steps. Parameters without an
+    effect become None: those that are neutral everywhere, and filters if the whole batch is greedy."""
     params = SamplingParams(temperature=0.0) if params is None else params
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
@@ -38,7 +38,8 @@ def read_params(params: SamplingParams | None, batch_size: int, device: torch.de
 
 
 def of_each(params: SamplingParams, batch_size: int) -> list[dict[str, float]]:
-    """Every parameter of every sequence, neutral where it is off. ``params`` as from ``read_params``."""
+    """Returns all parameters of each sequence by name, with the neutral value for those that are off. ``params`` must
+    come from ``read_params``."""
     columns = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
@@ -47,14 +48,15 @@ def of_each(params: SamplingParams, batch_size: int) -> list[dict[str, float]]:
 
 
 def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
-    """Of every sequence so many, side by side. ``params`` as from ``read_params``."""
+    """Returns the parameters with every sequence repeated ``times`` times, copies next to each other. ``params`` must
+    come from ``read_params``."""
     columns = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     return SamplingParams(**{n: v.repeat_interleave(times) for n, v in columns.items() if v is not None})
 
 
 def read_rule(rule: str, compact_q: int) -> Rule:
-    """The rule, which must go with ``compact_q``."""
-    Rule(rule)  # refuses others
+    """Returns the rule. Raises ValueError if it is unknown, or cannot be combined with ``compact_q``."""
+    Rule(rule)  # raises for an unknown rule
     if read_count("compact_q", compact_q) > SamplingParams.MAX_COMPACT:
         refuse("compact_q", compact_q, f"an integer from 0 (off) to {SamplingParams.MAX_COMPACT}")
     if compact_q and rule == Rule.COUPLED:
@@ -68,7 +70,7 @@ def read_bias(
     batch_size: int,
     vocab_size: int,
 ) -> list[Bias]:
-    """The biases of every sequence; a banned token has -inf."""
+    """Returns the biases of every sequence; a banned token has -inf."""
     if logit_bias is None or isinstance(logit_bias, Mapping):
         logit_bias = [logit_bias] * batch_size
     banned: Sequence = [] if banned_tokens is None else banned_tokens
@@ -88,7 +90,7 @@ def read_bias(
         bias = {**(of_sequence or {})}
         for token, value in bias.items():
             _check_token("logit_bias", token, vocab_size)
-            # Beyond float32 a number is infinite to the kernels.
+            # The kernels use float32, in which a larger number would be infinite.
             fine = isinstance(value, (int, float)) and (value == -math.inf or abs(value) <= _LARGEST)
             if isinstance(value, bool) or not fine:
                 refuse("logit_bias", f"{value!r} for id {token}", "a finite number, or -inf (never this token)")
@@ -110,7 +112,7 @@ def _check_token(name: str, token: object, vocab_size: int) -> None:
 def read_min_new_tokens(
     min_new_tokens: int | Sequence[int] | torch.Tensor, batch_size: int, max_new_tokens: int
 ) -> list[int]:
-    """How many tokens every sequence has before it may end."""
+    """Returns, for each sequence, how many tokens it must emit before it may end."""
     counts = min_new_tokens.tolist() if isinstance(min_new_tokens, torch.Tensor) else min_new_tokens
     counts = counts if isinstance(counts, Sequence) else [counts] * batch_size
     right = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= max_new_tokens for n in counts)

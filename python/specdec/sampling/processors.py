@@ -1,4 +1,4 @@
-"""transformers' logits processors in the loop: slower than parameters, and for whatever these cannot say."""
+"""Runs transformers' logits processors in the loop: slower than parameters, for effects that these do not offer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from ..checks import refuse
 
-# They remember the calls before: a second one for the same position, as after a rejection, would change the text.
+# These remember earlier calls, so a second call for the same position, as after a rejection, would change the text.
 _STATEFUL = ("SynthIDTextWatermarkLogitsProcessor", "UnbatchedClassifierFreeGuidanceLogitsProcessor")
 
 
@@ -23,10 +23,10 @@ def refuse_stateful(processors: Sequence[LogitsProcessor]) -> None:
 def read_processors(
     processors: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]] | None, batch_size: int
 ) -> list[LogitsProcessorList]:
-    """Of every sequence.
+    """Returns the processors of every sequence.
 
     Args:
-        processors: a ``LogitsProcessorList``, or a list of processors, which run in this order; or such a list for
+        processors: a ``LogitsProcessorList``, or a list of processors, which run in this order; or one such list for
             each sequence.
     """
     if not processors:
@@ -40,11 +40,11 @@ def read_processors(
 
 
 class Processors:
-    """Raw logits to raw logits, by row: each sequence's own text and the drafts before the row, without padding.
+    """Applies each sequence's processors to its raw logits, given its text and the drafts before each logits row.
 
     Attributes:
-        of_rows: each row's; an empty list where there are none.
-        errors: what a row's processors raised, and what only that row pays for: its logits stay as they were.
+        of_rows: the processors of each batch row; an empty list for a row without processors.
+        errors: the exceptions that processors raised, by batch row. The logits of such a row stay unprocessed.
     """
 
     def __init__(self, size: int, vocab_size: int):
@@ -63,14 +63,15 @@ class Processors:
         drafts: torch.Tensor,
         d2t: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What the processors make of rows that are consulted; the others stay as they are.
+        """Returns the logits with processors applied wherever verification can read them; others stay as they are.
 
         Args:
-            logits: [B, n, V], the last n of the rows that follow no draft, one, ... all of ``drafts``.
-            texts: the known tokens of each sequence; [] where it has ended, or has no processors.
+            logits: [B, n, V], n <= i + 1: the logits after the last n of the prefixes of ``drafts`` with 0, ..., i
+                tokens.
+            texts: the known tokens of each sequence; [] if it has ended or has no processors.
             allowed: how many drafts of each sequence count.
             drafts: [B, i] int64.
-            d2t: the target's ids of the logits' columns, where these are a reduced vocabulary.
+            d2t: the target's ids of the logits' columns, if these are a reduced vocabulary.
 
         Returns:
             [B, n, V] float32.
@@ -80,7 +81,7 @@ class Processors:
         for b, (text, tokens) in enumerate(zip(texts, drafts.tolist(), strict=True)):
             for row in range(logits.shape[1] if text and self.of_rows[b] and b not in self.errors else 0):
                 before = tokens[: first + row]
-                # No row after a draft that does not count or that the target never accepts is consulted.
+                # Verification never reads a row after a draft that does not count, or that it cannot accept.
                 if len(before) > allowed[b] or not all(0 <= token < self.vocab_size for token in before):
                     break
                 if row > 0 and logits[b, row - 1, before[-1]] == -torch.inf:
@@ -88,7 +89,7 @@ class Processors:
                 ids = torch.tensor([[*text, *before]], device=logits.device)
                 try:
                     logits[b, row] = self._processed(self.of_rows[b], ids, logits[b, row][None], d2t)
-                except Exception as error:  # whatever a processor does: it is one sequence's
+                except Exception as error:  # whatever it is, it concerns only this sequence
                     self.errors[b] = error
                     break
         return logits
@@ -101,7 +102,7 @@ class Processors:
             whole[:, d2t] = scores
             scores = whole
         shape = scores.shape
-        scores = processors(ids, scores.clone())  # type: ignore[arg-type]  # their Long and FloatTensor
+        scores = processors(ids, scores.clone())  # type: ignore[arg-type]  # declared as LongTensor and FloatTensor
         if not isinstance(scores, torch.Tensor) or scores.shape != shape:
             given = f"scores of shape {list(scores.shape)}" if isinstance(scores, torch.Tensor) else repr(scores)
             refuse("logits_processor", f"{given} back", f"shape {list(shape)}, as they were given")

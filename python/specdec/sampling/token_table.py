@@ -1,4 +1,4 @@
-"""The host's record of what biases, bans and penalties say of single tokens. It grows with the text."""
+"""The host's table of the tokens that biases, bans and penalties apply to. It grows with the text."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 
 from specdec_kernels import SamplingParams, TokenTable
 
-# Of TokenTable: what stands where there is no token, or a new one.
+# The fields of TokenTable, with the value that a place without a token, or with a new one, starts with.
 _EMPTY = {"ids": SamplingParams.TABLE_PADDING, "bias": 0.0, "in_prompt": False, "count": 0}
 _DTYPES = {"ids": np.int64, "bias": np.float32, "in_prompt": np.bool_, "count": np.int32}
 _ROOM = 8  # tokens that a new table can take before it is widened
 
 
 class HostTable:
-    """The ``TokenTable`` of a batch's rows, kept in order while their sequences grow.
+    """The ``TokenTable`` of a batch's rows, kept sorted by token while their sequences grow.
 
-    A new token moves the rest of its own row by one place; when a row is full, all become twice as wide. numpy, since
-    one small operation of torch costs as much as ten of its.
+    A new token shifts the rest of its own row by one place; when a row is full, all rows become twice as wide. It
+    uses numpy, because one small operation of torch costs as much as ten of numpy's.
 
     Args:
-        size: rows.
-        eos: tokens that a sequence may have to wait for.
+        size: the number of rows.
+        eos: the end-of-sequence tokens that ``min_new_tokens`` can hold back.
     """
 
     def __init__(self, size: int, eos: Sequence[int], device: torch.device):
@@ -46,10 +46,10 @@ class HostTable:
         prompt_length: int,
         min_new_tokens: int,
     ) -> None:
-        """Of a new sequence.
+        """Starts a new sequence in ``row``.
 
         Args:
-            params: all of its ``SamplingParams``.
+            params: all of its ``SamplingParams``, by name.
             seen: the tokens of its prompt that the repetition penalty counts.
         """
         self.end(row)
@@ -70,7 +70,7 @@ class HostTable:
         self._current = None
 
     def end(self, row: int) -> None:
-        """Forgets the row's sequence."""
+        """Removes the row's sequence from the table."""
         if row in self._needed:
             for name, column in self._columns.items():
                 column[row] = _EMPTY[name]
@@ -80,11 +80,11 @@ class HostTable:
 
     @property
     def counts(self) -> bool:
-        """Whether it changes with what is emitted."""
+        """Whether the table changes with the emitted tokens."""
         return any(self._counts)
 
     def add(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Counts ``tokens``, which this sequence has emitted."""
+        """Counts ``tokens``, which the row ``sequence`` has emitted."""
         for token in tokens if self._counts[sequence] else ():
             ids, size = self._columns["ids"][sequence], self._sizes[sequence]
             place = int(np.searchsorted(ids[:size], token))
@@ -109,8 +109,8 @@ class HostTable:
             self._columns[name] = np.concatenate((column, np.full_like(column, _EMPTY[name])), 1)
 
     def on_device(self) -> TokenTable | None:
-        """For the next step; None where no sequence needs one. On a CPU it shares this table's memory: it is valid
-        until the next ``begin``, ``add`` or ``end``."""
+        """Returns the table for the next step; None if no sequence needs one. On a CPU it shares memory with this
+        object, so it is valid until the next ``begin``, ``add`` or ``end``."""
         if not self._needed:
             return None
         if self._current is None:

@@ -1,1 +1,1 @@
-"""Many requests on the rows of one batch: a scheduler, and an engine for asyncio."""
+"""Decodes many requests on the rows of one batch: a scheduler, and an engine for asyncio."""

@@ -1,4 +1,4 @@
-"""The scheduler for asyncio: one thread of its own decodes, any number of tasks submit, stream and cancel."""
+"""The scheduler for asyncio: a separate thread decodes, and any number of tasks submit, stream and cancel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EngineStopped(RuntimeError):
 
 
 class _Stream(NamedTuple):
-    """What a request's reader has not read yet. Its own loop alone touches the queue."""
+    """The updates of a request that its reader has not read yet. Only the reader's event loop uses the queue."""
 
     task: Task
     loop: asyncio.AbstractEventLoop
@@ -37,21 +37,21 @@ class _Cancellation(NamedTuple):
 
 
 class Engine:
-    """Runs a ``Scheduler`` in a thread of its own. Whoever constructs it gives the scheduler away.
+    """Runs a ``Scheduler`` in a separate thread, which from then on is the only one that may use the scheduler.
 
     All methods are for tasks of a running event loop; several loops may use one engine. No method waits for the
-    device: a request is checked where it is submitted, and the thread takes it between two steps. While there is
+    device: a request is checked in the task that submits it, and the thread takes it between two steps. While there is
     nothing to do, the thread sleeps.
 
-    A slow reader holds up nobody: its updates wait in memory, at most ``max_new_tokens`` tokens and one outcome. They
-    wait until they are read, so every request that is submitted is to be read, by ``stream`` or ``result``, also one
-    that is cancelled.
+    A slow reader does not delay others: its updates wait in memory, at most ``max_new_tokens`` tokens and one outcome.
+    They stay there until they are read, so every submitted request must be read with ``stream`` or ``result``, even if
+    it is cancelled.
 
-    If the thread itself dies, of an error that is of no request, all open requests end with ``End.FAILED`` and say so,
-    and no other is taken.
+    If an error that does not belong to a request ends the thread itself, all open requests end with ``End.FAILED`` and
+    this error, and no other request is taken.
 
     Args:
-        scheduler: an idle one; nobody else may use it from now on.
+        scheduler: an idle scheduler; the caller must not use it any more.
 
     Raises:
         ValueError: names the argument.
@@ -61,24 +61,24 @@ class Engine:
         if not scheduler.idle:
             refuse("scheduler", "one with requests", "an idle one")
         self._scheduler, self._usage = scheduler, scheduler.usage
-        self._changed = threading.Condition()  # guards all below
+        self._changed = threading.Condition()  # guards all attributes below
         self._inbox: deque[Task | _Cancellation] = deque()
         self._open: dict[int, _Stream] = {}  # requests without an outcome
         self._unread: dict[int, _Stream] = {}  # requests without a reader
         self._closing = False
-        self._stopped: str | None = None  # why
+        self._stopped: str | None = None  # why the engine takes no requests any more
         self._thread = computing_thread(self._work, "specdec-engine")
         self._thread.start()
 
     # ---- for tasks -----------------------------------------------------------------------------------------
 
     async def submit(self, request: Request) -> int:
-        """Hands a request over and returns its number.
+        """Submits a request and returns its number.
 
         Raises:
             ValueError: names its field, what was given and what is allowed.
-            QueueFull: the scheduler's ``max_waiting`` requests wait already.
-            EngineStopped: it takes no requests any more.
+            QueueFull: as many requests wait already as the scheduler's ``max_waiting``.
+            EngineStopped: the engine takes no requests any more.
         """
         loop = asyncio.get_running_loop()
         with self._changed:
@@ -90,12 +90,12 @@ class Engine:
         return task.number
 
     def stream(self, number: int) -> AsyncGenerator[Update, None]:
-        """The request's emissions as they come, and its outcome as the last item. A request has one reader. One that
-        leaves before the outcome, or is cancelled, cancels the request; where it matters that this happens at once,
-        leave by ``contextlib.aclosing``.
+        """Iterates over the request's emissions as they come, and its outcome at the end. A request has one reader. If
+        the reader stops before the outcome, or is cancelled, the request is cancelled. Use ``contextlib.aclosing`` if
+        this must happen at once.
 
         Raises:
-            ValueError: there is no such request in this loop, or it has a reader.
+            ValueError: this event loop submitted no such request, or it already has a reader.
         """
         with self._changed:
             stream = self._unread.get(number)
@@ -105,7 +105,8 @@ class Engine:
         return self._read(stream)
 
     async def result(self, number: int) -> Outcome:
-        """The request's outcome. Reads its stream: who is cancelled here cancels the request.
+        """Reads the request's stream to its end, and returns the outcome. If the waiting task is cancelled, so is the
+        request.
 
         Raises:
             ValueError: as ``stream``.
@@ -117,8 +118,8 @@ class Engine:
         return last
 
     async def cancel(self, number: int) -> bool:
-        """Ends a request wherever it is, at the latest after the step that runs; its reader gets the outcome. False: it
-        has ended already, or never was."""
+        """Ends a request, at the latest after the current step; its reader gets the outcome. Returns False if the
+        request has already ended or does not exist."""
         loop = asyncio.get_running_loop()
         with self._changed:
             if number not in self._open:
@@ -129,17 +130,18 @@ class Engine:
 
     @property
     def usage(self) -> Usage:
-        """Where the scheduler stood before or after its last step; requests that were not taken yet wait."""
+        """The load of the scheduler before or after its last step. Requests that the thread has not taken yet count as
+        waiting."""
         with self._changed:
             return self._usage._replace(waiting=self._scheduler.usage.waiting + self._handed_over)
 
     @property
     def stopped(self) -> str | None:
-        """Why it takes no requests any more; None: it does."""
+        """Why the engine takes no requests any more; None while it does."""
         return self._stopped
 
     async def close(self) -> None:
-        """Cancels what is left, and returns when the thread has ended. May be called again."""
+        """Cancels all open requests, and returns when the thread has ended. May be called more than once."""
         with self._changed:
             self._closing = True
             self._stopped = self._stopped or "the engine was closed"
@@ -156,7 +158,7 @@ class Engine:
         try:
             while not isinstance(update := await stream.updates.get(), Outcome):
                 yield update
-        except BaseException:  # the reader leaves
+        except BaseException:  # the reader stops or is cancelled
             self._abandon(stream.task.number)
             raise
         yield update
@@ -168,7 +170,7 @@ class Engine:
 
     @property
     def _handed_over(self) -> int:
-        """Requests that the thread has not taken."""
+        """How many submitted requests the thread has not taken yet."""
         return sum(isinstance(item, Task) for item in self._inbox)
 
     def _check_runs(self) -> None:
@@ -185,17 +187,17 @@ class Engine:
         try:
             while self._serve():
                 self._deliver(self._scheduler.step())
-        except BaseException as error:  # of no request: whatever it is, nobody may wait for ever
+        except BaseException as error:  # no request caused it; end all requests, so that no reader waits for ever
             self._die(error)
 
     def _serve(self) -> bool:
-        """Waits for something to do, and takes what was handed over. False: the engine was closed, and nothing is
-        left."""
+        """Waits for something to do, and takes submitted requests and cancellations. Returns False if the engine was
+        closed and nothing is left to do."""
         scheduler = self._scheduler
         with self._changed:
             self._changed.wait_for(lambda: self._inbox or self._closing or not scheduler.idle)
             cancellations = []
-            while self._inbox:  # with the lock held: a request never counts twice, or not at all
+            while self._inbox:  # with the lock held, so that ``usage`` counts each request exactly once
                 item = self._inbox.popleft()
                 if isinstance(item, Task):
                     scheduler.take(item)
@@ -209,7 +211,7 @@ class Engine:
         return not (self._closing and scheduler.idle)
 
     def _deliver(self, updates: Iterable[Update]) -> None:
-        """Each loop is called once a step."""
+        """Passes the updates of a step to their event loops, with one call for each loop."""
         of_loops = defaultdict(list)
         with self._changed:
             self._usage = self._scheduler.usage
@@ -218,7 +220,7 @@ class Engine:
                 stream = self._open.pop(number) if isinstance(update, Outcome) else self._open[number]
                 of_loops[stream.loop].append((stream.updates, update))
         for loop, items in of_loops.items():
-            if not _call(loop, _put, items):  # its tasks are gone with it
+            if not _call(loop, _put, items):  # the loop is closed, so its readers are gone
                 self._forget(loop)
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -236,7 +238,7 @@ class Engine:
 
     def _die(self, error: BaseException) -> None:
         outcomes = []
-        with self._changed:  # to the end: who comes later finds no open request
+        with self._changed:  # until the end, so that later calls find no open request
             self._stopped = f"the engine's thread died: {error_text(error)}"
             for task in (stream.task for stream in self._open.values()):
                 task.entry.record.fail(EngineStopped(self._stopped))
@@ -249,7 +251,7 @@ class Engine:
 
 
 def _call(loop: asyncio.AbstractEventLoop, call, *arguments) -> bool:
-    """Has ``loop`` call something. False: it is closed."""
+    """Has ``loop`` call ``call(*arguments)``. Returns False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *arguments)
     except RuntimeError:

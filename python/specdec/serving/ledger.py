@@ -1,4 +1,4 @@
-"""Which sequence was promised how many tokens of the caches."""
+"""Counts how many tokens of the caches each sequence has reserved."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from ..checks import read_count, refuse
 
 
 class TokenLedger:
-    """A sequence is promised its prompt and its ``max_new_tokens`` before it gets a row, so a cache never overflows.
+    """The reserved tokens of the caches. A sequence reserves its prompt and its ``max_new_tokens`` before it gets a
+    row, so a cache never overflows.
 
     Args:
-        budget: tokens that may be promised at one time, >= 0.
+        budget: the most tokens that may be reserved at one time, >= 0.
     """
 
     def __init__(self, budget: int):
@@ -18,14 +19,14 @@ class TokenLedger:
         self._promised: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Sequences that hold a promise."""
+        """Returns the number of sequences with a reservation."""
         return len(self._promised)
 
     def reserve(self, sequence: int, tokens: int) -> bool:
-        """False, and nothing changes, where so many are not left now.
+        """Reserves ``tokens`` for ``sequence``. Returns False, without a change, if fewer are left now.
 
         Raises:
-            ValueError: they never will be; or ``sequence`` holds a promise already.
+            ValueError: ``tokens`` exceeds the whole budget, or ``sequence`` already has a reservation.
         """
         if read_count("tokens", tokens) > self.budget:
             refuse("tokens", f"{tokens} for sequence {sequence}", f"<= {self.budget}, the whole budget")
@@ -38,10 +39,10 @@ class TokenLedger:
         return True
 
     def release(self, sequence: int) -> int:
-        """How many tokens it held.
+        """Releases the reservation of ``sequence``. Returns its tokens.
 
         Raises:
-            ValueError: it holds no promise: it was released before, or never admitted.
+            ValueError: it has no reservation: it was released before, or never admitted.
         """
         if sequence not in self._promised:
             refuse("sequence", f"{sequence}, which holds no tokens", "one that was admitted and not yet released")

@@ -1,4 +1,4 @@
-"""What a scheduler is asked for, and what it answers."""
+"""Requests to a scheduler, their checks, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ..stopping import Stopping
 if TYPE_CHECKING:
     from transformers import LogitsProcessor
 
-MAX_EOS = 8  # end-of-sequence tokens of one request
+MAX_EOS = 8  # the most end-of-sequence tokens of one request
 
 
 @dataclass(frozen=True)
 class Request:
-    """One sequence. All that ``SpeculativeDecoder.generate`` takes for a sequence, with the same meaning.
+    """A request to decode one sequence. Its fields mean the same as the arguments of ``SpeculativeDecoder.generate``.
 
     Args:
-        prompt: >= 1 token ids.
-        params: numbers, no tensors; None: greedy.
-        seed: a signed 64-bit integer. The text depends on it, the prompt and the settings: not on when, where or beside
-            whom it is decoded.
-        eos_token_id: an id, up to 8, or [] for none; None asks the target's configuration.
-        stop: shared by no other request, unless it keeps no state.
-        id: the caller's own; handed back.
+        prompt: at least one token id.
+        params: with numbers, not tensors; None: greedy.
+        seed: a signed 64-bit integer. The text depends on seed, prompt and settings, but not on the time, the row or
+            the other requests of the batch.
+        eos_token_id: one id, up to 8 ids, or [] for none; None takes those of the target's configuration.
+        stop: must not be shared with other requests, unless it keeps no state.
+        id: any object of the caller's; the outcome returns it with the request.
     """
 
     prompt: Sequence[int]
@@ -56,15 +56,15 @@ class Request:
 class Outcome:
     """How a request ended."""
 
-    number: int  # as ``submit`` returned it; -1: it was refused
+    number: int  # as returned by ``submit``; -1: the request was refused
     request: Request
-    tokens: list[int]  # all that was emitted, an end-of-sequence token included
+    tokens: list[int]  # all emitted tokens, an end-of-sequence token included
     produced_by: list[Producer]
     end: End
     status: Status  # Status.OK, or what went wrong with the sequence's logits
-    stats: Stats  # counts; no seconds, which sequences share
+    stats: Stats  # counts, without seconds, which sequences share
     error: str | None = None  # with End.FAILED, unless ``status`` says why: "ValueError: prompt: got ..."
-    drafter_error: str | None = None  # why its drafter proposed no more for it; the text does not suffer
+    drafter_error: str | None = None  # why its drafter stopped drafting for it; the text is still right
 
     @classmethod
     def of(cls, number: int, request: Request, record: SequenceRecord) -> Outcome:
@@ -87,15 +87,16 @@ class Outcome:
 
 
 class Limits(NamedTuple):
-    """What a request must fit."""
+    """The limits that a request is checked against."""
 
-    max_length: int  # tokens of prompt and output
+    max_length: int  # the most tokens of prompt and output
     most_drafts: int
     eos: frozenset[int]  # the tokens that ``min_new_tokens`` can hold back
 
 
 def read_request(request: Request, number: int, target: CachedModel, limits: Limits) -> Entry:
-    """
+    """Checks a request and returns its entry, with ``number`` as the number of its sequence.
+
     Raises:
         ValueError: names the field, what was given and what is allowed.
     """

@@ -1,4 +1,4 @@
-"""Continuous admission: a sequence that ends frees its row, and a waiting prompt is prefilled into it."""
+"""Continuous batching: when a sequence ends, a waiting request is prefilled into its row."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from .requests import MAX_EOS, Limits, Outcome, Request, read_request
 
 
 class QueueFull(Exception):
-    """So many requests wait already; nothing was taken."""
+    """The queue of waiting requests is full; the new request was not taken."""
 
 
 class Usage(NamedTuple):
-    """Where a scheduler stands."""
+    """The current load of a scheduler."""
 
     rows: int
     live: int  # rows that decode
-    prefilling: int  # rows whose prompt is not read to its end
-    waiting: int
-    cache_tokens: int  # that may be promised to sequences at one time
+    prefilling: int  # rows whose prompt has not been read completely
+    waiting: int  # requests without a row
+    cache_tokens: int  # tokens that sequences may reserve at one time
     cache_tokens_used: int
     steps: int  # decoding steps so far
-    busy: float  # live rows over rows, the mean of these steps; 0 before the first
+    busy: float  # mean of live rows / rows over these steps; 0 before the first step
 
 
 class Task(NamedTuple):
-    """A request that was taken."""
+    """A request with its number and its entry."""
 
     number: int
     request: Request
@@ -46,40 +46,40 @@ class Task(NamedTuple):
 
     @property
     def need(self) -> int:
-        """Tokens that its cache must hold."""
+        """The tokens that its row of the cache must hold."""
         return self.entry.record.prompt_length + self.request.max_new_tokens
 
 
 class Scheduler:
-    """Decodes any number of requests on R rows: as a sequence ends, the next one begins in its row, while the others
-    go on.
+    """Decodes any number of requests on R rows. When a sequence ends, the next one begins in its row, while the other
+    rows continue.
 
-    Each step of the loop reads a part of the prompts that wait for it, and then decodes all rows. All forwards have the
-    same shape ([R, K + 1] tokens; a prompt is read alone), so what a row computes does not depend on what stands in the
-    others: with one seed a request has the same text alone, in a crowd, and in another order. (With
-    ``AdaptiveDrafts``, K and so the shape depends on the others; numbers then differ in rounding.)
+    Each step reads a part of the prompts of new sequences, and then decodes all rows. All decoding forwards have the
+    same shape ([R, K + 1] tokens), and each prompt is read alone, so a row's results do not depend on the other rows:
+    a request with a seed gets the same text alone, among others, and in any order. (With ``AdaptiveDrafts``, K and so
+    the shape depends on the other rows, and results then differ in rounding.)
 
-    What fails in one request (its logits, its processors, its stop, its prompt's prefill) ends that one, with a status
-    or an error; what a drafter fails at costs drafts. An error in a forward of all rows ends all that decode, and so
-    does an interrupt, which then goes through. Nothing else is lost.
+    An error of one request (in its logits, processors, stop or prefill) ends that request with a status or an error.
+    An error of the drafter only costs drafts. An error in a forward of all rows ends all sequences that decode. An
+    interrupt does so, too, and is then raised again. Other requests are not affected.
 
-    One thread may use it: ``Engine`` is for asyncio. Of what a step calls (processors, stops, drafters) ``submit``,
-    ``cancel`` and ``close`` may be called; a cancellation then takes effect at the end of the step.
+    Only one thread may use a scheduler; for asyncio there is ``Engine``. Code that a step calls (processors, stops,
+    drafters) may call ``submit``, ``cancel`` and ``close``; a cancellation then takes effect at the end of the step.
 
     Args:
         decoder: the models, the drafter, K and the backend.
-        rows: R, sequences that decode at one time; None: as many as the budget allows.
-        max_length: tokens of prompt and output of one sequence, at most; None: as many as the budget allows and the
-            models have positions.
-        cache_tokens: of all rows together, at most: the cache has rows x (max_length + 1) slots, all allocated here.
-            What sequences are promised at one time (prompt + ``max_new_tokens``) stays below.
-        cache_bytes: of the caches of target and draft together, at most.
-        prefill_chunk: tokens of a prompt that are read at once, and after which a step reads no more: what a long
-            prompt delays the others by.
-        max_waiting: requests that may wait for a row.
-        rule, compact_q: as in ``generate``, of all requests.
-        deferred: the device runs one step ahead of the host, where nothing that decides a step needs the host (stop
-            strings do not): nothing waits for reports. Texts are the same.
+        rows: R, the sequences that decode at one time; None: as many as the budget allows.
+        max_length: the most tokens of prompt and output of one sequence; None: as many as the budget and the models'
+            positions allow.
+        cache_tokens: the most slots of all rows together: the cache has rows x (max_length + 1) slots, all allocated
+            here. The tokens that sequences reserve at one time (prompt + ``max_new_tokens``) stay below.
+        cache_bytes: the most bytes of the caches of target and draft together.
+        prefill_chunk: how many tokens of a prompt are read at once. A step reads no more prompts after this many
+            tokens, so it bounds the time by which a long prompt delays the other rows.
+        max_waiting: the most requests that may wait for a row.
+        rule, compact_q: as in ``generate``, for all requests.
+        deferred: let the device run one step ahead of the host, so that it does not wait for reports, while no
+            setting needs the host before a step (stop strings do not). The texts are the same.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -115,11 +115,11 @@ class Scheduler:
         self._numbers = 0
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}
-        self._filled: dict[int, int] = {}  # row -> tokens of its prompt that are stored, until it decodes
+        self._filled: dict[int, int] = {}  # rows in prefill -> how many tokens of the prompt are stored
         self._outcomes: deque[Outcome] = deque()
         self._busy_rows = 0
         self._stepping = False
-        self._to_cancel: list[int] = []  # by what a step called
+        self._to_cancel: list[int] = []  # requests cancelled by code that the current step calls
 
     # ---- requests ------------------------------------------------------------------------------------------
 
@@ -136,28 +136,29 @@ class Scheduler:
         return task.number
 
     def check_queue(self, coming: int = 0) -> None:
-        """Raises QueueFull where no request may come after those that wait and ``coming`` others."""
+        """Raises QueueFull if there is no place after the waiting requests and ``coming`` others."""
         if (waiting := len(self._waiting) + coming) >= self.max_waiting:
             raise QueueFull(f"{waiting} requests wait, allowed: {self.max_waiting}")
 
     def read(self, request: Request) -> Task:
-        """The first part of ``submit``: checks a request and numbers it. Touches nothing that ``step`` does."""
+        """Checks a request and numbers it: the first part of ``submit``. Uses no state that ``step`` changes, so it may
+        run in another thread."""
         entry = read_request(request, self._numbers, self.target, self.limits)
         task = Task(self._numbers, request, entry)
         self._numbers += 1
         return task
 
     def take(self, task: Task) -> None:
-        """The second part of ``submit``."""
+        """Puts the request into the queue: the second part of ``submit``."""
         if task.request.max_new_tokens == 0:
             self._tell(task, End.LENGTH)
         else:
             self._waiting.append(task)
 
     def cancel(self, number: int) -> bool:
-        """Ends a request wherever it is; its outcome, with what was emitted so far, comes with the next step. False: it
-        has ended already, or never was. From inside of a step it takes effect when the step has ended, unless
-        the request has, too."""
+        """Ends a request, whether it waits or has a row. Its outcome, with the tokens emitted so far, comes with the
+        next step. Returns False if the request has already ended or does not exist. A call from inside a step takes
+        effect at the end of the step, unless the request has ended by then."""
         row = next((row for row, task in self._in_rows.items() if task.number == number), None)
         in_row = None if row is None else self._in_rows[row]
         task = next((task for task in self._waiting if task.number == number), in_row)
@@ -175,7 +176,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be done or told."""
+        """Whether there is no request left to decode and no outcome left to return."""
         return not (self._waiting or self._in_rows or self._outcomes)
 
     @property
@@ -194,25 +195,25 @@ class Scheduler:
 
     @property
     def drafter_error(self) -> str | None:
-        """Why nothing is drafted any more; None: it is, or never was."""
+        """Why the drafter was dropped; None if it was not dropped, or there is none."""
         return None if self.batch.session is None else self.batch.session.error
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def step(self) -> list[Emission | Outcome]:
-        """Reads up to ``prefill_chunk`` tokens of prompts, or a little more (less than twice as many), and decodes all
-        rows once. An ``Emission``'s ``sequence`` is the request's number; an ``Outcome`` comes once for each request,
-        after its last emission."""
+        """Reads about ``prefill_chunk`` tokens of prompts (always less than twice as many), and decodes all rows once.
+        The ``sequence`` of an ``Emission`` is the request's number. Each request has one ``Outcome``, after its last
+        emission."""
         emissions = self._step()
         outcomes, self._outcomes = self._outcomes, deque()
         return [*emissions, *outcomes]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Outcome]:
-        """The outcomes of all ``requests``, in the order in which they end. They are drawn as rows become free. One
-        that is refused has number -1.
+        """Decodes all ``requests``, which are taken from the iterable as rows become free. Yields their outcomes in the
+        order in which they end; a refused request has number -1.
 
-        An error of ``requests`` itself goes through at once, and so may the caller leave at any outcome: what was drawn
-        stays, and ``run(())`` brings the rest of the outcomes."""
+        An error of the iterable itself is raised at once. After it, or if the caller stops at any outcome, the requests
+        already taken remain in the scheduler, and ``run(())`` yields their outcomes."""
         coming, more = iter(requests), True
         ahead = min(len(self.batch.rows), self.max_waiting)
         while more or not self.idle:
@@ -251,28 +252,29 @@ class Scheduler:
         return emissions
 
     def _fill_rows(self) -> None:
-        """In order: a request that needs more cache than is free holds up those after it, and so is never passed by
-        for good."""
+        """Gives free rows to waiting requests, in order. A request that needs more cache than is free holds up those
+        after it, since otherwise it might wait for ever."""
         free = deque(row for row in range(len(self.batch.rows)) if row not in self._in_rows)
         while free and self._waiting and self.ledger.reserve(self._waiting[0].number, self._waiting[0].need):
             task, row = self._waiting.popleft(), free.popleft()
             self._in_rows[row], self._filled[row] = task, 0
 
     def _prefill(self) -> None:
-        """Reads prompts, those that came first, until they had ``prefill_chunk`` tokens together."""
+        """Reads prompts, the earliest first, until at least ``prefill_chunk`` tokens were read."""
         read = 0
         while self._filled and read < self.prefill_chunk:
             row = next(iter(self._filled))
             task = self._in_rows[row]
             try:
                 read += max(self._read_chunk(row, task.entry), 1)
-            except Exception as error:  # of its own forward: the others have no part in it
+            except Exception as error:  # from the forward of this prompt alone, so other requests are not affected
                 task.entry.record.fail(error)
                 self._leave(row)
         self.batch.stopwatch.lap("prefill")
 
     def _read_chunk(self, row: int, entry: Entry) -> int:
-        """Where a chunk begins and ends depends on nothing but the prompt, so its keys do not, either."""
+        """Reads the next chunk of a prompt, and returns its number of tokens. The chunk's bounds, and so its keys,
+        depend on the prompt alone."""
         cache, text, done = self.batch.generation.target_cache, entry.record.text, self._filled[row]
         end = min(done + self.prefill_chunk, len(text) - 1)
         if done == 0:
@@ -296,7 +298,11 @@ class Scheduler:
         self._tell(task)
 
     def _tell(self, task: Task, end: End | None = None) -> None:
-        """``end``: of one that never had a row."""
+        """Adds the outcome of a request to those that the next step returns.
+
+        Args:
+            end: how it ended, if it never had a row; None: its record says so.
+        """
         if end is not None:
             task.entry.record.end = end
         self._outcomes.append(Outcome.of(task.number, task.request, task.entry.record))

@@ -1,4 +1,4 @@
-"""Threads that compute, and how many torch uses in them."""
+"""Starts threads in which torch computes with a given number of its own threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 
 
 def computing_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """A daemon thread, not yet started, in which torch computes with as many threads as in the calling one now: what
-    ``torch.set_num_threads``, OMP_NUM_THREADS or the process's CPUs (taskset, numactl, cgroups) made of it.
+    """Returns a daemon thread, not yet started, in which torch computes with as many threads as in the calling thread
+    now. That number comes from ``torch.set_num_threads``, OMP_NUM_THREADS or the process's CPUs (taskset, numactl,
+    cgroups).
 
-    torch's count belongs to a thread. A new one takes the count that any thread set last, and only with its first
-    operation that asks: a matrix product before that runs on all CPUs whatever was set.
+    torch keeps this number for each thread. A new thread takes the number that any thread set last, but only at its
+    first operation that reads it: a matrix product before that runs on all CPUs.
     """
     count = torch.get_num_threads()
 
