@@ -68,20 +68,20 @@ def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", 
 def test_a_launch_fits_its_machine(on):
     """Shared memory, the size of clusters and each warp's share are within the limits, whatever the step."""
     its, split = MACHINES[on], 0
-    distributions = [{}, {"filters": 1}, {"table": 1}, {"weighed": 1}, {"filters": 1, "weighed": 1, "log_probs": 1}]
+    options = [{}, {"filters": 1}, {"table": 1}, {"weighed": 1}, {"filters": 1, "weighed": 1, "log_probs": 1}]
     shapes = itertools.product((1, 3, 8, 32, 100, 256, 1000), (0, 1, 5, 8, 16), (1, 1000, 32001, 128256, 262144))
-    for (batch, k, vocabulary), dtype, rule, sampling in itertools.product(
-        shapes, ("bfloat16", "float32"), (0, 1, 2), distributions
+    for (batch, k, vocabulary), dtype, rule, chosen in itertools.product(
+        shapes, ("bfloat16", "float32"), (0, 1, 2), options
     ):
-        made = plan(on, batch, k, vocabulary, dtype, rule, **sampling)
+        made = plan(on, batch, k, vocabulary, dtype, rule, **chosen)
         if made.blocks == 0:
             split += 1
             continue
         many = batch > its.multiprocessors
-        assert made.shared <= (its.half_of_it if many else its.shared_memory), (batch, k, vocabulary, dtype, sampling)
+        assert made.shared <= (its.half_of_it if many else its.shared_memory), (batch, k, vocabulary, dtype, chosen)
         assert made.threads == (192 if many else 384) and (made.blocks == 1 or not many)
         assert its.places[made.blocks] > 0
-        rows = k + 1 + (k if sampling.get("weighed") and rule != 2 else 0)
+        rows = k + 1 + (k if chosen.get("weighed") and rule != 2 else 0)
         items = rows * -(-vocabulary // 1024)
         assert (made.blocks - 1) * made.threads // 32 < items  # no block without work
         assert made.stay == (0 < items <= made.num_slots * made.blocks * made.threads // 32)

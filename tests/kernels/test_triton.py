@@ -212,7 +212,7 @@ def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> Non
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("rule", Rule)
-def test_distributions(rule, sampling):
+def test_settings(rule, sampling):
     inputs = random_step(3, 1, 30, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **SAMPLING[sampling])
     drafts = None if rule == "block" else inputs.target_logits[:, 1]  # rule `block` drafts as `token` does
     compare(inputs, drafts)
