@@ -31,7 +31,7 @@ class SamplingTensors(NamedTuple):
 
     def table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """(ids, bias, in_prompt, count) of the table, [B, N] each; None if there is none."""
-        ids, bias, in_prompt, count = self[3:7]
+        ids, bias, in_prompt, count = self.table_ids, self.table_bias, self.table_in_prompt, self.table_count
         if ids is None or bias is None or in_prompt is None or count is None:
             return None
         return ids, bias, in_prompt, count

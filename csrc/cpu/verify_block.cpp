@@ -1,5 +1,4 @@
-// Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): keeps the longest prefix of the drafts that passes its
-// test.
+// Rule `block` (Sun et al., arXiv 2403.10444, Algorithm 2): keeps the longest prefix that passes its test.
 //
 // A prefix passes with probability h, which is at most its joint ratio w and needs a sum over the row after the prefix.
 // To save work, rows are read forwards only while some longer prefix may still pass (1 / q bounds the growth of w

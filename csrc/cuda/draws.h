@@ -12,8 +12,8 @@ struct Noise {
   uint32_t offset;
 };
 
-// The best w / E of a race and its index, in one number of which the larger wins; a tie goes to the lowest index. 0:
-// none.
+// The best w / E of a race and its index, in one number of which the larger wins. A tie goes to the lowest index. 0
+// stands for no winner.
 using Candidate = uint64_t;
 
 SPECDEC_HD Candidate candidate(float score, uint32_t index) {

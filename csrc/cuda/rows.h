@@ -207,7 +207,7 @@ struct Touched {
     }
     return before ? -1 : id;
   }
-  // Where that is in a block, or -1.
+  // The index of the i-th of them within a block; -1 if it is not in the block.
   SPECDEC_DEVICE int place(int64_t i, int block) const {
     const int64_t its_id = id(i);
     int64_t index = its_id;

@@ -1,8 +1,8 @@
-"""Both operations in CUDA graphs, under torch.compile(mode="reduce-overhead"), on other streams and devices: the same
-results as called.
+"""Both operations give the same results in CUDA graphs, under torch.compile(mode="reduce-overhead"), and on other
+streams and devices.
 
-Only a GPU has graphs. Without one, the comparison itself runs with a stand-in for a graph, and has to find stand-ins
-that are wrong."""
+Graphs need a GPU. Without one, only the comparison is tested: it must accept a correct stand-in for a graph, and reject
+wrong ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Loop(NamedTuple):
     d2t: torch.Tensor | None
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Loop:
-        """With ``function`` of every tensor. Parameters are checked when they are made, so not to be captured."""
+        """A copy with ``function`` applied to every tensor. Parameters are made unchecked, as checks cannot be
+        captured."""
 
         def apply(value):
             if isinstance(value, torch.Tensor):
@@ -67,7 +68,7 @@ class Loop(NamedTuple):
 
 
 def loop_of(rule: str, form: str, sampling: str, random_state: int, device: torch.device) -> Loop:
-    """Inputs that differ with ``random_state`` in every value, but not in shape."""
+    """Inputs whose values, but not shapes, all depend on ``random_state``."""
     batch, num_drafts, vocabulary = SHAPE
     options = {"reduced": 1500} if form == "reduced" else {}
     spread = {
@@ -84,7 +85,7 @@ def loop_of(rule: str, form: str, sampling: str, random_state: int, device: torc
 
 
 def decode(loop: Loop, rule: str, form: str, backend: str) -> list[torch.Tensor]:
-    """K times ``draft_step``, then ``speculative_step``: everything that they return."""
+    """Calls ``draft_step`` K times, then ``speculative_step``. Returns all their results."""
     common = {"params": loop.params, "seed": loop.seed, "position": loop.position, "table": loop.table}
     common |= {"rule": rule, "backend": backend}
     drafts, tokens = [], loop.seed.new_empty((len(loop.seed), 0))
@@ -121,14 +122,14 @@ def replays_are_right(
         got = [t.clone() for t in replay()]
         assert identical(got, decode(source, rule, form, backend))
         seen.append(str(got[-6].tolist()))
-    assert len({*seen}) == 4 and seen[1] == seen[4]  # tokens of other inputs are other tokens
+    assert len({*seen}) == 4 and seen[1] == seen[4]  # other inputs give other tokens
 
 
 def cuda_graph(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):  # what is compiled and loaded at first is not captured
+        for _ in range(2):  # compiling and loading must happen before the capture
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -137,7 +138,7 @@ def cuda_graph(function: Callable[[], list], buffers: Loop) -> Callable[[], list
 
     def replay() -> list:
         for t in outputs:
-            t.fill_(-3)  # what a replay does not write is not right by chance
+            t.fill_(-3)  # so that what a replay does not write is wrong
         graph.replay()
         return outputs
 
@@ -153,7 +154,7 @@ def test_graph_replay(gpu_backend, rule, form, sampling):
 
 
 def compiled_is_right(rule: str, sampling: str, of: str, device: torch.device, **options) -> None:
-    """Several replays, each on other inputs; the first ones warm up and record. Outputs are overwritten by the next."""
+    """Several replays on different inputs; the first ones warm up and record. Each overwrites the previous outputs."""
     torch._dynamo.reset()
     form = FORMS[rule][0]
     compiled = torch.compile(decode, fullgraph=True, dynamic=False, **options)
@@ -180,7 +181,7 @@ def test_reduce_overhead(gpu_backend, rule, sampling):
 @pytest.mark.parametrize("rule", FORMS)
 @pytest.mark.parametrize("gpu_backend", GPU_BACKENDS)
 def test_on_another_stream(gpu_backend, rule):
-    """Inputs that come late are waited for: what runs on the current stream runs after them."""
+    """The operations run on the current stream, after work there that computes their inputs."""
     form, device = FORMS[rule][0], torch.device("cuda")
     source, buffers = (loop_of(rule, form, "all", i, device) for i in (1, 0))
     want = decode(source, rule, form, gpu_backend)
@@ -212,18 +213,18 @@ def test_on_a_device_that_is_not_current(gpu_backend, rule):
 
 
 def called(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
-    """A graph that is right: it computes again."""
+    """A correct graph: it computes again."""
     return function
 
 
 def stale(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
-    """A graph that holds nothing: outputs stay those of the capture."""
+    """A wrong graph that does nothing: outputs stay those of the capture."""
     outputs = function()
     return lambda: outputs
 
 
 def keeps(number: int) -> Callable:
-    """A graph in which one input's values are those of the capture."""
+    """A wrong graph that keeps the captured values of one input."""
 
     def capture(function: Callable[[], list], buffers: Loop) -> Callable[[], list]:
         kept = buffers.tensors()[number].clone()

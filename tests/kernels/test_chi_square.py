@@ -1,22 +1,24 @@
 """Chi-square tests of the emitted distribution: rule x form of q x filter or table x temperature x dtype x K x batch
 row.
 
-Everyday size: 200,000 draws a cell, fixed seeds, cells in float32 alone (the others differ in how they are read);
-``-m nightly`` has these as well, and 10 million draws of all cells. A draw with its drafts takes about 3 microseconds
-of one core: two minutes everyday, four and a half hours nightly, over as many processes as ``pytest -n`` is given.
+The everyday run has 200,000 draws per cell, fixed seeds, and only cells in float32, since other dtypes differ only in
+how logits are read. ``-m nightly`` runs all cells with 10 million draws. A draw with its drafts takes about 3
+microseconds on one core: two minutes for the everyday run and four and a half hours for the nightly one, divided among
+the processes of ``pytest -n``.
 
 All tests of this file, test_texts.py and test_randomness.py together raise a false alarm with probability <= 1e-6
 (Bonferroni).
 
-With power 0.999 a cell of V = 5 finds probabilities of (first, second token) that are off by a factor 1 +- 0.028, of
-(number accepted, last token) 1 +- 0.026 and of the number accepted 1 +- 0.023; with V = 64, 1 +- 0.071 and less; with
-10 million draws 1 +- 0.0040, 0.0037, 0.0033 and 0.0101. ``test_power`` computes these figures, and the tests named
-``..._is_found`` show that bugs of real systems are.
+With power 0.999, a cell with V = 5 finds that probabilities are wrong by a factor of 1 +- 0.028 for (first, second
+token), 1 +- 0.026 for (number accepted, last token) and 1 +- 0.023 for the number accepted. With V = 64 it finds
+1 +- 0.071 or less. With 10 million draws, the figures are 0.0040, 0.0037, 0.0033 and 0.0101. ``test_power`` computes
+them, and the tests named ``..._is_found`` show that bugs of real systems are found.
 
-The reference is slow, so it draws less, with its race's block cut from 1024 to 8 entries: for V <= 8 that is the same
-draw, token for token (``test_small_blocks_draw_the_same``). Triton's interpreter is slower still. Given the same seeds
-a backend's tokens equal the reference's, so its evidence is ``test_triton_draws_what_the_reference_draws`` (with
-tests/kernels/test_parity.py) together with the chi-square of the others; on a GPU it runs all cells, like ``cpu``."""
+The reference is slow, so it draws less often, with blocks of 8 instead of 1024 entries in its race: for V <= 8 that is
+the same draw, token for token (``test_small_blocks_draw_the_same``). Triton's interpreter is slower still. Its evidence
+is ``test_triton_draws_what_the_reference_draws`` (with tests/kernels/test_parity.py), since with the same seeds its
+tokens must equal the reference's, and the chi-square of the other backends. On a GPU, Triton runs all cells, as ``cpu``
+does."""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ from support.cells import (
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import RULES
 
-LARGE, LARGE_DRAWS = 1100, 10_000  # two blocks of the race, of which the last is partial
+LARGE, LARGE_DRAWS = 1100, 10_000  # two blocks of the race, the last one partial
 LARGE_KINDS = dict(zip(RULES, ("opposite", "near_equal", "opposite"), strict=True))
 
 
@@ -81,7 +83,7 @@ def test_small_blocks_draw_the_same(monkeypatch):
 
 
 def test_distribution_of_the_two_level_race(monkeypatch):
-    """Five tokens in blocks of two: the same distribution, by other numbers."""
+    """Five tokens in blocks of two have the same distribution, drawn by other random numbers."""
     monkeypatch.setattr(reference, "BLOCK", 2)
     check(narrow_batch("token", "stats", "opposite", "filters"), "reference", DRAWS // 10)
 
@@ -89,9 +91,8 @@ def test_distribution_of_the_two_level_race(monkeypatch):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("backend", BIG_BACKENDS)
 def test_distribution_of_many_blocks(rule, backend):
-    """V = 1100: the distributions of the number accepted, and of the first token by hundreds of the vocabulary and by
-    its remainder. With one draft ``token`` and ``block`` accept with probability sum min(p, q), and ``coupled`` as the
-    theorem on shared races has it."""
+    """V = 1100: the distributions of the number accepted, of the first token's hundred and of its remainder. With one
+    draft, ``token`` and ``block`` accept with probability sum min(p, q), ``coupled`` with that of two shared races."""
     batch = Batch(rule, "stats", LARGE_KINDS[rule], torch.float32, "tables", LARGE, 0)
     parts = [(out.tokens[:, 0], out.num_accepted) for out in steps(batch, backend, LARGE_DRAWS)]
     first, accepted = (torch.cat(column).view(-1, ROWS) for column in zip(*parts, strict=True))
@@ -113,7 +114,7 @@ def test_distribution_of_many_blocks(rule, backend):
 @pytest.mark.parametrize("draws", [1, pytest.param(25, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("batch", [b for b in BATCHES if b.vocabulary == NARROW][::13], ids=str)
 def test_triton_draws_what_the_reference_draws(batch, draws, small_blocks):
-    """Only near-ties may differ, which are fewer than one in a thousand; with these seeds none does."""
+    """Only near-ties may differ, fewer than one in a thousand; with these seeds none does."""
     (ours,), (theirs,) = (steps(batch, backend, draws) for backend in ("triton", "reference"))
     assert torch.equal(ours.tokens, theirs.tokens)
 
@@ -122,7 +123,7 @@ def test_triton_draws_what_the_reference_draws(batch, draws, small_blocks):
 
 
 def test_power():
-    """The figures at the top, and that no cell is weaker."""
+    """Checks the figures in this file's docstring, and that no cell is weaker."""
     narrow = (NARROW * (NARROW + 1), 4 * NARROW, 4)  # outcomes of each statistic, at most
     for draws, biases, wide in ((DRAWS, (0.028, 0.026, 0.023), 0.071), (NIGHTLY, (0.0040, 0.0037, 0.0033), 0.0101)):
         for outcomes, bias in zip(narrow, biases, strict=True):
@@ -133,7 +134,8 @@ def test_power():
 
 
 def test_cells():
-    """At least 512 different ones, over all rules, forms of q, settings, temperatures, dtypes, K and batch rows."""
+    """There are at least 512 different cells, over all rules, forms of q, settings, temperatures, dtypes, K and batch
+    rows."""
     cells = {
         (batch.rule, batch.q, batch.kind, batch.dtype, batch.vocabulary, row, cell)
         for batch in BATCHES
@@ -149,7 +151,7 @@ def test_cells():
 
 
 def test_family():
-    """LEVEL is small enough, everyday and nightly tests taken together."""
+    """LEVEL is small enough for everyday and nightly tests together."""
     backends = 2  # at most: cpu and a GPU
     of_cells = len(STATISTICS) * ROWS * (2 * backends * len(BATCHES) + 2 * len(REFERENCE_BATCHES) + 1)
     of_many_blocks = 3 * ROWS * len(RULES) * backends

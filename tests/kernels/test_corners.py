@@ -1,5 +1,5 @@
-"""Every line of the corner table (docs/numerics.md), in every backend and under every rule; rows without a distribution
-are in test_faults.py."""
+"""Every line of the table of corners (docs/numerics.md), in every backend and with every rule. Rows without a
+distribution are in test_faults.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRAFTED_RULES = RULES[:2]  # those that take q
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_greedy_ties_go_to_the_lowest_id(backend, dtype):
-    """Within a vector of lanes, across lanes, and across blocks of 1024."""
+    """Ties within a vector of lanes, across lanes, and across blocks of 1024."""
     for ties in ([0, 1], [5, 6, 7], [3, 1030, 1400], [1023, 1024], [1300, 1499], range(1500)):
         logits = torch.full((1, 1500), -1.0, dtype=dtype)
         logits[0, list(ties)] = 2.0
@@ -39,7 +39,7 @@ def test_greedy_takes_zero_of_either_sign_for_the_same(backend):
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
 def test_greedy_ignores_draft_logits(backend, rule):
-    """At temperature 0 a draft stands iff it is the target's favourite, whatever q, even none."""
+    """At temperature 0 a draft is accepted iff it has the target's largest logit, whatever q is, or without q."""
     for draft in ([[5.0, 0.0, 0.0]], [[NAN, 0.0, 0.0]], [[-INF] * 3], None):
         for token, accepted in ((1, 1), (0, 0)):
             out = step([[0.0, 3.0, 1.0], [2.0, 0.0, 0.0]], [token], draft, 2, 0.0, rule=rule).run(backend)
@@ -69,7 +69,7 @@ def test_equal_models_are_always_accepted(backend, dtype, temperature, vocabular
 
 @pytest.mark.parametrize("rule", RULES)
 def test_equal_filtered_models_are_always_accepted(backend, rule):
-    """Filters, penalties and drafts that count make the same q and p of the same logits."""
+    """With the same logits, q equals p after filters and penalties, which count drafts."""
     for form in ({}, {"stats": True}) if rule in DRAFTED_RULES else ({},):
         for random_state in range(3 if backend != "triton" else 1):
             sampling = {
@@ -96,8 +96,8 @@ def test_equal_filtered_models_are_always_accepted(backend, rule):
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
 def test_no_residual_mass_accepts(backend, rule):
-    """q above p everywhere, by an lse that is too small: a rejection has nothing to recover from: the draft stands, and
-    the next one, and a bonus follows."""
+    """q > p everywhere, because of an lse that is too small, so the residual has no mass: both drafts are accepted all
+    the same, and a bonus token follows."""
     row, n = [0.3, -0.2, 1.0, 0.5], seeds(backend)
     for drafts in ([2], [2, 3, 0]):
         k = len(drafts)
@@ -111,7 +111,7 @@ def test_no_residual_mass_accepts(backend, rule):
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
 def test_no_residual_mass_and_p_zero_draws_from_p(backend, rule):
-    """As above, but the target never yields the draft: it must not stand."""
+    """As above, but p(x) = 0: the draft must not be accepted."""
     n = seeds(backend)
     target, draft = [0.3, -0.2, -INF, 0.5], [0.3, -0.2, 1.0, 0.5]
     lse = torch.tensor(target).logsumexp(0).expand(n, 1) - 0.5
@@ -124,14 +124,14 @@ def test_no_residual_mass_and_p_zero_draws_from_p(backend, rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("draft", [None, [[0.0, 4.0, 0.0]]], ids=["one_hot", "full"])
 def test_p_zero_is_never_accepted(backend, draft, rule):
-    """Neither of a masked token, nor of one that a filter takes."""
+    """Neither a masked token nor one that a filter drops is accepted."""
     for target, filters in (
         ([1.0, -INF, 0.5], {}),
         ([1.0, -0.5, 0.5], {"top_k": 2}),
         ([1.0, -0.5, 0.5], {"min_p": 0.5}),
     ):
         inputs = step([target, [0.0] * 3], [1], draft, seeds(backend), rule=rule, **filters)
-        if draft and filters:  # q as it is without filters, else it has the draft alone
+        if draft and filters:  # q without filters, which would leave the draft alone
             inputs = inputs.replace(draft_logits=None if rule == "coupled" else inputs.draft_logits)
         out = inputs.run(backend)
         assert (out.num_accepted == 0).all() and (out.status == 0).all()
@@ -141,7 +141,7 @@ def test_p_zero_is_never_accepted(backend, draft, rule):
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
 @pytest.mark.parametrize("form", ["full", "filtered", "cutoff", "reduced", "compact"])
 def test_q_zero_rejects_and_says_so(backend, form, rule):
-    """Recovery is from max(0, p - q), which has no mass at token 0, where q > p."""
+    """The recovered token comes from max(0, p - q), which has no mass at token 0, where q > p."""
     n = seeds(backend)
     target = [[0.0, 0.0, 0.0, 0.0], [0.0] * 4]
     full = step(target, [1], [[2.0, -INF, 0.0, -1.0]], n, rule=rule)
@@ -163,7 +163,7 @@ def test_q_zero_rejects_and_says_so(backend, form, rule):
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
 def test_compact_q_of_padding_alone_has_no_tokens(backend, rule):
-    """q(x) = 0 for every x; p is left to recover from."""
+    """q(x) = 0 for every x, so the residual is p."""
     n = seeds(backend)
     inputs = step([[0.0, 0.0, -INF], [0.0] * 3], [1], None, n, rule=rule)
     padding = torch.full((n, 1, 2), SamplingParams.TABLE_PADDING), torch.full((n, 1, 2), -INF)
@@ -181,7 +181,7 @@ def test_compact_q_of_padding_alone_has_no_tokens(backend, rule):
     [(-1, 0), (-2, 128), (6, 128), (2**31, 128), (2**32 + 1, 128), (2**62, 128), (-(2**63), 128)],
 )
 def test_draft_token_out_of_range(backend, token, status, draft_logits):
-    """Ends that sequence's drafts there; ids that would be fine after truncation to 32 bits, too."""
+    """It ends that sequence's drafts, also if its id would be valid after truncation to 32 bits."""
     row, n = [0.5, 1.0, -1.0, 0.0, 0.2, 0.3], 2
     draft = [row] * 3 if draft_logits else None
     target = [
@@ -223,7 +223,7 @@ def test_no_drafts(backend, form, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_place_for_a_compact_q_without_drafts(backend, rule):
-    """[B, 0, k'] tensors are a form of q, too; so is [B, 0, V]."""
+    """[B, 0, k'] tensors are a valid form of q, and so are [B, 0, V] ones."""
     inputs = random_step(3, 0, 20, rule=rule)
     out = inputs.run(backend)
     if rule in DRAFTED_RULES:
@@ -235,7 +235,7 @@ def test_a_place_for_a_compact_q_without_drafts(backend, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_one_token(backend, rule):
-    """V = 1: all certain, at any temperature, whatever the filters."""
+    """V = 1: everything is certain, at any temperature and with any filters."""
     for temperature in (0.0, 1.0):
         for filters in ({}, {"top_k": 5}, {"top_p": 0.0}, {"min_p": 1.0}):
             inputs = step([[0.7]] * 3, [0, 0], [[-3.0]] * 2, 4, temperature, rule=rule, log_probs=True, **filters)
@@ -248,7 +248,7 @@ def test_one_token(backend, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_slot_is_defined(backend, rule):
-    """Accepted drafts, one token, then -1; whatever lay in memory before."""
+    """Accepted drafts, one token, then -1, whatever the memory held before."""
     for random_state, sampling in enumerate(
         ({}, {"top_p": (0.9, 0.4), "table": 4}, {"kind": "one_hot", "log_probs": True})
     ):
@@ -256,7 +256,7 @@ def test_every_slot_is_defined(backend, rule):
         inputs = inputs.replace(num_drafts=torch.arange(6) % 4, target_logits=inputs.target_logits.clone())
         inputs.target_logits[4, 1] = NAN
         garbage = [torch.full((6, 4), 2**40, device=device_of(backend)) for _ in range(16)]
-        del garbage  # freed blocks that the outputs are likely to get
+        del garbage  # the outputs are likely to get these freed blocks
         out = inputs.run(backend)
         for b in range(6):
             n, tokens = int(out.num_accepted[b]), out.tokens[b].tolist()
@@ -270,7 +270,7 @@ def test_every_slot_is_defined(backend, rule):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("form", [{"stats": True}, {"compact": 4}, {"reduced": 700}, {"kind": "one_hot"}], ids=str)
 def test_inputs_are_never_written(backend, form, rule):
-    """No padding of a view is written either, and no NaN row."""
+    """Neither the gaps of a view nor NaN rows are written."""
     form = {} if rule == "coupled" and "compact" in form else form
     sampling = {"temperature": (0.0, 1.0), "top_k": (9, 0), "top_p": (1.0, 0.9), "table": 5, "presence_penalty": (0.5,)}
     inputs = random_step(3, 2, 1100, random_state=15, rule=rule, log_probs=True, **sampling, **form)
@@ -287,7 +287,7 @@ def test_inputs_are_never_written(backend, form, rule):
 @pytest.mark.large
 @pytest.mark.parametrize("axis", ["batch", "row"])
 def test_offsets_beyond_31_bits(backend, axis):
-    """Views whose last elements lie more than 2^31 elements after the first; only few pages are touched."""
+    """Views whose last element lies more than 2^31 elements after the first. Only few pages are touched."""
     shape, far = (2, 3, 1100), 2**31 + 5000
     strides = (far, 1100, 1) if axis == "batch" else (4000, far // 2, 1)
     inputs = random_step(2, 2, 1100, dtype=torch.bfloat16, random_state=16)

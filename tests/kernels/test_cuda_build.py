@@ -1,5 +1,5 @@
-"""The CUDA extension, built without a GPU for every architecture of setup.py: what ptxas says of each kernel, which
-symbols are left open, and that a torch without CUDA imports what lies beside it. Minutes: ``pytest -m nvcc``."""
+"""Builds the CUDA extension, without a GPU, for every architecture of setup.py. Checks ptxas' report on each kernel,
+undefined symbols, and that the packages import with a torch without CUDA. Takes minutes: ``pytest -m nvcc``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from support.ptxas import ptxas_report
 
 ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
 KERNELS = {"draft_measure_kernel", "draft_step_kernel", "speculative_measure_kernel", "speculative_step_kernel"}
-REGISTERS = 168  # a multiprocessor has 65536: for 12 warps, or two blocks of 6
-SPLIT = {"sm_80", "sm_86", "sm_89"}  # which have no clusters,
-REGISTERS_SPLIT = 255  # and 8 warps
+REGISTERS = 168  # 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6
+SPLIT = {"sm_80", "sm_86", "sm_89"}  # without clusters
+REGISTERS_SPLIT = 255  # for 8 warps
 NVCC = shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}")
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(NVCC is None, reason="nvcc is not there")]
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(NVCC is None, reason="nvcc is
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> tuple[Path, str]:
-    """(a copy of the packages with the extension, what was printed)."""
+    """(a copy of the packages with the extension, the output of the build)."""
     copy = tmp_path_factory.mktemp("cuda")
     shutil.copy2(ROOT / "setup.py", copy)
     for folder in ("csrc", "specdec_kernels"):
@@ -44,8 +44,8 @@ def built(tmp_path_factory) -> tuple[Path, str]:
 
 
 def test_registers_and_memory(built):
-    """No kernel spills or has a stack; all fit the number of threads that they are launched with (csrc/cuda/plan.h);
-    none has shared memory but what a launch gives it (tests/kernels/test_launch_plan.py)."""
+    """No kernel spills or has a stack. The registers of all suffice for the number of threads in their launches
+    (csrc/cuda/plan.h), and none has static shared memory (tests/kernels/test_launch_plan.py checks the dynamic one)."""
     found = {(k["kernel"].split("::")[-1], k["architecture"]): k for k in ptxas_report(built[1])}
     assert found.keys() == {(kernel, architecture) for kernel in KERNELS for architecture in ARCHITECTURES}
     for which, report in found.items():
@@ -58,7 +58,8 @@ def test_no_warnings(built):
 
 
 def test_open_symbols(built):
-    """Only torch's C functions, Python's and those of the system's libraries: the CUDA runtime is inside."""
+    """Undefined symbols are torch's C functions, Python's and the system's only: the CUDA runtime is linked
+    statically."""
     (library,) = built[0].glob("specdec_kernels/_C_cuda*.so")
     listed = subprocess.run(["nm", "-DC", "--undefined-only", library], capture_output=True, text=True, check=True)
     symbols = [line.split(maxsplit=1) for line in listed.stdout.splitlines()]

@@ -1,10 +1,10 @@
-"""The exact distribution of the reference: total variation below 1e-9 from the target's distribution, and from the
-published rule's.
+"""The reference is exact: its distribution has a total variation below 1e-9 from the target's and from that of the
+published algorithm.
 
-A step's distribution is enumerated (support/exact.py), jointly over all tokens that it emits. Target and draft are
-models of the whole text: their raw logits are independent after every text, and penalties count what was generated.
-What comes out is compared with two distributions: plain sampling from the target, and the rule's own, written from its
-paper (``specdec_kernels.testing``)."""
+The joint distribution of all tokens that a step emits is enumerated (support/exact.py). Target and draft depend on the
+whole text: their raw logits are independent after every text, and penalties count generated tokens. The result is
+compared with plain sampling from the target, and with the rule's algorithm as written in its paper
+(``specdec_kernels.testing``)."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
 
 
 def check(probe: Probe, step: Step, settings: list[Setting], num_steps: int = 1) -> list[Distribution]:
-    """One step against the published distributions and the target's; more steps, which go on from any text, against the
-    target's. Returns the distributions of the first step."""
+    """Compares one step with the published algorithm and the target, and several steps, which continue from any text,
+    with the target. Returns the distributions of the first step."""
     first = distributions = step.distributions(probe, [Context(setting) for setting in settings])
     for setting, distribution in zip(settings, distributions, strict=True):
         target, draft = setting.model(step.target), step.draft_model(setting)
@@ -94,7 +94,7 @@ def check(probe: Probe, step: Step, settings: list[Setting], num_steps: int = 1)
 def followed(
     probe: Probe, step: Step, settings: list[Setting], distributions: list[Distribution]
 ) -> list[Distribution]:
-    """One step more."""
+    """The distributions after one more step."""
     ends = [(i, text) for i, distribution in enumerate(distributions) for text in distribution]
     longer: list[Distribution] = [defaultdict(float) for _ in distributions]
     for (i, text), distribution in zip(
@@ -109,7 +109,7 @@ def followed(
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize(("rule", "q"), FORMS)
 def test_distribution_is_the_targets(probe, rule, q, table, d2t):
-    """Every temperature with every filter, and with every table; all of them in one batch."""
+    """Every temperature with every filter and every table, all in one batch."""
     settings = [Setting(t, **f, **more) for t in TEMPERATURES for f in FILTERS for more in TABLES[table]]
     draft = Rows.random(4, 1, 2, vocabulary=d2t and len(d2t))
     check(probe, Step(rule, Rows.random(4, 2, 1), draft, 2, q, d2t), settings)
@@ -118,7 +118,7 @@ def test_distribution_is_the_targets(probe, rule, q, table, d2t):
 @pytest.mark.parametrize("rule", PUBLISHED)
 @pytest.mark.parametrize(("vocabulary", "num_drafts"), [(1, 2), (2, 3), (3, 0), (3, 3), (4, 3), (6, 1)])
 def test_sizes(probe, rule, vocabulary, num_drafts):
-    """Parameters are numbers here, not tensors."""
+    """Several K and V, with parameters as numbers instead of tensors."""
     target, draft = (Rows.random(vocabulary, num_drafts, random_state) for random_state in (3, 4))
     for settings in ([Setting(1.0)], [Setting(0.5, **FILTERS[-1])]):
         check(probe, Step(rule, target, draft, num_drafts), settings)
@@ -127,7 +127,7 @@ def test_sizes(probe, rule, vocabulary, num_drafts):
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
 @pytest.mark.parametrize(("vocabulary", "num_drafts"), [(2, 2), (3, 1), (3, 2)])
 def test_two_steps(probe, rule, vocabulary, num_drafts, q):
-    """What the second emits depends on the whole text of the first, through logits, penalties and positions."""
+    """The second step depends on the whole text of the first one, through logits, penalties and positions."""
     target, draft = (Rows.random(vocabulary, 2 * num_drafts + 1, random_state) for random_state in (5, 6))
     step = Step(rule, target, draft, num_drafts, q, compact=vocabulary - 1)
     check(probe, step, [Setting(1.0), Setting(0.5, **ALL)], num_steps=2)
@@ -136,7 +136,7 @@ def test_two_steps(probe, rule, vocabulary, num_drafts, q):
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
 @pytest.mark.parametrize("num_drafts", [0, 1, 2])
 def test_ragged(probe, rule, num_drafts, q):
-    """num_drafts[b] < K: the distribution is that of fewer drafts, and the tokens beyond are not looked at."""
+    """num_drafts[b] < K: the distribution is that of fewer drafts, and later tokens have no effect."""
     target, draft = (Rows.random(3, 3, random_state) for random_state in (7, 8))
     step = Step(rule, target, draft, num_drafts, q, padding=3 - num_drafts)
     check(probe, step, [Setting(0.0), Setting(1.0), Setting(2.0, **FILTERS[-1])])
@@ -144,7 +144,8 @@ def test_ragged(probe, rule, num_drafts, q):
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
 def test_a_draft_may_stop_those_after_it(probe, rule, q):
-    """Drafting ends for what was drafted (a draft that is not confident, an end of sequence), which counts itself."""
+    """Drafting may end because of a drafted token (one of low confidence, an end of sequence) that is still
+    verified."""
     target, draft = (Rows.random(3, 4, random_state) for random_state in (9, 10))
     settings = [Setting(1.0), Setting(0.5, **ALL)]
     for num_drafts, stops in ((2, {1, 2}), (3, {0})):
@@ -181,7 +182,7 @@ def test_masks_and_special_supports(probe, rule, case, q):
 @pytest.mark.parametrize("num_tied", [2, 3, 4])
 @pytest.mark.parametrize(("rule", "q"), [(rule, q) for rule, q in FEWER_FORMS if q != "one_hot"])
 def test_ties_at_the_cutoff_are_kept(probe, rule, q, num_tied):
-    """Filters keep all of a tie, in p and in q; a compact q has the lowest ids of it."""
+    """Filters keep all tokens of a tie, in p and in q; a compact q keeps those with the lowest ids."""
     target, draft = (Rows.random(4, 1, random_state) for random_state in (11, 12))
     for rows in (target, draft):
         rows.table[:] = rows.table.sort(-1).values

@@ -1,5 +1,5 @@
-"""Which numbers a whole text is drawn with. One step's distribution says nothing of that; independence of steps rests
-on it."""
+"""Which random numbers a whole text is drawn with. The independence of steps rests on it, and the distribution of a
+single step does not show it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Number = tuple[int, int, int, int, int]  # seed, position, offset, stream, index
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Counter[Number]:
-    """How often each number was asked for. Blocks are of four tokens, so that there are two."""
+    """How often each random number was requested. Blocks have four tokens here, so that there are two of them."""
     used: Counter[Number] = Counter()
     philox = reference.philox
 
@@ -34,12 +34,12 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Counter[Number]:
 
 
 def steps(rule: str, num_drafts: int, *, compact: int = 0, one_hot: bool = False) -> Iterator[list[int]]:
-    """What every step emits, until the text has LENGTH tokens or more; models look at the last token."""
+    """What every step emits until the text has at least LENGTH tokens. The models depend on the last token."""
     target, draft = (Rows.random(VOCABULARY, 1, random_state).table.float() for random_state in (1, 2))
     text: list[int] = []
     while len(text) < LENGTH:
         common = {"params": SamplingParams(), "seed": 3, "position": len(text), "rule": rule, "backend": "reference"}
-        row = [text[-1] + 1 if text else 0]  # which row of the tables comes after the last token
+        row = [text[-1] + 1 if text else 0]  # the row of the tables for this last token
         drawn = []
         for i in range(num_drafts):
             drawn.append(draft_step(draft[row[-1:]], offset=i, compact=compact, **common))
@@ -57,8 +57,8 @@ def steps(rule: str, num_drafts: int, *, compact: int = 0, one_hot: bool = False
 
 @pytest.mark.parametrize(("rule", "form"), [(r, f) for r in ("token", "block") for f in ("full", "compact", "one_hot")])
 def test_no_number_serves_twice(used, rule, form):
-    """Over a whole decoded text, no number is asked for by two decisions. ``block`` would be biased otherwise: it looks
-    at the numbers of positions that it then does not decide."""
+    """In a whole decoded text, no two decisions use the same random number. Otherwise ``block`` would be biased, since
+    it uses the numbers of positions that it then does not decide."""
     emitted = list(steps(rule, 3, compact=3 if form == "compact" else 0, one_hot=form == "one_hot"))
     assert {1} < {len(tokens) for tokens in emitted}, "some drafts are accepted, not all"
     assert len(used) > 100
@@ -66,14 +66,14 @@ def test_no_number_serves_twice(used, rule, form):
 
 
 def test_coupled_noise_belongs_to_its_position(used):
-    """A number is (token, absolute position). It serves the draft and the target of its position, in every step that
-    comes upon this position until one decides it, and never after that."""
+    """A random number belongs to a token and an absolute position. Draft and target of that position use it in every
+    step that reaches the position, until a step decides it, and never afterwards."""
     length, seen, again = 0, set(), set()
     for emitted in steps("coupled", 3):
         assert {(seed, offset, stream) for seed, _, offset, stream, _ in used} == {(3, 0, reference.RACE)}
         assert {index for *_, index in used} == set(range(VOCABULARY))
         positions = {position for _, position, *_ in used}
-        assert positions == set(range(length, length + 4))  # none that is decided
+        assert positions == set(range(length, length + 4))  # no position that was decided already
         assert {used[number] for number in used if number[1] < length + 3} == {2}  # its draft and its target
         length += len(emitted)
         again |= positions & seen
@@ -84,14 +84,14 @@ def test_coupled_noise_belongs_to_its_position(used):
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 4])
 def test_coupled_text_is_that_of_plain_sampling(num_drafts):
-    """Token for token, whatever the number of drafts: those that are used again were not decided."""
+    """The texts are equal token for token, whatever K: noise is used again only at positions that were not decided."""
     plain = sum(steps("coupled", 0), [])
     assert len(plain) == LENGTH
     assert sum(steps("coupled", num_drafts), [])[:LENGTH] == plain
 
 
 def scrambled_beyond(monkeypatch: pytest.MonkeyPatch, last: torch.Tensor) -> None:
-    """Other numbers after the position ``last`` [B]."""
+    """Replaces the random numbers of positions after ``last`` [B]."""
     philox = reference.philox
 
     def other(seed, index, position, offset, stream):
@@ -103,7 +103,8 @@ def scrambled_beyond(monkeypatch: pytest.MonkeyPatch, last: torch.Tensor) -> Non
 
 
 def test_coupled_step_depends_on_no_noise_after_its_end(monkeypatch):
-    """Why numbers may be used again: where a step ends, and what it emits, is decided by numbers up to there alone."""
+    """This is why random numbers may be used again: where a step ends, and what it emits, depends only on the numbers
+    up to that position."""
     batch, num_drafts = 500, 3
     target, draft = (Rows.random(VOCABULARY, num_drafts, random_state) for random_state in (4, 5))
 
@@ -121,6 +122,6 @@ def test_coupled_step_depends_on_no_noise_after_its_end(monkeypatch):
     with monkeypatch.context() as patch:
         scrambled_beyond(patch, 7 + out.num_accepted)
         assert torch.equal(step().tokens, out.tokens)
-    with monkeypatch.context() as patch:  # one earlier, and it is another step
+    with monkeypatch.context() as patch:  # numbers of one position earlier do change the step
         scrambled_beyond(patch, 6 + out.num_accepted)
         assert (step().tokens != out.tokens).any(1).float().mean() > 0.5

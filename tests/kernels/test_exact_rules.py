@@ -1,4 +1,5 @@
-"""The published rules, exactly: what they promise of acceptance; and the definitions that test_exact.py trusts."""
+"""What the published rules promise about acceptance, tested exactly, and tests of the definitions that test_exact.py
+compares with."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def after(text: tuple[int, ...], model: Model) -> Model:
 
 
 def accepted_by_block(target: Model, draft: Model, num_drafts: int) -> float:
-    """The paper's closed form: a prefix of drafts is kept, or a longer one, with probability w; so w is summed over all
-    prefixes."""
+    """The expected number of accepted drafts by the paper's closed form. At least a given prefix is kept with
+    probability w, so w is summed over all prefixes."""
     total = 0.0
     for length in range(1, num_drafts + 1):
         for x in itertools.product(range(len(target(()))), repeat=length):
@@ -59,7 +60,7 @@ def accepted_by_block(target: Model, draft: Model, num_drafts: int) -> float:
 
 
 def test_google_and_deepmind_published_one_distribution():
-    """Leviathan et al., Algorithm 1, and Chen et al., Algorithm 2, each from its own pseudo-code."""
+    """Leviathan et al., Algorithm 1, and Chen et al., Algorithm 2, each written from its own pseudo-code, agree."""
     for random_state, num_drafts in itertools.product(range(10), (0, 1, 3)):
         target, draft = Rows.random(3, 3, random_state), Rows.random(3, 3, random_state + 100)
         target.table[::2, 0] = -np.inf
@@ -68,7 +69,7 @@ def test_google_and_deepmind_published_one_distribution():
 
 
 def test_the_example_of_block_verification(probe):
-    """Sun et al. motivate theirs with two drafts of two tokens: token verification accepts 10/9 of them, block 11/9."""
+    """The example of Sun et al.: two drafts and two tokens. Token verification accepts 10/9 drafts, block 11/9."""
     p, q = (torch.tensor(weights, dtype=torch.float64).log() for weights in ([1, 2], [2, 1]))
     target, draft = (Rows(row.expand(7, 2), 2) for row in (p, q))
     for rule, expected in (("token", 10 / 9), ("block", 11 / 9)):
@@ -78,8 +79,9 @@ def test_the_example_of_block_verification(probe):
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])
 def test_block_never_accepts_fewer(probe, num_drafts):
-    """Over random pairs: the paper's closed form, never less than rule ``token``, and sometimes more from two drafts
-    on. Pairs are the models after different texts; hot and filtered settings make them near and far."""
+    """For random pairs of models, ``block`` follows the paper's closed form, and accepts never fewer drafts than
+    ``token``, and sometimes more if there are at least two drafts. The pairs are the models after different texts; high
+    temperatures make p and q similar, filters make them different."""
     target, draft = Rows.random(3, num_drafts + 2, 20), Rows.random(3, num_drafts + 2, 21)
     settings = [Setting(t, **f) for t in (0.5, 1.0, 3.0) for f in ({}, {"top_p": 0.8}, {"top_k": 2, "min_p": 0.1})]
     contexts = [Context(s, text) for s in settings for text in ((), (0,), (1,), (2,), (0, 1), (2, 2))]
@@ -92,7 +94,7 @@ def test_block_never_accepts_fewer(probe, num_drafts):
     gains = np.array(gains)
     assert gains.min() > -EXACT
     if num_drafts == 1:
-        assert gains.max() < EXACT  # a block of one draft is that draft
+        assert gains.max() < EXACT  # with one draft, the rules are the same
     else:
         assert gains.max() > 0.05
 
@@ -107,7 +109,8 @@ def test_equal_models_accept_everything(probe, rule):
 
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 def test_acceptance_of_the_first_draft(probe, rule):
-    """Of one draft: sum min(p, q) by coin, sum 1 / sum max(p_u / p_v, q_u / q_v) by shared race, which is less."""
+    """The first draft is accepted with probability sum min(p, q), or, by the shared race, with the smaller one
+    sum 1 / sum max(p_u / p_v, q_u / q_v)."""
     target, draft = Rows.random(4, 1, 23), Rows.random(4, 1, 24)
     settings = [Setting(t, top_k=k) for t in (0.5, 1.0, 2.0) for k in (0, 2, 3)]
     for setting, distribution in zip(settings, distributions_of(probe, rule, target, draft, 1, settings), strict=True):
@@ -120,7 +123,7 @@ def test_acceptance_of_the_first_draft(probe, rule):
 
 
 def test_expected_acceptance_of_every_position(probe):
-    """Rows that do not depend on the text: position j is accepted with the product of sum min(p, q) up to it."""
+    """If rows do not depend on the text, draft j is accepted with the product of sum min(p, q) up to its row."""
     target, draft = (Rows(Rows.random(4, 0, r).table.expand(85, 4), 4) for r in (25, 26))
     setting = Setting(0.5)
     (distribution,) = distributions_of(probe, "token", target, draft, 3, [setting])
@@ -135,7 +138,7 @@ def test_expected_acceptance_of_every_position(probe):
 @pytest.mark.parametrize("form", ["masked", "filtered", "compact", "d2t"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_draft_that_q_never_yields(probe, rule, form):
-    """q(x) = 0 for draft 1 of two: rejected though u would pass any test, and recovered as from any other rejection."""
+    """q(x) = 0 for draft 1 of two: it is rejected although u passes every test, and a token is recovered as usual."""
     target, draft = Rows.random(4, 2, 27).table[None, :3], Rows.random(4, 2, 28).table[None, :2]
     q = np.array([probabilities(row, 1.0) for row in draft[0].tolist()])
     x = [int(q[0].argmax()), int(q[1].argmin())]
@@ -172,7 +175,7 @@ def test_a_draft_that_q_never_yields(probe, rule, form):
 
 
 def test_shared_race():
-    """Both winners have the distributions of their own races, supports may differ, and equal distributions have one
+    """Each winner has the distribution of its own race, supports may differ, and equal distributions have the same
     winner."""
     generator = np.random.default_rng(0)
     for size, masked in itertools.product((1, 2, 3, 6), (False, True)):
@@ -187,7 +190,7 @@ def test_shared_race():
 
 
 def test_the_race_is_shared():
-    """Drafts and targets that are drawn with real noise, both winners together, against the integral."""
+    """The joint distribution of both winners, drawn with real noise, against the integral."""
     batch, vocabulary = 200_000, 4
     target, draft = (Rows.random(vocabulary, 0, r).table.float() for r in (29, 30))
     seed = torch.arange(batch)
@@ -203,8 +206,8 @@ def test_the_race_is_shared():
     assert test.p_value > LEVEL and test.detectable < 0.03
 
 
-def test_laws_are_distributions():
-    """Every published distribution sums to 1, also where p and q are equal, or have nothing in common."""
+def test_published_distributions_are_distributions():
+    """Every published distribution sums to 1, also if p and q are equal or have disjoint supports."""
     row = Rows.random(3, 0, 31).table[0].tolist()
     p, other = probabilities(row, 1.0), np.array([0.0, 0.0, 1.0])
     for a, b in ((p, p), (p, other), (other, p), (other, other), (other, np.array([0.5, 0.5, 0.0]))):
@@ -213,7 +216,7 @@ def test_laws_are_distributions():
 
 
 def test_plain_definitions_are_those_of_transformers():
-    """``penalised`` and ``probabilities`` against transformers' processors, in float64."""
+    """``penalised`` and ``probabilities`` equal transformers' processors in float64."""
     from transformers import (
         MinNewTokensLengthLogitsProcessor,
         MinPLogitsWarper,

@@ -1,4 +1,4 @@
-"""Rows without a distribution (NaN, +inf, all -inf), in every backend and under every rule."""
+"""Rows without a distribution (NaN, +inf, all -inf), in every backend and with every rule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_kernels.ops import RULES
 from specdec_kernels.testing import random_step
 from specdec_kernels.types import TABLE_PADDING
 
-# What is written into a row; empty: -inf everywhere.
+# The values that are written into a row; empty: -inf everywhere.
 FAULTS = {"nan": [NAN], "positive_infinity": [INF], "nan_and_infinity": [NAN, INF], "empty": []}
 TARGET = {
     "nan": Status.TARGET_NAN,
@@ -26,7 +26,8 @@ DRAFT = {fault: Status(flag << 3) for fault, flag in TARGET.items()}
 
 
 def tried(rules: tuple[str, ...]) -> list[tuple]:
-    """(backend, fault, V, rule): all, but in Triton's interpreter, which is slow, one rule for each fault."""
+    """All combinations of (backend, fault, V, rule), but for Triton's interpreter, which is slow, one rule per
+    fault."""
     cases = itertools.product(BACKENDS, FAULTS, (9, 1100), rules)
     number = {fault: i for i, fault in enumerate(FAULTS)}
     return [
@@ -37,7 +38,7 @@ def tried(rules: tuple[str, ...]) -> list[tuple]:
 
 
 def spoil(rows: torch.Tensor, fault: str) -> None:
-    """Makes the rows [..., V] ones without a distribution."""
+    """Writes a fault into the rows [..., V]."""
     if fault == "empty":
         rows.fill_(-INF)
     else:
@@ -47,9 +48,10 @@ def spoil(rows: torch.Tensor, fault: str) -> None:
 
 @pytest.mark.parametrize(("backend", "fault", "vocabulary", "rule"), tried(RULES))
 def test_target_fault(backend, fault, vocabulary, rule):
-    """At a consulted row: nothing is emitted from it on. At another: nothing happens. Neighbours: bitwise the same."""
+    """From a faulty row on, nothing is emitted, if the sequence gets there; else the fault has no effect. Neighbours
+    stay the same, bit for bit."""
     inputs = random_step(4, 2, vocabulary, random_state=11, rule=rule)
-    # The same model drafts: all are accepted.
+    # The same model drafts, so all drafts are accepted.
     tokens = torch.stack([inputs.draft(inputs.target_logits[:, i], i, backend).tokens for i in range(2)], 1)
     q = None if rule == "coupled" else inputs.target_logits[:, :2].clone()
     inputs = inputs.replace(draft_tokens=tokens, draft_logits=q, num_drafts=torch.tensor([2, 2, 1, 0]))
@@ -84,10 +86,11 @@ def test_target_fault_after_a_rejection_is_not_seen(backend, fault, rule):
 @pytest.mark.parametrize("stats", [None, "from_the_row", "stale"])
 @pytest.mark.parametrize(("backend", "fault", "vocabulary", "rule"), tried(("token", "block")))
 def test_draft_fault(backend, fault, vocabulary, stats, rule):
-    """The sequence's drafts end there, its token is drawn from the target alone; neighbours are bitwise the same.
+    """The sequence's drafts end there, and its token is drawn from the target alone. Neighbours stay the same, bit for
+    bit.
 
-    Statistics handed over by draft_step for such a row have lse = NaN. Stale ones, of another row, are the caller's
-    fault: then only ids stay within the vocabulary and neighbours untouched.
+    For such a row, draft_step returns lse = NaN. If a caller passes statistics of another row instead, it is only
+    guaranteed that ids are within the vocabulary and that neighbours stay the same.
     """
     inputs = random_step(3, 2, vocabulary, random_state=12, stats=stats is not None, rule=rule)
     clean = inputs.run(backend)
@@ -102,7 +105,7 @@ def test_draft_fault(backend, fault, vocabulary, stats, rule):
     assert ((out.tokens >= -1) & (out.tokens < vocabulary)).all() and out.tokens[1, 0] >= 0
     if stats == "stale":
         return
-    # One number, lse, cannot say which fault it was.
+    # lse is a single NaN and cannot tell which fault it was.
     assert out.status[1] in (DRAFT[fault], Status.DRAFT_NAN if stats else DRAFT[fault])
     assert out.num_accepted[1] == 0 and (out.tokens[1, 1:] == -1).all()
     alone = inputs.replace(num_drafts=torch.zeros(3, dtype=torch.int64)).run(backend)
@@ -129,7 +132,7 @@ def test_draft_step_fault(backend, fault, vocabulary, temperature, options):
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_filters_leave_a_faulty_row_as_it_is(backend, fault, filters):
-    """Also one of many blocks, where the fault is in one of them only."""
+    """Also if the row has many blocks, of which one is faulty."""
     inputs = step([[0.0] * 2100] * 2, [7], None, 2, **filters)
     inputs = inputs.replace(target_logits=inputs.target_logits.clone())
     spoil(inputs.target_logits[1, 0], fault)
@@ -142,7 +145,7 @@ def test_filters_leave_a_faulty_row_as_it_is(backend, fault, filters):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("fast", FAST_BACKENDS)
 def test_several_faults_in_one_row(fast, rule):
-    """Status says the same in every backend."""
+    """The status is the same in every backend."""
     for values in ([NAN, INF], [NAN, -INF], [INF, -INF], [NAN, INF, -INF], [-INF, -INF]):
         row = [1.0] * (3 - len(values)) + values if values != [-INF, -INF] else [-INF, -INF, -INF]
         inputs = step([row, [0.0] * 3], [0], None, 1, rule=rule)

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p keep what transformers' warpers keep, in transformers' order, and weigh it the same.
+"""Top-k, top-p and min-p keep the tokens that transformers' warpers keep, with the same probabilities.
 
 Transformers runs in float64 on the same numbers. What its filters keep with slightly smaller and slightly larger
 probabilities bounds what a kernel may keep whose sums are rounded. Ties at the cutoff are kept, all of them: of a tie
@@ -24,7 +24,7 @@ from specdec_kernels.testing import assert_statistics_close, device_of
 INF = float("inf")
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 DTYPES = (F32, BF16, F16)
-# Relative error of a sum of weights, for logits of magnitude 1; float32 rounds l / T in proportion to its size.
+# The relative error of a sum of weights for logits of magnitude 1. float32 rounds l / T in proportion to its size.
 SLACK = {"reference": 2e-7, "cpu": 4e-6, "triton": 4e-6, "cuda": 4e-6}
 exploring = functools.partial(settings, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -52,7 +52,7 @@ def _masked(row: torch.Tensor) -> torch.Tensor:
     return row.masked_fill(torch.arange(len(row)) % 3 == 1, -INF)
 
 
-# What normal numbers [V], and a dtype, are made into.
+# Each makes a row from normal random numbers [V] and a dtype.
 KINDS = {
     "normal": lambda x, dtype: 2 * x,
     "peaked": lambda x, dtype: 8 * x,
@@ -72,7 +72,7 @@ def is_interpreted(backend: str) -> bool:
 
 
 def kinds_of(backend: str, dtype: torch.dtype) -> list[str]:
-    """All, but for denormal bfloat16 in Triton's interpreter, which reads those as 0."""
+    """All kinds, except denormal bfloat16 for Triton's interpreter, which reads these as 0."""
     return [kind for kind in KINDS if not (is_interpreted(backend) and dtype == BF16 and kind == "denormal")]
 
 
@@ -82,7 +82,7 @@ def row_of(kind: str, vocabulary: int, dtype: torch.dtype, random_state: int) ->
 
 
 def warped(logits: torch.Tensor, setting: Setting, stretch: float = 1.0) -> torch.Tensor:
-    """[R, V] scores as transformers makes them, with probabilities of the filters times ``stretch``."""
+    """[R, V] scores after transformers' warpers, with the filters' probabilities multiplied by ``stretch``."""
     temperature, top_p, min_p = torch.tensor([setting.temperature, setting.top_p, setting.min_p]).double().tolist()
     chain = [warpers.TemperatureLogitsWarper(temperature)]
     if setting.top_k > 0:
@@ -90,7 +90,7 @@ def warped(logits: torch.Tensor, setting: Setting, stretch: float = 1.0) -> torc
     if setting.top_p < 1.0:
         chain.append(warpers.TopPLogitsWarper(min(1.0, top_p * stretch)))
     if setting.min_p > 0.0:
-        # No token has more than the largest probability: that alone is left.
+        # A min_p above 1 would keep nothing, so only the largest is kept.
         min_p /= stretch
         chain.append(warpers.MinPLogitsWarper(min_p) if min_p <= 1.0 else warpers.TopKLogitsWarper(1))
     scores = logits.double()
@@ -100,14 +100,14 @@ def warped(logits: torch.Tensor, setting: Setting, stretch: float = 1.0) -> torc
 
 
 def with_ties(logits: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """[R, V] what ``scores`` keep, and the tokens whose logits equal the smallest one kept."""
+    """[R, V]: the tokens that ``scores`` keep, and those whose logits tie with the smallest one kept."""
     kept = scores > -INF
     smallest = torch.where(kept, logits.double(), INF).amin(-1, keepdim=True)
     return (logits.double() >= smallest) & (logits > -INF)
 
 
 def drawn(backend: str, logits: torch.Tensor, settings: list[Setting], scalar: bool = False, seed: int = 0):
-    """draft_step of rows [R, V], each with its own setting."""
+    """``draft_step`` on rows [R, V], each with its own setting."""
     values = {name: [getattr(s, name) for s in settings] for name in Setting._fields}
     dtypes = {name: torch.int64 if name == "top_k" else torch.float32 for name in values}
     params = SamplingParams(
@@ -120,7 +120,7 @@ def drawn(backend: str, logits: torch.Tensor, settings: list[Setting], scalar: b
 
 
 def check(backend: str, logits: torch.Tensor, settings: list[Setting]) -> int:
-    """Everything about rows that are drawn with their own settings; how many had a filter's edge within rounding."""
+    """Checks rows that are drawn with their own settings. Returns how many had a filter's edge within rounding."""
     out = drawn(backend, logits, settings)
     kept = (logits.double() >= out.cutoff.double()[:, None]) & (logits > -INF)
     near = 0
@@ -154,8 +154,8 @@ def check(backend: str, logits: torch.Tensor, settings: list[Setting]) -> int:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocabulary", [1, 2, 5, 33, 1000, 1025, 5000])
 def test_as_transformers(backend, vocabulary, dtype):
-    """Every kind of row with a sample of all combinations, mixed in one batch; in the interpreter, which takes a tenth
-    of a second for a row, three kinds with one combination."""
+    """Every kind of row with a sample of all combinations, mixed in one batch. Triton's interpreter, which takes a
+    tenth of a second per row, has three kinds with one combination."""
     number, kinds = 24 if vocabulary < 1024 else 12, [*KINDS]
     case = vocabulary + DTYPES.index(dtype)
     if is_interpreted(backend):
@@ -174,7 +174,7 @@ def test_large_vocabulary(dtype, setting):
 
 @pytest.mark.parametrize("vocabulary", [40, 1400])
 def test_top_k_of_numbers_around_zero(fast_backend, vocabulary):
-    """Both zeros, which are one number, with what is next to them: the cutoff is the reference's."""
+    """Both zeros, which compare equal, and their neighbours: the cutoff is the reference's."""
     around = torch.tensor([0.0, -0.0, 2e-45, -2e-45, 1e-40, -1e-40, 1e-30, -1e-30, -3.0])
     number, generator = 3 if is_interpreted(fast_backend) else 300, torch.Generator().manual_seed(vocabulary)
     rows = []
@@ -188,7 +188,7 @@ def test_top_k_of_numbers_around_zero(fast_backend, vocabulary):
 
 @pytest.mark.parametrize("kind", ["normal", "masked", "huge"])
 def test_ordinary_rows_have_no_near_ties(backend, kind):
-    """The bounds above are no licence: the kept tokens are transformers' own, token for token."""
+    """In ordinary rows the tolerance above is never needed: the kept tokens are exactly those of transformers."""
     number = 4 if is_interpreted(backend) else 60
     chosen = some_settings(500, number, 3)
     rows = torch.stack([row_of(kind, 500, F32, i) for i in range(number)])
@@ -244,7 +244,7 @@ def explore(data: st.DataObject, backend: str) -> None:
         (Setting(1.0, 0, 1.0, 0.3), {0, 2, 5}),
         (Setting(2.0, 0, 1.0, 0.3), {0, 1, 2, 5}),
         (Setting(1.0, 0, 0.9), {0, 1, 2, 5}),
-        (Setting(1.0, 4, 0.9), {0, 2, 5}),  # top_p of what top_k left
+        (Setting(1.0, 4, 0.9), {0, 2, 5}),  # top_p of the tokens that top_k leaves
         (Setting(1.0), {0, 1, 2, 3, 5}),
     ],
 )
@@ -255,7 +255,7 @@ def test_draws_are_all_of_the_kept_tokens_and_no_other(backend, setting, kept):
 
 
 def test_a_number_is_a_setting_of_every_sequence(backend):
-    """Bitwise what a tensor of equal values gives; and None is the neutral value."""
+    """A number gives the same results, bit for bit, as a tensor of equal values, and None as the neutral value."""
     rows, setting = row_of("normal", 70, F32, 5).expand(6, -1), Setting(0.8, 9, 0.9, 0.02)
     for got, want in zip(
         drawn(backend, rows, [setting], scalar=True)[:5], drawn(backend, rows, [setting] * 6)[:5], strict=True
@@ -270,7 +270,7 @@ def test_a_number_is_a_setting_of_every_sequence(backend):
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "two_levels", "masked"])
 def test_a_shift_moves_the_cutoff(backend, kind):
-    """Of logits on a grid, where the shift is exact; min-p's cutoff is not on it, so that it is left out."""
+    """Logits are on a grid, where a shift is exact. min-p is left out, since its cutoff is not on the grid."""
     rows = ((row_of(kind, 200, F32, 1) * 64).round() / 64).expand(8, -1)
     chosen = [Setting(t, k, p) for t in (0.5, 2.0) for k in (0, 9) for p in (0.3, 1.0)]
     plain, shifted = drawn(backend, rows, chosen), drawn(backend, rows + 16, chosen)
@@ -279,7 +279,7 @@ def test_a_shift_moves_the_cutoff(backend, kind):
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
 def test_a_stricter_filter_keeps_fewer(backend, name):
-    """Its cutoff never falls, and with it q of what is left never falls."""
+    """The cutoff does not fall when a filter becomes stricter, nor does q of a kept token."""
     values = {"top_k": (0, 40, 12, 5, 2, 1), "top_p": (1.0, 0.99, 0.7, 0.3, 0.0), "min_p": (0.0, 0.01, 0.2, 0.7, 1.0)}
     rows = row_of("ties", 60, F32, 2).expand(len(values[name]), -1)
     out = drawn(backend, rows, [Setting()._replace(**{name: value}) for value in values[name]])
@@ -288,7 +288,7 @@ def test_a_stricter_filter_keeps_fewer(backend, name):
 
 
 def test_filters_that_keep_all_change_nothing(backend):
-    """Bitwise the draw without filters, though the filters are looked for."""
+    """The draw is the same, bit for bit, as without filters, although a cutoff is computed."""
     rows = row_of("normal", 1100, F32, 3).expand(4, -1)
     plain = drawn(backend, rows, [Setting()], scalar=True)
     for setting in (Setting(1.0, 1100), Setting(1.0, 2**24), Setting(1.0, 0, 1.0, 1e-30)):

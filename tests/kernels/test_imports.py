@@ -45,7 +45,7 @@ print("triton" in sys.modules)
 
 
 def test_works_without_native_code():
-    """reference runs, auto falls back to it, an explicit "cpu" says what is missing, build_info too."""
+    """``reference`` runs, ``auto`` falls back to it, and an explicit ``cpu`` and build_info say what is missing."""
     program = (
         WITHOUT_NATIVE
         + """
@@ -68,7 +68,7 @@ print("fine")
 
 
 def test_auto_prefers_native_code():
-    """Asked of the dispatcher: the operation that runs is the native one."""
+    """The dispatcher says that the native operation runs."""
     program = """
 import torch
 from specdec_kernels.backends import operation

@@ -24,7 +24,7 @@ SAMPLING = {
     "repetition_penalty": (1.0, 1.3),
     "frequency_penalty": (0.2, 0.0, -0.1),
 }
-# random_step's arguments: every rule with every form of q, with all that a distribution can have.
+# random_step's arguments: every rule with every form of q, with filters, penalties and temperatures.
 CASES = {
     "token": {},
     "token full": {"table": 6, **SAMPLING},
@@ -38,7 +38,7 @@ CASES = {
     "block reduced": {"rule": "block", "reduced": 25, "table": 6, **SAMPLING},
     "coupled": {"rule": "coupled", "table": 6, **SAMPLING},
 }
-# In the interpreter a part of them.
+# Triton's interpreter runs a part of them.
 TRIED = [
     (backend, name)
     for backend, name in itertools.product(BACKENDS, CASES)
@@ -58,7 +58,8 @@ def rows_of(inputs: StepInputs, index: torch.Tensor) -> StepInputs:
 @every_case
 @pytest.mark.parametrize("vocabulary", [40, 1500])
 def test_batch_invariance(backend, name, vocabulary):
-    """Permuted, alone, or beside others: the same tokens, bitwise. Neighbours differ in K and in all settings."""
+    """The same results, bit for bit, in a permuted batch, alone, and beside others with another K and other
+    settings."""
     batch = 6 if backend != "triton" else 4
     inputs = case(name, batch, 3 if backend != "triton" else 1, vocabulary, random_state=5)
     inputs = inputs.replace(num_drafts=torch.arange(batch) % inputs.target_logits.shape[1])
@@ -71,7 +72,7 @@ def test_batch_invariance(backend, name, vocabulary):
 
 @every_case
 def test_padding_to_a_larger_k_changes_nothing(backend, name):
-    """A sequence with 2 drafts in a batch of K = 2, and the same padded to K = 4 with rubbish beyond its drafts."""
+    """A sequence with 2 drafts in a batch with K = 2, and the same padded to K = 4 with garbage after its drafts."""
     inputs = case(name, 5, 2, random_state=6)
 
     def pad(t: torch.Tensor | None, value: float) -> torch.Tensor | None:
@@ -93,7 +94,7 @@ def test_padding_to_a_larger_k_changes_nothing(backend, name):
 
 @every_case
 def test_wider_tables_change_nothing(backend, name):
-    """Padding of a table, whatever is in its other columns."""
+    """A table may be padded, whatever its other columns hold in the padding."""
     inputs = case(name, 4, random_state=8)
     if inputs.table is None:
         inputs = inputs.replace(table=random_step(4, 3, 40, table=0).table._replace(ends=None, first_end=None))
@@ -123,8 +124,8 @@ def test_threads_change_nothing(batch, rule):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels keep their constants")
 def test_tiles_change_nothing(monkeypatch):
-    """How many blocks of a row a pass of Triton's filters reads at once. Only a mass within rounding of top_p could
-    tell."""
+    """The number of blocks that a pass of Triton's filters reads at once has no effect. Only a mass within rounding of
+    top_p could show one."""
     from specdec_kernels.backends.triton import filters
 
     options = {"temperature": (0.8, 0.5), "top_k": (0, 900), "top_p": (0.95, 1.0), "min_p": 0.001}
@@ -146,7 +147,7 @@ def test_layouts_are_bitwise_equal(backend, layout, name):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_expanded_views(backend, rule):
-    """Stride-0 batches: one row of logits, one table, many seeds."""
+    """Batches with stride 0: one row of logits, one table and many seeds."""
     inputs = random_step(1, 2, 40, random_state=2, rule=rule, table=6, top_k=(20,), presence_penalty=(0.3,))
     many = inputs.map(lambda t: t.expand(6, *t.shape[1:]) if t.dim() else t).replace(seed=torch.arange(6))
     assert identical(many.run(backend), many.map(lambda t: t.contiguous()).run(backend))

@@ -1,4 +1,4 @@
-"""How launches of the CUDA kernels are cut for machines that are not here (csrc/cuda/plan.h)."""
+"""The launch plans of the CUDA kernels (csrc/cuda/plan.h) for GPUs that the test machine does not have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
 
 def machine(groups: list[int], shared: int, of_multiprocessor: int, most_blocks: int) -> Machine:
-    """``groups``: multiprocessors of each, within which a cluster has to lie."""
+    """A GPU. ``groups``: numbers of multiprocessors; a cluster must lie within one group."""
     places = [0, *(sum(n // blocks for n in groups) if blocks <= most_blocks else 0 for blocks in range(1, 17))]
     half = of_multiprocessor // 2 - 1024
     return Machine(sum(groups), True, shared, half, (ctypes.c_int * len(places))(*places))
@@ -44,7 +44,8 @@ MACHINES = {
 
 
 def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **sampling: int) -> Plan:
-    """``weighed``: with draft logits whose statistics are not handed over; ``filters``, ``table``: with such."""
+    """The plan of a step. ``weighed``: with draft logits but without draft_stats; ``filters``, ``table``: with
+    these."""
     rows = kernels.LogitRows(1 << 20, kernels.DTYPES[getattr(torch, dtype)], 0, 0, vocabulary)
     element = 4 if dtype == "float32" else 2
     rows.row_stride, rows.sequence_stride = element * vocabulary, element * vocabulary * (k + 1)
@@ -65,46 +66,46 @@ def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", 
 
 @pytest.mark.parametrize("on", [name for name in MACHINES if name != "A100"])
 def test_a_launch_fits_its_machine(on):
-    """Whatever is asked for: shared memory, clusters, and every warp's share."""
+    """Shared memory, the size of clusters and each warp's share are within the limits, whatever the step."""
     its, split = MACHINES[on], 0
-    distributions = [{}, {"filters": 1}, {"table": 1}, {"weighed": 1}, {"filters": 1, "weighed": 1, "log_probs": 1}]
+    options = [{}, {"filters": 1}, {"table": 1}, {"weighed": 1}, {"filters": 1, "weighed": 1, "log_probs": 1}]
     shapes = itertools.product((1, 3, 8, 32, 100, 256, 1000), (0, 1, 5, 8, 16), (1, 1000, 32001, 128256, 262144))
-    for (batch, k, vocabulary), dtype, rule, sampling in itertools.product(
-        shapes, ("bfloat16", "float32"), (0, 1, 2), distributions
+    for (batch, k, vocabulary), dtype, rule, chosen in itertools.product(
+        shapes, ("bfloat16", "float32"), (0, 1, 2), options
     ):
-        made = plan(on, batch, k, vocabulary, dtype, rule, **sampling)
+        made = plan(on, batch, k, vocabulary, dtype, rule, **chosen)
         if made.blocks == 0:
             split += 1
             continue
         many = batch > its.multiprocessors
-        assert made.shared <= (its.half_of_it if many else its.shared_memory), (batch, k, vocabulary, dtype, sampling)
+        assert made.shared <= (its.half_of_it if many else its.shared_memory), (batch, k, vocabulary, dtype, chosen)
         assert made.threads == (192 if many else 384) and (made.blocks == 1 or not many)
         assert its.places[made.blocks] > 0
-        rows = k + 1 + (k if sampling.get("weighed") and rule != 2 else 0)
+        rows = k + 1 + (k if chosen.get("weighed") and rule != 2 else 0)
         items = rows * -(-vocabulary // 1024)
         assert (made.blocks - 1) * made.threads // 32 < items  # no block without work
         assert made.stay == (0 < items <= made.num_slots * made.blocks * made.threads // 32)
         if vocabulary % 8:
             assert made.num_slots == 0
-    assert split < 700  # of 5250; rows of very long vocabularies, on machines with little memory
+    assert split < 700  # of 5250; long vocabularies on GPUs with little memory
 
 
 def test_all_of_a_small_batch_stays():
-    """Every logit is read from memory once: those of K = 5 drafts over 128256 or 151936 tokens, on an H200."""
+    """K = 5 drafts over 128256 or 151936 tokens fit on an H200, so every logit is read from memory once."""
     for batch, vocabulary in itertools.product((1, 8), (128256, 151936)):
         made = plan("H200", batch, 5, vocabulary)
         assert made.blocks == 16 and made.stay, made
 
 
 def test_a_large_batch_runs_at_once():
-    """Two sequences a multiprocessor, with copies ahead: 6 warps x 4 slots x 2 KB each."""
+    """Two sequences share a multiprocessor, each with copies ahead: 6 warps x 4 slots x 2 KB."""
     made = plan("H200", 256, 4, 151936)
     assert (made.blocks, made.threads, made.num_slots, made.stay) == (1, 192, 4, 0)
     assert plan("H200", 32, 8, 128256).blocks == 4
 
 
 def test_what_a_sequence_needs_with_a_table_is_counted():
-    """A warp's own block of float32, for 12 warps."""
+    """Each of 12 warps needs a float32 copy of a block."""
     assert plan("H200", 1, 0, 1024, table=1).shared == plan("H200", 1, 0, 1024).shared + 12 * 4096
 
 

@@ -1,4 +1,4 @@
-"""A seed or a position that is given as one number is that of every sequence: equal rows get equal tokens."""
+"""A seed or position given as a number holds for every sequence, so equal rows get equal tokens."""
 
 from __future__ import annotations
 

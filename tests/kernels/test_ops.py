@@ -22,7 +22,7 @@ CASES = {
     "strided": {"batch": 3, "num_drafts": 2, **SAMPLING},
     "empty_batch": {"batch": 0, "num_drafts": 2, **SAMPLING},
     "no_drafts": {"batch": 3, "num_drafts": 0},
-    # Without drafts every place has a log-probability: opcheck takes no NaN for equal to itself.
+    # Without drafts no slot is unused, so no log-probability is NaN, which opcheck would find unequal to itself.
     "log_probs": {"batch": 3, "num_drafts": 0, "log_probs": True, **SAMPLING},
     "one_hot": {"batch": 3, "num_drafts": 2, "kind": "one_hot", **FILTERS},
     "half": {"batch": 2, "num_drafts": 1, "dtype": torch.bfloat16, "draft_dtype": torch.float16, "stats": True},
@@ -33,7 +33,7 @@ CASES = {
 }
 
 
-# On a CPU the CUDA kernels are no operators.
+# On a CPU, the CUDA kernels are not registered as operators.
 @pytest.fixture(params=[b for b in BACKENDS if b != "cuda" or torch.cuda.is_available()])
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -74,7 +74,7 @@ def test_opcheck_draft_step(backend, case):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_fakes_have_the_real_shapes(backend, dtype):
-    """Shape, dtype and strides of every output, under a fake mode and for real, through the public functions."""
+    """Shape, dtype and strides of every output of the public functions are the same in a fake mode and for real."""
     if device_of(backend).type != "cpu":
         dtype = torch.float32  # the fakes do not depend on the device
 
@@ -98,7 +98,7 @@ def test_fakes_have_the_real_shapes(backend, dtype):
 
 
 def step_of_a_loop(draft_logits, target_logits, seed, position, params, backend, rule="token", table=None, compact=0):
-    """What the decoding loop compiles: K drafts, then the verification. Tensors in, tensors out."""
+    """What the decoding loop compiles: K drafts, then the verification, as a function of tensors."""
     common = {"params": params, "seed": seed, "position": position, "backend": backend, "rule": rule, "table": table}
     drafts, tokens = [], seed.new_empty((len(seed), 0))
     for i in range(draft_logits.shape[1]):
@@ -117,7 +117,8 @@ def step_of_a_loop(draft_logits, target_logits, seed, position, params, backend,
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize("backend_name", ["reference", "cpu", "triton", "auto"])
 def test_compile_fullgraph(backend_name, compiler):
-    """One graph, no break, no recompilation for new values, no warning; the same results as without compiling."""
+    """One graph without breaks, recompilation for new values or warnings, with the same results as without
+    compiling."""
     torch._dynamo.reset()
     device = device_of(backend_name)
     compiled = torch.compile(step_of_a_loop, fullgraph=True, backend=compiler, dynamic=False)

@@ -1,8 +1,8 @@
 """Every backend's tokens, counts and status equal the reference's, and its statistics within TOLERANCES, under every
 rule, with filters, tables and every form of q.
 
-Where a decision of the reference is within 1e-4 (relative) of the other outcome, a float32 kernel may take that one.
-Such near-ties must be fewer than one sequence in a thousand."""
+Where the reference's decision is within a relative 1e-4 of going the other way, a float32 kernel may decide otherwise.
+There must be fewer such near-ties than one sequence in a thousand."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ LARGE = (32_000, 128_256)
 MIXED = (0.0, 0.5, 1.0, 1.7)
 ALLOWED_NEAR_TIES = 1e-3
 FORMS = ("full", "stats", "compact", "reduced", "one_hot")  # of q
-# Of the rule that takes no q: drafts of a model and others.
+# For the rule that takes no q: drafts of a model, and others.
 RULES_AND_FORMS = (*itertools.product(("token", "block"), FORMS), ("coupled", "reduced"), ("coupled", "one_hot"))
-# What cycles over the sequences of a batch; the cycles have different lengths, so that all combinations occur.
+# Values that cycle over the sequences of a batch. The cycles have different lengths, so that all combinations occur.
 FILTERS = {"top_k": (0, 20, 1, 0, 5), "top_p": (1.0, 0.9, 0.3), "min_p": (0.0, 0.02)}
 PENALTIES = {"repetition_penalty": (1.0, 1.3, 0.8), "presence_penalty": (0.0, 0.5), "frequency_penalty": (0.2, -0.1, 0)}
 SAMPLING = {
@@ -60,7 +60,7 @@ def form_of(form: str, vocabulary: int) -> dict:
 
 
 def batch_of(backend: str, vocabulary: int) -> int:
-    """Enough sequences to mean something, few enough for the interpreter."""
+    """A batch size that is large enough to be significant, and small enough for Triton's interpreter."""
     return (3 if vocabulary <= 1025 else 1) if backend == "triton" else (30 if vocabulary <= 1025 else 12)
 
 
@@ -69,8 +69,8 @@ def compare_steps(backend: str, inputs: StepInputs, context: str = "") -> int:
 
 
 def compare_drafts(backend: str, inputs: StepInputs, draft_logits: torch.Tensor, compact: int = 0) -> int:
-    """draft_step for the last draft of a step from draft_logits [B, V]; returns the number of near-ties that went the
-    other way."""
+    """Compares ``draft_step`` on draft_logits [B, V], as the last draft of a step. Returns the number of drafts that
+    differ by a near-tie."""
     offset = inputs.draft_tokens.shape[1] - 1
     got = inputs.draft(draft_logits, offset, backend, compact=compact)
     expected = reference_draft(inputs, draft_logits, offset, compact)
@@ -79,12 +79,12 @@ def compare_drafts(backend: str, inputs: StepInputs, draft_logits: torch.Tensor,
 
 @pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
 def test_many_cases(fast_backend, rule, form):
-    """Every vocabulary size with every distribution, pairs of dtypes in turn, temperatures mixed in the batch; few
+    """Every vocabulary size with every kind of logits, pairs of dtypes in turn and mixed temperatures. There are few
     near-ties."""
     near_ties = sequences = 0
     dtypes = itertools.cycle(itertools.product(DTYPES, DTYPES))
     for i, (vocabulary, sampling) in enumerate(itertools.product(VOCABULARIES, SAMPLING)):
-        # A half of them with each form; the interpreter needs milliseconds a block.
+        # Each form of q with half of them, since Triton's interpreter needs milliseconds per block.
         if (i + len(form)) % (20 if fast_backend == "triton" else 2):
             continue
         batch, num_drafts = batch_of(fast_backend, vocabulary), i % 4
@@ -126,7 +126,7 @@ def test_large_vocabularies(vocabulary, rule, form, sampling):
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("form", ["reduced", "compact"])
 def test_listed_tokens_at_the_edges_of_blocks(fast_backend, rule, form):
-    """Of q in a list, what stands first and last in a block of 1024 counts as well."""
+    """Where q is a list of tokens, the first and the last token of a block of 1024 are included."""
     edges, batch = torch.tensor([0, 1023, 1024, 2047, 2048, 2049]), 8 if fast_backend == "triton" else 48
     inputs = random_step(batch, 2, 2050, rule=rule)
     target = torch.full((batch, 3, 2050), -9.0)
@@ -144,7 +144,7 @@ def test_listed_tokens_at_the_edges_of_blocks(fast_backend, rule, form):
 @pytest.mark.parametrize(("rule", "compact"), [("token", 0), ("block", 30), ("coupled", 0)])
 @pytest.mark.parametrize("vocabulary", [40, 2100])
 def test_drafts_of_a_reduced_vocabulary(fast_backend, vocabulary, rule, compact):
-    """Noise, tables and what is drawn go by the target's ids, or by their places, as the rule says."""
+    """Tables and drawn tokens use the target's ids, and noise uses ids or indices, depending on the rule."""
     batch = batch_of(fast_backend, vocabulary) // 2 + 1
     inputs = random_step(batch, 2, vocabulary, rule=rule, temperature=MIXED, kind="one_hot", **SAMPLING["all"])
     for d2t in (torch.arange(0, vocabulary, 3), torch.tensor([vocabulary - 1]), torch.arange(vocabulary)):
@@ -155,7 +155,7 @@ def test_drafts_of_a_reduced_vocabulary(fast_backend, vocabulary, rule, compact)
 @pytest.mark.parametrize("sampling", ["plain", "filters"])
 @pytest.mark.parametrize("rule", RULES)
 def test_near_ties_are_rare(rule, sampling):
-    """The allowance is a property of the reference: how often its margin is that small in ordinary inputs."""
+    """In ordinary inputs, the reference's margin is rarely small enough for a near-tie."""
     inputs = random_step(
         500, 3, 257, temperature=(0.5, 1.0), random_state=9, rule=rule, drafter="cpu", **SAMPLING[sampling]
     )
@@ -175,7 +175,7 @@ def test_structure_on_triton(data):
 
 
 def explore(data: st.DataObject, backend: str, max_vocabulary: int) -> None:
-    """A random structure: sizes, dtypes, rules, distributions, forms of q, raggedness, masks, strange tokens,
+    """A random structure: sizes, dtypes, rules, sampling parameters, forms of q, raggedness, masks, invalid tokens and
     layouts."""
     batch, num_drafts = data.draw(st.integers(0, 5), "batch"), data.draw(st.integers(0, 4), "K")
     vocabulary = data.draw(st.one_of(st.integers(1, 40), st.integers(1020, max_vocabulary)), "V")

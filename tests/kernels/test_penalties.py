@@ -1,7 +1,7 @@
-"""Penalties, biases, bans and early ends: transformers' processors where it has them, a plain definition where not.
+"""Penalties, biases, bans and early ends against transformers' processors, or a plain definition where it has none.
 
-``compact`` lists the log-probabilities of a row, so a row's distribution is compared number by number; of a step's rows
-the log-probabilities of what it emits are."""
+``compact`` returns the log-probabilities of a draft's row, so its whole distribution is compared. Of the rows of a
+step, the log-probabilities of the emitted tokens are compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST = 5  # absolute position of the step's first token
 
 @dataclasses.dataclass
 class Text:
-    """One sequence's past, and what its distribution says of tokens."""
+    """One sequence's past, with its penalties, biases and bans."""
 
     prompt: list[int]
     generated: list[int]
@@ -35,14 +35,14 @@ class Text:
     frequency: float = 0.0
 
     def scores(self, logits: torch.Tensor, drafts: list[int]) -> torch.Tensor:
-        """[V] float64: logits [V] as transformers' processors leave them after these drafts."""
+        """[V] float64: logits [V] after transformers' processors, after these drafts."""
         generated = self.generated + drafts
         tokens, scores = torch.tensor([self.prompt + generated]), logits.double()[None]
         size = logits.shape[0]
         finite = {(t,): b for t, b in self.bias.items() if b != -INF and t < size}
         if finite:
             scores = processors.SequenceBiasLogitsProcessor(finite)(tokens, scores)
-        inside = tokens[tokens < size][None]  # transformers 5.17 trips over others
+        inside = tokens[tokens < size][None]  # transformers 5.17 fails on ids beyond the vocabulary
         scores = processors.RepetitionPenaltyLogitsProcessor(self.repetition)(inside, scores)
         for token in {*generated}:
             if token < size:
@@ -56,7 +56,8 @@ class Text:
 
 
 def table_of(texts: list[Text], entries: int | None = None) -> TokenTable:
-    """Their table, ``entries`` wide or as wide as the longest needs. The end tokens are those of the first text."""
+    """The table of these texts, with ``entries`` columns or as many as needed. The end tokens are those of the first
+    text."""
     tokens = [sorted({*text.prompt, *text.generated, *text.bias}) for text in texts]
     width = max(map(len, tokens)) if entries is None else entries
 
@@ -87,7 +88,7 @@ def params_of(texts: list[Text], **more) -> SamplingParams:
 
 
 def step_of(texts: list[Text], target: torch.Tensor, drafts: list[list[int]], **more) -> StepInputs:
-    """One step of every text, its drafts one-hot unless ``more`` says otherwise."""
+    """One step of every text, with one-hot drafts unless ``more`` gives q."""
     batch = len(texts)
     more = {"draft_logits": None, "params": params_of(texts), "table": table_of(texts), **more}
     return StepInputs(
@@ -97,7 +98,7 @@ def step_of(texts: list[Text], target: torch.Tensor, drafts: list[list[int]], **
 
 
 def assert_distribution(backend: str, texts: list[Text], logits: torch.Tensor, drafts: list[list[int]], **more) -> None:
-    """draft_step's q of every row of logits [B, V], after these drafts, is softmax of transformers' scores."""
+    """Asserts that ``draft_step``'s q for logits [B, V], after these drafts, is the softmax of transformers' scores."""
     offset = len(drafts[0])
     inputs = step_of(texts, logits[:, None].expand(-1, offset + 1, -1), drafts, **more)
     out = inputs.draft(logits, offset, backend, compact=min(logits.shape[1], 1024))
@@ -107,7 +108,7 @@ def assert_distribution(backend: str, texts: list[Text], logits: torch.Tensor, d
         there = out.compact_ids[b] < SamplingParams.TABLE_PADDING
         ids = out.compact_ids[b, there]
         assert there.sum() == min(1024, int((want > -INF).sum()))
-        want = want[ids].log_softmax(-1)  # of the listed ones
+        want = want[ids].log_softmax(-1)  # of the listed tokens
         torch.testing.assert_close(out.compact_log_q[b, there].double(), want, rtol=2e-6, atol=2e-5)
         if logits.shape[1] <= 1024:
             assert out.lse[b].item() == pytest.approx(float(scores.logsumexp(-1)), rel=2e-6, abs=2e-5)
@@ -116,7 +117,7 @@ def assert_distribution(backend: str, texts: list[Text], logits: torch.Tensor, d
 
 
 def is_interpreted(backend: str) -> bool:
-    """Triton's interpreter needs a tenth of a second for a row."""
+    """Whether this is Triton's interpreter, which needs a tenth of a second per row."""
     return backend == "triton" and device_of(backend).type == "cpu"
 
 
@@ -142,7 +143,7 @@ TEXTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("drafts", [[], [7], [4, 4, 11]], ids=len)
 def test_every_text_in_one_batch(backend, dtype, drafts):
-    """Drafts that the text has had, that only the prompt has had, and new ones; sequences with different penalties."""
+    """Drafts that occurred in the output, in the prompt only, and new ones; sequences with different penalties."""
     texts = list(TEXTS.values())
     assert_distribution(backend, texts, rows(len(texts), 64).to(dtype), [drafts] * len(texts))
 
@@ -150,7 +151,7 @@ def test_every_text_in_one_batch(backend, dtype, drafts):
 @pytest.mark.parametrize("drafts", [[], [0, 3, 0]], ids=len)
 @pytest.mark.parametrize("entries", [0, 1, 9, 40])
 def test_width_of_the_table(backend, entries, drafts):
-    """No entries, one, one for each token of the vocabulary, and padding. Without entries drafts count all the same."""
+    """No entry, one, one per token of the vocabulary, and padding. Drafts are counted even if there is no entry."""
     vocabulary = 9
     used = list(range(min(entries, vocabulary)))
     texts = [Text(used[::2], used[1::2] * 2, {t: 0.1 * t for t in used}, (), 0, 1.5, 0.5, 0.25)] * 3
@@ -158,7 +159,7 @@ def test_width_of_the_table(backend, entries, drafts):
 
 
 def test_entries_at_the_borders_of_blocks(backend):
-    """Of 1024 tokens, and of a vector of lanes."""
+    """At the borders of blocks of 1024 tokens and of vectors of lanes."""
     vocabulary = 2100
     borders = [0, 1, 31, 32, 511, 512, 1022, 1023, 1024, 1025, 2047, 2048, 2099, 2100]
     texts = [
@@ -171,7 +172,7 @@ def test_entries_at_the_borders_of_blocks(backend):
 
 @pytest.mark.parametrize("token", [0, 1022, 1023, 1024, 2047])
 def test_a_single_entry_at_the_border_of_a_block(backend, token):
-    """In whole blocks of float32, which need no copy but for entries."""
+    """In whole blocks of float32, which are read in place unless the table has an entry in them."""
     text = Text([1], [2], bias={token: 60.0})
     inputs = step_of([text], torch.zeros(1, 1, 2048), [[]])
     assert inputs.run(backend).tokens.tolist() == [[token]]
@@ -180,14 +181,14 @@ def test_a_single_entry_at_the_border_of_a_block(backend, token):
 
 @pytest.mark.parametrize("drafts", [[], [1, 2]], ids=len)
 def test_the_sign_decides_how_repetition_is_penalised(backend, drafts):
-    """Negative logits are multiplied, zero of either sign stays zero, -inf stays -inf; the sign is that after bias."""
+    """By the sign after bias, negative logits are multiplied; zeros of either sign and -inf stay as they are."""
     logits = torch.tensor([[-3.0, 2.0, 0.0, -0.0, -INF, 1.0, -1.0]])
     texts = [Text([0, 1, 2, 3, 4, 5, 6], [], {5: -2.0, 6: 2.0}, repetition=1.7, presence=0.1)]
     assert_distribution(backend, texts, logits, [drafts])
 
 
 def test_filters_see_what_penalties_leave(backend):
-    """A penalty takes a token out of top-k, a bias puts another in; the cutoff is one of the changed logits."""
+    """A penalty removes a token from the top k, a bias adds another one, and the cutoff is an adjusted logit."""
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, -1.0]])
     text = Text([0], [1], {4: 5.0}, presence=3.0, repetition=4.0)
     params = params_of([text], top_k=2)
@@ -209,7 +210,7 @@ def test_temperature_zero_takes_the_largest_of_what_penalties_leave(backend):
 
 
 def many(text: Text, backend: str) -> list[Text]:
-    """As many seeds as the backend is fast enough for."""
+    """The number of seeds that the backend is fast enough for."""
     return [text] * (4 if is_interpreted(backend) else 60)
 
 
@@ -219,11 +220,11 @@ def many(text: Text, backend: str) -> list[Text]:
     [(b, n) for b in BACKENDS for n in TEXTS if not is_interpreted(b) or n in ("all", "beyond", "bans")],
 )
 def test_rows_of_a_step_count_the_drafts_before_them(backend, name, rule):
-    """The log-probability of every emitted token is that of transformers' scores after what was emitted before it."""
+    """The log-probability of every emitted token is that of transformers' scores after the tokens emitted before it."""
     drafts = [11, 4, 4]
     texts = many(TEXTS[name], backend)
     target = rows(1, 4, 24, random_state=7)
-    target[:, [0, 1, 2], drafts] += 5  # are accepted often
+    target[:, [0, 1, 2], drafts] += 5  # makes them likely to be accepted
     out = step_of(
         texts, target.expand(len(texts), -1, -1), [drafts] * len(texts), rule=rule, log_probs=True
     ).run(backend)  # fmt: skip
@@ -242,7 +243,7 @@ def test_rows_of_a_step_count_the_drafts_before_them(backend, name, rule):
 @pytest.mark.parametrize("stats", [False, True])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_q_is_penalised_like_p(backend, rule, stats):
-    """The same model drafts and verifies: every draft is accepted, so q of each row counted the same drafts."""
+    """The same model drafts and verifies. Every draft is accepted, so q and p of each row count the same drafts."""
     texts = many(Text([3, 1, 1], [4, 4, 7], {4: 0.5, 3: -1.0, 8: -INF}, (2,), 2, 1.4, 0.9, 0.6), backend)
     logits = rows(1, 4, 12).expand(len(texts), -1, -1)
     inputs = step_of(texts, logits, [[]] * len(texts))
@@ -260,8 +261,8 @@ def test_q_is_penalised_like_p(backend, rule, stats):
 
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 def test_ends_come_no_earlier_than_they_may(backend, rule):
-    """``first_end`` in the middle of a step: before it the end token is not emitted, though drafted and by far the
-    likeliest; at it, it is."""
+    """``first_end`` is in the middle of a step. Before it the end token is not emitted, although it is drafted and by
+    far the most likely; at ``first_end`` it is emitted."""
     target = torch.zeros(1, 4, 6)
     target[..., 2] = 20.0
     for first in (1, 2) if is_interpreted(backend) else range(5):
@@ -311,7 +312,7 @@ def test_bans_that_leave_one_token(backend, vocabulary, temperature, rule):
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bans_that_leave_nothing(backend, temperature, rule):
-    """The row has no distribution; the neighbours have theirs."""
+    """The row has no distribution, and the neighbours are not affected."""
     vocabulary = 7
     texts = [Text([], [], {}), Text([], [], {t: -INF for t in range(vocabulary)})]
     logits = rows(2, 2, vocabulary)
@@ -324,7 +325,7 @@ def test_bans_that_leave_nothing(backend, temperature, rule):
 
 
 def test_penalties_may_empty_a_later_row_only(backend):
-    """All but one token are banned, and that one ends the text too early: from the second row on it may."""
+    """All tokens but one are banned, and that one is an end token which is allowed only from the second row on."""
     texts = [Text([], [], {0: -INF, 1: -INF}, (2,), n) for n in (0, 1, 2)]
     logits = torch.zeros(3, 2, 3)
     out = step_of(texts, logits, [[2]] * 3).run(backend)

@@ -1,4 +1,4 @@
-"""Bugs that real systems have had, each planted and found by the chi-square cells."""
+"""Bugs that real systems have had are planted, and the chi-square cells find each of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_found(rule, q, kind, settings, backend="reference", where=r"row \d: ", **
 
 
 def residual_is(monkeypatch: pytest.MonkeyPatch, residual) -> None:
-    """What the reference recovers from, as a function of p and q."""
+    """Replaces the reference's residual by a function of p and q."""
     draw = reference._Verification.draw
 
     def other(self, weights, j, where):
@@ -31,7 +31,7 @@ def residual_is(monkeypatch: pytest.MonkeyPatch, residual) -> None:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_shared_noise_of_draft_and_recovery_is_found(rule, monkeypatch, small_blocks):
-    """vllm#54282: with one stream for both, the recovered token favours what the draft favoured."""
+    """vllm#54282: with one stream for both, the recovered token favours the tokens that the draft favoured."""
     monkeypatch.setattr(reference, "RECOVER_BLOCK", reference.DRAFT_BLOCK)
     monkeypatch.setattr(reference, "RECOVER_TOKEN", reference.DRAFT_TOKEN)
     is_found(rule, "stats", "opposite", "filters")
@@ -43,20 +43,21 @@ def test_recovery_from_p_is_found(monkeypatch, small_blocks):
 
 
 def test_token_residual_in_block_is_found(monkeypatch, small_blocks):
-    """max(p - q, 0), without the weight of the prefix, which is 1 for the first draft alone."""
+    """max(p - q, 0) without the weight w of the prefix, which is always 1 only for the first draft."""
     residual_is(monkeypatch, lambda p, q: (p - q).clamp(min=0.0))
     is_found("block", "stats", "opposite", "filters", where="K = [23]")
 
 
 def test_token_residual_in_token_is_not_found(monkeypatch, small_blocks):
-    """The two tests above find what they say, not the way in which it is planted."""
+    """The correct residual, planted in the same way, is not found, so the tests above find the bug and not the
+    planting."""
     residual_is(monkeypatch, lambda p, q: (p - q).clamp(min=0.0))
     check(narrow_batch("token", "stats", "opposite", "filters"), "reference", DRAWS // 50)
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 def test_off_by_one_row_is_found(rule):
-    """The last row is that of the last draft, again."""
+    """The bonus token is drawn from the row of the last draft."""
 
     def bug(inputs: StepInputs) -> StepInputs:
         rows = torch.arange(inputs.target_logits.shape[1]).clamp(max=inputs.target_logits.shape[1] - 2)
@@ -66,7 +67,7 @@ def test_off_by_one_row_is_found(rule):
 
 
 def test_q_that_was_not_drawn_from_is_found():
-    """Drafts come from the compact q, and verification takes them for draws from another one: here, uniform."""
+    """Drafts are drawn from the compact q, but verification is given another q: here, a uniform one."""
 
     def bug(inputs: StepInputs) -> StepInputs:
         ids, log_q = inputs.compact_q

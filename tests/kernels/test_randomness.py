@@ -27,7 +27,8 @@ def test_philox_known_answers():
 
 
 def test_uniform_is_uniform_and_neighbours_are_independent():
-    """64 bins, and the 16 x 16 joint bins of neighbouring words, seeds, positions, offsets and streams."""
+    """Chi-square over 64 bins, and over 16 x 16 joint bins of neighbouring words, seeds, positions, offsets and
+    streams."""
     seed, position = torch.arange(50_000), torch.full((50_000,), 9)
 
     def words(seed=seed, position=position, offset=0, stream=0):

@@ -1,5 +1,5 @@
-"""Bad sampling parameters are refused when they are made, by a message that names the parameter, its value and what is
-allowed; good ones are taken by both operations."""
+"""Invalid sampling parameters are refused at construction, with a message that names the parameter, its value and what
+is allowed. Both operations accept valid ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TENSORS = (torch.ones(2, 2), torch.tensor([True]))
 
 
 def use(params: SamplingParams) -> None:
-    """Both operations with them, and an empty table."""
+    """Calls both operations with these parameters and an empty table."""
     empty = torch.zeros(2, 0)
     table = TokenTable(empty.long(), empty, empty.bool(), empty.int())
     options = {"params": params, "seed": 0, "position": 0, "table": table, "backend": "reference"}
@@ -63,7 +63,7 @@ def test_temperatures_allowed(value):
 def test_sampling_parameters_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=rf"^{name}: got .+, allowed: "):
         SamplingParams(**{name: value})
-    if isinstance(value, float):  # NaN as well as numbers, wherever in the batch
+    if isinstance(value, float):  # the same value in a tensor, at any place of the batch
         with pytest.raises(ValueError, match=rf"^{name}: got .+, allowed: "):
             SamplingParams(**{name: torch.tensor([1.0, value])})
 

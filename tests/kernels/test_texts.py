@@ -1,9 +1,9 @@
 """Chi-square of whole texts, decoded step by step as the loop does, on a toy language model with a known distribution.
 
-A text of eight tokens (V = 3) takes several steps. Noise that serves in two of them biases the text though every single
-step has the right distribution, so it is only seen here. With power 0.999 a test of four neighbouring tokens (81
-outcomes) finds probabilities off by a factor 1 +- 0.046, of the whole text 1 +- 0.10; with 10 million draws 1 +- 0.0046
-and 0.011."""
+A text of eight tokens (V = 3) takes several steps. Noise that is used in two of them biases the text although every
+single step has the right distribution, so only these tests can see it. With power 0.999, a test of four neighbouring
+tokens (81 outcomes) finds that probabilities are wrong by a factor of 1 +- 0.046, and a test of the whole text 1 +-
+0.10. With 10 million draws, these figures are 0.0046 and 0.011."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ SETTINGS = {
     "plain": Setting(),
     "penalties": Setting(0.9, top_p=0.95, repetition_penalty=1.2, presence_penalty=-0.2, frequency_penalty=0.15),
 }
-# What is tested of texts: windows of neighbours, and all of it.
+# The statistics of texts that are tested: windows of neighbouring tokens, and the whole text.
 STATISTICS = {str(key): key for key in (slice(4), slice(2, 6), slice(4, 8), slice(8))}
 
 
 class Decoding(NamedTuple):
-    """``num_drafts`` None: one draft after a rejection, one more than before after none, up to MOST."""
+    """How texts are decoded. ``num_drafts`` None: one draft after a rejection, else one more than before, up to
+    MOST."""
 
     rule: str
     num_drafts: int | None
@@ -53,14 +54,14 @@ DECODINGS = (
 
 
 def decode(decoding: Decoding, backend: str, seed: torch.Tensor, forget_position: bool = False) -> torch.Tensor:
-    """A text [n, LENGTH] for every seed [n]. Positions advance by what was emitted."""
+    """Texts [n, LENGTH] for seeds [n]. Positions advance by the number of emitted tokens."""
     device, setting = device_of(backend), SETTINGS[decoding.setting]
     target, draft, seed = TARGET.to(device), DRAFT.to(device), seed.to(device)
     text = torch.full((len(seed), LENGTH + MOST + 1), -1, device=device)
     length = torch.zeros_like(seed)
     num_drafts = torch.full_like(seed, decoding.num_drafts or 1)
     while (active := (length < LENGTH).nonzero()[:, 0]).numel():
-        last = text[active, length[active] - 1]  # column -1 is empty to begin with, and TARGET[-1] is for that
+        last = text[active, length[active] - 1]  # at first this reads the empty column -1, and so TARGET[-1]
         common = {
             "params": params_of([setting]),
             "seed": seed[active],
@@ -142,8 +143,8 @@ def test_noise_reused_between_steps_is_found(rule):
 
 
 def test_noise_by_absolute_position_is_found_in_block(monkeypatch, small_blocks):
-    """Counters of (position + offset, 0) are right for ``token``. ``block`` consults the noise of positions that it
-    then does not decide, and would consult it again in the next step."""
+    """Counters of (position + offset, 0) are right for ``token``. But ``block`` uses the noise of positions that it
+    then does not decide, and would use it again in the next step."""
     philox = reference.philox
 
     def by_position(seed, index, position, offset, stream):
@@ -155,7 +156,7 @@ def test_noise_by_absolute_position_is_found_in_block(monkeypatch, small_blocks)
 
 
 def test_power():
-    """The figures at the top. Texts that are expected fewer than 25 times count as one."""
+    """Checks the figures in this file's docstring. Texts that are expected fewer than 25 times count as one outcome."""
     for draws, four, whole in ((DRAWS, 0.046, 0.10), (NIGHTLY, 0.0046, 0.011)):
         assert four / 1.1 < detectable_bias(draws, TOY**4 - 1, LEVEL) < four
         assert detectable_bias(draws, min(TOY**LENGTH, draws // 25) - 1, LEVEL) < whole

@@ -1,8 +1,8 @@
-"""What only Triton has: it compiles ahead of time for every GPU that it serves and spills no registers, launches as
-often as it says, lets the last program decide, and finds cutoffs by bisection.
+"""What only the Triton backend does: compiling ahead of time for every family of GPUs without spilling registers, the
+number of launches, the last program's decision, and bisection for cutoffs.
 
-A step of every rule, form of q and distribution against the reference; more of its numerics are in every other test, in
-the interpreter where there is no GPU."""
+A step of every rule and form of q is compared with the reference here. All other test files cover the backend as well,
+in Triton's interpreter if there is no GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INF = float("inf")
     ],
 )
 def test_compiles_ahead_of_time(target, variants, tmp_path):
-    """Every kernel, with the launch table's number of warps, keeps what it works on in registers."""
+    """No kernel spills registers with the launch table's number of warps."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.compile_triton", *TARGETS[target].split(), variants], cwd=ROOT,
@@ -50,13 +50,13 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
     if "unknown" in spilled:
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")
-    # The assembler of Triton 3.6 spills some to fit one more program on a multiprocessor of sm_80 and sm_100.
+    # Triton 3.6's assembler spills some, to fit one more program on a multiprocessor of sm_80 and sm_100.
     most = 32 if triton.__version__.startswith("3.6") and target in ("sm_80", "sm_100") else 0
     assert max(map(int, spilled)) <= most, done.stdout
 
 
 def test_launch_table():
-    """Every kernel has a number of warps for every family of GPUs: a power of 2, and at most 1024 threads."""
+    """Every kernel has a number of warps for every family of GPUs: a power of 2, with at most 1024 threads."""
     from specdec_kernels.backends.triton import tables
 
     assert tables.WARPS.keys() == KERNELS
@@ -94,7 +94,7 @@ def launched(monkeypatch) -> list[str]:
 
 
 def test_launches(launched):
-    """Two, whatever B, K and V; none for an empty batch."""
+    """There are two launches, whatever B, K and V, and none for an empty batch."""
     inputs = random_step(2, 2, 1300, temperature=(0.0, 1.0))
     inputs.draft(inputs.draft_logits[:, 0], 0, "triton")
     assert launched == ["stats_kernel", "draft_draw_kernel"]
@@ -106,7 +106,7 @@ def test_launches(launched):
 
 @pytest.mark.parametrize("rule", Rule)
 def test_at_most_three_launches(launched, rule):
-    """Of every rule, with filters and without, with a table, and of a compact q."""
+    """With every rule, with and without filters, with a table, and with a compact q."""
     for filters, table in itertools.product(({}, {"top_k": 2}), ({}, {"table": 3})):
         inputs = random_step(1, 1, 5, rule=rule, **filters, **table)
         first = ["stats_kernel", "filter_kernel"] if filters else ["stats_kernel"]
@@ -123,7 +123,7 @@ def test_at_most_three_launches(launched, rule):
 
 
 def outcomes(rule: str) -> list[torch.Tensor]:
-    """A step over two blocks: greedy, filtered, without drafts; and a draft."""
+    """Results of a step over two blocks (greedy, filtered and without drafts), and of a draft."""
     options = {"temperature": (0.0, 0.7, 1.3), "min_p": (0.0, 0.01, 0.0), "log_probs": True}
     inputs = random_step(3, 1, 1100, rule=rule, **options).replace(num_drafts=torch.tensor([1, 1, 0]))
     drafted = inputs.draft(inputs.target_logits[:, 1], 1, "triton")
@@ -136,7 +136,7 @@ def identical(results: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("rule", Rule)
 def test_any_program_may_be_the_last(monkeypatch, rule):
-    """The interpreter runs programs in order: here backwards, and from the middle on."""
+    """The interpreter runs programs in order. Here it runs them backwards, and starting in the middle."""
     if torch.cuda.is_available():
         pytest.skip("programs run in the order that the GPU takes")
     from triton.runtime.interpreter import interpreter_builder
@@ -157,9 +157,9 @@ def test_any_program_may_be_the_last(monkeypatch, rule):
 
 @pytest.mark.parametrize("rule", Rule)
 def test_scratch_may_hold_anything(rule):
-    """Nothing is read before it is written, least of all the number of programs that have arrived."""
+    """No scratch memory is read before it is written, and counters of arrivals are set to 0."""
     usual = outcomes(rule)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors: with NaN, and the largest integer
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors with NaN or the largest integer
     try:
         assert torch.empty(1, dtype=torch.int32).item() == 2**31 - 1
         assert identical(outcomes(rule), usual)
@@ -170,7 +170,7 @@ def test_scratch_may_hold_anything(rule):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="programs that run at the same time need a GPU")
 @pytest.mark.parametrize("rule", Rule)
 def test_same_outcome_every_time(rule):
-    """Many sequences whose programs arrive in ever other orders."""
+    """Repeated runs of many sequences, whose programs arrive in different orders."""
     inputs = random_step(64, 3, 32_000, temperature=0.8, rule=rule, log_probs=True)
     usual = [t for t in inputs.run("triton") if t is not None]
     for _ in range(200):
@@ -193,7 +193,7 @@ Q = {
 
 
 def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> None:
-    """A step, and what ``draft_step`` makes of one more row after its drafts, against the reference."""
+    """Compares a step, and ``draft_step`` on one more row after its drafts, with the reference."""
     want, margin = inputs.reference()
     assert_same_step(inputs.run("triton"), want, margin)
     if drafts is not None:
@@ -212,9 +212,9 @@ def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> Non
 
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("rule", Rule)
-def test_distributions(rule, sampling):
+def test_settings(rule, sampling):
     inputs = random_step(3, 1, 30, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **SAMPLING[sampling])
-    drafts = None if rule == "block" else inputs.target_logits[:, 1]  # `block` drafts as `token` does
+    drafts = None if rule == "block" else inputs.target_logits[:, 1]  # rule `block` drafts as `token` does
     compare(inputs, drafts)
 
 
@@ -250,8 +250,8 @@ HARD = {
 
 @pytest.mark.parametrize("row", HARD)
 def test_cutoffs(row):
-    """Ties, signed zeros, masked tokens and the ends of float32: the cutoff is the reference's, bit for bit, and with
-    top-p on the edge of nothing and of everything."""
+    """With ties, signed zeros, masked tokens and the extremes of float32, the cutoff is the reference's, bit for bit,
+    also with a top_p that keeps almost nothing or almost everything."""
     filters = [
         (1, 1.0, 0.0),
         (2, 1.0, 0.0),
@@ -273,7 +273,7 @@ def test_cutoffs(row):
 
 
 def test_auto_does_not_interpret():
-    """The interpreter serves tests; ``auto`` on CPU tensors never takes it."""
+    """The interpreter is for tests: ``auto`` never chooses it for CPU tensors."""
     from specdec_kernels.backends import operation
 
     assert "triton" not in str(operation("draft_step", "auto", "cpu"))

@@ -1,4 +1,4 @@
-"""Bad arguments are refused by a message that names the argument, what was given and what is allowed."""
+"""Invalid arguments are refused by a message that names the argument, what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def compact_q(ids=None, log_q=None, size=LISTED):
     return ascending(B, K, size) if ids is None else ids, zeros(B, K, size) if log_q is None else log_q
 
 
-# (argument, bad value, what the message must contain besides "argument: got"); what comes before a dot or a space is
-# the keyword.
+# (argument, invalid value, what the message must contain besides "argument: got"). The part of the argument before a
+# dot or a space is the keyword.
 BOTH = [
     ("seed", 2**63, ["9223372036854775808", "integer from"]),
     ("seed", -(2**63) - 1, ["-9223372036854775809"]),
@@ -247,7 +247,7 @@ def test_reduced_vocabulary_is_refused(case):
 
 
 def test_good_arguments_pass():
-    """The cases above differ from these in one argument only."""
+    """The cases above differ from these valid arguments in one argument only."""
     assert draft().tokens.shape == (B,)
     assert draft(table=table(), offset=2, drafts=longs(B, 2)).tokens.shape == (B,)
     assert draft(table=table(), offset=2, drafts=longs(B, 2).int(), compact=1024).compact_ids.shape == (B, 1024)

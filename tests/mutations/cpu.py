@@ -1,4 +1,4 @@
-"""Of the CPU backend: the mathematics in csrc/core, the operations in csrc/cpu."""
+"""Mutations of the CPU backend: the mathematics in csrc/core and the operations in csrc/cpu."""
 
 from .mutation import Mutation, mutations
 

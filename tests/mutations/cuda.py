@@ -1,4 +1,4 @@
-"""Of the CUDA kernels, which run on fibers: missing barriers, copies that are read too early, the wrong share."""
+"""Mutations of the CUDA kernels, which run on fibers: missing barriers, copies read too early, work divided wrongly."""
 
 from .mutation import Mutation, mutations
 

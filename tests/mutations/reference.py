@@ -1,4 +1,4 @@
-"""Of the reference, which every backend is compared with, and of what stands before all of them."""
+"""Mutations of the reference, which every backend is compared with, and of the checks that all backends share."""
 
 from .mutation import Mutation, mutations
 

@@ -1,4 +1,4 @@
-"""Of the Triton backend."""
+"""Mutations of the Triton backend."""
 
 from .mutation import Mutation, mutations
 

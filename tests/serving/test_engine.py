@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 import torch
 from specdec import Emission, End, Engine, EngineStopped, QueueFull, Request
-from support.serving import FAULTY, Stop, check_outcome, crowd, decoder, scheduler, texts
+from support.crowds import FAULTY, Stop, check_outcome, crowd, decoder, scheduler, texts
 
 LONG = Request([5, 6, 7], 28)
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import EarlyExitDrafter, End, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
 from specdec.serving.ledger import TokenLedger
+from support.crowds import check_empty, finish
 from support.models import prompts, tiny_model, tunable_pair
-from support.serving import check_empty, finish
 
 from specdec_kernels import SamplingParams
 

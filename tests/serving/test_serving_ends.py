@@ -10,7 +10,7 @@ import specdec.loop.step
 import torch
 from specdec import Emission, End, QueueFull, Request
 from specdec.drafters import Drafts
-from support.serving import (
+from support.crowds import (
     FAULTY,
     SAMPLED,
     Processor,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from specdec import End, Outcome, Request
 from specdec.drafters import Drafts
-from support.serving import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
+from support.crowds import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
 
 from specdec_kernels import Status
 

@@ -1,7 +1,7 @@
-"""The CUDA kernels on a CPU: compiled by g++ against the host's meaning of csrc/cuda/simt.h, called through ctypes.
+"""The CUDA kernels on a CPU: compiled by g++ with the host's implementation of csrc/cuda/simt.h, called through ctypes.
 
-``draft_step`` and ``speculative_step`` have the operations' signatures (specdec_kernels/ops.py) but for what GRIDS
-names.
+``draft_step`` and ``speculative_step`` have the operations' signatures (specdec_kernels/ops.py). The launches take
+turns over the shapes in GRIDS.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
-# (blocks of a cluster, threads of a block, slots for copies of a warp), in turns. Negative blocks: launches split in
-# two, and how many blocks measure. Negative slots: one for each block of logits.
+# (blocks in a cluster, threads in a block, slots of a warp), used in turn. Negative blocks: a split launch in which
+# this many blocks measure a sequence. Negative slots: one for each block of logits.
 GRIDS = [(2, 64, -1), (-3, 64, 0), (1, 32, 2), (4, 32, 1), (2, 96, 0), (-1, 128, 0), (3, 32, -1), (2, 64, 3)]
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FLAGS = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror")
@@ -71,8 +71,8 @@ class SpeculativeStepParams(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Built once for all processes of the tests, unless a source has changed since. SPECDEC_SIMT_FLAGS: the
-    compiler's, such as sanitizers'."""
+    """The compiled kernels, built once for all test processes, and again if a source has changed. SPECDEC_SIMT_FLAGS:
+    further flags for the compiler, such as those of sanitizers."""
     flags = [*FLAGS, *os.environ.get("SPECDEC_SIMT_FLAGS", "-O1").split()]
     sources = sorted(file for folder in SOURCES for file in folder.glob("*") if file.suffix in (".h", ".cpp"))
     digest = hashlib.sha256(repr((flags, [file.read_bytes() for file in sources])).encode()).hexdigest()[:16]
@@ -99,7 +99,7 @@ def sampling_arguments(sampling: SamplingTensors, keep: list) -> SamplingArgumen
 
 
 def address(t: torch.Tensor | None, keep: list) -> int | None:
-    """Of a dense copy, which ``keep`` keeps."""
+    """The address of a dense copy, which ``keep`` keeps alive."""
     if t is None:
         return None
     keep.append(t.contiguous())
@@ -112,7 +112,7 @@ def call(name: str, params: ctypes.Structure, blocks: int, threads: int, slots: 
 
 
 def serve() -> None:
-    """From now on ``backend="cuda"`` runs these kernels, on CPU tensors."""
+    """Makes ``backend="cuda"`` run these kernels on CPU tensors."""
     real = api.operation
 
     def operation(stem: str, backend: str, device_type: str) -> Callable:

@@ -32,17 +32,17 @@ struct Seen {
   };
   By writer = {}, reader = {};
   bool added = false;                // the last write was an atomic addition
-  const uint64_t* copied = nullptr;  // it was a copy with this arrival,
-  int copy = 0;                      // the so-manieth of it
+  const uint64_t* copied = nullptr;  // the last write was a copy with this arrival,
+  int copy = 0;                      // its copy of this number
 };
 
-// What is copied with an arrival.
+// The copies that an arrival tracks.
 struct Copies {
   int begun = 0, done = 0;
   char* to = nullptr;
   const char* from = nullptr;
   int bytes = 0;
-  std::vector<Seen::By> waiters = {};  // the first of each copy
+  std::vector<Seen::By> waiters = {};  // the first thread that waited for each copy
 
   void finish() {
     if (done < begun) memcpy(to, from, bytes), ++done;
@@ -51,20 +51,20 @@ struct Copies {
 
 struct Warp {
   Meeting barrier = {}, exchange = {};
-  int turn = 0;  // of the exchange's two sets of slots
+  int turn = 0;  // which of the exchange's two sets of slots is next
   alignas(16) char slots[2][32][16] = {};
 };
 
 struct Memory {
   char* begin;
   int64_t size;
-  std::unordered_map<int64_t, Seen> seen = {};  // by words of 4 bytes
+  std::unordered_map<int64_t, Seen> seen = {};  // by index of 4-byte words
   std::unordered_map<const uint64_t*, Copies> copies = {};
 };
 
 struct Block {
   int rank;
-  std::unique_ptr<char[]> owned;  // exactly as large as was asked for, so that sanitizers see what lies after
+  std::unique_ptr<char[]> owned;  // of exactly the requested size, so that sanitizers see accesses beyond it
   Memory memory;
   std::vector<Warp> warps;
   Meeting barrier = {};
@@ -115,7 +115,7 @@ specdec_switch_stacks:
   ret
 )");
 #else
-// Slower: it saves signal masks as well.
+// The portable way, which is slower, since it saves signal masks as well.
 void specdec_switch_stacks(void** save, void* to) {
   ucontext_t here;
   *save = &here;
@@ -123,7 +123,7 @@ void specdec_switch_stacks(void** save, void* to) {
 }
 #endif
 
-// Leaves the running fiber (null: the caller of `run`) for another one (likewise).
+// Switches from the running fiber to another one; null stands for the caller of `run`.
 void switch_to(Fiber* to) {
   Fiber* from = current;
   void** save = from == nullptr ? &machine->main_stack_pointer : &from->stack_pointer;
@@ -145,7 +145,7 @@ void switch_to(Fiber* to) {
 #endif
 }
 
-// To any fiber that is ready; to the caller of `run` if none is, or after a fault.
+// Switches to any fiber that is ready; to the caller of `run` if none is, or after a fault.
 void give_turn() {
   Machine& m = *machine;
   if (m.ready.empty() || !m.fault.empty()) {
@@ -192,10 +192,11 @@ void entry() {
   __builtin_unreachable();
 }
 
-// What switches to the beginning of `entry` on a stack.
+// Prepares a stack so that switching to it begins `entry`.
 #if defined(__x86_64__) && !defined(SPECDEC_UCONTEXT)
 void* before_entry(char* stack) {
-  // As if it had been left just before: its address above six registers; aligned as at a call.
+  // The stack looks as if the fiber had been left just before `entry`: its address above six saved registers, aligned
+  // as at a call.
   const auto top = reinterpret_cast<uintptr_t>(stack + kStack) & ~uintptr_t{15};
   void** frame = reinterpret_cast<void**>(top) - 2;
   *frame = reinterpret_cast<void*>(&entry);
@@ -218,7 +219,7 @@ std::string name_of(const Fiber& fiber) {
   return "thread " + std::to_string(fiber.thread) + " of block " + std::to_string(fiber.block->rank);
 }
 
-// Whether a barrier stands between what was done and what the running fiber does now.
+// Whether a barrier separates an earlier access from what the running fiber does now.
 bool ordered(const Seen::By& before) {
   const Fiber& then = *before.fiber;
   const Fiber& now = *current;
@@ -368,7 +369,7 @@ void access(const void* place, int size, Access kind) {
 
 const char* exchange(const void* bytes, int size) {
   Warp& mine = warp();
-  // Those of the next exchange use the other set, and no one can be two exchanges ahead.
+  // The next exchange uses the other set of slots, and no thread can be two exchanges ahead.
   const int turn = mine.turn;
   memcpy(mine.slots[turn][current->thread % 32], bytes, size);
   const bool last = mine.exchange.arrived + 1 == mine.exchange.expected;
@@ -384,7 +385,8 @@ std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t 
   m.threads = threads;
   m.random.seed(seed);
   m.body = body;
-  static thread_local std::vector<std::unique_ptr<char[]>> stacks;  // kept: there are megabytes of them
+  static thread_local std::vector<std::unique_ptr<char[]>>
+      stacks;  // kept for the next call, since there are megabytes of them
   while (static_cast<int>(stacks.size()) < blocks * threads) stacks.emplace_back(new char[kStack]);
   for (m.cluster = 0; m.cluster < clusters && m.fault.empty(); ++m.cluster) {
     m.blocks.clear(), m.fibers.clear(), m.ready.clear();
@@ -400,7 +402,7 @@ std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t 
     for (int i = 0; i < blocks * threads; ++i) m.fibers.push_back({&m.blocks[i / threads], i % threads});
     for (int i = 0; i < blocks * threads; ++i) {
       m.fibers[i].stack = stacks[i].get();
-      ASAN_UNPOISON_MEMORY_REGION(stacks[i].get(), kStack);  // frames that were never left
+      ASAN_UNPOISON_MEMORY_REGION(stacks[i].get(), kStack);  // of frames that were never left
       m.fibers[i].stack_pointer = before_entry(stacks[i].get());
       m.ready.push_back(&m.fibers[i]);
     }

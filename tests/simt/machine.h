@@ -1,6 +1,6 @@
-// The host's meaning of the words in csrc/cuda/simt.h: a thread is a fiber, and meets the others at barriers. Fibers
-// take turns in a random order that a seed fixes, also at accesses to shared memory. Every such access is checked: that
-// it lies in a block's memory, that something was written there before, and that a barrier stands between it and what
+// The host's implementation of csrc/cuda/simt.h: a thread is a fiber, which meets the others at barriers. Fibers take
+// turns, also at accesses to shared memory, in a random order that a seed determines. Every such access is checked: it
+// must lie in a block's memory, the memory must have been written before, and a barrier must separate it from what
 // other threads do there.
 #pragma once
 
@@ -26,7 +26,7 @@ struct Fiber {
   Block* block;
   int thread;
   Passed passed = {};
-  std::map<const uint64_t*, int> waited = {};  // for so many copies of an arrival
+  std::map<const uint64_t*, int> waited = {};  // how many copies of each arrival
   void* stack_pointer = nullptr;
   void* stack = nullptr;
   bool done = false;
@@ -34,7 +34,7 @@ struct Fiber {
 
 enum class Access { kRead, kWrite, kAdd, kCopy };
 
-// Of the fiber that runs.
+// The fiber that runs.
 extern thread_local Fiber* current;
 
 int thread();
@@ -47,18 +47,19 @@ void sync_block();
 void sync_cluster();
 char* shared_memory();
 char* in_block(char* place, int block);
-void access(const void* place, int size, Access kind);  // may give others a turn
-void look_at(const void* place, int size);              // a read, if it is shared memory
-// A copy comes some time before the end of a wait for it, and until then its bytes are anything.
+void access(const void* place, int size, Access kind);  // another fiber may run first
+void look_at(const void* place, int size);              // counts as a read if it is shared memory
+// A copy arrives at some time before a wait for it ends. Until then its bytes may have any value.
 void init(uint64_t* arrival);
 void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
 void wait(uint64_t* arrival, int round);
-int64_t copies();  // that were begun so far
-// Every thread of the warp gives 16 bytes; returns all [32][16], which stay until the next exchange but one.
+int64_t copies();  // number of copies begun so far
+// Every thread of the warp contributes 16 bytes. Returns all [32][16], which stay valid until the next exchange but
+// one.
 const char* exchange(const void* bytes, int size);
 
-// Runs body() in every thread of a grid. `seed` fixes the order. `scratch`: device memory that is checked like shared
-// memory, but for what other clusters and launches do there. Returns what went wrong: "", or the first fault.
+// Runs body() in every thread of a grid, in an order that `seed` determines. `scratch` is device memory that is checked
+// like shared memory, except against other clusters and launches. Returns the first fault, or "".
 std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t seed, const std::function<void()>& body,
                 char* scratch = nullptr, int64_t scratch_size = 0);
 
@@ -76,7 +77,7 @@ inline uint32_t ballot(bool value) {
   return bits;
 }
 
-// As on a GPU: every lane with its partner, in halves.
+// Pairs lanes at half the distance each time, as on a GPU.
 template <class T, class Combine>
 T reduce(T value, Combine combine) {
   const char* all = exchange(&value, sizeof(T));

@@ -1,4 +1,4 @@
-// What the fibers' machine finds: one right kernel, and one bug in each of the others.
+// Kernels for testing the simulated machine: a correct one, and variants with one bug each.
 #include "../../csrc/cuda/simt.h"
 
 namespace {
@@ -9,7 +9,7 @@ float largest;
 
 float larger(float a, float b) { return a > b ? a : b; }
 
-// The largest of 4096 numbers, by all threads of a cluster; `bug`: what is wrong with it.
+// The largest of 4096 numbers, found by all threads of a cluster; `bug` selects the variant.
 void row_max(int bug) {
   float* mine = reinterpret_cast<float*>(shared_memory());
   const int warps = num_threads() / 32, all = blocks_in_cluster() * num_threads();
@@ -38,7 +38,7 @@ void row_max(int bug) {
   }
 }
 
-// The sum of 1024 numbers, which come in copies of 128 into one slot.
+// The sum of 1024 numbers, which are copied to a single slot, 128 at a time.
 void sum_copies(int bug, const float* numbers) {
   uint64_t* arrival = reinterpret_cast<uint64_t*>(shared_memory());
   float* slot = reinterpret_cast<float*>(shared_memory() + 16);
@@ -67,7 +67,7 @@ std::string fault;
 
 }  // namespace
 
-// Returns "", or what went wrong; the largest number in *result.
+// Returns the fault, or ""; stores the largest number in *result.
 extern "C" const char* run_row_max(int bug, uint64_t seed, float* result) {
   fault = run(2, 4, 128, 64, seed, [bug] { row_max(bug); });
   *result = largest;

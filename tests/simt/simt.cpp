@@ -1,4 +1,4 @@
-// The kernels on fibers, for ctypes.
+// Runs the kernels on fibers; called through ctypes.
 #include "../../csrc/cuda/draft_step.h"
 #include "../../csrc/cuda/plan.h"
 #include "../../csrc/cuda/speculative_step.h"
@@ -10,8 +10,8 @@ using cuda::Work;
 
 std::string fault;
 
-// One fused launch for `blocks` > 0; else a split one, of which -blocks measure a sequence. A warp has `slots` for
-// copies; if those are less than 0, for all of its items. Returns "", or what went wrong.
+// A fused launch for `blocks` > 0; else a split one, in which -blocks blocks measure a sequence. A warp has `slots`
+// slots for copies, or, if that is negative, one for each of its items. Returns the fault, or "".
 template <class Params, class Memory>
 const char* run(void (*measure)(const Work<Params, Memory>&), void (*decide)(const Work<Params, Memory>&),
                 const Params& params, int blocks, int threads, int slots, uint64_t seed) {
@@ -52,8 +52,8 @@ extern "C" const char* speculative_step(const SpeculativeStepParams* params, int
 
 extern "C" int64_t copies() { return specdec::simt::copies(); }
 
-// How a machine would launch the step: blocks of a cluster, threads, slots of a warp, bytes of shared memory; whether
-// all items stay there.
+// How a machine would launch the step: blocks in a cluster, threads, slots of a warp, bytes of shared memory, and
+// whether all items stay there.
 extern "C" void plan(const SpeculativeStepParams* params, const cuda::Machine* machine, int64_t* plan) {
   const cuda::Items items = cuda::StepMemory::items(*params);
   cuda::StepMemory pieces = {};

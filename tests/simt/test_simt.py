@@ -1,6 +1,7 @@
-"""The machine on which the CUDA kernels run without a GPU: what it finds, and the kernels under sanitizers.
+"""The simulated machine on which the CUDA kernels run without a GPU: which faults it finds; and the kernels under
+sanitizers.
 
-That their tokens are the reference's, with no fault found, is what every test with backend "cuda" says."""
+Every test with backend "cuda" checks that the kernels' tokens are the reference's and that no fault is found."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ SIMT = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    """name: a kernel of machine_test.cpp, called with its bug and a seed: (fault, result)."""
+    """The kernels of machine_test.cpp by name: each takes a bug and a seed, and returns (fault, result)."""
     built = tmp_path_factory.mktemp("machine") / "machine_test.so"
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", SIMT / "machine_test.cpp", SIMT / "machine.cpp"]
     subprocess.run([*command, "-o", built], check=True)
@@ -45,8 +46,8 @@ def test_a_right_kernel_has_no_fault(kernels, name, result):
 @pytest.mark.parametrize(
     ("bug", "words"),
     [
-        (1, ("race", "never written")),  # no barrier of a block: which is seen depends on the order
-        (2, ("race", "never written")),  # a block's barrier in place of the cluster's
+        (1, ("race", "never written")),  # a missing barrier of a block; which fault is seen depends on the order
+        (2, ("race", "never written")),  # a barrier of the block instead of the cluster
         (3, ("race",)),
         (4, ("deadlock",)),
         (5, ("outside",)),
@@ -67,11 +68,11 @@ def test_a_bug_is_found_in_every_order(kernels, bug, words):
     [
         (1, ("not aligned",)),
         (2, ("never initialised",)),
-        (3, ("race", "never written")),  # others wait before a barrier says that it is there
-        (4, ("may still write", "never written", "another one has")),  # no wait
+        (3, ("race", "never written")),  # others wait before a barrier tells them that the arrival is initialised
+        (4, ("may still write", "never written", "another one has")),  # nobody waits for the copy
         (5, ("another round",)),
         (6, ("race", "another one has")),  # the next copy while lanes still read
-        (8, ("may still write", "writes what is read")),  # a read after the next copy's beginning
+        (8, ("may still write", "writes what is read")),  # a read after the next copy has begun
     ],
 )
 def test_a_bug_in_copies_is_found_in_every_order(kernels, bug, words):
@@ -81,7 +82,7 @@ def test_a_bug_in_copies_is_found_in_every_order(kernels, bug, words):
 
 
 def test_a_wrong_copy_gives_a_wrong_result(kernels):
-    """What is no fault of the machine is left to comparisons."""
+    """A bug that breaks no rule of the machine can only be seen in the result."""
     assert all(kernels("sum_copies", 7, seed) == ("", 1023 * 512.0 - 128 * 4 * 128) for seed in range(5))
 
 
@@ -89,7 +90,7 @@ def test_a_wrong_copy_gives_a_wrong_result(kernels):
 @pytest.mark.parametrize("slots", [0, 1, 2, 3, -1])
 @pytest.mark.parametrize(("dtype", "draft_dtype"), [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)])
 def test_slots_hold_logits_of_target_and_draft(rule, slots, dtype, draft_dtype):
-    """Whether rows stay, or a residual's two rows come through slots that the target's had."""
+    """Rows stay in their slots, or a residual's two rows reuse the slots of the target's rows."""
     inputs = random_step(3, 3, 4096, dtype=dtype, draft_dtype=draft_dtype, stats=True, rule=rule, top_k=(0, 4, 0))
     want, margin = inputs.reference()
     got = simt.kernels.speculative_step(*inputs.operands(), blocks=2, threads=64, slots=slots)
@@ -97,7 +98,8 @@ def test_slots_hold_logits_of_target_and_draft(rule, slots, dtype, draft_dtype):
 
 
 def test_sanitizers():
-    """Address and undefined-behaviour sanitizers, over steps of every rule, form of q and setting."""
+    """No sanitizer, of addresses or undefined behaviour, reports a fault in steps of every rule, form of q and
+    setting."""
     preloaded = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
     environment = {
         "LD_PRELOAD": preloaded.stdout.strip(),

@@ -1,4 +1,4 @@
-"""Steps of the CUDA kernels on fibers, for test_simt.py: the library is built with sanitizers, which abort."""
+"""Runs steps of the CUDA kernels on fibers for test_simt.py, built with sanitizers, which abort on a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of several rooms share."""
+"""Helpers that tests of several rooms share."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What caches take, and models whose memory runs out."""
+"""Measures what caches allocate, and makes models run out of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def allocated(cache) -> list[tuple[int, int]]:
 
 
 class LittleMemory:
-    """Attention that has room for so many scores: tokens x slots."""
+    """Attention that raises an out-of-memory error beyond a number of scores, tokens x slots."""
 
     def __init__(self, room: int):
         self.room, self.seen = room, []

@@ -12,13 +12,13 @@ INF, NAN = float("inf"), float("nan")
 
 
 def identical(actual, expected) -> bool:
-    """Bitwise the same results; NaN equals NaN."""
+    """Whether results are the same, bit for bit; NaN equals NaN."""
     pairs = zip(actual, expected, strict=True)
     return all(a is b if b is None else torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs)
 
 
 def seeds(backend: str) -> int:
-    """How many seeds a statement about "whatever u" is tried with; test_exact.py has the reference's with every u."""
+    """How many seeds stand for "whatever u is". test_exact.py covers every u, for the reference."""
     return {
         "reference": 100,
         "cpu": 2000,
@@ -28,19 +28,19 @@ def seeds(backend: str) -> int:
 
 
 def only(tokens: torch.Tensor, allowed: set[int]) -> bool:
-    """Whether tokens [n] are all of ``allowed``, and each of those is there unless n is small."""
+    """Whether all of tokens [n] are in ``allowed``, and, unless n is small, each of ``allowed`` occurs."""
     found = {*tokens.tolist()}
     return found == allowed if len(tokens) >= 100 else found <= allowed
 
 
 def rules_for(backend: str, case: int) -> tuple[str, ...]:
-    """All, but in Triton's interpreter, which is slow, one: another for the next case."""
+    """All rules; for Triton's interpreter, which is slow, one of them, and another one for the next case."""
     return RULES if backend != "triton" or torch.cuda.is_available() else (RULES[case % len(RULES)],)
 
 
 def step(target: list, tokens: list, draft: list | None, n: int, temperature: float = 1.0, **more) -> StepInputs:
-    """The step with target rows [K+1, V], tokens [K], draft rows [K, V], for n seeds. Under the rule that takes no q
-    drafts have none."""
+    """A step with target rows [K+1, V], tokens [K] and draft rows [K, V], repeated for n seeds. With a rule that takes
+    no q, the draft rows are left out."""
     rows = torch.tensor(target)
     sampling = {name: more.pop(name) for name in ("top_k", "top_p", "min_p") if name in more}
     draft = None if more.get("rule") == "coupled" else draft
@@ -62,7 +62,8 @@ def drafted(backend: str, logits: torch.Tensor, temperature: float = 1.0, **opti
 
 
 def padded_rows(t: torch.Tensor) -> torch.Tensor:
-    """A view into a wider buffer, so that strides are not products of the sizes; the gaps hold NaN or a wild number."""
+    """A view of the same values in a wider buffer, whose strides are not products of the sizes. The gaps hold NaN or a
+    huge number."""
     if t.dim() == 0:
         return t
     fill = float("nan") if t.is_floating_point() else -(2**62)

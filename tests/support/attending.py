@@ -1,5 +1,5 @@
-"""Attention written plainly, to compare with: an oracle over explicit sets of slots, and what a kernel does with a
-``BlockMask``, block by block."""
+"""Attention written plainly, to compare with: an oracle over explicit sets of slots, and attention that reads a
+``BlockMask`` block by block, as a kernel does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from specdec.models.attention import BLOCK, Queries
 
-HUGE = 1e30  # in slots that no query of the sequence sees: a weight of exactly 0 takes it away
+HUGE = 1e30  # for slots that no query of the sequence sees: only a weight of exactly 0 removes it
 
 
 def slots_seen(queries: Queries, b: int, i: int) -> list[int]:
@@ -20,7 +20,7 @@ def slots_seen(queries: Queries, b: int, i: int) -> list[int]:
 
 
 def oracle(query, key, value, queries: Queries, scale: float | None = None, softcap: float | None = None):
-    """float64, one query and head at a time."""
+    """Attention in float64, for one query and head at a time."""
     group = query.shape[1] // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     out = torch.zeros(*query.shape[:3], value.shape[-1], dtype=torch.float64)
@@ -43,7 +43,7 @@ def read_slots(mask, capacity: int, b: int) -> list[int]:
 
 
 def by_blocks(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, kernel_options=None):
-    """In the place of a compiled flex attention: reads the blocks of the mask and nothing else."""
+    """Replaces compiled FlexAttention: reads the blocks of the mask and nothing else."""
     group, q, capacity = query.shape[1] // key.shape[1], query.shape[2], key.shape[2]
     assert (enable_gqa or group == 1) and block_mask.seq_lengths == (q, capacity)
     assert query.shape[0] == block_mask.kv_indices.shape[0] == block_mask.kv_num_blocks.shape[0]
@@ -71,9 +71,9 @@ def random_case(
     lengths, q, *, heads=4, group=2, size=64, capacity=300, window=None, padding=0, seed=0,
     dtype=torch.float32, poison=HUGE,
 ) -> Case:  # fmt: skip
-    """Sequences with so many tokens stored, and q queries after them, of which the last ``padding`` do not count (none
-    of a sequence with length -1). Slots that no query sees hold ``poison``, as far as a kernel reads their block, and
-    NaN beyond, unless that is None."""
+    """A random case: sequences with these numbers of stored tokens, and q queries after them. The last ``padding``
+    queries do not count, and with length -1 none does. Unless ``poison`` is None, slots that no query sees hold
+    ``poison`` in blocks that a kernel reads, and NaN elsewhere."""
     generator = torch.Generator().manual_seed(seed)
     stored = torch.tensor(lengths)[:, None]
     live = (torch.arange(q) < q - padding) & (stored >= 0)

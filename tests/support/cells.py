@@ -1,4 +1,4 @@
-"""Batches of chi-square cells: steps at fixed logits, one cell a batch row, with the exact distribution of each.
+"""Batches of chi-square cells: steps at fixed logits, one cell per batch row, with the exact distribution of each.
 
 The rows of a batch interleave (row r of the batch is r, r + ROWS, r + 2 ROWS, ...) and differ in logits, temperature,
 filters, tables and number of drafts, so a distribution that depended on a neighbour would be found. Drafts are drawn by
@@ -34,25 +34,31 @@ from specdec_kernels.types import TABLE_PADDING, SpeculativeStep
 from .exact import Context, Setting, params_of, table_of
 
 FAMILY = 1e-6  # false-alarm probability of all chi-square tests together
-TESTS = 10_000  # at least the number of them; counted by tests/kernels/test_chi_square.py
+TESTS = 10_000  # an upper bound of their number, which tests/kernels/test_chi_square.py checks
 LEVEL = FAMILY / TESTS
 DRAWS, NIGHTLY = 200_000, 10_000_000
 BIG_BACKENDS = ("cpu", "triton", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 INF = float("inf")
-ROWS = 8  # cells of a batch
+ROWS = 8  # cells in a batch
 TEMPERATURES = (0.5, 1.0, 1.7)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NUM_DRAFTS = (1, 3, 1, 0, 1, 2, 0)
 NARROW, WIDE = 5, 64  # vocabularies
 COMPACT = 3
-Q = ("stats", "full", "compact", "d2t", "one_hot")  # how q comes; "stats": as logits with the handed-over (cutoff, lse)
+Q = (
+    "stats",
+    "full",
+    "compact",
+    "d2t",
+    "one_hot",
+)  # forms of q; "stats": "full" with (cutoff, lse)
 DISTRIBUTIONS = {"token": leviathan_distribution, "block": block_distribution, "coupled": coupled_distribution}
 
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3, "prompt": (0, 2)}
 _BANS = {"bias": ((1, 0.7), (3, -INF)), "prompt": (4,)}
-_ENDS = {"ends": (2,), "min_new_tokens": 4}  # token 2 may not come in the first two rows of the step
-# Each with ROWS rows; temperatures and numbers of drafts rotate through them.
+_ENDS = {"ends": (2,), "min_new_tokens": 4}  # token 2 is banned in the first two rows of the step
+# ROWS settings each; temperatures and numbers of drafts rotate through them.
 SETTINGS = {
     "filters": {
         "none": {},
@@ -75,7 +81,7 @@ SETTINGS = {
         "everything+all": {**_PENALTIES, **_BANS, **_ENDS, "top_k": 4, "top_p": 0.9, "min_p": 0.05},
     },
 }
-GENERATED = (1, 1)  # what comes before the step, in rows with a table
+GENERATED = (1, 1)  # the text before the step, in rows with a table
 
 
 class Cell(NamedTuple):
@@ -85,15 +91,15 @@ class Cell(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The cells that share calls."""
+    """Cells that are drawn by the same calls."""
 
     rule: str
     q: str
-    kind: str  # of pair_of_rows
+    kind: str  # an argument of pair_of_rows
     dtype: torch.dtype
     settings: str
     vocabulary: int
-    turn: int  # how far temperatures and numbers of drafts have rotated
+    turn: int  # by how much temperatures and numbers of drafts are rotated
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -129,7 +135,7 @@ class Batch(NamedTuple):
         return self.logits()[0][:, :-1].topk(2, dim=-1).indices[..., 1]
 
     def step(self) -> tuple[StepInputs, torch.Tensor]:
-        """One draw of every row, and the draft's logits; seed and drafts are still to come."""
+        """(one draw of every row, without seeds and drafts; the draft's logits)."""
         contexts = [cell.context for cell in self.cells()]
         target, draft = self.logits()
         inputs = StepInputs(
@@ -140,7 +146,7 @@ class Batch(NamedTuple):
         return inputs, draft if inputs.d2t is None else draft[..., inputs.d2t]
 
     def models(self, row: int) -> tuple[Model, Model]:
-        """Target and draft of a row, as the plain definitions have them."""
+        """(target, draft) of a row, by the plain definitions of ``specdec_kernels.testing``."""
         target, draft = (t[row].double() for t in self.logits())
         if (d2t := self.d2t()) is not None:
             draft = torch.full_like(draft, -INF).index_copy(1, d2t, draft[:, d2t])
@@ -160,12 +166,12 @@ class Batch(NamedTuple):
 
 @functools.cache
 def distribution_of(batch: Batch, row: int) -> Distribution:
-    """Of the emitted texts: the rule's published algorithm."""
+    """The distribution of the texts that a row emits, by the rule's published algorithm."""
     return DISTRIBUTIONS[batch.rule](*batch.models(row), batch.cells()[row].num_drafts)
 
 
 def drafted(inputs: StepInputs, draft: torch.Tensor, batch: Batch, backend: str) -> StepInputs:
-    """``inputs`` with drafts, drawn where num_drafts says that they count (zeros elsewhere), and with q."""
+    """``inputs`` with q and with drafts, which are drawn if num_drafts counts them and 0 otherwise."""
     if batch.q == "one_hot":
         return inputs
     n, compact = len(inputs.seed), COMPACT if batch.q == "compact" else 0
@@ -193,9 +199,9 @@ def drafted(inputs: StepInputs, draft: torch.Tensor, batch: Batch, backend: str)
 def steps(
     batch: Batch, backend: str, draws: int, bug: Callable[[StepInputs], StepInputs] = lambda inputs: inputs
 ) -> Iterator[SpeculativeStep]:
-    """``draws`` steps of every row, over consecutive seeds: the hardest for a counter-based generator.
+    """``draws`` steps of every row, with consecutive seeds, which are the hardest for a counter-based generator.
 
-    ``bug`` changes what is verified after drafting.
+    ``bug`` changes the inputs between drafting and verification.
     """
     inputs, draft = batch.step()
     # The tables of one call stay in the cache.
@@ -215,7 +221,7 @@ def _repeated(t: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def draw(batch: Batch, backend: str, draws: int, **more) -> list[dict]:
-    """How often every row emitted which text."""
+    """For every row, how often it emitted each text."""
     base, length = batch.vocabulary + 1, batch.width + 1
     counts, powers = torch.zeros(ROWS, base**length, dtype=torch.int64), [base**i for i in range(length)]
     for out in steps(batch, backend, draws, **more):
@@ -228,7 +234,7 @@ def draw(batch: Batch, backend: str, draws: int, **more) -> list[dict]:
     ]
 
 
-# What is tested of the emitted texts. The number accepted is one less than the number emitted.
+# The statistics of the emitted texts that are tested. The number accepted is one less than the number emitted.
 STATISTICS: dict[str, Callable] = {
     "first and second token": lambda text: text[:2],
     "number accepted and last token": lambda text: (len(text), text[-1]),
@@ -261,7 +267,7 @@ def _batches() -> tuple[Batch, ...]:
         # Drafts are one-hot or not, and the coupled rule sees no q.
         if (q == "one_hot") != (kind == "one_hot") or rule == "coupled" and q in ("full", "compact"):
             continue
-        if (q, kind) != ("full", "opposite"):  # (cutoff, lse) computed again matter where p and q are close
+        if (q, kind) != ("full", "opposite"):  # recomputing (cutoff, lse) matters if p and q are close
             turn = len(found)
             found.append(Batch(rule, q, kind, dtype, tuple(SETTINGS)[turn % 2], NARROW, turn))
     wide = (("token", "stats", "opposite"), ("block", "d2t", "near_equal"), ("coupled", "d2t", "opposite"))

@@ -1,4 +1,4 @@
-"""The command line as tests call it."""
+"""Calls the command line in tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROMPT = "def read(self, size=-1):\n"
 
 
 def invoke(*args: object, color: bool = False):
-    # On the CPU, also where there is a GPU: the tests compare with a pair that is there.
+    # On the CPU even if there is a GPU, since the tests compare with a pair that is on the CPU.
     device = () if "doctor" in args or "--device" in args else ("--device", "cpu")
     return CliRunner().invoke(app, [str(a) for a in (*args, *device)], color=color)
 
@@ -30,7 +30,7 @@ def rows(*args: object) -> list[dict]:
 
 
 def refused(*args: object) -> str:
-    """The message, in one line."""
+    """The error message of a command that is refused, in one line."""
     result = invoke(*args)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""

@@ -1,10 +1,10 @@
 """Compiles every Triton kernel ahead of time for one target, without a GPU:
-``python -m tests.support.compile_triton cuda 90 32 all``; with ``few`` instead only its variants with most in them, and
-every kernel at least once.
+``python -m tests.support.compile_triton cuda 90 32 all``. With ``few`` in place of ``all``, it compiles every kernel at
+least once, in the variants with the most options only.
 
-A program of its own, because the tests' process has Triton in interpreter mode. It runs the operations on CPU tensors,
-with kernels that are compiled where they would be launched: so it sees the arguments and variants that a GPU would.
-Prints a line for each variant: its registers, and the bytes of memory that a thread spills to or "unknown".
+It is a separate program because Triton is in interpreter mode in the tests' process. It runs the operations on CPU
+tensors and compiles each kernel where it would be launched, so it sees the arguments and variants that a GPU would get.
+It prints a line for each variant: its registers, and the bytes that a thread spills, or "unknown".
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ POINTERS = {
 
 
 def described(value: object, path: tuple[int, ...], constants: dict, aligned: list, specialise: bool) -> object:
-    """The type of an argument, as a launch takes it: None and 1 are constants, tuples are taken apart, and multiples of
-    16 are known to be such."""
+    """The type of an argument in a launch: None and 1 are constants, tuples are taken apart, and multiples of 16 are
+    marked as such."""
     if isinstance(value, tuple):
         parts = [described(v, (*path, i), constants, aligned, specialise) for i, v in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -51,7 +51,7 @@ def described(value: object, path: tuple[int, ...], constants: dict, aligned: li
 
 
 class Compiled:
-    """Stands where a kernel stands, and compiles it instead of launching it; each variant once."""
+    """Replaces a kernel, and compiles each variant once instead of launching it."""
 
     variants: set[str] = set()
 
@@ -87,7 +87,7 @@ class Compiled:
 
 
 def resources(compiled: CompiledKernel) -> tuple[str, str]:
-    """(registers of a thread, bytes of memory that it spills to). Triton itself asks a driver for them."""
+    """(registers of a thread, bytes that it spills). Triton itself would ask a driver for them."""
     if (text := compiled.asm.get("amdgcn")) is not None:
         return tuple(re.search(rf"\.{name}: *(\d+)", text)[1] for name in ("vgpr_count", "private_segment_fixed_size"))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -96,7 +96,7 @@ def resources(compiled: CompiledKernel) -> tuple[str, str]:
         try:
             command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
             usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        except (OSError, RuntimeError, subprocess.CalledProcessError):  # not in every build of Triton
+        except (OSError, RuntimeError, subprocess.CalledProcessError):  # not every build of Triton has these tools
             return "unknown", "unknown"
     return tuple(re.search(rf"{name}:(\d+)", usage)[1] for name in ("REG", "STACK"))
 

@@ -1,4 +1,4 @@
-"""Drives drafters that need no model but the texts: steps without a loop around them."""
+"""Drives drafters that need only the texts and no model: steps without a decoding loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def start(drafter, prompts: list[list[int]]):
 
 
 def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[list[int]]:
-    """What it proposes for each sequence; checks the form of the tensor, and that the same step gives the same."""
+    """The session's drafts for each sequence. Checks their form, and that the same step gives the same drafts."""
     allowed = [allowed] * len(texts) if isinstance(allowed, int) else allowed
     step = SimpleNamespace(
         num_drafts=max(allowed),
@@ -49,7 +49,7 @@ def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[lis
 
 
 def copied(text: list[int], start: int, count: int) -> list[int]:
-    """One token at a time: what is copied may be copied again."""
+    """Copies one token at a time, so that copied tokens may be copied again."""
     whole = list(text)
     for i in range(count):
         whole.append(whole[start + i])
@@ -57,7 +57,7 @@ def copied(text: list[int], start: int, count: int) -> list[int]:
 
 
 class Repeats(LogitsProcessor):
-    """Makes a text repeat what stood ``period`` tokens before."""
+    """Makes a text repeat the token ``period`` places before."""
 
     def __init__(self, period: int):
         self.period = period
@@ -67,7 +67,8 @@ class Repeats(LogitsProcessor):
 
 
 def check_plain_texts(new: Callable[[], Drafter], num_drafts: int) -> None:
-    """Through the loop: some drafts are accepted, some are not, and greedy and coupled texts are the plain ones."""
+    """Decodes with a drafter: some drafts are accepted and some are not, and greedy and coupled texts equal those of
+    plain decoding."""
     for temperature, rule in ((0.0, "token"), (1.0, "coupled")):
         result = _texts(new(), num_drafts, temperature, rule)
         assert result.drafter_error is None
@@ -81,7 +82,7 @@ def plain_texts(temperature: float, rule: str) -> list[list[int]]:
 
 
 def _texts(drafter: Drafter | None, num_drafts: int, temperature: float, rule: str):
-    """Eight texts of four tokens alone, so that every n-gram stood before."""
+    """Eight texts over four tokens only, so that every n-gram has occurred before."""
     return generate(
         tiny_model(),
         drafter,

@@ -1,9 +1,10 @@
 """The exact distribution of a step of the reference, by enumerating its random choices.
 
-The reference consults randomness only through ``race``, ``flat_race`` and ``uniform(philox(...))``. A ``Probe`` puts
-scripts in their places: a race records its weights and returns a scripted winner, a uniform is a scripted number. Every
-combination of choices is one row of a batch, so the distribution is a finite sum over rows. Nothing here knows how a
-rule decides: thresholds of uniform numbers are found by bisection, and what is emitted is read from the step's result.
+The reference uses random numbers only through ``race``, ``flat_race`` and ``uniform(philox(...))``. A ``Probe``
+replaces these by scripts: a race records its weights and returns a scripted winner, and a uniform number is a scripted
+one. Every combination of choices is one row of a batch, so the distribution is a finite sum over rows. This file does
+not know how a rule decides: it finds thresholds of uniform numbers by bisection, and reads the emitted tokens from the
+step's result.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from specdec_kernels.testing import Distribution, Model, penalised, probabilitie
 from specdec_kernels.types import DraftStep, SpeculativeStep, TokenTable
 
 BISECTIONS = 33  # thresholds to 2^-33 = 1.2e-10
-CERTAIN, IMPOSSIBLE = 1e-300, 1.0  # a number u that passes every test u < h with h > 0, and one that passes none
+CERTAIN, IMPOSSIBLE = 1e-300, 1.0  # u that passes every test u < h with h > 0, and u that passes none
 
 
 class Race(NamedTuple):
-    weights: torch.Tensor  # [B, N], normalised; 0 where a row has none
-    index: torch.Tensor | None  # [B, N] of the noise; None: two levels
-    seed: torch.Tensor  # [B], and so on: the rest of the noise's counter
+    weights: torch.Tensor  # [B, N], normalised; all 0 if a row has no mass
+    index: torch.Tensor | None  # [B, N], which determines the noise; None: a race in two levels
+    seed: torch.Tensor  # [B]; with the following, the rest of the noise's key and counter
     position: torch.Tensor
     offset: int
     stream: int | tuple[int, int]
 
 
 class Probe:
-    """Scripts the reference's randomness: ``u`` [B, K + 1], and the winner of every race ([B], or [B, races])."""
+    """Scripts the reference's random numbers: ``u`` [B, K + 1] and the winners of races, [B] or [B, races]."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(reference, "race", lambda weights, *key: self.race(weights, None, *key))
@@ -62,15 +63,15 @@ class Probe:
 
 
 class Rows:
-    """Raw logits after every text. Texts are numbered: the empty one is 0, and token t after text c makes text
-    c ``base`` + t + 1."""
+    """Raw logits after every text. Texts are numbered: the empty one is 0, and text c followed by token t is
+    c * ``base`` + t + 1."""
 
     def __init__(self, table: torch.Tensor, base: int):
         self.table, self.base = table.double(), base
 
     @staticmethod
     def random(base: int, length: int, random_state: int, vocabulary: int | None = None) -> Rows:
-        """Independent ones after every text of up to ``length`` of ``base`` tokens."""
+        """Independent random rows after every text of up to ``length`` tokens of ``base``."""
         generator = torch.Generator().manual_seed(random_state)
         shape = (sum(base**n for n in range(length + 1)), vocabulary or base)
         return Rows(1.5 * torch.randn(shape, dtype=torch.float64, generator=generator), base)
@@ -81,7 +82,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How raw logits become a distribution: one sequence's SamplingParams and TokenTable, in plain numbers."""
+    """One sequence's SamplingParams and TokenTable, in plain numbers."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -96,7 +97,7 @@ class Setting:
     min_new_tokens: int = 0
 
     def probabilities(self, logits: Sequence[float], text: tuple[int, ...]) -> np.ndarray:
-        """As the plain definitions of ``specdec_kernels.testing`` have it."""
+        """The distribution by the plain definitions of ``specdec_kernels.testing``."""
         penalties = {name: getattr(self, name) for name in SamplingParams.PENALTIES}
         more = {"bias": dict(self.bias), "ends": self.ends, "min_new_tokens": self.min_new_tokens}
         x = penalised(logits, text, self.prompt, **penalties, **more)
@@ -112,7 +113,7 @@ class Setting:
 
 
 class Context(NamedTuple):
-    """Where a step begins: after this text (without the prompt)."""
+    """The state in which a step begins: the text so far, without the prompt."""
 
     setting: Setting
     text: tuple[int, ...] = ()
@@ -122,7 +123,7 @@ class Context(NamedTuple):
 
 
 def params_of(settings: Sequence[Setting]) -> SamplingParams:
-    """Numbers where all agree, else tensors."""
+    """SamplingParams of numbers if all contexts agree, else of tensors."""
     columns = {f.name: [getattr(s, f.name) for s in settings] for f in dataclasses.fields(SamplingParams)}
     return SamplingParams(**{k: c[0] if len(set(c)) == 1 else torch.tensor(c) for k, c in columns.items()})
 
@@ -138,15 +139,15 @@ def table_of(contexts: Sequence[Context]) -> TokenTable | None:
     rows = [row + [(SamplingParams.TABLE_PADDING, 0.0, False, 0)] * (width - len(row)) for row in rows]
     dtypes = (torch.int64, torch.float32, torch.bool, torch.int32)
     columns = [torch.tensor([[entry[i] for entry in row] for row in rows], dtype=d) for i, d in enumerate(dtypes)]
-    (ends,) = {setting.ends for setting, _ in contexts if setting.ends} or {()}  # a batch has one list
+    (ends,) = {setting.ends for setting, _ in contexts if setting.ends} or {()}  # a batch has one list of ends
     first_end = [len(s.prompt) + s.min_new_tokens if s.ends else 0 for s, _ in contexts]
     return TokenTable(*columns, torch.tensor(ends, dtype=torch.int64), torch.tensor(first_end))
 
 
 class Drafts(NamedTuple):
-    """Every path of drafts that has a probability, of every context: R rows. K is that of the batch."""
+    """Every path of drafts with a positive probability in every context: R rows. K is that of the batch."""
 
-    owner: torch.Tensor  # [R] which context
+    owner: torch.Tensor  # [R] the index of the context
     tokens: torch.Tensor  # [R, K]
     mass: torch.Tensor  # [R] probability of the path
     logits: list[torch.Tensor]  # K times [R, draft vocabulary]
@@ -162,9 +163,9 @@ class Drafts(NamedTuple):
 
 @dataclasses.dataclass
 class Step:
-    """What is tested: a rule, a pair of models, and how q comes: ``one_hot`` (greedy drafts), ``full``, ``stats`` (with
-    the handed-over cutoff and lse), ``compact``, or ``compact_stats`` (drafts of a compact q, but full logits, and
-    stats).
+    """A step to test: a rule, a pair of models and a form of q. Forms: ``one_hot`` (greedy drafts), ``full``, ``stats``
+    (with the cutoff and lse that draft_step returned), ``compact``, or ``compact_stats`` (drafts from a compact q,
+    given by full logits and stats).
     """
 
     rule: str
@@ -173,15 +174,15 @@ class Step:
     num_drafts: int
     q: str = "full"
     d2t: list[int] | None = None
-    padding: int = 0  # drafts of the batch beyond num_drafts
+    padding: int = 0  # number of the batch's drafts beyond num_drafts
     compact: int = 2
-    stops: frozenset[int] = frozenset()  # after such a draft, which counts, no other is made
+    stops: frozenset[int] = frozenset()  # drafting ends after one of these tokens, which is still verified
 
     def drafting(self, setting: Setting) -> Setting:
         return dataclasses.replace(setting, temperature=0.0) if self.q == "one_hot" else setting
 
     def draft_model(self, setting: Setting) -> Model:
-        """The distribution of drafts, as the plain definitions have it."""
+        """The distribution of drafts by the plain definitions."""
         rows = self.draft
         if self.d2t is not None:
             rows = Rows(torch.full((len(rows.table), rows.base), -torch.inf), rows.base)
@@ -192,7 +193,7 @@ class Step:
     def drafts(self, probe: Probe, contexts: Sequence[Context]) -> Drafts:
         vocabulary, slots = self.target.base, self.compact if "compact" in self.q else 0
         tokens = torch.tensor(list(itertools.product(range(vocabulary), repeat=self.num_drafts)), dtype=torch.int64)
-        # What pads a ragged batch are real drafts of token 0, which must not be looked at.
+        # A ragged batch is padded with drafts of token 0, which must have no effect.
         tokens = torch.nn.functional.pad(tokens, (0, self.padding)).repeat(len(contexts), 1)
         owner = torch.arange(len(contexts)).repeat_interleave(len(tokens) // len(contexts))
         number = torch.tensor([self.draft.number(text) for _, text in contexts])[owner]
@@ -210,7 +211,7 @@ class Step:
                 q.scatter_add_(1, out.tokens[:, None], weight[:, None])
             if i < self.num_drafts:
                 made = ~self.stopped(tokens)[:, i]
-                nothing = (tokens[:, i] == 0).double()  # of the paths that differ only after a stop, one
+                nothing = (tokens[:, i] == 0).double()  # keeps one of the paths that differ only after a stop
                 drafts.mass.mul_(torch.where(made, q.gather(1, tokens[:, i : i + 1])[:, 0], nothing))
             for column, value in ((drafts.logits, logits), (drafts.steps, out), (drafts.races, probe.races[0])):
                 column.append(value)
@@ -219,7 +220,7 @@ class Step:
         return drafts.take((drafts.mass > 0).nonzero()[:, 0])
 
     def stopped(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Where of [R, K] drafts there are none, since an earlier one stopped them."""
+        """[R, K]: whether an earlier draft ended the drafting before this one."""
         stops = torch.isin(tokens, torch.tensor(sorted(self.stops), dtype=torch.int64)).cumsum(1) > 0
         return torch.nn.functional.pad(stops, (1, 0))[:, : tokens.shape[1]]
 
@@ -242,7 +243,7 @@ class Step:
         return speculative_step(torch.stack(rows, 1), drafts.tokens, full, **more)
 
     def distributions(self, probe: Probe, contexts: Sequence[Context]) -> list[Distribution]:
-        """Of every context the distribution of what one step emits."""
+        """For every context, the distribution of what one step emits."""
         drafts = self.drafts(probe, contexts)
         outcomes = self.races if self.rule == "coupled" else self.tests
         rows, probability, winner, u = outcomes(probe, contexts, drafts)
@@ -250,7 +251,7 @@ class Step:
         drafts, winner, u = drafts.take(rows[likely]), winner[likely], None if u is None else u[likely]
         out = self.verify(probe, contexts, drafts, winner, u)
         probability = probability[likely]
-        if self.rule != "coupled":  # the one race that counts is where the step stopped
+        if self.rule != "coupled":  # only the race at which the step ended counts
             weights = torch.stack([race.weights for race in probe.races])
             probability = probability * weights[out.num_accepted.long(), torch.arange(len(winner)), winner]
         assert (out.status == 0).all() and (out.num_emitted == out.num_accepted + 1).all()
@@ -263,7 +264,7 @@ class Step:
         return distributions
 
     def thresholds(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts) -> torch.Tensor:
-        """[R, num_drafts]: below which u draft j passes its test, if those before it pass and those after do not."""
+        """[R, num_drafts]: draft j passes its test for u below this, if earlier drafts pass and later ones fail."""
         count = len(drafts.mass)
         rows, j = torch.arange(count).repeat_interleave(self.num_drafts), torch.arange(self.num_drafts).repeat(count)
         low, high = torch.zeros(len(rows), dtype=torch.float64), torch.ones(len(rows), dtype=torch.float64)
@@ -277,7 +278,8 @@ class Step:
         return torch.where(high == 1, 1.0, low).view(count, self.num_drafts)
 
     def tests(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts):
-        """(rows of ``drafts``, probability, winner of the last race, u): who passes, and which token comes then."""
+        """(rows of ``drafts``, probability, winner of the last race, u), for all choices of which drafts pass and which
+        token follows."""
         threshold = self.thresholds(probe, contexts, drafts)
         passing = torch.tensor(list(itertools.product((True, False), repeat=self.num_drafts)), dtype=torch.bool)
         choices = (len(threshold), len(passing), self.target.base)
@@ -288,7 +290,7 @@ class Step:
         return rows, probability, winner, torch.nn.functional.pad(u, (0, self.padding + 1), value=IMPOSSIBLE)
 
     def races(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts):
-        """The same of rule ``coupled``, whose only choices are shared races: winners are [rows, K + 1]."""
+        """The same for rule ``coupled``, whose only choices are shared races; winners are [rows, K + 1]."""
         vocabulary, count = self.target.base, len(drafts.mass)
         self.verify(probe, contexts, drafts, 0)
         target = probe.races
@@ -298,14 +300,14 @@ class Step:
         winner, probability = winners[winner], torch.ones(len(rows), dtype=torch.float64)
         for j in range(self.num_drafts):
             p, q = target[j], drafts.races[j]
-            # The draft's race and the target's share their noise: token v has that of counter (v, position + j).
+            # The races of draft and target share their noise: that of token v is keyed by (v, position + j).
             assert (p.index == torch.arange(vocabulary)).all() and (p.offset, p.stream) == (0, reference.RACE)
             assert torch.equal(p.seed, q.seed) and torch.equal(p.position, q.position)
             assert (q.offset, q.stream) == (p.offset, p.stream)
             by_noise = torch.zeros_like(p.weights).scatter(1, q.index, q.weights)
             joint = [joint_of(*map(tuple, pair)) for pair in zip(p.weights.tolist(), by_noise.tolist(), strict=True)]
             draft, drawn = drafts.tokens[rows, j], winner[:, j]
-            alone = p.weights[rows, drawn]  # no draft: the target races by itself
+            alone = p.weights[rows, drawn]  # without a draft there is only the target's race
             together = torch.tensor(np.array(joint))[rows, drawn, draft.clamp(min=0)]
             probability *= torch.where(draft < 0, alone, together)
         last = target[self.num_drafts]
@@ -314,7 +316,7 @@ class Step:
 
 
 def arguments_of(contexts: Sequence[Context], owner: torch.Tensor) -> dict:
-    """Of ``draft_step`` and ``speculative_step`` alike. Every context has a seed of its own."""
+    """Arguments that ``draft_step`` and ``speculative_step`` share. Every context has its own seed."""
     table = table_of(contexts)
     if table is not None:
         table = table._replace(**{k: t[owner] for k, t in table._asdict().items() if k != "ends"})

@@ -1,4 +1,4 @@
-"""Ragged tokens through a cached model, and the full forwards that they are compared with."""
+"""Feeds ragged tokens to a cached model, and computes the full forwards to compare with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def full_logits(model, sequence: list[int]) -> torch.Tensor:
 
 
 def feed(cached: CachedModel, cache: StaticKVCache, tokens: list[list[int]]) -> torch.Tensor:
-    """Feeds ragged continuations at each sequence's own length, padding in the trash slot. Returns [B, q, V]."""
+    """Feeds a ragged continuation at each sequence's own length; padding goes to the slot for discarded tokens. Returns
+    [B, q, V] logits."""
     longest = max(map(len, tokens))
     valid = torch.tensor([[i < len(t) for i in range(longest)] for t in tokens])
     places = cache.lengths[:, None] + torch.arange(longest)

@@ -1,4 +1,4 @@
-"""One call of transformers' ``generate``, as it is and with ``speculate()``."""
+"""Calls transformers' ``generate`` plainly and with ``speculate()``."""
 
 from __future__ import annotations
 

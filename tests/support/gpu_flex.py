@@ -1,9 +1,9 @@
-"""The kernel that Inductor writes for flex attention on a GPU, run without one: Inductor is told of a small Hopper that
-is not there, and what it writes runs in Triton's interpreter.
+"""Runs, without a GPU, the kernel that Inductor generates for FlexAttention on a GPU: Inductor is made to believe in a
+small Hopper GPU, and the generated kernel runs in Triton's interpreter.
 
-A program of its own, because torch remembers what machine it has seen. It prints a line of JSON for each case of
-tests/models/test_attention_gpu.py: how far the result is from the oracle's, and the constants of the kernel. The
-stand-ins are for private names of torch and Triton, those of the versions that were tried.
+It is a separate program because torch caches what it learns about the machine. It prints a line of JSON for each case
+of tests/models/test_attention_gpu.py: the distance of the result from the oracle's, and the constants of the kernel. It
+replaces private names of torch and Triton, as they are in the versions that were tried.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HOPPER = types.SimpleNamespace(
 
 
 class _Driver:
-    """Triton's, of the same GPU."""
+    """Triton's driver of the same GPU."""
 
     utils = types.SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": 232448, "warpSize": 32})
 
@@ -84,7 +84,7 @@ def _gpu() -> Iterator[None]:
 
 
 def written(case: Case) -> str:
-    """What Inductor would load for ``attend`` of such tensors on a GPU: Python with Triton kernels."""
+    """The Python source with Triton kernels that Inductor generates for ``attend`` of such tensors on a GPU."""
     query, key, value, queries = case
     mask = block_mask(queries, key.shape[2])
 
@@ -123,7 +123,7 @@ def written(case: Case) -> str:
         mock.patch.object(graph.GraphLowering, "save_output_code", staticmethod(codes.append)),
         inductor.patch(fx_graph_cache=False, compile_threads=1),
         torch._guards.tracing(torch._guards.TracingContext(mode)),
-        contextlib.suppress(Exception),  # it is not to be loaded, and cannot be
+        contextlib.suppress(Exception),  # loading the generated code fails, and is not needed
     ):
         compile_fx_inner(traced_graph, list(tensors))
     assert codes, "nothing was written"
@@ -131,11 +131,11 @@ def written(case: Case) -> str:
 
 
 def interpreted(case: Case, folder: Path) -> tuple[torch.Tensor, dict[str, int]]:
-    """What the kernel computes, [B, H, q, D], and its constants. ``folder``: for its source."""
+    """(what the kernel computes, [B, H, q, D]; its constants). ``folder``: where its source is written."""
     found = re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)'''", written(case), re.S)
     ((name, source),) = [k for k in found if "forward_inner" in k[1]]
     source = re.sub(r"@triton_heuristics\.template\(.*?\n\)\n@triton\.jit", "@triton.jit", source, flags=re.S)
-    source = source.replace("TILE_KV_MULTIPLE: tl.constexpr =", "TILE_KV_MULTIPLE =")  # it is none, but to the compiler
+    source = source.replace("TILE_KV_MULTIPLE: tl.constexpr =", "TILE_KV_MULTIPLE =")  # a constant to the compiler only
     path = folder / "kernel.py"  # the interpreter reads it there
     path.write_text(source)
     spec = importlib.util.spec_from_file_location("kernel", path)

@@ -1,4 +1,4 @@
-"""Jobs as tests run them: files, the command, and a scheduler that decodes nothing."""
+"""Runs jobs in tests: input files, the command, and a scheduler that decodes nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specdec_kernels import Status
 from .commands import invoke
 
 PROMPTS = [{"id": f"p{i}", "prompt": f"x{i} = {'y' * i}"} for i in range(12)]
-TOKENS = 6  # of a text, unless it may have fewer
+TOKENS = 6  # in a text, unless its limit is lower
 
 
 class FakeScheduler:
-    """Texts are a function of prompt and settings; the order in which they end is a function of ``order`` alone."""
+    """A text depends on prompt and settings alone, and the order in which texts end on ``order`` alone."""
 
     order = 0
     made: list[FakeScheduler] = []
@@ -52,7 +52,7 @@ class FakeScheduler:
 
 def outcome(request: Request, number: int = 0) -> Outcome:
     stats = Stats.empty(2)
-    stats.seconds["total"] = random.random()  # what differs from run to run must not be written
+    stats.seconds["total"] = random.random()  # differs from run to run, and must not be written
     stats.draft_forwards = number
     if not request.prompt:
         error = "ValueError: prompt: got no token, allowed: at least one token"
@@ -82,7 +82,7 @@ def finished(input_file: object, output: Path, *options: object, exit_code: int 
 
 
 def job_refused(*args: object) -> str:
-    """The message, in one line."""
+    """The error message of a job that is refused, in one line."""
     result = job(*args)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -90,7 +90,7 @@ def job_refused(*args: object) -> str:
 
 
 def use_fake(monkeypatch: pytest.MonkeyPatch, pair: tuple) -> type[FakeScheduler]:
-    """For the command: a scheduler that decodes nothing, and the embedded pair without loading it again."""
+    """Gives the command a scheduler that decodes nothing, and the embedded pair that is loaded already."""
     monkeypatch.setattr("specdec.serving.scheduler.Scheduler", FakeScheduler)
     monkeypatch.setattr(FakeScheduler, "made", [])
     monkeypatch.setattr(FakeScheduler, "order", 0)

@@ -1,9 +1,9 @@
-"""A job that is killed again and again: its results against those of one that is left alone.
+"""Kills a job again and again, and compares its results with those of an undisturbed job.
 
     python -m tests.support.killed_jobs --prompts 60 --kills 20
 
-says for several settings how often the job was killed, how many lines each kill left, and whether the output is the
-same, byte by byte, prompt by prompt. Exit code 1: it is not.
+prints, for several settings, how often the job was killed, how many lines each kill left, and whether the output is the
+same, byte by byte, for every prompt. The exit code is 1 if it is not.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ BEGINNINGS = (
 
 
 class Killed(NamedTuple):
-    lines: list[int]  # that each kill left, complete ones
-    partial: int  # kills that left a part of a line after them
-    same: bool  # as of the job that was left alone
-    in_order: bool  # the very same file: it need not be
+    lines: list[int]  # complete lines that each kill left
+    partial: int  # number of kills that left an incomplete line
+    same: bool  # as the output of the undisturbed job
+    in_order: bool  # also in the same order, which is not required
 
 
 def write_prompts(path: Path, number: int) -> Path:
@@ -58,7 +58,7 @@ def write_prompts(path: Path, number: int) -> Path:
 
 
 def start(prompts: Path, output: Path, *options: object) -> int:
-    """A process of its own that runs the job: a copy of this one, which need not load the models again."""
+    """Starts a process that runs the job: a fork of this one, which need not load the models again."""
     child = os.fork()
     if child:
         return child
@@ -68,7 +68,7 @@ def start(prompts: Path, output: Path, *options: object) -> int:
 
 
 def run_to_the_end(prompts: Path, output: Path, *options: object) -> float:
-    """Its seconds."""
+    """Runs the job to its end; returns the seconds that it took."""
     began = time.monotonic()
     _, status = os.waitpid(start(prompts, output, *options), 0)
     assert os.waitstatus_to_exitcode(status) == 0, status
@@ -80,7 +80,7 @@ def kill_and_resume(folder: Path, prompts: Path, kills: int, seed: int, *options
     seconds = run_to_the_end(prompts, alone, *options)
     settings = json.loads(alone.with_name("alone.jsonl.settings.json").read_text())
     if settings["costs"] is not None:
-        # Measured, they would be others here: a result and its settings are what a job is resumed with.
+        # Costs measured anew would change texts, so the killed job resumes with those of the undisturbed one.
         output.write_bytes(alone.read_bytes().splitlines(keepends=True)[0])
         output.with_name("killed.jsonl.settings.json").write_text(json.dumps(settings))
     lines, partial, most = [], 0, max(1, number_of_lines(alone) * 3 // (4 * kills))

@@ -1,4 +1,4 @@
-"""A tiny configuration of every model type that the loop knows, with what is particular to it."""
+"""A tiny configuration of every tested model type, with what is particular to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIGHT = {
     "patch_size": 14,
 }
 
-# name: (model type, what its configuration says)
+# name: (model type, arguments of its configuration)
 CASES: dict[str, tuple[str, dict]] = {
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, **COMMON}),
     "cohere": ("cohere", _DECODER),
@@ -81,7 +81,8 @@ CASES: dict[str, tuple[str, dict]] = {
 
 @functools.cache
 def model_of(case: str) -> PreTrainedModel:
-    """Shared: never change one in place. Random, and wider than usual, norms and attention sinks as well."""
+    """A tiny model with random weights, which are drawn wider than usual, those of norms and attention sinks as well.
+    It is cached, so it must not be changed in place."""
     model_type, settings = CASES[case]
     config = CONFIG_MAPPING[model_type](**settings)
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 VOCABULARY = 101
-WINDOW = 8  # Gemma-3's, far shorter than the test sequences
+WINDOW = 8  # of Gemma-3: far shorter than the test sequences
 POSITIONS = 256
 TYPES = ("llama", "qwen3", "gpt2", "gemma3", "bloom")
 
@@ -71,7 +71,7 @@ def _new(kind: str, layers: int) -> PreTrainedModel:
 
 @functools.cache
 def tiny_model(kind: str = "llama", seed: int = 0, layers: int = 2) -> PreTrainedModel:
-    """Shared: never change one in place."""
+    """A tiny random model of this type. It is cached, so it must not be changed in place."""
     torch.manual_seed(seed)
     model = _new(kind, layers).eval()
     with torch.no_grad():
@@ -83,8 +83,8 @@ def tiny_model(kind: str = "llama", seed: int = 0, layers: int = 2) -> PreTraine
 
 @functools.cache
 def tunable_pair(eps: float, seed: int = 0, layers: int = 2) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """(target, draft): the target is the draft's layers and as many more, whose contributions are scaled by
-    ``eps``. At 0 the two are the same function; the acceptance falls as ``eps`` grows."""
+    """(target, draft): the target has the draft's layers and as many more, whose contributions are scaled by ``eps``.
+    At 0 both compute the same function; acceptance falls as ``eps`` grows."""
     draft = tiny_model("llama", seed, layers)
     torch.manual_seed(seed + 1000)
     target = _new("llama", 2 * layers).eval()
@@ -101,7 +101,7 @@ def tunable_pair(eps: float, seed: int = 0, layers: int = 2) -> tuple[PreTrained
 
 @functools.cache
 def toy_model(seed: int) -> PreTrainedModel:
-    """Five tokens: every text of a few can be enumerated."""
+    """A model with a vocabulary of five tokens, so that all short texts can be enumerated."""
     torch.manual_seed(seed)
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=5, initializer_range=0.7, max_position_embeddings=16, **sizes)
@@ -109,7 +109,7 @@ def toy_model(seed: int) -> PreTrainedModel:
 
 
 def pruned_draft(model, keep: torch.Tensor):
-    """``model`` with an output of the tokens ``keep`` alone, as FR-Spec's."""
+    """``model`` with logits for the tokens ``keep`` only, as in FR-Spec."""
     draft = copy.deepcopy(model)
     head = torch.nn.Linear(model.lm_head.in_features, len(keep), bias=False)
     head.weight = torch.nn.Parameter(model.lm_head.weight[keep].detach().clone())

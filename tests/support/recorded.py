@@ -1,5 +1,6 @@
-"""A stand-in for a CUDA graph on a CPU: the operations of a call, with the tensors that they read and wrote, to be run
-again without the Python around them. What a call reads from anywhere but tensors stays as it was, as in a graph."""
+"""A stand-in for a CUDA graph on a CPU: it records the operations of a call with the tensors that they read and write,
+and runs them again without the Python code around them. As in a graph, whatever the call reads from elsewhere than
+tensors keeps its first value."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-# They wait for the device: a capture would fail.
+# These operations wait for the device, so a capture would fail.
 SYNCHRONISING = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item", "unique", "_unique2", "masked_select"}
 
 
@@ -18,7 +19,7 @@ class Synchronised(RuntimeError):
 
 
 class Recording(TorchDispatchMode):
-    """Runs operations and keeps them, and refuses those that would wait for a device."""
+    """Runs and records operations, and refuses those that would wait for a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class RecordedGraph:
         self.recording, self.replays = recording, 0
 
     def replay(self) -> None:
-        """The first one has happened: other than a capture, a recording runs what it records."""
+        """Does nothing the first time: other than a capture, a recording has already run what it recorded."""
         if self.replays:
             self.recording.replay()
         self.replays += 1

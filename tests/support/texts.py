@@ -1,4 +1,4 @@
-"""What a text is held against: the target's greedy one, or the distribution of all texts of a toy model."""
+"""Compares texts with the target's greedy text, or with the distribution of all texts of a toy model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .models import TIE, generate
 
 
 def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[int]) -> None:
-    """Equal, or parted at a near-tie: the two tokens' logits there are closer than TIE."""
+    """Asserts that texts are equal, or first differ at a near-tie, where the two tokens' logits are closer than TIE."""
     assert len(got) == len(expected)
     parted = next((i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b), None)
     if parted is not None:
@@ -22,8 +22,8 @@ def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[
 
 
 def check_text_distribution(target, draft, count: int = 30_000, **settings) -> None:
-    """Three tokens of a vocabulary of five: 125 texts. Chi-square over all of them has 124 degrees of freedom: its
-    99.99 % quantile is 190."""
+    """Checks texts of three tokens over a vocabulary of five. There are 125 such texts, so chi-square has 124 degrees
+    of freedom and a 99.99 % quantile of 190."""
     sampling = {"params": SamplingParams(1.3), "seed": list(range(count)), "max_new_tokens": 3}
     result = generate(target, draft, [[1, 2]] * count, 2, **sampling, **settings)
     assert 0.2 < result.stats.alpha < 0.95

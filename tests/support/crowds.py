@@ -1,4 +1,4 @@
-"""A crowd of requests for one scheduler, and what must hold of any run of it."""
+"""A crowd of requests for one scheduler, and checks that every run of it must pass."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .models import prompts, tunable_pair
 
 EPS = 0.5  # about half of the drafts are accepted
 ROWS, CHUNK, NUM_DRAFTS, MAX_LENGTH = 3, 4, 3, 32
-FAULTY = 1  # the number of the request that faults are of: a greedy one that has a row at once, and whose row is reused
+FAULTY = 1  # the request in which faults are injected: greedy, admitted at once, and its row is used again later
 SAMPLED = SamplingParams(1.0)
 
 
 def crowd() -> list[Request]:
-    """Prompts of 1 to 3 chunks; two requests more than rows."""
+    """Requests with prompts of 1 to 3 chunks, two more than there are rows."""
     lengths = (3, 11, 6, 9, 2)
     settings = (SAMPLED, None, SAMPLED, SAMPLED, None)
     news = (7, 9, 5, 6, 7)
@@ -30,7 +30,7 @@ def crowd() -> list[Request]:
 
 
 def decoder(drafter=None, **settings) -> SpeculativeDecoder:
-    """``drafter``: "model" where None."""
+    """A decoder with this drafter; None: with the pair's draft model."""
     target, draft = tunable_pair(EPS, layers=1)
     return SpeculativeDecoder(target, draft if drafter is None else drafter, NUM_DRAFTS, **settings)
 
@@ -43,8 +43,8 @@ def scheduler(with_decoder: SpeculativeDecoder | None = None, **settings) -> Sch
 def finish(
     scheduler: Scheduler, between: Callable[[int, list], None] = lambda step, updates: None, steps: int = 300
 ) -> dict[int, Outcome]:
-    """Steps until nothing is left; ``between`` is called after each step. Checks what every run keeps to: a request's
-    emissions are its tokens, and come before its only outcome."""
+    """Steps until no request is left; ``between`` is called after each step. Checks that a request's emissions add up
+    to its tokens and come before its only outcome."""
     told: dict[int, list[int]] = {}
     outcomes: dict[int, Outcome] = {}
     for step in range(steps):
@@ -72,7 +72,7 @@ def check_outcome(outcome: Outcome) -> None:
 
 
 def check_empty(scheduler: Scheduler) -> None:
-    """No row and no token of the cache is lost, and every row serves the next request as if it were the first."""
+    """Checks that no row and no token of the cache is lost, and that every row serves the next request correctly."""
     usage = scheduler.usage
     assert (usage.live, usage.prefilling, usage.waiting, usage.cache_tokens_used) == (0, 0, 0, 0)
     assert scheduler.idle and all(record is None for record in scheduler.batch.rows) and 0 <= usage.busy <= 1
@@ -88,13 +88,13 @@ def _alone(prompt: tuple[int, ...], new: int) -> list[int]:
 
 
 def alone(prompt: Sequence[int], new: int) -> list[int]:
-    """Greedy, without a scheduler."""
+    """The greedy text without a scheduler."""
     return _alone(tuple(prompt), new)
 
 
 @functools.cache
 def texts(rule: str = "token", greedy: bool = False) -> list[list[int]]:
-    """Of the crowd, without a fault."""
+    """The texts of the crowd without any fault."""
     s = scheduler(rule=rule)
     for request in crowd():
         s.submit(all_greedy(request) if greedy else request)
@@ -107,7 +107,7 @@ def all_greedy(request: Request) -> Request:
 
 
 class Processor(LogitsProcessor):
-    """Answers as it is told from the ``call``-th call on."""
+    """A processor that, from the ``call``-th call on, does what it is told."""
 
     def __init__(self, answer, call: int = 1):
         self.answer, self.call, self.calls = answer, call, 0
@@ -122,7 +122,7 @@ class Processor(LogitsProcessor):
 
 
 class Stop:
-    """Ends nothing before its ``call``-th call; then it answers as it is told."""
+    """A stop that ends nothing before its ``call``-th call, and then answers as it is told."""
 
     def __init__(self, answer, call: int = 2):
         self.answer, self.call, self.calls = answer, call, 0
