@@ -79,7 +79,7 @@ def decode(
             seed=[s.seed for s in settings],
             rule=rule,
             logit_bias=_one_or_each([s.logit_bias for s in settings]),
-            banned_tokens=_one_or_each([[*s.banned_tokens, *banned] for s in settings]),
+            banned_tokens=[[*s.banned_tokens, *banned] for s in settings],
             min_new_tokens=_one_or_each([s.min_new_tokens for s in settings]),
             log_probs=log_probs,
             num_return_sequences=texts_per_line,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from . import models, options
 from .options import refuse
 from .prompts import read_texts
 from .show import print_comparison
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Source code, which is what the embedded pair has seen.
 CODE_PROMPTS = (
@@ -65,20 +68,22 @@ def compare(
     lengths = None if num_drafts is None else options.read_num_drafts(num_drafts, 1)
     with options.user_errors(batch_file):
         filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-        sampling = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
+        sampling: dict[str, Any] = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
         options.read_sampling(rule, **sampling)
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..evaluation.compare import compare
         from ..evaluation.contenders import Settings
 
         prompts = loaded.tokenizer(texts).input_ids
-        counts = {"max_new_tokens": max_new_tokens, "repeats": repeats, "num_drafts": lengths}
-        settings = Settings(**counts, seed=seed, rule=rule, **sampling)
-        # transformers takes no assistant whose vocabulary has another size.
-        assistants = {"model": loaded.draft if loaded.same_size else None, "lookup": "lookup"}
+        settings = Settings(
+            max_new_tokens=max_new_tokens, repeats=repeats, num_drafts=lengths, seed=seed, rule=rule, **sampling
+        )
+        assistant: PreTrainedModel | Literal["lookup"] | None = "lookup" if drafter == "lookup" else None
+        if drafter == "model" and loaded.same_size:  # transformers takes no assistant with a vocabulary of another size
+            assistant = loaded.draft
         proposer = loaded.drafter(drafter, exit_layers)
         with Console(stderr=True).status("") as status:
-            comparison = compare(loaded.target, proposer, prompts, settings, status.update, assistants.get(drafter))
+            comparison = compare(loaded.target, proposer, prompts, settings, status.update, assistant)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
     else:

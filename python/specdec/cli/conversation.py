@@ -35,7 +35,8 @@ class Conversation:
                 text += between + message["content"]
             return self._tokenizer(text).input_ids
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        text = self._tokenizer.apply_chat_template([*system, *messages], add_generation_prompt=True, tokenize=False)
+        whole = [*system, *messages]
+        text = str(self._tokenizer.apply_chat_template(whole, add_generation_prompt=True, tokenize=False))
         # Templates write special tokens themselves.
         return self._tokenizer(text, add_special_tokens=False).input_ids
 

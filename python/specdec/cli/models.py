@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ..drafters.suffix import SuffixMemory
 
 
+_EMBEDDED = Path(str(resources.files("specdec") / "embedded"))
+
+
 @dataclass(frozen=True)
 class Models:
     target: PreTrainedModel
@@ -43,9 +46,17 @@ class Models:
         memory: SuffixMemory | None = None,
         confidence: float = 0.0,
     ) -> Drafter | None:
-        tokenizers = {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer}
-        more = {"exit_layers": exit_layers, "memory": memory, "confidence": confidence}
-        return make_drafter(name, self.target, self.draft, **tokenizers, **more)
+        """The drafter of this name, as :func:`~specdec.cli.drafters.make_drafter` makes it for these models."""
+        return make_drafter(
+            name,
+            self.target,
+            self.draft,
+            exit_layers=exit_layers,
+            tokenizer=self.tokenizer,
+            draft_tokenizer=self.draft_tokenizer or self.tokenizer,
+            memory=memory,
+            confidence=confidence,
+        )
 
 
 def load(
@@ -68,15 +79,21 @@ def load(
         return Models(load_model(target, dtype, device, name="target"), None, tokenizer, None)
     if [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
         return Models(*load_pair(target, draft, dtype, device), None)
-    tokenizers = load_tokenizer("target", target), load_tokenizer("draft", draft)
-    models = (load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft)))
-    return Models(*models, *tokenizers)
+    tokenizer, draft_tokenizer = load_tokenizer("target", target), load_tokenizer("draft", draft)
+    target_model = load_model(target, dtype, device, name="target")
+    return Models(target_model, load_model(draft, dtype, device, name="draft"), tokenizer, draft_tokenizer)
 
 
 def paths(target: str | None, draft: str | None, drafter: str) -> dict[str, str | None]:
     """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
     if target is None:
-        folder = Path(str(resources.files("specdec") / "embedded"))
-        draft = str(folder / "draft") if drafter in NEED_DRAFT else None
-        return {"target": str(folder / "target"), "draft": draft, "tokenizer": str(folder / "tokenizer")}
+        draft = str(_EMBEDDED / "draft") if drafter in NEED_DRAFT else None
+        return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer")}
     return {"target": target, "draft": draft}
+
+
+def read_vocab_size(target: str | None) -> int:
+    """V of the target, without loading it."""
+    from ..jobs.manifest import read_vocab_size
+
+    return read_vocab_size("target", str(_EMBEDDED / "target") if target is None else target)

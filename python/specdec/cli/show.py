@@ -124,7 +124,7 @@ def print_comparison(
         texts.setdefault(text, []).append(m.name)
     for text, names in texts.items():
         typer.secho(f"--- {', '.join(names)} ---", dim=True)
-        typer.echo(tokenizer.decode(prompts[0], skip_special_tokens=True) + text)
+        typer.echo(str(tokenizer.decode(list(prompts[0]), skip_special_tokens=True)) + text)
 
     # In two lines and without padding: a terminal of 80 columns has no more room, and rich would cut numbers.
     columns = ("method", "drafts\na step", "seconds", "tokens/s", "acceptance\nrate", "alpha", "tau", "loop")

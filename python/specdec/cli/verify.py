@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -54,7 +55,7 @@ def verify(
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
     drafters = drafter or ["lookup", "suffix"] if target and not draft else drafter or ["model", "lookup", "suffix"]
     options.check_drafters(drafters, target, draft, exit_layers)
-    texts = read_texts(prompt, batch_file) if prompt or batch_file else []
+    texts: Sequence[str] = read_texts(prompt or [], batch_file)
     options.check_counts(1, max_new_tokens=max_new_tokens)
     for k in num_drafts or ():
         options.read_num_drafts(k, 1)
@@ -64,7 +65,7 @@ def verify(
         settings = VerifySettings(
             checks=tuple(check or CHECKS),
             rules=tuple(rule or RULES),
-            num_drafts=tuple(k if k == "auto" else int(k) for k in num_drafts or ("1", "4")),
+            num_drafts=tuple("auto" if k == "auto" else int(k) for k in num_drafts or ("1", "4")),
             batch_sizes=tuple(batch_size or (1, 8)),
             max_new_tokens=max_new_tokens,
             samples=samples,

@@ -114,7 +114,7 @@ class Comparison:
 
 def compare(
     target: PreTrainedModel,
-    draft: PreTrainedModel | Drafter,
+    draft: PreTrainedModel | Drafter | None,
     prompts: Sequence[Prompt],
     settings: Settings | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -129,12 +129,12 @@ def compare(
 
     Args:
         target: on the device of ``draft``, where that is a model.
-        draft: of specdec, as ``SpeculativeDecoder`` takes it.
+        draft: for specdec, as ``SpeculativeDecoder`` takes it.
         prompts: lists of token ids, at least one.
         settings: None is ``Settings()``.
-        progress: is told what is going on.
-        assistant: of transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; else there is
-            no ``assisted``.
+        progress: called with a line about what is going on.
+        assistant: for transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; if it is not,
+            ``assisted`` is left out.
 
     Raises:
         ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
@@ -144,15 +144,17 @@ def compare(
         raise ValueError("prompts: got none, allowed: at least one")
     asked = settings.num_drafts
     drafts = CANDIDATES if asked is None else (asked,)
-    ours = [SpecdecMethod(target, draft, k, settings) for k in drafts]
+    ours: list[Method] = [SpecdecMethod(target, draft, k, settings) for k in drafts]
     plain = TransformersMethod(target, None, settings)
     if assistant is None and isinstance(draft, PreTrainedModel):
         assistant = draft
-    theirs = [TransformersMethod(target, assistant, settings, k) for k in (*CANDIDATES, None) if assistant is not None]
+    theirs: list[Method] = []
+    if assistant is not None:
+        theirs = [TransformersMethod(target, assistant, settings, k) for k in (*CANDIDATES, None)]
     progress("warming up")
     for method in (ours[0], plain, *theirs[:1]):  # specdec first: it refuses prompts that do not fit
         _round([method], prompts, settings.seed)
-    chosen = [(plain, None)]
+    chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]
     chosen += [_fastest(methods, prompts, settings.seed, progress) for methods in (theirs, ours) if methods]
 
     methods, rounds = [method for method, _ in chosen], []
@@ -202,14 +204,16 @@ def _differences(
     repetition_penalty: float | None,
 ) -> list[Difference]:
     """Where a method's text is not plain's, in any round; each such place once."""
-    plain, judge, found = measurements[0], Judge(target, repetition_penalty), {}
+    plain, judge = measurements[0], Judge(target, repetition_penalty)
+    found: dict[tuple, Difference] = {}
     for other in measurements[1:]:
         for ours, theirs in zip(plain.rounds, other.rounds, strict=True):
             for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
                 texts = (other.name, i, tuple(a.tokens), tuple(b.tokens))
-                if a.tokens != b.tokens and texts not in found:
-                    names = (plain.name, other.name)
-                    found[texts] = judge.explain(prompts[i], a.tokens, b.tokens, names, i)
+                if texts not in found:
+                    difference = judge.explain(prompts[i], a.tokens, b.tokens, (plain.name, other.name), i)
+                    if difference is not None:
+                        found[texts] = difference
     return list(found.values())
 
 

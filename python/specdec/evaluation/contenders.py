@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
@@ -36,8 +36,7 @@ class Settings:
     rule: str = "token"  # specdec's; transformers has one rule
 
     def params(self) -> SamplingParams:
-        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-        return SamplingParams(self.temperature, **filters, repetition_penalty=self.repetition_penalty)
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,9 @@ class SpecdecMethod:
         num_drafts: int | AdaptiveDrafts,
         settings: Settings,
     ):
-        self.setting = {"num_drafts": "auto" if isinstance(num_drafts, AdaptiveDrafts) else num_drafts}
+        self.setting: dict[str, int | str] = {
+            "num_drafts": "auto" if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
+        }
         self._decoder = SpeculativeDecoder(target, draft, num_drafts)
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
@@ -102,11 +103,13 @@ class TransformersMethod:
         num_assistant_tokens: int | None = None,
     ):
         self._target, self._draft = target, None if draft == "lookup" else draft
-        self._arguments = {} if self._draft is None else {"assistant_model": draft}
+        self._arguments: dict[str, Any] = {} if self._draft is None else {"assistant_model": draft}
         if draft == "lookup":
             self._arguments = {"prompt_lookup_num_tokens": num_assistant_tokens or LOOKUP_DEFAULT}
         self.name = "plain" if draft is None else "assisted"
-        self.setting = {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
+        self.setting: dict[str, int | str] = (
+            {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
+        )
         eos = read_eos(None, target)
         filters = {
             "temperature": settings.temperature,
@@ -132,12 +135,13 @@ class TransformersMethod:
             start = time.perf_counter()
             input_ids = torch.tensor([prompt], device=self._target.device)
             mask = torch.ones_like(input_ids)
-            output = self._target.generate(input_ids, attention_mask=mask, **added)
+            model: Any = self._target
+            output = model.generate(input_ids, attention_mask=mask, **added)
             tokens = output[0, len(prompt) :].tolist()
             seconds = time.perf_counter() - start
         steps, drafted = forwards
-        drafted = None if "prompt_lookup_num_tokens" in self._arguments else drafted
-        return Run(tokens, seconds, steps, drafted, len(tokens) - steps, None, None)
+        known = "prompt_lookup_num_tokens" not in self._arguments
+        return Run(tokens, seconds, steps, drafted if known else None, len(tokens) - steps, None, None)
 
     @contextmanager
     def _configured(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import DynamicCache, PreTrainedModel, RepetitionPenaltyLogitsProcessor
@@ -106,7 +106,7 @@ class Judge:
         position = first_difference(first, second)
         if position is None:
             return None
-        tokens = tuple(t[position] if position < len(t) else None for t in (first, second))
+        tokens = _token(first, position), _token(second, position)
         ids = torch.tensor([[*prompt, *first[:position]]], device=self._target.device)
         full, wide = (self._scores(model, ids, noise)[-1] for model in (self._target, self._wide_model()))
         others = [wide]
@@ -137,7 +137,8 @@ class Judge:
 
     def _wide_model(self) -> PreTrainedModel:
         if self._wide is None:
-            self._wide = copy.deepcopy(self._target).to(self._wide_dtype)
+            wide: Any = copy.deepcopy(self._target)
+            self._wide = wide.to(self._wide_dtype)
         return self._wide
 
     def _scores(
@@ -174,15 +175,15 @@ class Judge:
         errors = [torch.finfo(self._target.dtype).eps * full.abs(), *((full - other).abs() for other in others)]
         rounding = torch.stack(errors)[:, finite].amax().item() if finite.any() else 0.0
         bound = 2 * rounding + (RACE_ROUNDING if noisy else 0.0)
-        gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens)
+        gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens if t is not None)
         near_tie = gap is not None and gap <= bound  # a nan is no near-tie
         return Difference(
             prompt=prompt_index,
             position=position,
             methods=methods,
             tokens=tokens,
-            logits=tuple(_number(full, t) for t in tokens),
-            wide_logits=tuple(_number(wide, t) for t in tokens),
+            logits=(_number(full, tokens[0]), _number(full, tokens[1])),
+            wide_logits=(_number(wide, tokens[0]), _number(wide, tokens[1])),
             dtype=str(self._target.dtype).removeprefix("torch."),
             wide_dtype=str(self._wide_dtype).removeprefix("torch."),
             gap=gap if gap is not None and math.isfinite(gap) else None,
@@ -190,6 +191,11 @@ class Judge:
             bound=bound,
             verdict="near-tie" if near_tie else "bug",
         )
+
+
+def _token(text: Sequence[int], position: int) -> int | None:
+    """None where the text has ended."""
+    return text[position] if position < len(text) else None
 
 
 def _number(logits: torch.Tensor, token: int | None) -> float | None:

@@ -8,8 +8,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .manifest import differences, read_settings, settings_path, write_settings
 
@@ -80,6 +82,7 @@ class Results:
         self._end = 0  # of the last complete line, in bytes
         self._synced = time.monotonic()
         self._file, self._made = self._open()
+        self._closed = False
         try:
             self._lock()
             self._read()
@@ -140,14 +143,14 @@ class Results:
 
     def close(self) -> None:
         """Unlocks the file, and removes it if it was made for nothing."""
-        if self._file is None:
+        if self._closed:
             return
+        self._closed = True
         if self._made and self._end == 0:
             self.path.unlink(missing_ok=True)
             if self.settings is not None:
                 settings_path(self.path).unlink(missing_ok=True)
         os.close(self._file)
-        self._file = None
 
     def _open(self) -> tuple[int, bool]:
         allowed = "a file in a folder that can be written to"
@@ -219,10 +222,8 @@ class Results:
         return WriteError(f"cannot write to {str(self.path)!r}: {error.strerror}")
 
     def _cut(self) -> None:
-        try:
+        with suppress(OSError):  # then it is cut when the job is resumed
             os.ftruncate(self._file, self._end)
-        except OSError:
-            pass  # then it is cut when the job is resumed
 
 
 def read_row(line: bytes) -> dict:
@@ -239,7 +240,14 @@ def read_row(line: bytes) -> dict:
     if isinstance(stats, dict):
         lists = [stats.get(name) for name in COUNTS_BY_POSITION]
         counts += [count for each in lists for count in (each if isinstance(each, list) else [None])]
-    types = {"id": (str, int), "text": str, "token_ids": list, "produced_by": list, "end": str, "status": str}
+    types: dict[str, Any] = {
+        "id": (str, int),
+        "text": str,
+        "token_ids": list,
+        "produced_by": list,
+        "end": str,
+        "status": str,
+    }
     wrong = [key for key, kind in types.items() if not isinstance(row[key], kind) or isinstance(row[key], bool)]
     if wrong or not all(type(count) is int for count in counts):
         raise ValueError(f"got a wrong {wrong[0] if wrong else 'stats'}, allowed: {allowed}")

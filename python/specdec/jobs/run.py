@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ..detokenize import continuation
 from ..result import End
@@ -92,7 +92,7 @@ def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
 
     Forwards and times are shared with other prompts, so they are not in it.
     """
-    line: JobLine = outcome.request.id
+    line = cast(JobLine, outcome.request.id)
     text = continuation(tokenizer, outcome.request.prompt, outcome.tokens) if outcome.tokens else ""
     counts = dataclasses.asdict(outcome.stats)
     row = {

@@ -191,7 +191,7 @@ def _test(
     position: int,
     prefix: tuple[int, ...],
     draws: int,
-    result: ChiSquare,
+    result: ChiSquare[int],
     level: float,
 ) -> DistributionTest:
     return DistributionTest(

@@ -85,8 +85,8 @@ class Cell:
         return f"{self.drafter}, {self.rule}, K = {self.num_drafts}, B = {self.batch_size}"
 
     def drafts(self) -> int | AdaptiveDrafts:
-        """As ``SpeculativeDecoder`` takes it."""
-        return AdaptiveDrafts() if self.num_drafts == "auto" else self.num_drafts
+        """K as ``SpeculativeDecoder`` takes it."""
+        return self.num_drafts if isinstance(self.num_drafts, int) else AdaptiveDrafts()
 
 
 def cells(drafters: Mapping[str, object], settings: VerifySettings) -> list[Cell]:
@@ -101,14 +101,15 @@ def _all_cells(drafters: Mapping[str, object], settings: VerifySettings) -> Iter
     stands for all."""
     s, coupled_distribution = settings, True
     for d, (name, drafter) in enumerate(drafters.items()):
-        amounts = (0,) if drafter is None else s.num_drafts
+        amounts: Sequence[NumDrafts] = (0,) if drafter is None else s.num_drafts
         settings_of = [(k, size) for size in s.batch_sizes for k in amounts]
         for i in range(max(len(settings_of), len(s.rules))):
             yield Cell("greedy", name, s.rules[(i + d) % len(s.rules)], *settings_of[i % len(settings_of)])
         if "coupled" in s.rules:
             for i, k in enumerate(amounts):
                 yield Cell("coupled", name, "coupled", k, s.batch_sizes[-1 - i % len(s.batch_sizes)])
-        largest = max((k for k in amounts if k != "auto"), default="auto")
+        numbers = [k for k in amounts if isinstance(k, int)]
+        largest: NumDrafts = max(numbers) if numbers else "auto"
         for rule in s.rules if drafter is not None else s.rules[:1]:
             if rule != "coupled" or coupled_distribution:
                 coupled_distribution &= rule != "coupled"
