@@ -30,7 +30,7 @@ class Text:
     tokens: list[int]
     produced_by: list[Producer]
     status: Status
-    stats: Stats  # its own counts; the time is that of its batch
+    stats: Stats  # its own counts, and the time of its whole batch
     log_probs: list[float] | None
     raw_log_probs: list[float] | None
 

@@ -26,7 +26,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pre
 class ChatSettings:
     params: SamplingParams
     rule: str
-    seed: int  # of the next answer; the one after it has the next
+    seed: int  # of the next answer; each further answer has the next seed
     max_new_tokens: int
     drafter: str
     exit_layers: int | None
@@ -36,7 +36,7 @@ class ChatSettings:
 
 @dataclass
 class Totals:
-    """Of all answers."""
+    """Sums over all answers."""
 
     answers: int = 0
     stats: list[Stats] = field(default_factory=list)

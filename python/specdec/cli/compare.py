@@ -1,4 +1,4 @@
-"""``specdec compare``: how fast, beside transformers."""
+"""``specdec compare``: how fast specdec is, compared with transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .show import print_comparison
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Source code, which is what the embedded pair has seen.
+# Source code, which the embedded pair was trained on.
 CODE_PROMPTS = (
     "import os\nimport sys\n\n\ndef main():\n",
     'class Error(Exception):\n    """',
@@ -50,13 +50,13 @@ def compare(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Measures specdec beside transformers: the target alone ("plain") and assisted generation.
+    """Measures specdec, the target alone in transformers ("plain"), and transformers' assisted generation ("assisted").
 
-    All continue the same prompts in turns, one at a time, in one process; the time is that from the prompt to the last
-    new token, and only new tokens count. Assisted generation drafts with the model, or by transformers' prompt lookup
-    with --drafter lookup; beside the other drafters there is none. It gets the number of drafts a step that is fastest
-    here; so does specdec unless -k is given. Exits with 1 if a greedy text of specdec differs from plain's by more than
-    rounding explains.
+    They continue the same prompts in turns, one at a time, in one process. The time is that from the prompt to the last
+    new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
+    lookup with --drafter lookup; with other drafters it is left out. It uses the number of drafts a step that is
+    fastest here, and so does specdec unless -k is given. Exits with 1 if a greedy text of specdec differs from the
+    plain one by more than rounding explains.
     """
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")

@@ -1,4 +1,4 @@
-"""Drafters by the names that the command line has for them."""
+"""Drafters by their names on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = {
     "model": "the draft model's tokens",
     "lookup": "what followed the last few tokens before, in prompt and output",
     "suffix": "the same for matches of any length",
-    "early-exit": "what the target's first --exit-layers layers say",
+    "early-exit": "the tokens of the target's first --exit-layers layers",
     "universal": "a draft model's text, whatever its tokenizer",
     "none": "nothing: plain decoding",
 }
@@ -33,7 +33,7 @@ def make_drafter(
     memory: SuffixMemory | None = None,
     confidence: float = 0.0,
 ) -> Drafter | None:
-    """What ``SpeculativeDecoder`` takes as ``draft``.
+    """Makes what ``SpeculativeDecoder`` takes as ``draft``.
 
     Args:
         name: of NAMES.

@@ -64,10 +64,10 @@ def generate(
 ) -> None:
     """Continues PROMPT, or all prompts of a file at once. In a .jsonl file a line may have settings of its own.
 
-    With --output, a job: the prompts of a file of any length stream through --rows rows, and each result is written as
-    it ends, one JSON object a line. A job that was stopped or killed goes on when the same command is run again. Exit
-    codes: 0, all prompts have their texts; 3, some failed and say why; 4, the output could not be written; 130 and 143,
-    stopped by Ctrl-C or SIGTERM.
+    With --output it is a job: the prompts of a file of any length stream through --rows rows, and each result is
+    written as soon as it ends, one JSON object a line. A job that was stopped or killed goes on when the same command
+    is run again. Exit codes: 0, all prompts have their texts; 3, some failed, and their results say why; 4, the output
+    could not be written; 130 and 143, stopped by Ctrl-C or SIGTERM.
     """
     if (prompt is None) == (batch_file is None):
         refuse("PROMPT / --batch-file", "neither" if prompt is None else "both", "one of the two")
@@ -160,7 +160,7 @@ def generate(
 
 
 def _row(text: Text, tokenizer: PreTrainedTokenizerBase, log_probs: bool, with_id: bool) -> dict:
-    """What --json prints for one text."""
+    """The JSON object of one text."""
     shown = continuation(tokenizer, text.prompt, text.tokens)
     row: dict[str, object] = {"id": text.line.id} if with_id else {}
     row |= {

@@ -1,4 +1,4 @@
-"""``specdec generate --output``: a job over a file of prompts, which a later run of the same command goes on with."""
+"""``specdec generate --output``: a job over a file of prompts, which the same command resumes after it was stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Scheduling:
     prefill_chunk: int | None
 
     def given(self) -> dict[str, Any]:
-        """Those that were given."""
+        """The options that were given, as arguments of ``Scheduler``."""
         whole = {**vars(self)}
         if self.cache_bytes is not None:
             whole["cache_bytes"] = options.read_bytes("--cache-bytes", self.cache_bytes)
@@ -70,7 +70,7 @@ class Command:
 
     batch_file: Path
     output: Path
-    defaults: LineSettings  # of lines that leave something open
+    defaults: LineSettings  # for what a line leaves open
     models: ModelsAt
     drafting: Drafting
     scheduling: Scheduling
@@ -93,7 +93,7 @@ class Command:
         }
 
     def rounding(self) -> dict[str, object]:
-        """What changes no distribution, but may change the last bits of logits, and what is too long for the caches."""
+        """What leaves the distribution as it is, but can change the last bits of logits, or what fits the caches."""
         import torch
         import transformers
 
@@ -190,7 +190,7 @@ def _check(command: Command, results: Results) -> JobFile:
     results.begin(settings)
     for change in [] if then is None else differences(then["rounding"], settings["rounding"]):
         typer.secho(
-            f"Warning: {change}: near-ties may go another way, and other prompts be too long", fg="red", err=True
+            f"Warning: {change}: near-ties may go another way, and other prompts may be too long", fg="red", err=True
         )
     return file
 

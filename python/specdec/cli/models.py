@@ -25,17 +25,17 @@ class Models:
     target: PreTrainedModel
     draft: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase  # the target's
-    draft_tokenizer: PreTrainedTokenizerBase | None  # where a drafter translates between the two
+    draft_tokenizer: PreTrainedTokenizerBase | None  # only where a drafter translates between two tokenizers
 
     @property
     def same_size(self) -> bool:
-        """Whether target and draft have logits for as many tokens."""
+        """Whether target and draft have vocabularies of one size."""
         sizes = {m.config.get_text_config(decoder=True).vocab_size for m in (self.target, self.draft) if m is not None}
         return len(sizes) == 1
 
     @property
     def tail(self) -> list[int]:
-        """The target's ids that pad its vocabulary: the tokenizer has no token for them."""
+        """The ids of the target for which the tokenizer has no token: they only pad the vocabulary."""
         known = max(self.tokenizer.get_vocab().values()) + 1
         return list(range(known, self.target.config.get_text_config(decoder=True).vocab_size))
 
@@ -62,7 +62,7 @@ class Models:
 def load(
     target: str | None, draft: str | None, drafters: Sequence[str], device: str | None, dtype: str | None
 ) -> Models:
-    """The embedded pair without a ``target``; else ``target``, and the draft that one of ``drafters`` needs."""
+    """Loads ``target`` and ``draft``; without a ``target``, the embedded pair."""
     import torch
     from transformers.utils import logging
 

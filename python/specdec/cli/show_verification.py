@@ -1,4 +1,4 @@
-"""What ``specdec verify`` shows to people."""
+"""How ``specdec verify`` prints its results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from ..evaluation.verify import Cell, DistributionResult, DistributionTest, TextResult, Verification
 
-SHOWN = 5  # of each kind of finding
+SHOWN = 5  # how many findings of each kind are printed
 
 
 def print_verification(verification: Verification, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Two tables, what was found, and the verdict."""
+    """Prints two tables, the findings, and the verdict."""
     v, console = verification, Console()
     columns = ("check", "drafter", "rule", "K", "B", "tau")
     if v.texts:

@@ -1,4 +1,4 @@
-"""Measures specdec beside transformers: the same models, prompts and settings, in one process, in turns."""
+"""Measures specdec and transformers with the same models, prompts and settings, in turns within one process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..drafters.protocol import Drafter
 from .contenders import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
 from .near_ties import Difference, Judge
 
-# Drafts a step that are tried where none was asked for, alike for transformers and specdec.
+# Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
 CANDIDATES = (1, 2, 3, 4, 6, 8)
-SWEEPS = 2  # a candidate's time is its best of so many
+SWEEPS = 2  # how often each candidate is timed; its best time counts
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number of every round; rounds hit by other work on the machine show in it, and not in the median."""
+    """One number for each round. Other work on the machine shows in single rounds, but hardly in the median."""
 
     per_round: list[float]
 
@@ -48,12 +48,12 @@ class Measurement:
 
     name: str
     setting: dict[str, int | str]
-    swept: dict[str, float] | None  # setting -> tokens/s, where the setting is the fastest of several
+    swept: dict[str, float] | None  # setting -> tokens/s, where several were tried
     rounds: list[list[Run]]
 
     @property
     def seconds(self) -> Spread:
-        """Of all prompts together."""
+        """For all prompts together, in each round."""
         return Spread([sum(run.seconds for run in runs) for runs in self.rounds])
 
     @property
@@ -89,8 +89,8 @@ class Measurement:
 @dataclass(frozen=True)
 class Comparison:
     measurements: list[Measurement]
-    differences: list[Difference]  # of greedy texts from plain's
-    greedy_equal: bool | None  # specdec against plain; None where the temperature is not 0
+    differences: list[Difference]  # between greedy texts and those of ``plain``
+    greedy_equal: bool | None  # whether specdec and ``plain`` agree; None where the temperature is not 0
     environment: dict[str, object]
 
     def ratio(self, other: str) -> Spread:
@@ -203,7 +203,7 @@ def _differences(
     measurements: Sequence[Measurement],
     repetition_penalty: float | None,
 ) -> list[Difference]:
-    """Where a method's text is not plain's, in any round; each such place once."""
+    """Every place where a method's text differs from that of ``plain`` in any round, once."""
     plain, judge = measurements[0], Judge(target, repetition_penalty)
     found: dict[tuple, Difference] = {}
     for other in measurements[1:]:
@@ -235,7 +235,7 @@ def environment(target: PreTrainedModel) -> dict[str, object]:
 
 
 def _cpu_name() -> str:
-    """platform.processor() is empty on Linux, mostly."""
+    """From /proc/cpuinfo where there is one: on Linux platform.processor() is mostly empty."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -26,11 +26,11 @@ class VerifySettings:
         num_drafts: values of K, each >= 1, or "auto" (``AdaptiveDrafts``).
         batch_sizes: each >= 1.
         max_new_tokens: of every text that is compared, >= 1.
-        samples: texts that every test of the distribution draws, >= 100.
-        sampled_tokens: their length, >= 1: the tests are of each of these positions, given what stands before it.
-        temperature: of all that is sampled, > 0.
-        level: the probability that a right loop fails any test of the distribution in the whole run.
-        seed: the first one.
+        samples: how many texts every test of the distribution draws, >= 100.
+        sampled_tokens: length of these texts, >= 1. Each of their positions is tested, given the tokens before it.
+        temperature: of all sampled texts, > 0.
+        level: the probability that a correct loop fails any test of the distribution in the whole run.
+        seed: of the first text; each further text has the next one.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -72,7 +72,7 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to decode."""
+    """One way to decode, and how it is checked."""
 
     check: Literal["greedy", "coupled", "distribution"]
     drafter: str
@@ -90,7 +90,7 @@ class Cell:
 
 
 def cells(drafters: Mapping[str, object], settings: VerifySettings) -> list[Cell]:
-    """Everything that is checked."""
+    """All cells of a run."""
     return [cell for cell in _all_cells(drafters, settings) if cell.check in settings.checks]
 
 
