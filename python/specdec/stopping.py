@@ -51,9 +51,10 @@ class StopStrings:
         if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
             refuse("tokenizer", type(tokenizer).__name__, "the target's tokenizer, which stop strings need")
         self._read = _Reader(tokenizer)
-        # Also where tokens read as characters: then both sides are UTF-8, and an end in bytes is an end in characters.
+        # Compared as UTF-8 also where tokens are read as characters: the ends are then at the same places.
         self._targets = [s.encode() for s in self.strings]
-        # transformers looks at so many tokens, in its own units; tokens without text use them up as well.
+        # How many tokens transformers looks at: the length of the longest string, in characters or in bytes. Tokens
+        # without text count as well.
         self._reach = max(len(s) if self._read.in_characters else len(s.encode()) for s in self.strings)
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
@@ -71,17 +72,17 @@ class StopStrings:
         pieces = [last]
         for token in reversed(tokens[:-1]):
             piece = self._read(token)
-            if piece is None:  # no token of the vocabulary: nothing reaches across it
+            if piece is None:  # not a token of the vocabulary: no string goes across it
                 break
             pieces.append(piece)
         joined = b"".join(reversed(pieces))
         before = len(joined) - len(last)
-        # The first end after ``before`` belongs to a start after this.
+        # A string that ends in the last token starts here or later.
         return any(joined.find(target, max(before - len(target) + 1, 0)) >= 0 for target in self._targets)
 
 
 class _Reader:
-    """Token id -> the UTF-8 bytes that it adds to a text; None for an id that is no token."""
+    """Token id -> the UTF-8 bytes that it adds to a text; None for an id without a token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer = tokenizer
@@ -91,7 +92,7 @@ class _Reader:
             self._bytes_of = _byte_level_alphabet()
         self._fallback = "ByteFallback" in kinds
         self.in_characters = not kinds & {"ByteLevel", "ByteFallback"}
-        # After a text, since decoders treat the first token of one differently (a leading space, "##").
+        # A token is read after this text, because decoders treat a first token differently (a leading space, "##").
         self._before = tokenizer.convert_ids_to_tokens(tokenizer(_BEFORE, add_special_tokens=False)["input_ids"])
         self._known: dict[int, bytes | None] = {}
 

@@ -30,7 +30,7 @@ class Text:
     tokens: list[int]
     produced_by: list[Producer]
     status: Status
-    stats: Stats  # its own counts; the time is that of its batch
+    stats: Stats  # its own counts, and the time of its whole batch
     log_probs: list[float] | None
     raw_log_probs: list[float] | None
 
@@ -79,7 +79,7 @@ def decode(
             seed=[s.seed for s in settings],
             rule=rule,
             logit_bias=_one_or_each([s.logit_bias for s in settings]),
-            banned_tokens=_one_or_each([[*s.banned_tokens, *banned] for s in settings]),
+            banned_tokens=[[*s.banned_tokens, *banned] for s in settings],
             min_new_tokens=_one_or_each([s.min_new_tokens for s in settings]),
             log_probs=log_probs,
             num_return_sequences=texts_per_line,

@@ -39,10 +39,11 @@ def chat(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Talks with the target, which remembers what was said: by its chat template, or as one text that goes on.
+    """Talks with the target, which remembers the conversation. It uses the chat template of the tokenizer; without one,
+    everything is one long text.
 
-    Answers are streamed; after each are its speed and what was accepted. /help lists commands: they change drafter, k,
-    rule and sampling between answers. Ctrl-C stops an answer, /exit or the end of input the chat.
+    Answers are streamed, and followed by their speed and acceptance. /help lists the commands, which change drafter, k,
+    rule and sampling between answers. Ctrl-C stops an answer; /exit or the end of input ends the chat.
     """
     options.check_counts(1, max_new_tokens=max_new_tokens)
     options.check_drafters([drafter], target, draft, exit_layers)
@@ -60,7 +61,7 @@ def chat(
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
         )
-        # An answer may follow with another drafter, so the draft of the embedded pair is there in any case.
+        # A later answer may use another drafter, so the draft of the embedded pair is loaded in any case.
         loaded = models.load(target, draft, [drafter], device, dtype)
         settings = ChatSettings(params, rule, seed, max_new_tokens, drafter, exit_layers, lengths, verbose)
         talk = Talk(loaded, settings, stop)
@@ -81,7 +82,7 @@ def chat(
 
 
 class Talk:
-    """A conversation, the settings of its next answer, and who decodes it."""
+    """A conversation, the settings of its next answer, and the drafter that is used for it."""
 
     def __init__(self, loaded: models.Models, settings: ChatSettings, stop: list[str]):
         from .conversation import Conversation
@@ -94,7 +95,7 @@ class Talk:
         self._use_drafter(settings.drafter, settings.exit_layers)
 
     def take(self, line: str) -> None:
-        """A command, or what is answered. Errors are told, and leave everything as it was."""
+        """Obeys a command or answers a message. Errors are printed and change nothing."""
         if not line.strip():
             return
         try:
@@ -111,7 +112,7 @@ class Talk:
 
             self._memory = SuffixMemory()
         drafter = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
-        self._decoder_of(drafter)  # refuses what cannot draft
+        self._decoder_of(drafter)  # refuses a drafter that cannot draft for this target
         self._drafter = drafter
 
     def _decoder_of(self, drafter: Drafter | None) -> SpeculativeDecoder:
@@ -138,7 +139,7 @@ class Talk:
                 on_emit=page.on_emit,
             )
         except KeyboardInterrupt:
-            pass  # what there is of the answer counts
+            pass  # the part of the answer that was shown counts
         page.finish()
         self._conversation.add(said, page.shown)
         s.seed = s.seed + 1 if s.seed < 2**63 - 1 else -(2**63)

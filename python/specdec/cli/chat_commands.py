@@ -1,4 +1,4 @@
-"""What can be said to ``specdec chat`` beside text: commands that begin with a slash, and what they change."""
+"""The commands of ``specdec chat``, which begin with a slash, and what they change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .drafters import NAMES
 
@@ -26,7 +26,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pre
 class ChatSettings:
     params: SamplingParams
     rule: str
-    seed: int  # of the next answer; the one after it has the next
+    seed: int  # of the next answer; each further answer has the next seed
     max_new_tokens: int
     drafter: str
     exit_layers: int | None
@@ -36,7 +36,7 @@ class ChatSettings:
 
 @dataclass
 class Totals:
-    """Of all answers."""
+    """Sums over all answers."""
 
     answers: int = 0
     stats: list[Stats] = field(default_factory=list)
@@ -52,8 +52,7 @@ class ChatCommands:
         settings: that the commands change, in place.
         conversation: likewise.
         totals: for /stats.
-        use_drafter: loads a drafter by name, layers (or None) and settings, or raises ValueError: nothing is changed
-            then.
+        use_drafter: changes to a drafter, by name and layers (or None), or raises ValueError and changes nothing.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class ChatCommands:
         self._aliases = {"reset": "clear", "quit": "exit", "?": "help"}
 
     def run(self, line: str) -> str:
-        """What to tell about a line that begins with a slash.
+        """Obeys a line that begins with a slash; returns what to tell.
 
         Raises:
             ValueError: says what was given and what is allowed; nothing has changed.
@@ -128,7 +127,7 @@ class ChatCommands:
 
     def _sampling(self, name: str) -> Callable[[str], str]:
         def change(argument: str) -> str:
-            value: float
+            value: Any
             try:
                 value = int(argument) if name == "top_k" else float(argument)
             except ValueError:

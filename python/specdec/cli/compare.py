@@ -1,9 +1,9 @@
-"""``specdec compare``: how fast, beside transformers."""
+"""``specdec compare``: how fast specdec is, compared with transformers."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -13,7 +13,10 @@ from .options import refuse
 from .prompts import read_texts
 from .show import print_comparison
 
-# Source code, which is what the embedded pair has seen.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Source code, which the embedded pair was trained on.
 CODE_PROMPTS = (
     "import os\nimport sys\n\n\ndef main():\n",
     'class Error(Exception):\n    """',
@@ -47,13 +50,13 @@ def compare(
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Measures specdec beside transformers: the target alone ("plain") and assisted generation.
+    """Measures specdec, the target alone in transformers ("plain"), and transformers' assisted generation ("assisted").
 
-    All continue the same prompts in turns, one at a time, in one process; the time is that from the prompt to the last
-    new token, and only new tokens count. Assisted generation drafts with the model, or by transformers' prompt lookup
-    with --drafter lookup; beside the other drafters there is none. It gets the number of drafts a step that is fastest
-    here; so does specdec unless -k is given. Exits with 1 if a greedy text of specdec differs from plain's by more than
-    rounding explains.
+    They continue the same prompts in turns, one at a time, in one process. The time is that from the prompt to the last
+    new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
+    lookup with --drafter lookup; with other drafters it is left out. It uses the number of drafts a step that is
+    fastest here, and so does specdec unless -k is given. Exits with 1 if a greedy text of specdec differs from the
+    plain one by more than rounding explains.
     """
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
@@ -65,20 +68,22 @@ def compare(
     lengths = None if num_drafts is None else options.read_num_drafts(num_drafts, 1)
     with options.user_errors(batch_file):
         filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-        sampling = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
+        sampling: dict[str, Any] = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
         options.read_sampling(rule, **sampling)
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..evaluation.compare import compare
         from ..evaluation.contenders import Settings
 
         prompts = loaded.tokenizer(texts).input_ids
-        counts = {"max_new_tokens": max_new_tokens, "repeats": repeats, "num_drafts": lengths}
-        settings = Settings(**counts, seed=seed, rule=rule, **sampling)
-        # transformers takes no assistant whose vocabulary has another size.
-        assistants = {"model": loaded.draft if loaded.same_size else None, "lookup": "lookup"}
+        settings = Settings(
+            max_new_tokens=max_new_tokens, repeats=repeats, num_drafts=lengths, seed=seed, rule=rule, **sampling
+        )
+        assistant: PreTrainedModel | Literal["lookup"] | None = "lookup" if drafter == "lookup" else None
+        if drafter == "model" and loaded.same_size:  # transformers takes no assistant with a vocabulary of another size
+            assistant = loaded.draft
         proposer = loaded.drafter(drafter, exit_layers)
         with Console(stderr=True).status("") as status:
-            comparison = compare(loaded.target, proposer, prompts, settings, status.update, assistants.get(drafter))
+            comparison = compare(loaded.target, proposer, prompts, settings, status.update, assistant)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
     else:

@@ -1,4 +1,4 @@
-"""A conversation as token ids: by the tokenizer's chat template, or as plain text that goes on."""
+"""A conversation as token ids, by the tokenizer's chat template or as one long text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class Conversation:
     """
     Args:
-        tokenizer: with a chat template, messages go through it; without one, all that was said is one text, a line
-            break between an answer and the next line.
+        tokenizer: messages go through its chat template. Without one, the conversation is one text, with a line break
+            between an answer and the next message.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
@@ -22,11 +22,11 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
 
     def clear(self) -> None:
-        """Forgets what was said; the system message stays."""
+        """Forgets all messages but the system message."""
         self.messages = []
 
     def prompt(self, said: str) -> list[int]:
-        """The ids that the answer to ``said`` continues; changes nothing. May raise what the template raises."""
+        """The ids that the answer to ``said`` continues. Changes nothing. Raises whatever the template raises."""
         messages = [*self.messages, {"role": "user", "content": said}]
         if not self.has_roles:
             text = ""
@@ -35,7 +35,8 @@ class Conversation:
                 text += between + message["content"]
             return self._tokenizer(text).input_ids
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        text = self._tokenizer.apply_chat_template([*system, *messages], add_generation_prompt=True, tokenize=False)
+        whole = [*system, *messages]
+        text = str(self._tokenizer.apply_chat_template(whole, add_generation_prompt=True, tokenize=False))
         # Templates write special tokens themselves.
         return self._tokenizer(text, add_special_tokens=False).input_ids
 

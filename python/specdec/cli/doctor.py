@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
@@ -10,7 +12,7 @@ def doctor() -> None:
     """Prints what was built, which backends can run on this machine, and why another cannot."""
     from specdec_kernels import build_info
 
-    info = build_info()
+    info: dict[str, Any] = build_info()
     console = Console()
     for name in ("version", "python", "platform", "torch", "triton", "cuda_device", "native", "native_cuda"):
         console.print(f"{name}: {info[name]}")

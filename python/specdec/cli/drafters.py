@@ -1,4 +1,4 @@
-"""Drafters by the names that the command line has for them."""
+"""Drafters by their names on the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = {
     "model": "the draft model's tokens",
     "lookup": "what followed the last few tokens before, in prompt and output",
     "suffix": "the same for matches of any length",
-    "early-exit": "what the target's first --exit-layers layers say",
+    "early-exit": "the tokens of the target's first --exit-layers layers",
     "universal": "a draft model's text, whatever its tokenizer",
     "none": "nothing: plain decoding",
 }
@@ -33,15 +33,15 @@ def make_drafter(
     memory: SuffixMemory | None = None,
     confidence: float = 0.0,
 ) -> Drafter | None:
-    """What ``SpeculativeDecoder`` takes as ``draft``.
+    """Makes what ``SpeculativeDecoder`` takes as ``draft``.
 
     Args:
         name: of NAMES.
-        target: that is decoded from.
-        draft: for those of NEED_DRAFT.
+        target: the model that is decoded from.
+        draft: for the names of NEED_DRAFT.
         exit_layers: for "early-exit".
-        tokenizer: of the target. For "universal", with ``draft_tokenizer``; and for a "model" whose vocabulary has
-            another size: the two pad one tokenizer's.
+        tokenizer: of the target. "universal" needs it and ``draft_tokenizer``, and so does a "model" whose vocabulary
+            has another size than the target's, because each of the two pads the tokenizer's vocabulary.
         memory: of earlier outputs, for "suffix"; None: it has none.
         confidence: for "model".
 
@@ -56,7 +56,7 @@ def make_drafter(
         given = "none" if exit_layers is None else f"{exit_layers} with drafter {name!r}"
         refuse("exit_layers", given, "a number of layers with drafter 'early-exit', and none with others")
     match name:
-        case "model":
+        case "model" if draft is not None:
             from ..drafters.model import model_drafter
             from ..models.supported import cached_model
 
@@ -72,11 +72,13 @@ def make_drafter(
             from ..drafters.suffix import SuffixDrafter
 
             return SuffixDrafter(memory)
-        case "early-exit":
+        case "early-exit" if exit_layers is not None:
             from ..drafters.early_exit import EarlyExitDrafter
 
             return EarlyExitDrafter(target, exit_layers)
-        case "universal":
+        case "universal" if draft is not None:
+            if tokenizer is None or draft_tokenizer is None:
+                refuse("tokenizer", "None with drafter 'universal'", "tokenizer and draft_tokenizer")
             from ..drafters.universal import UniversalDrafter
 
             return UniversalDrafter(draft, draft_tokenizer, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -64,10 +64,10 @@ def generate(
 ) -> None:
     """Continues PROMPT, or all prompts of a file at once. In a .jsonl file a line may have settings of its own.
 
-    With --output, a job: the prompts of a file of any length stream through --rows rows, and each result is written as
-    it ends, one JSON object a line. A job that was stopped or killed goes on when the same command is run again. Exit
-    codes: 0, all prompts have their texts; 3, some failed and say why; 4, the output could not be written; 130 and 143,
-    stopped by Ctrl-C or SIGTERM.
+    With --output it is a job: the prompts of a file of any length stream through --rows rows, and each result is
+    written as soon as it ends, one JSON object a line. A job that was stopped or killed goes on when the same command
+    is run again. Exit codes: 0, all prompts have their texts; 3, some failed, and their results say why; 4, the output
+    could not be written; 130 and 143, stopped by Ctrl-C or SIGTERM.
     """
     if (prompt is None) == (batch_file is None):
         refuse("PROMPT / --batch-file", "neither" if prompt is None else "both", "one of the two")
@@ -90,7 +90,7 @@ def generate(
     if profile is not None:
         check_trace(profile)
     lengths = options.read_num_drafts(num_drafts)
-    sampling = {
+    sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -101,22 +101,26 @@ def generate(
     }
     with options.user_errors(batch_file):
         params = options.read_sampling(rule, **sampling)
-        settings = {"max_new_tokens": max_new_tokens, "min_new_tokens": min_new_tokens, "seed": seed, **sampling}
-        settings |= {"stop": tuple(stop), "logit_bias": bias or None, "banned_tokens": tuple(ban or ())}
-        if output is not None and batch_file is not None:
-            drafting = (drafter, exit_layers, confidence, rule, lengths)
-            models_at = (target, draft, device, dtype)
-            command = job.Command(batch_file, output, settings, *models_at, *drafting, scheduling, not no_progress)
-            raise typer.Exit(job.run(command))
         from ..jobs.lines import JobLine, LineSettings, check_defaults
 
-        defaults = LineSettings(**settings)
+        defaults = LineSettings(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            seed=seed,
+            stop=tuple(stop),
+            logit_bias=bias or None,
+            banned_tokens=tuple(ban or ()),
+            **sampling,
+        )
         if batch_file is None:
             lines = [JobLine(0, prompt or "", defaults, params)]
+        elif output is not None:
+            drafting = job.Drafting(drafter, exit_layers, confidence, rule, lengths)
+            models_at = job.ModelsAt(target, draft, device, dtype)
+            command = job.Command(batch_file, output, defaults, models_at, drafting, scheduling, not no_progress)
+            raise typer.Exit(job.run(command))
         else:
-            from ..jobs.manifest import read_vocab_size
-
-            vocab_size = read_vocab_size("target", models.paths(target, draft, drafter)["target"])
+            vocab_size = models.read_vocab_size(target)
             check_defaults(defaults, vocab_size)
             lines = read_lines(batch_file, defaults, vocab_size, num_return_sequences)
         loaded = models.load(target, draft, [drafter], device, dtype)
@@ -156,9 +160,9 @@ def generate(
 
 
 def _row(text: Text, tokenizer: PreTrainedTokenizerBase, log_probs: bool, with_id: bool) -> dict:
-    """What --json prints for one text."""
+    """The JSON object of one text."""
     shown = continuation(tokenizer, text.prompt, text.tokens)
-    row = {"id": text.line.id} if with_id else {}
+    row: dict[str, object] = {"id": text.line.id} if with_id else {}
     row |= {
         "text": cut_after(shown, text.line.settings.stop, text.line.prompt),
         "token_ids": text.tokens,

@@ -1,4 +1,4 @@
-"""``specdec generate --output``: a job over a file of prompts, which a later run of the same command goes on with."""
+"""``specdec generate --output``: a job over a file of prompts, which the same command resumes after it was stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
     from ..drafters.draft_length import AdaptiveDrafts
     from ..jobs.input import JobFile
+    from ..jobs.lines import LineSettings
     from ..jobs.output import Results, Totals
     from ..jobs.progress import Shown
     from ..jobs.signals import Signals
@@ -28,7 +29,7 @@ SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
 
 @dataclass(frozen=True)
 class Scheduling:
-    """None: as the scheduler has it."""
+    """Options of the scheduler; None leaves one to the scheduler."""
 
     rows: int | None
     max_length: int | None
@@ -36,7 +37,8 @@ class Scheduling:
     cache_bytes: str | None
     prefill_chunk: int | None
 
-    def given(self) -> dict[str, int]:
+    def given(self) -> dict[str, Any]:
+        """The options that were given, as arguments of ``Scheduler``."""
         whole = {**vars(self)}
         if self.cache_bytes is not None:
             whole["cache_bytes"] = options.read_bytes("--cache-bytes", self.cache_bytes)
@@ -44,40 +46,58 @@ class Scheduling:
 
 
 @dataclass(frozen=True)
-class Command:
-    """The options of a job; ``lines`` is what a line has that says nothing else (``jobs.lines.LineSettings``)."""
+class ModelsAt:
+    """Which models, by folder or hub name, and how they are loaded; None leaves it to ``models.load``."""
 
-    batch_file: Path
-    output: Path
-    lines: Mapping[str, object]
     target: str | None
     draft: str | None
     device: str | None
     dtype: str | None
+
+
+@dataclass(frozen=True)
+class Drafting:
     drafter: str
     exit_layers: int | None
     confidence: float
     rule: str
     num_drafts: int | AdaptiveDrafts
+
+
+@dataclass(frozen=True)
+class Command:
+    """The options of a job."""
+
+    batch_file: Path
+    output: Path
+    defaults: LineSettings  # for what a line leaves open
+    models: ModelsAt
+    drafting: Drafting
     scheduling: Scheduling
     progress: bool
 
     def decoding(self) -> dict[str, object]:
-        """What texts depend on, beside models and lines."""
+        """The settings that texts depend on, besides models and lines."""
         from specdec_kernels import __version__
 
-        k = self.num_drafts if isinstance(self.num_drafts, int) else "auto"
-        names = ("drafter", "exit_layers", "confidence", "rule", "dtype")
-        max_length = self.scheduling.max_length
-        own = {name: getattr(self, name) for name in names}
-        return {"specdec": __version__, **own, "num_drafts": k, "max_length": max_length}
+        d = self.drafting
+        return {
+            "specdec": __version__,
+            "drafter": d.drafter,
+            "exit_layers": d.exit_layers,
+            "confidence": d.confidence,
+            "rule": d.rule,
+            "dtype": self.models.dtype,
+            "num_drafts": d.num_drafts if isinstance(d.num_drafts, int) else "auto",
+            "max_length": self.scheduling.max_length,
+        }
 
     def rounding(self) -> dict[str, object]:
-        """What changes no distribution, but may change the last bits of logits, and what is too long for the caches."""
+        """What leaves the distribution as it is, but can change the last bits of logits, or what fits the caches."""
         import torch
         import transformers
 
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = self.models.device or ("cuda" if torch.cuda.is_available() else "cpu")
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         shapes = {
             name: getattr(self.scheduling, name) for name in ("rows", "prefill_chunk", "cache_tokens", "cache_bytes")
@@ -86,7 +106,7 @@ class Command:
 
 
 def refuse_options(scheduling: Scheduling, no_progress: bool) -> None:
-    """Those of a job where there is none."""
+    """Refuses the options of a job where there is no --output."""
     given = [field.name for field in fields(scheduling) if getattr(scheduling, field.name) is not None]
     for name in [*given, *(["no_progress"] if no_progress else [])]:
         option = "--" + name.replace("_", "-")
@@ -100,7 +120,7 @@ def check_options(
     num_return_sequences: int,
     others: Mapping[str, bool],
 ) -> None:
-    """Those of a job. ``others``: options that do not go with one, and whether they were given."""
+    """Checks the options of a job. ``others``: options that do not go with a job, and whether they were given."""
     if batch_file is None:
         refuse("--output", "--output with PROMPT", "--output with --batch-file")
     if output.exists() and output.samefile(batch_file):
@@ -118,7 +138,7 @@ def check_options(
 
 
 def run(command: Command) -> int:
-    """The exit code."""
+    """Runs the job; returns the exit code."""
     from ..jobs.input import InputError
     from ..jobs.output import OutputError, Results, WriteError
     from ..jobs.signals import Signals, Stopped
@@ -140,13 +160,13 @@ def run(command: Command) -> int:
             raise typer.BadParameter(str(error), param_hint="--output") from error
         except (WriteError, Stopped) as error:
             signals.ignore()
-            stopped = isinstance(error, Stopped)
-            typer.secho(f"stopped by {error}" if stopped else f"Error: {error}", fg="red", err=True)
+            told = f"stopped by {error}" if isinstance(error, Stopped) else f"Error: {error}"
+            typer.secho(told, fg="red", err=True)
             if results is not None:
                 typer.echo(
                     f"{results.totals.results} results are written; the same command goes on from there", err=True
                 )
-            return error.exit_code if stopped else NOT_WRITTEN
+            return error.exit_code if isinstance(error, Stopped) else NOT_WRITTEN
         finally:
             signals.ignore()
             if results is not None:
@@ -154,24 +174,23 @@ def run(command: Command) -> int:
 
 
 def _check(command: Command, results: Results) -> JobFile:
-    """All that can be said without models; the output is then ready for more."""
+    """Checks all that can be checked without models. The output is then ready for more results."""
     from ..jobs.input import InputMark, JobFile
-    from ..jobs.lines import LineSettings, check_defaults
-    from ..jobs.manifest import differences, make_settings, read_vocab_size
+    from ..jobs.lines import check_defaults
+    from ..jobs.manifest import differences, make_settings
 
-    paths = models.paths(command.target, command.draft, command.drafter)
-    vocab_size = read_vocab_size("target", paths["target"])
-    defaults = LineSettings(**command.lines)
-    check_defaults(defaults, vocab_size)
-    file = JobFile(command.batch_file, defaults, vocab_size)
+    paths = models.paths(command.models.target, command.models.draft, command.drafting.drafter)
+    vocab_size = models.read_vocab_size(command.models.target)
+    check_defaults(command.defaults, vocab_size)
+    file = JobFile(command.batch_file, command.defaults, vocab_size)
     then = results.settings
     results.check_ids(file.check(None if then is None else InputMark(**then["input"])))
     costs = None if then is None else then["costs"]
-    settings = make_settings(command.decoding(), defaults, paths, command.rounding(), file.mark, costs)
+    settings = make_settings(command.decoding(), command.defaults, paths, command.rounding(), file.mark, costs)
     results.begin(settings)
     for change in [] if then is None else differences(then["rounding"], settings["rounding"]):
         typer.secho(
-            f"Warning: {change}: near-ties may go another way, and other prompts be too long", fg="red", err=True
+            f"Warning: {change}: near-ties may go another way, and other prompts may be too long", fg="red", err=True
         )
     return file
 
@@ -182,7 +201,8 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
 
     if results.done:
         typer.echo(f"{len(results.done)} of {file.mark.prompts} prompts have results: going on", err=True)
-    loaded = models.load(command.target, command.draft, [command.drafter], command.device, command.dtype)
+    at = command.models
+    loaded = models.load(at.target, at.draft, [command.drafting.drafter], at.device, at.dtype)
     scheduler = _scheduler(command, loaded, results)
     prompts, totals = file.mark.prompts, results.totals
     rates, shown = Rates(prompts, totals), _shown(command.progress, prompts, totals)
@@ -200,26 +220,27 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
 
 
 def _scheduler(command: Command, loaded: models.Models, results: Results) -> Scheduler:
-    """Ready to run. With ``-k auto`` what steps cost is measured by the first run, and kept for later ones: K, and with
-    it a sampled text, depends on it."""
+    """Ready to run. With ``-k auto`` the first run measures what steps cost and keeps it for later runs, because K, and
+    with it a sampled text, depends on it."""
     from ..decoder import SpeculativeDecoder
     from ..drafters.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
 
-    drafter = loaded.drafter(command.drafter, command.exit_layers, confidence=command.confidence)
-    k = command.num_drafts
-    if isinstance(k, AdaptiveDrafts):
-        costs = results.settings["costs"]
+    drafting, settings = command.drafting, results.settings
+    drafter = loaded.drafter(drafting.drafter, drafting.exit_layers, confidence=drafting.confidence)
+    k = drafting.num_drafts
+    if isinstance(k, AdaptiveDrafts) and settings is not None:
+        costs = settings["costs"]
         if costs is None:
             costs = _measure(SpeculativeDecoder(loaded.target, drafter, k), command.scheduling.rows or 8)
-            results.begin({**results.settings, "costs": costs})
+            results.begin({**settings, "costs": costs})
         k = AdaptiveDrafts(k.max_drafts, costs)
     decoder = SpeculativeDecoder(loaded.target, drafter, k)
-    return Scheduler(decoder, rule=command.rule, **command.scheduling.given())
+    return Scheduler(decoder, rule=drafting.rule, **command.scheduling.given())
 
 
-def _measure(decoder: SpeculativeDecoder, rows: int) -> list[float]:
-    """T(0), T(1), ... of steps over so many rows."""
+def _measure(decoder: SpeculativeDecoder, rows: int) -> list[float] | None:
+    """T(0), T(1), ...: what steps over ``rows`` rows cost."""
     result = decoder.generate([[0] * 16] * rows, max_new_tokens=4, eos_token_id=[])
     return result.step_costs
 

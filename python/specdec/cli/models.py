@@ -17,22 +17,25 @@ if TYPE_CHECKING:
     from ..drafters.suffix import SuffixMemory
 
 
+_EMBEDDED = Path(str(resources.files("specdec") / "embedded"))
+
+
 @dataclass(frozen=True)
 class Models:
     target: PreTrainedModel
     draft: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase  # the target's
-    draft_tokenizer: PreTrainedTokenizerBase | None  # where a drafter translates between the two
+    draft_tokenizer: PreTrainedTokenizerBase | None  # only where a drafter translates between two tokenizers
 
     @property
     def same_size(self) -> bool:
-        """Whether target and draft have logits for as many tokens."""
+        """Whether target and draft have vocabularies of one size."""
         sizes = {m.config.get_text_config(decoder=True).vocab_size for m in (self.target, self.draft) if m is not None}
         return len(sizes) == 1
 
     @property
     def tail(self) -> list[int]:
-        """The target's ids that pad its vocabulary: the tokenizer has no token for them."""
+        """The ids of the target for which the tokenizer has no token: they only pad the vocabulary."""
         known = max(self.tokenizer.get_vocab().values()) + 1
         return list(range(known, self.target.config.get_text_config(decoder=True).vocab_size))
 
@@ -43,15 +46,23 @@ class Models:
         memory: SuffixMemory | None = None,
         confidence: float = 0.0,
     ) -> Drafter | None:
-        tokenizers = {"tokenizer": self.tokenizer, "draft_tokenizer": self.draft_tokenizer or self.tokenizer}
-        more = {"exit_layers": exit_layers, "memory": memory, "confidence": confidence}
-        return make_drafter(name, self.target, self.draft, **tokenizers, **more)
+        """The drafter of this name, as :func:`~specdec.cli.drafters.make_drafter` makes it for these models."""
+        return make_drafter(
+            name,
+            self.target,
+            self.draft,
+            exit_layers=exit_layers,
+            tokenizer=self.tokenizer,
+            draft_tokenizer=self.draft_tokenizer or self.tokenizer,
+            memory=memory,
+            confidence=confidence,
+        )
 
 
 def load(
     target: str | None, draft: str | None, drafters: Sequence[str], device: str | None, dtype: str | None
 ) -> Models:
-    """The embedded pair without a ``target``; else ``target``, and the draft that one of ``drafters`` needs."""
+    """Loads ``target`` and ``draft``; without a ``target``, the embedded pair."""
     import torch
     from transformers.utils import logging
 
@@ -68,15 +79,21 @@ def load(
         return Models(load_model(target, dtype, device, name="target"), None, tokenizer, None)
     if [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
         return Models(*load_pair(target, draft, dtype, device), None)
-    tokenizers = load_tokenizer("target", target), load_tokenizer("draft", draft)
-    models = (load_model(path, dtype, device, name=name) for name, path in (("target", target), ("draft", draft)))
-    return Models(*models, *tokenizers)
+    tokenizer, draft_tokenizer = load_tokenizer("target", target), load_tokenizer("draft", draft)
+    target_model = load_model(target, dtype, device, name="target")
+    return Models(target_model, load_model(draft, dtype, device, name="draft"), tokenizer, draft_tokenizer)
 
 
 def paths(target: str | None, draft: str | None, drafter: str) -> dict[str, str | None]:
     """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
     if target is None:
-        folder = Path(str(resources.files("specdec") / "embedded"))
-        draft = str(folder / "draft") if drafter in NEED_DRAFT else None
-        return {"target": str(folder / "target"), "draft": draft, "tokenizer": str(folder / "tokenizer")}
+        draft = str(_EMBEDDED / "draft") if drafter in NEED_DRAFT else None
+        return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer")}
     return {"target": target, "draft": draft}
+
+
+def read_vocab_size(target: str | None) -> int:
+    """V of the target, without loading it."""
+    from ..jobs.manifest import read_vocab_size
+
+    return read_vocab_size("target", str(_EMBEDDED / "target") if target is None else target)

@@ -1,4 +1,4 @@
-"""The options that commands share: their types, their checks, and the names under which errors are told.
+"""The options that commands share: their types, their checks, and the option that an error of the library is about.
 
 Nothing here imports torch before a command runs."""
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -33,12 +33,16 @@ MinP = Annotated[float | None, typer.Option(help="Keep tokens of this fraction o
 RepetitionPenalty = Annotated[
     float | None, typer.Option(help="Weakens tokens of prompt and output, as in transformers; 1 is off.")
 ]
-PresencePenalty = Annotated[float | None, typer.Option(help="Off the logits of tokens that were generated; 0 is off.")]
-FrequencyPenalty = Annotated[float | None, typer.Option(help="The same, for each time that they were; 0 is off.")]
+PresencePenalty = Annotated[
+    float | None, typer.Option(help="Subtracted from the logits of tokens that were generated; 0 is off.")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(help="The same, once for each time that they were generated; 0 is off.")
+]
 LogitBias = Annotated[
     list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to the logit of a token. Repeatable.")
 ]
-Ban = Annotated[list[int] | None, typer.Option(metavar="ID", help="A token that never comes. Repeatable.")]
+Ban = Annotated[list[int] | None, typer.Option(metavar="ID", help="A token that is never generated. Repeatable.")]
 MinNewTokens = Annotated[int, typer.Option(help="No end of sequence before so many tokens.")]
 AcceptRule = Annotated[
     str, typer.Option(help="token, block (accepts more), or coupled (the text depends on target and seed alone).")
@@ -55,7 +59,7 @@ Drafters = Annotated[
 ]
 ExitLayers = Annotated[int | None, typer.Option(help="Layers of the target that draft, with --drafter early-exit.")]
 Confidence = Annotated[
-    float, typer.Option(help="After a token that the draft model holds less likely than this, no more are drafted.")
+    float, typer.Option(help="After a token that the draft model finds less likely than this, no more are drafted.")
 ]
 NumDrafts = Annotated[
     str, typer.Option("--num-drafts", "-k", help="K, drafted tokens a step; 0 decodes plainly; auto adapts it.")
@@ -69,7 +73,7 @@ BatchFile = Annotated[
         exists=True,
         dir_okay=False,
         readable=True,
-        help='UTF-8, one prompt a line; in a .jsonl file a JSON string or {"prompt": ...} a line.',
+        help='UTF-8, one prompt a line; in a .jsonl file a JSON string or {"prompt": ...} a line (docs/jobs.md).',
     ),
 ]
 Output = Annotated[
@@ -97,7 +101,7 @@ _SETTINGS = (
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
 )
-# Arguments whose option is called otherwise.
+# Arguments whose option has another name.
 _OTHERWISE = {
     "banned_tokens": "--ban",
     "cache": "--cache-bytes",
@@ -121,8 +125,8 @@ def _option(name: str) -> str:
 
 
 def check_counts(smallest: int, **counts: int | None) -> None:
-    """Not left to typer, whose message does not say what was given; nor to the library, which would load the
-    models first."""
+    """Refuses smaller ones. typer's own message would not say what was given, and the library's would come after the
+    models were loaded."""
     for name, count in counts.items():
         if count is not None and count < smallest:
             refuse(_option(name), count, f"an integer >= {smallest}")
@@ -161,7 +165,7 @@ _PREFIXES = tuple(enumerate("kMGT", 1))
 
 
 def check_drafters(names: Sequence[str], target: str | None, draft: str | None, exit_layers: int | None) -> None:
-    """What can be said before models are loaded."""
+    """Checks all that can be checked before models are loaded."""
     for name in names:
         if name not in NAMES:
             refuse("--drafter", repr(name), ", ".join(NAMES))
@@ -196,19 +200,19 @@ def read_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Stoppi
 def read_logit_bias(given: Sequence[str]) -> dict[int, float]:
     bias: dict[int, float] = {}
     for text in given:
-        token, _, value = text.partition("=")
+        before, _, after = text.partition("=")
         try:
-            token, value = int(token), float(value)
+            token, value = int(before), float(after)
         except ValueError:
-            token = value = math.nan
+            token, value = 0, math.nan
         if math.isnan(value) or token in bias:
             refuse("--logit-bias", repr(text), "ID=VALUE, an integer and a number, each ID once")
         bias[token] = value
     return bias
 
 
-def read_sampling(rule: str, **params: float | None) -> SamplingParams:
-    """To be called before models are loaded, which takes long, and within ``user_errors``."""
+def read_sampling(rule: str, **params: Any) -> SamplingParams:
+    """Checks them before models are loaded, which takes long. To be called within ``user_errors``."""
     from specdec_kernels import Rule, SamplingParams
 
     Rule(rule)  # refuses others
@@ -221,7 +225,7 @@ def read_sampling(rule: str, **params: float | None) -> SamplingParams:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without Python's of the loop: what they say is in the result, and commands tell it."""
+    """Hides the warnings of the loop: results hold the same, and commands print it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the drafter failed|sequence [0-9]+: its drafts")
         yield
@@ -229,8 +233,8 @@ def without_warnings() -> Iterator[None]:
 
 @contextmanager
 def user_errors(batch_file: Path | None) -> Iterator[None]:
-    """The library's errors begin with the name of an argument: they end the command with exit code 2 and name
-    the option instead. Any other error is a bug and keeps its traceback."""
+    """The library's errors begin with the name of an argument. Here they end the command with exit code 2 and name the
+    option instead. Any other error is a bug and keeps its traceback."""
     names = {name: _option(name) for name in _SETTINGS} | _OTHERWISE
     names["input_ids"] = "PROMPT" if batch_file is None else "--batch-file"
     try:

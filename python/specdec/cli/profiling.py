@@ -11,7 +11,7 @@ from .options import refuse
 
 
 def check_trace(path: Path) -> None:
-    """Refuses a file that cannot be written, before models are loaded."""
+    """Refuses a file that cannot be written. To be called before models are loaded."""
     allowed = "a file in a folder that can be written to"
     if path.is_dir() or not path.parent.is_dir():
         refuse("--profile", f"{str(path)!r}, {'a folder' if path.is_dir() else 'in no folder'}", allowed)
@@ -23,7 +23,7 @@ def check_trace(path: Path) -> None:
 
 @contextmanager
 def traced(path: Path | None) -> Iterator[None]:
-    """Profiles the block and writes the trace: all of it, or nothing. ``None`` does nothing."""
+    """Profiles the block and writes the trace as a whole or not at all. ``None`` switches profiling off."""
     if path is None:
         yield
         return
@@ -42,7 +42,7 @@ def traced(path: Path | None) -> Iterator[None]:
 
 
 def _new_file(path: Path) -> Path:
-    """Beside ``path`` and with its suffix: torch compresses what is called .gz."""
+    """A new file in the folder of ``path`` with its suffix, because torch compresses files whose name ends in .gz."""
     part = path.with_name(f".{os.getpid()}.{path.name}")
     part.touch(exist_ok=False)
     return part

@@ -40,7 +40,7 @@ def check_texts(texts: list[str]) -> list[str]:
     for text in texts:
         if not text:
             refuse("PROMPT", "an empty prompt", "at least one character")
-        if any("\ud800" <= c <= "\udfff" for c in text):  # of an argument that is not UTF-8
+        if any("\ud800" <= c <= "\udfff" for c in text):  # from an argument that is not UTF-8
             refuse("PROMPT", ascii(text[:60]), "text without lone surrogates")
     return texts
 

@@ -1,4 +1,4 @@
-"""What the command line shows to people: continuations, comparisons. Answers on stdout, remarks on stderr."""
+"""How commands print texts, counts and comparisons: answers on stdout, remarks on stderr."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
 
 
 class Page:
-    """One prompt and its continuation. typer leaves colours away where stdout is no terminal, and unlike rich
-    it changes neither line ends nor tabs.
+    """Prints one prompt and its continuation. It prints with typer, which leaves colours out where stdout is not a
+    terminal and, unlike rich, changes neither line ends nor tabs.
 
     Args:
         tokenizer: the target's.
         text: the prompt.
         prompt: its token ids.
-        coloured: each token in the colour of what produced it.
-        stop: strings that end the text; what the token after which it ends has beyond them is not shown.
+        coloured: whether a token has the colour of what produced it.
+        stop: strings that end the text. What the last token has after such a string is not shown.
         shows_prompt: whether the prompt is printed before the first token.
     """
 
@@ -53,7 +53,7 @@ class Page:
         self.shown = ""
 
     def show(self, tokens: Sequence[int], produced_by: Sequence[Producer]) -> None:
-        """Prints what the next tokens completed, at once."""
+        """Prints the text that the next tokens completed."""
         self._start()
         for token, producer in zip(tokens, produced_by, strict=True):
             colour = COLOURS[producer] if self._coloured else None
@@ -68,13 +68,13 @@ class Page:
         typer.echo(self._new(self._continuation.finish()))
 
     def _new(self, piece: str) -> str:
-        """What of the next piece is shown."""
+        """The part of the next piece that is shown."""
         before, whole = len(self.shown), self.shown + piece
         self.shown = cut_after(whole, self._stop, self._text)
         return self.shown[before:]
 
     def _start(self) -> None:
-        """Not before there are tokens: a refused prompt leaves nothing on stdout."""
+        """Prints the prompt once, when the first tokens are there: a refused prompt prints nothing to stdout."""
         if not self._started:
             typer.secho(self._text, dim=True, nl=False)
         self._started = True
@@ -117,16 +117,16 @@ def ratios(stats: Stats) -> str:
 def print_comparison(
     comparison: Comparison, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]]
 ) -> None:
-    """The texts of the first prompt, the measurements, the ratios, and what became of equality."""
+    """Prints the texts of the first prompt, the measurements, the ratios, and whether greedy texts are equal."""
     texts: dict[str, list[str]] = {}
     for m in comparison.measurements:
         text = continuation(tokenizer, prompts[0], m.rounds[0][0].tokens)
         texts.setdefault(text, []).append(m.name)
     for text, names in texts.items():
         typer.secho(f"--- {', '.join(names)} ---", dim=True)
-        typer.echo(tokenizer.decode(prompts[0], skip_special_tokens=True) + text)
+        typer.echo(str(tokenizer.decode(list(prompts[0]), skip_special_tokens=True)) + text)
 
-    # In two lines and without padding: a terminal of 80 columns has no more room, and rich would cut numbers.
+    # Headings of two lines and no padding, because rich would cut numbers on a terminal of 80 columns.
     columns = ("method", "drafts\na step", "seconds", "tokens/s", "acceptance\nrate", "alpha", "tau", "loop")
     table = Table(*columns, box=box.SIMPLE, padding=0)
     for m in comparison.measurements:

@@ -1,4 +1,4 @@
-"""What ``specdec verify`` shows to people."""
+"""How ``specdec verify`` prints its results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .show import describe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..evaluation.verify import Cell, DistributionResult, DistributionTest, Verification
+    from ..evaluation.verify import Cell, DistributionResult, DistributionTest, TextResult, Verification
 
-SHOWN = 5  # of each kind of finding
+SHOWN = 5  # how many findings of each kind are printed
 
 
 def print_verification(verification: Verification, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Two tables, what was found, and the verdict."""
+    """Prints two tables, the findings, and the verdict."""
     v, console = verification, Console()
     columns = ("check", "drafter", "rule", "K", "B", "tau")
     if v.texts:
@@ -58,9 +58,10 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
             f"distribution: {sum(len(r.tests) for r in v.distributions)} tests, level {v.level:g} together; "
             f"ranks find probabilities off by {bias:.0%} each, in 999 of 1000 runs"
         )
-    for r in (*v.texts, *v.distributions):
-        if r.error:
-            typer.secho(f"error: {r.cell.name}: {r.error}", fg="red")
+    everything: list[TextResult | DistributionResult] = [*v.texts, *v.distributions]
+    for result in everything:
+        if result.error:
+            typer.secho(f"error: {result.cell.name}: {result.error}", fg="red")
     differences = [d for r in v.texts for d in r.differences]
     for verdict in ("bug", "near-tie"):
         found = list({(d.prompt, d.position, d.tokens): d for d in differences if d.verdict == verdict}.values())
@@ -68,9 +69,9 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
             typer.echo(describe(d, tokenizer))
         if len(found) > SHOWN:
             typer.echo(f"and {len(found) - SHOWN} more of these")
-    wrong = [(r, test) for r in v.distributions for test in r.bugs]
-    for r, test in wrong[:SHOWN]:
-        typer.echo(_describe_test(r, test, tokenizer))
+    wrong = [(tested, test) for tested in v.distributions for test in tested.bugs]
+    for tested, test in wrong[:SHOWN]:
+        typer.echo(_describe_test(tested, test, tokenizer))
     if len(wrong) > SHOWN:
         typer.echo(f"and {len(wrong) - SHOWN} more of these")
     for name in v.never_accepted:
@@ -86,7 +87,7 @@ def _cell(cell: Cell) -> tuple[str, ...]:
 
 
 def _describe_test(r: DistributionResult, test: DistributionTest, tokenizer: PreTrainedTokenizerBase) -> str:
-    if test.kind == "ranks":
+    if test.kind == "ranks" or test.scene is None:
         what = f"ranks of token {test.position}"
     else:
         what = f"token {test.position} after {tokenizer.decode([*r.scenes[test.scene], *test.prefix])!r}"

@@ -1,8 +1,9 @@
-"""``specdec verify``: whether speculative decoding is exact here, on one's own models."""
+"""``specdec verify``: whether speculative decoding is exact on your models and your machine."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -34,27 +35,27 @@ def verify(
         list[str] | None, typer.Option("--num-drafts", "-k", help="Repeatable: a number, or auto. Default: 1 and 4.")
     ] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="Repeatable. Default: 1 and 8.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Of every text that is compared.")] = 32,
-    samples: Annotated[int, typer.Option(help="Sampled texts for each test of the distribution.")] = 2048,
-    temperature: Annotated[float, typer.Option(help="Of what is sampled.")] = 1.0,
-    level: Annotated[float, typer.Option(help="Probability of a false alarm, of the whole run.")] = 1e-4,
-    seed: Annotated[int, typer.Option(help="The first one.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(help="Length of every text that is compared.")] = 32,
+    samples: Annotated[int, typer.Option(help="Texts that each test of the distribution samples.")] = 2048,
+    temperature: Annotated[float, typer.Option(help="Of sampled texts.")] = 1.0,
+    level: Annotated[float, typer.Option(help="Probability of a false alarm in the whole run.")] = 1e-4,
+    seed: Annotated[int, typer.Option(help="Of the first text.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
     """Checks on your models that speculative decoding changes nothing but the speed.
 
-    Greedy texts, and texts of rule coupled for their seeds, are compared with those of transformers' generate; a
-    difference that rounding explains is a near-tie, any other a bug. Sampled texts are tested against the target's own
-    probabilities. For every --drafter, --rule, -k and --batch-size. Exits with 1 if a bug is found. docs/verify.md has
-    the details.
+    Greedy texts, and texts of rule coupled with their seeds, are compared with those of transformers' generate: a
+    difference that rounding explains is a near-tie, any other is a bug. Sampled texts are tested against the target's
+    own probabilities, which needs scipy (pip install 'specdec[verify]'). All of this is done for every --drafter,
+    --rule, -k and --batch-size. Exits with 1 if a bug is found. docs/verify.md has the details.
     """
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
     drafters = drafter or ["lookup", "suffix"] if target and not draft else drafter or ["model", "lookup", "suffix"]
     options.check_drafters(drafters, target, draft, exit_layers)
-    texts = read_texts(prompt, batch_file) if prompt or batch_file else []
+    texts: Sequence[str] = read_texts(prompt or [], batch_file)
     options.check_counts(1, max_new_tokens=max_new_tokens)
     for k in num_drafts or ():
         options.read_num_drafts(k, 1)
@@ -64,7 +65,7 @@ def verify(
         settings = VerifySettings(
             checks=tuple(check or CHECKS),
             rules=tuple(rule or RULES),
-            num_drafts=tuple(k if k == "auto" else int(k) for k in num_drafts or ("1", "4")),
+            num_drafts=tuple("auto" if k == "auto" else int(k) for k in num_drafts or ("1", "4")),
             batch_sizes=tuple(batch_size or (1, 8)),
             max_new_tokens=max_new_tokens,
             samples=samples,

@@ -1,1 +1,1 @@
-"""Is it faster, and is it exact: measured beside transformers, verified on the models at hand."""
+"""Is specdec faster than transformers, and is it exact? Both are measured on the models that are going to be used."""

@@ -1,4 +1,4 @@
-"""Measures specdec beside transformers: the same models, prompts and settings, in one process, in turns."""
+"""Measures specdec and transformers with the same models, prompts and settings, in turns within one process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ..drafters.protocol import Drafter
 from .contenders import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
 from .near_ties import Difference, Judge
 
-# Drafts a step that are tried where none was asked for, alike for transformers and specdec.
+# Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
 CANDIDATES = (1, 2, 3, 4, 6, 8)
-SWEEPS = 2  # a candidate's time is its best of so many
+SWEEPS = 2  # how often each candidate is timed; its best time counts
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number of every round; rounds hit by other work on the machine show in it, and not in the median."""
+    """One number for each round. Other work on the machine shows in single rounds, but hardly in the median."""
 
     per_round: list[float]
 
@@ -48,12 +48,12 @@ class Measurement:
 
     name: str
     setting: dict[str, int | str]
-    swept: dict[str, float] | None  # setting -> tokens/s, where the setting is the fastest of several
+    swept: dict[str, float] | None  # setting -> tokens/s, where several were tried
     rounds: list[list[Run]]
 
     @property
     def seconds(self) -> Spread:
-        """Of all prompts together."""
+        """For all prompts together, in each round."""
         return Spread([sum(run.seconds for run in runs) for runs in self.rounds])
 
     @property
@@ -89,8 +89,8 @@ class Measurement:
 @dataclass(frozen=True)
 class Comparison:
     measurements: list[Measurement]
-    differences: list[Difference]  # of greedy texts from plain's
-    greedy_equal: bool | None  # specdec against plain; None where the temperature is not 0
+    differences: list[Difference]  # between greedy texts and those of ``plain``
+    greedy_equal: bool | None  # whether specdec and ``plain`` agree; None where the temperature is not 0
     environment: dict[str, object]
 
     def ratio(self, other: str) -> Spread:
@@ -114,7 +114,7 @@ class Comparison:
 
 def compare(
     target: PreTrainedModel,
-    draft: PreTrainedModel | Drafter,
+    draft: PreTrainedModel | Drafter | None,
     prompts: Sequence[Prompt],
     settings: Settings | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -129,12 +129,12 @@ def compare(
 
     Args:
         target: on the device of ``draft``, where that is a model.
-        draft: of specdec, as ``SpeculativeDecoder`` takes it.
+        draft: for specdec, as ``SpeculativeDecoder`` takes it.
         prompts: lists of token ids, at least one.
         settings: None is ``Settings()``.
-        progress: is told what is going on.
-        assistant: of transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; else there is
-            no ``assisted``.
+        progress: called with a line about what is going on.
+        assistant: for transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; if it is not,
+            ``assisted`` is left out.
 
     Raises:
         ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
@@ -144,15 +144,17 @@ def compare(
         raise ValueError("prompts: got none, allowed: at least one")
     asked = settings.num_drafts
     drafts = CANDIDATES if asked is None else (asked,)
-    ours = [SpecdecMethod(target, draft, k, settings) for k in drafts]
+    ours: list[Method] = [SpecdecMethod(target, draft, k, settings) for k in drafts]
     plain = TransformersMethod(target, None, settings)
     if assistant is None and isinstance(draft, PreTrainedModel):
         assistant = draft
-    theirs = [TransformersMethod(target, assistant, settings, k) for k in (*CANDIDATES, None) if assistant is not None]
+    theirs: list[Method] = []
+    if assistant is not None:
+        theirs = [TransformersMethod(target, assistant, settings, k) for k in (*CANDIDATES, None)]
     progress("warming up")
     for method in (ours[0], plain, *theirs[:1]):  # specdec first: it refuses prompts that do not fit
         _round([method], prompts, settings.seed)
-    chosen = [(plain, None)]
+    chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]
     chosen += [_fastest(methods, prompts, settings.seed, progress) for methods in (theirs, ours) if methods]
 
     methods, rounds = [method for method, _ in chosen], []
@@ -201,15 +203,17 @@ def _differences(
     measurements: Sequence[Measurement],
     repetition_penalty: float | None,
 ) -> list[Difference]:
-    """Where a method's text is not plain's, in any round; each such place once."""
-    plain, judge, found = measurements[0], Judge(target, repetition_penalty), {}
+    """Every place where a method's text differs from that of ``plain`` in any round, once."""
+    plain, judge = measurements[0], Judge(target, repetition_penalty)
+    found: dict[tuple, Difference] = {}
     for other in measurements[1:]:
         for ours, theirs in zip(plain.rounds, other.rounds, strict=True):
             for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
                 texts = (other.name, i, tuple(a.tokens), tuple(b.tokens))
-                if a.tokens != b.tokens and texts not in found:
-                    names = (plain.name, other.name)
-                    found[texts] = judge.explain(prompts[i], a.tokens, b.tokens, names, i)
+                if texts not in found:
+                    difference = judge.explain(prompts[i], a.tokens, b.tokens, (plain.name, other.name), i)
+                    if difference is not None:
+                        found[texts] = difference
     return list(found.values())
 
 
@@ -231,7 +235,7 @@ def environment(target: PreTrainedModel) -> dict[str, object]:
 
 
 def _cpu_name() -> str:
-    """platform.processor() is empty on Linux, mostly."""
+    """From /proc/cpuinfo where there is one: on Linux platform.processor() is mostly empty."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

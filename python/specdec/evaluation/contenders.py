@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
@@ -19,7 +19,7 @@ from ..drafters.protocol import Drafter
 from ..prompts import read_eos, read_pad
 
 Prompt = Sequence[int]
-LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where nothing else is said, as in the original (Saxena 2023)
+LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where the caller gives none, as in the original (Saxena 2023)
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,10 @@ class Settings:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    rule: str = "token"  # specdec's; transformers has one rule
+    rule: str = "token"  # for specdec; transformers has only one
 
     def params(self) -> SamplingParams:
-        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
-        return SamplingParams(self.temperature, **filters, repetition_penalty=self.repetition_penalty)
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Run:
     """One prompt continued by one method."""
 
     tokens: list[int]
-    seconds: float  # from the call to the tokens on the host, the prompt's forward included
+    seconds: float  # from the call until the tokens are on the host; includes the forward over the prompt
     steps: int  # target forwards that decided tokens
     drafted: int | None  # None where the method does not say
     accepted: int
@@ -70,7 +69,9 @@ class SpecdecMethod:
         num_drafts: int | AdaptiveDrafts,
         settings: Settings,
     ):
-        self.setting = {"num_drafts": "auto" if isinstance(num_drafts, AdaptiveDrafts) else num_drafts}
+        self.setting: dict[str, int | str] = {
+            "num_drafts": "auto" if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
+        }
         self._decoder = SpeculativeDecoder(target, draft, num_drafts)
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
@@ -88,10 +89,10 @@ class SpecdecMethod:
 class TransformersMethod:
     """transformers' ``generate``, with ``draft`` as its assistant, with its own prompt lookup, or alone.
 
-    Nothing of the models' generation configurations has a say but what ends a text and what pads it. What
-    assisted generation does not report is counted: the target decides in each of its forwards, and each
-    forward of the draft makes one draft; what prompt lookup drafted is not known. A drafted end of sequence that was
-    accepted counts as the target's token here.
+    Of the models' generation configurations only the end-of-sequence and padding tokens are used. Assisted generation
+    reports no counts, so they are derived from forwards: each forward of the target decides one token itself, and each
+    forward of the draft makes one draft. How many tokens prompt lookup drafted is not known. An accepted
+    end-of-sequence token counts as one of the target here.
     """
 
     def __init__(
@@ -102,11 +103,13 @@ class TransformersMethod:
         num_assistant_tokens: int | None = None,
     ):
         self._target, self._draft = target, None if draft == "lookup" else draft
-        self._arguments = {} if self._draft is None else {"assistant_model": draft}
+        self._arguments: dict[str, Any] = {} if self._draft is None else {"assistant_model": draft}
         if draft == "lookup":
             self._arguments = {"prompt_lookup_num_tokens": num_assistant_tokens or LOOKUP_DEFAULT}
         self.name = "plain" if draft is None else "assisted"
-        self.setting = {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
+        self.setting: dict[str, int | str] = (
+            {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
+        )
         eos = read_eos(None, target)
         filters = {
             "temperature": settings.temperature,
@@ -125,23 +128,24 @@ class TransformersMethod:
         self._assistant_config = assistant_config(num_assistant_tokens)
 
     def run(self, prompt: Prompt, seed: int, processors: Sequence[LogitsProcessor] = ()) -> Run:
-        """``processors`` come before what the settings say."""
+        """``processors`` run before those that the settings ask for."""
         added = {"logits_processor": LogitsProcessorList(processors), **self._arguments}
         with self._configured(), counted_forwards(self._target, self._draft) as forwards:
             torch.manual_seed(seed)
             start = time.perf_counter()
             input_ids = torch.tensor([prompt], device=self._target.device)
             mask = torch.ones_like(input_ids)
-            output = self._target.generate(input_ids, attention_mask=mask, **added)
+            model: Any = self._target
+            output = model.generate(input_ids, attention_mask=mask, **added)
             tokens = output[0, len(prompt) :].tolist()
             seconds = time.perf_counter() - start
         steps, drafted = forwards
-        drafted = None if "prompt_lookup_num_tokens" in self._arguments else drafted
-        return Run(tokens, seconds, steps, drafted, len(tokens) - steps, None, None)
+        known = "prompt_lookup_num_tokens" not in self._arguments
+        return Run(tokens, seconds, steps, drafted if known else None, len(tokens) - steps, None, None)
 
     @contextmanager
     def _configured(self) -> Iterator[None]:
-        """What an argument of ``generate`` leaves open comes from the model's own: so that is replaced."""
+        """Replaces the models' own configurations, from which ``generate`` takes whatever its arguments leave open."""
         configs = ((self._target, self._config), (self._draft, self._assistant_config))
         saved = [(model, model.generation_config, new) for model, new in configs if model is not None]
         try:
@@ -154,8 +158,8 @@ class TransformersMethod:
 
 
 def assistant_config(num_assistant_tokens: int | None) -> GenerationConfig:
-    """For the draft of assisted generation: always so many drafts a step, or (None) what transformers does by default:
-    up to 20, fewer where the draft is not confident."""
+    """For the draft of assisted generation: a constant number of drafts a step, or with None transformers' default: up
+    to 20, fewer where the draft is not confident."""
     if num_assistant_tokens is None:
         return GenerationConfig()
     return GenerationConfig(
@@ -167,7 +171,7 @@ def assistant_config(num_assistant_tokens: int | None) -> GenerationConfig:
 
 @contextmanager
 def counted_forwards(*models: PreTrainedModel | None) -> Iterator[list[int]]:
-    """How often each model is called inside the block. Costs microseconds a call, of milliseconds."""
+    """Counts how often each model is called inside the block. It adds microseconds to calls that take milliseconds."""
     counts = [0] * len(models)
 
     def count(i: int) -> Callable[..., None]:

@@ -6,15 +6,15 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import DynamicCache, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 Pair = tuple[float | None, float | None]
-# Of sampled texts: [V] for an absolute position, what is added to logits / temperature there: the largest sum wins.
+# For sampled texts: absolute position -> [V], which is added to logits / temperature there. The largest sum wins.
 Noise = Callable[[int], torch.Tensor]
-RACE_ROUNDING = 1e-4  # how closely backends agree about a race, docs/numerics.md
+RACE_ROUNDING = 1e-4  # how closely backends agree about races (docs/numerics.md)
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,15 @@ class Difference:
     ``rounding`` is the most by which two forwards over the same tokens differ in any logit there: a full
     forward, a cached one, a full one in ``wide_dtype``, and never less than one unit in the last place of the
     largest logit. Two logits may each be off by that much, so a correct method can choose a token up to
-    ``bound`` = 2 ``rounding`` below the best, not more (of sampled texts, whose logits have noise added, RACE_ROUNDING
-    more). ``gap`` says how far below the best, in
-    ``wide_dtype``, the worse of the two tokens lies.
+    ``bound`` = 2 ``rounding`` below the best, not more (plus RACE_ROUNDING for sampled texts, whose logits have noise
+    added). ``gap`` says how far below the best, in ``wide_dtype``, the worse of the two tokens lies.
     """
 
     prompt: int
     position: int  # among the new tokens
     methods: tuple[str, str]
-    tokens: tuple[int | None, int | None]  # None: this method's text had ended
-    logits: Pair  # of the two tokens, by a full forward in dtype; None: no token, or not finite
+    tokens: tuple[int | None, int | None]  # None where the method's text had ended
+    logits: Pair  # by a full forward in ``dtype``; None where there is no token, or no finite logit
     wide_logits: Pair  # the same in wide_dtype
     dtype: str  # the target's
     wide_dtype: str
@@ -69,9 +68,9 @@ class Judge:
     Args:
         target: the model that decided. A copy of it in a wider dtype is made when the first difference is judged,
             unless it is quantised.
-        repetition_penalty: what texts were decoded with; all logits here are those after it.
-        temperature: where texts were sampled by a race with known noise: logits here are divided by it. A largest
-            logit plus noise was chosen then, and is what differences are judged by.
+        repetition_penalty: with which the texts were decoded. All logits here are those after the penalty.
+        temperature: of texts that were sampled by a race with known noise. Logits are divided by it before the noise is
+            added, because such a text chose the largest of these sums.
     """
 
     def __init__(self, target: PreTrainedModel, repetition_penalty: float | None = None, temperature: float = 1.0):
@@ -79,7 +78,7 @@ class Judge:
         self._penalty = RepetitionPenaltyLogitsProcessor(float(repetition_penalty or 1.0))
         self._wide: PreTrainedModel | None = None
         self._wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
-        if getattr(target, "hf_quantizer", None) is not None:  # no wider than it is: other weights, another model
+        if getattr(target, "hf_quantizer", None) is not None:  # a wider copy would have other weights
             self._wide, self._wide_dtype = target, target.dtype
 
     @torch.inference_mode()
@@ -96,9 +95,9 @@ class Judge:
 
         Args:
             prompt, first, second: token ids; ``first`` and ``second`` without the prompt.
-            methods: what produced them, for the report.
-            prompt_index: likewise.
-            noise: of sampled texts, see :data:`Noise`; None: they are greedy.
+            methods: names of what produced the texts, for the report.
+            prompt_index: for the report.
+            noise: of sampled texts, see :data:`Noise`; None for greedy ones.
 
         Returns:
             The difference, or None where there is none.
@@ -106,7 +105,7 @@ class Judge:
         position = first_difference(first, second)
         if position is None:
             return None
-        tokens = tuple(t[position] if position < len(t) else None for t in (first, second))
+        tokens = _token(first, position), _token(second, position)
         ids = torch.tensor([[*prompt, *first[:position]]], device=self._target.device)
         full, wide = (self._scores(model, ids, noise)[-1] for model in (self._target, self._wide_model()))
         others = [wide]
@@ -124,8 +123,8 @@ class Judge:
         prompt_index: int = 0,
         noise: Noise | None = None,
     ) -> list[Difference]:
-        """Judges every token of ``text`` from ``start`` on that is not the best one in the wide dtype: after a first
-        difference there is no other text to compare with. Only a full and a wide forward say what rounding is here."""
+        """Judges every token of ``text`` from ``start`` on that is not the best one in the wide dtype. After a first
+        difference there is no other text to compare with. The bound comes from a full and a wide forward alone."""
         ids = torch.tensor([[*prompt, *text]], device=self._target.device)
         full, wide = (self._scores(model, ids, noise, len(prompt)) for model in (self._target, self._wide_model()))
         best, found = wide.argmax(-1).tolist(), []
@@ -137,13 +136,15 @@ class Judge:
 
     def _wide_model(self) -> PreTrainedModel:
         if self._wide is None:
-            self._wide = copy.deepcopy(self._target).to(self._wide_dtype)
+            wide: Any = copy.deepcopy(self._target)
+            self._wide = wide.to(self._wide_dtype)
         return self._wide
 
     def _scores(
         self, model: PreTrainedModel, ids: torch.Tensor, noise: Noise | None, first: int | None = None
     ) -> torch.Tensor:
-        """[n + 1, V] float64 of what follows ids[:first] (default: all of them), ..., all of them."""
+        """[n + 1, V] float64, the scores of the token after ids[:first], ids[: first + 1], ... up to all ids (which is
+        ``first`` where None)."""
         first = ids.shape[1] if first is None else first
         logits = model(input_ids=ids, use_cache=False).logits[0, first - 1 :].double()
         return torch.stack([self._perturbed(row, ids[:, : first + i], noise) for i, row in enumerate(logits)])
@@ -169,20 +170,20 @@ class Judge:
         noisy: bool,
     ) -> Difference:
         wide = others[0]
-        # A model may rule tokens out with -inf; the difference of two of those is no number.
+        # A model may rule tokens out with -inf; the difference of two of those would be NaN.
         finite = torch.stack([full, *others]).isfinite().all(0)
         errors = [torch.finfo(self._target.dtype).eps * full.abs(), *((full - other).abs() for other in others)]
         rounding = torch.stack(errors)[:, finite].amax().item() if finite.any() else 0.0
         bound = 2 * rounding + (RACE_ROUNDING if noisy else 0.0)
-        gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens)
-        near_tie = gap is not None and gap <= bound  # a nan is no near-tie
+        gap = None if None in tokens else max((wide.max() - wide[t]).item() for t in tokens if t is not None)
+        near_tie = gap is not None and gap <= bound  # NaN is not a near-tie
         return Difference(
             prompt=prompt_index,
             position=position,
             methods=methods,
             tokens=tokens,
-            logits=tuple(_number(full, t) for t in tokens),
-            wide_logits=tuple(_number(wide, t) for t in tokens),
+            logits=(_number(full, tokens[0]), _number(full, tokens[1])),
+            wide_logits=(_number(wide, tokens[0]), _number(wide, tokens[1])),
             dtype=str(self._target.dtype).removeprefix("torch."),
             wide_dtype=str(self._wide_dtype).removeprefix("torch."),
             gap=gap if gap is not None and math.isfinite(gap) else None,
@@ -190,6 +191,11 @@ class Judge:
             bound=bound,
             verdict="near-tie" if near_tie else "bug",
         )
+
+
+def _token(text: Sequence[int], position: int) -> int | None:
+    """None where the text has ended."""
+    return text[position] if position < len(text) else None
 
 
 def _number(logits: torch.Tensor, token: int | None) -> float | None:

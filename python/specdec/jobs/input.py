@@ -113,7 +113,8 @@ def read_batch(
         InputError: the file cannot be read or has no prompt, a line is not right, a prompt is empty, or an id comes
             twice.
     """
-    reader, lines = LineReader(path, defaults, vocab_size, keys, texts), []
+    reader = LineReader(path, defaults, vocab_size, keys, texts)
+    lines: list[JobLine] = []
     first: dict[str | int, int] = {}  # id -> number of its line
     with _open(path) as file:
         for number, text in _numbered(file, path):

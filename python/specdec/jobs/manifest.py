@@ -1,4 +1,5 @@
-"""What the texts of a job depend on: kept beside the output, so that a job is resumed with the same or not at all."""
+"""Everything that the texts of a job depend on. It is kept beside the output, so that a job can only be resumed with
+the same models and settings."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .lines import LineSettings
 
 T = TypeVar("T")
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of the weights that a fingerprint covers, in every file
+SAMPLES, SAMPLE_BYTES = 64, 4096  # how many samples of every weight file a fingerprint covers, and of how many bytes
 
 
 def make_settings(
@@ -26,15 +27,15 @@ def make_settings(
     mark: InputMark,
     costs: list[float] | None = None,
 ) -> dict:
-    """What is kept beside the output.
+    """The contents of the settings file.
 
     Args:
         decoding: settings of the command that change texts, by name.
-        defaults: what lines have that say nothing else.
-        models: name -> folder or hub name; each is told by its fingerprint.
-        rounding: what may change the last bits of logits, and nothing else: kept to be told.
+        defaults: the settings of lines that have none of their own.
+        models: name -> folder or hub name; they are recognised by their fingerprints.
+        rounding: what can change the last bits of logits but nothing else; a change is reported and allowed.
         mark: of the input file.
-        costs: T(0), T(1), ... that an adaptive K is chosen with.
+        costs: T(0), T(1), ..., the measured costs of steps from which an adaptive K is chosen.
     """
     lines = dataclasses.asdict(defaults)
     if defaults.logit_bias is not None:
@@ -47,11 +48,11 @@ def make_settings(
         "input": mark._asdict(),
         "costs": costs,
     }
-    return json.loads(json.dumps(whole))  # as it will be read: lists for tuples
+    return json.loads(json.dumps(whole))  # tuples become lists, as they will when the file is read
 
 
 def differences(then: dict, now: dict) -> list[str]:
-    """What differs, "name: 4 then, 5 now"."""
+    """The settings that differ, each as "name: 4 then, 5 now"."""
     absent = object()
     return [
         f"{name}: {json.dumps(then.get(name))} then, {json.dumps(now.get(name))} now"
@@ -65,7 +66,7 @@ def settings_path(output: Path) -> Path:
 
 
 def read_settings(output: Path, error_type: type[Exception]) -> dict:
-    """What :func:`write_settings` wrote. Raises ``error_type``: there is nothing that it could have written."""
+    """Reads what :func:`write_settings` wrote. Raises ``error_type`` if there is no such file."""
     path = settings_path(output)
     allowed = "a new file, or results of this command with their settings beside them"
     try:
@@ -85,7 +86,7 @@ def read_settings(output: Path, error_type: type[Exception]) -> dict:
 
 
 def write_settings(output: Path, settings: dict) -> None:
-    """All of it or nothing, and on the disk before it returns. Raises OSError."""
+    """Writes the whole file or nothing; it is on the disk when this returns. Raises OSError."""
     path = settings_path(output)
     part = path.with_name(f".{path.name}.part")
     try:
@@ -106,11 +107,11 @@ def write_settings(output: Path, settings: dict) -> None:
 
 
 def fingerprint(path: str) -> str:
-    """Of a model or tokenizer, without reading all of its weights.
+    """Identifies a model or tokenizer without reading all of its weights.
 
-    A folder's is a digest of its configuration and tokenizer files, and of every safetensors file the size, the header
-    and 64 samples of 4 KiB, evenly spread: training or quantising a model changes most of its bytes. A hub name's
-    is its revision. An adapter's covers the model that it belongs to.
+    For a folder it is a digest of its configuration and tokenizer files, and of the size, the header and 64 samples of
+    4 KiB, evenly spread, of every safetensors file: training or quantising a model changes most of its bytes. For a hub
+    name it is the revision. The fingerprint of an adapter covers the model that it belongs to.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -126,7 +127,7 @@ def fingerprint(path: str) -> str:
 
 
 def read_vocab_size(name: str, path: str) -> int:
-    """Of a model that is not loaded: how many tokens it has logits for. Raises OSError naming ``name``."""
+    """V of a model that need not be loaded. Raises OSError naming ``name``."""
 
     def read(path: str) -> int:
         from transformers import AutoConfig
@@ -147,7 +148,7 @@ def _named(name: str, read: Callable[[str], T], path: str) -> T:
 
 
 def adapter_base(folder: Path) -> str | None:
-    """The model that the adapter in ``folder`` belongs to; None: it holds no adapter."""
+    """The model that the adapter in ``folder`` belongs to; None if the folder has no adapter."""
     file = folder / "adapter_config.json"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The output of a job: a line for each result, appended once, and what a job that was killed finds there again."""
+"""The output of a job: one line for each result, and the state with which a job that was killed goes on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .manifest import differences, read_settings, settings_path, write_settings
 
@@ -23,16 +25,16 @@ SYNC_SECONDS = 1.0
 
 
 class OutputError(ValueError):
-    """The output file is not one to write to: says what was found and what is allowed."""
+    """The output file cannot be used: says what was found and what is allowed."""
 
 
 class WriteError(Exception):
-    """The disk did not take a line. All lines before it are there."""
+    """A line could not be written. All lines before it are in the file."""
 
 
 @dataclass
 class Totals:
-    """Of the lines of an output file."""
+    """Sums over the lines of an output file."""
 
     ends: Counter[str] = field(default_factory=Counter)
     emitted: int = 0
@@ -62,24 +64,25 @@ class Totals:
 
 
 class Results:
-    """An output file, locked, with the results that it has. Nothing is changed before :meth:`begin`.
+    """A locked output file and the results in it. Nothing is changed before :meth:`begin`.
 
     Args:
-        path: of the file, which may be there or not; beside it lie its settings.
+        path: of the file, which need not exist yet; its settings lie beside it.
 
     Raises:
-        OutputError: it is no file to write to, another process writes to it, or it holds something else than results:
-            named by line.
+        OutputError: it cannot be written, another process writes to it, or it holds something else than results, of
+            which it names the line.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self.totals = Totals()  # of all lines
-        self.done: set[str | int] = set()  # the ids of the lines that were found
-        self.settings: dict | None = None  # with which they were made; None: there are none
-        self._end = 0  # of the last complete line, in bytes
+        self.totals = Totals()
+        self.done: set[str | int] = set()  # ids that have a result
+        self.settings: dict | None = None  # with which the results were made; None where there are none
+        self._end = 0  # where the last complete line ends, in bytes
         self._synced = time.monotonic()
         self._file, self._made = self._open()
+        self._closed = False
         try:
             self._lock()
             self._read()
@@ -88,14 +91,14 @@ class Results:
             raise
 
     def begin(self, settings: dict) -> None:
-        """Makes the file ready for more lines: cuts off what is left of a line that was being written, and writes the
-        settings if these are the first results.
+        """Makes the file ready for more lines: cuts off an incomplete last line, and writes the settings if they are
+        new.
 
         Args:
-            settings: of the job (``job.settings``).
+            settings: of the job, as ``manifest.make_settings`` makes them.
 
         Raises:
-            OutputError: lines that are there were made with other settings, or the settings cannot be written.
+            OutputError: the lines in the file were made with other settings, or the settings cannot be written.
         """
         if self.settings is not None:
             other = differences(self.settings["settings"], settings["settings"])
@@ -120,7 +123,7 @@ class Results:
         line = json.dumps(row).encode() + b"\n"
         try:
             written = os.pwrite(self._file, line, self._end)
-            while written < len(line):  # a disk that is filling up takes a part, and says why at the next call
+            while written < len(line):  # a disk that is almost full takes a part, and the next call fails
                 written += os.pwrite(self._file, line[written:], self._end + written)
             self._end += len(line)
         except OSError as error:
@@ -131,7 +134,7 @@ class Results:
             self.sync()
 
     def sync(self) -> None:
-        """After this not even a loss of power loses a line. Raises WriteError."""
+        """Waits until all lines are on the disk, where not even a loss of power loses them. Raises WriteError."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -139,15 +142,15 @@ class Results:
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Unlocks the file, and removes it if it was made for nothing."""
-        if self._file is None:
+        """Unlocks the file, and removes it if it was created and has no line."""
+        if self._closed:
             return
+        self._closed = True
         if self._made and self._end == 0:
             self.path.unlink(missing_ok=True)
             if self.settings is not None:
                 settings_path(self.path).unlink(missing_ok=True)
         os.close(self._file)
-        self._file = None
 
     def _open(self) -> tuple[int, bool]:
         allowed = "a file in a folder that can be written to"
@@ -166,14 +169,14 @@ class Results:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._made = False  # it is the other's
+            self._made = False  # so it is not ours to remove
             message = f"got {str(self.path)!r}, which another process is writing, allowed: one job a file"
             raise OutputError(message) from error
         except OSError as error:
             raise OutputError(
                 f"got {str(self.path)!r} (no lock: {error.strerror}), allowed: a file system with locks"
             ) from error
-        if os.fstat(self._file).st_nlink == 0:  # the other removed what it had made for nothing
+        if os.fstat(self._file).st_nlink == 0:  # the other process removed its empty file meanwhile
             raise OutputError(f"got {str(self.path)!r}, which another process has removed, allowed: to try again")
 
     def _read(self) -> None:
@@ -196,7 +199,7 @@ class Results:
             self.settings = settings
 
     def check_ids(self, ids: set[str | int]) -> None:
-        """Raises OutputError if there is a result for what is no prompt of the input."""
+        """Raises OutputError if there is a result whose id the input does not have."""
         if self.done <= ids:
             return
         for number, line in self._complete_lines():
@@ -219,14 +222,12 @@ class Results:
         return WriteError(f"cannot write to {str(self.path)!r}: {error.strerror}")
 
     def _cut(self) -> None:
-        try:
+        with suppress(OSError):  # then it is cut when the job is resumed
             os.ftruncate(self._file, self._end)
-        except OSError:
-            pass  # then it is cut when the job is resumed
 
 
 def read_row(line: bytes) -> dict:
-    """A line of an output file. Raises ValueError: it is none."""
+    """A line of an output file. Raises ValueError if it is not a result."""
     allowed = f"a result: an object with {', '.join(KEYS)}"
     try:
         row = json.loads(line)
@@ -239,7 +240,14 @@ def read_row(line: bytes) -> dict:
     if isinstance(stats, dict):
         lists = [stats.get(name) for name in COUNTS_BY_POSITION]
         counts += [count for each in lists for count in (each if isinstance(each, list) else [None])]
-    types = {"id": (str, int), "text": str, "token_ids": list, "produced_by": list, "end": str, "status": str}
+    types: dict[str, Any] = {
+        "id": (str, int),
+        "text": str,
+        "token_ids": list,
+        "produced_by": list,
+        "end": str,
+        "status": str,
+    }
     wrong = [key for key, kind in types.items() if not isinstance(row[key], kind) or isinstance(row[key], bool)]
     if wrong or not all(type(count) is int for count in counts):
         raise ValueError(f"got a wrong {wrong[0] if wrong else 'stats'}, allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""How far a job is, on stderr: a bar on a terminal, elsewhere a line now and then."""
+"""Shows on stderr how far a job is: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Shown(Protocol):
         """
         Args:
             totals: of all results so far.
-            busy: live rows over all rows, the mean over steps.
+            busy: the part of rows that were decoding, from 0 to 1, averaged over steps.
         """
 
     def close(self) -> None: ...
 
 
 class Rates:
-    """What this process did, where ``totals`` count the results of earlier ones as well."""
+    """The speed of this process alone; ``totals`` count the results of earlier ones as well."""
 
     def __init__(self, prompts: int, totals: Totals, clock: Callable[[], float] = time.monotonic):
         self._prompts, self._began, self._clock = prompts, clock(), clock

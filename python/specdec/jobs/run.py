@@ -1,11 +1,11 @@
-"""A job: prompts go from a file to a scheduler, results from there to another file, in the order in which they end."""
+"""Runs a job: prompts from a file through a scheduler, results into another file in the order in which texts end."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ..detokenize import continuation
 from ..result import End
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """What a job asks of a scheduler."""
+    """The part of a scheduler that a job uses."""
 
     def run(self, requests: Iterable[Request]) -> Iterator[Outcome]: ...
 
@@ -38,19 +38,19 @@ def run_job(
     signals: Signals,
     show: Callable[[], None],
 ) -> str | None:
-    """Runs what has no result yet.
+    """Runs the prompts that have no result yet.
 
     Args:
-        lines: all that were checked.
-        banned: ids that no line may draw.
+        lines: all lines of the input, checked.
+        banned: ids that no text may have.
         show: called after every result.
 
     Returns:
-        Why the drafter failed, where it did: texts are right all the same, and come slower. None: it did not.
+        Why the drafter failed, if it did: then texts are right but come more slowly. None: it did not fail.
 
     Raises:
-        Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. Whichever it is, the results
-        so far are in the file.
+        Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. In each case the results so
+        far are in the file.
     """
     drafter_error = None
     for outcome in scheduler.run(_requests(lines, results.done, tokenizer, banned)):
@@ -66,7 +66,7 @@ def run_job(
 def _requests(
     lines: Iterator[JobLine], done: set[str | int], tokenizer: PreTrainedTokenizerBase, banned: Sequence[int]
 ) -> Iterator[Request]:
-    @functools.lru_cache(maxsize=64)  # it knows the texts of tokens that it has met
+    @functools.lru_cache(maxsize=64)  # a StopStrings remembers the texts of tokens
     def stopping(strings: tuple[str, ...]) -> Stopping | None:
         return StopStrings(tokenizer, strings) if strings else None
 
@@ -88,11 +88,10 @@ def _requests(
 
 
 def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
-    """The line of an output file: what a prompt became, and nothing of when and beside whom.
-
-    Forwards and times are shared with other prompts, so they are not in it.
+    """The line of an output file. It depends on the prompt and its settings alone, not on when it ran or beside which
+    others, so it has no forwards and times, which prompts share.
     """
-    line: JobLine = outcome.request.id
+    line = cast(JobLine, outcome.request.id)
     text = continuation(tokenizer, outcome.request.prompt, outcome.tokens) if outcome.tokens else ""
     counts = dataclasses.asdict(outcome.stats)
     row = {

@@ -9,15 +9,16 @@ from types import FrameType
 
 
 class Stopped(BaseException):
-    """By a signal, as KeyboardInterrupt is: no Exception, which what guards against faults would take for one."""
+    """A signal ended the program. Like KeyboardInterrupt not an Exception, or code that guards against the faults of a
+    drafter would catch it."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number  # as a shell tells it
+        self.exit_code = 128 + number  # the convention of shells
 
 
 class Signals:
-    """SIGINT and SIGTERM raise :class:`Stopped` inside the block, wherever the program is, but where it is ``held``."""
+    """Inside the block SIGINT and SIGTERM raise :class:`Stopped` wherever the program is, except within ``held``."""
 
     def __init__(self) -> None:
         self._holding = False
@@ -33,8 +34,8 @@ class Signals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, a signal waits for the end of the block, so that a line is written whole. One that was lost before,
-        as Python loses exceptions in destructors, is raised there as well."""
+        """Inside, a signal waits for the end of the block, so that a line is written whole. An earlier one whose
+        exception was lost, as Python loses those of destructors, is raised there as well."""
         self._holding = True
         try:
             yield
@@ -44,7 +45,7 @@ class Signals:
             raise Stopped(self._taken)
 
     def ignore(self) -> None:
-        """From now on: the program ends anyway."""
+        """Ignores signals from now on, because the program ends anyway."""
         self._holding = True
 
     def _take(self, number: int, frame: FrameType | None) -> None:

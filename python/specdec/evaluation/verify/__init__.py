@@ -30,19 +30,19 @@ __all__ = ["Cell", "DistributionResult", "DistributionTest", "TextResult", "Veri
 class Verification:
     texts: list[TextResult]
     distributions: list[DistributionResult]
-    level: float  # the probability that a right loop fails any of ``distributions``
-    never_accepted: list[str]  # drafters without an accepted draft: nothing was learnt about what follows one
+    level: float  # the probability that a correct loop fails any of ``distributions``
+    never_accepted: list[str]  # drafters of which no draft was accepted: what follows one was not checked
     seconds: float
     environment: dict[str, object]
 
     @property
     def passed(self) -> bool:
-        """No bug was found. Near-ties are none."""
+        """Whether no bug was found. Near-ties are not bugs."""
         results: list[TextResult | DistributionResult] = [*self.texts, *self.distributions]
         return not any(result.bugs or result.error for result in results)
 
     def difference_rate(self, check: str) -> float:
-        """How often a text left transformers', for each token that was compared."""
+        """Texts that differ from those of transformers, divided by the number of tokens that were compared."""
         results = [r for r in self.texts if r.cell.check == check]
         tokens = sum(r.tokens for r in results)
         return sum(r.differing for r in results) / tokens if tokens else 0.0
@@ -67,16 +67,16 @@ def verify(
     settings: VerifySettings | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Verification:
-    """Greedy texts and those of rule ``coupled`` against transformers' ``generate``, sampled texts against the
-    target's own probabilities, for every drafter, rule, K and batch size. Plain decoding by the same loop is always
-    checked as well.
+    """Compares greedy texts and those of rule ``coupled`` with the texts of transformers' ``generate``, and tests
+    sampled texts against the target's own probabilities, for every drafter, rule, K and batch size. Plain decoding by
+    the same loop is always checked as well.
 
     Args:
         target: decoder-only, in evaluation mode.
         drafters: name -> what ``SpeculativeDecoder`` takes as ``draft``.
         prompts: lists of token ids, at least one; many of various lengths are best.
         settings: None is ``VerifySettings()``.
-        progress: is told what is going on.
+        progress: called with a line about what is going on.
 
     Returns:
         Verification; ``passed`` says whether a bug was found.
@@ -93,7 +93,7 @@ def verify(
     drafters = {"none": None, **drafters}
     plan = cells(drafters, settings)
     decoders: dict[tuple, SpeculativeDecoder] = {}
-    for cell in plan:  # what cannot be decoded from is refused before anything runs
+    for cell in plan:  # models and drafters that cannot be used are refused before anything runs
         key = (cell.drafter, cell.num_drafts)
         if key not in decoders:
             decoders[key] = SpeculativeDecoder(target, drafters[cell.drafter], cell.drafts())
@@ -106,7 +106,9 @@ def verify(
     for i, cell in enumerate(plan):
         progress(f"{i + 1} of {len(plan)}: {cell.check}: {cell.name}")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of a drafter that is dropped: the result has its error
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # about a drafter that was dropped: the result has the error
             decoder = decoders[cell.drafter, cell.num_drafts]
             if cell.check == "distribution":
                 distributions.append(distribution_check.run(cell, decoder))

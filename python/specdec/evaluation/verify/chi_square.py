@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Hashable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from ...checks import refuse
 
+K = TypeVar("K", bound=Hashable)  # an outcome
 
-class ChiSquare(NamedTuple):
+
+class ChiSquare(NamedTuple, Generic[K]):
     statistic: float
     degrees: int
     p_value: float  # 0 where an outcome was drawn whose probability is 0
     detectable: float  # the relative bias found with power 0.999 at the test's level; see detectable_bias
-    worst: Hashable  # the outcome that adds most to the statistic; None where that is the rare ones together
+    worst: K | None  # the outcome that adds most to the statistic; None where that is the rare ones together
 
 
 def check_scipy() -> None:
@@ -27,12 +29,12 @@ def check_scipy() -> None:
 
 
 def chi_square(
-    counts: Mapping[Hashable, int],
-    distribution: Mapping[Hashable, float],
+    counts: Mapping[K, int],
+    distribution: Mapping[K, float],
     level: float,
     least: float = 25.0,
     tolerance: float = 0.0,
-) -> ChiSquare:
+) -> ChiSquare[K]:
     """Pearson's test of ``counts`` against ``distribution``.
 
     A distribution of one outcome has no degrees of freedom: its p-value is 1 unless something else was drawn.
@@ -46,7 +48,7 @@ def chi_square(
             What it may add to the statistic is not held against the counts.
     """
     draws = sum(counts.values())
-    cells: dict[Hashable, tuple[float, float]] = {}  # outcome -> observed, expected
+    cells: dict[K | None, tuple[float, float]] = {}  # outcome -> observed, expected
     rare_observed = rare_expected = 0.0
     for outcome, p in distribution.items():
         if draws * p >= least:

@@ -1,4 +1,4 @@
-"""Whether sampled texts have the target's distribution: chi-square of many short texts of one prompt."""
+"""Whether sampled texts have the target's distribution: chi-square tests of many short texts after one prompt."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .chi_square import ChiSquare, chi_square
 from .settings import SAMPLED_AT_ONCE, Cell, VerifySettings
 from .texts import trouble
 
-RANKS = 32  # intervals of the test of ranks, fewer where texts are few
-PREFIXES = 8  # the most frequent texts so far after which the next token is tested
-LEAST = 100  # texts that such a test needs
-TAILS = (2, 4, 6)  # tokens at the end of a prompt that make a scene
+RANKS = 32  # intervals of the test of ranks; fewer where there are few texts
+PREFIXES = 8  # after how many of the most frequent beginnings the next token is tested
+LEAST = 100  # texts that the test after one beginning needs
+TAILS = (2, 4, 6)  # how many tokens at the end of a prompt make a scene (see ``scenes``)
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class DistributionTest:
     """One chi-square test.
 
     ``tokens`` counts the token at ``position`` of the texts that begin with ``prefix``. ``ranks`` counts, over all
-    texts, where the token lies in the order from likely to unlikely: the mass of all likelier tokens plus a random part
-    of its own is uniform (Rosenblatt 1952), whatever came before. That finds what favours or slights likely tokens,
-    also after texts too rare for a test of their own.
+    texts, where the token lies in the order from likely to unlikely: the probability of all likelier tokens together,
+    plus a random part of its own, is uniform whatever came before (Rosenblatt 1952). That finds biases for or against
+    likely tokens, also after beginnings that are too rare for a test of their own.
     """
 
     kind: Literal["tokens", "ranks"]
-    scene: int | None  # of ``DistributionResult.scenes``; None: of all of them together
+    scene: int | None  # index into ``DistributionResult.scenes``; None for all of them together
     position: int
     prefix: tuple[int, ...]
     draws: int
     degrees: int
     p_value: float
     level: float
-    detectable: float  # the relative bias found with power 0.999; infinite: one outcome is all there is
-    worst: int | None  # the token, or the interval, that adds most
+    detectable: float  # the relative bias found with power 0.999; infinite where there is only one outcome
+    worst: int | None  # the token, or the interval, that adds most to the statistic
 
     @property
     def passed(self) -> bool:
@@ -55,11 +55,11 @@ class DistributionTest:
 @dataclass(frozen=True)
 class DistributionResult:
     cell: Cell
-    scenes: list[list[int]]  # what was sampled after, token ids
+    scenes: list[list[int]]  # the prompts of the texts, as token ids
     samples: int
     tests: list[DistributionTest]
     stats: Stats
-    error: str | None  # why the drafter was dropped, or what was no number
+    error: str | None  # why the drafter was dropped, or which logits had no distribution
 
     @property
     def bugs(self) -> list[DistributionTest]:
@@ -82,10 +82,10 @@ class DistributionResult:
 class DistributionCheck:
     """
     Args:
-        target: whose distribution it is, from plain forwards over transformers' own cache.
+        target: gives the expected distribution, by plain forwards over transformers' own cache.
         prompts: see :func:`scenes`.
         settings: ``samples``, ``sampled_tokens``, ``temperature``, and ``seed`` of the first text.
-        level: of all tests of one cell together.
+        level: the probability of a false alarm in one cell, all its tests together.
     """
 
     def __init__(self, target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings, level: float):
@@ -99,7 +99,7 @@ class DistributionCheck:
         for start in range(0, s.samples, SAMPLED_AT_ONCE):
             seeds = [s.seed + i for i in range(start, min(start + SAMPLED_AT_ONCE, s.samples))]
             prompts = [self._scenes[i % count].prompt for i in range(len(seeds))]
-            # An end of sequence is a token like others here, or texts would have different lengths.
+            # No token ends a text here, or texts would have different lengths.
             result = decoder.generate(
                 prompts, None, s.sampled_tokens, SamplingParams(s.temperature), seeds, [], rule=cell.rule
             )
@@ -107,8 +107,8 @@ class DistributionCheck:
                 texts[i % count].append(tuple(tokens))
             stats.append(result.stats)
             error = error or trouble(result)
-        # At each position one test of ranks, and those of tokens: one half of the level for either. How many of tokens
-        # there are is known before the position that they test is looked at.
+        # Each position has one test of ranks and several of tokens; either kind gets half of the level. The number of
+        # tests of tokens depends on earlier positions alone, so dividing the level by it is allowed.
         level = self._level / s.sampled_tokens / 2
         tests = rank_tests(texts, self._scenes, level)
         for position in range(s.sampled_tokens):
@@ -118,9 +118,9 @@ class DistributionCheck:
 
 
 def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings) -> list[PlainDistribution]:
-    """What is sampled after: ends of prompts, written twice so that drafters that look back have something to propose.
-    Two are taken: where most tokens come often enough to be counted one by one, and where the next token is what was
-    proposed about every second time."""
+    """The prompts of sampled texts: ends of the given prompts, written twice so that drafters that look back have
+    something to propose. Two are taken: the one after which most tokens come often enough to be counted one by one, and
+    the one after which the repeated token has a probability nearest to one half."""
     found = []
     for tail in sorted({tuple(prompt[-n:]) for prompt in prompts for n in TAILS}):
         distribution = PlainDistribution(target, [*tail, *tail], settings.temperature)
@@ -134,7 +134,7 @@ def scenes(target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifyS
 def token_tests(
     texts: list[list[tuple[int, ...]]], position: int, distributions: list[PlainDistribution], level: float
 ) -> list[DistributionTest]:
-    """Of the token at ``position``, after each of the most frequent beginnings of each scene's texts."""
+    """Tests of the token at ``position``, after each of the most frequent beginnings of the texts."""
     begun = Counter((i, text[:position]) for i, of in enumerate(texts) for text in of if len(text) > position)
     chosen = [beginning for beginning, count in begun.most_common(PREFIXES) if count >= LEAST or not position]
     tests = []
@@ -151,12 +151,12 @@ def token_tests(
 def rank_tests(
     texts: list[list[tuple[int, ...]]], distributions: list[PlainDistribution], level: float
 ) -> list[DistributionTest]:
-    """Of every position, over all texts of all scenes."""
+    """One test of each position, over all texts of all scenes."""
     length, ranks = max(len(text) for of in texts for text in of), min(RANKS, sum(map(len, texts)) // 25)
     counts, errors = torch.zeros(length, ranks, dtype=torch.int64), torch.zeros(length, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     for of, distribution in zip(texts, distributions, strict=True):
-        for size in {len(text) for text in of} - {0}:  # a text is short only where the loop stopped for a fault
+        for size in {len(text) for text in of} - {0}:  # a text is shorter only where faulty logits ended it
             alike = [text for text in of if len(text) == size]
             for start in range(0, len(alike), SAMPLED_AT_ONCE):
                 rank, error = _ranks(alike[start : start + SAMPLED_AT_ONCE], distribution, generator)
@@ -191,7 +191,7 @@ def _test(
     position: int,
     prefix: tuple[int, ...],
     draws: int,
-    result: ChiSquare,
+    result: ChiSquare[int],
     level: float,
 ) -> DistributionTest:
     return DistributionTest(
@@ -210,14 +210,14 @@ class PlainDistribution:
     def after(self, texts: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Args:
-            texts: n of one length m.
+            texts: n texts of m tokens each.
 
         Returns:
-            [n, m + 1, V] float64 log-probabilities of what comes after none, ..., all of their tokens, and [n, m + 1]
-            the relative error of these probabilities (root mean square) where a logit is off by a unit in its last
-            place, as that of another forward may be.
+            [n, m + 1, V] float64, the log-probabilities of the next token after 0, 1, ..., m of their tokens, and
+            [n, m + 1] the relative error of these probabilities (root mean square) if every logit is off by a unit in
+            its last place, as those of another forward may be.
         """
-        # The prompt once, then all texts after it.
+        # One forward over the prompt, then one over all texts, which share its cache.
         cache = DynamicCache(config=self._target.config)
         prompt = torch.tensor([self.prompt], device=self._target.device)
         last = self._target(prompt, past_key_values=cache, use_cache=True).logits[:, -1:]

@@ -1,6 +1,6 @@
-"""What is continued where nobody says what: short, of various lengths, some that repeat themselves."""
+"""Default prompts: short, of various lengths, some that repeat themselves."""
 
-CODE = (  # what the embedded pair has seen
+CODE = (  # the kind of text that the embedded pair was trained on
     "import os\nimport sys\nimport ",
     'class Error(Exception):\n    """',
     "    def __init__(self, name, value=None):\n        self.name = name\n        self.",

@@ -26,11 +26,11 @@ class VerifySettings:
         num_drafts: values of K, each >= 1, or "auto" (``AdaptiveDrafts``).
         batch_sizes: each >= 1.
         max_new_tokens: of every text that is compared, >= 1.
-        samples: texts that every test of the distribution draws, >= 100.
-        sampled_tokens: their length, >= 1: the tests are of each of these positions, given what stands before it.
-        temperature: of all that is sampled, > 0.
-        level: the probability that a right loop fails any test of the distribution in the whole run.
-        seed: the first one.
+        samples: how many texts every test of the distribution draws, >= 100.
+        sampled_tokens: length of these texts, >= 1. Each of their positions is tested, given the tokens before it.
+        temperature: of all sampled texts, > 0.
+        level: the probability that a correct loop fails any test of the distribution in the whole run.
+        seed: of the first text; each further text has the next one.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -72,7 +72,7 @@ class VerifySettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to decode."""
+    """One way to decode, and how it is checked."""
 
     check: Literal["greedy", "coupled", "distribution"]
     drafter: str
@@ -85,12 +85,12 @@ class Cell:
         return f"{self.drafter}, {self.rule}, K = {self.num_drafts}, B = {self.batch_size}"
 
     def drafts(self) -> int | AdaptiveDrafts:
-        """As ``SpeculativeDecoder`` takes it."""
-        return AdaptiveDrafts() if self.num_drafts == "auto" else self.num_drafts
+        """K as ``SpeculativeDecoder`` takes it."""
+        return self.num_drafts if isinstance(self.num_drafts, int) else AdaptiveDrafts()
 
 
 def cells(drafters: Mapping[str, object], settings: VerifySettings) -> list[Cell]:
-    """Everything that is checked."""
+    """All cells of a run."""
     return [cell for cell in _all_cells(drafters, settings) if cell.check in settings.checks]
 
 
@@ -101,14 +101,15 @@ def _all_cells(drafters: Mapping[str, object], settings: VerifySettings) -> Iter
     stands for all."""
     s, coupled_distribution = settings, True
     for d, (name, drafter) in enumerate(drafters.items()):
-        amounts = (0,) if drafter is None else s.num_drafts
+        amounts: Sequence[NumDrafts] = (0,) if drafter is None else s.num_drafts
         settings_of = [(k, size) for size in s.batch_sizes for k in amounts]
         for i in range(max(len(settings_of), len(s.rules))):
             yield Cell("greedy", name, s.rules[(i + d) % len(s.rules)], *settings_of[i % len(settings_of)])
         if "coupled" in s.rules:
             for i, k in enumerate(amounts):
                 yield Cell("coupled", name, "coupled", k, s.batch_sizes[-1 - i % len(s.batch_sizes)])
-        largest = max((k for k in amounts if k != "auto"), default="auto")
+        numbers = [k for k in amounts if isinstance(k, int)]
+        largest: NumDrafts = max(numbers) if numbers else "auto"
         for rule in s.rules if drafter is not None else s.rules[:1]:
             if rule != "coupled" or coupled_distribution:
                 coupled_distribution &= rule != "coupled"

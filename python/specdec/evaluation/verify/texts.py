@@ -22,16 +22,16 @@ from .settings import Cell, VerifySettings
 
 @dataclass(frozen=True)
 class TextResult:
-    """How the texts of one cell compare with transformers'."""
+    """How the texts of one cell compare with those of transformers."""
 
     cell: Cell
     texts: int
-    tokens: int  # that were compared: of every text up to its first difference
-    differing: int  # texts that are not transformers'
-    unlike_plain: int  # texts that are not those of the same loop without drafts
-    differences: list[Difference]  # the first one of each, and what is wrong after it
+    tokens: int  # how many were compared: those of every text up to its first difference
+    differing: int  # texts that differ from those of transformers
+    unlike_plain: int  # texts that differ from those of the same loop without drafts
+    differences: list[Difference]  # the first one of each text, and the bugs after it
     stats: Stats
-    error: str | None  # why the drafter was dropped, or what was no number
+    error: str | None  # why the drafter was dropped, or which logits had no distribution
 
     @property
     def bugs(self) -> list[Difference]:
@@ -50,14 +50,14 @@ class TextResult:
 
 
 class TextCheck:
-    """Compares with transformers' ``generate``, which decodes one prompt at a time, token by token. Cells come in the
+    """Compares with transformers' ``generate``, which decodes one prompt at a time, token by token. Run cells in the
     order of :func:`~specdec.evaluation.verify.settings.cells`, those without a drafter first.
 
-    Texts of rule ``coupled`` are those with the largest logits / T + noise, the Gumbel form of its race: transformers
-    decodes these greedily, too, with a processor that adds the noise that docs/numerics.md says.
+    A text of rule ``coupled`` has the largest logits / T + noise at each position, the Gumbel form of its race. So
+    transformers decodes these texts greedily as well, with a processor that adds the noise of docs/numerics.md.
 
     Args:
-        target: of all texts.
+        target: the model of all texts.
         prompts: lists of token ids.
         settings: ``max_new_tokens``, ``temperature``, and ``seed`` of the first prompt (the next has the next).
     """
@@ -119,14 +119,14 @@ class TextCheck:
 
 
 def trouble(result: GenerationResult) -> str | None:
-    """What went wrong besides the text: a drafter that failed, rows that are no distribution."""
+    """What went wrong besides the text: a drafter that failed, or logits without a distribution. None: nothing."""
     if result.drafter_error is not None:
         return result.drafter_error
     return next((f"sequence {b}: {status.name}" for b, status in enumerate(result.status) if status), None)
 
 
 class Perturbed(LogitsProcessor):
-    """Greedy decoding of what this returns is sampling."""
+    """Adds noise to logits / temperature, so that greedy decoding of the sums is sampling."""
 
     def __init__(self, noise: Noise, temperature: float):
         self._noise, self._temperature = noise, temperature
