@@ -39,7 +39,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.models.supported import cached_model
 from specdec.stats import Stats
 from transformers import PreTrainedModel
-from tunable_pair import PAIRS, Preset, make_pair, named_pair
+from tunable_pair import PAIRS, named_pair
 
 from specdec_kernels import Rule, SamplingParams
 
@@ -88,7 +88,7 @@ def loop(
     new_tokens, rounds = new_tokens or (12 if quick else 128), rounds or (2 if quick else 5)
     seconds = (0.1 if quick else 2.0) if seconds is None else seconds
     start, console = time.perf_counter(), terminal()
-    report = Report("loop", where, json_path, quick=quick, pair=pair, shapes=PAIRS[pair].described())
+    report = Report("loop", where, json_path, quick=quick, pair=pair, shapes=[str(preset) for preset in PAIRS[pair]])
     ceilings = bandwidth(where, quick) if where.type == "cuda" else None
     tuned = named_pair(pair, where)
     tuned.calibrate(alpha, temperature)
@@ -126,8 +126,6 @@ def loop(
 # ---- Drafters
 
 PLAIN = "plain"
-# 113 million parameters, of which a forward reads 107.
-MIDDLE = Preset(768, 2048, 12, 4, 64, 8192, 1, 16, torch.float32)
 DRAFTERS_PAIRS = ("embedded", "120m")
 
 
@@ -178,9 +176,9 @@ def workloads(pair: str, num_prompts: int, alpha: float) -> list[Workload]:
         target, draft, tokenizer = load_embedded_pair()
         texts = {"writing code": list(CODE_PROMPTS), "editing code": editing()}
         return [Workload(n, target, draft, tokenizer(t[:num_prompts]).input_ids) for n, t in texts.items()]
-    tuned = make_pair(MIDDLE, torch.device("cpu"))
+    tuned = named_pair(pair, torch.device("cpu"))
     tuned.calibrate(alpha, 0.0)
-    ids = torch.randint(MIDDLE.vocabulary, (num_prompts, 32), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(tuned.target.config.vocab_size, (num_prompts, 32), generator=torch.Generator().manual_seed(0))
     return [Workload(f"random tokens, alpha set to {alpha:g}", tuned.target, tuned.draft, ids.tolist())]
 
 

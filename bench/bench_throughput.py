@@ -337,11 +337,7 @@ def main(
     parts: Annotated[str, typer.Option(help=f"some of {', '.join(PARTS)}, separated by commas")] = ",".join(PARTS),
     rows: Annotated[str | None, typer.Option(help="to compare, the least first; default: 1,2,4,8,16")] = None,
     num_drafts: Annotated[int, typer.Option("--num-drafts", "-K", min=1)] = 4,
-    prompts: Annotated[int | None, typer.Option(min=1, help="of part rows; default: 32")] = None,
-    new_tokens: Annotated[int | None, typer.Option(min=1, help="of part rows, each; default: 64")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="of part rows; default: 5")] = None,
-    requests: Annotated[int | None, typer.Option(min=5, help="of part admission; default: 500")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="of part memory; default: 100000")] = None,
     threads: Threads = None,
     quick: Quick = False,
     json_path: JsonPath = None,
@@ -356,21 +352,29 @@ def main(
     pair = load_embedded_pair(device=where)
     most_rows, slices = (2, 2) if quick else (8, 5)
     if "rows" in asked:
-        prompts, new_tokens = prompts or (3 if quick else 32), new_tokens or (6 if quick else 64)
+        prompts, new_tokens = (2, 3) if quick else (32, 64)
         for temperature in (1.0,) if quick else (0.0, 1.0):
             settings = (temperature, prompts, new_tokens, num_drafts, rounds or (1 if quick else 5))
             for row in measure_rows(pair, numbers, *settings):
                 report.add({"part": "rows", "temperature": temperature, **row})
-        columns = ("temperature", "method", "rows", "tokens_per_second", f"times_{numbers[0]}_row", "times_plain", "tau")
+        columns = (
+            "temperature",
+            "method",
+            "rows",
+            "tokens_per_second",
+            f"times_{numbers[0]}_row",
+            "times_plain",
+            "tau",
+        )
         show_table(console, f"{prompts} prompts x {new_tokens} new tokens", report.rows, columns)
     if "admission" in asked:
-        count, most = requests or (10 if quick else 500), 6 if quick else 256
+        count, most = (5, 6) if quick else (500, 256)
         row = measure_admission(pair, most_rows, count, most, num_drafts, slices, 1.0)
         report.add({"part": "admission", **row})
         columns = ("tokens_per_second", "tokens_per_second_whole_batches", "times_whole_batches", "busy")
         show_table(console, f"{count} requests", [row], columns)
     if "memory" in asked:
-        row = measure_memory(pair, most_rows, tokens or (120 if quick else 100_000), num_drafts, 0.05 if quick else 1.0)
+        row = measure_memory(pair, most_rows, 12 if quick else 100_000, num_drafts, 0.05 if quick else 1.0)
         report.add({"part": "memory", **row})
         rows_of_growth = [{"": name, **values} for name, values in row["growth"].items()]
         show_table(console, f"{row['tokens']} tokens", rows_of_growth, ("", "first_quarter", "last_quarter", "slope"))
