@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from loop_costs import costs_of
-from measure import first_line, summary
+from measure import first_line, in_turns, summary
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
@@ -287,10 +287,8 @@ def measure(
     for group in [methods] if device.type == "cpu" else [[m] for m in methods]:
         for m in group:
             tried(m, lambda m=m: begin(m))
-        for r in range(cell.windows):
-            for i in range(len(group)):
-                m = group[(i + r) % len(group)]
-                tried(m, lambda m=m: windows.setdefault(m.name, []).append(m.window()))
+        for m in in_turns(group, cell.windows):
+            tried(m, lambda m=m: windows.setdefault(m.name, []).append(m.window()))
         for m in group:
             tried(m, lambda m=m: said.update({m.name: m.close()}))
             m.scheduler = None  # frees caches and graphs, whatever became of it

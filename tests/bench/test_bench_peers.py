@@ -129,9 +129,7 @@ def flashinfer_stub(seeded: bool) -> ModuleType:
 
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.parametrize(
-    "filters, kept",
-    [({}, range(8)), ({"top_k": 4}, (0, 3, 4, 6)), ({"top_k": 6, "top_p": 0.8}, (0, 3, 6))],
-    ids=str,
+    "filters, kept", [({}, range(8)), ({"top_k": 4}, (0, 3, 4, 6)), ({"top_k": 6, "top_p": 0.8}, (0, 3, 6))], ids=str
 )
 def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kept, seeded):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", flashinfer_stub(seeded))

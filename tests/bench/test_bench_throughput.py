@@ -128,12 +128,7 @@ def test_throughput_reports(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, named",
-    [
-        (("--parts", "speed"), "parts"),
-        (("--rows", "0"), "rows"),
-        (("--device", "tpu"), "device"),
-    ],
+    "arguments, named", [(("--parts", "speed"), "parts"), (("--rows", "0"), "rows"), (("--device", "tpu"), "device")]
 )
 def test_a_bad_option_is_named(arguments, named):
     done = run_main(jobs, *arguments)
