@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -77,39 +77,29 @@ class Ours:
     inputs: StepInputs
 
 
-@dataclass
-class Measured:
-    """What is said of a case beside its times."""
-
-    accepted: torch.Tensor
-    bytes_read: dict[str, dict[str, float]] = field(default_factory=dict)  # by form of the statistics, then by rows
-    floors: dict[str, Floors] = field(default_factory=dict)
-
-    def as_row(self, case: Case) -> dict[str, object]:
-        tested = (self.accepted + 1).clamp(max=case.shape.K)
-        return {
-            "rule": case.rule,
-            "filters": case.filters,
-            "alpha": (self.accepted.sum() / tested.sum()).item(),
-            "acceptance_rate": self.accepted.float().mean().item() / case.shape.K,
-            "mean_emitted": 1 + self.accepted.float().mean().item(),
-            "bytes_read": self.bytes_read,
-            "floor_seconds": self.floors,
-        }
-
-
-def measured(case: Case, inputs: StepInputs, bench: Bench) -> Measured:
-    found = Measured(inputs.num_accepted(bench.backends[0]))
-    for stats in case.stats:
-        form = "stats" if stats else "recomputed"
-        found.bytes_read[form] = {
+def about_case(case: Case, inputs: StepInputs, bench: Bench) -> dict[str, object]:
+    """What is said of a case beside its times; bytes and floors by form of the draft's statistics."""
+    accepted = inputs.num_accepted(bench.backends[0])
+    bytes_read = {
+        "stats" if stats else "recomputed": {
             "all_rows": case.shape.bytes_all_rows(stats, case.rule),
-            "reached_rows": case.shape.bytes_reached_rows(stats, found.accepted, case.rule),
+            "reached_rows": case.shape.bytes_reached_rows(stats, accepted, case.rule),
         }
-        found.floors[form] = {
-            f"floor_{rows}": floor_seconds(size, bench.ceilings) for rows, size in found.bytes_read[form].items()
-        }
-    return found
+        for stats in case.stats
+    }
+    floors = {
+        form: {f"floor_{rows}": floor_seconds(size, bench.ceilings) for rows, size in sizes.items()}
+        for form, sizes in bytes_read.items()
+    }
+    return {
+        "rule": case.rule,
+        "filters": case.filters,
+        "alpha": (accepted.sum() / (accepted + 1).clamp(max=case.shape.K).sum()).item(),
+        "acceptance_rate": accepted.float().mean().item() / case.shape.K,
+        "mean_emitted": 1 + accepted.float().mean().item(),
+        "bytes_read": bytes_read,
+        "floor_seconds": floors,
+    }
 
 
 def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, object]:
@@ -120,11 +110,11 @@ def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, o
     ours: dict[str, Ours] = {}
     methods: list[Method] = []
     peers: dict[str, list[str]] = {}  # by the case's name
-    about: dict[str, Measured] = {}
+    about: dict[str, dict] = {}
     unavailable: dict[str, str] = {}
     for case in cases:
         inputs = logits.with_settings(case.filters, case.rule)
-        about[case.name] = measured(case, inputs, bench)
+        about[case.name] = about_case(case, inputs, bench)
         suffix = f" {case.name}" if len(cases) > 1 else ""
         for backend, stats in itertools.product(bench.backends, case.stats):
             name = f"{backend}{'+stats' if stats else ''}{suffix}"
@@ -137,11 +127,11 @@ def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, o
     beside: dict[str, Beside] = {}
     for o in ours.values():
         others = [*peers[o.case.name], *(other.name for other in ours.values() if is_plainer(other, o))]
-        beside[o.name] = about[o.case.name].floors["stats" if o.stats else "recomputed"], others
+        beside[o.name] = about[o.case.name]["floor_seconds"]["stats" if o.stats else "recomputed"], others
     row, samples = bench.timed(methods, beside, unavailable)
     launched = {o.name: launches(o.inputs.ours(o.backend, o.stats), bench.device) for o in ours.values()}
     return row | {
-        "cases": {case.name: about[case.name].as_row(case) for case in cases},
+        "cases": about,
         "input_sets": logits.sets,
         "inputs_exceed_cache": logits.exceed_cache,
         "launches": launched,
@@ -160,7 +150,7 @@ def is_plainer(other: Ours, mine: Ours) -> bool:
 
 
 def reached(
-    mine: Ours, samples: Samples, ratios: dict, launched: dict, about: Measured, ceilings: dict[str, float]
+    mine: Ours, samples: Samples, ratios: dict, launched: dict, about: dict, ceilings: dict[str, float]
 ) -> dict[str, bool | None]:
     """Which of its goals a method reaches; None where it was not measured. Bytes that were read in vain do not count
     for the bandwidth."""
@@ -170,7 +160,7 @@ def reached(
     if goal.seconds is not None:
         found["seconds"] = None if median is None else median <= goal.seconds
     if goal.bandwidth is not None:
-        copying = about.bytes_read["stats"]["reached_rows"] / ceilings["copy"]
+        copying = about["bytes_read"]["stats"]["reached_rows"] / ceilings["copy"]
         found["bandwidth"] = None if median is None else copying / median >= goal.bandwidth
     if goal.launches is not None:
         kernels = launched.get("kernels")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from library_peers import flashinfer_from_logits, flashinfer_with_p_q, flashinfer_with_q, vllm_step
+from library_peers import flashinfer_step, vllm_step
 from measure import Method, first_line
 from peers import Compiler, eager, eager_with_q, transformers_step
 from step_inputs import StepInputs
@@ -26,9 +26,9 @@ def peer_methods(
         "eager+q": (lambda: eager_with_q(t), ("target", "tokens", "draft_probs")),
         "compile": (lambda: compiler.compiled(eager(t), *inputs.arguments(*logits)(0)), logits),
         "transformers": (lambda: transformers_step(t, filters), ("target", "tokens", "draft_float32")),
-        "flashinfer": (lambda: flashinfer_from_logits(t, filters), ("target", int32, "draft", "noise")),
-        "flashinfer+q": (lambda: flashinfer_with_q(t, filters), ("target", int32, "draft_probs", "noise")),
-        "flashinfer+p+q": (flashinfer_with_p_q, ("target_probs", int32, "draft_probs", "noise")),
+        "flashinfer": (lambda: flashinfer_step(t, filters), ("target", int32, "draft", "noise")),
+        "flashinfer+q": (lambda: flashinfer_step(t, filters, "q"), ("target", int32, "draft_probs", "noise")),
+        "flashinfer+p+q": (lambda: flashinfer_step(t, given="pq"), ("target_probs", int32, "draft_probs", "noise")),
         "vllm+q": (lambda: vllm_step(t), ("target", "tokens", "draft_probs")),
     }
     left_out = tuple(name for name in os.environ.get(LEFT_OUT, "").split(",") if name)
