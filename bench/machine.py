@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from measure import Method, interleave
 
-CPU_FLAGS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16")
 PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "vllm", "specdec")
 
 
@@ -81,18 +80,12 @@ def floor_seconds(num_bytes: float, ceilings: dict[str, float]) -> float:
 
 
 def hardware(device: torch.device) -> dict[str, object]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    info = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = info.get("flags", info.get("Features", "")).split()
     described: dict[str, object] = {
         "machine": platform.machine(),
         "system": platform.platform(),
-        "cpu": info.get("model name", platform.processor()),
+        "cpu": output_of("sed", "-n", "s/^model name.*: //p", "/proc/cpuinfo") or platform.processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": len(usable_cores()),
-        "cpu_flags": sorted(f for f in flags if f.startswith(CPU_FLAGS)),
         "cpu_cache_bytes": cache_bytes(torch.device("cpu")),
     }
     if device.type == "cuda":

@@ -5,6 +5,7 @@ python bench/tune_triton.py --json bench/results/tune_triton.json
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from collections.abc import Callable
@@ -53,14 +54,13 @@ def measure_kernel(kernel: str, inputs: StepInputs, candidates: list[int], secon
     device, run = inputs.target.device, call_of(kernel, inputs)
     usual = tables.options(kernel, device, False)["num_warps"]
 
-    def method(num_warps: int) -> Method:
-        def with_warps(i: int):
-            with tables.using(kernel, num_warps):
-                return run(i)
+    def with_warps(i: int, num_warps: int):
+        with tables.using(kernel, num_warps):
+            return run(i)
 
-        return Method(str(num_warps), with_warps, inputs.calls)
-
-    methods, unavailable = prepare([method(n) for n in sorted({usual, *candidates})], device, seconds)
+    numbers = sorted({usual, *candidates})
+    methods = [Method(str(n), functools.partial(with_warps, num_warps=n), inputs.calls) for n in numbers]
+    methods, unavailable = prepare(methods, device, seconds)
     # Where a graph can be had, Python's overhead would only hide differences.
     form = "cold" if any(m.timing == "cold" for m in methods) else "call"
     methods = [m for m in methods if m.timing == form]

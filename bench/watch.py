@@ -49,8 +49,8 @@ def counted(names: list[str]) -> dict[str, object]:
 
 
 def profiled(step: Callable[[], object], steps: int) -> dict[str, object]:
-    """The kernels of a step, the seconds of the longest, and the wall time. The profiler slows the host down, but not what a replayed
-    graph does."""
+    """The kernels of a step, the seconds of the longest, and the wall time. The profiler slows the host down, but not a
+    replayed graph."""
 
     def run() -> None:
         for _ in range(steps):
