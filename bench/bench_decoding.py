@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import torch
 import typer
-from code_edits import editing
+from jobs import Job, Slice, editing, fixed_length
 from loop_cells import MODES, Cell, contenders
 from loop_cells import measure as measure_cell
 from loop_costs import goals, judged
 from machine import bandwidth
-from measure import ratios, summary
+from measure import in_turns, ratios, summary
 from options import Device, JsonPath, Quick, Threads, read_device, read_integers, read_names, reading
 from report import Report, show_table, terminal
 from specdec import (
     AdaptiveDrafts,
     EarlyExitDrafter,
     PromptLookupDrafter,
+    Scheduler,
     SpeculativeDecoder,
     SuffixDrafter,
     load_embedded_pair,
@@ -39,7 +39,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.models.supported import cached_model
 from specdec.stats import Stats
 from transformers import PreTrainedModel
-from tunable_pair import PAIRS, Preset, make_pair, named_pair
+from tunable_pair import PAIRS, named_pair
 
 from specdec_kernels import Rule, SamplingParams
 
@@ -88,7 +88,7 @@ def loop(
     new_tokens, rounds = new_tokens or (12 if quick else 128), rounds or (2 if quick else 5)
     seconds = (0.1 if quick else 2.0) if seconds is None else seconds
     start, console = time.perf_counter(), terminal()
-    report = Report("loop", where, json_path, quick=quick, pair=pair, shapes=PAIRS[pair].described())
+    report = Report("loop", where, json_path, quick=quick, pair=pair, shapes=[str(preset) for preset in PAIRS[pair]])
     ceilings = bandwidth(where, quick) if where.type == "cuda" else None
     tuned = named_pair(pair, where)
     tuned.calibrate(alpha, temperature)
@@ -126,8 +126,6 @@ def loop(
 # ---- Drafters
 
 PLAIN = "plain"
-# 113 million parameters, of which a forward reads 107.
-MIDDLE = Preset(768, 2048, 12, 4, 64, 8192, 1, 16, torch.float32)
 DRAFTERS_PAIRS = ("embedded", "120m")
 
 
@@ -163,24 +161,14 @@ class Workload(NamedTuple):
     prompts: list[list[int]]
 
 
-@dataclass
-class Run:
-    """One round of one method over all prompts."""
-
-    decode: float  # seconds without the prefill and the measuring of costs
-    forwards: float  # of these seconds, in models
-    whole: float
-    stats: Stats
-
-
 def workloads(pair: str, num_prompts: int, alpha: float) -> list[Workload]:
     if pair == "embedded":
         target, draft, tokenizer = load_embedded_pair()
         texts = {"writing code": list(CODE_PROMPTS), "editing code": editing()}
         return [Workload(n, target, draft, tokenizer(t[:num_prompts]).input_ids) for n, t in texts.items()]
-    tuned = make_pair(MIDDLE, torch.device("cpu"))
+    tuned = named_pair(pair, torch.device("cpu"))
     tuned.calibrate(alpha, 0.0)
-    ids = torch.randint(MIDDLE.vocabulary, (num_prompts, 32), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(tuned.target.config.vocab_size, (num_prompts, 32), generator=torch.Generator().manual_seed(0))
     return [Workload(f"random tokens, alpha set to {alpha:g}", tuned.target, tuned.draft, ids.tolist())]
 
 
@@ -202,54 +190,36 @@ def decoders(load: Workload) -> dict[str, SpeculativeDecoder]:
     }
 
 
-def run(decoder: SpeculativeDecoder, load: Workload, new_tokens: int, texts: list[list[int]]) -> Run:
-    """Decodes each prompt alone.
+def measure(load: Workload, match: str, new_tokens: int, rounds: int) -> list[dict]:
+    """Decodes the prompts one after the other by every method.
 
     Raises:
-        RuntimeError: a text is not that of the first method.
+        RuntimeError: a text is not that of plain decoding.
     """
-    parts: list[Stats] = []
-    for i, prompt in enumerate(load.prompts):
-        result = decoder.generate([prompt], max_new_tokens=new_tokens, eos_token_id=[])
-        parts.append(result.stats)
-        if len(texts) <= i:
-            texts.append(result.tokens[0])
-        elif result.tokens[0] != texts[i]:
-            raise RuntimeError(f"prompt {i}: the text differs from that of plain decoding")
-
-    def seconds(*names: str) -> float:
-        return sum(part.seconds[name] for part in parts for name in names)
-
-    whole, forwards = seconds("total"), seconds("draft_forwards", "target_forwards")
-    total = Stats.total(parts, len(parts[0].drafted_by_position))
-    return Run(whole - seconds("prefill", "measuring"), forwards, whole, total)
-
-
-def measure(load: Workload, match: str, new_tokens: int, rounds: int, progress: Callable[[str], None]) -> list[dict]:
     methods = {n: d for n, d in decoders(load).items() if n == PLAIN or fnmatch.fnmatch(n, match)}
-    texts: list[list[int]] = []
-    for name, decoder in methods.items():  # warms up, and measures costs
-        progress(f"{load.name}: {name}")
-        run(decoder, load._replace(prompts=load.prompts[:1]), new_tokens, texts)
-    runs: dict[str, list[Run]] = {name: [] for name in methods}
-    names = list(methods)
-    for r in range(rounds):
-        progress(f"{load.name}: round {r + 1} of {rounds}")
-        for i in range(len(names)):
-            name = names[(i + r) % len(names)]
-            runs[name].append(run(methods[name], load, new_tokens, texts))
-    return [_row(name, methods[name], runs[name], runs[PLAIN], new_tokens * len(load.prompts)) for name in names]
+    longest = max(map(len, load.prompts)) + new_tokens
+    schedulers = {name: Scheduler(decoder, rows=1, max_length=longest) for name, decoder in methods.items()}
+    slices: dict[str, list[Slice]] = {name: [] for name in methods}
+    jobs: dict[str, Job] = {}
+    for name in in_turns([*methods], 1 + rounds):
+        todo = fixed_length(load.prompts, [new_tokens] * len(load.prompts), 0.0)
+        jobs[name] = Job(schedulers[name], todo)
+        slices[name].append(jobs[name].run())
+        if jobs[name].texts != jobs[PLAIN].texts:
+            raise RuntimeError(f"{name}: a text differs from that of plain decoding")
+    # The first round warms up, and measures costs.
+    rows = ((name, methods[name], jobs[name].total, slices[name][1:], slices[PLAIN][1:]) for name in methods)
+    return [_row(*row) for row in rows]
 
 
-def _row(name: str, decoder: SpeculativeDecoder, mine: list[Run], plain: list[Run], tokens: int) -> dict:
-    stats = mine[0].stats  # greedy: the same in every round
+def _row(name: str, decoder: SpeculativeDecoder, stats: Stats, mine: list[Slice], plain: list[Slice]) -> dict:
     speedup = ratios([p.decode for p in plain], [m.decode for m in mine])
     allowed = [p.forwards / m.forwards for p, m in zip(plain, mine, strict=True)]
     return {
         "name": name,
-        "tokens_per_second": summary([tokens / m.decode for m in mine]),
+        "tokens_per_second": summary([m.tokens / m.decode for m in mine]),
         "speedup": speedup,
-        "speedup_with_prefill": ratios([p.whole for p in plain], [m.whole for m in mine]),
+        "speedup_with_prefill": ratios([p.seconds for p in plain], [m.seconds for m in mine]),
         "tau": stats.tau,
         "alpha": stats.alpha,
         "drafted": stats.drafted,
@@ -282,8 +252,7 @@ def drafters(
     console = terminal()
     report = Report("drafters", torch.device("cpu"), json_path, prompts=prompts, new_tokens=new_tokens)
     for load in (load for name in pairs for load in workloads(name, prompts, alpha)):
-        with console.status("") as status:
-            rows = measure(load, match, new_tokens, rounds, status.update)
+        rows = measure(load, match, new_tokens, rounds)
         report.add({"workload": load.name, "methods": rows})
         columns = ("name", "tokens_per_second", "speedup", "tau", "alpha", "efficiency", "of_that")
         show_table(console, f"{load.name}, {prompts} x {new_tokens} new tokens", rows, columns)

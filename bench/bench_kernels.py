@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 import typer
-from cases import DTYPES, FASTER, GOALS, GROUPS, SETTINGS, SIZES, Case, Shape, Sizes, rows_of
+from cases import DTYPES, FASTER, GOALS, SETTINGS, SIZES, Case, Shape, rows_of
 from machine import bandwidth, cache_bytes, floor_seconds
 from measure import Method, compared, first_line, interleave, prepare, summary
 from options import Device, JsonPath, Quick, Threads, read_backends, read_device, read_integers, read_names, reading
@@ -35,6 +35,7 @@ MOST_SETS_OF_SETTINGS = 16  # each setting has its own drafts, which take memory
 
 Samples = dict[str, list[float]]
 Floors = dict[str, float]
+Beside = tuple[Floors, list[str]]  # what a method of ours is compared with: floors, and methods by name
 
 
 @dataclass
@@ -48,10 +49,21 @@ class Bench:
     seconds: float  # a row
     most_sets: int
 
-    def timed(self, methods: Sequence[Method]) -> tuple[list[Method], Samples, dict[str, str]]:
-        """(the methods that ran, their seconds by round, why others did not)."""
-        ready, unavailable = prepare(methods, self.device, self.seconds)
-        return ready, interleave(ready, self.device, self.seconds), unavailable
+    def timed(self, methods: Sequence[Method], ours: dict[str, Beside], absent: dict[str, str]) -> tuple[dict, Samples]:
+        """(what every row has, seconds by method and round)."""
+        ready, failed = prepare(methods, self.device, self.seconds)
+        samples = interleave(ready, self.device, self.seconds)
+        ratios: dict[str, dict] = {}
+        for m in (m for m in ready if m.name in ours):
+            floors, others = ours[m.name]
+            ratios |= compared(m, [other for other in ready if other.name in others], samples, floors)
+        row = {
+            "calls_a_sample": {m.key: m.calls_a_sample for m in ready},
+            "seconds": {key: summary(values) for key, values in samples.items()},
+            "ratios": ratios,
+            "unavailable": absent | failed,
+        }
+        return row, samples
 
 
 @dataclass
@@ -65,39 +77,29 @@ class Ours:
     inputs: StepInputs
 
 
-@dataclass
-class Measured:
-    """What is said of a case beside its times."""
-
-    accepted: torch.Tensor
-    bytes_read: dict[str, dict[str, float]] = field(default_factory=dict)  # by form of the statistics, then by rows
-    floors: dict[str, Floors] = field(default_factory=dict)
-
-    def as_row(self, case: Case) -> dict[str, object]:
-        tested = (self.accepted + 1).clamp(max=case.shape.K)
-        return {
-            "rule": case.rule,
-            "filters": case.filters,
-            "alpha": (self.accepted.sum() / tested.sum()).item(),
-            "acceptance_rate": self.accepted.float().mean().item() / case.shape.K,
-            "mean_emitted": 1 + self.accepted.float().mean().item(),
-            "bytes_read": self.bytes_read,
-            "floor_seconds": self.floors,
-        }
-
-
-def measured(case: Case, inputs: StepInputs, bench: Bench) -> Measured:
-    found = Measured(inputs.num_accepted(bench.backends[0]))
-    for stats in case.stats:
-        form = "stats" if stats else "recomputed"
-        found.bytes_read[form] = {
+def about_case(case: Case, inputs: StepInputs, bench: Bench) -> dict[str, object]:
+    """What is said of a case beside its times; bytes and floors by form of the draft's statistics."""
+    accepted = inputs.num_accepted(bench.backends[0])
+    bytes_read = {
+        "stats" if stats else "recomputed": {
             "all_rows": case.shape.bytes_all_rows(stats, case.rule),
-            "reached_rows": case.shape.bytes_reached_rows(stats, found.accepted, case.rule),
+            "reached_rows": case.shape.bytes_reached_rows(stats, accepted, case.rule),
         }
-        found.floors[form] = {
-            f"floor_{rows}": floor_seconds(size, bench.ceilings) for rows, size in found.bytes_read[form].items()
-        }
-    return found
+        for stats in case.stats
+    }
+    floors = {
+        form: {f"floor_{rows}": floor_seconds(size, bench.ceilings) for rows, size in sizes.items()}
+        for form, sizes in bytes_read.items()
+    }
+    return {
+        "rule": case.rule,
+        "filters": case.filters,
+        "alpha": (accepted.sum() / (accepted + 1).clamp(max=case.shape.K).sum()).item(),
+        "acceptance_rate": accepted.float().mean().item() / case.shape.K,
+        "mean_emitted": 1 + accepted.float().mean().item(),
+        "bytes_read": bytes_read,
+        "floor_seconds": floors,
+    }
 
 
 def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, object]:
@@ -108,11 +110,11 @@ def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, o
     ours: dict[str, Ours] = {}
     methods: list[Method] = []
     peers: dict[str, list[str]] = {}  # by the case's name
-    about: dict[str, Measured] = {}
+    about: dict[str, dict] = {}
     unavailable: dict[str, str] = {}
     for case in cases:
         inputs = logits.with_settings(case.filters, case.rule)
-        about[case.name] = measured(case, inputs, bench)
+        about[case.name] = about_case(case, inputs, bench)
         suffix = f" {case.name}" if len(cases) > 1 else ""
         for backend, stats in itertools.product(bench.backends, case.stats):
             name = f"{backend}{'+stats' if stats else ''}{suffix}"
@@ -122,28 +124,22 @@ def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, o
         methods += [replace(m, name=m.name + suffix) for m in others]
         peers[case.name] = [m.name + suffix for m in others]
         unavailable |= {name + suffix: reason for name, reason in absent.items()}
-    ready, samples, failed = bench.timed(methods)
-    found: dict[str, dict] = {}
-    for m in (m for m in ready if m.name in ours):
-        mine = ours[m.name]
-        others = [*peers[mine.case.name], *(o.name for o in ours.values() if is_plainer(o, mine))]
-        floors = about[mine.case.name].floors["stats" if mine.stats else "recomputed"]
-        found |= compared(m, [other for other in ready if other.name in others], samples, floors)
+    beside: dict[str, Beside] = {}
+    for o in ours.values():
+        others = [*peers[o.case.name], *(other.name for other in ours.values() if is_plainer(other, o))]
+        beside[o.name] = about[o.case.name]["floor_seconds"]["stats" if o.stats else "recomputed"], others
+    row, samples = bench.timed(methods, beside, unavailable)
     launched = {o.name: launches(o.inputs.ours(o.backend, o.stats), bench.device) for o in ours.values()}
-    return {
-        "cases": {case.name: about[case.name].as_row(case) for case in cases},
+    return row | {
+        "cases": about,
         "input_sets": logits.sets,
         "inputs_exceed_cache": logits.exceed_cache,
-        "calls_a_sample": {m.key: m.calls_a_sample for m in ready},
         "launches": launched,
-        "seconds": {key: summary(values) for key, values in samples.items()},
-        "ratios": found,
         "reached": {
-            o.name: reached(o, samples, found, launched[o.name], about[o.case.name], bench.ceilings)
+            o.name: reached(o, samples, row["ratios"], launched[o.name], about[o.case.name], bench.ceilings)
             for o in ours.values()
             if o.case.goal is not None
         },
-        "unavailable": unavailable | failed,
     }
 
 
@@ -154,7 +150,7 @@ def is_plainer(other: Ours, mine: Ours) -> bool:
 
 
 def reached(
-    mine: Ours, samples: Samples, ratios: dict, launched: dict, about: Measured, ceilings: dict[str, float]
+    mine: Ours, samples: Samples, ratios: dict, launched: dict, about: dict, ceilings: dict[str, float]
 ) -> dict[str, bool | None]:
     """Which of its goals a method reaches; None where it was not measured. Bytes that were read in vain do not count
     for the bandwidth."""
@@ -164,7 +160,7 @@ def reached(
     if goal.seconds is not None:
         found["seconds"] = None if median is None else median <= goal.seconds
     if goal.bandwidth is not None:
-        copying = about.bytes_read["stats"]["reached_rows"] / ceilings["copy"]
+        copying = about["bytes_read"]["stats"]["reached_rows"] / ceilings["copy"]
         found["bandwidth"] = None if median is None else copying / median >= goal.bandwidth
     if goal.launches is not None:
         kernels = launched.get("kernels")
@@ -225,22 +221,15 @@ def measure_drafts(shape: Shape, bench: Bench) -> dict[str, object]:
         methods.append(peer("compile", bench.compiler.compiled(race, logits[0])))
     except Exception as error:  # why a peer cannot run is a result
         absent["compile"] = first_line(error)
-    ready, samples, failed = bench.timed(methods)
     bytes_read = shape.B * shape.row_bytes
     floor = floor_seconds(bytes_read, bench.ceilings)
-    peers = [m for m in ready if m.name not in bench.backends]
-    found: dict[str, dict] = {}
-    for m in (m for m in ready if m.name in bench.backends):
-        found |= compared(m, peers, samples, {"floor": floor})
-    return {
+    beside = {b: ({"floor": floor}, ["eager", "multinomial", "compile"]) for b in bench.backends}
+    row, _ = bench.timed(methods, beside, absent)
+    return row | {
         "input_sets": sets,
         "inputs_exceed_cache": sets * bytes_read >= 2 * cache_bytes(device),
-        "calls_a_sample": {m.key: m.calls_a_sample for m in ready},
         "bytes_read": bytes_read,
         "floor_seconds": floor,
-        "seconds": {key: summary(values) for key, values in samples.items()},
-        "ratios": found,
-        "unavailable": absent | failed,
     }
 
 
@@ -271,7 +260,7 @@ def show(console: Console, row: dict, backends: Sequence[str]) -> None:
 
 
 def main(
-    group: Annotated[str, typer.Argument(help=f"one of {', '.join(GROUPS)}")],
+    group: Annotated[str, typer.Argument(help=f"one of {', '.join(SIZES)}")],
     device: Device = "cpu",
     names: Annotated[str | None, typer.Option(help="some of the cases of goals or settings")] = None,
     batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: as in cases.py")] = None,
@@ -290,12 +279,13 @@ def main(
 ) -> None:
     """Times a group of cases of speculative_step, or draft_step."""
     with reading():
-        (group,) = read_names("group", group, GROUPS)
+        (group,) = read_names("group", group, SIZES)
         where = read_device(device)
         asked, left_out = read_backends(where, backends)
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature: got {temperature}, allowed: a number > 0")
-        rows = rows_of(group, asked_sizes(group, batches, num_drafts, vocabularies, dtypes, quick), temperature)
+        given = {"batches": batches, "num-drafts": num_drafts, "vocabularies": vocabularies, "dtypes": dtypes}
+        rows = rows_of(group, asked_sizes(group, quick, given), temperature)
         if names is not None:
             allowed = {"goals": [c.name for c in GOALS], "settings": [f"{r} {f}" for r, f in SETTINGS]}.get(group, [])
             chosen = read_names("names", names, allowed)
@@ -329,25 +319,18 @@ def main(
     report.finish()
 
 
-def asked_sizes(
-    group: str, B: str | None, K: str | None, V: str | None, dtypes: str | None, quick: bool
-) -> Sizes | None:
+def asked_sizes(group: str, quick: bool, given: dict[str, str | None]) -> dict[str, list]:
     """The group's sizes but for those that were asked for."""
-    given = {"batches": B, "num-drafts": K, "vocabularies": V, "dtypes": dtypes}
-    allowed = {"goals": (), "draft": ("batches", "vocabularies", "dtypes")}.get(group, tuple(given))
-    if wrong := [name for name, text in given.items() if text is not None and name not in allowed]:
-        raise ValueError(f"{wrong[0]}: got {given[wrong[0]]!r}, allowed: nothing, as {group} has its own")
-    if group == "goals":
-        return None
-    usual = SIZES[group]
-    if quick:
-        usual = Sizes((1, 8) if group != "settings" else (1,), usual.K[:1], (1000,), usual.dtypes)
-    return Sizes(
-        read_integers("batches", B) if B else usual.B,
-        read_integers("num-drafts", K) if K else usual.K,
-        read_integers("vocabularies", V) if V else usual.V,
-        read_names("dtypes", dtypes, DTYPES) if dtypes else usual.dtypes,
-    )
+    sizes = dict(SIZES[group])
+    if quick and sizes:
+        sizes |= {"vocabularies": [1000], "batches": [1] if group == "settings" else [1, 8]}
+        sizes |= {"num-drafts": [5]} if "num-drafts" in sizes else {}
+    for name, text in given.items():
+        if text is not None and name not in sizes:
+            raise ValueError(f"{name}: got {text!r}, allowed: nothing, as {group} has its own")
+        if text is not None:
+            sizes[name] = read_names(name, text, DTYPES) if name == "dtypes" else read_integers(name, text)
+    return sizes
 
 
 if __name__ == "__main__":

@@ -8,27 +8,22 @@ README.md says how each number is made.
 from __future__ import annotations
 
 import gc
-import math
 import os
 import random
 import statistics
-import sysconfig
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from measure import ratios, summary
+from jobs import Job, Slice, fixed_length, skewed_lengths, standard_library
+from measure import in_turns, ratios, summary
 from options import Device, JsonPath, Quick, Threads, read_device, read_integers, read_names, reading
 from report import Report, show_table, terminal
-from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats, load_embedded_pair
+from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.loading import Pair
-from specdec.result import End
-from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
 
@@ -37,125 +32,6 @@ PLAIN = "plain"
 EIGHT_ROWS, BUSY, WHOLE_BATCHES = 3.0, 0.9, 1.4  # goals
 GROWTH = 0.01  # of resident bytes from the first quarter to the last; below it memory is flat
 LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
-LINES = 60  # of a source file that a prompt is cut from
-
-
-# ---- Jobs
-
-
-def skewed_lengths(count: int, least: int = 8, most: int = 256, median: float = 48.0, seed: int = 0) -> list[int]:
-    """Log-normal, so that a few are many times the median, as lengths of answers are."""
-    draw = random.Random(seed)
-    return [min(max(round(draw.lognormvariate(math.log(median), 1.0)), least), most) for _ in range(count)]
-
-
-def standard_library(tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Prompts of so many tokens, from anywhere in the modules of Python's standard library."""
-    draw = random.Random(seed)
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    prompts: list[list[int]] = []
-    while len(prompts) < len(lengths):
-        lines = draw.choice(files).read_text(errors="replace").splitlines(True)
-        first = draw.randrange(max(len(lines) - LINES, 1))
-        ids = tokenizer("".join(lines[first : first + LINES])).input_ids[: lengths[len(prompts)]]
-        if len(ids) == lengths[len(prompts)]:
-            prompts.append(ids)
-    return prompts
-
-
-def fixed_length(prompts: Sequence[list[int]], lengths: Sequence[int], temperature: float) -> list[Request]:
-    """Requests for exactly so many tokens each, without an end-of-sequence token."""
-    params, pairs = SamplingParams(temperature=temperature), zip(prompts, lengths, strict=True)
-    return [Request(p, n, params, seed=i, eos_token_id=[], id=i) for i, (p, n) in enumerate(pairs)]
-
-
-@dataclass
-class Slice:
-    """A part of a job."""
-
-    rows: int
-    seconds: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    row_steps: float = 0.0  # live rows, summed over the steps
-    parts: dict[str, float] = field(default_factory=dict)  # seconds, as ``Stats.seconds`` has them
-
-    def __add__(self, other: Slice) -> Slice:
-        parts = {name: seconds + other.parts.get(name, 0.0) for name, seconds in self.parts.items()}
-        numbers = (getattr(self, n) + getattr(other, n) for n in ("seconds", "tokens", "steps", "row_steps"))
-        return Slice(self.rows, *numbers, parts)
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def busy(self) -> float:
-        return self.row_steps / (self.steps * self.rows)
-
-    @property
-    def forwards(self) -> float:
-        """Seconds in the models, without those that read prompts."""
-        return sum(self.parts[name] for name in ("draft_forwards", "target_forwards", "replays"))
-
-
-class Job:
-    """Requests through one scheduler. A job may stop between two steps and go on later, so two can take turns.
-
-    Args:
-        whole_batches: as many requests as there are rows begin together, and the next ones when the last of these has
-            ended.
-    """
-
-    def __init__(self, scheduler: Scheduler, requests: Iterable[Request], whole_batches: bool = False):
-        self.scheduler, self.whole_batches = scheduler, whole_batches
-        self.rows = scheduler.usage.rows
-        self.texts: dict[object, list[int]] = {}  # by the request's ``id``
-        self.stats: list[Stats] = []
-        self._coming = deque(requests)
-
-    @property
-    def done(self) -> bool:
-        return not self._coming and self.scheduler.idle
-
-    @property
-    def total(self) -> Stats:
-        return Stats.total(self.stats, len(self.stats[0].drafted_by_position))
-
-    def run(self, ended: int | None = None) -> Slice:
-        """Goes on until so many more requests have ended; None: to the end.
-
-        Raises:
-            RuntimeError: a request ended in another way than with its length.
-        """
-        scheduler, stopwatch = self.scheduler, self.scheduler.batch.stopwatch
-        part = Slice(self.rows)
-        stopwatch.lap("measuring")  # what others did meanwhile
-        before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
-        goal = math.inf if ended is None else len(self.stats) + ended
-        while not self.done and len(self.stats) < goal:
-            self._feed()
-            for update in scheduler.step():
-                if not isinstance(update, Outcome):
-                    part.tokens += len(update.tokens)
-                elif update.end != End.LENGTH:
-                    raise RuntimeError(f"request {update.request.id}: {update.end} {update.error or ''}")
-                else:
-                    self.texts[update.request.id] = update.tokens
-                    self.stats.append(update.stats)
-        part.seconds = time.perf_counter() - begun
-        after = scheduler.usage
-        part.steps = after.steps - before.steps
-        part.row_steps = (after.steps * after.busy - before.steps * before.busy) * self.rows
-        part.parts = {name: seconds - parts[name] for name, seconds in stopwatch.seconds.items()}
-        return part
-
-    def _feed(self) -> None:
-        if self.whole_batches and not self.scheduler.idle:
-            return
-        waiting = self.scheduler.usage.waiting
-        for _ in range(min(self.rows - waiting, len(self._coming))):
-            self.scheduler.submit(self._coming.popleft())
 
 
 # ---- Rows
@@ -172,11 +48,9 @@ def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, 
         Job(scheduler, fixed_length(texts[:n], [min(new, 8)] * min(n, prompts), temperature)).run()
     slices: dict[tuple[str, int], list[Slice]] = {key: [] for key in keys}
     jobs: dict[tuple[str, int], Job] = {}
-    for r in range(rounds):
-        for i in range(len(keys)):
-            key = keys[(i + r) % len(keys)]
-            jobs[key] = Job(schedulers[key], fixed_length(texts, [new] * prompts, temperature))
-            slices[key].append(jobs[key].run())
+    for key in in_turns(keys, rounds):
+        jobs[key] = Job(schedulers[key], fixed_length(texts, [new] * prompts, temperature))
+        slices[key].append(jobs[key].run())
     return [row_of_rows(name, n, rows[0], slices, jobs) for name, n in keys]
 
 
@@ -224,9 +98,8 @@ def measure_admission(pair: Pair, rows: int, count: int, most: int, k: int, slic
         Job(scheduler, fixed_length(prompts[:rows], [8] * len(prompts[:rows]), temperature)).run()
         jobs.append(Job(scheduler, fixed_length(prompts, lengths, temperature), whole_batches))
     ran: list[list[Slice]] = [[], []]
-    for s in range(slices):
-        for i in (0, 1) if s % 2 == 0 else (1, 0):
-            ran[i].append(jobs[i].run(None if s == slices - 1 else count // slices))
+    for i in in_turns((0, 1), slices):
+        ran[i].append(jobs[i].run(None if len(ran[i]) == slices - 1 else count // slices))
     if jobs[0].texts != jobs[1].texts:  # one seed, one text, whoever stands in the other rows
         raise RuntimeError("a text depends on when its request was admitted")
     refilled, waited = (sum(parts[1:], parts[0]) for parts in ran)
@@ -337,11 +210,7 @@ def main(
     parts: Annotated[str, typer.Option(help=f"some of {', '.join(PARTS)}, separated by commas")] = ",".join(PARTS),
     rows: Annotated[str | None, typer.Option(help="to compare, the least first; default: 1,2,4,8,16")] = None,
     num_drafts: Annotated[int, typer.Option("--num-drafts", "-K", min=1)] = 4,
-    prompts: Annotated[int | None, typer.Option(min=1, help="of part rows; default: 32")] = None,
-    new_tokens: Annotated[int | None, typer.Option(min=1, help="of part rows, each; default: 64")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="of part rows; default: 5")] = None,
-    requests: Annotated[int | None, typer.Option(min=5, help="of part admission; default: 500")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="of part memory; default: 100000")] = None,
     threads: Threads = None,
     quick: Quick = False,
     json_path: JsonPath = None,
@@ -356,21 +225,29 @@ def main(
     pair = load_embedded_pair(device=where)
     most_rows, slices = (2, 2) if quick else (8, 5)
     if "rows" in asked:
-        prompts, new_tokens = prompts or (3 if quick else 32), new_tokens or (6 if quick else 64)
+        prompts, new_tokens = (2, 3) if quick else (32, 64)
         for temperature in (1.0,) if quick else (0.0, 1.0):
             settings = (temperature, prompts, new_tokens, num_drafts, rounds or (1 if quick else 5))
             for row in measure_rows(pair, numbers, *settings):
                 report.add({"part": "rows", "temperature": temperature, **row})
-        columns = ("temperature", "method", "rows", "tokens_per_second", f"times_{numbers[0]}_row", "times_plain", "tau")
+        columns = (
+            "temperature",
+            "method",
+            "rows",
+            "tokens_per_second",
+            f"times_{numbers[0]}_row",
+            "times_plain",
+            "tau",
+        )
         show_table(console, f"{prompts} prompts x {new_tokens} new tokens", report.rows, columns)
     if "admission" in asked:
-        count, most = requests or (10 if quick else 500), 6 if quick else 256
+        count, most = (5, 6) if quick else (500, 256)
         row = measure_admission(pair, most_rows, count, most, num_drafts, slices, 1.0)
         report.add({"part": "admission", **row})
         columns = ("tokens_per_second", "tokens_per_second_whole_batches", "times_whole_batches", "busy")
         show_table(console, f"{count} requests", [row], columns)
     if "memory" in asked:
-        row = measure_memory(pair, most_rows, tokens or (120 if quick else 100_000), num_drafts, 0.05 if quick else 1.0)
+        row = measure_memory(pair, most_rows, 12 if quick else 100_000, num_drafts, 0.05 if quick else 1.0)
         report.add({"part": "memory", **row})
         rows_of_growth = [{"": name, **values} for name, values in row["growth"].items()]
         show_table(console, f"{row['tokens']} tokens", rows_of_growth, ("", "first_quarter", "last_quarter", "slope"))

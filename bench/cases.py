@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -99,35 +98,27 @@ SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The shapes of a group, unless the command line says otherwise."""
-
-    B: Sequence[int]
-    K: Sequence[int]
-    V: Sequence[int]
-    dtypes: Sequence[str]
-
-    def shapes(self) -> list[Shape]:
-        sizes = itertools.product(self.dtypes, self.K, self.V, self.B)
-        return [Shape(B, K, V, dtype) for dtype, K, V, B in sizes]
-
-
-VOCABULARIES = (128256, 32000, 151936)  # Llama 3, Llama 2, Qwen
-SIZES = {
-    "step": Sizes((1, 8, 32), (5, 1, 8), VOCABULARIES, ("bfloat16", "float32")),
-    "settings": Sizes((8, 1), (5,), (128256,), ("float32",)),
-    "draft": Sizes((1, 8, 32), (0,), VOCABULARIES, ("bfloat16", "float32")),
+VOCABULARIES = [128256, 32000, 151936]  # Llama 3, Llama 2, Qwen
+SIZES: dict[str, dict[str, list]] = {  # by group; the command line may say otherwise
+    "goals": {},
+    "step": {
+        "dtypes": ["bfloat16", "float32"],
+        "num-drafts": [5, 1, 8],
+        "vocabularies": VOCABULARIES,
+        "batches": [1, 8, 32],
+    },
+    "settings": {"dtypes": ["float32"], "num-drafts": [5], "vocabularies": [128256], "batches": [8, 1]},
+    "draft": {"dtypes": ["bfloat16", "float32"], "vocabularies": VOCABULARIES, "batches": [1, 8, 32]},
 }
-GROUPS = ("goals", *SIZES)
 
 
-def rows_of(group: str, sizes: Sizes | None, temperature: float = 1.0) -> list[list[Case]]:
+def rows_of(group: str, sizes: dict[str, list], temperature: float = 1.0) -> list[list[Case]]:
     """The cases of a group. Those of one row have one shape and are timed in the same rounds, so that they can be
-    compared. ``sizes``: those of the group, or others; the group `goals` has none."""
+    compared. ``sizes``: as in ``SIZES``."""
     if group == "goals":
         return [[case] for case in GOALS]
-    assert sizes is not None
+    lists = (sizes.get(name, [0]) for name in ("dtypes", "num-drafts", "vocabularies", "batches"))
+    shapes = [Shape(B, K, V, dtype) for dtype, K, V, B in itertools.product(*lists)]
     if group == "settings":
-        return [[_setting(shape, *setting) for setting in SETTINGS] for shape in sizes.shapes()]
-    return [[Case(group, shape, temperature=temperature)] for shape in sizes.shapes()]
+        return [[_setting(shape, *setting) for setting in SETTINGS] for shape in shapes]
+    return [[Case(group, shape, temperature=temperature)] for shape in shapes]

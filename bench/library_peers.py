@@ -46,33 +46,33 @@ def vllm_step(temperature: float) -> Callable:
             draft_probs=q.view(-1, vocabulary),
             target_probs=probabilities(target[:, :-1], temperature).view(-1, vocabulary),
             bonus_token_ids=bonus.int(),
-            # It reads no more of its metadata.
-            sampling_metadata=SimpleNamespace(
-                all_greedy=False,
-                all_random=True,
+            sampling_metadata=SimpleNamespace(  # the sampler reads no more of it
+                all_greedy=False, all_random=True, generators={},
                 temperature=torch.full((batch,), temperature, device=target.device),
-                generators={},
             ),
-        )
+        )  # fmt: skip
 
     return step
 
 
-def _distributions(
-    temperature: float, filters: dict[str, float] | None = None
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """FlashInfer's softmax, which divides by the temperature, then its top-k and top-p: logits [B, N, V] to float32
-    probabilities.
+def flashinfer_step(temperature: float, filters: dict[str, float] | None = None, given: str = "") -> Callable:
+    """step(target, tokens int32, draft, noise [1] int64): softmax, filters, ``chain_speculative_sampling``. The noise's
+    offset is in a tensor, so that it asks the host for nothing and a CUDA graph can hold it.
+
+    Args:
+        given: "q": ``draft`` are probabilities, kept from drafting; "pq": ``target`` are probabilities, too.
 
     Raises:
-        ImportError: the module is not installed.
+        ImportError: FlashInfer is not installed.
         ValueError: FlashInfer has no such filter on probabilities.
     """
     module = importlib.import_module("flashinfer.sampling")
     if unknown := set(filters or {}) - {"top_k", "top_p"}:
         raise ValueError(f"filters: got {', '.join(sorted(unknown))}, allowed: top_k, top_p")
+    sample = module.chain_speculative_sampling
+    seeded = {"seed", "offset"} <= inspect.signature(sample).parameters.keys()
 
-    def rows_of(logits: torch.Tensor) -> torch.Tensor:
+    def distribution(logits: torch.Tensor) -> torch.Tensor:
         rows = module.softmax(logits.reshape(-1, logits.shape[-1]), temperature=temperature)
         if filters and "top_k" in filters:
             rows = module.top_k_renorm_probs(rows, int(filters["top_k"]))
@@ -80,42 +80,17 @@ def _distributions(
             rows = module.top_p_renorm_probs(rows, float(filters["top_p"]))
         return rows.view(logits.shape)
 
-    return rows_of
-
-
-def _chain() -> Callable:
-    """step(q, tokens int32, p, noise [1] int64): its kernel. The noise's offset is in a tensor, so that it asks the
-    host for nothing and a CUDA graph can hold it."""
-    sample = importlib.import_module("flashinfer.sampling").chain_speculative_sampling
-    seeded = {"seed", "offset"} <= inspect.signature(sample).parameters.keys()
-
-    def step(q, tokens, p, noise):
+    def step(target, tokens, draft, noise):
+        q = draft if "q" in given else distribution(draft)
+        p = target if "p" in given else distribution(target)
         return sample(q, tokens, p, **({"seed": noise, "offset": noise} if seeded else {}))
 
     return step
-
-
-def flashinfer_from_logits(temperature: float, filters: dict[str, float] | None = None) -> Callable:
-    """Both softmaxes are inside: step(target, tokens int32, draft, noise)."""
-    distribution, sample = _distributions(temperature, filters), _chain()
-    return lambda target, tokens, draft, noise: sample(distribution(draft), tokens, distribution(target), noise)
-
-
-def flashinfer_with_q(temperature: float, filters: dict[str, float] | None = None) -> Callable:
-    """The draft's probabilities were kept from drafting: step(target, tokens int32, q, noise)."""
-    distribution, sample = _distributions(temperature, filters), _chain()
-    return lambda target, tokens, q, noise: sample(q, tokens, distribution(target), noise)
-
-
-def flashinfer_with_p_q() -> Callable:
-    """The kernel alone: step(p, tokens int32, q, noise)."""
-    sample = _chain()
-    return lambda p, tokens, q, noise: sample(q, tokens, p, noise)
 
 
 if __name__ == "__main__":
     gpu = torch.device("cuda")
     tokens, noise = torch.zeros(1, 1, dtype=torch.int32, device=gpu), torch.zeros(1, dtype=torch.int64, device=gpu)
     logits = torch.randn(1, 2, 1024, device=gpu)
-    print(flashinfer_from_logits(0.8, {"top_k": 50, "top_p": 0.95})(logits, tokens, logits[:, :1], noise))
+    print(flashinfer_step(0.8, {"top_k": 50, "top_p": 0.95})(logits, tokens, logits[:, :1], noise))
     torch.cuda.synchronize()

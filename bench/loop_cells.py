@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from loop_costs import costs_of
-from measure import first_line, summary
+from measure import first_line, in_turns, summary
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
@@ -113,8 +112,8 @@ class Transformers:
             stopping_criteria=StoppingCriteriaList([noted]),
             **sampling,
         )
-        (begun, first), (_, last) = noted.marks[0], noted.marks[-1]
-        return Window(synchronized(self.model.device) - begun, last - first, len(noted.marks) - 1)
+        (begun, first), (ended, last) = noted.marks[0], noted.marks[-1]
+        return Window(ended - begun, last - first, len(noted.marks) - 1)
 
     def close(self) -> dict[str, object]:
         return {"alpha": None}
@@ -163,34 +162,31 @@ class Specdec:
             prefill_chunk=self.cell.batch * self.cell.context,
             deferred=self.mode.deferred,
         )
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", RuntimeWarning)
-            self._begin()
-            for _ in range(self.cell.windows):
-                self.window()
-            for _ in range(4):  # so that also the last shapes come at least twice
-                self._step()
-            self._end()
-        self.warnings = sorted({str(w.message) for w in caught})
+        self._begin()
+        for _ in range(self.cell.windows):
+            self.window()
+        for _ in range(4):  # so that also the last shapes come at least twice
+            self._step()
+        self._end()
         self.captured = self._graphs()
         self._begin()
+        synchronized(self.device)
 
     def window(self) -> Window:
-        begun, tokens, steps = synchronized(self.device), 0, 0
+        begun, tokens, steps = time.perf_counter(), 0, 0  # a wait for the device would cost deferred steps their lead
         while tokens < self.cell.window:
             tokens, steps = tokens + self._step(), steps + 1
         return Window(time.perf_counter() - begun, tokens, steps)
 
     def close(self) -> dict[str, object]:
         """Ends the texts, and says what is to be known besides speed."""
-        graphs, on_gpu = self._graphs(), self.device.type == "cuda"
+        graphs = self._graphs()
         stats = Stats.total((o.stats for o in self._end()), self.decoder.most_drafts)
         about: dict[str, object] = {
             "alpha": stats.alpha if self.decoder.most_drafts else None,
             "graphs": graphs,
             "captured_while_timed": graphs["count"] - self.captured["count"] if graphs and self.captured else None,
-            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-            "warnings": self.warnings,
+            "peak_bytes": torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None,
         }
         if self.watch:
             self._begin()
@@ -287,10 +283,8 @@ def measure(
     for group in [methods] if device.type == "cpu" else [[m] for m in methods]:
         for m in group:
             tried(m, lambda m=m: begin(m))
-        for r in range(cell.windows):
-            for i in range(len(group)):
-                m = group[(i + r) % len(group)]
-                tried(m, lambda m=m: windows.setdefault(m.name, []).append(m.window()))
+        for m in in_turns(group, cell.windows):
+            tried(m, lambda m=m: windows.setdefault(m.name, []).append(m.window()))
         for m in group:
             tried(m, lambda m=m: said.update({m.name: m.close()}))
             m.scheduler = None  # frees caches and graphs, whatever became of it

@@ -119,7 +119,7 @@ def costs_of(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: flo
 
 
 def expected_tokens(alpha: float, num_drafts: int) -> float:
-    """Tokens of a step if every draft were accepted with this chance on its own (section 3.1): (1 - a^(K+1)) / (1 - a)."""
+    """Of a step if every draft were accepted with this chance on its own (section 3.1): (1 - a^(K+1)) / (1 - a)."""
     return sum(alpha**i for i in range(num_drafts + 1))
 
 

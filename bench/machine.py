@@ -12,14 +12,11 @@ from pathlib import Path
 import torch
 from measure import Method, interleave
 
-CPU_FLAGS = ("avx", "fma", "f16c", "amx", "asimd", "sve", "bf16")
 PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "vllm", "specdec")
 
 
 def usable_cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -45,7 +42,7 @@ def bandwidth(device: torch.device, quick: bool) -> dict[str, float]:
     """Bytes a second on a buffer far larger than the caches (``quick``: smaller, for smoke runs).
 
     ``read``: a reduction, the faster of sum and max. ``copy``: bytes read plus bytes written. On CUDA also
-    ``launch_seconds``, one small kernel in a graph, and ``launch_seconds_from_python``.
+    ``launch_seconds`` of one small kernel in a graph.
     """
     least = 2048 if device.type == "cuda" else 512
     megabytes = 64 if quick else max(least, 8 * cache_bytes(device) >> 20)
@@ -71,9 +68,8 @@ def bandwidth(device: torch.device, quick: bool) -> dict[str, float]:
         number = torch.zeros(1, device=device)
         small = Method("launch", lambda i: number.add_(1), calls=1000, calls_a_sample=1000)
         small.sample()
-        launches = interleave([small, small.captured("graph")], device, 0.5)
+        launches = interleave([small.captured("graph")], device, 0.5)
         result["launch_seconds"] = statistics.median(launches["launch [graph]"])
-        result["launch_seconds_from_python"] = statistics.median(launches["launch"])
     return result
 
 
@@ -84,27 +80,19 @@ def floor_seconds(num_bytes: float, ceilings: dict[str, float]) -> float:
 
 
 def hardware(device: torch.device) -> dict[str, object]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    info = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = info.get("flags", info.get("Features", "")).split()
     described: dict[str, object] = {
         "machine": platform.machine(),
         "system": platform.platform(),
-        "cpu": info.get("model name", platform.processor()),
+        "cpu": output_of("sed", "-n", "s/^model name.*: //p", "/proc/cpuinfo") or platform.processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": len(usable_cores()),
-        "cpu_flags": sorted(f for f in flags if f.startswith(CPU_FLAGS)),
         "cpu_cache_bytes": cache_bytes(torch.device("cpu")),
-        "load_average_at_start": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
         described |= {
             "gpu": p.name,
             "gpu_memory_bytes": p.total_memory,
-            "gpu_multiprocessors": p.multi_processor_count,
             "gpu_l2_bytes": p.L2_cache_size,
             "gpu_capability": [p.major, p.minor],
             "gpu_driver": output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
@@ -115,11 +103,8 @@ def hardware(device: torch.device) -> dict[str, object]:
 def versions() -> dict[str, str | None]:
     """Of Python, the packages, CUDA and this repository; None for what is absent."""
     found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
+    installed = {d.name.lower(): d.version for d in metadata.distributions()}
+    found |= {package: installed.get(package) for package in PACKAGES}
     repository = str(Path(__file__).parent)
     return found | {"commit": output_of("git", "-C", repository, "describe", "--always", "--dirty")}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+Name = TypeVar("Name")
 ROUNDS_A_ROW = 10  # about; samples are paced for it
 WARM_CALLS = 20  # in a graph that finds its inputs in the cache
 
@@ -130,22 +132,26 @@ def clock(work: Callable[[], object], device: torch.device) -> float:
     return begin.elapsed_time(end) * 1e-3
 
 
+def in_turns(names: Sequence[Name], rounds: int) -> Iterator[Name]:
+    """In each round every name once, and each round starts with another, so that noise hits all alike."""
+    for r in range(rounds):
+        for i in range(len(names)):
+            yield names[(i + r) % len(names)]
+
+
 def interleave(
     methods: Sequence[Method], device: torch.device, seconds: float, least: int = 5, most: int = 50
 ) -> dict[str, list[float]]:
-    """Rounds in which every method runs once, each round starting with another, so that noise hits all alike.
+    """Rounds, which end after ``seconds``, but not before ``least`` of them nor after ``most``.
 
-    Ends after ``seconds``, but not before ``least`` rounds nor after ``most``.
     Returns {key: [seconds a call, by round]}.
     """
     samples: dict[str, list[float]] = {m.key: [] for m in methods}
     end = time.perf_counter() + seconds
-    for r in range(most):
-        if r >= least and time.perf_counter() > end:
+    for turn, m in enumerate(in_turns(methods, most)):
+        if turn % len(methods) == 0 and turn >= least * len(methods) and time.perf_counter() > end:
             break
-        for i in range(len(methods)):
-            m = methods[(i + r) % len(methods)]
-            samples[m.key].append(clock(m.sample, device) / m.calls_a_sample)
+        samples[m.key].append(clock(m.sample, device) / m.calls_a_sample)
     return samples
 
 

@@ -33,25 +33,14 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "tiny": Preset(128, 352, 4, 2, 32, 2048, 1, 6, torch.float32),  # for a CPU: a smoke test
+    "120m": Preset(768, 2048, 12, 4, 64, 8192, 1, 16, torch.float32),  # 113 million, of which a forward reads 107
     "1b": Preset(2048, 8192, 32, 8, 64, 128256, 2, 16, torch.bfloat16),  # Llama-3.2-1B's shape
     "8b": Preset(4096, 14336, 32, 8, 128, 128256, 1, 32, torch.bfloat16),  # Llama-3.1-8B's shape
 }
-
-
-class Shapes(NamedTuple):
-    """Of a pair: of one shape, or (``draft`` given) of two, of which each has all ``target_layers``."""
-
-    target: Preset
-    draft: Preset | None = None
-
-    def described(self) -> dict[str, dict[str, object]]:
-        shapes = {"target": self.target, "draft": self.draft or self.target}
-        return {who: {**p._asdict(), "dtype": str(p.dtype)} for who, p in shapes.items()}
-
-
-PAIRS = {name: Shapes(preset) for name, preset in PRESETS.items()} | {
-    "tiny+tiny": Shapes(PRESETS["tiny"], Preset(64, 176, 2, 1, 32, 2048, 1, 2, torch.float32)),
-    "8b+1b": Shapes(PRESETS["8b"], PRESETS["1b"]),
+# Target and draft. Where a pair has two shapes, each model has all its ``target_layers``.
+PAIRS: dict[str, tuple[Preset, Preset | None]] = {name: (preset, None) for name, preset in PRESETS.items()} | {
+    "tiny+tiny": (PRESETS["tiny"], Preset(64, 176, 2, 1, 32, 2048, 1, 2, torch.float32)),
+    "8b+1b": (PRESETS["8b"], PRESETS["1b"]),
 }
 
 
@@ -73,8 +62,8 @@ class TunablePair:
                 layer.mlp.down_proj.weight.mul_(factor)
 
     def expected_alpha(self, temperature: float, tokens: int = 256) -> float:
-        """The chance that a draft is accepted, sum min(p, q), over random text; at temperature 0, how often
-        the largest logits agree. Generated text is other text, so what a run measures may differ a little."""
+        """The chance that a draft is accepted, sum min(p, q), over random text; at temperature 0, how often the largest
+        logits agree. Generated text is other text, so what a run measures may differ a little."""
         device = self.target.device
         generator = torch.Generator().manual_seed(0)
         text = torch.randint(self.target.config.vocab_size, (1, tokens), generator=generator).to(device)
@@ -88,8 +77,6 @@ class TunablePair:
 
     def calibrate(self, alpha: float, temperature: float) -> float:
         """Finds the eps of this acceptance by bisection over powers of 2^(1/16). Returns what it reached."""
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha: got {alpha}, allowed: between 0 and 1")
         low, high = -12 * 16, 16  # eps = 2^(exponent / 16); acceptance falls as eps grows
         while high - low > 1:
             middle = (low + high) // 2
@@ -111,19 +98,12 @@ class TunablePair:
 
 def _model(preset: Preset, layers: int, device: torch.device) -> PreTrainedModel:
     config = LlamaConfig(
-        vocab_size=preset.vocabulary,
-        hidden_size=preset.hidden,
-        intermediate_size=preset.intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=preset.heads,
-        num_key_value_heads=preset.kv_heads,
-        head_dim=preset.head_dim,
-        max_position_embeddings=16384,
+        vocab_size=preset.vocabulary, hidden_size=preset.hidden, intermediate_size=preset.intermediate,
+        num_hidden_layers=layers, num_attention_heads=preset.heads, num_key_value_heads=preset.kv_heads,
+        head_dim=preset.head_dim, max_position_embeddings=16384, bos_token_id=None, eos_token_id=None,
         tie_word_embeddings=False,  # tied costs the same, but what was fed would be the likeliest token
-        bos_token_id=None,
-        eos_token_id=None,
         pad_token_id=None,
-    )
+    )  # fmt: skip
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=preset.dtype).eval()
     with torch.no_grad():  # as initialised, logits are so flat that nearly any two models agree
@@ -141,10 +121,9 @@ def make_pair(preset: Preset, device: torch.device, seed: int = 0) -> TunablePai
 
 
 def make_pair_of_two(target: Preset, draft: Preset, device: torch.device, seed: int = 0) -> TunablePair:
-    """Two models of different shapes with one vocabulary.
-
-    n copies of the draft's embedding side by side have its root mean square, so the final norm makes n copies of its
-    own result of them, which n copies of its head, over n, turn into its logits.
+    """Two models of different shapes with one vocabulary. n copies of the draft's embedding side by side have its root
+    mean square, so the final norm makes n copies of its own result of them, which n copies of its head, over n, turn
+    into its logits.
 
     Raises:
         ValueError: the target is not n times as wide, or the vocabularies differ.

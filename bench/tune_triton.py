@@ -5,6 +5,7 @@ python bench/tune_triton.py --json bench/results/tune_triton.json
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from collections.abc import Callable
@@ -15,14 +16,12 @@ import typer
 from cases import Shape
 from measure import Method, interleave, prepare, ratios, summary
 from options import JsonPath, Quick, read_device, read_integers, reading
-from report import Report, terminal
-from rich.table import Table
+from report import Report, show_table, terminal
 from step_inputs import MOST_SETS, StepInputs
 
 from specdec_kernels import draft_step
 
 FILTERS = {"top_k": 50, "top_p": 0.95}
-COMPACT = 64
 SETTINGS = {  # kernel: whether of a draft, filters and rule of a call that launches it
     "stats_kernel": (False, {}, "token"),
     "residual_kernel": (False, {}, "token"),
@@ -37,8 +36,7 @@ SETTINGS = {  # kernel: whether of a draft, filters and rule of a call that laun
 def call_of(kernel: str, inputs: StepInputs) -> Callable[[int], object]:
     """A whole operation that launches this kernel, as single kernels are not what anyone waits for."""
     drafting, filters, rule = SETTINGS[kernel]
-    inputs = inputs.with_settings(filters, rule)
-    compact = COMPACT if kernel == "compact_draw_kernel" else 0
+    inputs, compact = inputs.with_settings(filters, rule), 64 if kernel == "compact_draw_kernel" else 0
 
     def draft(i: int):
         n = i % inputs.sets
@@ -56,24 +54,24 @@ def measure_kernel(kernel: str, inputs: StepInputs, candidates: list[int], secon
     device, run = inputs.target.device, call_of(kernel, inputs)
     usual = tables.options(kernel, device, False)["num_warps"]
 
-    def method(num_warps: int) -> Method:
-        def with_warps(i: int):
-            with tables.using(kernel, num_warps):
-                return run(i)
+    def with_warps(i: int, num_warps: int):
+        with tables.using(kernel, num_warps):
+            return run(i)
 
-        return Method(str(num_warps), with_warps, inputs.calls)
-
-    methods, unavailable = prepare([method(n) for n in sorted({usual, *candidates})], device, seconds)
+    numbers = sorted({usual, *candidates})
+    methods = [Method(str(n), functools.partial(with_warps, num_warps=n), inputs.calls) for n in numbers]
+    methods, unavailable = prepare(methods, device, seconds)
     # Where a graph can be had, Python's overhead would only hide differences.
-    form = "graph" if any(m.timing == "graph" for m in methods) else "call"
-    samples = {m.name: m.key for m in methods if m.timing == form}
-    timed = interleave([m for m in methods if m.timing == form], device, seconds)
+    form = "cold" if any(m.timing == "cold" for m in methods) else "call"
+    methods = [m for m in methods if m.timing == form]
+    samples = interleave(methods, device, seconds)
+    found = {m.name: samples[m.key] for m in methods}
     return {
         "kernel": kernel,
         "usual": usual,
         "timing": form,
-        "seconds": {name: summary(timed[key]) for name, key in samples.items()},
-        "ratios": {name: ratios(timed[key], timed[samples[str(usual)]]) for name, key in samples.items()},
+        "seconds": {name: summary(values) for name, values in found.items()},
+        "ratios": {name: ratios(values, found[str(usual)]) for name, values in found.items()},
         "unavailable": unavailable,
     }
 
@@ -112,11 +110,9 @@ def main(
             report.add({"B": B, "K": num_drafts, "V": V} | measure_kernel(kernel, inputs, candidates, seconds))
     report.content["proposed"] = proposed = proposal(report.rows)
     report.finish()
-    table = Table("kernel", "warps now", "proposed", title=torch.cuda.get_device_name(device))
-    for kernel in SETTINGS:
-        usual = next(row["usual"] for row in report.rows if row["kernel"] == kernel)
-        table.add_row(kernel, str(usual), str(proposed[kernel]))
-    terminal().print(table)
+    usual = {row["kernel"]: row["usual"] for row in report.rows}
+    rows = [{"kernel": kernel, "warps_now": usual[kernel], "proposed": proposed[kernel]} for kernel in SETTINGS]
+    show_table(terminal(), torch.cuda.get_device_name(device), rows, ("kernel", "warps_now", "proposed"))
 
 
 if __name__ == "__main__":

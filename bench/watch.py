@@ -14,15 +14,17 @@ from measure import first_line
 LONGEST = 15  # kernels that a profile names
 
 
-def _profile(run: Callable[[], object]) -> list[tuple[str, float]]:
-    """(name, microseconds) of everything that ran on the GPU."""
+def _profile(run: Callable[[], object]) -> tuple[list[tuple[str, float]], float]:
+    """((name, microseconds) of everything that ran on the GPU, seconds by the wall)."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities) as profile:
+        begun = time.perf_counter()
         run()
         torch.cuda.synchronize()
+        wall = time.perf_counter() - begun
     on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return [(e.name, e.time_range.elapsed_us()) for e in on_gpu]
+    return [(e.name, e.time_range.elapsed_us()) for e in on_gpu], wall
 
 
 def launches(run: Callable[[int], object], device: torch.device) -> dict[str, object]:
@@ -32,7 +34,7 @@ def launches(run: Callable[[int], object], device: torch.device) -> dict[str, ob
         return {"unknown": "kernels are launched on GPUs"}
     try:
         run(0)
-        return counted([name for name, _ in _profile(lambda: run(0))])
+        return counted([name for name, _ in _profile(lambda: run(0))[0]])
     except Exception as error:  # a profiler that does not work here is a result
         return {"unknown": first_line(error)}
 
@@ -47,19 +49,14 @@ def counted(names: list[str]) -> dict[str, object]:
 
 
 def profiled(step: Callable[[], object], steps: int) -> dict[str, object]:
-    """The kernels of a step, the seconds of the longest, and the wall time. The profiler itself slows the host down; a
-    replayed graph is one launch and not touched by that."""
-    wall = 0.0
+    """The kernels of a step, the seconds of the longest, and the wall time. The profiler slows the host down, but not a
+    replayed graph."""
 
     def run() -> None:
-        nonlocal wall
-        begun = time.perf_counter()
         for _ in range(steps):
             step()
-        torch.cuda.synchronize()
-        wall = time.perf_counter() - begun
 
-    ran = _profile(run)
+    ran, wall = _profile(run)
     return {"wall_seconds": wall / steps, **by_kernel(ran, steps)}
 
 

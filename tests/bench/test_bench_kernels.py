@@ -122,7 +122,7 @@ def test_a_goal_is_reached_by_device_time_and_needed_bytes():
     def reached(copied: float, kernels: int | None, case=case, name: str = "cuda") -> list[bool | None]:
         """``copied``: seconds in which the needed bytes can be copied."""
         mine = bench_kernels.Ours(name, case, name, True, None)
-        about = bench_kernels.Measured(torch.tensor([1]), {"stats": {"reached_rows": copied}})
+        about = {"bytes_read": {"stats": {"reached_rows": copied}}}
         launched = {"unknown": "why"} if kernels is None else {"kernels": kernels}
         return [*bench_kernels.reached(mine, samples, ratios, launched, about, {"copy": 1.0}).values()]
 

@@ -129,9 +129,7 @@ def flashinfer_stub(seeded: bool) -> ModuleType:
 
 @pytest.mark.parametrize("seeded", [True, False])
 @pytest.mark.parametrize(
-    "filters, kept",
-    [({}, range(8)), ({"top_k": 4}, (0, 3, 4, 6)), ({"top_k": 6, "top_p": 0.8}, (0, 3, 6))],
-    ids=str,
+    "filters, kept", [({}, range(8)), ({"top_k": 4}, (0, 3, 4, 6)), ({"top_k": 6, "top_p": 0.8}, (0, 3, 6))], ids=str
 )
 def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kept, seeded):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", flashinfer_stub(seeded))
@@ -142,8 +140,8 @@ def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kep
     target, draft, noise = P_LOGITS.bfloat16().expand(draws, 2, 8), Q_LOGITS.expand(draws, 1, 8), torch.zeros(1).long()
     p = (P_LOGITS[0, kept].bfloat16() / t).float().softmax(-1)
     steps = {
-        "from logits": (library_peers.flashinfer_from_logits(t, filters), (target, drafts, draft, noise)),
-        "with q": (library_peers.flashinfer_with_q(t, filters), (target, drafts, q.expand(draws, 1, 8), noise)),
+        "from logits": (library_peers.flashinfer_step(t, filters), (target, drafts, draft, noise)),
+        "with q": (library_peers.flashinfer_step(t, filters, "q"), (target, drafts, q.expand(draws, 1, 8), noise)),
     }
     for step, arguments in steps.values():
         tokens = step(*arguments)[0][:, 0]
@@ -151,14 +149,14 @@ def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kep
         assert fits(torch.searchsorted(torch.tensor(kept), tokens.long()), p)
     distribution = (P_LOGITS / t).softmax(-1).expand(draws, 2, 8)
     if not filters:
-        tokens = library_peers.flashinfer_with_p_q()(distribution, drafts, q.expand(draws, 1, 8), noise)[0]
+        tokens = library_peers.flashinfer_step(t, given="pq")(distribution, drafts, q.expand(draws, 1, 8), noise)[0]
         assert fits(tokens[:, 0].long(), distribution[0, 0])
 
 
 def test_flashinfer_peer_refuses_a_filter_that_it_has_not(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", flashinfer_stub(True))
     with pytest.raises(ValueError, match="min_p"):
-        library_peers.flashinfer_from_logits(1.0, {"min_p": 0.1})
+        library_peers.flashinfer_step(1.0, {"min_p": 0.1})
 
 
 def vllm_stub(sample) -> dict[str, ModuleType]:
@@ -214,9 +212,8 @@ def test_vllm_of_another_version_is_refused(monkeypatch):
 
 def test_what_cannot_run_is_unavailable_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", None)  # as if not installed
-    for make in (lambda: library_peers.flashinfer_from_logits(1.0), library_peers.flashinfer_with_p_q):
-        with pytest.raises(ImportError, match="flashinfer"):
-            make()
+    with pytest.raises(ImportError, match="flashinfer"):
+        library_peers.flashinfer_step(1.0)
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match="vllm"):
         library_peers.vllm_step(1.0)

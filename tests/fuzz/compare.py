@@ -27,7 +27,7 @@ from specdec_kernels.testing import StepInputs, assert_same_draft, assert_same_s
 from .options import read_backends, read_device
 from .random_cases import Case, Limits, random_case
 
-# This share of the cases may be near-ties that went the other way; a few are free, so that no short run fails by chance.
+# This share of cases may be near-ties that went the other way; a few are free, so that no short run fails by chance.
 NEAR_TIES_ALLOWED, NEAR_TIES_FREE = 2e-3, 5
 
 

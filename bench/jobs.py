@@ -1,0 +1,165 @@
+"""Jobs for a scheduler: prompts, requests, and slices of a run through them."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import inspect
+import math
+import random
+import shlex
+import statistics
+import sysconfig
+import textwrap
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specdec import Outcome, Request, Scheduler, Stats
+from specdec.result import End
+from transformers import PreTrainedTokenizerBase
+
+from specdec_kernels import SamplingParams
+
+LINES = 60  # of a source file that a prompt is cut from
+# What is edited, the names that the edit replaces, and how many lines of the result the prompt shows.
+EDITS: tuple[tuple[Callable, dict[str, str], int], ...] = (
+    (textwrap.TextWrapper._wrap_chunks, {"cur_line": "row", "chunks": "parts"}, 8),
+    (statistics.quantiles, {"data": "values"}, 6),
+    (shlex.shlex.read_token, {"nextchar": "char"}, 6),
+    (argparse.HelpFormatter._format_usage, {"usage": "text"}, 6),
+    (configparser.RawConfigParser._read, {"fp": "file"}, 6),
+)
+
+
+def editing() -> list[str]:
+    """A function, and the beginning of the same with names replaced: most of what follows stands in the prompt."""
+    prompts = []
+    for function, names, lines in EDITS:
+        before = after = inspect.getsource(function)
+        for old, new in names.items():
+            after = after.replace(old, new)
+        prompts.append(f"{before}\n\n# The same, renamed.\n{''.join(after.splitlines(True)[:lines])}")
+    return prompts
+
+
+def skewed_lengths(count: int, least: int = 8, most: int = 256, median: float = 48.0, seed: int = 0) -> list[int]:
+    """Log-normal, so that a few are many times the median, as lengths of answers are."""
+    draw = random.Random(seed)
+    return [min(max(round(draw.lognormvariate(math.log(median), 1.0)), least), most) for _ in range(count)]
+
+
+def standard_library(tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Prompts of so many tokens, from anywhere in the modules of Python's standard library."""
+    draw = random.Random(seed)
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    prompts: list[list[int]] = []
+    while len(prompts) < len(lengths):
+        lines = draw.choice(files).read_text(errors="replace").splitlines(True)
+        first = draw.randrange(max(len(lines) - LINES, 1))
+        ids = tokenizer("".join(lines[first : first + LINES])).input_ids[: lengths[len(prompts)]]
+        if len(ids) == lengths[len(prompts)]:
+            prompts.append(ids)
+    return prompts
+
+
+def fixed_length(prompts: Sequence[list[int]], lengths: Sequence[int], temperature: float) -> list[Request]:
+    """Requests for exactly so many tokens each, without an end-of-sequence token."""
+    params, pairs = SamplingParams(temperature=temperature), zip(prompts, lengths, strict=True)
+    return [Request(p, n, params, seed=i, eos_token_id=[], id=i) for i, (p, n) in enumerate(pairs)]
+
+
+@dataclass
+class Slice:
+    """A part of a job."""
+
+    rows: int
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    row_steps: float = 0.0  # live rows, summed over the steps
+    parts: dict[str, float] = field(default_factory=dict)  # seconds, as ``Stats.seconds`` has them
+
+    def __add__(self, other: Slice) -> Slice:
+        parts = {name: seconds + other.parts.get(name, 0.0) for name, seconds in self.parts.items()}
+        numbers = (getattr(self, n) + getattr(other, n) for n in ("seconds", "tokens", "steps", "row_steps"))
+        return Slice(self.rows, *numbers, parts)
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def busy(self) -> float:
+        return self.row_steps / (self.steps * self.rows)
+
+    @property
+    def decode(self) -> float:
+        """Seconds without those that read prompts or measure costs."""
+        return self.seconds - self.parts["prefill"] - self.parts["measuring"]
+
+    @property
+    def forwards(self) -> float:
+        """Seconds in the models, without those that read prompts."""
+        return sum(self.parts[name] for name in ("draft_forwards", "target_forwards", "replays"))
+
+
+class Job:
+    """Requests through one scheduler. A job may stop between two steps and go on later, so two can take turns.
+
+    Args:
+        whole_batches: as many requests as there are rows begin together, and the next ones when the last of these has
+            ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, requests: Iterable[Request], whole_batches: bool = False):
+        self.scheduler, self.whole_batches = scheduler, whole_batches
+        self.rows = scheduler.usage.rows
+        self.texts: dict[object, list[int]] = {}  # by the request's ``id``
+        self.stats: list[Stats] = []
+        self._coming = deque(requests)
+
+    @property
+    def done(self) -> bool:
+        return not self._coming and self.scheduler.idle
+
+    @property
+    def total(self) -> Stats:
+        return Stats.total(self.stats, len(self.stats[0].drafted_by_position))
+
+    def run(self, ended: int | None = None) -> Slice:
+        """Goes on until so many more requests have ended; None: to the end.
+
+        Raises:
+            RuntimeError: a request ended in another way than with its length.
+        """
+        scheduler, stopwatch = self.scheduler, self.scheduler.batch.stopwatch
+        part = Slice(self.rows)
+        stopwatch.lap("measuring")  # what others did meanwhile
+        before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
+        goal = math.inf if ended is None else len(self.stats) + ended
+        while not self.done and len(self.stats) < goal:
+            self._feed()
+            for update in scheduler.step():
+                if not isinstance(update, Outcome):
+                    part.tokens += len(update.tokens)
+                elif update.end != End.LENGTH:
+                    raise RuntimeError(f"request {update.request.id}: {update.end} {update.error or ''}")
+                else:
+                    self.texts[update.request.id] = update.tokens
+                    self.stats.append(update.stats)
+        part.seconds = time.perf_counter() - begun
+        after = scheduler.usage
+        part.steps = after.steps - before.steps
+        part.row_steps = (after.steps * after.busy - before.steps * before.busy) * self.rows
+        part.parts = {name: seconds - parts[name] for name, seconds in stopwatch.seconds.items()}
+        return part
+
+    def _feed(self) -> None:
+        if self.whole_batches and not self.scheduler.idle:
+            return
+        waiting = self.scheduler.usage.waiting
+        for _ in range(min(self.rows - waiting, len(self._coming))):
+            self.scheduler.submit(self._coming.popleft())
