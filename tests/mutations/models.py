@@ -43,7 +43,11 @@ MUTATIONS: list[Mutation] = [
         CACHE,
         {
             "cache-keeps-the-last-sequence": ("layer.values[row].zero_()", "pass"),
-            "cache-shows-the-trash-slot": (" * step, capacity - 1)", " * step, capacity)", "tests/models/test_compiled.py tests/models/test_kv_cache.py"),
+            "cache-shows-the-trash-slot": (
+                " * step, capacity - 1)",
+                " * step, capacity)",
+                "tests/models/test_compiled.py tests/models/test_kv_cache.py",
+            ),
         },
     ),
     *mutations(
