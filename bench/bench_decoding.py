@@ -208,11 +208,11 @@ def measure(load: Workload, match: str, new_tokens: int, rounds: int) -> list[di
         if jobs[name].texts != jobs[PLAIN].texts:
             raise RuntimeError(f"{name}: a text differs from that of plain decoding")
     # The first round warms up, and measures costs.
-    rows = ((name, methods[name], jobs[name].total, slices[name][1:], slices[PLAIN][1:]) for name in methods)
-    return [_row(*row) for row in rows]
+    costs = {name: schedulers[name].batch.costs if "adaptive" in name else None for name in methods}
+    return [_row(n, costs[n], jobs[n].total, slices[n][1:], slices[PLAIN][1:]) for n in methods]
 
 
-def _row(name: str, decoder: SpeculativeDecoder, stats: Stats, mine: list[Slice], plain: list[Slice]) -> dict:
+def _row(name: str, costs: list[float] | None, stats: Stats, mine: list[Slice], plain: list[Slice]) -> dict:
     speedup = ratios([p.decode for p in plain], [m.decode for m in mine])
     allowed = [p.forwards / m.forwards for p, m in zip(plain, mine, strict=True)]
     return {
@@ -226,7 +226,7 @@ def _row(name: str, decoder: SpeculativeDecoder, stats: Stats, mine: list[Slice]
         "efficiency": speedup["median"] / stats.tau,
         "speedup_that_forwards_allow": summary(allowed),
         "of_that": ratios([p.decode / m.decode for p, m in zip(plain, mine, strict=True)], allowed),
-        "step_costs": decoder._costs.get(1),
+        "step_costs": costs,
     }
 
 
