@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.evaluation.contenders import Settings, SpecdecMethod, TransformersMethod
+from specdec.evaluation.contenders import CompareSettings, SpecdecMethod, TransformersMethod
 from specdec.evaluation.near_ties import explain
 from support.commands import PROMPT, refused, rows, run
 from support.models import prompts, tiny_model
@@ -91,7 +91,7 @@ def test_compare_gives_its_settings_to_all_methods(monkeypatch, pair):
     options = [x for name, value in given.items() for x in ("--" + name.replace("_", "-"), value)]
     refused("compare", "x", *options, "--rule", "block", "--max-new-tokens", 9)
     (settings,) = seen
-    assert settings == Settings(9, 1.1, **filters, repetition_penalty=1.3, rule="block")
+    assert settings == CompareSettings(9, 1.1, **filters, repetition_penalty=1.3, rule="block")
     calls, generate = [], SpeculativeDecoder.generate
     monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: calls.append((a, k)) or generate(*a, **k))
     target, draft, tokenizer = pair

@@ -10,7 +10,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.evaluation.compare import Measurement, compare
-from specdec.evaluation.contenders import Run, Settings, SpecdecMethod, TransformersMethod, counted_forwards
+from specdec.evaluation.contenders import CompareSettings, Run, SpecdecMethod, TransformersMethod, counted_forwards
 from support.commands import PROMPT, invoke, rows, run
 from support.models import VOCABULARY, prompts, tiny_model, tunable_pair
 from transformers import GenerationConfig
@@ -121,7 +121,7 @@ def test_sampled_texts_are_not_compared(folders):
 def test_every_round_and_prompt_has_its_seed(monkeypatch):
     monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
     target, draft = tunable_pair(0.3)
-    ragged, settings = prompts(3, 2, 9), Settings(8, 1.0, seed=10, repeats=2, num_drafts=2)
+    ragged, settings = prompts(3, 2, 9), CompareSettings(8, 1.0, seed=10, repeats=2, num_drafts=2)
     comparison = compare(target, draft, ragged, settings)
     ours = comparison.measurements[2]
     assert ours.setting == {"num_drafts": 2} and ours.swept is None and comparison.greedy_equal is None
@@ -164,7 +164,7 @@ def test_measurements_add_up():
 @pytest.mark.parametrize("num_drafts", (1, 2, 3))
 def test_assisted_counts(num_drafts):
     """The target as its own draft: everything is accepted, so the counts are known."""
-    target, settings = tiny_model("llama"), Settings(max_new_tokens=12)
+    target, settings = tiny_model("llama"), CompareSettings(max_new_tokens=12)
     for prompt in prompts(3, 2, 9):
         done = TransformersMethod(target, copy.deepcopy(target), settings, num_drafts).run(prompt, 0)
         assert done.steps + done.accepted == len(done.tokens) == 12
@@ -173,9 +173,9 @@ def test_assisted_counts(num_drafts):
 
 def test_a_bad_draft_counts_as_rejected():
     target, draft = tiny_model("llama"), tiny_model("llama", seed=99)
-    done = TransformersMethod(target, draft, Settings(max_new_tokens=12), 3).run([1, 2, 3], 0)
+    done = TransformersMethod(target, draft, CompareSettings(max_new_tokens=12), 3).run([1, 2, 3], 0)
     assert done.steps + done.accepted == 12 and done.accepted < done.drafted
-    plain = TransformersMethod(target, None, Settings(max_new_tokens=12)).run([1, 2, 3], 0)
+    plain = TransformersMethod(target, None, CompareSettings(max_new_tokens=12)).run([1, 2, 3], 0)
     assert (plain.steps, plain.drafted, plain.accepted, plain.tokens) == (12, 0, 0, done.tokens)
 
 
@@ -204,7 +204,7 @@ def test_generation_configs_have_no_say_and_come_back(temperature):
             max_length=5,
         )
     saved, before = [m.generation_config for m in pair], [m.generation_config.to_dict() for m in pair]
-    settings = Settings(9, temperature, repeats=1, num_drafts=2)
+    settings = CompareSettings(9, temperature, repeats=1, num_drafts=2)
     texts = [[r[0].tokens for r in m.rounds] for m in compare(*pair, [[1, 2, 3]], settings).measurements]
     assert all(m.generation_config is c for m, c in zip(pair, saved, strict=True))
     assert [m.generation_config.to_dict() for m in pair] == before
@@ -216,7 +216,7 @@ def test_generation_configs_come_back_after_an_error(monkeypatch):
     target, draft = (copy.deepcopy(model) for model in tunable_pair(0.3))
     saved, method = (
         (target.generation_config, draft.generation_config),
-        TransformersMethod(target, draft, Settings(4)),
+        TransformersMethod(target, draft, CompareSettings(4)),
     )
     monkeypatch.setattr(target, "forward", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -231,8 +231,8 @@ def test_texts_that_end_count_to_their_end():
     target.generation_config.eos_token_id = text[6]
     expected = text[: text.index(text[6]) + 1]
     for method in (
-        SpecdecMethod(target, draft, 3, Settings()),
-        TransformersMethod(target, draft, Settings(), 3),
+        SpecdecMethod(target, draft, 3, CompareSettings()),
+        TransformersMethod(target, draft, CompareSettings(), 3),
     ):
         done = method.run([1, 2, 3], 0)
         assert done.tokens == expected

@@ -72,10 +72,10 @@ def compare(
         options.read_sampling(rule, **sampling)
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..evaluation.compare import compare
-        from ..evaluation.contenders import Settings
+        from ..evaluation.contenders import CompareSettings
 
         prompts = loaded.tokenizer(texts).input_ids
-        settings = Settings(
+        settings = CompareSettings(
             max_new_tokens=max_new_tokens, repeats=repeats, num_drafts=lengths, seed=seed, rule=rule, **sampling
         )
         assistant: PreTrainedModel | Literal["lookup"] | None = "lookup" if drafter == "lookup" else None

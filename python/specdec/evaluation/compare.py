@@ -18,7 +18,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from ..drafters.protocol import Drafter
-from .contenders import Method, Prompt, Run, Settings, SpecdecMethod, TransformersMethod
+from .contenders import CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
 from .near_ties import Difference, Judge
 
 # Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
@@ -116,7 +116,7 @@ def compare(
     target: PreTrainedModel,
     draft: PreTrainedModel | Drafter | None,
     prompts: Sequence[Prompt],
-    settings: Settings | None = None,
+    settings: CompareSettings | None = None,
     progress: Callable[[str], None] = lambda _: None,
     assistant: PreTrainedModel | Literal["lookup"] | None = None,
 ) -> Comparison:
@@ -131,7 +131,7 @@ def compare(
         target: on the device of ``draft``, where that is a model.
         draft: for specdec, as ``SpeculativeDecoder`` takes it.
         prompts: lists of token ids, at least one.
-        settings: None is ``Settings()``.
+        settings: None is ``CompareSettings()``.
         progress: called with a line about what is going on.
         assistant: for transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; if it is not,
             ``assisted`` is left out.
@@ -139,7 +139,7 @@ def compare(
     Raises:
         ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
     """
-    settings = settings or Settings()
+    settings = settings or CompareSettings()
     if not prompts:
         raise ValueError("prompts: got none, allowed: at least one")
     asked = settings.num_drafts

@@ -23,7 +23,7 @@ LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where the caller gives none, as 
 
 
 @dataclass(frozen=True)
-class Settings:
+class CompareSettings:
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
@@ -67,7 +67,7 @@ class SpecdecMethod:
         target: PreTrainedModel,
         draft: PreTrainedModel | Drafter | None,
         num_drafts: int | AdaptiveDrafts,
-        settings: Settings,
+        settings: CompareSettings,
     ):
         self.setting: dict[str, int | str] = {
             "num_drafts": "auto" if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
@@ -99,7 +99,7 @@ class TransformersMethod:
         self,
         target: PreTrainedModel,
         draft: PreTrainedModel | Literal["lookup"] | None,
-        settings: Settings,
+        settings: CompareSettings,
         num_assistant_tokens: int | None = None,
     ):
         self._target, self._draft = target, None if draft == "lookup" else draft

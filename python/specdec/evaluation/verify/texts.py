@@ -14,7 +14,7 @@ from specdec_kernels import SamplingParams
 from ...decoder import SpeculativeDecoder
 from ...result import GenerationResult
 from ...stats import Stats
-from ..contenders import Prompt, Settings, TransformersMethod
+from ..contenders import CompareSettings, Prompt, TransformersMethod
 from ..near_ties import Difference, Judge, Noise
 from .race_noise import RaceNoise
 from .settings import Cell, VerifySettings
@@ -64,7 +64,7 @@ class TextCheck:
 
     def __init__(self, target: PreTrainedModel, prompts: Sequence[Prompt], settings: VerifySettings):
         self._target, self._prompts, self._settings = target, prompts, settings
-        self._plain = TransformersMethod(target, None, Settings(settings.max_new_tokens))
+        self._plain = TransformersMethod(target, None, CompareSettings(settings.max_new_tokens))
         self._judges = {"greedy": Judge(target), "coupled": Judge(target, temperature=settings.temperature)}
         vocabulary = target.config.get_text_config(decoder=True).vocab_size
         self._noise = [RaceNoise(settings.seed + i, vocabulary) for i in range(len(prompts))]
