@@ -183,9 +183,15 @@ def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
     """
     if name == "model":
         return model
-    AttentionInterface.register(f"specdec_{name}", _FUNCTIONS[name])
     configs: dict = {}  # modules that share a configuration share its copy
-    return _copied(model, f"specdec_{name}", configs, {})
+    return _copied(model, _registered(name), configs, {})
+
+
+@functools.cache
+def _registered(name: str) -> str:
+    """The name under which transformers' ``AttentionInterface`` knows the function."""
+    AttentionInterface.register(f"specdec_{name}", _FUNCTIONS[name])
+    return f"specdec_{name}"
 
 
 M = TypeVar("M", bound=nn.Module)
