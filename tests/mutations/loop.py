@@ -60,11 +60,6 @@ MUTATIONS: list[Mutation] = [
         {
             "loop-reuses-noise-in-every-step": ("position=self.known,", "position=torch.zeros_like(self.known),"),
             "loop-drafts-past-the-room": ("self.room - 1).clamp_(0, plan", "self.room).clamp_(0, plan", TEXT),
-            "loop-goes-on-after-an-end-of-sequence": (
-                "count = torch.minimum(count, first + 1) * live",
-                "count = count * live",
-                TEXT,
-            ),
         },
     ),
     *mutations(
@@ -76,7 +71,7 @@ MUTATIONS: list[Mutation] = [
                 "numbers[2 * num_drafts :],",
                 FAULTS,
             ),
-            "report-counts-every-draft": ("drafts[:allowed], num_accepted", "drafts, num_accepted"),
+            "report-counts-every-draft": ("drafts[:allowed], num_accepted", "drafts, num_accepted", "tests/loop/test_decoder.py tests/drafters/test_draft_length.py"),
         },
     ),
     *mutations(
