@@ -71,7 +71,11 @@ MUTATIONS: list[Mutation] = [
                 "numbers[2 * num_drafts :],",
                 FAULTS,
             ),
-            "report-counts-every-draft": ("drafts[:allowed], num_accepted", "drafts, num_accepted", "tests/loop/test_decoder.py tests/drafters/test_draft_length.py"),
+            "report-counts-every-draft": (
+                "drafts[:allowed], num_accepted",
+                "drafts, num_accepted",
+                "tests/loop/test_decoder.py tests/drafters/test_draft_length.py",
+            ),
         },
     ),
     *mutations(

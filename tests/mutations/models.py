@@ -15,16 +15,16 @@ MUTATIONS: list[Mutation] = [
             "attention-does-not-see-itself": ("causal = slot <= position", "causal = slot < position"),
             "attention-window-one-too-wide": ("(slot > position - window)", "(slot >= position - window)"),
             "attention-changes-the-users-configuration": ("copy.deepcopy(config, configs)", "config"),
-            "attention-copies-what-adapters-change": ("            copied._modules = children\n", ""),
+            "attention-leaves-modules-out-of-the-copy": ("copied._modules = children", "pass"),
         },
     ),
     *mutations(
         "python/specdec/models/cached_model.py",
         CACHE,
         {
-            "model-padding-overwrites-keys": (
-                "slots = torch.where(valid, places, cache.trash)",
-                "slots = places.clamp(max=cache.trash)",
+            "model-reads-every-chunk-into-slot-0": (
+                "torch.tensor(starts, device=self.device)[:, None] + index",
+                "torch.tensor(starts, device=self.device)[:, None] * 0 + index",
             ),
             "model-is-fed-tokens-that-it-lacks": (
                 "if self._lacks_tokens:",
@@ -43,11 +43,6 @@ MUTATIONS: list[Mutation] = [
         CACHE,
         {
             "cache-keeps-the-last-sequence": ("layer.values[row].zero_()", "pass"),
-            "cache-shows-the-trash-slot": (
-                " * step, capacity - 1)",
-                " * step, capacity)",
-                "tests/models/test_compiled.py tests/models/test_kv_cache.py",
-            ),
         },
     ),
     *mutations(
