@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+from specdec.checks import refuse
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FASTER = {"flashinfer": 3.0, "transformers": 10.0}  # a goal of every case of the group `goals`: so many times
@@ -96,29 +97,30 @@ SETTINGS = (
     *(("token", filters) for filters in FILTERS),
     *(("block", "none"), ("coupled", "none"), ("block", "top_k+top_p"), ("coupled", "top_k+top_p")),
 )
+GROUPS = ("goals", "step", "settings", "draft")
 
 
-VOCABULARIES = [128256, 32000, 151936]  # Llama 3, Llama 2, Qwen
-SIZES: dict[str, dict[str, list]] = {  # by group; the command line may say otherwise
-    "goals": {},
-    "step": {
-        "dtypes": ["bfloat16", "float32"],
-        "num-drafts": [5, 1, 8],
-        "vocabularies": VOCABULARIES,
-        "batches": [1, 8, 32],
-    },
-    "settings": {"dtypes": ["float32"], "num-drafts": [5], "vocabularies": [128256], "batches": [8, 1]},
-    "draft": {"dtypes": ["bfloat16", "float32"], "vocabularies": VOCABULARIES, "batches": [1, 8, 32]},
-}
-
-
-def rows_of(group: str, sizes: dict[str, list], temperature: float = 1.0) -> list[list[Case]]:
+def rows_of(group: str, batches: list[int] | None, dtypes: list[str] | None, quick: bool) -> list[list[Case]]:
     """The cases of a group. Those of one row have one shape and are timed in the same rounds, so that they can be
-    compared. ``sizes``: as in ``SIZES``."""
+    compared.
+
+    Args:
+        batches, dtypes: None: those of the group. The goals' shapes are fixed.
+        quick: with short rows and few shapes.
+    """
     if group == "goals":
-        return [[case] for case in GOALS]
-    lists = (sizes.get(name, [0]) for name in ("dtypes", "num-drafts", "vocabularies", "batches"))
-    shapes = [Shape(B, K, V, dtype) for dtype, K, V, B in itertools.product(*lists)]
-    if group == "settings":
-        return [[_setting(shape, *setting) for setting in SETTINGS] for shape in shapes]
-    return [[Case(group, shape, temperature=temperature)] for shape in shapes]
+        if batches or dtypes:
+            refuse("batches and dtypes", "some", "none, as the goals have their own")
+        return [[_quick(case) if quick else case] for case in GOALS]
+    settings = group == "settings"
+    dtypes = dtypes or (["float32"] if settings else ["bfloat16", "float32"])
+    num_drafts = [0] if group == "draft" else [5] if settings or quick else [5, 1, 8]
+    vocabularies = [1000] if quick else [128256] if settings else [128256, 32000, 151936]  # Llama 3, Llama 2, Qwen
+    batches = batches or ([1] if settings and quick else [8, 1] if settings else [1, 8] if quick else [1, 8, 32])
+    shapes = [Shape(B, K, V, t) for t, K, V, B in itertools.product(dtypes, num_drafts, vocabularies, batches)]
+    return [[_setting(s, *pair) for pair in SETTINGS] if settings else [Case(group, s)] for s in shapes]
+
+
+def _quick(case: Case) -> Case:
+    shape = case.shape
+    return replace(case, shape=Shape(min(shape.B, 2), shape.K, shape.V // 100, shape.dtype))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from measure import Method, interleave
 
-PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "vllm", "specdec")
+PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "specdec")
 
 
 def usable_cores() -> list[int]:
@@ -25,15 +25,12 @@ def cache_bytes(device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).L2_cache_size
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     sizes: dict[tuple[int, str], int] = {}  # (level, the cores that share it): several chiplets, several caches
-    for core in usable_cores():
-        for index in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
-            try:
-                level, cores, size = (
-                    (index / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
-                )
-                sizes[int(level), cores] = int(size[:-1]) * units[size[-1]]
-            except (OSError, ValueError, KeyError, IndexError):
-                continue  # virtual machines leave some of it out
+    for index in (i for c in usable_cores() for i in Path(f"/sys/devices/system/cpu/cpu{c}/cache").glob("index*")):
+        try:
+            level, cores, size = ((index / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
+            sizes[int(level), cores] = int(size[:-1]) * units[size[-1]]
+        except (OSError, ValueError, KeyError, IndexError):
+            continue  # virtual machines leave some of it out
     last = max((level for level, _ in sizes), default=0)
     return sum(size for (level, _), size in sizes.items() if level == last) or 32 << 20
 
@@ -44,27 +41,20 @@ def bandwidth(device: torch.device, quick: bool) -> dict[str, float]:
     ``read``: a reduction, the faster of sum and max. ``copy``: bytes read plus bytes written. On CUDA also
     ``launch_seconds`` of one small kernel in a graph.
     """
-    least = 2048 if device.type == "cuda" else 512
-    megabytes = 64 if quick else max(least, 8 * cache_bytes(device) >> 20)
+    on_gpu = device.type == "cuda"
+    megabytes = 64 if quick else max(2048 if on_gpu else 512, 8 * cache_bytes(device) >> 20)
     buffer = torch.rand(megabytes << 18, device=device)  # float32; random, as real data is
-    other = torch.empty_like(buffer)
-    size = buffer.numel() * 4
-    passes = 4 if device.type == "cuda" else 1  # back to back, so that launching is not measured
-    methods = [
-        Method("sum", lambda i: buffer.sum(), calls_a_sample=passes),
-        Method("max", lambda i: buffer.amax(), calls_a_sample=passes),
-        Method("copy", lambda i: other.copy_(buffer), calls_a_sample=passes),
-    ]
+    other, size = torch.empty_like(buffer), buffer.numel() * 4
+    calls = {"sum": lambda i: buffer.sum(), "max": lambda i: buffer.amax(), "copy": lambda i: other.copy_(buffer)}
+    # Passes on a GPU come back to back, so that launching is not measured.
+    methods = [Method(name, call, calls_a_sample=4 if on_gpu else 1) for name, call in calls.items()]
     for m in methods:
         m.sample()
     rounds = interleave(methods, device, 0.1 if quick else 2.0, least=7, most=20)
-    medians = {name: statistics.median(values) for name, values in rounds.items()}
-    result = {
-        "buffer_bytes": size,
-        "read": size / min(medians["sum"], medians["max"]),
-        "copy": 2 * size / medians["copy"],
-    }
-    if device.type == "cuda":
+    seconds = {name: statistics.median(values) for name, values in rounds.items()}
+    result = {"buffer_bytes": size, "read": size / min(seconds["sum"], seconds["max"])}
+    result["copy"] = 2 * size / seconds["copy"]
+    if on_gpu:
         number = torch.zeros(1, device=device)
         small = Method("launch", lambda i: number.add_(1), calls=1000, calls_a_sample=1000)
         small.sample()

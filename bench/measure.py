@@ -69,8 +69,7 @@ class _Replay(Method):
     def pace(self, device: torch.device, seconds: float) -> None:
         """Whole passes only."""
         self.calls_a_sample = self.calls
-        a_pass = clock(self.sample, device)
-        self.calls_a_sample *= max(1, min(int(seconds / max(a_pass, 1e-7)), 100))
+        self.calls_a_sample *= max(1, min(int(seconds / max(clock(self.sample, device), 1e-7)), 100))
 
 
 def first_line(error: BaseException) -> str:
@@ -79,25 +78,21 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
-def warm_up(methods: Sequence[Method], device: torch.device, calls: int) -> tuple[list[Method], dict[str, str]]:
-    """Runs each method at least ``calls`` times. Returns (those that can run, {key: why another cannot})."""
+def prepare(methods: Sequence[Method], device: torch.device, seconds: float) -> tuple[list[Method], dict[str, str]]:
+    """Warms up and paces for a row of ``seconds``; on CUDA adds the graph forms of each capturable method.
+
+    Returns (those that can run, {key: why another cannot}).
+    """
     ready, unavailable = [], {}
     for method in methods:
         try:
-            for _ in range(calls):
+            for _ in range(8):  # they see every alignment of the inputs, for each of which Triton compiles anew
                 method.sample()
             synchronize(device)
             ready.append(method)
         except Exception as error:  # a peer's failure is a result, not the end of the benchmark
             unavailable[method.key] = first_line(error)
         method.next_call = 0
-    return ready, unavailable
-
-
-def prepare(methods: Sequence[Method], device: torch.device, seconds: float) -> tuple[list[Method], dict[str, str]]:
-    """Warms up and paces for a row of ``seconds``; on CUDA adds the graph forms of each capturable method."""
-    # Eight calls see every alignment of the inputs, for each of which Triton compiles anew.
-    ready, unavailable = warm_up(methods, device, 8)
     for method in [m for m in ready if m.capturable and device.type == "cuda"]:
         for timing in ("cold", "warm") if method.warm is not None else ("cold",):
             try:

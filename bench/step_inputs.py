@@ -24,7 +24,7 @@ MOST_SETS = 512  # a CUDA graph holds one call on each
 
 
 class StepInputs:
-    """``sets`` independent steps. Calls take them in turn, and together they exceed the caches."""
+    """``sets`` independent steps, of K >= 0 drafts. Calls take them in turn, and together they exceed the caches."""
 
     def __init__(self, shape: Shape, drafts: str, temperature: float, device: torch.device, most_sets: int):
         B, K, V = shape.B, shape.K, shape.V
@@ -45,6 +45,7 @@ class StepInputs:
             self.target[n] = torch.randn(B, K + 1, V, **like) * LOGIT_STD
             self.draft[n] = self.target[n, :, :-1].float() + noise_std * torch.randn(B, K, V, **like)
         self.seed = torch.arange(N * B, **like).view(N, B)
+        self.noise = self.seed[:, :1]  # for peers that take one number
         self.position = [torch.full((B,), 1000 * i, **like) for i in range(self.calls)]
         self._draw({}, "token")
 
@@ -53,6 +54,8 @@ class StepInputs:
         values = {"temperature": self.temperature} | filters
         columns = {name: torch.full((B,), value, device=self.draft.device) for name, value in values.items()}
         self.params, self.rule, self.filters = SamplingParams(**columns), rule, filters
+        if K == 0:
+            return
         # Drafts come from other noise than the calls use, so a set that is used twice is still a fair sample.
         flat, params, seed = self.draft.view(N * B, K, V), SamplingParams(**values), self.seed.view(-1)
         steps = [draft_step(flat[:, i], params, seed=seed, position=DRAFTED_AT, offset=i, rule=rule) for i in range(K)]
@@ -87,11 +90,6 @@ class StepInputs:
     @cached_property
     def draft_probs(self) -> torch.Tensor:
         return probabilities(self.draft_float32 if self.filters else self.draft, self.temperature)
-
-    @cached_property
-    def noise(self) -> torch.Tensor:
-        """[sets, 1]: a number for each set, for peers that take one."""
-        return torch.arange(self.sets, device=self.target.device)[:, None]
 
     @cached_property
     def target_probs(self) -> torch.Tensor:
