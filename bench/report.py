@@ -20,7 +20,9 @@ from specdec.checks import refuse
 
 DeviceName = Annotated[str, typer.Option("--device", help="cpu or cuda")]
 Threads = Annotated[int | None, typer.Option(min=1, help="default: torch's")]
-Quick = Annotated[bool, typer.Option(help="a smoke run: other defaults, small inputs, no compiling")]
+Quick = Annotated[
+    bool, typer.Option(help="a smoke run: few small inputs, whatever sizes are asked for; no compiling of peers")
+]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="where the results go")]
 
 

@@ -5,7 +5,6 @@ python bench/tune_triton.py --json bench/results/tune_triton.json
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Callable
 
@@ -88,9 +87,10 @@ def main(quick: Quick = False, json_path: JsonPath = None) -> None:
     with reading():
         device = read_device("cuda")
     report = Report("tune_triton", device, json_path, None, quick=quick)
-    for shape, kernel in itertools.product(SHAPES, SETTINGS):
+    for shape in SHAPES:
         inputs = StepInputs(shape, "typical", 1.0, device, 4 if quick else MOST_SETS)
-        report.add({"B": shape.B, "K": shape.K, "V": shape.V} | measure_kernel(kernel, inputs, WARPS, SECONDS))
+        for kernel in SETTINGS:
+            report.add({"B": shape.B, "K": shape.K, "V": shape.V} | measure_kernel(kernel, inputs, WARPS, SECONDS))
     report.content["proposed"] = proposed = proposal(report.rows)
     report.finish()
     rows = [{**row, "proposed": proposed[row["kernel"]]} for row in report.rows[: len(SETTINGS)]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from measure import first_line
@@ -69,11 +68,11 @@ def by_kernel(ran: list[tuple[str, float]], steps: int) -> dict[str, object]:
     return {"kernels": len(ran) / steps, "kernel_seconds": seconds.total() / steps, "longest": longest}
 
 
-@contextmanager
-def _sync_debug(mode: str) -> Iterator[None]:
+def _run_in_mode(mode: str, step: Callable[[], object], steps: int) -> None:
     torch.cuda.set_sync_debug_mode(mode)
     try:
-        yield
+        for _ in range(steps):
+            step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -84,15 +83,11 @@ def synchronisations(step: Callable[[], object], steps: int) -> dict[str, object
     step where the loop is not deferred."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with _sync_debug("warn"):
-            for _ in range(steps):
-                step()
+        _run_in_mode("warn", step, steps)
     places = Counter(f"{w.filename}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message))
     forbidden = "ok"
     try:
-        with _sync_debug("error"):
-            for _ in range(steps):
-                step()
+        _run_in_mode("error", step, steps)
     except Exception as error:  # this is the finding
         forbidden = first_line(error)
     return {"a_step": places.total() / steps, "where": dict(places), "forbidden": forbidden}
