@@ -13,25 +13,27 @@ import itertools
 import time
 from typing import Annotated, NamedTuple
 
+import specdec
 import torch
 import typer
 from jobs import Job, Slice, editing, fixed_length
 from loop_cells import MODES, Cell, contenders
 from loop_cells import measure as measure_cell
 from loop_costs import goals, judged
-from machine import bandwidth
 from measure import in_turns, ratios, summary
-from report import DeviceName, JsonPath, Quick, Report, Threads, read_device, read_integers, read_names, reading
-from specdec import (
-    AdaptiveDrafts,
-    EarlyExitDrafter,
-    PromptLookupDrafter,
-    Scheduler,
-    SpeculativeDecoder,
-    SuffixDrafter,
-    load_embedded_pair,
+from report import (
+    DeviceName,
+    JsonPath,
+    Quick,
+    Report,
+    Threads,
+    bandwidth,
+    read_device,
+    read_integers,
+    read_names,
+    refuse,
 )
-from specdec.checks import refuse
+from specdec import AdaptiveDrafts, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.cli.compare import CODE_PROMPTS
 from specdec.drafters import Drafter, Drafts, DraftSession, Generation, Step
 from specdec.drafters.model import ModelDrafter
@@ -75,20 +77,19 @@ def loop(
     start = time.perf_counter()
     if quick:
         contexts, new_tokens, rounds = "16", 3, 1
-    with reading():
-        where = read_device(device)
-        read_names("pair", pair, PAIRS)
-        asked = read_names("modes", modes, MODES)
-        sizes, lengths = read_integers("batches", batches), read_integers("contexts", contexts)
-        ks = read_integers("num-drafts", num_drafts)
-        read_alpha(alpha)
+    where = read_device(device)
+    read_names("pair", pair, PAIRS)
+    asked = read_names("modes", modes, MODES)
+    sizes, lengths = read_integers("batches", batches), read_integers("contexts", contexts)
+    ks = read_integers("num-drafts", num_drafts)
+    read_alpha(alpha)
     shapes = [str(preset) for preset in PAIRS[pair]]
     report = Report("loop", where, json_path, threads, quick=quick, pair=pair, shapes=shapes)
     ceilings = bandwidth(where, quick) if where.type == "cuda" else None
     tuned = named_pair(pair, where)
     of_pair = {"temperature": 1.0, "expected_alpha": tuned.calibrate(alpha, 1.0), "eps": tuned.eps}
     of_pair |= {"cost_ratio": tuned.cost_ratio, "bandwidth": ceilings}
-    cells = [Cell(b, c, new_tokens, rounds, k, 1.0) for c in lengths for b in sizes for k in ks]
+    cells = [Cell(b, c, new_tokens, rounds, k) for c in lengths for b in sizes for k in ks]
     for cell in sorted(cells, key=lambda cell: cell.batch * cell.context):
         begun = time.perf_counter()
         row, speeds = measure_cell(contenders(tuned, cell, asked), cell, where, start + limit, 0.1 if quick else 2.0)
@@ -158,10 +159,12 @@ def decoders(load: Workload) -> dict[str, SpeculativeDecoder]:
         "model, K=4": SpeculativeDecoder(target, draft, 4),
         "model, adaptive": SpeculativeDecoder(target, draft, adaptive),
         "model, K=8, confidence 0.4": SpeculativeDecoder(target, draft, 8, confidence=0.4),
-        "prompt lookup, K=8": SpeculativeDecoder(target, PromptLookupDrafter(), 8),
-        "suffix automaton, K=16": SpeculativeDecoder(target, SuffixDrafter(), 16),
-        f"early exit after {layers}, K=4": SpeculativeDecoder(target, EarlyExitDrafter(target, layers), 4),
-        f"early exit after {layers}, adaptive": SpeculativeDecoder(target, EarlyExitDrafter(target, layers), adaptive),
+        "prompt lookup, K=8": SpeculativeDecoder(target, specdec.PromptLookupDrafter(), 8),
+        "suffix automaton, K=16": SpeculativeDecoder(target, specdec.SuffixDrafter(), 16),
+        f"early exit after {layers}, K=4": SpeculativeDecoder(target, specdec.EarlyExitDrafter(target, layers), 4),
+        f"early exit after {layers}, adaptive": SpeculativeDecoder(
+            target, specdec.EarlyExitDrafter(target, layers), adaptive
+        ),
         "never right, K=4": SpeculativeDecoder(target, wrong, 4),
         "never right, adaptive": SpeculativeDecoder(target, wrong, adaptive),
     }
@@ -217,9 +220,8 @@ def drafters(
     json_path: JsonPath = None,
 ) -> None:
     """Times every drafter beside plain decoding: greedy, float32, one sequence."""
-    with reading():
-        pairs = read_names("pair", pair, DRAFTERS_PAIRS)
-        read_alpha(alpha)
+    pairs = read_names("pair", pair, DRAFTERS_PAIRS)
+    read_alpha(alpha)
     prompts, new_tokens, rounds = (1, 5, 1) if quick else (2, 128, rounds)
     report = Report("drafters", CPU, json_path, threads, quick=quick, prompts=prompts, new_tokens=new_tokens)
     for load in (load for name in pairs for load in workloads(name, prompts, alpha)):

@@ -21,7 +21,7 @@ import torch
 import typer
 from jobs import Job, Slice, fixed_length, skewed_lengths, standard_library
 from measure import in_turns, ratios, summary
-from report import DeviceName, JsonPath, Quick, Report, Threads, read_device, read_integers, read_names, reading
+from report import DeviceName, JsonPath, Quick, Report, Threads, read_device, read_integers, read_names
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.loading import Pair
 
@@ -202,9 +202,8 @@ def main(
     json_path: JsonPath = None,
 ) -> None:
     """Measures the scheduler on the embedded pair."""
-    with reading():
-        where, asked = read_device(device), read_names("parts", parts, PARTS)
-        numbers = read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
+    where, asked = read_device(device), read_names("parts", parts, PARTS)
+    numbers = read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
     report = Report("throughput", where, json_path, threads, quick=quick, num_drafts=K)
     pair = load_embedded_pair(device=where)
     most_rows = 2 if quick else 8

@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import torch
 from loop_costs import step_costs
-from measure import first_line, in_turns, summary
+from measure import first_line, in_turns, profiled, summary, synchronisations
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from tunable_pair import TunablePair
-from watch import profiled, synchronisations
 
 from specdec_kernels import SamplingParams
 
@@ -33,7 +32,6 @@ class Cell:
     new_tokens: int  # of a sequence in a window
     windows: int
     num_drafts: int
-    temperature: float
 
     @property
     def window(self) -> int:
@@ -96,9 +94,6 @@ class Transformers:
     def window(self) -> Window:
         torch.manual_seed(0)
         ids = torch.tensor(self.cell.prompts(self.model), device=self.model.device)
-        sampling: dict[str, object] = {"do_sample": False}
-        if self.cell.temperature > 0:
-            sampling = {"do_sample": True, "temperature": self.cell.temperature, "top_k": 0}
         noted = _Marks(self.cell)
         self.model.generate(
             ids,
@@ -107,7 +102,8 @@ class Transformers:
             pad_token_id=0,
             assistant_model=self.assistant,
             stopping_criteria=StoppingCriteriaList([noted]),
-            **sampling,
+            do_sample=True,
+            top_k=0,
         )
         (begun, first), (ended, last) = noted.marks[0], noted.marks[-1]
         return Window(ended - begun, last - first, len(noted.marks) - 1)
@@ -196,7 +192,7 @@ class Specdec:
 
     def _begin(self) -> None:
         """Reads all prompts and does the first step."""
-        params = SamplingParams(temperature=self.cell.temperature)
+        params = SamplingParams()
         for i, prompt in enumerate(self.cell.prompts(self.decoder.target.model)):
             self.scheduler.submit(Request(prompt, self.cell.room, params, seed=i, eos_token_id=[]))
         self._step()

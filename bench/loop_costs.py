@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from measure import Method, interleave, ratios, summary, synchronize
 from specdec import SpeculativeDecoder
-from specdec.models.attention import BLOCK
 from specdec.models.cached_model import CachedModel
 from specdec.models.kv_cache import StaticKVCache, visible_slots
 
@@ -35,12 +34,6 @@ class Forwards:
         layout = self.model.layout(places, places, visible_slots(context + width, self.cache.capacity))
         tokens = places % self.model.vocab_size
         return lambda: self.model(tokens, self.cache, layout)
-
-    def slots_read(self, filled: int) -> int:
-        """How many slots of each sequence attention is given to read."""
-        if self.model.reads_only_filled:
-            return -(-filled // BLOCK) * BLOCK
-        return visible_slots(filled, self.cache.capacity)
 
     def filled_bytes(self, context: int) -> int:
         """The bytes of keys and values after so many tokens."""
@@ -88,7 +81,6 @@ def step_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: f
     attention = {
         "seconds": whole - short,
         "filled_bytes": target.filled_bytes(after) - target.filled_bytes(min(SHORT, context) + k + 1),
-        "slots_over_filled": target.slots_read(after) / after,
     }
     return {"seconds": found, "c": found["draft 1"]["median"] / found["target 1"]["median"], "attention": attention}
 

@@ -19,7 +19,7 @@ from measure import Method, first_line
 from specdec.checks import refuse
 
 if TYPE_CHECKING:
-    from step_inputs import StepInputs
+    from cases import StepInputs
 
 WITHOUT_FLASHINFER = "SPECDEC_BENCH_WITHOUT_FLASHINFER"  # set it where its kernels cannot be compiled
 WITH_FILTERS = ("transformers", "flashinfer", "flashinfer+q")

@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import torch
 import typer
-from cases import Shape
+from cases import MOST_SETS, Shape, StepInputs
 from measure import Method, interleave, prepare, ratios, summary
-from report import JsonPath, Quick, Report, read_device, reading
-from step_inputs import MOST_SETS, StepInputs
+from report import JsonPath, Quick, Report, read_device
 
 from specdec_kernels import draft_step
 
@@ -84,8 +83,7 @@ def proposal(rows: list[dict]) -> dict[str, int]:
 
 def main(quick: Quick = False, json_path: JsonPath = None) -> None:
     """Times each kernel's candidates in a call that launches it."""
-    with reading():
-        device = read_device("cuda")
+    device = read_device("cuda")
     report = Report("tune_triton", device, json_path, None, quick=quick)
     for shape in SHAPES:
         inputs = StepInputs(shape, "typical", 1.0, device, 4 if quick else MOST_SETS)
