@@ -13,6 +13,7 @@ import itertools
 import time
 from typing import Annotated, NamedTuple
 
+import report
 import specdec
 import torch
 import typer
@@ -21,18 +22,6 @@ from loop_cells import MODES, Cell, contenders
 from loop_cells import measure as measure_cell
 from loop_costs import goals, judged
 from measure import in_turns, ratios, summary
-from report import (
-    DeviceName,
-    JsonPath,
-    Quick,
-    Report,
-    Threads,
-    bandwidth,
-    read_device,
-    read_integers,
-    read_names,
-    refuse,
-)
 from specdec import AdaptiveDrafts, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.cli.compare import CODE_PROMPTS
 from specdec.drafters import Drafter, Drafts, DraftSession, Generation, Step
@@ -51,7 +40,7 @@ Alpha = Annotated[float, typer.Option(help="the acceptance that random pairs are
 
 def read_alpha(alpha: float) -> None:
     if not 0 < alpha < 1:
-        refuse("alpha", alpha, "between 0 and 1, both excluded")
+        report.refuse("alpha", alpha, "between 0 and 1, both excluded")
 
 
 # ---- The loop
@@ -59,7 +48,7 @@ def read_alpha(alpha: float) -> None:
 
 @app.command()
 def loop(
-    device: DeviceName = "cpu",
+    device: report.DeviceName = "cpu",
     pair: Annotated[str, typer.Option(help=f"one of {', '.join(PAIRS)}")] = "tiny",
     alpha: Alpha = 0.8,
     batches: Annotated[str, typer.Option("--batches", "-B")] = "1,8,32",
@@ -69,23 +58,23 @@ def loop(
     rounds: Annotated[int, typer.Option(min=1, help="windows of a method")] = 5,
     modes: Annotated[str, typer.Option(help="separated by commas")] = ",".join(MODES),
     limit: Annotated[float, typer.Option(min=0, help="seconds after which no method begins")] = float("inf"),
-    threads: Threads = None,
-    quick: Quick = False,
-    json_path: JsonPath = None,
+    threads: report.Threads = None,
+    quick: report.Quick = False,
+    json_path: report.JsonPath = None,
 ) -> None:
     """Times the loop on pairs with random weights, against transformers, its own modes and its goals."""
     start = time.perf_counter()
     if quick:
         contexts, new_tokens, rounds = "16", 3, 1
-    where = read_device(device)
-    read_names("pair", pair, PAIRS)
-    asked = read_names("modes", modes, MODES)
-    sizes, lengths = read_integers("batches", batches), read_integers("contexts", contexts)
-    ks = read_integers("num-drafts", num_drafts)
+    where = report.read_device(device)
+    report.read_names("pair", pair, PAIRS)
+    asked = report.read_names("modes", modes, MODES)
+    sizes, lengths = report.read_integers("batches", batches), report.read_integers("contexts", contexts)
+    ks = report.read_integers("num-drafts", num_drafts)
     read_alpha(alpha)
     shapes = [str(preset) for preset in PAIRS[pair]]
-    report = Report("loop", where, json_path, threads, quick=quick, pair=pair, shapes=shapes)
-    ceilings = bandwidth(where, quick) if where.type == "cuda" else None
+    results = report.Report("loop", where, json_path, threads, quick=quick, pair=pair, shapes=shapes)
+    ceilings = report.bandwidth(where, quick) if where.type == "cuda" else None
     tuned = named_pair(pair, where)
     of_pair = {"temperature": 1.0, "expected_alpha": tuned.calibrate(alpha, 1.0), "eps": tuned.eps}
     of_pair |= {"cost_ratio": tuned.cost_ratio, "bandwidth": ceilings}
@@ -98,14 +87,14 @@ def loop(
         named = cell.batch == 1 and pair == "8b+1b" and where.type == "cuda"
         row["reached"] = goals(row["found"], speeds) if named else {}
         about = {"B": cell.batch, "context": cell.context, "new_tokens": new_tokens, "K": cell.num_drafts}
-        report.add({**about, "seconds_in_all": time.perf_counter() - begun, **of_pair, **row})
+        results.add({**about, "seconds_in_all": time.perf_counter() - begun, **of_pair, **row})
         title = f"{pair}, B={cell.batch}, context {cell.context}, K={cell.num_drafts}"
-        report.show(title, row["methods"], ("name", "tokens_per_second", "tau", "alpha"))
+        results.show(title, row["methods"], ("name", "tokens_per_second", "tau", "alpha"))
         said = {f"times {name}": speed for name, speed in row["found"].get("times", {}).items()}
         said |= {name: value for name, value in row["found"].items() if isinstance(value, (float, str))}
         said |= {f"reached: {goal}": reached for goal, reached in row["reached"].items()}
-        report.say(said | {f"{name}, not measured": reason for name, reason in row["unavailable"].items()})
-    report.finish()
+        results.say(said | {f"{name}, not measured": reason for name, reason in row["unavailable"].items()})
+    results.finish()
 
 
 # ---- Drafters
@@ -215,21 +204,21 @@ def drafters(
     pair: Annotated[str, typer.Option(help="separated by commas")] = ",".join(DRAFTERS_PAIRS),
     alpha: Alpha = 0.8,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    threads: Threads = None,
-    quick: Quick = False,
-    json_path: JsonPath = None,
+    threads: report.Threads = None,
+    quick: report.Quick = False,
+    json_path: report.JsonPath = None,
 ) -> None:
     """Times every drafter beside plain decoding: greedy, float32, one sequence."""
-    pairs = read_names("pair", pair, DRAFTERS_PAIRS)
+    pairs = report.read_names("pair", pair, DRAFTERS_PAIRS)
     read_alpha(alpha)
     prompts, new_tokens, rounds = (1, 5, 1) if quick else (2, 128, rounds)
-    report = Report("drafters", CPU, json_path, threads, quick=quick, prompts=prompts, new_tokens=new_tokens)
+    results = report.Report("drafters", CPU, json_path, threads, quick=quick, prompts=prompts, new_tokens=new_tokens)
     for load in (load for name in pairs for load in workloads(name, prompts, alpha)):
         rows = measure(load, new_tokens, rounds)
-        report.add({"workload": load.name, "methods": rows})
+        results.add({"workload": load.name, "methods": rows})
         columns = ("name", "tokens_per_second", "speedup", "tau", "alpha", "efficiency", "of_that")
-        report.show(f"{load.name}, {prompts} x {new_tokens} new tokens", rows, columns)
-    report.finish()
+        results.show(f"{load.name}, {prompts} x {new_tokens} new tokens", rows, columns)
+    results.finish()
 
 
 # ---- Accept rules
@@ -238,19 +227,21 @@ RULES_FILTERS = {"none": {}, "top_k+top_p": {"top_k": 50, "top_p": 0.95}}
 
 
 @app.command()
-def rules(threads: Threads = None, quick: Quick = False, json_path: JsonPath = None) -> None:
+def rules(threads: report.Threads = None, quick: report.Quick = False, json_path: report.JsonPath = None) -> None:
     """Decodes with the embedded pair at temperature 1 under every accept rule: what a step emits."""
     target, draft, tokenizer = load_embedded_pair()
     prompts = tokenizer(list(CODE_PROMPTS)).input_ids * (1 if quick else 32)
     ks, new_tokens, seeds = (2,) if quick else (2, 4, 6), 8 if quick else 128, [*range(len(prompts))]
-    report = Report("rules", CPU, json_path, threads, quick=quick, texts=len(prompts), max_new_tokens=new_tokens)
+    results = report.Report(
+        "rules", CPU, json_path, threads, quick=quick, texts=len(prompts), max_new_tokens=new_tokens
+    )
     for (name, filters), k, rule in itertools.product(RULES_FILTERS.items(), ks, Rule):
         decoder, params = SpeculativeDecoder(target, draft, num_drafts=k), SamplingParams(1.0, **filters)
         stats = decoder.generate(prompts, None, new_tokens, params, seeds, rule=rule).stats
         found = {n: getattr(stats, n) for n in ("tau", "acceptance_rate", "alpha")}
-        report.add({"filters": name, "K": k, "rule": str(rule), **found})
-    report.finish()
-    report.show(f"{len(prompts)} texts of {new_tokens} tokens", report.rows, [*report.rows[0]])
+        results.add({"filters": name, "K": k, "rule": str(rule), **found})
+    results.finish()
+    results.show(f"{len(prompts)} texts of {new_tokens} tokens", results.rows, [*results.rows[0]])
 
 
 if __name__ == "__main__":

@@ -13,24 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
+import report
 import torch
 import typer
 from cases import ACCEPTANCE, DTYPES, FASTER, GROUPS, MOST_SETS, Case, Shape, StepInputs, rows_of
 from measure import Method, compared, first_line, interleave, prepare, profiled, summary
 from peers import Compiler, peer_methods, probabilities
-from report import (
-    DeviceName,
-    JsonPath,
-    Quick,
-    Report,
-    Threads,
-    bandwidth,
-    floor_seconds,
-    read_device,
-    read_integers,
-    read_names,
-    refuse,
-)
 
 from specdec_kernels import build_info, draft_step
 
@@ -79,7 +67,7 @@ def backends_of(device: torch.device) -> tuple[list[str], dict[str, str]]:
         left_out.setdefault("triton", "on a CPU it is Triton's interpreter, which serves tests")
     names = [r["backend"] for r in rows if r["backend"] not in left_out]
     if not names:
-        refuse("device", device, f"one with a backend that can run: {left_out}")
+        report.refuse("device", device, f"one with a backend that can run: {left_out}")
     return names, left_out
 
 
@@ -113,7 +101,7 @@ def about_case(case: Case, inputs: StepInputs, bench: Bench) -> dict[str, object
         for stats in case.stats
     }
     floors = {
-        form: {f"floor_{rows}": floor_seconds(size, bench.ceilings) for rows, size in sizes.items()}
+        form: {f"floor_{rows}": report.floor_seconds(size, bench.ceilings) for rows, size in sizes.items()}
         for form, sizes in bytes_read.items()
     }
     return {
@@ -163,7 +151,7 @@ def measure_row(cases: Sequence[Case], drafts: str, bench: Bench) -> dict[str, o
 
 def reached(mine: Ours, samples: Samples, row: dict, ceilings: dict[str, float]) -> dict[str, bool | None]:
     """Which of its goals a method reaches; None where it was not measured. Bytes that were read in vain do not count
-    for the bandwidth."""
+    for the report.bandwidth."""
     goal, cold = mine.case.goal, samples.get(f"{mine.name} [cold]")
     median = summary(cold)["median"] if cold else None
     found: dict[str, bool | None] = {}
@@ -217,7 +205,7 @@ def measure_drafts(shape: Shape, bench: Bench) -> dict[str, object]:
     except Exception as error:  # why a peer cannot run is a result
         absent["compile"] = first_line(error)
     bytes_read = shape.B * shape.row_bytes
-    floor = floor_seconds(bytes_read, bench.ceilings)
+    floor = report.floor_seconds(bytes_read, bench.ceilings)
     row, _ = bench.timed(
         methods, {b: ({"floor": floor}, ["eager", "multinomial", "compile"]) for b in bench.backends}, absent
     )
@@ -228,50 +216,32 @@ def measure_drafts(shape: Shape, bench: Bench) -> dict[str, object]:
 # ---- The command
 
 
-def show(report: Report, row: dict) -> None:
-    """Every method's microseconds, and those of ours as multiples of the floors and of the methods beside them."""
-    lines, columns = [], {"method": None, "microseconds": None}  # a dictionary keeps the order
-    for key, seconds in row["seconds"].items():
-        line = {"method": key, "microseconds": seconds["median"] * 1e6}
-        who, _, case = key.partition(" ")
-        for compared_with, ratio in row["ratios"].items():
-            mine, _, other = compared_with.partition("/")
-            if mine == key:
-                line["/ " + other.removeprefix(f"{who} ").removesuffix(f" {case}")] = ratio["median"]
-        line |= row.get("reached", {}).get(key.split(" [")[0], {})
-        lines.append(line)
-        columns |= dict.fromkeys(line)
-    head = " ".join(f"{k}={row[k]}" for k in ("goal", "B", "K", "V", "dtype", "drafts") if k in row)
-    report.show(head, lines, [*columns])
-    report.say({f"{name}, not measured": reason for name, reason in row["unavailable"].items()})
-
-
 def main(
     group: Annotated[str, typer.Argument(help=f"one of {', '.join(GROUPS)}")],
-    device: DeviceName = "cpu",
+    device: report.DeviceName = "cpu",
     batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: as in cases.py")] = None,
     dtypes: Annotated[str | None, typer.Option(help=f"some of {', '.join(DTYPES)}")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="a row, at least 5 rounds; default: by group")] = None,
     compile_seconds: Annotated[
-        float | None, typer.Option(min=0, help="for torch.compile in all; 0: without it; default: by group")
+        float | None, typer.Option(min=0, help="for torch.compile in all; 0: without it")
     ] = None,
-    threads: Threads = None,
-    quick: Quick = False,
-    json_path: JsonPath = None,
+    threads: report.Threads = None,
+    quick: report.Quick = False,
+    json_path: report.JsonPath = None,
 ) -> None:
     """Times a group of cases of speculative_step, or draft_step."""
-    (group,) = read_names("group", group, GROUPS)
-    where = read_device(device)
+    (group,) = report.read_names("group", group, GROUPS)
+    where = report.read_device(device)
     backends, left_out = backends_of(where)
-    asked = batches and read_integers("batches", batches), dtypes and read_names("dtypes", dtypes, DTYPES)
+    asked = batches and report.read_integers("batches", batches), dtypes and report.read_names("dtypes", dtypes, DTYPES)
     rows = rows_of(group, *asked, quick)
     compiling = (0.0 if quick else COMPILE_SECONDS[group]) if compile_seconds is None else compile_seconds
     most_sets = 4 if quick else MOST_SETS_OF_SETTINGS if group == "settings" else MOST_SETS
     seconds = (0.1 if quick else SECONDS[group]) if seconds is None else seconds
-    report = Report("kernels", where, json_path, threads, group=group, quick=quick, backends_left_out=left_out)
-    ceilings = report.content["bandwidth"] = bandwidth(where, quick)
+    results = report.Report("kernels", where, json_path, threads, group=group, quick=quick, backends_left_out=left_out)
+    ceilings = results.content["bandwidth"] = report.bandwidth(where, quick)
     bench = Bench(where, backends, Compiler(compiling), ceilings, seconds, most_sets)
-    report.say({name: f"{ceilings[name] / 1e9:.1f} GB/s" for name in ("read", "copy")})
+    results.say({name: f"{ceilings[name] / 1e9:.1f} GB/s" for name in ("read", "copy")})
     for cases, drafts in itertools.product(rows, ACCEPTANCE if group != "draft" else [None]):
         case, shape = cases[0], cases[0].shape
         row: dict[str, object] = {"goal": case.name} if case.goal else {}
@@ -282,9 +252,11 @@ def main(
             row |= {"K": shape.K, "temperature": case.temperature, "drafts": drafts}
             row |= measure_row(cases, drafts, bench)
         row |= {f"goal_{name}": value for name, value in case.goal.items()}
-        report.add(row)
-        show(report, row)
-    report.finish()
+        results.add(row)
+        head = " ".join(f"{k}={row[k]}" for k in ("goal", "B", "K", "V", "dtype", "drafts") if k in row)
+        results.show(head, [{"method": k, "seconds": v} for k, v in row["seconds"].items()], ("method", "seconds"))
+        results.say(row["ratios"] | row.get("reached", {}) | row["unavailable"])
+    results.finish()
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import report
 import torch
 import typer
 from jobs import Job, Slice, fixed_length, skewed_lengths, standard_library
 from measure import in_turns, ratios, summary
-from report import DeviceName, JsonPath, Quick, Report, Threads, read_device, read_integers, read_names
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.loading import Pair
 
@@ -193,25 +193,25 @@ def measure_memory(pair: Pair, rows: int, tokens: int, interval: float) -> dict:
 
 
 def main(
-    device: DeviceName = "cpu",
+    device: report.DeviceName = "cpu",
     parts: Annotated[str, typer.Option(help="separated by commas")] = ",".join(PARTS),
     rows: Annotated[str | None, typer.Option(help="to compare, the least first; default: 1,2,4,8,16")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="of part rows; default: 5")] = None,
-    threads: Threads = None,
-    quick: Quick = False,
-    json_path: JsonPath = None,
+    threads: report.Threads = None,
+    quick: report.Quick = False,
+    json_path: report.JsonPath = None,
 ) -> None:
     """Measures the scheduler on the embedded pair."""
-    where, asked = read_device(device), read_names("parts", parts, PARTS)
-    numbers = read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
-    report = Report("throughput", where, json_path, threads, quick=quick, num_drafts=K)
+    where, asked = report.read_device(device), report.read_names("parts", parts, PARTS)
+    numbers = report.read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
+    results = report.Report("throughput", where, json_path, threads, quick=quick, num_drafts=K)
     pair = load_embedded_pair(device=where)
     most_rows = 2 if quick else 8
     if "rows" in asked:
         prompts, new_tokens = (2, 3) if quick else (32, 64)
         for temperature in (1.0,) if quick else (0.0, 1.0):
             for row in measure_rows(pair, numbers, temperature, prompts, new_tokens, rounds or (1 if quick else 5)):
-                report.add({"part": "rows", "temperature": temperature, **row})
+                results.add({"part": "rows", "temperature": temperature, **row})
         columns = (
             "temperature",
             "method",
@@ -221,20 +221,22 @@ def main(
             "times_plain",
             "tau",
         )
-        report.show(f"{prompts} prompts x {new_tokens} new tokens", report.rows, columns)
+        results.show(f"{prompts} prompts x {new_tokens} new tokens", results.rows, columns)
     if "admission" in asked:
         count, most, slices = (5, 6, 2) if quick else (500, 256, 5)
         row = measure_admission(pair, most_rows, count, most, slices)
-        report.add({"part": "admission", **row})
+        results.add({"part": "admission", **row})
         columns = ("tokens_per_second", "tokens_per_second_whole_batches", "times_whole_batches", "busy")
-        report.show(f"{count} requests", [row], columns)
+        results.show(f"{count} requests", [row], columns)
     if "memory" in asked:
         row = measure_memory(pair, most_rows, 12 if quick else 100_000, 0.05 if quick else 1.0)
-        report.add({"part": "memory", **row})
+        results.add({"part": "memory", **row})
         of_growth = [{"": name, **values} for name, values in row["growth"].items()]
-        report.show(f"{row['tokens']} tokens", of_growth, [*of_growth[0]])
-    report.say({f"reached: {goal}": reached for row in report.rows for goal, reached in row.get("reached", {}).items()})
-    report.finish()
+        results.show(f"{row['tokens']} tokens", of_growth, [*of_growth[0]])
+    results.say(
+        {f"reached: {goal}": reached for row in results.rows for goal, reached in row.get("reached", {}).items()}
+    )
+    results.finish()
 
 
 if __name__ == "__main__":

@@ -57,13 +57,7 @@ bench() { # NAME SECONDS SCRIPT ARGUMENTS...: a benchmark, with its JSON
   step "$name" "$limit" "$python" "bench/$script.py" "$@" --json "$folder/$name.json"
 }
 
-environment() {
-  echo "date,commit,gpu,driver,nvcc,torch"
-  local versions
-  versions=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
-  echo "$(date -u +%FT%TZ),$(git describe --always --dirty 2>/dev/null),$(gpu name),$(gpu driver_version),$(nvcc --version 2>/dev/null | tail -1),$versions"
-  "$python" -m pip list 2>/dev/null
-}
+environment() { git describe --always --dirty; nvidia-smi; nvcc --version; "$python" -m pip list; }
 
 # In a copy without pyproject.toml, whose setuptools and torch may not be there. ninja builds only what has changed.
 build() {
@@ -123,7 +117,7 @@ run_serve() {
     --modes compiled+graphs+deferred,graphs+deferred
 }
 
-[[ -n $dry ]] || { mkdir -p "$folder" && environment >"$folder/environment.txt"; }
+[[ -n $dry ]] || { mkdir -p "$folder" && environment >"$folder/environment.txt" 2>&1; }
 if [[ -z $dry ]] && ! "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null
 then failed+=("check: torch finds no GPU"); fi
 if [[ " ${chosen[*]} " == *" build "* ]] || ! { [[ -n $dry ]] || loads; }; then build; fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,24 +22,12 @@ OVER_PLAIN, OVER_ASSISTED = 1.8, 3.0
 OF_ALLOWED, OUTSIDE, ATTENTION = 0.80, 0.03, 1.10
 
 
-class Forwards:
-    """Decoding forwards of one model over a filled cache, as the loop makes them."""
-
-    def __init__(self, model: CachedModel, batch: int, capacity: int):
-        self.model, self.batch = model, batch
-        self.cache: StaticKVCache = model.new_cache(batch, capacity)
-
-    def of(self, context: int, width: int) -> Callable[[], object]:
-        """A forward of ``width`` tokens a sequence after ``context`` stored ones."""
-        places = torch.arange(context, context + width, device=self.model.device).expand(self.batch, -1).contiguous()
-        layout = self.model.layout(places, places, visible_slots(context + width, self.cache.capacity))
-        tokens = places % self.model.vocab_size
-        return lambda: self.model(tokens, self.cache, layout)
-
-    def filled_bytes(self, context: int) -> int:
-        """The bytes of keys and values after so many tokens."""
-        stored = [states for layer in self.cache.layers for states in (layer.keys, layer.values)]
-        return sum(s.shape[1] * s.shape[3] * s.element_size() for s in stored) * self.batch * context
+def forward(model: CachedModel, cache: StaticKVCache, context: int, width: int) -> Callable[[], object]:
+    """A forward of ``width`` tokens a sequence after ``context`` stored ones, as the loop makes it."""
+    places = torch.arange(context, context + width, device=model.device).expand(len(cache.lengths), -1).contiguous()
+    layout = model.layout(places, places, visible_slots(context + width, cache.capacity))
+    tokens = places % model.vocab_size
+    return lambda: model(tokens, cache, layout)
 
 
 def timed(
@@ -65,23 +54,22 @@ def step_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: f
     """
     k, capacity = cell.num_drafts, cell.context + cell.room + 1
     context = cell.context + cell.new_tokens * cell.windows // 2  # the middle of what the loop decodes
-    target, draft = (Forwards(m, cell.batch, capacity) for m in (decoder.target, decoder.drafter.model))
-    first, other, verify = draft.of(context, 2), draft.of(context, 1), target.of(context, k + 1)
+    models = decoder.target, decoder.drafter.model
+    caches = [m.new_cache(cell.batch, capacity) for m in models]
+    target, draft = (partial(forward, m, cache) for m, cache in zip(models, caches, strict=True))
+    first, other, verify = draft(context, 2), draft(context, 1), target(context, k + 1)
     calls = {
-        "target 1": target.of(context, 1),
+        "target 1": target(context, 1),
         f"target {k + 1}": verify,
-        f"target {k + 1}, short": target.of(min(SHORT, context), k + 1),
+        f"target {k + 1}, short": target(min(SHORT, context), k + 1),
         "draft 1": other,
         "draft 2": first,
         "step": lambda: [call() for call in (first, *[other] * (k - 1), verify)],
     }
     found = timed(calls, decoder.target.device, graphs, seconds)
     whole, short = (found[f"target {k + 1}{suffix}"]["median"] for suffix in ("", ", short"))
-    after = context + k + 1
-    attention = {
-        "seconds": whole - short,
-        "filled_bytes": target.filled_bytes(after) - target.filled_bytes(min(SHORT, context) + k + 1),
-    }
+    a_token = sum(s.nbytes // s.shape[2] for layer in caches[0].layers for s in (layer.keys, layer.values))
+    attention = {"seconds": whole - short, "filled_bytes": a_token * (context - min(SHORT, context))}
     return {"seconds": found, "c": found["draft 1"]["median"] / found["target 1"]["median"], "attention": attention}
 
 

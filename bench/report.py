@@ -215,6 +215,6 @@ class Report:
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and "median" in value:
         return f"{value['median']:.4g} ({value['q1']:.4g} to {value['q3']:.4g})"
     return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
+import report
 import torch
 import typer
 from cases import MOST_SETS, Shape, StepInputs
 from measure import Method, interleave, prepare, ratios, summary
-from report import JsonPath, Quick, Report, read_device
 
 from specdec_kernels import draft_step
 
@@ -81,18 +81,18 @@ def proposal(rows: list[dict]) -> dict[str, int]:
     return proposed
 
 
-def main(quick: Quick = False, json_path: JsonPath = None) -> None:
+def main(quick: report.Quick = False, json_path: report.JsonPath = None) -> None:
     """Times each kernel's candidates in a call that launches it."""
-    device = read_device("cuda")
-    report = Report("tune_triton", device, json_path, None, quick=quick)
+    device = report.read_device("cuda")
+    results = report.Report("tune_triton", device, json_path, None, quick=quick)
     for shape in SHAPES:
         inputs = StepInputs(shape, "typical", 1.0, device, 4 if quick else MOST_SETS)
         for kernel in SETTINGS:
-            report.add({"B": shape.B, "K": shape.K, "V": shape.V} | measure_kernel(kernel, inputs, WARPS, SECONDS))
-    report.content["proposed"] = proposed = proposal(report.rows)
-    report.finish()
-    rows = [{**row, "proposed": proposed[row["kernel"]]} for row in report.rows[: len(SETTINGS)]]
-    report.show(torch.cuda.get_device_name(device), rows, ("kernel", "usual", "proposed"))
+            results.add({"B": shape.B, "K": shape.K, "V": shape.V} | measure_kernel(kernel, inputs, WARPS, SECONDS))
+    results.content["proposed"] = proposed = proposal(results.rows)
+    results.finish()
+    rows = [{**row, "proposed": proposed[row["kernel"]]} for row in results.rows[: len(SETTINGS)]]
+    results.show(torch.cuda.get_device_name(device), rows, ("kernel", "usual", "proposed"))
 
 
 if __name__ == "__main__":
