@@ -8,7 +8,6 @@ import os
 import platform
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
@@ -20,6 +19,7 @@ import typer
 from measure import Method, interleave
 from rich.console import Console
 from rich.table import Table
+from torch.utils import collect_env
 
 DeviceName = Annotated[str, typer.Option("--device", help="cpu or cuda")]
 Threads = Annotated[int | None, typer.Option(min=1, help="default: torch's")]
@@ -123,7 +123,7 @@ def hardware(device: torch.device) -> dict[str, object]:
     described: dict[str, object] = {
         "machine": platform.machine(),
         "system": platform.platform(),
-        "cpu": output_of("sed", "-n", "s/^model name.*: //p", "/proc/cpuinfo") or platform.processor(),
+        "cpu": output_of("sed -n 's/^model name.*: //p;T;q' /proc/cpuinfo") or platform.processor(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cores": len(usable_cores()),
         "cache_bytes": cache_bytes(device),
@@ -131,7 +131,7 @@ def hardware(device: torch.device) -> dict[str, object]:
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
         described |= {"gpu": p.name, "gpu_memory_bytes": p.total_memory, "gpu_capability": [p.major, p.minor]}
-        described["gpu_driver"] = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        described["gpu_driver"] = output_of("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
     return described
 
 
@@ -140,17 +140,13 @@ def versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
     installed = {d.name.lower(): d.version for d in metadata.distributions()}
     found |= {package: installed.get(package) for package in PACKAGES}
-    repository = str(Path(__file__).parent)
-    return found | {"commit": output_of("git", "-C", repository, "describe", "--always", "--dirty")}
+    repository = shlex.quote(str(Path(__file__).parent))
+    return found | {"commit": output_of(f"git -C {repository} describe --always --dirty")}
 
 
-def output_of(*command: str) -> str | None:
-    """The first line that a program prints, or None where it is absent, fails, hangs or says nothing."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip().split("\n")[0] or None if done.returncode == 0 else None
+def output_of(command: str) -> str | None:
+    """What a program prints, or None where it is absent, fails or says nothing."""
+    return collect_env.run_and_read_all(collect_env.run, command) or None
 
 
 # ---- Results
