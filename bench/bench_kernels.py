@@ -93,17 +93,13 @@ class Ours:
 def about_case(case: Case, inputs: StepInputs, bench: Bench) -> dict[str, object]:
     """What is said of a case beside its times; bytes and floors by form of the draft's statistics."""
     accepted = inputs.num_accepted(bench.backends[0])
-    bytes_read = {
-        "stats" if stats else "recomputed": {
-            "all_rows": case.shape.bytes_all_rows(stats, case.rule),
-            "reached_rows": case.shape.bytes_reached_rows(stats, accepted, case.rule),
-        }
-        for stats in case.stats
-    }
-    floors = {
-        form: {f"floor_{rows}": report.floor_seconds(size, bench.ceilings) for rows, size in sizes.items()}
-        for form, sizes in bytes_read.items()
-    }
+    bytes_read, floors = {}, {}
+    for stats in case.stats:
+        reached_rows = case.shape.bytes_reached_rows(stats, accepted, case.rule)
+        sizes = {"all_rows": case.shape.bytes_all_rows(stats, case.rule), "reached_rows": reached_rows}
+        form = "stats" if stats else "recomputed"
+        bytes_read[form] = sizes
+        floors[form] = {f"floor_{rows}": report.floor_seconds(size, bench.ceilings) for rows, size in sizes.items()}
     return {
         "rule": case.rule,
         "filters": case.filters,

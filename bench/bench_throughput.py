@@ -174,22 +174,15 @@ def measure_memory(pair: Pair, rows: int, tokens: int, interval: float) -> dict:
             last = time.perf_counter()
     seconds, found, moved = time.perf_counter() - begun, growth(at, samples), large_storages() != storages
     scheduler.close()
-    resident, tensors = found["resident"], found["tensors"]
-    return {
-        "rows": rows,
-        "tokens": made,
-        "samples": len(samples),
-        "seconds": seconds,
-        "growth": found,
-        "cache_and_weight_bytes": sum(storages.values()),
-        "large_storages_moved": moved,
-        "reached": {
-            f"resident bytes grow by at most {GROWTH:.0%}": resident["last_quarter"]
-            <= resident["first_quarter"] * (1 + GROWTH),
-            "no more tensors": tensors["last_quarter"] <= tensors["first_quarter"],
-            "no large storage moved": not moved,
-        },
+    resident, tensors = ((found[n]["first_quarter"], found[n]["last_quarter"]) for n in ("resident", "tensors"))
+    reached = {
+        f"resident bytes grow by at most {GROWTH:.0%}": resident[1] <= resident[0] * (1 + GROWTH),
+        "no more tensors": tensors[1] <= tensors[0],
+        "no large storage moved": not moved,
     }
+    run = {"rows": rows, "tokens": made, "samples": len(samples), "seconds": seconds, "growth": found}
+    size = sum(storages.values())
+    return {**run, "cache_and_weight_bytes": size, "large_storages_moved": moved, "reached": reached}
 
 
 def main(

@@ -81,7 +81,7 @@ FILTERS = {
 
 
 def _goal(
-    name: str, shape: tuple[int, int, int], goal: dict[str, float], rule: str = "token", filters: str = "none"
+    name: str, shape: tuple[int, ...], goal: dict[str, float], rule: str = "token", filters: str = "none"
 ) -> Case:
     return Case(name, Shape(*shape, "bfloat16"), rule, FILTERS[filters], 0.8, (True,), goal=goal)
 
@@ -221,17 +221,11 @@ class StepInputs:
 
         def run(i: int):
             n, i = 0 if warm else i % self.sets, i % self.calls
-            return speculative_step(
-                self.target[n],
-                self.tokens[n],
-                None if self.rule == "coupled" else self.draft[n],
-                params=self.params,
-                seed=self.seed[n],
-                position=self.position[i],
-                draft_stats=(self.cutoff[n], self.lse[n]) if stats else None,
-                rule=self.rule,
-                backend=backend,
-            )
+            draft = None if self.rule == "coupled" else self.draft[n]
+            noise = {"seed": self.seed[n], "position": self.position[i]}
+            settings = {"params": self.params, "rule": self.rule, "backend": backend}
+            given = (self.cutoff[n], self.lse[n]) if stats else None
+            return speculative_step(self.target[n], self.tokens[n], draft, **noise, **settings, draft_stats=given)
 
         return run
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from loop_costs import step_costs
-from measure import first_line, in_turns, profiled, summary, synchronisations
+from measure import first_line, in_turns, profiled, summary, synchronisations, synchronize
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
@@ -57,13 +57,6 @@ class Window(NamedTuple):
     steps: int
 
 
-def synchronized(device: torch.device) -> float:
-    """The time at which the device has nothing left to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 # ---- transformers
 
 
@@ -75,9 +68,10 @@ class _Marks(StoppingCriteria):
         self.cell, self.marks = cell, list[tuple[float, int]]()
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
-        now = time.perf_counter() if self.marks else synchronized(input_ids.device)
+        if not self.marks:
+            synchronize(input_ids.device)
         made = self.cell.batch * (input_ids.shape[1] - self.cell.context)
-        self.marks.append((now, made))
+        self.marks.append((time.perf_counter(), made))
         enough = made - self.marks[0][1] >= self.cell.window
         return torch.full((self.cell.batch,), enough, dtype=torch.bool, device=input_ids.device)
 
@@ -95,16 +89,9 @@ class Transformers:
         torch.manual_seed(0)
         ids = torch.tensor(self.cell.prompts(self.model), device=self.model.device)
         noted = _Marks(self.cell)
-        self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=self.cell.room,
-            pad_token_id=0,
-            assistant_model=self.assistant,
-            stopping_criteria=StoppingCriteriaList([noted]),
-            do_sample=True,
-            top_k=0,
-        )
+        ends = {"max_new_tokens": self.cell.room, "stopping_criteria": StoppingCriteriaList([noted]), "pad_token_id": 0}
+        how = {"assistant_model": self.assistant, "do_sample": True, "top_k": 0}
+        self.model.generate(ids, attention_mask=torch.ones_like(ids), **ends, **how)
         (begun, first), (ended, last) = noted.marks[0], noted.marks[-1]
         return Window(ended - begun, last - first, len(noted.marks) - 1)
 
@@ -148,13 +135,9 @@ class Specdec:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.decoder.graph_bytes = GRAPH_BYTES if self.mode.graphs else 0
-        self.scheduler = Scheduler(
-            self.decoder,
-            rows=self.cell.batch,
-            max_length=self.cell.context + self.cell.room,
-            prefill_chunk=self.cell.batch * self.cell.context,
-            deferred=self.mode.deferred,
-        )
+        rows, context = self.cell.batch, self.cell.context
+        sizes = {"rows": rows, "max_length": context + self.cell.room, "prefill_chunk": rows * context}
+        self.scheduler = Scheduler(self.decoder, **sizes, deferred=self.mode.deferred)
         self._begin()
         for _ in range(self.cell.windows):
             self.window()
@@ -163,7 +146,7 @@ class Specdec:
         self._end()
         self.captured = self._graphs()
         self._begin()
-        synchronized(self.device)
+        synchronize(self.device)
 
     def window(self) -> Window:
         begun, tokens, steps = time.perf_counter(), 0, 0  # a wait for the device would cost deferred steps their lead
@@ -192,9 +175,8 @@ class Specdec:
 
     def _begin(self) -> None:
         """Reads all prompts and does the first step."""
-        params = SamplingParams()
         for i, prompt in enumerate(self.cell.prompts(self.decoder.target.model)):
-            self.scheduler.submit(Request(prompt, self.cell.room, params, seed=i, eos_token_id=[]))
+            self.scheduler.submit(Request(prompt, self.cell.room, SamplingParams(), seed=i, eos_token_id=[]))
         self._step()
 
     def _step(self) -> int:
