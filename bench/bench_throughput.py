@@ -8,6 +8,7 @@ README.md says how each number is made.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import statistics
@@ -16,12 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import report
 import torch
 import typer
 from jobs import Job, Slice, fixed_length, skewed_lengths, standard_library
 from measure import in_turns, ratios, summary
-from options import Device, JsonPath, Quick, Threads, read_device, read_integers, read_names, reading
-from report import Report, show_table, terminal
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.loading import Pair
 
@@ -29,6 +29,7 @@ from specdec_kernels import SamplingParams
 
 PARTS = ("rows", "admission", "memory")
 PLAIN = "plain"
+K = 4
 EIGHT_ROWS, BUSY, WHOLE_BATCHES = 3.0, 0.9, 1.4  # goals
 GROWTH = 0.01  # of resident bytes from the first quarter to the last; below it memory is flat
 LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
@@ -37,11 +38,10 @@ LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
 # ---- Rows
 
 
-def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, new: int, k: int, rounds: int):
+def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, new: int, rounds: int) -> list[dict]:
     """One dictionary for each decoder and number of rows; all decode the same prompts in each round."""
-    target, draft, tokenizer = pair
-    decoders = {PLAIN: SpeculativeDecoder(target, None), "specdec": SpeculativeDecoder(target, draft, k)}
-    texts = standard_library(tokenizer, [32] * prompts)
+    decoders = {PLAIN: SpeculativeDecoder(pair[0], None), "specdec": SpeculativeDecoder(pair[0], pair[1], K)}
+    texts = standard_library(pair[2], [32] * prompts)
     keys = [(name, n) for name in decoders for n in rows]
     schedulers = {(name, n): Scheduler(decoders[name], rows=n, max_length=32 + new) for name, n in keys}
     for (_, n), scheduler in schedulers.items():  # warms up
@@ -81,7 +81,7 @@ def row_of_rows(name: str, n: int, least: int, slices: dict, jobs: dict) -> dict
 # ---- Admission
 
 
-def measure_admission(pair: Pair, rows: int, count: int, most: int, k: int, slices: int, temperature: float) -> dict:
+def measure_admission(pair: Pair, rows: int, count: int, most: int, slices: int) -> dict:
     """A job of skewed lengths with rows that refill, and the same with groups of ``rows`` that wait for their longest,
     in turns.
 
@@ -91,12 +91,12 @@ def measure_admission(pair: Pair, rows: int, count: int, most: int, k: int, slic
     lengths = skewed_lengths(count, min(8, most // 4), most)
     draw = random.Random(1)
     prompts = standard_library(pair[2], [draw.randrange(8, 65) for _ in range(count)])
-    decoder = SpeculativeDecoder(pair[0], pair[1], k)
+    decoder = SpeculativeDecoder(pair[0], pair[1], K)
     jobs = []
     for whole_batches in (False, True):
         scheduler = Scheduler(decoder, rows=rows, max_length=64 + most)
-        Job(scheduler, fixed_length(prompts[:rows], [8] * len(prompts[:rows]), temperature)).run()
-        jobs.append(Job(scheduler, fixed_length(prompts, lengths, temperature), whole_batches))
+        Job(scheduler, fixed_length(prompts[:rows], [8] * len(prompts[:rows]), 1.0)).run()
+        jobs.append(Job(scheduler, fixed_length(prompts, lengths, 1.0), whole_batches))
     ran: list[list[Slice]] = [[], []]
     for i in in_turns((0, 1), slices):
         ran[i].append(jobs[i].run(None if len(ran[i]) == slices - 1 else count // slices))
@@ -104,28 +104,16 @@ def measure_admission(pair: Pair, rows: int, count: int, most: int, k: int, slic
         raise RuntimeError("a text depends on when its request was admitted")
     refilled, waited = (sum(parts[1:], parts[0]) for parts in ran)
     faster = refilled.speed / waited.speed
-    return {
-        "method": "specdec",
-        "rows": rows,
-        "requests": count,
-        "temperature": temperature,
-        "new_tokens": {"sum": sum(lengths), "median": statistics.median(lengths), "most": max(lengths)},
-        "tau": jobs[0].total.tau,
-        "alpha": jobs[0].total.alpha,
-        "busy": refilled.busy,
-        "busy_whole_batches": waited.busy,
-        "steps": refilled.steps,
-        "steps_whole_batches": waited.steps,
-        "tokens_per_second": summary([s.speed for s in ran[0]]),
-        "tokens_per_second_whole_batches": summary([s.speed for s in ran[1]]),
-        "times_whole_batches": faster,
-        "times_whole_batches_by_slice": ratios([s.speed for s in ran[0]], [s.speed for s in ran[1]]),
-        "seconds": refilled.parts,
-        "reached": {
-            f"rows {BUSY:.0%} busy": refilled.busy >= BUSY,
-            f"{WHOLE_BATCHES:g} times whole batches": faster >= WHOLE_BATCHES,
-        },
+    found: dict[str, object] = {"method": "specdec", "rows": rows, "requests": count, "new_tokens": sum(lengths)}
+    for suffix, total, parts in (("", refilled, ran[0]), ("_whole_batches", waited, ran[1])):
+        found |= {f"busy{suffix}": total.busy, f"steps{suffix}": total.steps, f"seconds{suffix}": total.parts}
+        found[f"tokens_per_second{suffix}"] = summary([s.speed for s in parts])
+    reached = {
+        f"rows {BUSY:.0%} busy": refilled.busy >= BUSY,
+        f"{WHOLE_BATCHES:g} times whole batches": faster >= WHOLE_BATCHES,
     }
+    stats = jobs[0].total
+    return found | {"times_whole_batches": faster, "tau": stats.tau, "alpha": stats.alpha, "reached": reached}
 
 
 # ---- Memory
@@ -162,23 +150,22 @@ def growth(tokens: Sequence[int], samples: Sequence[dict[str, int]]) -> dict[str
     return found
 
 
-def measure_memory(pair: Pair, rows: int, tokens: int, k: int, interval: float) -> dict:
+def measure_memory(pair: Pair, rows: int, tokens: int, interval: float) -> dict:
     """Generates so many tokens and samples what the process holds every ``interval`` seconds, after a first
     twentieth."""
     draw, vocabulary = random.Random(0), pair[0].config.vocab_size
-    scheduler = Scheduler(SpeculativeDecoder(pair[0], pair[1], k), rows=rows, max_length=16 + 64)
+    scheduler = Scheduler(SpeculativeDecoder(pair[0], pair[1], K), rows=rows, max_length=16 + 64)
 
     def submit(i: int) -> None:
         prompt = [draw.randrange(vocabulary) for _ in range(draw.randrange(2, 17))]
         params = SamplingParams(temperature=float(i % 2))
         scheduler.submit(Request(prompt, draw.randrange(16, 65), params, seed=i, eos_token_id=[]))
 
-    made, submitted, at, samples, storages = 0, 0, list[int](), list[dict[str, int]](), dict[int, int]()
+    made, at, samples, storages, numbers = 0, list[int](), list[dict[str, int]](), dict[int, int](), itertools.count()
     begun = last = time.perf_counter()
     while made < tokens:
         while scheduler.usage.waiting < rows:
-            submit(submitted)
-            submitted += 1
+            submit(next(numbers))
         made += sum(len(u.tokens) for u in scheduler.step() if not isinstance(u, Outcome))
         if made >= tokens / 20 and (time.perf_counter() - last >= interval or made >= tokens):
             at.append(made)
@@ -187,49 +174,37 @@ def measure_memory(pair: Pair, rows: int, tokens: int, k: int, interval: float) 
             last = time.perf_counter()
     seconds, found, moved = time.perf_counter() - begun, growth(at, samples), large_storages() != storages
     scheduler.close()
-    resident, tensors = found["resident"], found["tensors"]
-    return {
-        "rows": rows,
-        "tokens": made,
-        "samples": len(samples),
-        "seconds": seconds,
-        "growth": found,
-        "cache_and_weight_bytes": sum(storages.values()),
-        "large_storages_moved": moved,
-        "reached": {
-            f"resident bytes grow by at most {GROWTH:.0%}": resident["last_quarter"]
-            <= resident["first_quarter"] * (1 + GROWTH),
-            "no more tensors": tensors["last_quarter"] <= tensors["first_quarter"],
-            "no large storage moved": not moved,
-        },
+    resident, tensors = ((found[n]["first_quarter"], found[n]["last_quarter"]) for n in ("resident", "tensors"))
+    reached = {
+        f"resident bytes grow by at most {GROWTH:.0%}": resident[1] <= resident[0] * (1 + GROWTH),
+        "no more tensors": tensors[1] <= tensors[0],
+        "no large storage moved": not moved,
     }
+    run = {"rows": rows, "tokens": made, "samples": len(samples), "seconds": seconds, "growth": found}
+    size = sum(storages.values())
+    return {**run, "cache_and_weight_bytes": size, "large_storages_moved": moved, "reached": reached}
 
 
 def main(
-    device: Device = "cpu",
-    parts: Annotated[str, typer.Option(help=f"some of {', '.join(PARTS)}, separated by commas")] = ",".join(PARTS),
+    device: report.DeviceName = "cpu",
+    parts: Annotated[str, typer.Option(help="separated by commas")] = ",".join(PARTS),
     rows: Annotated[str | None, typer.Option(help="to compare, the least first; default: 1,2,4,8,16")] = None,
-    num_drafts: Annotated[int, typer.Option("--num-drafts", "-K", min=1)] = 4,
     rounds: Annotated[int | None, typer.Option(min=1, help="of part rows; default: 5")] = None,
-    threads: Threads = None,
-    quick: Quick = False,
-    json_path: JsonPath = None,
+    threads: report.Threads = None,
+    quick: report.Quick = False,
+    json_path: report.JsonPath = None,
 ) -> None:
     """Measures the scheduler on the embedded pair."""
-    with reading():
-        where, asked = read_device(device), read_names("parts", parts, PARTS)
-        numbers = read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
-    if threads is not None:
-        torch.set_num_threads(threads)
-    report, console = Report("throughput", where, json_path, quick=quick, num_drafts=num_drafts), terminal()
+    where, asked = report.read_device(device), report.read_names("parts", parts, PARTS)
+    numbers = report.read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
+    results = report.Report("throughput", where, json_path, threads, quick=quick, num_drafts=K)
     pair = load_embedded_pair(device=where)
-    most_rows, slices = (2, 2) if quick else (8, 5)
+    most_rows = 2 if quick else 8
     if "rows" in asked:
         prompts, new_tokens = (2, 3) if quick else (32, 64)
         for temperature in (1.0,) if quick else (0.0, 1.0):
-            settings = (temperature, prompts, new_tokens, num_drafts, rounds or (1 if quick else 5))
-            for row in measure_rows(pair, numbers, *settings):
-                report.add({"part": "rows", "temperature": temperature, **row})
+            for row in measure_rows(pair, numbers, temperature, prompts, new_tokens, rounds or (1 if quick else 5)):
+                results.add({"part": "rows", "temperature": temperature, **row})
         columns = (
             "temperature",
             "method",
@@ -239,21 +214,22 @@ def main(
             "times_plain",
             "tau",
         )
-        show_table(console, f"{prompts} prompts x {new_tokens} new tokens", report.rows, columns)
+        results.show(f"{prompts} prompts x {new_tokens} new tokens", results.rows, columns)
     if "admission" in asked:
-        count, most = (5, 6) if quick else (500, 256)
-        row = measure_admission(pair, most_rows, count, most, num_drafts, slices, 1.0)
-        report.add({"part": "admission", **row})
+        count, most, slices = (5, 6, 2) if quick else (500, 256, 5)
+        row = measure_admission(pair, most_rows, count, most, slices)
+        results.add({"part": "admission", **row})
         columns = ("tokens_per_second", "tokens_per_second_whole_batches", "times_whole_batches", "busy")
-        show_table(console, f"{count} requests", [row], columns)
+        results.show(f"{count} requests", [row], columns)
     if "memory" in asked:
-        row = measure_memory(pair, most_rows, 12 if quick else 100_000, num_drafts, 0.05 if quick else 1.0)
-        report.add({"part": "memory", **row})
-        rows_of_growth = [{"": name, **values} for name, values in row["growth"].items()]
-        show_table(console, f"{row['tokens']} tokens", rows_of_growth, ("", "first_quarter", "last_quarter", "slope"))
-    for goal, reached in (item for row in report.rows for item in row.get("reached", {}).items()):
-        console.print(f"{'reached' if reached else 'NOT reached'}: {goal}")
-    report.finish()
+        row = measure_memory(pair, most_rows, 12 if quick else 100_000, 0.05 if quick else 1.0)
+        results.add({"part": "memory", **row})
+        of_growth = [{"": name, **values} for name, values in row["growth"].items()]
+        results.show(f"{row['tokens']} tokens", of_growth, [*of_growth[0]])
+    results.say(
+        {f"reached: {goal}": reached for row in results.rows for goal, reached in row.get("reached", {}).items()}
+    )
+    results.finish()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,27 @@
-"""The one table of cases that ``bench_kernels.py`` times, by group, and the bytes that each of them has to read."""
+"""The one table of cases that ``bench_kernels.py`` times, by group, the bytes that each has to read, and its inputs."""
 
 from __future__ import annotations
 
+import copy
 import itertools
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
+from measure import Method
+from peers import filtered, probabilities
+from report import cache_bytes, refuse
 
+from specdec_kernels import SamplingParams, SpeculativeStep, draft_step, speculative_step
+
+ACCEPTANCE = {"typical": 0.8, "all_accepted": 1.0}
+LOGIT_STD = 2.0
+# q = p exp(noise): normal noise of standard deviation s gives alpha = 2 - 2 Phi(s / 2), which is 0.8 here.
+TYPICAL_NOISE_STD = 0.507
+DRAFTED_AT = 7  # position of all drafts
+MOST_SETS = 512  # a CUDA graph holds one call on each
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FASTER = {"flashinfer": 3.0, "transformers": 10.0}  # a goal of every case of the group `goals`: so many times
 
@@ -43,15 +58,6 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What a case of the group `goals` is to reach on an H200."""
-
-    seconds: float | None = None  # of device time with cold caches, at most
-    bandwidth: float | None = None  # as a part of the measured copy bandwidth, at least
-    launches: int | None = None  # at most
-
-
-@dataclass(frozen=True)
 class Case:
     """One setting of ``speculative_step``, or with K = 0 of ``draft_step``."""
 
@@ -62,7 +68,7 @@ class Case:
     temperature: float = 1.0
     stats: tuple[bool, ...] = (False, True)  # whether the draft's (cutoff, lse) are handed over; each is timed
     peers: tuple[str, ...] | None = None  # the names of those that are timed beside it; None: all
-    goal: Goal | None = None
+    goal: dict[str, float] = field(default_factory=dict)  # what it is to reach on an H200, see README.md
 
 
 FILTERS = {
@@ -74,7 +80,9 @@ FILTERS = {
 }
 
 
-def _goal(name: str, shape: tuple[int, int, int], goal: Goal, rule: str = "token", filters: str = "none") -> Case:
+def _goal(
+    name: str, shape: tuple[int, ...], goal: dict[str, float], rule: str = "token", filters: str = "none"
+) -> Case:
     return Case(name, Shape(*shape, "bfloat16"), rule, FILTERS[filters], 0.8, (True,), goal=goal)
 
 
@@ -85,40 +93,143 @@ def _setting(shape: Shape, rule: str, filters: str) -> Case:
 
 
 GOALS = (
-    _goal("latency", (1, 5, 128256), Goal(seconds=8e-6, launches=1)),
-    _goal("few", (8, 5, 151936), Goal(seconds=10e-6)),
-    _goal("token", (32, 8, 128256), Goal(seconds=25e-6)),
-    _goal("block", (32, 8, 128256), Goal(seconds=42e-6), "block"),
-    _goal("filters", (32, 8, 128256), Goal(seconds=40e-6), filters="top_k+top_p"),
-    _goal("many", (256, 4, 151936), Goal(bandwidth=0.9)),
+    _goal("latency", (1, 5, 128256), {"seconds": 8e-6, "launches": 1}),
+    _goal("few", (8, 5, 151936), {"seconds": 10e-6}),
+    _goal("token", (32, 8, 128256), {"seconds": 25e-6}),
+    _goal("block", (32, 8, 128256), {"seconds": 42e-6}, "block"),
+    _goal("filters", (32, 8, 128256), {"seconds": 40e-6}, filters="top_k+top_p"),
+    _goal("many", (256, 4, 151936), {"bandwidth": 0.9}),
 )
 SETTINGS = (
     *(("token", filters) for filters in FILTERS),
     *(("block", "none"), ("coupled", "none"), ("block", "top_k+top_p"), ("coupled", "top_k+top_p")),
 )
+GROUPS = ("goals", "step", "settings", "draft")
 
 
-VOCABULARIES = [128256, 32000, 151936]  # Llama 3, Llama 2, Qwen
-SIZES: dict[str, dict[str, list]] = {  # by group; the command line may say otherwise
-    "goals": {},
-    "step": {
-        "dtypes": ["bfloat16", "float32"],
-        "num-drafts": [5, 1, 8],
-        "vocabularies": VOCABULARIES,
-        "batches": [1, 8, 32],
-    },
-    "settings": {"dtypes": ["float32"], "num-drafts": [5], "vocabularies": [128256], "batches": [8, 1]},
-    "draft": {"dtypes": ["bfloat16", "float32"], "vocabularies": VOCABULARIES, "batches": [1, 8, 32]},
-}
-
-
-def rows_of(group: str, sizes: dict[str, list], temperature: float = 1.0) -> list[list[Case]]:
+def rows_of(group: str, batches: list[int] | None, dtypes: list[str] | None, quick: bool) -> list[list[Case]]:
     """The cases of a group. Those of one row have one shape and are timed in the same rounds, so that they can be
-    compared. ``sizes``: as in ``SIZES``."""
+    compared.
+
+    Args:
+        batches, dtypes: None: those of the group. The goals' shapes are fixed.
+        quick: with short rows and few shapes.
+    """
     if group == "goals":
-        return [[case] for case in GOALS]
-    lists = (sizes.get(name, [0]) for name in ("dtypes", "num-drafts", "vocabularies", "batches"))
-    shapes = [Shape(B, K, V, dtype) for dtype, K, V, B in itertools.product(*lists)]
-    if group == "settings":
-        return [[_setting(shape, *setting) for setting in SETTINGS] for shape in shapes]
-    return [[Case(group, shape, temperature=temperature)] for shape in shapes]
+        if batches or dtypes:
+            refuse("batches and dtypes", "some", "none, as the goals have their own")
+        return [[_quick(case) if quick else case] for case in GOALS]
+    settings = group == "settings"
+    dtypes = dtypes or (["float32"] if settings else ["bfloat16", "float32"])
+    num_drafts = [0] if group == "draft" else [5] if settings or quick else [5, 1, 8]
+    vocabularies = [1000] if quick else [128256] if settings else [128256, 32000, 151936]  # Llama 3, Llama 2, Qwen
+    batches = batches or ([1] if settings and quick else [8, 1] if settings else [1, 8] if quick else [1, 8, 32])
+    shapes = [Shape(B, K, V, t) for t, K, V, B in itertools.product(dtypes, num_drafts, vocabularies, batches)]
+    return [[_setting(s, *pair) for pair in SETTINGS] if settings else [Case(group, s)] for s in shapes]
+
+
+def _quick(case: Case) -> Case:
+    shape = case.shape
+    return replace(case, shape=Shape(min(shape.B, 2), shape.K, shape.V // 100, shape.dtype))
+
+
+# ---- Random logits, and drafts drawn from them
+
+
+class StepInputs:
+    """``sets`` independent steps, of K >= 0 drafts. Calls take them in turn, and together they exceed the caches."""
+
+    def __init__(self, shape: Shape, drafts: str, temperature: float, device: torch.device, most_sets: int):
+        B, K, V = shape.B, shape.K, shape.V
+        self.shape, self.temperature = shape, temperature
+        # What calls read must exceed the caches, and that is at least the target's rows up to a rejection.
+        reached = B * shape.row_bytes * sum(ACCEPTANCE[drafts] ** i for i in range(K + 1))
+        wanted = math.ceil(2 * cache_bytes(device) / reached)
+        self.sets = N = min(wanted, most_sets)
+        self.exceed_cache = wanted <= N
+        # A step's work depends on where it rejects. With 16 sequences or more, no single one decides the median.
+        self.calls = max(N, math.ceil(16 / B))
+        torch.manual_seed(0)
+        dtype, like = DTYPES[shape.dtype], {"device": device}
+        self.target = torch.empty(N, B, K + 1, V, dtype=dtype, **like)
+        self.draft = torch.empty(N, B, K, V, dtype=dtype, **like)
+        noise_std = TYPICAL_NOISE_STD * temperature if drafts == "typical" else 0.0
+        for n in range(N):  # one set at a time, as float32 noise for all would need several times their memory
+            self.target[n] = torch.randn(B, K + 1, V, **like) * LOGIT_STD
+            self.draft[n] = self.target[n, :, :-1].float() + noise_std * torch.randn(B, K, V, **like)
+        self.seed = torch.arange(N * B, **like).view(N, B)
+        self.noise = self.seed[:, :1]  # for peers that take one number
+        self.position = [torch.full((B,), 1000 * i, **like) for i in range(self.calls)]
+        self._draw({}, "token")
+
+    def _draw(self, filters: dict[str, float], rule: str) -> None:
+        (B, K, V), N = (self.shape.B, self.shape.K, self.shape.V), self.sets
+        values = {"temperature": self.temperature} | filters
+        columns = {name: torch.full((B,), value, device=self.draft.device) for name, value in values.items()}
+        self.params, self.rule, self.filters = SamplingParams(**columns), rule, filters
+        if K == 0:
+            return
+        # Drafts come from other noise than the calls use, so a set that is used twice is still a fair sample.
+        flat, params, seed = self.draft.view(N * B, K, V), SamplingParams(**values), self.seed.view(-1)
+        steps = [draft_step(flat[:, i], params, seed=seed, position=DRAFTED_AT, offset=i, rule=rule) for i in range(K)]
+        self.tokens, self.cutoff, self.lse = (
+            torch.stack([getattr(s, name) for s in steps], 1).view(N, B, K) for name in ("tokens", "cutoff", "lse")
+        )
+
+    def with_settings(self, filters: dict[str, float], rule: str) -> StepInputs:
+        """The same logits under these filters (SamplingParams' names) and this rule."""
+        inputs = copy.copy(self)
+        for name in ("tokens_int32", "draft_float32", "draft_probs", "target_probs"):
+            inputs.__dict__.pop(name, None)  # were made for other drafts and filters
+        inputs._draw(filters, rule)
+        if rule == "coupled":  # draft and target share the noise of a position
+            inputs.position = [torch.full_like(p, DRAFTED_AT) for p in self.position]
+        return inputs
+
+    @cached_property
+    def tokens_int32(self) -> torch.Tensor:
+        return self.tokens.int()
+
+    @cached_property
+    def draft_float32(self) -> torch.Tensor:
+        """The draft's logits with the filters that its drafts were drawn under, not divided by the temperature."""
+        if not self.filters:
+            return self.draft.float()
+        t = self.temperature
+        return torch.stack([filtered(d.float() / t, self.filters) * t for d in self.draft])
+
+    @cached_property
+    def draft_probs(self) -> torch.Tensor:
+        return probabilities(self.draft_float32 if self.filters else self.draft, self.temperature)
+
+    @cached_property
+    def target_probs(self) -> torch.Tensor:
+        return probabilities(self.target, self.temperature)
+
+    def arguments(self, *names: str) -> Callable[[int], list[torch.Tensor]]:
+        """What ``step(*arguments(i))`` gets in call i: the named tensors' set of that call."""
+        tensors = [getattr(self, name) for name in names]
+        return lambda i: [t[i % self.sets] for t in tensors]
+
+    def method(self, name: str, backend: str, stats: bool) -> Method:
+        """Our step as a method to time."""
+        runs = (self.ours(backend, stats, warm) for warm in (False, True))
+        return Method(name, next(runs), self.calls, capturable=backend != "reference", warm=next(runs))
+
+    def ours(self, backend: str, stats: bool, warm: bool = False) -> Callable[[int], SpeculativeStep]:
+        """``warm``: always on the first set. Each call has other noise, so that it accepts other drafts."""
+
+        def run(i: int):
+            n, i = 0 if warm else i % self.sets, i % self.calls
+            draft = None if self.rule == "coupled" else self.draft[n]
+            noise = {"seed": self.seed[n], "position": self.position[i]}
+            settings = {"params": self.params, "rule": self.rule, "backend": backend}
+            given = (self.cutoff[n], self.lse[n]) if stats else None
+            return speculative_step(self.target[n], self.tokens[n], draft, **noise, **settings, draft_stats=given)
+
+        return run
+
+    def num_accepted(self, backend: str) -> torch.Tensor:
+        """[calls * B]: what the calls accept, by our step. The peers draw other numbers from the same distribution."""
+        run = self.ours(backend, stats=self.rule != "coupled")
+        return torch.cat([run(i).num_accepted for i in range(self.calls)])

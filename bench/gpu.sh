@@ -16,8 +16,6 @@ while (($#)); do
   esac
 done
 ((${#chosen[@]})) || chosen=("${stages[@]}")
-device=${SPECDEC_BENCH_DEVICE:-cuda}
-[[ $device == cuda || $device == cpu ]] || fail "SPECDEC_BENCH_DEVICE: got '$device', allowed: cuda, cpu"
 python=$(command -v "${PYTHON:-python3}") || fail "no '${PYTHON:-python3}' here or on the PATH; set PYTHON to a Python >= 3.11 with torch"
 [[ $python == /* ]] || python=$PWD/$python
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "PYTHON: '$python' is older than 3.11"
@@ -28,7 +26,7 @@ cd "$root"
 export PYTHONPATH="$root/python:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
-name=$([[ $device == cpu ]] && echo cpu || gpu name | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
+name=$(gpu name | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
 folder=$results/$(date -u +%Y-%m-%d)-${name:-none}
 deadline=$(awk "BEGIN {print int($minutes * 60)}")
 failed=()
@@ -59,13 +57,7 @@ bench() { # NAME SECONDS SCRIPT ARGUMENTS...: a benchmark, with its JSON
   step "$name" "$limit" "$python" "bench/$script.py" "$@" --json "$folder/$name.json"
 }
 
-environment() {
-  echo "date,commit,device,gpu,driver,nvcc,torch"
-  local versions
-  versions=$("$python" -c 'import torch; print(torch.__version__)' 2>/dev/null)
-  echo "$(date -u +%FT%TZ),$(git describe --always --dirty 2>/dev/null),$device,$(gpu name),$(gpu driver_version),$(nvcc --version 2>/dev/null | tail -1),$versions"
-  "$python" -m pip list 2>/dev/null
-}
+environment() { git describe --always --dirty; nvidia-smi; nvcc --version; "$python" -m pip list; }
 
 # In a copy without pyproject.toml, whose setuptools and torch may not be there. ninja builds only what has changed.
 build() {
@@ -88,35 +80,26 @@ loads() { "$python" -c 'import torch; from specdec_kernels.backends import nativ
 raise SystemExit(bool(n.missing() or (torch.cuda.is_available() and n.missing_cuda())))' 2>/dev/null; }
 
 run_test() {
-  local few=() parallel=()
-  [[ $device == cuda ]] || few=(tests/kernels/test_ops.py tests/kernels/test_validation.py tests/bench/test_bench_measure.py)
+  local parallel=()
   if "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "$(($(nproc) < 8 ? $(nproc) : 8))"); fi
   step test 400 "$python" -m pytest -q -p no:cacheprovider --continue-on-collection-errors "${parallel[@]}" \
-    --junitxml="$folder/junit.xml" "${few[@]}"
+    --junitxml="$folder/junit.xml"
 }
 run_fuzz() { # a step may take 25 s beyond what it is told, for imports and the first kernels
-  local fuzz=("$python" -m tests.fuzz --device "$device" --json)
-  if [[ $device == cpu ]]; then step fuzz-cpu 60 env OMP_NUM_THREADS=1 "${fuzz[@]}" "$folder/fuzz-cpu.json" --seconds 30; return; fi
+  local fuzz=("$python" -m tests.fuzz --device cuda --json)
   step fuzz-cuda 115 "${fuzz[@]}" "$folder/fuzz-cuda.json" --backends cuda,cpu --seconds 90
   # Triton compiles every mix of rule, dtypes and form, so it gets few of them, and a process of its own.
   step fuzz-triton 85 "${fuzz[@]}" "$folder/fuzz-triton.json" --backends triton --variants 12 --seconds 60
 }
 run_sanitize() { # each tensor an allocation of its own, so that what is beyond it is seen
-  if [[ $device == cpu ]]; then echo "== sanitize: left out, it needs a GPU; tests/simt watches the kernels on a CPU"; return; fi
   for tool in memcheck racecheck synccheck initcheck; do
     step "sanitize-$tool" 95 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 86 \
       "$python" -m tests.fuzz.sanitize --device cuda --seconds 60
   done
 }
 run_kernels() {
-  if [[ $device == cpu ]]; then
-    for group in goals step settings draft; do
-      bench "kernels-$group" 90 bench_kernels "$group" --quick --threads 1
-    done
-    return
-  fi
   if [[ -n $dry ]] || "$python" -c 'import flashinfer' 2>/dev/null; then # it compiles at its first call
-    step kernels-flashinfer 180 "$python" bench/library_peers.py || export SPECDEC_BENCH_WITHOUT=flashinfer
+    step kernels-flashinfer 180 "$python" bench/peers.py || export SPECDEC_BENCH_WITHOUT_FLASHINFER=1
   fi
   bench kernels-goals 180 bench_kernels goals --device cuda --seconds 3 --compile-seconds 25
   bench kernels-settings 60 bench_kernels settings --device cuda -B 8 --dtypes bfloat16 --seconds 15
@@ -124,20 +107,18 @@ run_kernels() {
   bench kernels-step 240 bench_kernels step --device cuda --seconds 0.3 --compile-seconds 60
 }
 run_decode() { # the goals of one sequence; the pair with the draft's layers inside the target
-  if [[ $device == cpu ]]; then bench decode-loop 180 bench_decoding loop --quick --threads 1 -B 1; return; fi
   bench decode-loop 400 bench_decoding loop --device cuda --pair 8b+1b -B 1 --rounds 3 --limit "$(begin_until 400)" \
     --modes compiled+graphs+deferred,graphs+deferred,graphs,eager,compiled+graphs
   bench decode-1b 90 bench_decoding loop --device cuda --pair 1b -B 1,8 --contexts 64 --rounds 3 --modes eager --new-tokens 64
 }
 run_serve() {
-  if [[ $device == cpu ]]; then bench serve-throughput 180 bench_throughput --quick --threads 1; return; fi
   bench serve-throughput 60 bench_throughput --device cuda --parts rows --rows 1,8,32 --rounds 3
   bench serve-loop 400 bench_decoding loop --device cuda --pair 8b+1b -B 8,32 --rounds 2 --new-tokens 64 --limit "$(begin_until 400)" \
     --modes compiled+graphs+deferred,graphs+deferred
 }
 
-[[ -n $dry ]] || { mkdir -p "$folder" && environment >"$folder/environment.txt"; }
-if [[ $device == cuda && -z $dry ]] && ! "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null
+[[ -n $dry ]] || { mkdir -p "$folder" && environment >"$folder/environment.txt" 2>&1; }
+if [[ -z $dry ]] && ! "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null
 then failed+=("check: torch finds no GPU"); fi
 if [[ " ${chosen[*]} " == *" build "* ]] || ! { [[ -n $dry ]] || loads; }; then build; fi
 for stage in "${stages[@]:1}"; do

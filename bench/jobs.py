@@ -141,7 +141,10 @@ class Job:
         before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
         goal = math.inf if ended is None else len(self.stats) + ended
         while not self.done and len(self.stats) < goal:
-            self._feed()
+            waiting = scheduler.usage.waiting
+            if scheduler.idle or not self.whole_batches:
+                for _ in range(min(self.rows - waiting, len(self._coming))):
+                    scheduler.submit(self._coming.popleft())
             for update in scheduler.step():
                 if not isinstance(update, Outcome):
                     part.tokens += len(update.tokens)
@@ -156,10 +159,3 @@ class Job:
         part.row_steps = (after.steps * after.busy - before.steps * before.busy) * self.rows
         part.parts = {name: seconds - parts[name] for name, seconds in stopwatch.seconds.items()}
         return part
-
-    def _feed(self) -> None:
-        if self.whole_batches and not self.scheduler.idle:
-            return
-        waiting = self.scheduler.usage.waiting
-        for _ in range(min(self.rows - waiting, len(self._coming))):
-            self.scheduler.submit(self._coming.popleft())

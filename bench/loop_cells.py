@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from loop_costs import costs_of
-from measure import first_line, in_turns, summary
+from loop_costs import step_costs
+from measure import first_line, in_turns, profiled, summary, synchronisations, synchronize
 from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from tunable_pair import TunablePair
-from watch import profiled, synchronisations
 
 from specdec_kernels import SamplingParams
 
@@ -32,7 +32,6 @@ class Cell:
     new_tokens: int  # of a sequence in a window
     windows: int
     num_drafts: int
-    temperature: float
 
     @property
     def window(self) -> int:
@@ -58,17 +57,6 @@ class Window(NamedTuple):
     steps: int
 
 
-class Unavailable(Exception):
-    """Says why a method cannot run here."""
-
-
-def synchronized(device: torch.device) -> float:
-    """The time at which the device has nothing left to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 # ---- transformers
 
 
@@ -80,9 +68,10 @@ class _Marks(StoppingCriteria):
         self.cell, self.marks = cell, list[tuple[float, int]]()
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
-        now = time.perf_counter() if self.marks else synchronized(input_ids.device)
+        if not self.marks:
+            synchronize(input_ids.device)
         made = self.cell.batch * (input_ids.shape[1] - self.cell.context)
-        self.marks.append((now, made))
+        self.marks.append((time.perf_counter(), made))
         enough = made - self.marks[0][1] >= self.cell.window
         return torch.full((self.cell.batch,), enough, dtype=torch.bool, device=input_ids.device)
 
@@ -99,19 +88,10 @@ class Transformers:
     def window(self) -> Window:
         torch.manual_seed(0)
         ids = torch.tensor(self.cell.prompts(self.model), device=self.model.device)
-        sampling: dict[str, object] = {"do_sample": False}
-        if self.cell.temperature > 0:
-            sampling = {"do_sample": True, "temperature": self.cell.temperature, "top_k": 0}
         noted = _Marks(self.cell)
-        self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=self.cell.room,
-            pad_token_id=0,
-            assistant_model=self.assistant,
-            stopping_criteria=StoppingCriteriaList([noted]),
-            **sampling,
-        )
+        ends = {"max_new_tokens": self.cell.room, "stopping_criteria": StoppingCriteriaList([noted]), "pad_token_id": 0}
+        how = {"assistant_model": self.assistant, "do_sample": True, "top_k": 0}
+        self.model.generate(ids, attention_mask=torch.ones_like(ids), **ends, **how)
         (begun, first), (ended, last) = noted.marks[0], noted.marks[-1]
         return Window(ended - begun, last - first, len(noted.marks) - 1)
 
@@ -145,23 +125,19 @@ class Specdec:
     """A scheduler with a row for each prompt, which goes on from window to window. Its first step reads the prompts, so
     windows begin after it."""
 
-    def __init__(self, name: str, cell: Cell, decoder: SpeculativeDecoder, mode: Mode, watch: bool = False):
+    def __init__(self, name: str, cell: Cell, decoder: SpeculativeDecoder, mode: Mode):
         self.name, self.cell, self.mode, self.decoder = name, cell, mode, decoder
         self.device = decoder.target.device
-        self.watch = watch and self.device.type == "cuda" and cell.batch == 1
+        self.watch = self.device.type == "cuda" and cell.batch == 1
 
     def open(self) -> None:
         """Decodes the same texts once before they are timed, so that every shape is compiled and captured."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self.decoder.graph_bytes = GRAPH_BYTES if self.mode.graphs else 0
-        self.scheduler = Scheduler(
-            self.decoder,
-            rows=self.cell.batch,
-            max_length=self.cell.context + self.cell.room,
-            prefill_chunk=self.cell.batch * self.cell.context,
-            deferred=self.mode.deferred,
-        )
+        rows, context = self.cell.batch, self.cell.context
+        sizes = {"rows": rows, "max_length": context + self.cell.room, "prefill_chunk": rows * context}
+        self.scheduler = Scheduler(self.decoder, **sizes, deferred=self.mode.deferred)
         self._begin()
         for _ in range(self.cell.windows):
             self.window()
@@ -170,7 +146,7 @@ class Specdec:
         self._end()
         self.captured = self._graphs()
         self._begin()
-        synchronized(self.device)
+        synchronize(self.device)
 
     def window(self) -> Window:
         begun, tokens, steps = time.perf_counter(), 0, 0  # a wait for the device would cost deferred steps their lead
@@ -199,9 +175,8 @@ class Specdec:
 
     def _begin(self) -> None:
         """Reads all prompts and does the first step."""
-        params = SamplingParams(temperature=self.cell.temperature)
         for i, prompt in enumerate(self.cell.prompts(self.decoder.target.model)):
-            self.scheduler.submit(Request(prompt, self.cell.room, params, seed=i, eos_token_id=[]))
+            self.scheduler.submit(Request(prompt, self.cell.room, SamplingParams(), seed=i, eos_token_id=[]))
         self._step()
 
     def _step(self) -> int:
@@ -227,19 +202,18 @@ class Specdec:
 # ---- A cell
 
 
-def contenders(pair: TunablePair, cell: Cell, modes: Sequence[str], watch: bool) -> list[Transformers | Specdec]:
+def contenders(pair: TunablePair, cell: Cell, modes: Sequence[str]) -> list[Transformers | Specdec]:
     found: list[Transformers | Specdec] = [Transformers("transformers", cell, pair.target)]
     if cell.batch == 1:  # transformers' assisted generation takes one sequence
         for name, k in ((f"assisted K={cell.num_drafts}", cell.num_drafts), ("assisted default", None)):
             found.append(Transformers(name, cell, pair.target, assistant_with(pair.draft, k)))
     decoders: dict[tuple[bool, bool], SpeculativeDecoder] = {}
-    for mode in (MODES[m] for m in modes):
-        for speculative in (False, True):
-            models = (pair.target, pair.draft, cell.num_drafts) if speculative else (pair.target, None, 0)
-            key = speculative, mode.compiled
-            decoders[key] = decoders.get(key) or SpeculativeDecoder(*models, compile=mode.compiled)
-            name = f"{f'specdec K={cell.num_drafts}' if speculative else 'plain'} {mode}"
-            found.append(Specdec(name, cell, decoders[key], mode, watch))
+    for mode, speculative in itertools.product((MODES[m] for m in modes), (False, True)):
+        models = (pair.target, pair.draft, cell.num_drafts) if speculative else (pair.target, None, 0)
+        key = speculative, mode.compiled
+        decoders[key] = decoders.get(key) or SpeculativeDecoder(*models, compile=mode.compiled)
+        name = f"{f'specdec K={cell.num_drafts}' if speculative else 'plain'} {mode}"
+        found.append(Specdec(name, cell, decoders[key], mode))
     return found
 
 
@@ -255,48 +229,52 @@ def measure(
         seconds: for the forwards of a mode.
     """
     windows: dict[str, list[Window]] = {}
-    said: dict[str, dict] = {}
+    rows: list[dict] = []
     costs: dict[str, dict] = {}
     unavailable: dict[str, str] = {}
 
-    def tried(method: Transformers | Specdec, work: Callable[[], None]) -> None:
-        if method.name in unavailable:
-            return
-        try:
-            work()
-        except Unavailable as error:
-            unavailable[method.name] = str(error)
-        except Exception as error:  # out of memory, or what cannot be compiled: a result
-            unavailable[method.name] = first_line(error)
-
     def begin(method: Transformers | Specdec) -> None:
         if time.perf_counter() > deadline:
-            raise Unavailable("no time was left for it (--limit)")
+            raise RuntimeError("no time was left for it (--limit)")
         if isinstance(method, Specdec):
             mode = str(method.mode._replace(deferred=False))
             if method.mode.graphs and device.type != "cuda":
-                raise Unavailable("CUDA graphs are of GPUs")
+                raise RuntimeError("CUDA graphs are of GPUs")
             if method.decoder.most_drafts and mode not in costs:
-                costs[mode] = costs_of(method.decoder, cell, method.mode.graphs, seconds)
+                try:
+                    costs[mode] = step_costs(method.decoder, cell, method.mode.graphs, seconds)
+                except Exception as error:  # out of memory, or what cannot be compiled: a result
+                    costs[mode] = {"unavailable": first_line(error)}
+                free(device)
         method.open()
 
+    def go_on(method: Transformers | Specdec) -> None:
+        windows.setdefault(method.name, []).append(method.window())
+
+    def end(method: Transformers | Specdec) -> None:
+        about, mine = method.close(), windows[method.name]
+        speeds = summary([w.tokens / w.seconds for w in mine])
+        rows.append({"name": method.name, "tau": tau(mine, cell.batch), "tokens_per_second": speeds, **about})
+
     for group in [methods] if device.type == "cpu" else [[m] for m in methods]:
-        for m in group:
-            tried(m, lambda m=m: begin(m))
-        for m in in_turns(group, cell.windows):
-            tried(m, lambda m=m: windows.setdefault(m.name, []).append(m.window()))
-        for m in group:
-            tried(m, lambda m=m: said.update({m.name: m.close()}))
-            m.scheduler = None  # frees caches and graphs, whatever became of it
-        if device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
-    speeds = {name: [w.tokens / w.seconds for w in windows[name]] for name in said}
-    rows = [
-        {"name": name, "tau": tau(windows[name], cell.batch), "tokens_per_second": summary(speeds[name]), **about}
-        for name, about in said.items()
-    ]
+        works = [*((begin, m) for m in group), *((go_on, m) for m in in_turns(group, cell.windows))]
+        for work, method in [*works, *((end, m) for m in group)]:
+            try:
+                if method.name not in unavailable:
+                    work(method)
+            except Exception as error:  # out of memory, or what cannot be compiled: a result
+                unavailable[method.name] = first_line(error)
+        for method in group:
+            method.scheduler = None  # frees caches and graphs, whatever became of it
+        free(device)
+    speeds = {row["name"]: [w.tokens / w.seconds for w in windows[row["name"]]] for row in rows}
     return {"methods": rows, "forwards": costs, "unavailable": unavailable}, speeds
+
+
+def free(device: torch.device) -> None:
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def tau(windows: Sequence[Window], batch: int) -> float:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from measure import Method, first_line, interleave, ratios, summary, synchronize
+from measure import Method, interleave, ratios, summary, synchronize
 from specdec import SpeculativeDecoder
-from specdec.models.attention import BLOCK
 from specdec.models.cached_model import CachedModel
 from specdec.models.kv_cache import StaticKVCache, visible_slots
 
@@ -23,43 +22,23 @@ OVER_PLAIN, OVER_ASSISTED = 1.8, 3.0
 OF_ALLOWED, OUTSIDE, ATTENTION = 0.80, 0.03, 1.10
 
 
-class Forwards:
-    """Decoding forwards of one model over a filled cache, as the loop makes them."""
-
-    def __init__(self, model: CachedModel, batch: int, capacity: int):
-        self.model, self.batch = model, batch
-        self.cache: StaticKVCache = model.new_cache(batch, capacity)
-
-    def of(self, context: int, width: int) -> Callable[[], object]:
-        """A forward of ``width`` tokens a sequence after ``context`` stored ones."""
-        places = torch.arange(context, context + width, device=self.model.device).expand(self.batch, -1).contiguous()
-        layout = self.model.layout(places, places, visible_slots(context + width, self.cache.capacity))
-        tokens = places % self.model.vocab_size
-        return lambda: self.model(tokens, self.cache, layout)
-
-    def slots_read(self, filled: int) -> int:
-        """How many slots of each sequence attention is given to read."""
-        if self.model.reads_only_filled:
-            return -(-filled // BLOCK) * BLOCK
-        return visible_slots(filled, self.cache.capacity)
-
-    def filled_bytes(self, context: int) -> int:
-        """The bytes of keys and values after so many tokens."""
-        stored = [states for layer in self.cache.layers for states in (layer.keys, layer.values)]
-        return sum(s.shape[1] * s.shape[3] * s.element_size() for s in stored) * self.batch * context
+def forward(model: CachedModel, cache: StaticKVCache, context: int, width: int) -> Callable[[], object]:
+    """A forward of ``width`` tokens a sequence after ``context`` stored ones, as the loop makes it."""
+    places = torch.arange(context, context + width, device=model.device).expand(len(cache.lengths), -1).contiguous()
+    layout = model.layout(places, places, visible_slots(context + width, cache.capacity))
+    tokens = places % model.vocab_size
+    return lambda: model(tokens, cache, layout)
 
 
 def timed(
     calls: dict[str, Callable[[], object]], device: torch.device, graphs: bool, seconds: float
 ) -> dict[str, dict[str, float | int]]:
     """Summaries of seconds a call, in interleaved rounds; ``graphs``: as CUDA graphs, on the device's clock."""
-    methods = []
-    for name, call in calls.items():
-        method = Method(name, lambda i, call=call: call())
-        for _ in range(3):  # compiles and allocates
-            method.sample()
-        synchronize(device)
-        methods.append(method.captured("cold") if graphs else method)
+    methods = [Method(name, lambda i, call=call: call()) for name, call in calls.items()]
+    for method in [*methods] * 3:  # compiles and allocates
+        method.sample()
+    synchronize(device)
+    methods = [method.captured("cold") if graphs else method for method in methods]
     for method in methods:
         method.pace(device, seconds / (10 * len(methods)))
     samples = interleave(methods, device, seconds)
@@ -75,44 +54,23 @@ def step_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: f
     """
     k, capacity = cell.num_drafts, cell.context + cell.room + 1
     context = cell.context + cell.new_tokens * cell.windows // 2  # the middle of what the loop decodes
-    target, draft = (Forwards(m, cell.batch, capacity) for m in (decoder.target, decoder.drafter.model))
-    first, other, verify = draft.of(context, 2), draft.of(context, 1), target.of(context, k + 1)
-
-    def step() -> None:
-        first()
-        for _ in range(k - 1):
-            other()
-        verify()
-
+    models = decoder.target, decoder.drafter.model
+    caches = [m.new_cache(cell.batch, capacity) for m in models]
+    target, draft = (partial(forward, m, cache) for m, cache in zip(models, caches, strict=True))
+    first, other, verify = draft(context, 2), draft(context, 1), target(context, k + 1)
     calls = {
-        "target 1": target.of(context, 1),
+        "target 1": target(context, 1),
         f"target {k + 1}": verify,
-        f"target {k + 1}, short": target.of(min(SHORT, context), k + 1),
+        f"target {k + 1}, short": target(min(SHORT, context), k + 1),
         "draft 1": other,
         "draft 2": first,
-        "step": step,
+        "step": lambda: [call() for call in (first, *[other] * (k - 1), verify)],
     }
     found = timed(calls, decoder.target.device, graphs, seconds)
     whole, short = (found[f"target {k + 1}{suffix}"]["median"] for suffix in ("", ", short"))
-    after = context + k + 1
-    attention = {
-        "seconds": whole - short,
-        "filled_bytes": target.filled_bytes(after) - target.filled_bytes(min(SHORT, context) + k + 1),
-        "slots_over_filled": target.slots_read(after) / after,
-    }
+    a_token = sum(s.nbytes // s.shape[2] for layer in caches[0].layers for s in (layer.keys, layer.values))
+    attention = {"seconds": whole - short, "filled_bytes": a_token * (context - min(SHORT, context))}
     return {"seconds": found, "c": found["draft 1"]["median"] / found["target 1"]["median"], "attention": attention}
-
-
-def costs_of(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: float) -> dict[str, object]:
-    """``step_costs``, or {"unavailable": why}."""
-    try:
-        return step_costs(decoder, cell, graphs, seconds)
-    except Exception as error:  # out of memory, or what cannot be compiled: a result
-        return {"unavailable": first_line(error)}
-    finally:
-        if decoder.target.device.type == "cuda":
-            gc.collect()
-            torch.cuda.empty_cache()
 
 
 # ---- What forwards allow
@@ -178,20 +136,18 @@ def judged(row: dict, speeds: dict[str, list[float]], cell: Cell, reading: float
 
 def goals(found: dict, speeds: dict[str, list[float]]) -> dict[str, bool | None]:
     """Which goals are reached; None: not measured, or not against what the goal names."""
-    plain, times = found["fastest"]["plain"], found.get("times", {})
+    plain = found["fastest"]["plain"]
     compiled = found["fastest"]["compiled plain"] is not None
-
-    def median(name: str) -> float | None:
-        return times[name]["median"] if name in times else None
-
-    def reached(value: float | None, least: float = float("-inf"), most: float = float("inf")) -> bool | None:
-        return None if value is None else least <= value <= most
-
-    return {
-        f"plain {PLAIN_SPEED:g} tokens/s": reached(plain and summary(speeds[plain])["median"], PLAIN_SPEED),
-        f"{OVER_PLAIN:g} times compiled plain": reached(median("baseline"), OVER_PLAIN) if compiled else None,
-        f"{OVER_ASSISTED:g} times assisted": reached(median("assisted"), OVER_ASSISTED),
-        f"{OF_ALLOWED:g} of what c allows": reached(found.get("of_allowed"), OF_ALLOWED) if compiled else None,
-        f"{OUTSIDE:.0%} of a step outside models": reached(found.get("outside_models"), most=OUTSIDE),
-        f"attention {ATTENTION:g} times its bytes": reached(found.get("attention_over_filled"), most=ATTENTION),
+    times = {name: ratio["median"] for name, ratio in found.get("times", {}).items()}
+    at_least = {
+        f"plain {PLAIN_SPEED:g} tokens/s": (plain and summary(speeds[plain])["median"], PLAIN_SPEED),
+        f"{OVER_PLAIN:g} times compiled plain": (times.get("baseline") if compiled else None, OVER_PLAIN),
+        f"{OVER_ASSISTED:g} times assisted": (times.get("assisted"), OVER_ASSISTED),
+        f"{OF_ALLOWED:g} of what c allows": (found.get("of_allowed") if compiled else None, OF_ALLOWED),
     }
+    at_most = {
+        f"{OUTSIDE:.0%} of a step outside models": (found.get("outside_models"), OUTSIDE),
+        f"attention {ATTENTION:g} times its bytes": (found.get("attention_over_filled"), ATTENTION),
+    }
+    reached = {name: None if value is None else value >= least for name, (value, least) in at_least.items()}
+    return reached | {name: None if value is None else value <= most for name, (value, most) in at_most.items()}

@@ -1,9 +1,11 @@
-"""How every benchmark measures: interleaved rounds, and medians of per-round ratios."""
+"""How every benchmark measures: interleaved rounds, medians of ratios by round, and a look at what runs on a GPU."""
 
 from __future__ import annotations
 
 import statistics
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -29,22 +31,23 @@ class Method:
     calls_a_sample: int = 1
     next_call: int = 0
     warm: Callable[[int], object] | None = None  # the same on one set of inputs, so that the caches hold it
+    held: int = 1  # calls in one run, which is a graph's pass
 
     @property
     def key(self) -> str:
         return self.name if self.timing == "call" else f"{self.name} [{self.timing}]"
 
     def sample(self) -> None:
-        for _ in range(self.calls_a_sample):
+        for _ in range(self.calls_a_sample // self.held):
             self.run(self.next_call)
             self.next_call = (self.next_call + 1) % self.calls
 
     def pace(self, device: torch.device, seconds: float) -> None:
-        """Makes a sample take about ``seconds``: several calls back to back, so that the clock's own cost
-        is spread over them."""
-        self.calls_a_sample = min(self.calls, 4)
-        a_call = clock(self.sample, device) / self.calls_a_sample
-        self.calls_a_sample = max(1, min(int(seconds / max(a_call, 1e-7)), max(self.calls, 100)))
+        """Makes a sample take about ``seconds``: several runs back to back, so that the clock's own cost is spread."""
+        runs = min(self.calls, 4)
+        self.calls_a_sample = runs * self.held
+        a_run = clock(self.sample, device) / runs
+        self.calls_a_sample = max(1, min(int(seconds / max(a_run, 1e-7)), max(self.calls, 100))) * self.held
 
     def captured(self, timing: str) -> Method:
         """One pass as a CUDA graph; ``warm``: so many calls on one set. Warm up first: nothing may be compiled while
@@ -55,22 +58,7 @@ class Method:
         with torch.cuda.graph(graph):
             for i in range(calls):
                 run(i)
-        return _Replay(self.name, run, calls, True, timing, calls, graph=graph)
-
-
-@dataclass
-class _Replay(Method):
-    graph: torch.cuda.CUDAGraph | None = None
-
-    def sample(self) -> None:
-        for _ in range(self.calls_a_sample // self.calls):
-            self.graph.replay()
-
-    def pace(self, device: torch.device, seconds: float) -> None:
-        """Whole passes only."""
-        self.calls_a_sample = self.calls
-        a_pass = clock(self.sample, device)
-        self.calls_a_sample *= max(1, min(int(seconds / max(a_pass, 1e-7)), 100))
+        return Method(self.name, lambda i: graph.replay(), timing=timing, calls_a_sample=calls, held=calls)
 
 
 def first_line(error: BaseException) -> str:
@@ -79,25 +67,21 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300] if lines else ''}"
 
 
-def warm_up(methods: Sequence[Method], device: torch.device, calls: int) -> tuple[list[Method], dict[str, str]]:
-    """Runs each method at least ``calls`` times. Returns (those that can run, {key: why another cannot})."""
+def prepare(methods: Sequence[Method], device: torch.device, seconds: float) -> tuple[list[Method], dict[str, str]]:
+    """Warms up and paces for a row of ``seconds``; on CUDA adds the graph forms of each capturable method.
+
+    Returns (those that can run, {key: why another cannot}).
+    """
     ready, unavailable = [], {}
     for method in methods:
         try:
-            for _ in range(calls):
+            for _ in range(8):  # they see every alignment of the inputs, for each of which Triton compiles anew
                 method.sample()
             synchronize(device)
             ready.append(method)
         except Exception as error:  # a peer's failure is a result, not the end of the benchmark
             unavailable[method.key] = first_line(error)
         method.next_call = 0
-    return ready, unavailable
-
-
-def prepare(methods: Sequence[Method], device: torch.device, seconds: float) -> tuple[list[Method], dict[str, str]]:
-    """Warms up and paces for a row of ``seconds``; on CUDA adds the graph forms of each capturable method."""
-    # Eight calls see every alignment of the inputs, for each of which Triton compiles anew.
-    ready, unavailable = warm_up(methods, device, 8)
     for method in [m for m in ready if m.capturable and device.type == "cuda"]:
         for timing in ("cold", "warm") if method.warm is not None else ("cold",):
             try:
@@ -176,3 +160,62 @@ def compared(
     found = {f"{method.key}/{name}": ratios(mine, floor) for name, floor in floors.items()}
     alike = (other.key for other in others if other.timing == method.timing)
     return found | {f"{method.key}/{key}": ratios(mine, samples[key]) for key in alike}
+
+
+# ---- What runs on a GPU, and where the host waits for it
+
+
+def profiled(step: Callable[[], object], steps: int = 1) -> dict[str, object]:
+    """The kernels of a step and the wall time, by torch.profiler, which slows the host down, but not a replayed graph.
+    {"unknown": why} where they cannot be seen."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    try:
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=activities) as profile:
+            begun = time.perf_counter()
+            for _ in range(steps):
+                step()
+            torch.cuda.synchronize()
+            wall = time.perf_counter() - begun
+        on_gpu = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        found = by_kernel([(e.name, e.time_range.elapsed_us() * 1e-6) for e in on_gpu], steps)
+    except Exception as error:  # no GPU, or a profiler that does not work here: a result
+        return {"unknown": first_line(error)}
+    return {"wall_seconds": wall / steps, **found}
+
+
+def by_kernel(ran: Sequence[tuple[str, float]], steps: int) -> dict[str, object]:
+    """{"kernels", "copies" (with memory sets), "seconds" (of both), "longest": {name: seconds}} of one step."""
+    if not ran:
+        return {"unknown": "the profiler saw nothing on the GPU"}
+    seconds: Counter = Counter()
+    for name, taken in ran:
+        seconds[name[:120]] += taken / steps
+    copies = sum(name.startswith(("Memcpy", "Memset")) for name, _ in ran)
+    found = {"kernels": (len(ran) - copies) / steps, "copies": copies / steps}
+    return found | {"seconds": seconds.total(), "longest": dict(seconds.most_common(15))}
+
+
+def synchronisations(step: Callable[[], object], steps: int) -> dict[str, object]:
+    """How often a step synchronises, as torch sees it: {"a_step", "where", "forbidden"}. "forbidden" is the error of a
+    step that may not synchronise, or "ok". torch does not see the wait for a report's event, of which there is one a
+    step where the loop is not deferred."""
+
+    def run(mode: str) -> None:
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            for _ in range(steps):
+                step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run("warn")
+    places = Counter(f"{w.filename}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message))
+    forbidden = "ok"
+    try:
+        run("error")
+    except Exception as error:  # this is the finding
+        forbidden = first_line(error)
+    return {"a_step": places.total() / steps, "where": dict(places), "forbidden": forbidden}

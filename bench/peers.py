@@ -1,16 +1,28 @@
 """Other ways to verify K drafts, as people write them today. Same distribution as ours; each says what it leaves out.
 
-"+q" in a name: the draft's probabilities were kept from drafting ([B, K, V] float32) and are not computed
-here. "+p+q": neither are the target's.
+"+q" in a name: the draft's probabilities were kept from drafting ([B, K, V] float32) and are not computed here. "+p+q":
+neither are the target's. FlashInfer, which need not be installed, compiles its kernels at their first call;
+``python bench/peers.py`` does that and nothing else.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from measure import Method, first_line
+from specdec.checks import refuse
+
+if TYPE_CHECKING:
+    from cases import StepInputs
+
+WITHOUT_FLASHINFER = "SPECDEC_BENCH_WITHOUT_FLASHINFER"  # set it where its kernels cannot be compiled
+WITH_FILTERS = ("transformers", "flashinfer", "flashinfer+q")
 
 
 def probabilities(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -42,19 +54,11 @@ def eager_step(p: torch.Tensor, tokens: torch.Tensor, q: torch.Tensor) -> tuple[
     return torch.where(column == n[:, None], drawn[:, None], emitted), n
 
 
-def eager(temperature: float) -> Callable:
-    """From raw logits: step(target [B, K+1, V], tokens [B, K], draft [B, K, V])."""
+def eager(temperature: float, has_q: bool = False) -> Callable:
+    """step(target [B, K+1, V], tokens [B, K], draft [B, K, V]) from raw logits; ``has_q``: draft are probabilities."""
 
     def step(target, tokens, draft):
-        return eager_step(probabilities(target, temperature), tokens, probabilities(draft, temperature))
-
-    return step
-
-
-def eager_with_q(temperature: float) -> Callable:
-    """From raw target logits and the draft's probabilities: step(target, tokens, q)."""
-
-    def step(target, tokens, q):
+        q = draft if has_q else probabilities(draft, temperature)
         return eager_step(probabilities(target, temperature), tokens, q)
 
     return step
@@ -87,11 +91,10 @@ class Compiler:
 def transformers_step(temperature: float, filters: dict[str, float] | None = None) -> Callable:
     """transformers' ``_speculative_sampling``: step(target, tokens, draft in float32).
 
-    As in its assisted generation, the target's logits are cast to float32 here (no copy where they are), and
-    the draft's come in float32 (there they are cast while drafting). Both softmaxes are inside. It takes one
-    sequence, so a batch is a loop. The generation's second copy is left out, and its logits processors but for
-    ``filters`` (top_k, top_p, min_p), which work on every row of the target. The draft's rows get them while
-    drafting, which is not timed: pass ``draft`` as ``filtered`` makes it.
+    As in its assisted generation, the target's logits are cast to float32 here (no copy where they are), and both
+    softmaxes are inside. It takes one sequence, so a batch is a loop. The generation's second copy is left out, and its
+    logits processors but for ``filters`` (top_k, top_p, min_p), which work on every row of the target. The draft's rows
+    get them while drafting, which is not timed: pass ``draft`` as ``filtered`` makes it.
     """
     from transformers.generation.utils import _speculative_sampling
 
@@ -124,3 +127,82 @@ def filtered(logits: torch.Tensor, filters: dict[str, float]) -> torch.Tensor:
         for processor in processors:
             logits[:, j] = processor(None, logits[:, j])
     return logits
+
+
+def flashinfer_step(temperature: float, filters: dict[str, float] | None = None, given: str = "") -> Callable:
+    """step(target, tokens int32, draft, noise [1] int64): softmax, filters, ``chain_speculative_sampling``. The noise's
+    offset is in a tensor, so that it asks the host for nothing and a CUDA graph can hold it.
+
+    Args:
+        given: "q": ``draft`` are probabilities, kept from drafting; "pq": ``target`` are probabilities, too.
+
+    Raises:
+        ImportError: FlashInfer is not installed.
+        ValueError: FlashInfer has no such filter on probabilities.
+    """
+    module = importlib.import_module("flashinfer.sampling")
+    if unknown := set(filters or {}) - {"top_k", "top_p"}:
+        refuse("filters", ", ".join(sorted(unknown)), "top_k, top_p")
+    sample = module.chain_speculative_sampling
+    seeded = {"seed", "offset"} <= inspect.signature(sample).parameters.keys()
+
+    def distribution(logits: torch.Tensor) -> torch.Tensor:
+        rows = module.softmax(logits.reshape(-1, logits.shape[-1]), temperature=temperature)
+        if filters and "top_k" in filters:
+            rows = module.top_k_renorm_probs(rows, int(filters["top_k"]))
+        if filters and "top_p" in filters:
+            rows = module.top_p_renorm_probs(rows, float(filters["top_p"]))
+        return rows.view(logits.shape)
+
+    def step(target, tokens, draft, noise):
+        q = draft if "q" in given else distribution(draft)
+        p = target if "p" in given else distribution(target)
+        return sample(q, tokens, p, **({"seed": noise, "offset": noise} if seeded else {}))
+
+    return step
+
+
+def peer_methods(
+    inputs: StepInputs, compiler: Compiler, wanted: Sequence[str] | None = None
+) -> tuple[list[Method], dict[str, str]]:
+    """The wanted peers (None: all) that can run on these inputs, and why the others cannot."""
+    t, filters = inputs.temperature, inputs.filters
+    logits, int32 = ("target", "tokens", "draft"), "tokens_int32"
+    makers: dict[str, tuple[Callable[[], Callable], tuple[str, ...]]] = {  # how to make the step, and what it gets
+        "eager": (lambda: eager(t), logits),
+        "eager+q": (lambda: eager(t, has_q=True), ("target", "tokens", "draft_probs")),
+        "compile": (lambda: compiler.compiled(eager(t), *inputs.arguments(*logits)(0)), logits),
+        "transformers": (lambda: transformers_step(t, filters), ("target", "tokens", "draft_float32")),
+        "flashinfer": (lambda: flashinfer_step(t, filters), ("target", int32, "draft", "noise")),
+        "flashinfer+q": (lambda: flashinfer_step(t, filters, "q"), ("target", int32, "draft_probs", "noise")),
+        "flashinfer+p+q": (lambda: flashinfer_step(t, given="pq"), ("target_probs", int32, "draft_probs", "noise")),
+    }
+    methods, unavailable = [], {}
+    for name, (make, tensors) in makers.items():
+        if wanted is not None and name not in wanted:
+            continue
+        try:
+            if name.startswith("flashinfer") and WITHOUT_FLASHINFER in os.environ:
+                raise RuntimeError(f"left out by {WITHOUT_FLASHINFER}")
+            if name.startswith("flashinfer") and not inputs.target.is_cuda:
+                raise RuntimeError("it runs on NVIDIA GPUs")
+            if filters and name not in WITH_FILTERS:
+                raise RuntimeError(f"it has no filters here ({', '.join(filters)})")
+            step = make()  # before its tensors, which may be large
+            arguments = inputs.arguments(*tensors)
+            arguments(0)
+        except Exception as error:  # why a peer cannot run is a result
+            unavailable[name] = first_line(error)
+            continue
+        run, warm = (lambda i, s=step, a=arguments: s(*a(i))), (lambda i, s=step, a=arguments: s(*a(0)))
+        capturable = name != "transformers"  # which reads what it drew
+        methods.append(Method(name, run, inputs.calls, capturable=capturable, warm=warm))
+    return methods, unavailable
+
+
+if __name__ == "__main__":
+    gpu = torch.device("cuda")
+    tokens, noise = torch.zeros(1, 1, dtype=torch.int32, device=gpu), torch.zeros(1, dtype=torch.int64, device=gpu)
+    logits = torch.randn(1, 2, 1024, device=gpu)
+    print(flashinfer_step(0.8, {"top_k": 50, "top_p": 0.95})(logits, tokens, logits[:, :1], noise))
+    torch.cuda.synchronize()

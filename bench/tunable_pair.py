@@ -1,13 +1,12 @@
 """Pairs that cost what real models of their shape cost, with random weights and an acceptance to be set.
 
-In a pair of one preset the target is the draft's layers and more of them, whose output projections are scaled by
-``eps``: they are computed like any others, but move the logits only that much. As eps goes to 0, the two become one
-function. In a pair of two shapes all layers of both are scaled, and what is left is one function again: the target's
-embedding and head are the draft's, side by side as often as the target is wider.
+Layers by which the two differ are computed like any others, but their output projections are scaled by ``eps``. As eps
+goes to 0, the two become one function. README.md says more.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,9 +51,7 @@ class TunablePair:
     eps: float = 1.0
 
     def set_eps(self, eps: float) -> None:
-        """Scales that by which the two differ. > 0: the weights are scaled in place."""
-        if not (math.isfinite(eps) and eps > 0):
-            raise ValueError(f"eps: got {eps}, allowed: a number > 0")
+        """Scales that by which the two differ, in place: > 0."""
         factor, self.eps = eps / self.eps, eps
         with torch.no_grad():
             for layer in self.differing:
@@ -77,13 +74,13 @@ class TunablePair:
 
     def calibrate(self, alpha: float, temperature: float) -> float:
         """Finds the eps of this acceptance by bisection over powers of 2^(1/16). Returns what it reached."""
-        low, high = -12 * 16, 16  # eps = 2^(exponent / 16); acceptance falls as eps grows
-        while high - low > 1:
-            middle = (low + high) // 2
-            self.set_eps(2 ** (middle / 16))
-            low, high = (middle, high) if self.expected_alpha(temperature) >= alpha else (low, middle)
-        self.set_eps(2 ** (low / 16))
-        return self.expected_alpha(temperature)
+
+        def reached(exponent: int) -> float:
+            self.set_eps(2 ** (exponent / 16))
+            return self.expected_alpha(temperature)
+
+        # Acceptance falls as eps grows. The exponent sought is one less than the first that is too large.
+        return reached(bisect.bisect_left(range(-191, 16), True, key=lambda e: reached(e) < alpha) - 192)
 
     @property
     def cost_ratio(self) -> float:
@@ -111,37 +108,25 @@ def _model(preset: Preset, layers: int, device: torch.device) -> PreTrainedModel
     return model
 
 
-def make_pair(preset: Preset, device: torch.device, seed: int = 0) -> TunablePair:
+def make_pair(preset: Preset, device: torch.device) -> TunablePair:
     """The draft is the target's first layers."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     target, draft = (_model(preset, layers, device) for layers in (preset.target_layers, preset.draft_layers))
     shared = {name: weight for name, weight in target.state_dict().items() if name in draft.state_dict()}
     draft.load_state_dict(shared)
     return TunablePair(target, draft, list(target.model.layers[preset.draft_layers :]))
 
 
-def make_pair_of_two(target: Preset, draft: Preset, device: torch.device, seed: int = 0) -> TunablePair:
+def make_pair_of_two(target: Preset, draft: Preset, device: torch.device) -> TunablePair:
     """Two models of different shapes with one vocabulary. n copies of the draft's embedding side by side have its root
     mean square, so the final norm makes n copies of its own result of them, which n copies of its head, over n, turn
-    into its logits.
-
-    Raises:
-        ValueError: the target is not n times as wide, or the vocabularies differ.
-    """
-    copies, rest = divmod(target.hidden, draft.hidden)
-    if rest or target.vocabulary != draft.vocabulary:
-        given = (draft.hidden, draft.vocabulary)
-        raise ValueError(
-            f"draft: got hidden size and vocabulary {given}, allowed: a divisor of {target.hidden}, {target.vocabulary}"
-        )
-    torch.manual_seed(seed)
+    into its logits."""
+    copies = target.hidden // draft.hidden
+    torch.manual_seed(0)
     large, small = (_model(preset, preset.target_layers, device) for preset in (target, draft))
     with torch.no_grad():
-        for own, of_draft, scale in (
-            (large.get_input_embeddings(), small.get_input_embeddings(), 1.0),
-            (large.lm_head, small.lm_head, 1 / copies),
-        ):
-            own.weight.copy_(of_draft.weight.repeat(1, copies) * scale)
+        large.get_input_embeddings().weight.copy_(small.get_input_embeddings().weight.repeat(1, copies))
+        large.lm_head.weight.copy_(small.lm_head.weight.repeat(1, copies) / copies)
     return TunablePair(large, small, [*large.model.layers, *small.model.layers])
 
 

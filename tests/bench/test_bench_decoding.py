@@ -8,16 +8,16 @@ import warnings
 
 import bench_decoding
 import loop_cells
+import measure
 import pytest
 import torch
 import tunable_pair
-import watch
 from loop_cells import MODES, Cell, Window, tau
 from loop_costs import allowed_speedup, expected_tokens, fastest, goals, judged, of_allowed
 from typer.testing import CliRunner
 
 CPU = torch.device("cpu")
-CELL = Cell(1, 512, 4, 2, 3, 1.0)
+CELL = Cell(1, 512, 4, 2, 3)
 SUMMARY = {"median", "q1", "q3", "rounds"}
 
 
@@ -112,7 +112,7 @@ def test_synchronisations_are_counted_and_forbidden(monkeypatch):
             says = "called a synchronizing CUDA operation" if next(steps) % 2 == 0 else "something else"
             warnings.warn(says, UserWarning, 1)
 
-    found = watch.synchronisations(step, 6)
+    found = measure.synchronisations(step, 6)
     assert found["a_step"] == 0.5 and found["forbidden"] == "ok" and [*found["where"].values()] == [3]
     assert modes == ["warn", "default", "error", "default"]
 
@@ -120,18 +120,12 @@ def test_synchronisations_are_counted_and_forbidden(monkeypatch):
         if modes[-1] == "error":
             raise RuntimeError("called a synchronizing CUDA operation")
 
-    found = watch.synchronisations(waits, 2)
+    found = measure.synchronisations(waits, 2)
     assert found["a_step"] == 0 and "called a synchronizing" in found["forbidden"] and modes[-1] == "default"
 
 
-def test_kernels_are_summed_by_name():
-    found = watch.by_kernel([("gemm", 30.0), ("ours", 1.0), ("gemm", 10.0)], 2)
-    assert found["kernels"] == 1.5 and found["kernel_seconds"] == pytest.approx(20.5e-6)
-    assert [*found["longest"]] == ["gemm", "ours"] and found["longest"]["gemm"] == pytest.approx(20e-6)
-
-
 def test_no_method_begins_when_the_time_is_up():
-    methods = loop_cells.contenders(two_tiny(), CELL, ["eager", "graphs"], False)
+    methods = loop_cells.contenders(two_tiny(), CELL, ["eager", "graphs"])
     measured, speeds = loop_cells.measure(methods, CELL, CPU, time.perf_counter() - 1, 0.0)
     assert speeds == {} and measured["methods"] == []
     names = {f"{who} {mode}" for who in ("plain", "specdec K=3") for mode in ("eager", "graphs")}
@@ -154,8 +148,6 @@ def test_at_a_vanishing_eps_the_pair_is_one_function(tiny_pair):
         assert not torch.equal(tiny_pair.target(ids).logits, tiny_pair.draft(ids).logits)
         tiny_pair.set_eps(1e-12)
         assert torch.equal(tiny_pair.target(ids).logits, tiny_pair.draft(ids).logits)
-    with pytest.raises(ValueError, match="eps"):
-        tiny_pair.set_eps(0.0)
 
 
 @pytest.mark.parametrize("alpha, temperature", [(0.8, 1.0), (0.6, 1.0), (0.8, 0.0)])
@@ -186,13 +178,6 @@ def test_the_pair_of_the_goals_costs_what_its_models_cost():
     assert pair.cost_ratio == pytest.approx(0.1647, abs=1e-4) and len(pair.differing) == 32 + 16
 
 
-def test_shapes_must_fit():
-    target, draft = tunable_pair.PAIRS["tiny+tiny"]
-    for other in (draft._replace(hidden=48), draft._replace(vocabulary=100)):
-        with pytest.raises(ValueError, match="draft: got"):
-            tunable_pair.make_pair_of_two(target, other, CPU)
-
-
 # ---- The whole
 
 
@@ -201,7 +186,7 @@ def test_shapes_must_fit():
 )
 def test_the_loop_reports(pair, sizes, tmp_path):
     arguments = ("--quick", "--threads", 1, "--pair", pair, "-B", ",".join(map(str, sizes)), "-K", "2,4")
-    arguments += ("--new-tokens", 3, "--rounds", 1, "--modes", "eager,deferred,graphs", "--json", tmp_path / "out.json")
+    arguments += ("--modes", "eager,deferred,graphs", "--json", tmp_path / "out.json")
     done = run("loop", *arguments)
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "out.json").read_text())
@@ -264,8 +249,7 @@ def test_modes_have_names():
 
 
 def test_rules_report(tmp_path):
-    arguments = ("-K", 2, "--texts", 1, "--max-new-tokens", 8, "--rounds", 1, "--threads", 1)
-    done = run("rules", *arguments, "--json", tmp_path / "out.json")
+    done = run("rules", "--quick", "--threads", 1, "--json", tmp_path / "out.json")
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["complete"] and content.keys() >= {"texts", "max_new_tokens"}
@@ -273,13 +257,11 @@ def test_rules_report(tmp_path):
     assert rows == [(f, 2, rule) for f in ("none", "top_k+top_p") for rule in ("token", "block", "coupled")]
     for row in content["rows"]:
         assert 1 <= row["tau"] <= 3 and 0 < row["acceptance_rate"] <= row["alpha"] <= 1
-        assert row["tokens_per_second"].keys() == SUMMARY
 
 
 @pytest.mark.nightly
 def test_drafters_report(tmp_path):
-    arguments = ("--pair", "embedded", "--prompts", 1, "--new-tokens", 5, "--rounds", 1, "--threads", 1)
-    done = run("drafters", *arguments, "--json", tmp_path / "out.json")
+    done = run("drafters", "--quick", "--pair", "embedded", "--threads", 1, "--json", tmp_path / "out.json")
     assert done.exit_code == 0, done.output
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["complete"]
@@ -305,7 +287,6 @@ def test_drafters_report(tmp_path):
         (("loop", "-K", "two"), "num-drafts"),
         (("drafters", "--pair", "70b"), "pair"),
         (("drafters", "--alpha", "1"), "alpha"),
-        (("rules", "-K", "two"), "num-drafts"),
     ],
 )
 def test_a_bad_option_is_named(arguments, named):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-import machine
 import measure
 import pytest
-import step_inputs
+import report
 import torch
-import watch
-from cases import Shape
+from cases import Shape, StepInputs
 
 CPU = torch.device("cpu")
 
@@ -31,10 +29,9 @@ class Graph:
     capturing: Graph | None = None
 
     def __init__(self):
-        self.calls, self.replays = [], 0
+        self.calls = []
 
     def replay(self):
-        self.replays += 1
         for run, i in self.calls:
             run(i)
 
@@ -60,12 +57,13 @@ def recording(run):
 
 
 def test_a_graph_is_replayed_in_whole_passes():
-    replay = measure._Replay("ours", print, calls=8, timing="graph", calls_a_sample=8, graph=Graph())
+    passes = []
+    replay = measure.Method("ours", passes.append, timing="graph", held=8)
     replay.pace(CPU, 1.0)
     assert replay.key == "ours [graph]" and replay.calls_a_sample == 800
-    before = replay.graph.replays
+    before = len(passes)
     replay.sample()
-    assert replay.graph.replays - before == 100
+    assert len(passes) - before == 100
 
 
 def test_graphs_are_cold_and_warm(monkeypatch):
@@ -93,12 +91,12 @@ def test_graphs_are_cold_and_warm(monkeypatch):
     by_key = {m.key: m for m in ready}
     for key, calls in (("ours [cold]", [0, 1, 2]), ("ours [warm]", ["first"] * measure.WARM_CALLS)):
         seen.clear()
-        by_key[key].graph.replay()
-        assert seen == calls and by_key[key].calls == len(calls)
+        by_key[key].run(0)
+        assert seen == calls and by_key[key].held == len(calls)
 
 
 def test_warm_calls_have_one_set_and_other_noise():
-    inputs = step_inputs.StepInputs(Shape(1, 3, 1000, "float32"), "typical", 1.0, CPU, 4)
+    inputs = StepInputs(Shape(1, 3, 1000, "float32"), "typical", 1.0, CPU, 4)
     assert inputs.sets == 4 and inputs.calls == 16
     ours = inputs.method("cpu", "cpu", True)
     cold, warm = ([str(run(i).tokens.tolist()) for i in range(16)] for run in (ours.run, ours.warm))
@@ -109,10 +107,12 @@ def test_warm_calls_have_one_set_and_other_noise():
     assert str(ours.warm(16).tokens.tolist()) == warm[0]  # as many as a graph wants
 
 
-def test_launches_are_kernels_not_copies():
-    names = ["speculative_step_kernel", "Memcpy DtoD (Device -> Device)", "Memset (Device)", "cat", "cat"]
-    assert watch.counted(names) == {"kernels": 3, "copies": 2, "names": ["cat", "speculative_step_kernel"]}
-    assert "unknown" in watch.counted([]) and "unknown" in watch.launches(lambda i: None, CPU)
+def test_kernels_are_summed_by_name_and_are_not_copies():
+    ran = [("gemm", 30e-6), ("Memcpy DtoD (Device -> Device)", 2e-6), ("ours", 1e-6), ("gemm", 10e-6)]
+    found = measure.by_kernel(ran, 2)
+    assert (found["kernels"], found["copies"]) == (1.5, 0.5) and found["seconds"] == pytest.approx(21.5e-6)
+    assert [*found["longest"]][0] == "gemm" and found["longest"]["gemm"] == pytest.approx(20e-6)
+    assert "unknown" in measure.by_kernel([], 1)
 
 
 def test_bytes_of_reached_rows():
@@ -128,5 +128,5 @@ def test_bytes_of_reached_rows():
 
 
 def test_a_floor_is_bytes_over_the_faster_bandwidth_or_a_launch():
-    assert machine.floor_seconds(100, {"read": 10.0, "copy": 20.0}) == 5.0
-    assert machine.floor_seconds(100, {"read": 10.0, "copy": 5.0, "launch_seconds": 11.0}) == 11.0
+    assert report.floor_seconds(100, {"read": 10.0, "copy": 20.0}) == 5.0
+    assert report.floor_seconds(100, {"read": 10.0, "copy": 5.0, "launch_seconds": 11.0}) == 11.0

@@ -6,16 +6,13 @@ import sys
 from types import ModuleType
 
 import bench_kernels
-import library_peers
 import measure
 import numpy as np
-import peer_methods
 import peers
 import pytest
 import torch
-from cases import Shape
+from cases import Shape, StepInputs
 from scipy import stats
-from step_inputs import StepInputs
 
 CPU = torch.device("cpu")
 
@@ -30,15 +27,15 @@ def fits(tokens: torch.Tensor, distribution: torch.Tensor) -> bool:
     return stats.chisquare(counts.numpy(), np.asarray(expected / expected.sum()) * tokens.numel()).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("make", [peers.eager, peers.eager_with_q], ids=["eager", "eager+q"])
+@pytest.mark.parametrize("has_q", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_eager_peers_emit_the_target_distribution(make, temperature):
+def test_eager_peers_emit_the_target_distribution(has_q, temperature):
     draws = 40_000
     q = (Q_LOGITS / temperature).softmax(-1).expand(draws, 1, 8)
     torch.manual_seed(0)
     drafts = torch.multinomial(q[0, 0], draws, replacement=True)[:, None]
-    draft = q if make is peers.eager_with_q else Q_LOGITS.expand(draws, 1, 8)
-    tokens, n = make(temperature)(P_LOGITS.expand(draws, 2, 8), drafts, draft)
+    draft = q if has_q else Q_LOGITS.expand(draws, 1, 8)
+    tokens, n = peers.eager(temperature, has_q)(P_LOGITS.expand(draws, 2, 8), drafts, draft)
     p = (P_LOGITS / temperature).softmax(-1)
     assert ((tokens >= 0).sum(1) == n + 1).all()
     # A text of two tokens: where the draft was rejected, the second is drawn from its distribution.
@@ -140,8 +137,8 @@ def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kep
     target, draft, noise = P_LOGITS.bfloat16().expand(draws, 2, 8), Q_LOGITS.expand(draws, 1, 8), torch.zeros(1).long()
     p = (P_LOGITS[0, kept].bfloat16() / t).float().softmax(-1)
     steps = {
-        "from logits": (library_peers.flashinfer_step(t, filters), (target, drafts, draft, noise)),
-        "with q": (library_peers.flashinfer_step(t, filters, "q"), (target, drafts, q.expand(draws, 1, 8), noise)),
+        "from logits": (peers.flashinfer_step(t, filters), (target, drafts, draft, noise)),
+        "with q": (peers.flashinfer_step(t, filters, "q"), (target, drafts, q.expand(draws, 1, 8), noise)),
     }
     for step, arguments in steps.values():
         tokens = step(*arguments)[0][:, 0]
@@ -149,62 +146,14 @@ def test_flashinfer_peer_emits_the_target_distribution(monkeypatch, filters, kep
         assert fits(torch.searchsorted(torch.tensor(kept), tokens.long()), p)
     distribution = (P_LOGITS / t).softmax(-1).expand(draws, 2, 8)
     if not filters:
-        tokens = library_peers.flashinfer_step(t, given="pq")(distribution, drafts, q.expand(draws, 1, 8), noise)[0]
+        tokens = peers.flashinfer_step(t, given="pq")(distribution, drafts, q.expand(draws, 1, 8), noise)[0]
         assert fits(tokens[:, 0].long(), distribution[0, 0])
 
 
 def test_flashinfer_peer_refuses_a_filter_that_it_has_not(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", flashinfer_stub(True))
     with pytest.raises(ValueError, match="min_p"):
-        library_peers.flashinfer_step(1.0, {"min_p": 0.1})
-
-
-def vllm_stub(sample) -> dict[str, ModuleType]:
-    """The package and what lies on the way to ``rejection_sample``."""
-    names = ("vllm", "vllm.v1", "vllm.v1.sample", "vllm.v1.sample.rejection_sampler")
-    modules = {name: ModuleType(name) for name in names}
-    modules[names[-1]].rejection_sample = sample
-    return modules
-
-
-def rejection_sample(
-    draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens, draft_probs, target_probs, bonus_token_ids,
-    sampling_metadata,
-):  # fmt: skip
-    """With vLLM's checks of its arguments; the recovered tokens as its kernel draws them."""
-    assert draft_token_ids.ndim == 1 and draft_probs.ndim == target_probs.ndim == 2
-    assert all(t.is_contiguous() for t in (draft_token_ids, draft_probs, target_probs, bonus_token_ids))
-    assert cu_num_draft_tokens.tolist() == torch.tensor(num_draft_tokens).cumsum(0).tolist()
-    assert sampling_metadata.all_random and not sampling_metadata.all_greedy and sampling_metadata.generators == {}
-    B, K = len(num_draft_tokens), max_spec_len
-    p, q = target_probs.view(B, K, -1), draft_probs.view(B, K, -1)
-    assert sampling_metadata.temperature.shape == (B,) and bonus_token_ids.shape == (B, 1)
-    bonus = torch.nn.functional.one_hot(bonus_token_ids.long(), p.shape[2]).float()
-    return peers.eager_step(torch.cat([p, bonus], 1), draft_token_ids.long().view(B, K), q)[0]
-
-
-def test_vllm_peer_emits_the_target_distribution(monkeypatch):
-    for name, module in vllm_stub(rejection_sample).items():
-        monkeypatch.setitem(sys.modules, name, module)
-    draws, t = 20_000, 0.7
-    q = (Q_LOGITS[0] / t).softmax(-1)
-    torch.manual_seed(0)
-    drafts = torch.multinomial(q, draws, replacement=True)[:, None]
-    tokens = library_peers.vllm_step(t)(P_LOGITS.expand(draws, 2, 8), drafts, q.expand(draws, 1, 8).contiguous())
-    p = (P_LOGITS / t).softmax(-1)
-    second = torch.where(tokens[:, 1] >= 0, tokens[:, 1], torch.multinomial(p[1], draws, replacement=True))
-    assert fits(tokens[:, 0] * 8 + second, p[0][:, None] * p[1])
-
-
-def test_vllm_of_another_version_is_refused(monkeypatch):
-    for sample, named in (
-        (lambda draft_token_ids, logits: None, "logits"),
-        (lambda draft_token_ids, num_draft_tokens: None, "sampling_metadata"),
-    ):
-        for name, module in vllm_stub(sample).items():
-            monkeypatch.setitem(sys.modules, name, module)
-        with pytest.raises(RuntimeError, match=named):
-            library_peers.vllm_step(1.0)
+        peers.flashinfer_step(1.0, {"min_p": 0.1})
 
 
 # ---- What cannot run
@@ -213,10 +162,7 @@ def test_vllm_of_another_version_is_refused(monkeypatch):
 def test_what_cannot_run_is_unavailable_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer.sampling", None)  # as if not installed
     with pytest.raises(ImportError, match="flashinfer"):
-        library_peers.flashinfer_step(1.0)
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match="vllm"):
-        library_peers.vllm_step(1.0)
+        peers.flashinfer_step(1.0)
 
     def fail(i):
         raise ValueError("no such kernel\nmore")
@@ -227,15 +173,16 @@ def test_what_cannot_run_is_unavailable_by_name(monkeypatch):
 
 def test_peers_of_a_step(monkeypatch):
     """Every peer is a method or has a reason; what a variable leaves out says so."""
-    monkeypatch.setenv(peer_methods.LEFT_OUT, "transformers,eager+")
+    monkeypatch.setenv(peers.WITHOUT_FLASHINFER, "1")
     inputs = StepInputs(Shape(2, 2, 100, "bfloat16"), "typical", 0.8, CPU, 2)
-    methods, unavailable = peer_methods.peer_methods(inputs, peers.Compiler(0.0))
-    assert [m.name for m in methods] == ["eager"] and peer_methods.LEFT_OUT in unavailable["transformers"]
+    methods, unavailable = peers.peer_methods(inputs, peers.Compiler(0.0))
+    assert [m.name for m in methods] == ["eager", "eager+q", "transformers"]
+    assert unavailable.keys() == {"compile", "flashinfer", "flashinfer+q", "flashinfer+p+q"}
+    assert peers.WITHOUT_FLASHINFER in unavailable["flashinfer"]
     tokens, n = methods[0].run(0)
     assert tokens.shape == (2, 3) and methods[0].warm(1)[0].shape == (2, 3)
-    monkeypatch.delenv(peer_methods.LEFT_OUT)
     filtered = inputs.with_settings({"top_k": 5}, "token")
-    methods, unavailable = peer_methods.peer_methods(filtered, peers.Compiler(0.0))
+    methods, unavailable = peers.peer_methods(filtered, peers.Compiler(0.0))
     assert [m.name for m in methods] == ["transformers"] and "top_k" in unavailable["eager"]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import step_inputs
 import torch
 import tune_triton
-from cases import Shape
+from cases import Shape, StepInputs
 from support.benches import run_main
 
 CPU = torch.device("cpu")
@@ -15,12 +14,12 @@ CPU = torch.device("cpu")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it says so where there is no GPU")
 def test_tuning_needs_a_gpu():
     done = run_main(tune_triton)
-    assert done.exit_code == 2 and "needs a GPU" in done.output
+    assert done.exit_code == 2 and "finds no GPU" in done.output
 
 
 def test_tuning_times_candidates_beside_the_table():
-    inputs = step_inputs.StepInputs(Shape(1, 1, 30, "float32"), "typical", 1.0, CPU, 1)
-    row = tune_triton.measure_kernel("draft_race_kernel", inputs, [2], 0.0)
+    inputs = StepInputs(Shape(1, 1, 30, "float32"), "typical", 1.0, CPU, 1)
+    row = tune_triton.measure_kernel("draft_race_kernel", inputs, (2,), 0.0)
     assert row["seconds"].keys() == row["ratios"].keys() == {"2", str(row["usual"])} and row["unavailable"] == {}
     assert row["ratios"][str(row["usual"])]["median"] == 1
 
