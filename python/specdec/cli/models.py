@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from ..drafters.protocol import Drafter
     from ..drafters.suffix import SuffixMemory
 
-
-_EMBEDDED = Path(str(resources.files("specdec") / "embedded"))
+_EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would make --help slower
 
 
 @dataclass(frozen=True)
