@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BYTE_TOKEN = re.compile("<0x([0-9a-fA-F]{2})>")  # tokens for single bytes in vocabularies with byte fallback
-_INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are no character yet
+INCOMPLETE = "\ufffd"  # a decoder's character for bytes that are not a whole character
 _LONG = 32  # tokens of a window of nothing but spaces
 
 
@@ -50,8 +50,8 @@ class IncrementalText:
             self._window.pop()
         if self._text == before or self._is_byte(token):
             return ""
-        piece = self._new(self._text.rstrip(_INCOMPLETE))
-        if piece and not self._text.endswith(_INCOMPLETE):
+        piece = self._new(self._text.rstrip(INCOMPLETE))
+        if piece and not self._text.endswith(INCOMPLETE):
             self._move()
         return piece
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from ..detokenize import INCOMPLETE
+
 CONTEXT = 8  # tokens on the left that are decoded or encoded together with a text
 UNSETTLED = 16  # tokens at the end that more text may change
 SETTLE_AT = 64  # most tokens at the end that are encoded again in every step
-INCOMPLETE = "\ufffd"  # a decoder's character for bytes that are not a whole character
 MOST_PENDING = 3  # most tokens that can begin a character without completing it, as a character has up to four bytes
 
 

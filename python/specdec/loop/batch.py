@@ -206,8 +206,7 @@ class Batch:
         self._pending.clear()
 
     def _launch(self) -> None:
-        table = self.table.on_device()
-        graphs = self.graphs if self.runs_ahead and table is None else None
+        graphs = self.graphs if self.runs_ahead and self.table.on_device() is None else None
         # A step that is a graph, or runs ahead, does not get what only the host knows.
         alone = graphs is not None or (self.runs_ahead and self.config.ahead > 0)
         self.device_rows.flush()

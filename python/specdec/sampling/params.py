@@ -56,12 +56,12 @@ def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
 
 def read_rule(rule: str, compact_q: int) -> Rule:
     """Returns the rule. Raises ValueError if it is unknown, or cannot be combined with ``compact_q``."""
-    Rule(rule)  # raises for an unknown rule
+    known = Rule(rule)  # raises for an unknown rule
     if read_count("compact_q", compact_q) > SamplingParams.MAX_COMPACT:
         refuse("compact_q", compact_q, f"an integer from 0 (off) to {SamplingParams.MAX_COMPACT}")
-    if compact_q and rule == Rule.COUPLED:
+    if compact_q and known == Rule.COUPLED:
         refuse("compact_q", compact_q, "0 with rule='coupled', which needs no q")
-    return Rule(rule)
+    return known
 
 
 def read_bias(
