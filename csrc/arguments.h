@@ -58,12 +58,12 @@ struct SamplingTensors {
     prepare(filters, {batch, 3}, ScalarType::Float, "filters");
     prepare(penalties, {batch, 3}, ScalarType::Float, "penalties");
     const int64_t size = table_ids && table_ids->dim() == 2 ? table_ids->size(1) : 0;
-    const int64_t num_ends = ends && ends->dim() == 1 ? ends->size(0) : 0;
+    const int64_t num_ends = ends && ends->dim() == 2 ? ends->size(1) : 0;
     prepare(table_ids, {batch, size}, ScalarType::Long, "table_ids");
     prepare(table_bias, {batch, size}, ScalarType::Float, "table_bias");
     prepare(table_in_prompt, {batch, size}, ScalarType::Bool, "table_in_prompt");
     prepare(table_count, {batch, size}, ScalarType::Int, "table_count");
-    prepare(ends, {num_ends}, ScalarType::Long, "ends");
+    prepare(ends, {batch, num_ends}, ScalarType::Long, "ends");
     prepare(first_end, {batch}, ScalarType::Long, "first_end");
     STD_TORCH_CHECK(table_ids.has_value() == (table_bias && table_in_prompt && table_count),
                     "specdec_kernels: a table has ids, bias, in_prompt and count");

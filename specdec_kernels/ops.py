@@ -26,7 +26,7 @@ class SamplingTensors(NamedTuple):
     table_bias: torch.Tensor | None = None  # [B, N] float32
     table_in_prompt: torch.Tensor | None = None  # [B, N] bool
     table_count: torch.Tensor | None = None  # [B, N] int32
-    ends: torch.Tensor | None = None  # [E] int64
+    ends: torch.Tensor | None = None  # [B, E] int64
     first_end: torch.Tensor | None = None  # [B] int64; None if ends is None
 
     def table(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None:

@@ -194,15 +194,15 @@ class TokenTable(NamedTuple):
 
     Before temperature and filters, each logit is adjusted in this order: its bias is added (-inf bans the token); the
     repetition penalty is applied if the token is in the prompt or the output; the presence penalty is subtracted if
-    the token was generated, and the frequency penalty once for each time; tokens of ``ends`` get -inf at positions
-    before ``first_end``. The drafts of a step that come before a row count as generated in that row.
+    the token was generated, and the frequency penalty once for each time; its ``ends`` get -inf at positions before
+    ``first_end``. The drafts of a step that come before a row count as generated in that row.
     """
 
     ids: torch.Tensor  # [B, N] int64, ascending in every row; padding (``TABLE_PADDING``) at the end
     bias: torch.Tensor  # [B, N] float32
     in_prompt: torch.Tensor  # [B, N] bool
     count: torch.Tensor  # type: ignore[assignment]  # [B, N] int32: how often the token was generated; hides tuple.count
-    ends: torch.Tensor | None = None  # [E] int64: end-of-sequence tokens, which are banned ...
+    ends: torch.Tensor | None = None  # [B, E] int64, padding -1: its end-of-sequence tokens, which are banned ...
     first_end: torch.Tensor | None = None  # [B] int64: ... before this absolute position
 
 

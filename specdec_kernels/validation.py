@@ -83,9 +83,9 @@ def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple[to
         refuse("table.ends / table.first_end", "one of them", "both or neither")
     if table.ends is None or table.first_end is None:
         return None, None
-    if not isinstance(table.ends, torch.Tensor) or table.ends.dim() != 1:
-        refuse("table.ends", getattr(table.ends, "shape", table.ends), "a tensor [E]")
-    check_like("table.ends", table.ends, tuple(table.ends.shape), (torch.int64,), device)
+    if not isinstance(table.ends, torch.Tensor) or table.ends.dim() != 2:
+        refuse("table.ends", getattr(table.ends, "shape", table.ends), "a tensor [B, E]")
+    check_like("table.ends", table.ends, (batch, table.ends.shape[1]), (torch.int64,), device)
     return table.ends, per_sequence("table.first_end", table.first_end, batch, device, lowest=0)
 
 

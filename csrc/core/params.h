@@ -32,7 +32,7 @@ struct SamplingArguments {
   const float* table_bias;       // [B, N]
   const bool* table_in_prompt;   // [B, N]
   const int32_t* table_count;    // [B, N]
-  const int64_t* ends;           // [E] tokens that are banned before ...
+  const int64_t* ends;           // [B, E] tokens that are banned before ...
   const int64_t* first_end;      // [B] ... this absolute position
   int64_t table_size, num_ends;  // N, E
 };

@@ -49,7 +49,8 @@ std::vector<Patch> patches_of(const SamplingArguments& sampling, int64_t b, Row 
     if (drafts[i] >= 0 && drafts[i] < vocabulary) entry_of(entries, drafts[i]).count += 1;
   }
   for (int64_t i = 0; i < sampling.num_ends && position + num_drafts < sampling.first_end[b]; ++i) {
-    if (sampling.ends[i] >= 0 && sampling.ends[i] < vocabulary) entry_of(entries, sampling.ends[i]).banned = true;
+    const int64_t end = sampling.ends[b * sampling.num_ends + i];
+    if (end >= 0 && end < vocabulary) entry_of(entries, end).banned = true;
   }
   Penalties penalties = {1.0f, 0.0f, 0.0f};
   if (sampling.penalties != nullptr)

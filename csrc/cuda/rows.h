@@ -32,6 +32,7 @@ struct Row {
     return left < kBlock ? static_cast<int>(left) : kBlock;
   }
   SPECDEC_DEVICE const char* block_in_memory(int block) const { return data + int64_t{block} * kBlock * element(); }
+  SPECDEC_DEVICE const int64_t* ends() const { return sampling->ends + b * sampling->num_ends; }
   SPECDEC_HD int num_blocks() const { return static_cast<int>((size + kBlock - 1) / kBlock); }
 };
 
@@ -93,7 +94,7 @@ SPECDEC_DEVICE float adjusted(const Row& row, int64_t id, float raw) {
   if (sampling.num_ends > 0 && row.position + row.num_drafts < sampling.first_end[row.b]) {
 #pragma unroll 1
     for (int64_t i = 0; i < sampling.num_ends; ++i) {
-      if (sampling.ends[i] == id) return -INFINITY;
+      if (row.ends()[i] == id) return -INFINITY;
     }
   }
   return adjust(raw, bias, in_prompt, count, penalties);
@@ -199,11 +200,11 @@ struct Touched {
     const int64_t* listed = sampling.table_ids + row.b * sampling.table_size;
     const int64_t other = i - (range.end - range.begin);
     if (other < 0) return listed[range.begin + i];
-    const int64_t id = other < row.num_drafts ? row.drafts[other] : sampling.ends[other - row.num_drafts];
+    const int64_t id = other < row.num_drafts ? row.drafts[other] : row.ends()[other - row.num_drafts];
     bool before = sampling.table_size > 0 && listed[find(listed, sampling.table_size, id)] == id;
 #pragma unroll 1
     for (int64_t k = 0; k < other; ++k) {
-      before |= (k < row.num_drafts ? row.drafts[k] : sampling.ends[k - row.num_drafts]) == id;
+      before |= (k < row.num_drafts ? row.drafts[k] : row.ends()[k - row.num_drafts]) == id;
     }
     return before ? -1 : id;
   }

@@ -204,7 +204,6 @@ class SpeculativeDecoder:
             self.target.capacity(longest),
             rule,
             compact_q,
-            eos,
             max_eos=len(eos),
             log_probs=log_probs,
             logits=output_logits,
@@ -253,7 +252,6 @@ class SpeculativeDecoder:
         capacity: int,
         rule: Rule,
         compact_q: int,
-        eos: frozenset[int],
         max_eos: int,
         *,
         log_probs: bool = False,
@@ -263,7 +261,6 @@ class SpeculativeDecoder:
         models, drafter, K and backend.
 
         Args:
-            eos: the end-of-sequence tokens that ``min_new_tokens`` holds back.
             max_eos: the largest number of end-of-sequence tokens of one sequence.
         """
         on_gpu = self.target.device.type == "cuda" and torch.version.cuda is not None
@@ -276,7 +273,6 @@ class SpeculativeDecoder:
             rule=rule,
             compact_q=compact_q,
             backend=self.backend,
-            eos=tuple(i for i in sorted(eos) if 0 <= i < self.target.vocab_size),
             max_eos=max_eos,
             costs=self.costs_of(size),
             log_probs=log_probs,

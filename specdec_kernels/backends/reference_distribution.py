@@ -63,7 +63,8 @@ def adjusted(
         x = torch.where(count > 0, x - presence - frequency * count, x)
     if sampling.ends is not None and sampling.first_end is not None:
         early = position + drafts.shape[1] < sampling.first_end
-        x = torch.where(early[:, None] & torch.isin(columns, sampling.ends), float("-inf"), x)
+        for i in range(sampling.ends.shape[1]):
+            x = torch.where(early[:, None] & (columns == sampling.ends[:, i : i + 1]), float("-inf"), x)
     return x
 
 

@@ -69,7 +69,7 @@ class StepInputs:
             if isinstance(value, torch.Tensor):
                 return function(value)
             if isinstance(value, TokenTable):
-                return value._replace(**{k: apply(v) for k, v in value._asdict().items() if k != "ends"})
+                return TokenTable(*map(apply, value))
             if isinstance(value, tuple):
                 return tuple(map(apply, value))
             if isinstance(value, SamplingParams):
@@ -83,8 +83,6 @@ class StepInputs:
         inputs = self.map(lambda t: t.to(device))
         if self.d2t is not None:
             inputs = inputs.replace(d2t=self.d2t.to(device))
-        if inputs.table is not None and inputs.table.ends is not None:
-            inputs = inputs.replace(table=inputs.table._replace(ends=inputs.table.ends.to(device)))
         return inputs
 
     def tensors(self) -> list[torch.Tensor]:
@@ -147,7 +145,7 @@ def random_table(
     batch: int, entries: int, vocabulary: int, position: torch.Tensor, generator: torch.Generator, num_drafts: int = 0
 ) -> TokenTable:
     """A random table of at most ``entries`` tokens per sequence, some beyond the vocabulary, a tenth of them banned.
-    Two tokens are ``ends``, which are allowed from a random position within the step on."""
+    Each has two ``ends``, which are allowed from a random position within the step on."""
     shape, size = (batch, entries), vocabulary + 2
     ids = torch.full(shape, SamplingParams.TABLE_PADDING)
     for row in ids:
@@ -159,7 +157,7 @@ def random_table(
         torch.randn(shape, generator=generator).masked_fill(banned < 0.1, float("-inf")),
         prompt < 0.5,
         (often * 3).to(torch.int32),
-        torch.randint(0, vocabulary, (2,), generator=generator),
+        torch.randint(0, vocabulary, (batch, 2), generator=generator),
         position + torch.randint(0, num_drafts + 2, (batch,), generator=generator),
     )
 

@@ -277,7 +277,7 @@ def test_inputs_are_never_written(backend, form, rule):
     inputs = inputs.replace(num_drafts=torch.tensor([2, 1, 0]))
     inputs.target_logits[2, 0] = NAN
     inputs = inputs.to(device_of(backend))
-    tensors = [*inputs.tensors(), inputs.table.ends, *([] if inputs.d2t is None else [inputs.d2t])]
+    tensors = [*inputs.tensors(), *([] if inputs.d2t is None else [inputs.d2t])]
     before = [t.clone() for t in tensors]
     inputs.run(backend)
     inputs.replace(d2t=None).draft(inputs.target_logits[:, 1], 1, backend)

@@ -56,8 +56,7 @@ class Text:
 
 
 def table_of(texts: list[Text], entries: int | None = None) -> TokenTable:
-    """The table of these texts, with ``entries`` columns or as many as needed. The end tokens are those of the first
-    text."""
+    """The table of these texts, with ``entries`` columns or as many as needed."""
     tokens = [sorted({*text.prompt, *text.generated, *text.bias}) for text in texts]
     width = max(map(len, tokens)) if entries is None else entries
 
@@ -66,7 +65,8 @@ def table_of(texts: list[Text], entries: int | None = None) -> TokenTable:
         return torch.tensor(padded, dtype=dtype).reshape(len(texts), width)
 
     each = list(zip(texts, tokens, strict=True))
-    ends = torch.tensor(texts[0].ends, dtype=torch.int64) if texts[0].ends else None
+    most = max(len(text.ends) for text in texts)
+    ends = torch.tensor([[*text.ends, *[-1] * (most - len(text.ends))] for text in texts]) if most else None
     first_end = torch.tensor([FIRST - len(text.generated) + text.min_new_tokens for text in texts])
     return TokenTable(
         column(tokens, SamplingParams.TABLE_PADDING, torch.int64),

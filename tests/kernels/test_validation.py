@@ -61,7 +61,7 @@ def ascending(*shape, step=1, device="cpu"):
 
 def table(**changes) -> TokenTable:
     entries = TokenTable(
-        ascending(B, N), zeros(B, N), zeros(B, N, dtype=torch.bool), zeros(B, N, dtype=torch.int32), longs(E), longs(B)
+        ascending(B, N), zeros(B, N), zeros(B, N, dtype=torch.bool), zeros(B, N, dtype=torch.int32), longs(B, E), longs(B)
     )
     return entries._replace(**changes)
 
@@ -115,9 +115,10 @@ BOTH = [
     ("table.count", table(count=zeros(B, N, dtype=torch.int32, device="meta")), ["meta", "cpu"]),
     ("table.ends / table.first_end", table(ends=None), ["one of them", "both or neither"]),
     ("table.ends / table.first_end", table(first_end=None), ["one of them", "both or neither"]),
-    ("table.ends", table(ends=longs(B, E)), [f"[{B}, {E}]", "[E]"]),
-    ("table.ends", table(ends=2), ["2", "[E]"]),
-    ("table.ends", table(ends=zeros(E)), ["torch.float32", "int64"]),
+    ("table.ends", table(ends=longs(E)), [f"[{E}]", "[B, E]"]),
+    ("table.ends", table(ends=longs(B + 1, E)), [f"[{B + 1}, {E}]", f"[{B}, {E}]"]),
+    ("table.ends", table(ends=2), ["2", "[B, E]"]),
+    ("table.ends", table(ends=zeros(B, E)), ["torch.float32", "int64"]),
     ("table.first_end", table(first_end=longs(B + 1)), [f"[{B + 1}]", f"[{B}]"]),
     ("table.first_end", table(first_end=zeros(B)), ["torch.float32", "int64"]),
     ("table.first_end", table(first_end=-1), ["-1", "integer from 0"]),

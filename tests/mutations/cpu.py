@@ -163,6 +163,7 @@ MUTATIONS: list[Mutation] = [
                 "position + num_drafts < sampling.first_end[b]",
                 "position < sampling.first_end[b]",
             ),
+            "ends-of-the-first-sequence": ("sampling.ends[b * sampling.num_ends + i]", "sampling.ends[i]"),
             "table-of-the-first-sequence": (
                 "int64_t i = b * sampling.table_size; i < (b + 1) * sampling.table_size",
                 "int64_t i = 0; i < sampling.table_size",

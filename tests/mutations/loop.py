@@ -125,6 +125,7 @@ MUTATIONS: list[Mutation] = [
                 "prompt_length + min_new_tokens if delayed",
                 "min_new_tokens if delayed",
             ),
+            "loop-ends-of-the-row-before": ("self._ends[row] = 0, False, 0, -1", "_ = 0, False, 0, -1"),
             "loop-table-not-in-order": ("row[place + 1 : size + 1] = row[place:size]", "row[size] = row[place]"),
         },
     ),

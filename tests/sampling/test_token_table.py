@@ -25,11 +25,11 @@ def entries(table, sequence: int) -> dict[int, tuple[float, bool, int]]:
     return dict(zip(ids[:size], zip(*columns, strict=True), strict=True))
 
 
-def table_of(prompts, params, bias, eos=(), shortest=(0, 0, 0)) -> HostTable:
-    table = HostTable(len(prompts), eos, CPU)
+def table_of(prompts, params, bias, eos=((), (), ()), shortest=(0, 0, 0)) -> HostTable:
+    table = HostTable(len(prompts), max(map(len, eos)), CPU)
     for row, (prompt, own) in enumerate(zip(prompts, bias, strict=True)):
         settings = of_each(read_params(params, 1, CPU), 1)[0]
-        table.begin(row, settings, own, prompt, len(prompt), shortest[row])
+        table.begin(row, settings, own, prompt, len(prompt), eos[row], shortest[row])
     return table
 
 
@@ -58,12 +58,14 @@ def test_table_follows_the_text(repetition):
 def test_only_what_is_asked_for():
     plain, nothing = SamplingParams(0.5, top_k=3), [{}, {}]
 
-    def needed(params=plain, bias=nothing, eos=(2, 7), shortest=(0, 0)):
+    def needed(params=plain, bias=nothing, eos=((9,), (7, 2)), shortest=(0, 0)):
         return table_of([[1], [1, 2]], params, bias, eos, shortest)
 
-    assert needed().on_device() is None and needed(eos=(), shortest=(0, 4)).on_device() is None
+    assert needed().on_device() is None and needed(eos=((3, 4), ()), shortest=(0, 4)).on_device() is None
     ends = needed(shortest=(0, 4)).on_device()
-    assert (ends.ends.tolist(), ends.first_end.tolist()) == ([2, 7], [0, 6])
+    assert (ends.ends.tolist(), ends.first_end.tolist()) == ([[-1, -1], [2, 7]], [0, 6])
+    ends = needed(shortest=(3, 4)).on_device()
+    assert (ends.ends.tolist(), ends.first_end.tolist()) == ([[9, -1], [2, 7]], [4, 6])
     assert entries(ends, 0) == entries(ends, 1) == {}
     banned = needed(bias=[{}, {4: float("-inf")}])
     banned.add(1, [6, 6])  # nothing counts
@@ -72,10 +74,11 @@ def test_only_what_is_asked_for():
 
 def test_a_row_forgets_its_sequence():
     params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5)
-    table = table_of([[5, 3], [9, 9]], params, [{3: 1.5}, {}], (2,), (0, 3))
+    table = table_of([[5, 3], [9, 9]], params, [{3: 1.5}, {}], ((), (2,)), (0, 3))
     table.add(0, [7, 7])
     assert table.counts and table.on_device().first_end.tolist() == [0, 5]
-    table.begin(0, of_each(read_params(None, 1, CPU), 1)[0], {4: -1.0}, [8], 1, 0)
+    assert table.on_device().ends.tolist() == [[-1], [2]]
+    table.begin(0, of_each(read_params(None, 1, CPU), 1)[0], {4: -1.0}, [8], 1, (), 0)
     assert entries(table.on_device(), 0) == {4: (-1.0, False, 0)}
     assert entries(table.on_device(), 1) == {9: (0.0, True, 0)}
     table.end(1)

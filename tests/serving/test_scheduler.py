@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -80,6 +81,7 @@ def alone(decoder: SpeculativeDecoder, request: Request, rule: str) -> list[int]
         rule=rule,
         logit_bias=request.logit_bias,
         banned_tokens=list(request.banned_tokens),
+        min_new_tokens=request.min_new_tokens,
         stop=request.stop,
     ).tokens[0]
 
@@ -124,6 +126,29 @@ def test_the_same_text_alone_in_a_crowd_and_in_another_order(kind, drafter, rule
     assert run(decoder, requests[::-1], rule=rule, deferred=True, rows=2)[::-1] == texts
     ends = {len(text) == request.max_new_tokens for text, request in zip(texts, requests, strict=True)}
     assert ends == {False, True}  # some ended before
+
+
+@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
+def test_ends_and_shortest_lengths_of_each_sequence(rule):
+    """Ends are tokens that would come at once. Each sequence holds back its own, and emits those of its neighbours, of
+    which some hold back what it emits."""
+    decoder = new_decoder("llama", "model")
+    prompted = [Request([5, 6, 7], 10, SamplingParams(1.0), seed=i, eos_token_id=[]) for i in range(4)]
+    prompted[3] = replace(prompted[3], params=None)
+    free = [alone(decoder, request, rule) for request in prompted]
+    shortest = (0, 3, 5, 4)
+    requests = [
+        replace(request, eos_token_id=text[:4], min_new_tokens=n)
+        for request, text, n in zip(prompted, free, shortest, strict=True)
+    ]
+    texts = [alone(decoder, request, rule) for request in requests]
+    for request, text, without in zip(requests, texts, free, strict=True):
+        ends, n = {*request.eos_token_id}, request.min_new_tokens
+        assert len(text) > n and not ends & {*text[:n]} and (text == without[:1]) == (n == 0)
+    others = [Request([8], 10, SamplingParams(1.0), 9, text[:5], min_new_tokens=10) for text in texts]
+    for rows in (1, 8):
+        assert run(decoder, [*requests, *others], rule=rule, rows=rows)[:4] == texts
+    assert run(decoder, [*others, *requests[::-1]], rule=rule, rows=5, deferred=True)[:3:-1] == texts
 
 
 def test_beside_others_and_alone_in_one_row():

@@ -478,7 +478,6 @@ BAD_FIELDS = [
     ({"banned_tokens": 5}, "banned_tokens"),
     ({"banned_tokens": [101]}, "banned_tokens"),
     ({"min_new_tokens": 4}, "min_new_tokens"),
-    ({"min_new_tokens": 1, "eos_token_id": 7}, "min_new_tokens"),
     ({"logits_processor": 5}, "logits_processor"),
     ({"logits_processor": [5]}, "logits_processor"),
 ]

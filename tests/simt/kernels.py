@@ -94,7 +94,7 @@ def sampling_arguments(sampling: SamplingTensors, keep: list) -> SamplingArgumen
         sampling.table_ids is not None, at(sampling.temperature), at(sampling.filters), at(sampling.penalties),
         at(sampling.table_ids), at(sampling.table_bias), at(sampling.table_in_prompt), at(sampling.table_count),
         at(sampling.ends), at(sampling.first_end), 0 if sampling.table_ids is None else sampling.table_ids.shape[1],
-        0 if sampling.ends is None else sampling.ends.shape[0],
+        0 if sampling.ends is None else sampling.ends.shape[1],
     )  # fmt: skip
 
 

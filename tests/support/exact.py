@@ -139,7 +139,8 @@ def table_of(contexts: Sequence[Context]) -> TokenTable | None:
     rows = [row + [(SamplingParams.TABLE_PADDING, 0.0, False, 0)] * (width - len(row)) for row in rows]
     dtypes = (torch.int64, torch.float32, torch.bool, torch.int32)
     columns = [torch.tensor([[entry[i] for entry in row] for row in rows], dtype=d) for i, d in enumerate(dtypes)]
-    (ends,) = {setting.ends for setting, _ in contexts if setting.ends} or {()}  # a batch has one list of ends
+    most = max(len(setting.ends) for setting, _ in contexts)
+    ends = [[*setting.ends, *[-1] * (most - len(setting.ends))] for setting, _ in contexts]
     first_end = [len(s.prompt) + s.min_new_tokens if s.ends else 0 for s, _ in contexts]
     return TokenTable(*columns, torch.tensor(ends, dtype=torch.int64), torch.tensor(first_end))
 
@@ -319,7 +320,7 @@ def arguments_of(contexts: Sequence[Context], owner: torch.Tensor) -> dict:
     """Arguments that ``draft_step`` and ``speculative_step`` share. Every context has its own seed."""
     table = table_of(contexts)
     if table is not None:
-        table = table._replace(**{k: t[owner] for k, t in table._asdict().items() if k != "ends"})
+        table = TokenTable(*(column[owner] for column in table))
     params = params_of([contexts[c].setting for c in owner.tolist()])
     position = torch.tensor([c.position() for c in contexts])[owner]
     return {"params": params, "table": table, "seed": owner, "position": position, "backend": "reference"}

@@ -63,6 +63,7 @@ def read_entries(
         if logits_processor and all(isinstance(own, Sequence) for own in logits_processor):
             logits_processor = [own for own in logits_processor if isinstance(own, Sequence) for _ in range(copies)]
     processors = read_processors(logits_processor, len(prompts))
+    eos = frozenset(i for i in eos if 0 <= i < vocab_size)
     settings, ends, entries = of_each(params, len(prompts)), Ends(max_new_tokens, eos, stop), []
     for b, prompt in enumerate(prompts):
         text = list(prompt)

@@ -39,7 +39,6 @@ class BatchConfig:
         num_drafts: K, or how to choose it.
         size: the number of rows. A row holds one sequence at a time.
         capacity: slots of a row, the trash slot included.
-        eos: the end-of-sequence tokens that ``min_new_tokens`` holds back.
         max_eos: the largest number of end-of-sequence tokens of one sequence.
         costs: T(0), T(1), ... of a batch of this size as measured before; None: not measured yet.
         log_probs, logits: whether these are recorded for every emitted token.
@@ -57,7 +56,6 @@ class BatchConfig:
     rule: Rule
     compact_q: int
     backend: str
-    eos: tuple[int, ...]
     max_eos: int
     costs: list[float] | None = None
     log_probs: bool = False
@@ -97,7 +95,7 @@ class Batch:
         target, size, capacity, most = config.target, config.size, config.capacity, config.most_drafts
         self.rows: list[SequenceRecord | None] = [None] * size
         self.device_rows = DeviceRows(size, capacity, most, config.max_eos, target.device)
-        self.table = HostTable(size, config.eos, target.device)
+        self.table = HostTable(size, config.max_eos, target.device)
         self.stopwatch = Stopwatch()
         self.generation = Generation(
             size=size,
@@ -139,9 +137,8 @@ class Batch:
             record = self.rows[row] = entry.record
             start = RowStart(record.text, record.room, entry.seed, record.ends.eos, entry.params)
             self.device_rows.set(row, start)
-            self.table.begin(
-                row, entry.params, entry.bias, record.processed, record.prompt_length, entry.min_new_tokens
-            )
+            shortest = record.ends.eos, entry.min_new_tokens
+            self.table.begin(row, entry.params, entry.bias, record.processed, record.prompt_length, *shortest)
             self.generation.processors.of_rows[row] = entry.processors
             if self._draft_lengths is not None:
                 self._draft_lengths.begin(row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,12 +23,12 @@ class HostTable:
 
     Args:
         size: the number of rows.
-        eos: the end-of-sequence tokens that ``min_new_tokens`` can hold back.
+        max_ends: the largest number of end-of-sequence tokens of one sequence.
     """
 
-    def __init__(self, size: int, eos: Sequence[int], device: torch.device):
+    def __init__(self, size: int, max_ends: int, device: torch.device):
         self._device = device
-        self._ends = torch.tensor(list(eos), dtype=torch.int64, device=device)
+        self._ends = np.full((size, max_ends), -1, np.int64)
         self._first_end = np.zeros(size, np.int64)
         self._sizes, self._counts = [0] * size, [False] * size
         self._columns: dict[str, np.ndarray] = {
@@ -44,6 +44,7 @@ class HostTable:
         bias: Mapping[int, float],
         seen: Sequence[int],
         prompt_length: int,
+        ends: Collection[int],
         min_new_tokens: int,
     ) -> None:
         """Starts a new sequence in ``row``.
@@ -51,10 +52,11 @@ class HostTable:
         Args:
             params: all of its ``SamplingParams``, by name.
             seen: the tokens of its prompt that the repetition penalty counts.
+            ends: its end-of-sequence tokens, which ``min_new_tokens`` holds back.
         """
         self.end(row)
         penalised = [name for name in SamplingParams.PENALTIES if params[name] != SamplingParams.neutral(name)]
-        delayed = min_new_tokens > 0 and len(self._ends) > 0
+        delayed = min_new_tokens > 0 and len(ends) > 0
         if not (penalised or bias or delayed):
             return
         in_prompt = seen if "repetition_penalty" in penalised else ()
@@ -66,6 +68,7 @@ class HostTable:
         self._columns["in_prompt"][row, : len(ids)] = np.isin(ids, list(in_prompt))
         self._sizes[row], self._counts[row] = len(ids), bool(penalised)
         self._first_end[row] = prompt_length + min_new_tokens if delayed else 0
+        self._ends[row, : len(ends)] = sorted(ends)
         self._needed.add(row)
         self._current = None
 
@@ -74,7 +77,7 @@ class HostTable:
         if row in self._needed:
             for name, column in self._columns.items():
                 column[row] = _EMPTY[name]
-            self._sizes[row], self._counts[row], self._first_end[row] = 0, False, 0
+            self._sizes[row], self._counts[row], self._first_end[row], self._ends[row] = 0, False, 0, -1
             self._needed.remove(row)
             self._current = None
 
@@ -116,7 +119,7 @@ class HostTable:
         if self._current is None:
             columns = [self._copied(column) for column in self._columns.values()]
             delayed = bool(self._first_end.any())
-            ends = (self._ends, self._copied(self._first_end)) if delayed else (None, None)
+            ends = (self._copied(self._ends), self._copied(self._first_end)) if delayed else (None, None)
             self._current = TokenTable(*columns, *ends)
         return self._current
 

@@ -91,7 +91,7 @@ class Limits(NamedTuple):
 
     max_length: int  # the most tokens of prompt and output
     most_drafts: int
-    eos: frozenset[int]  # the tokens that ``min_new_tokens`` can hold back
+    max_eos: int  # the most end-of-sequence tokens
 
 
 def read_request(request: Request, number: int, target: CachedModel, limits: Limits) -> Entry:
@@ -113,8 +113,8 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
     if isinstance(params, SamplingParams) and any(isinstance(v, torch.Tensor) for v in vars(params).values()):
         refuse("params", "tensors", "numbers: a request is one sequence")
     eos = read_eos(request.eos_token_id, target.model)
-    if len(eos) > MAX_EOS:
-        refuse("eos_token_id", f"{len(eos)} ids", f"up to {MAX_EOS}")
+    if len(eos) > limits.max_eos:
+        refuse("eos_token_id", f"{len(eos)} ids", f"up to {limits.max_eos}")
     banned = list(request.banned_tokens) if isinstance(request.banned_tokens, Sequence) else request.banned_tokens
     (entry,) = read_entries(
         target,
@@ -122,7 +122,7 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
         request.max_new_tokens,
         params,
         request.seed,
-        frozenset(i for i in eos if 0 <= i < target.vocab_size),
+        eos,
         request.stop,
         logit_bias=request.logit_bias,
         banned_tokens=banned,
@@ -130,8 +130,5 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
         logits_processor=request.logits_processor,
         most_drafts=limits.most_drafts,
     )
-    if entry.min_new_tokens and eos != limits.eos:
-        given = f"{entry.min_new_tokens} with eos_token_id={sorted(eos)}"
-        refuse("min_new_tokens", given, f"0, or {sorted(limits.eos)}")
     entry.record.number = number
     return entry

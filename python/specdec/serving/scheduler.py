@@ -104,12 +104,11 @@ class Scheduler:
         self.decoder, self.prefill_chunk, self.max_waiting = decoder, prefill_chunk, max_waiting
         self.target = target = decoder.target
         self.budget = decoder.plan_caches(rows, max_length, cache_tokens, cache_bytes)
-        eos = read_eos(None, target.model)
-        self.limits = Limits(self.budget.max_length, decoder.most_drafts, eos)
+        max_eos = max(MAX_EOS, len(read_eos(None, target.model)))
+        self.limits = Limits(self.budget.max_length, decoder.most_drafts, max_eos)
         self.ledger = TokenLedger(self.budget.tokens)
         rule = read_rule(rule, compact_q)
-        capacity, max_eos = self.budget.capacity, max(MAX_EOS, len(eos))
-        config = decoder.batch_config(self.budget.rows, capacity, rule, compact_q, eos, max_eos)
+        config = decoder.batch_config(self.budget.rows, self.budget.capacity, rule, compact_q, max_eos)
         with torch.inference_mode():
             self.batch = Batch(dataclasses.replace(config, steady=True, isolate=True, ahead=int(deferred)))
         self._numbers = 0

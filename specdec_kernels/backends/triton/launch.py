@@ -46,7 +46,7 @@ def sampling_on_device(
     return Sampling(
         sampling.temperature.contiguous(), contiguous(sampling.filters), contiguous(sampling.penalties),
         ids_column, bias_column, in_prompt_column, count_column, num_entries,
-        contiguous(sampling.ends), 0 if sampling.ends is None else sampling.ends.shape[0],
+        contiguous(sampling.ends), 0 if sampling.ends is None else sampling.ends.shape[1],
         contiguous(sampling.first_end), seed.contiguous(), position.contiguous(), drafts.contiguous(), drafts.shape[1],
     )  # fmt: skip
 

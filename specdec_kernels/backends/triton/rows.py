@@ -23,7 +23,7 @@ class Sampling(NamedTuple):
     in_prompt_ptr: Any  # [B, N]
     count_ptr: Any  # [B, N]
     num_entries: Any  # N
-    ends_ptr: Any  # [E] or None
+    ends_ptr: Any  # [B, E] or None
     num_ends: Any  # E
     first_end_ptr: Any  # [B]
     seed_ptr: Any  # [B]
@@ -98,7 +98,7 @@ def adjusted(x, ids, sampling, b, j):
         if sampling.ends_ptr is not None:
             early = tl.load(sampling.position_ptr + b) + j < tl.load(sampling.first_end_ptr + b)
             for i in range(0, sampling.num_ends):
-                x = tl.where(early & (ids == tl.load(sampling.ends_ptr + i)), -INFINITY, x)
+                x = tl.where(early & (ids == tl.load(sampling.ends_ptr + b * sampling.num_ends + i)), -INFINITY, x)
     return x
 
 
