@@ -135,6 +135,8 @@ TEXTS = {
     "rewards": Text([3], [4, 4], presence=-0.7, frequency=-0.4),
     "bias": Text([3], [4], bias={0: 1.5, 4: -2.0, 9: 0.25}),
     "bans": Text([3], [4], bias={4: -INF, 2: -INF}),
+    "ends": Text([3], [4, 4], ends=(2, 60), min_new_tokens=9),
+    "other ends": Text([3], [4], ends=(5, 7, 90), min_new_tokens=3),
     "beyond": Text([3, 64, 700], [5, 64, 2**40], bias={66: 2.0, 90: -INF}, repetition=1.2, presence=0.5, frequency=0.2),
     "all": Text([3, 1, 1], [4, 4, 7], {4: 0.5, 3: -1.0, 8: -INF}, (), 0, 1.4, 0.3, 0.2),
 }

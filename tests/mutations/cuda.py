@@ -120,6 +120,7 @@ MUTATIONS: list[Mutation] = [
                 "place), simt::read(its)));\n  }",
                 PENALTIES,
             ),
+            "cuda-ends-of-the-first-sequence": ("sampling->ends + b * sampling->num_ends", "sampling->ends", PENALTIES),
             "cuda-odd-rows-end-with-zero": (": empty) << 16", ": 0u) << 16", "tests/kernels/test_corners.py -k cuda"),
         },
     ),

@@ -40,6 +40,11 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        f"{FOLDER}/rows.py",
+        PENALTIES,
+        {"triton-ends-of-the-first-sequence": ("sampling.ends_ptr + b * sampling.num_ends + i", "sampling.ends_ptr + i")},
+    ),
+    *mutations(
         f"{FOLDER}/core.py",
         NOISE,
         {"triton-u-may-be-one": ("return tl.minimum(u, 0.99999994)", "return u")},

@@ -74,10 +74,10 @@ def test_only_what_is_asked_for():
 
 def test_a_row_forgets_its_sequence():
     params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5)
-    table = table_of([[5, 3], [9, 9]], params, [{3: 1.5}, {}], ((), (2,)), (0, 3))
+    table = table_of([[5, 3], [9, 9]], params, [{3: 1.5}, {}], ((), (4, 2)), (0, 3))
     table.add(0, [7, 7])
     assert table.counts and table.on_device().first_end.tolist() == [0, 5]
-    assert table.on_device().ends.tolist() == [[-1], [2]]
+    assert table.on_device().ends.tolist() == [[-1, -1], [2, 4]]
     table.begin(0, of_each(read_params(None, 1, CPU), 1)[0], {4: -1.0}, [8], 1, (), 0)
     assert entries(table.on_device(), 0) == {4: (-1.0, False, 0)}
     assert entries(table.on_device(), 1) == {9: (0.0, True, 0)}
@@ -86,3 +86,5 @@ def test_a_row_forgets_its_sequence():
     assert not table.counts and table.on_device().first_end is None and entries(table.on_device(), 1) == {}
     table.end(0)
     assert table.on_device() is None
+    table.begin(1, of_each(read_params(None, 1, CPU), 1)[0], {}, [8], 1, (7,), 2)
+    assert (table.on_device().ends.tolist(), table.on_device().first_end.tolist()) == ([[-1, -1], [7, -1]], [0, 3])
