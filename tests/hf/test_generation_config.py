@@ -7,11 +7,18 @@ import re
 
 import pytest
 import torch
-from specdec import AdaptiveDrafts, SpeculativeDecoder, speculate
+from specdec import AdaptiveDrafts, PromptLookupDrafter, SpeculativeDecoder, speculate
 from specdec.hf.generation_config import FIELDS, defined_fields
 from support import ROOT
 from support.models import tunable_pair
-from transformers import CompileConfig, GenerationConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
+from transformers import (
+    CompileConfig,
+    GenerationConfig,
+    MptConfig,
+    MptForCausalLM,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
 from transformers.generation import ContinuousBatchingConfig
 
 DOCS = ROOT / "docs" / "transformers.md"
@@ -100,7 +107,9 @@ def test_every_refused_field_has_a_value_to_be_refused():
     ("name", "how"),
     [
         *((name, "keyword") for name in REFUSED),
-        *((name, how) for name in ("use_cache", "guidance_scale") for how in ("configuration", "model")),
+        ("use_cache", "configuration"),
+        ("guidance_scale", "configuration"),
+        ("guidance_scale", "model"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -119,6 +128,53 @@ def test_refused_fields_are_refused_by_name(name, how):
             target.generate(**batch(), **settings, custom_generate=speculate(draft))
     finally:
         target.generation_config = kept
+
+
+@pytest.fixture
+def configured():
+    """Sets fields of the target's own configuration."""
+    target, _ = tunable_pair(0.3)
+    kept = target.generation_config
+
+    def configure(**fields) -> None:
+        target.generation_config = GenerationConfig(**fields)
+
+    yield configure
+    target.generation_config = kept
+
+
+OVERRIDDEN = [name for name, field in FIELDS.items() if field.overridden]
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_how_the_model_would_generate_is_overridden(name, configured):
+    """What a model says about transformers' way to the same text. A caller who says so is refused (above)."""
+    target, draft = tunable_pair(0.3)
+    settings = {"max_new_tokens": 16, "eos_token_id": ENDS, "pad_token_id": 7}
+    expected = plain()
+    configured(**{name: REFUSED[name]})
+    assert torch.equal(expected, target.generate(**batch(), **settings, custom_generate=speculate(draft)))
+
+
+def test_a_caller_is_refused_beside_a_model_that_says_something_else(configured):
+    target, draft = tunable_pair(0.3)
+    configured(prefill_chunk_size=4)
+    with pytest.raises(ValueError, match="^prefill_chunk_size: got 5"):
+        target.generate(**batch(), max_new_tokens=2, prefill_chunk_size=5, custom_generate=speculate(draft))
+
+
+def test_a_model_whose_configuration_has_no_cache():
+    torch.manual_seed(0)
+    config = MptConfig(d_model=32, n_heads=4, n_layers=1, vocab_size=101, max_seq_len=64, tie_word_embeddings=False)
+    model = MptForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(std=1.0)
+    assert model.generation_config.use_cache is False
+    ids = torch.tensor([[5, 6, 7]])
+    theirs = model.generate(ids, max_new_tokens=12)
+    assert len({*theirs[0].tolist()}) > 5
+    assert torch.equal(theirs, model.generate(ids, max_new_tokens=12, custom_generate=speculate(drafter=PromptLookupDrafter(min_ngram=1))))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -336,6 +392,27 @@ def test_num_assistant_tokens_is_k_where_it_was_set():
         k(speculate(draft, num_drafts=3), num_assistant_tokens=5)
     with pytest.raises(ValueError, match="^num_assistant_tokens: got 5, allowed: None without a drafter"):
         k(speculate(), num_assistant_tokens=5)
+
+
+def test_what_the_model_suggests_gives_way(configured):
+    """Its fields about assistance contradict no caller, and count where nobody chose."""
+    target, draft = tunable_pair(0.3)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8] * 4])}
+    plain = target.generate(**inputs, max_new_tokens=20)
+
+    def k(speculator, **more) -> int:
+        assert torch.equal(plain, target.generate(**inputs, max_new_tokens=20, **more, custom_generate=speculator))
+        return drafted(speculator.last_result)
+
+    configured(num_assistant_tokens=6, assistant_confidence_threshold=0.99, max_matching_ngram_size=3)
+    assert (k(speculate()), k(speculate(draft, num_drafts=3, confidence=0.0))) == (0, 3)
+    assert k(speculate(draft)) < 6 < k(speculate(draft, confidence=0.0), num_assistant_tokens=7)
+    configured(prompt_lookup_num_tokens=5, assistant_early_exit=2)
+    assert (k(speculate()), k(speculate(num_drafts=3)), k(speculate(draft))) == (5, 3, 4)
+    assert k(speculate(), num_assistant_tokens=2) == 2
+    assert k(speculate(), assistant_early_exit=2, num_assistant_tokens=6) == 6
+    configured(assistant_early_exit=2, num_assistant_tokens=3)
+    assert (k(speculate()), k(speculate(), prompt_lookup_num_tokens=5)) == (3, 5)
 
 
 def test_assistant_confidence_threshold_ends_drafting():

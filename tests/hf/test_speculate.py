@@ -139,7 +139,7 @@ def test_seeds_count_up_over_the_texts_of_a_prompt():
 
 def test_a_second_call_sets_nothing_up_again(monkeypatch):
     made, build = [], SpeculativeDecoder.__init__
-    monkeypatch.setattr(SpeculativeDecoder, "__init__", lambda self, *args: made.append(args) or build(self, *args))
+    monkeypatch.setattr(SpeculativeDecoder, "__init__", lambda self, *a, **k: made.append(a) or build(self, *a, **k))
     target, draft = tunable_pair(0.3)
     speculator = speculate(draft)
     for _ in range(2):

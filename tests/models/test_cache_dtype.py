@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec import SpeculativeDecoder, StaticKVCache
+from specdec import SpeculativeDecoder, StaticKVCache, speculate
 from specdec.models.supported import cached_model
 from support.feeding import feed, full_logits
 from support.model_types import model_of
@@ -105,6 +105,19 @@ def test_autocast_is_refused_by_name_unless_asked_for():
 def generate_plainly(model: GPT2LMHeadModel, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     return model.generate(ids, do_sample=False, max_new_tokens=count, pad_token_id=0)[0, len(prompt) :].tolist()
+
+
+def test_speculate_takes_what_the_refusal_recommends():
+    model, ids = tiny_model("gpt2"), torch.tensor([[5, 6, 7]])
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ValueError, match="cache_dtype=torch.bfloat16 to accept it"):
+            model.generate(ids, max_new_tokens=6, pad_token_id=0, custom_generate=speculate())
+        accepting = speculate(cache_dtype=torch.bfloat16)
+        text = model.generate(ids, max_new_tokens=6, pad_token_id=0, custom_generate=accepting)
+        decoder = SpeculativeDecoder(model, None, 0, cache_dtype=torch.bfloat16)
+        assert torch.equal(text, decoder.generate(ids, max_new_tokens=6).sequences)
+    with pytest.raises(ValueError, match="cache_dtype: got 3"):
+        model.generate(ids, max_new_tokens=6, pad_token_id=0, custom_generate=speculate(cache_dtype=3))
 
 
 def test_a_cache_made_without_autocast_is_not_used_with_it():

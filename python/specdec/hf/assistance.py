@@ -46,7 +46,9 @@ class Assistance:
         return self.draft
 
 
-def read_assistance(ours: Assistance, config: GenerationConfig, given: Mapping[str, Any]) -> Assistance:
+def read_assistance(
+    ours: Assistance, config: GenerationConfig, given: Mapping[str, Any], model_config: GenerationConfig
+) -> Assistance:
     """``ours`` and the fields that were set.
 
     Args:
@@ -54,24 +56,32 @@ def read_assistance(ours: Assistance, config: GenerationConfig, given: Mapping[s
         config: as ``generate`` prepared it. It does not tell what was set from what transformers filled in: a field
             counts as set where it differs from transformers' default.
         given: the fields that ``generate`` was given by keyword, which go before ``config``; None: not given.
+        model_config: the model's own configuration. A field of ``config`` that has its value from there contradicts
+            nothing: it counts where nobody chose otherwise, and where it has an effect.
 
     Raises:
         ValueError: names a field that contradicts the arguments of ``speculate``, or that would have no effect.
     """
     fields: dict[str, Any] = {}
+    of_model: dict[str, Any] = {}
     for name, default in DEFAULTS.items():
         configured = getattr(config, name, None)
-        by_keyword = given.get(name)
-        fields[name] = by_keyword if by_keyword is not None else None if configured == default else configured
+        fields[name], of_model[name] = given.get(name), None
+        if fields[name] is None and configured != default:
+            (of_model if configured == getattr(model_config, name, None) else fields)[name] = configured
     lookup, layers = fields["prompt_lookup_num_tokens"], fields["assistant_early_exit"]
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
         if fields[name] is not None and ours.draft is not None:
             refuse(name, fields[name], "None beside a drafter of specdec.speculate")
     if lookup is not None and layers is not None:
         refuse("assistant_early_exit", layers, "None beside prompt_lookup_num_tokens")
-    if fields["max_matching_ngram_size"] is not None and lookup is None:
+    looks_up = lookup is not None
+    if ours.draft is None and lookup is None and layers is None:
+        looks_up = of_model["prompt_lookup_num_tokens"] is not None
+        layers = None if looks_up else of_model["assistant_early_exit"]
+    if fields["max_matching_ngram_size"] is not None and not looks_up:
         refuse("max_matching_ngram_size", fields["max_matching_ngram_size"], "None without prompt_lookup_num_tokens")
-    drafts = ours.draft is not None or lookup is not None or layers is not None
+    drafts = ours.draft is not None or looks_up or layers is not None
     lengths = {"prompt_lookup_num_tokens": lookup, "num_assistant_tokens": fields["num_assistant_tokens"]}
     num_drafts = ours.num_drafts
     for name, value in lengths.items():
@@ -83,14 +93,18 @@ def read_assistance(ours: Assistance, config: GenerationConfig, given: Mapping[s
         if num_drafts is not None and num_drafts != value:
             refuse(name, value, f"None beside {num_drafts} drafts that were asked for elsewhere")
         num_drafts = value
+    if num_drafts is None and drafts:
+        num_drafts = of_model["prompt_lookup_num_tokens" if looks_up else "num_assistant_tokens"]
     threshold = fields["assistant_confidence_threshold"]
     if threshold is not None:
         if not isinstance(ours.draft, PreTrainedModel):
             refuse("assistant_confidence_threshold", threshold, "None without a draft model")
         if ours.confidence is not None and ours.confidence != threshold or not 0 <= threshold < 1:
             refuse("assistant_confidence_threshold", threshold, "0 to below 1, and not beside confidence")
+    elif isinstance(ours.draft, PreTrainedModel):
+        threshold = of_model["assistant_confidence_threshold"]
     confidence = ours.confidence if ours.confidence is not None else threshold
     whole = replace(ours, num_drafts=num_drafts, confidence=confidence)
-    if lookup is not None:
-        return replace(whole, lookup=fields["max_matching_ngram_size"] or 2)
+    if looks_up:
+        return replace(whole, lookup=fields["max_matching_ngram_size"] or of_model["max_matching_ngram_size"] or 2)
     return replace(whole, layers=layers)

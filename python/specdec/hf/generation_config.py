@@ -19,6 +19,7 @@ class Field(NamedTuple):
 
     text: str  # how it is supported, or what to do instead
     neutral: tuple | None = None  # refused but for None and these values; None: any value is supported
+    overridden: bool = False  # where the model's own configuration sets it, since it says how, not what, is generated
 
     @property
     def supported(self) -> bool:
@@ -34,11 +35,16 @@ def _refused(instead: str, *neutral: object) -> Field:
     return Field(instead, neutral)
 
 
+def _ours(instead: str, *neutral: object) -> Field:
+    """About the way in which transformers generates: refused to a caller, and overridden in a model's configuration."""
+    return Field(instead, neutral, overridden=True)
+
+
 _WARPER = Field("sampling: in the kernels")
 _PROCESSOR = Field("transformers' processor, row by row (slow)")
 _NO_BEAMS = Field("no effect without beams, as in transformers")
 _NOT_ENCODER_DECODER = Field("no effect on decoder-only models, as in transformers")
-_OWN_CACHE = _refused("specdec has its own static cache")
+_OWN_CACHE = _ours("specdec has its own static cache")
 _OTHER_DISTRIBUTION = _refused("another distribution than sampling from the target")
 
 FIELDS: dict[str, Field] = {
@@ -53,8 +59,8 @@ FIELDS: dict[str, Field] = {
     # strategy
     "do_sample": Field("False is greedy"),
     "num_beams": _refused("1: no beam search", 1),
-    "use_mtp": _refused("None: specdec's drafters are given to `specdec.speculate`", False),
-    "use_cache": _refused("True: the loop needs a cache", True),
+    "use_mtp": _ours("None: specdec's drafters are given to `specdec.speculate`", False),
+    "use_cache": _ours("True: the loop needs a cache", True),
     "cache_implementation": _OWN_CACHE,
     "cache_config": _OWN_CACHE,
     "max_cache_len": _OWN_CACHE,
@@ -102,29 +108,29 @@ FIELDS: dict[str, Field] = {
     # assistance
     "is_assistant": _refused("False: transformers' own mark of a draft", False),
     "num_assistant_tokens": Field("K, where it is set; not beside `specdec.speculate(num_drafts=...)`"),
-    "num_assistant_tokens_schedule": _refused(
+    "num_assistant_tokens_schedule": _ours(
         "constant; `specdec.speculate(num_drafts=AdaptiveDrafts())` adapts K", "constant"
     ),
     "assistant_confidence_threshold": Field("where it is set: after a less likely draft none is drafted"),
     "prompt_lookup_num_tokens": Field("K of a `PromptLookupDrafter`, where no other drafter was given"),
     "max_matching_ngram_size": Field("of that `PromptLookupDrafter`, 2 where it is not set"),
     "assistant_early_exit": Field("layers of an `EarlyExitDrafter`, where no other drafter was given"),
-    "assistant_lookbehind": _refused("10, its default: `UniversalDrafter` aligns by text", 10),
-    "target_lookbehind": _refused("10, its default: `UniversalDrafter` aligns by text", 10),
+    "assistant_lookbehind": _ours("10, its default: `UniversalDrafter` aligns by text", 10),
+    "target_lookbehind": _ours("10, its default: `UniversalDrafter` aligns by text", 10),
     "assistant_ensemble_weight": _OTHER_DISTRIBUTION,
-    "speculation_type": _refused("None: drafters are given to `specdec.speculate`"),
+    "speculation_type": _ours("None: drafters are given to `specdec.speculate`"),
     # performance
-    "compile_config": _refused("None: nothing is compiled"),
+    "compile_config": _ours("None: nothing is compiled"),
     "disable_compile": Field("nothing is compiled"),
-    "continuous_batching_config": _refused("None: not part of `generate`"),
-    "low_memory": _refused("None: no beam search", False),
+    "continuous_batching_config": _ours("None: not part of `generate`"),
+    "low_memory": _ours("None: no beam search", False),
     "penalty_alpha": _refused("None: another distribution than sampling from the target", 0, 0.0),
     "dola_layers": _OTHER_DISTRIBUTION,
     "diversity_penalty": _NO_BEAMS,
     "num_beam_groups": _refused("1: no beam search", 1),
     "constraints": _OTHER_DISTRIBUTION,
     "force_words_ids": _OTHER_DISTRIBUTION,
-    "prefill_chunk_size": _refused("None: the prompt is fed at once"),
+    "prefill_chunk_size": _ours("None: the prompt is fed at once"),
     # no settings
     "transformers_version": Field("says where a file came from"),
 }
@@ -136,10 +142,18 @@ def defined_fields() -> set[str]:
     return {*vars(GenerationConfig())} - {*_NO_SETTINGS}
 
 
-def check_fields(config: GenerationConfig) -> None:
-    """Raises ValueError naming the first field that is set to what is refused, or that this table does not know."""
+def check_fields(config: GenerationConfig, of_model: GenerationConfig) -> None:
+    """Raises ValueError naming the first field that is set to what is refused, or that this table does not know.
+
+    Args:
+        config: as ``generate`` prepared it. It does not tell who set a field: a value counts as the model's where it is
+            the one in ``of_model``.
+        of_model: the model's own configuration.
+    """
     for name, field in FIELDS.items():
         value = getattr(config, name, None)
+        if field.overridden and value == getattr(of_model, name, None):
+            continue
         if field.neutral is not None and value is not None and value not in field.neutral:
             refuse(name, repr(value), field.allowed)
     if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):

@@ -44,6 +44,7 @@ def speculate(
     d2t: torch.Tensor | Sequence[int] | None = None,
     compact_q: int = 0,
     backend: str = "auto",
+    cache_dtype: torch.dtype | None = None,
 ) -> Speculator:
     """A callable for ``model.generate(**inputs, custom_generate=...)``. The text has the distribution that ``generate``
     itself would sample from; a greedy text is the one that ``generate`` gives. Batches, ``num_return_sequences``,
@@ -57,7 +58,7 @@ def speculate(
             (``prompt_lookup_num_tokens``, ``assistant_early_exit``); if it does not, decoding is plain.
         drafter: another drafter in the place of a model, such as ``PromptLookupDrafter()``.
         num_drafts: K >= 0, or ``AdaptiveDrafts``; None: ``num_assistant_tokens`` where that was set, else 4.
-        rule, d2t, compact_q, backend: as in :class:`SpeculativeDecoder`.
+        rule, d2t, compact_q, backend, cache_dtype: as in :class:`SpeculativeDecoder`.
         seed: of sampled texts. A signed 64-bit integer s gives text j of each prompt's ``num_return_sequences`` the
             seed s + j; a list or tensor has one for each row. None draws one for each row from torch's global
             generator, so ``torch.manual_seed`` decides.
@@ -90,7 +91,7 @@ def speculate(
         refuse("tokenizer", "None with stop_strings", "the target's tokenizer")
     stop = None if stop_strings is None or tokenizer is None else StopStrings(tokenizer, stop_strings)
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
-    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, compact_q, backend)
+    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, compact_q, backend, cache_dtype)
 
 
 class _Prepared(NamedTuple):
@@ -119,10 +120,11 @@ class Speculator:
         d2t: torch.Tensor | Sequence[int] | None,
         compact_q: int,
         backend: str,
+        cache_dtype: torch.dtype | None,
     ):
         self._assistance, self._rule, self._seed, self._streamer = assistance, rule, seed, streamer
         self._tokenizer, self._stop = tokenizer, stop
-        self._d2t, self._compact_q, self._backend = d2t, compact_q, backend
+        self._d2t, self._compact_q, self._backend, self._cache_dtype = d2t, compact_q, backend, cache_dtype
         self._prepared: _Prepared | None = None
         self.last_result: GenerationResult | None = None
 
@@ -160,7 +162,7 @@ class Speculator:
         try:
             if token_healing:
                 refuse("token_healing", True, FIELDS["token_healing"].allowed)
-            assistance = read_assistance(self._assistance, generation_config, given)
+            assistance = read_assistance(self._assistance, generation_config, given, model.generation_config)
             stops = self._stops(stop_strings)
             prepared = (model, input_ids, logits_processor, stopping_criteria, generation_config)
             return self._generate(*prepared, model_kwargs, assistance, stops)
@@ -179,7 +181,7 @@ class Speculator:
         assistance: Assistance,
         stops: list[Stopping],
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        check_fields(config)
+        check_fields(config, model.generation_config)
         size, length = input_ids.shape
         mask = read_inputs(input_ids, model_kwargs)
         if (streamer := self._streamer) is not None:
@@ -242,7 +244,7 @@ class Speculator:
             self._prepared = None  # so that an error leaves nothing behind
             num_drafts = NUM_DRAFTS if assistance.num_drafts is None else assistance.num_drafts
             arguments = (model, assistance.drafter_for(model), num_drafts, self._backend, self._d2t)
-            decoder = SpeculativeDecoder(*arguments, assistance.confidence or 0.0)
+            decoder = SpeculativeDecoder(*arguments, assistance.confidence or 0.0, cache_dtype=self._cache_dtype)
             self._prepared = _Prepared(model, key, decoder)
         return self._prepared.decoder
 
