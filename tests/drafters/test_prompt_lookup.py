@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import PromptLookupDrafter
+from specdec import PromptLookupDrafter, SuffixDrafter
 from support.drafting import Repeats, check_plain_texts, copied, draft, start
 from support.models import generate, prompts, tiny_model, toy_model
 
@@ -60,6 +60,26 @@ def test_examples():
     assert propose([1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]  # a period goes on
     assert propose([1, 2, 3, 2], 3) == [] and propose([1, 2, 3, 2], 3, min_ngram=1) == [3, 2, 3]
     assert propose([5], 3) == propose([5, 6], 3) == []
+
+
+def test_nothing_is_drafted_after_an_end_of_sequence_that_was_copied():
+    """Each sequence has ends of its own. The end itself is drafted."""
+    texts = [[1, 2, 9, 8, 7, 1, 2]] * 4
+    ends = [frozenset(), frozenset({9, 7}), frozenset({8}), frozenset({2})]
+    session = start(PromptLookupDrafter(), texts, ends)
+    assert draft(session, texts, 5) == [[9, 8, 7, 1, 2], [9], [9, 8], [9, 8, 7, 1, 2]]
+
+
+@pytest.mark.parametrize("drafter", (PromptLookupDrafter(min_ngram=1), SuffixDrafter()), ids=lambda d: type(d).__name__)
+def test_a_text_that_ends_wastes_no_drafts(drafter):
+    """In the loop: the text repeats its prompt up to the end that the prompt has, the 20th new token."""
+    text = prompts(1, 30, 30)[0]
+    end = text[24]
+    assert text.count(end) == 1
+    settings = {"max_new_tokens": 60, "logits_processor": [Repeats(30)], "eos_token_id": end}
+    result = generate(tiny_model(), drafter, [text + text[:5], text + text[:5]], 8, **settings)
+    assert result.tokens == [text[5:25]] * 2
+    assert result.stats.drafted == result.stats.tested == result.stats.accepted
 
 
 def test_repeated_text_is_drafted_well():

@@ -16,8 +16,9 @@ from specdec_kernels import SamplingParams
 from .models import generate, prompts, tiny_model
 
 
-def start(drafter, prompts: list[list[int]]):
-    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch()))
+def start(drafter, prompts: list[list[int]], ends: list[frozenset[int]] | None = None):
+    ends = [frozenset()] * len(prompts) if ends is None else ends
+    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends))
     session.admit(dict(enumerate(prompts)))
     return session
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+
 import torch
 
 from .protocol import Drafts
@@ -16,8 +18,18 @@ def copy_from(text: list[int], start: int, count: int) -> list[int]:
     return piece
 
 
-def one_hot(proposals: list[list[int]], device: torch.device) -> Drafts:
-    """Returns one-hot drafts, with as many columns as the longest proposal has tokens; shorter ones end in -1."""
+def until_end(proposal: list[int], ends: Set[int]) -> list[int]:
+    """Returns the proposal up to its first token of ``ends``: none after an end-of-sequence token can be emitted."""
+    return proposal[: next((i for i, token in enumerate(proposal, 1) if token in ends), len(proposal))]
+
+
+def one_hot(proposals: Sequence[list[int]], ends: Sequence[Set[int]], device: torch.device) -> Drafts:
+    """Returns one-hot drafts, with as many columns as the longest proposal has tokens; shorter ones end in -1.
+
+    Args:
+        ends: the end-of-sequence tokens of each proposal's sequence, after which it is cut.
+    """
+    proposals = [until_end(proposal, own) for proposal, own in zip(proposals, ends, strict=True)]
     longest = max(map(len, proposals))
     rows = [proposal + [-1] * (longest - len(proposal)) for proposal in proposals]
     return Drafts(torch.tensor(rows, dtype=torch.int64, device=device))

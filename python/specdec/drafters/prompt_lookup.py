@@ -15,7 +15,7 @@ class PromptLookupDrafter:
     repeat their input, as in editing, summaries and extraction.
 
     The longest n-gram that ends the text and also occurs earlier in it, in prompt or output, is looked up. The drafts
-    are the tokens that followed its most recent earlier occurrence. They are a function of the text, so q is one-hot
+    are the tokens that followed its most recent earlier occurrence, up to an end-of-sequence token. They are a function of the text, so q is one-hot
     and the distribution is unchanged.
 
     The defaults are the best of those tried on Python source, K = 4 to 12, where a draft costs 5 % of a step. Single
@@ -44,7 +44,7 @@ class PromptLookupSession:
     """One index for each sequence. A sequence that does not draft in a step is indexed at its next drafts."""
 
     def __init__(self, sizes: range, generation: Generation):
-        self.sizes, self.stopwatch = sizes, generation.stopwatch
+        self.sizes, self.stopwatch, self.ends = sizes, generation.stopwatch, generation.ends
         self.indexes = [NgramIndex(sizes) for _ in range(generation.size)]
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
@@ -56,7 +56,7 @@ class PromptLookupSession:
     def draft(self, step: Step) -> Drafts:
         sequences = zip(self.indexes, step.texts, step.allowed, strict=True)
         proposals = [index.propose(text, most) if most else [] for index, text, most in sequences]
-        return one_hot(proposals, step.last_two.device)
+        return one_hot(proposals, self.ends, step.last_two.device)
 
     def release(self, row: int, output: list[int]) -> None:
         self.indexes[row] = NgramIndex(self.sizes)

@@ -19,8 +19,8 @@ __all__ = ["DraftSession", "Drafter", "Drafts", "Generation", "Step"]
 
 @dataclass
 class Generation:
-    """What all steps of a batch share. A row holds one sequence at a time. The loop updates ``params``, ``seed`` and
-    ``greedy`` when sequences change, so sessions read them anew in every step."""
+    """What all steps of a batch share. A row holds one sequence at a time. The loop updates ``params``, ``seed``,
+    ``ends`` and ``greedy`` when sequences change, so sessions read them anew in every step."""
 
     size: int  # B, rows
     capacity: int  # slots of a row, the trash slot included
@@ -32,6 +32,7 @@ class Generation:
     processors: Processors  # applied to raw logits before a token is drawn; false if no row has any
     params: SamplingParams  # [B] tensors
     seed: torch.Tensor  # [B] int64
+    ends: list[frozenset[int]]  # the end-of-sequence tokens of each row's sequence; empty for a row without one
     greedy: bool = True  # all rows have temperature 0
 
 

@@ -118,7 +118,8 @@ class SuffixSession:
     draft in a step is brought up to date at its next drafts."""
 
     def __init__(self, drafter: SuffixDrafter, generation: Generation):
-        self.drafter, memory, self.stopwatch = drafter, drafter.memory, generation.stopwatch
+        self.drafter, memory = drafter, drafter.memory
+        self.stopwatch, self.ends = generation.stopwatch, generation.ends
         self.own = [SuffixAutomaton() for _ in range(generation.size)]
         self.past: list[Cursor | None] = [None] * generation.size
         self.reading = nullcontext() if memory is None else memory.reading
@@ -136,7 +137,7 @@ class SuffixSession:
         sequences = zip(self.own, self.past, step.texts, step.allowed, strict=True)
         with self.reading:
             proposals = [self._propose(*sequence) if sequence[-1] else [] for sequence in sequences]
-        return one_hot(proposals, step.last_two.device)
+        return one_hot(proposals, self.ends, step.last_two.device)
 
     def _propose(self, own: SuffixAutomaton, past: Cursor | None, text: list[int], most: int) -> list[int]:
         (length, end), tokens = own.longest_earlier_suffix(), own.tokens

@@ -108,6 +108,7 @@ class Batch:
             processors=Processors(size, target.vocab_size),
             params=self.device_rows.params,
             seed=self.device_rows.seed,
+            ends=[frozenset()] * size,
         )
         self.steps = self.draft_forwards = 0
         self.session: GuardedSession | None = None
@@ -140,6 +141,7 @@ class Batch:
             shortest = record.ends.eos, entry.min_new_tokens
             self.table.begin(row, entry.params, entry.bias, record.processed, record.prompt_length, *shortest)
             self.generation.processors.of_rows[row] = entry.processors
+            self.generation.ends[row] = record.ends.eos
             if self._draft_lengths is not None:
                 self._draft_lengths.begin(row)
         if self.session is not None:
@@ -151,6 +153,7 @@ class Batch:
         self.device_rows.clear(row)
         self.table.end(row)
         self.generation.processors.of_rows[row] = LogitsProcessorList()
+        self.generation.ends[row] = frozenset()
         self.generation.processors.errors.pop(row, None)
 
     def release(self, row: int) -> None:
