@@ -42,7 +42,10 @@ class Rule(enum.StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise ValueError(f"rule: got {value!r}, allowed: {', '.join(repr(str(rule)) for rule in cls)}")
+        allowed = ", ".join(repr(str(rule)) for rule in cls)
+        if isinstance(value, str) and value.lower() in ("google", "deepmind"):
+            allowed += " ('token' is Google's and DeepMind's, which are the same)"
+        raise ValueError(f"rule: got {value!r}, allowed: {allowed}")
 
 
 class Status(enum.IntFlag):

@@ -93,3 +93,4 @@ def test_public_names_are_where_the_package_looks_for_them():
     assert {name for names in specdec._HOMES.values() for name in names} == set(specdec.__all__)
     for name in specdec.__all__:
         assert getattr(specdec, name).__name__ == name
+    assert specdec.SamplingParams is specdec_kernels.SamplingParams

@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from specdec_kernels import SamplingParams
+
     from .decoder import SpeculativeDecoder
     from .drafters.draft_length import AdaptiveDrafts
     from .drafters.early_exit import EarlyExitDrafter
@@ -35,6 +37,7 @@ __all__ = [
     "PromptLookupDrafter",
     "QueueFull",
     "Request",
+    "SamplingParams",
     "Scheduler",
     "SpeculativeDecoder",
     "Speculator",
@@ -60,6 +63,7 @@ _HOMES = {
     "drafters.universal": ("UniversalDrafter",),
     "serving.engine": ("Engine", "EngineStopped"),
     "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
+    "sampling.params": ("SamplingParams",),
     "serving.requests": ("Outcome", "Request"),
     "result": ("Emission", "End", "GenerationResult", "Producer"),
     "serving.scheduler": ("QueueFull", "Scheduler"),

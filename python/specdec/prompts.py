@@ -29,8 +29,13 @@ def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab
             prompts = _without_padding(prompts, attention_mask, input_ids.shape)
     elif attention_mask is not None:
         refuse("attention_mask", "a mask beside a list of prompts", "None there: each prompt has its own length")
+    elif not isinstance(input_ids, Iterable):
+        refuse("input_ids", type(input_ids).__name__, "[B, P] int64 or int32, or a list of prompts")
     else:
-        prompts = [p.tolist() if isinstance(p, torch.Tensor) else list(p) for p in input_ids]
+        rows = [p.tolist() if isinstance(p, torch.Tensor) else p for p in input_ids]
+        if any(isinstance(row, int) for row in rows):
+            refuse("input_ids", "a flat list of ids", "a list of prompts, such as [[5, 6, 7]]")
+        prompts = [list(row) if isinstance(row, Iterable) else [row] for row in rows]
         if not all(isinstance(token, int) for prompt in prompts for token in prompt):
             refuse("input_ids", "a list with other things than prompts", "1-D integer tensors or lists of ints")
     for b, prompt in enumerate(prompts):

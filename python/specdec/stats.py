@@ -98,6 +98,11 @@ class Stats:
         """Mean acceptance length, emitted / steps; 0 if there was no step."""
         return self.emitted / self.steps if self.steps else 0.0
 
+    def __repr__(self) -> str:
+        shown = {**self.to_dict(), "seconds": {part: round(value, 3) for part, value in self.seconds.items()}}
+        values = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in shown.items())
+        return f"Stats({', '.join(values)})"
+
     def to_dict(self) -> dict:
         """Returns every count and ratio under its own name, for JSON."""
         ratios = ("drafted", "tested", "accepted", "acceptance_rate", "alpha", "tau")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
-from specdec import SpeculativeDecoder
+from specdec import Emission, Producer, SpeculativeDecoder
 from specdec.cli import app
 from specdec.cli.chat import Talk
 from specdec.cli.conversation import Conversation
@@ -126,14 +127,14 @@ def test_what_does_not_fit_is_told_and_the_chat_goes_on():
 @pytest.mark.usefixtures("quick")
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(monkeypatch, pair):
     generate = SpeculativeDecoder.generate
-    presses = [2]
+    presses = [2]  # as many emissions before it is pressed
 
     def interrupted(*args, on_emit, **kwargs):
         def emit(emission):
             on_emit(emission)
             presses[0] -= 1
             if presses[0] == 0:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
 
         return generate(*args, on_emit=emit, **kwargs)
 
@@ -141,9 +142,24 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(monkeypatch, pair):
     result = chat("def f(x):", "/stats", "y", options=("--max-new-tokens", "8", "-k", "0", "--device", "cpu"))
     tokenizer = pair[2]
     ids = tokenizer("def f(x):").input_ids
-    part = tokenizer.decode(generate(SpeculativeDecoder(pair[0], None), [ids], max_new_tokens=2).tokens[0])
-    assert result.stdout.startswith(part + "\n") and "(stopped)" in result.stderr
+    part = tokenizer.decode(generate(SpeculativeDecoder(pair[0], None), [ids], max_new_tokens=3).tokens[0])
+    assert result.stdout.startswith(part + "\n") and "(stopped)\n3 tokens in 3 steps" in result.stderr
+    assert "1 answers, 3 tokens in 3 steps" in result.stderr  # /stats
     assert "8 tokens in 8 steps" in result.stderr  # the next answer
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_second_ctrl_c_stops_at_once(monkeypatch):
+    def interrupted(*args, on_emit, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        on_emit(Emission(0, [5], [Producer.BONUS]))
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(SpeculativeDecoder, "generate", interrupted)
+    result = chat("x", "/stats")
+    assert len(result.stdout) > 1 and "(stopped)" in result.stderr and "answers" not in result.stderr
+    assert signal.getsignal(signal.SIGINT) == handler
 
 
 @pytest.mark.usefixtures("quick")

@@ -55,10 +55,17 @@ def test_a_draft_with_another_tokenizer(pair, folders, tmp_path):
     other.add_tokens(["another token"])
     draft = save(tmp_path, 3, vocabulary=4097, tokenizer=other)
     models = (*folders[:2], "--draft", draft)
-    assert "--draft: its tokenizer has 4097 tokens, the target's 4096" in refused("generate", PROMPT, *models)
+    told = refused("generate", PROMPT, *models)
+    assert "--draft: its tokenizer has 4097 tokens, the target's 4096" in told and "--drafter universal" in told
     row = rows(PROMPT, *models, "--drafter", "universal", *SHORT)[0]
     assert row["stats"]["drafted"] > 0
     assert row["token_ids"] == rows(PROMPT, *folders, *SHORT)[0]["token_ids"]
+
+
+def test_a_draft_of_another_size_without_a_tokenizer(folders, tmp_path):
+    told = refused("generate", PROMPT, *folders[:2], "--draft", save(tmp_path, 3, vocabulary=99))
+    assert "--draft: got a vocabulary of 99 tokens, allowed: 4096, the target's; with --drafter universal" in told
+    assert "d2t" not in told
 
 
 def test_adaptive_drafts():

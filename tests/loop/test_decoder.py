@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from specdec import Emission, Producer, SpeculativeDecoder
+from specdec import Emission, Producer, SpeculativeDecoder, Stats
 from specdec.drafters import Drafts, Generation, Step
 from specdec.models.kv_cache import StaticKVCache
 from support.models import TYPES, VOCABULARY, generate, prompts, tiny_model, toy_model, tunable_pair
@@ -218,6 +218,14 @@ def test_empty_batches():
 
 
 # ---- streaming and counts ----------------------------------------------------------------------------------
+
+
+def test_stats_show_their_ratios():
+    stats = Stats(steps=3, emitted=8, drafted_by_position=[3, 3], tested_by_position=[3, 3], accepted_by_position=[3, 2])
+    shown = repr(stats)
+    assert shown.startswith("Stats(steps=3, ") and "\n" not in shown
+    assert {"acceptance_rate=0.8333", "alpha=0.8333", "tau=2.667", "accepted=5"} <= {*shown[6:-1].split(", ")}
+    assert shown in repr([stats])
 
 
 def test_streaming_and_stats_agree_with_the_result():

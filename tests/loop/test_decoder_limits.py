@@ -55,7 +55,7 @@ def test_vocabularies_must_agree():
     other = LlamaForCausalLM(
         LlamaConfig(vocab_size=77, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     ).eval()
-    with pytest.raises(ValueError, match=rf"draft: its vocabulary has 77 tokens, allowed: {VOCABULARY}, .* d2t=range"):
+    with pytest.raises(ValueError, match=rf"draft: its vocabulary has 77 tokens, allowed: {VOCABULARY}, .* d2t=range.* Universal"):
         SpeculativeDecoder(tiny_model("llama"), other)
 
 
@@ -71,6 +71,10 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("input_ids", {"input_ids": [[-1, 2]]}),
         ("input_ids", {"input_ids": [[1.5]]}),
         ("input_ids", {"input_ids": torch.zeros(3)}),
+        (r"input_ids: got a flat list of ids, allowed: a list of prompts, such as \[\[5, 6, 7\]\]", {"input_ids": [5, 6, 7]}),
+        ("input_ids: got a flat list of ids", {"input_ids": [torch.tensor(5)]}),
+        ("input_ids: got a list with other things", {"input_ids": [1.5]}),
+        ("input_ids: got int", {"input_ids": 5}),
         ("input_ids", {"input_ids": THREE, "attention_mask": torch.zeros(1, 3)}),
         ("attention_mask", {"input_ids": THREE, "attention_mask": torch.ones(1, 2)}),
         ("attention_mask", {"input_ids": THREE, "attention_mask": torch.tensor([[1, 0, 1]])}),
@@ -82,6 +86,8 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("params.top_k: got shape", {"params": SamplingParams(top_k=torch.ones(2, dtype=torch.int64))}),
         ("params: got float", {"params": 0.7}),
         ("rule: got 'typical', allowed: 'token', 'block', 'coupled'", {"rule": "typical"}),
+        ("rule: got 'google', .*'coupled' .'token' is Google's and DeepMind's, which are the same", {"rule": "google"}),
+        ("rule: got 'deepmind', .*'token' is Google's and DeepMind's", {"rule": "deepmind"}),
         ("compact_q: got -1", {"compact_q": -1}),
         ("compact_q: got 1025, allowed: .* to 1024", {"compact_q": 1025}),
         ("compact_q: got 4, allowed: 0 with rule='coupled'", {"compact_q": 4, "rule": "coupled"}),

@@ -9,6 +9,7 @@ import typer
 
 from . import models, options
 from .chat_commands import ChatCommands, ChatSettings, Done, Totals
+from .interrupt import Interrupt
 from .show import Page, print_stats, print_troubles
 
 if TYPE_CHECKING:
@@ -126,25 +127,28 @@ class Talk:
         page = Page(tokenizer, "", prompt, s.verbose, self._stop, shows_prompt=False)
 
         result: GenerationResult | None = None
+        interrupt = Interrupt(self._stopping)
         try:
-            result = self._decoder_of(self._drafter).generate(
-                [prompt],
-                None,
-                s.max_new_tokens,
-                s.params,
-                s.seed,
-                rule=s.rule,
-                banned_tokens=self._models.tail,
-                stop=self._stopping,
-                on_emit=page.on_emit,
-            )
+            with interrupt:
+                result = self._decoder_of(self._drafter).generate(
+                    [prompt],
+                    None,
+                    s.max_new_tokens,
+                    s.params,
+                    s.seed,
+                    rule=s.rule,
+                    banned_tokens=self._models.tail,
+                    stop=interrupt,
+                    on_emit=page.on_emit,
+                )
         except KeyboardInterrupt:
             pass  # the part of the answer that was shown counts
         page.finish()
         self._conversation.add(said, page.shown)
         s.seed = s.seed + 1 if s.seed < 2**63 - 1 else -(2**63)
-        if result is None:
+        if interrupt.pressed:
             typer.secho("(stopped)", dim=True, err=True)
+        if result is None:
             return
         self._totals.answers += 1
         self._totals.stats.append(result.stats)

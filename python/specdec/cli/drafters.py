@@ -63,6 +63,9 @@ def make_drafter(
             known, sizes = None, [m.config.get_text_config(decoder=True).vocab_size for m in (target, draft)]
             if tokenizer is not None and sizes[0] != sizes[1] and min(sizes) >= len(tokenizer):
                 known = range(len(tokenizer))
+            elif sizes[0] != sizes[1]:
+                given, allowed = f"a vocabulary of {sizes[1]} tokens", f"{sizes[0]}, the target's"
+                refuse("draft", given, f"{allowed}; with --drafter universal one with another tokenizer")
             return model_drafter(draft, cached_model(target, "target"), known, confidence)
         case "lookup":
             from ..drafters.prompt_lookup import PromptLookupDrafter

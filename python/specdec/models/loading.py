@@ -111,7 +111,8 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
     i = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
     raise ValueError(
         f"draft: its tokenizer has {len(theirs)} tokens, the target's {len(ours)}; "
-        f"the first that differs is id {i}: {theirs.get(i)!r} against the target's {ours.get(i)!r}"
+        f"the first that differs is id {i}: {theirs.get(i)!r} against the target's {ours.get(i)!r}; "
+        "UniversalDrafter (--drafter universal) takes a draft with another tokenizer"
     )
 
 
