@@ -18,6 +18,7 @@ from .terminal import write
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ..result import Emission
     from .batch import Text
 
 
@@ -144,8 +145,13 @@ def generate(
         page: Page | None = None
         if prompt is not None and num_return_sequences == 1 and not as_json:
             page = Page(loaded.tokenizer, prompt, lines[0].tokens(loaded.tokenizer), verbose, stop)
-        with traced(profile) as count:
-            listeners = [each for each in (count, None if page is None else page.on_emit) if each is not None]
+        with traced(profile) as count_step:
+            listeners = [count_step, None if page is None else page.on_emit]
+
+            def on_emit(emission: Emission) -> None:
+                for listener in filter(None, listeners):
+                    listener(emission)
+
             decoded = decode(
                 decoder,
                 loaded.tokenizer,
@@ -154,7 +160,7 @@ def generate(
                 banned=loaded.tail,
                 texts_per_line=num_return_sequences,
                 log_probs=log_probs,
-                on_emit=lambda emission: [listener(emission) for listener in listeners],
+                on_emit=on_emit,
             )
     if as_json:
         for text in decoded.texts:

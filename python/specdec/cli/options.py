@@ -70,10 +70,6 @@ Seed = Annotated[int, typer.Option(help="Of the first text; text i uses seed + i
 BatchFile = Annotated[
     Path | None,
     typer.Option(
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        allow_dash=True,
         help='UTF-8, one prompt a line; in a .jsonl file and in standard input (-) a JSON string or {"prompt": ...} a '
         "line (docs/jobs.md).",
     ),
@@ -81,10 +77,6 @@ BatchFile = Annotated[
 PromptFile = Annotated[
     Path | None,
     typer.Option(
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        allow_dash=True,
         help="A text file that is one prompt as it stands, its last line end included; - is standard input.",
     ),
 ]

@@ -55,7 +55,7 @@ class JobFile:
     ):
         self.path, self._reader = path, LineReader(path, defaults, vocab_size, tokenizer=tokenizer)
         self.mark = InputMark(0, "")  # of what was checked
-        if path == STANDARD_INPUT or not path.is_file():  # a pipe cannot be read twice
+        if path == STANDARD_INPUT or (path.exists() and not path.is_file()):  # a pipe cannot be read twice
             raise InputError(f"got {_name(path)}, allowed: a regular file")
         try:
             self._file = path.open(**_TEXT)
