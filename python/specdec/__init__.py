@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
 
+    from .chat_template import chat_prompt
     from .decoder import SpeculativeDecoder
     from .drafters.draft_length import AdaptiveDrafts
     from .drafters.early_exit import EarlyExitDrafter
@@ -47,12 +48,14 @@ __all__ = [
     "SuffixDrafter",
     "SuffixMemory",
     "UniversalDrafter",
+    "chat_prompt",
     "load_embedded_pair",
     "load_model",
     "load_pair",
     "speculate",
 ]
 _HOMES = {
+    "chat_template": ("chat_prompt",),
     "drafters.draft_length": ("AdaptiveDrafts",),
     "models.kv_cache": ("StaticKVCache",),
     "hf.speculate": ("Speculator", "speculate"),

@@ -13,6 +13,12 @@ def refuse(name: str, given: object, allowed: str) -> NoReturn:
     raise ValueError(f"{name}: got {given}, allowed: {allowed}")
 
 
+def shown(value: object) -> str:
+    """``value`` for an error message: printable characters of one line, 60 at most."""
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def read_count(name: str, value: int, smallest: int = 0) -> int:
     """Returns ``value`` if it is an integer >= ``smallest``. Raises ValueError naming ``name`` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or value < smallest:

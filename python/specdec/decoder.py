@@ -25,7 +25,7 @@ from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
 from .models.supported import cached_model
 from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, repeated
-from .result import Emission, GenerationResult
+from .result import Emission, End, GenerationResult
 from .sampling.params import read_rule
 from .stats import Stats
 from .stopping import Stopping
@@ -237,6 +237,7 @@ class SpeculativeDecoder:
             tokens=[r.tokens for r in records],
             produced_by=[r.produced_by for r in records],
             status=[r.status for r in records],
+            end=[r.end or End.LENGTH for r in records],  # with no new tokens wanted, none has begun
             stats=stats,
             sequence_stats=[r.stats for r in records],
             log_probs=[r.log_probs for r in records] if log_probs else None,

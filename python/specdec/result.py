@@ -50,6 +50,7 @@ class GenerationResult:
     tokens: list[list[int]]  # the new tokens of each sequence, an end-of-sequence token included
     produced_by: list[list[Producer]]
     status: list[Status]  # Status.OK, or what went wrong with the sequence's logits
+    end: list[End]  # why each sequence ended
     stats: Stats  # the whole batch
     sequence_stats: list[Stats]
     # Of ``tokens``, under the distribution that they were drawn from; None: not requested.

@@ -14,7 +14,7 @@ from specdec_kernels import SamplingParams, Status
 
 from ..decoder import SpeculativeDecoder
 from ..jobs.lines import JobLine
-from ..result import Emission, GenerationResult, Producer
+from ..result import Emission, End, GenerationResult, Producer
 from ..stats import Stats
 from ..stopping import StopStrings
 
@@ -29,6 +29,7 @@ class Text:
     prompt: list[int]
     tokens: list[int]
     produced_by: list[Producer]
+    end: End
     status: Status
     stats: Stats  # its own counts, and the time of its whole batch
     log_probs: list[float] | None
@@ -69,7 +70,7 @@ def decode(
     batches: dict[tuple[int, tuple[str, ...]], list[int]] = {}
     for i, line in enumerate(lines):
         batches.setdefault((line.settings.max_new_tokens, line.settings.stop), []).append(i)
-    prompts, found, results = tokenizer([line.prompt for line in lines]).input_ids, {}, []
+    prompts, found, results = [line.tokens(tokenizer) for line in lines], {}, []
     for (max_new_tokens, stop), members in batches.items():
         settings = [lines[i].settings for i in members]
         result = decoder.generate(
@@ -101,6 +102,7 @@ def _text(line: JobLine, prompt: list[int], result: GenerationResult, row: int) 
         prompt,
         result.tokens[row],
         result.produced_by[row],
+        result.end[row],
         result.status[row],
         dataclasses.replace(result.sequence_stats[row], seconds=result.stats.seconds),
         None if result.log_probs is None else result.log_probs[row],

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import typer
-
 from . import models, options
 from .chat_commands import ChatCommands, ChatSettings, Done, Totals
 from .interrupt import Interrupt
 from .show import Page, print_stats, print_troubles
+from .terminal import remark
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
@@ -68,7 +67,7 @@ def chat(
         talk = Talk(loaded, settings, stop)
     interactive = sys.stdin.isatty()
     if interactive:
-        typer.secho("/help lists commands, Ctrl-D ends", dim=True, err=True)
+        remark("/help lists commands, Ctrl-D ends", "dim")
     with options.without_warnings():
         while True:
             try:
@@ -77,7 +76,7 @@ def chat(
                     break
                 talk.take(line.rstrip("\n"))
             except KeyboardInterrupt:
-                typer.secho("(/exit or Ctrl-D ends)", dim=True, err=True)
+                remark("(/exit or Ctrl-D ends)", "dim")
             except (EOFError, Done):
                 break
 
@@ -101,11 +100,11 @@ class Talk:
             return
         try:
             if line.startswith("/"):
-                typer.secho(self._commands.run(line), dim=True, err=True)
+                remark(self._commands.run(line), "dim")
             else:
                 self._answer(line)
         except ValueError as error:
-            typer.secho(f"{line.split()[0] if line.startswith('/') else 'not answered'}: {error}", fg="red", err=True)
+            remark(f"{line.split()[0] if line.startswith('/') else 'not answered'}: {error}", "red")
 
     def _use_drafter(self, name: str, exit_layers: int | None) -> None:
         if name == "suffix" and self._memory is None:
@@ -147,7 +146,7 @@ class Talk:
         self._conversation.add(said, page.shown)
         s.seed = s.seed + 1 if s.seed < 2**63 - 1 else -(2**63)
         if interrupt.pressed:
-            typer.secho("(stopped)", dim=True, err=True)
+            remark("(stopped)", "dim")
         if result is None:
             return
         self._totals.answers += 1

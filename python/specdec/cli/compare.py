@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from . import models, options
 from .options import refuse
+from .progress import progress
 from .prompts import read_texts
 from .show import print_comparison
 
@@ -66,7 +66,7 @@ def compare(
     if drafter == "none":
         refuse("--drafter", "'none'", "one that proposes something: plain decoding is measured beside it anyway")
     lengths = None if num_drafts is None else options.read_num_drafts(num_drafts, 1)
-    with options.user_errors(batch_file):
+    with options.user_errors(batch_file), progress("loading models") as show:
         filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
         sampling: dict[str, Any] = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
         options.read_sampling(rule, **sampling)
@@ -82,8 +82,7 @@ def compare(
         if drafter == "model" and loaded.same_size:  # transformers takes no assistant with a vocabulary of another size
             assistant = loaded.draft
         proposer = loaded.drafter(drafter, exit_layers)
-        with Console(stderr=True).status("") as status:
-            comparison = compare(loaded.target, proposer, prompts, settings, status.update, assistant)
+        comparison = compare(loaded.target, proposer, prompts, settings, show, assistant)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
     else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..chat_template import chat_prompt
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -26,7 +28,7 @@ class Conversation:
         self.messages = []
 
     def prompt(self, said: str) -> list[int]:
-        """The ids that the answer to ``said`` continues. Changes nothing. Raises whatever the template raises."""
+        """The ids that the answer to ``said`` continues. Changes nothing. Raises ValueError as ``chat_prompt``."""
         messages = [*self.messages, {"role": "user", "content": said}]
         if not self.has_roles:
             text = ""
@@ -35,10 +37,7 @@ class Conversation:
                 text += between + message["content"]
             return self._tokenizer(text).input_ids
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        whole = [*system, *messages]
-        text = str(self._tokenizer.apply_chat_template(whole, add_generation_prompt=True, tokenize=False))
-        # Templates write special tokens themselves.
-        return self._tokenizer(text, add_special_tokens=False).input_ids
+        return chat_prompt(self._tokenizer, [*system, *messages])
 
     def add(self, said: str, answer: str) -> None:
         self.messages += ({"role": "user", "content": said}, {"role": "assistant", "content": answer})

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..detokenize import continuation
-from ..stopping import cut_after
 from . import job, models, options
 from .options import refuse
-from .profiling import check_trace, traced
-from .prompts import check_texts, read_lines
+from .profiling import STEPS, check_trace, traced
+from .prompts import check_texts, read_lines, read_prompt_file
 from .show import Page, print_stats, print_troubles
+from .terminal import write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ..result import Emission
     from .batch import Text
 
 
@@ -46,11 +46,17 @@ def generate(
     seed: options.Seed = 0,
     num_drafts: options.NumDrafts = "4",
     batch_file: options.BatchFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, a line each.")] = False,
+    prompt_file: options.PromptFile = None,
+    as_json: options.AsJson = False,
     log_probs: Annotated[bool, typer.Option("--log-probs", help="Add log-probabilities to the JSON.")] = False,
     verbose: options.Verbose = False,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace of the generation, for chrome://tracing.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.json.gz",
+            help=f"Write a trace of the first {STEPS} steps, for Perfetto or chrome://tracing, and print which "
+            "operations took longest.",
+        ),
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -62,21 +68,24 @@ def generate(
     prefill_chunk: options.PrefillChunk = None,
     no_progress: options.NoProgress = False,
 ) -> None:
-    """Continues PROMPT, or all prompts of a file at once. In a .jsonl file a line may have settings of its own.
+    """Continues PROMPT, the prompt in a file (--prompt-file), or all prompts of a file at once (--batch-file). In a
+    .jsonl file a line may have chat messages in the place of a prompt, and settings of its own.
 
     With --output it is a job: the prompts of a file of any length stream through --rows rows, and each result is
     written as soon as it ends, one JSON object a line. A job that was stopped or killed goes on when the same command
     is run again. Exit codes: 0, all prompts have their texts; 3, some failed, and their results say why; 4, the output
     could not be written; 130 and 143, stopped by Ctrl-C or SIGTERM.
     """
-    if (prompt is None) == (batch_file is None):
-        refuse("PROMPT / --batch-file", "neither" if prompt is None else "both", "one of the two")
+    given = sum(each is not None for each in (prompt, batch_file, prompt_file))
+    if given != 1:
+        found = "none" if given == 0 else "several"
+        refuse("PROMPT / --batch-file / --prompt-file", found, "one of them")
     scheduling = job.Scheduling(rows, max_length, cache_tokens, cache_bytes, prefill_chunk)
     if output is None:
         job.refuse_options(scheduling, no_progress)
         check_texts([] if prompt is None else [prompt])
     else:
-        others = {"--json": as_json, "--log-probs": log_probs, "--verbose": verbose, "--profile": profile is not None}
+        others = {"--log-probs": log_probs, "--verbose": verbose, "--profile": profile is not None}
         job.check_options(batch_file, output, scheduling, num_return_sequences, others)
     if log_probs and not as_json:
         refuse("--log-probs", "--log-probs without --json", "both")
@@ -99,7 +108,7 @@ def generate(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
     }
-    with options.user_errors(batch_file):
+    with options.user_errors(batch_file, prompt_file):
         params = options.read_sampling(rule, **sampling)
         from ..jobs.lines import JobLine, LineSettings, check_defaults
 
@@ -112,17 +121,21 @@ def generate(
             banned_tokens=tuple(ban or ()),
             **sampling,
         )
+        if prompt_file is not None:
+            prompt = read_prompt_file(prompt_file)
         if batch_file is None:
-            lines = [JobLine(0, prompt or "", defaults, params)]
+            lines = [JobLine(0, 0, prompt or "", defaults, params)]
         elif output is not None:
             drafting = job.Drafting(drafter, exit_layers, confidence, rule, lengths)
             models_at = job.ModelsAt(target, draft, device, dtype)
-            command = job.Command(batch_file, output, defaults, models_at, drafting, scheduling, not no_progress)
+            command = job.Command(
+                batch_file, output, defaults, models_at, drafting, scheduling, not no_progress, as_json
+            )
             raise typer.Exit(job.run(command))
         else:
             vocab_size = models.read_vocab_size(target)
             check_defaults(defaults, vocab_size)
-            lines = read_lines(batch_file, defaults, vocab_size, num_return_sequences)
+            lines = read_lines(batch_file, defaults, vocab_size, num_return_sequences, models.tokenizer_of(target))
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..decoder import SpeculativeDecoder
         from .batch import decode
@@ -131,8 +144,14 @@ def generate(
         decoder = SpeculativeDecoder(loaded.target, proposer, lengths)
         page: Page | None = None
         if prompt is not None and num_return_sequences == 1 and not as_json:
-            page = Page(loaded.tokenizer, prompt, loaded.tokenizer([prompt]).input_ids[0], verbose, stop)
-        with traced(profile):
+            page = Page(loaded.tokenizer, prompt, lines[0].tokens(loaded.tokenizer), verbose, stop)
+        with traced(profile) as count_step:
+            listeners = [count_step, None if page is None else page.on_emit]
+
+            def on_emit(emission: Emission) -> None:
+                for listener in filter(None, listeners):
+                    listener(emission)
+
             decoded = decode(
                 decoder,
                 loaded.tokenizer,
@@ -141,16 +160,16 @@ def generate(
                 banned=loaded.tail,
                 texts_per_line=num_return_sequences,
                 log_probs=log_probs,
-                on_emit=None if page is None else page.on_emit,
+                on_emit=on_emit,
             )
     if as_json:
         for text in decoded.texts:
-            typer.echo(json.dumps(_row(text, loaded.tokenizer, log_probs, with_id=batch_file is not None)))
+            typer.echo(json.dumps(_row(text, loaded.tokenizer, log_probs)))
     elif page is not None:
         page.finish()
     else:
         for i, text in enumerate(decoded.texts, 1):
-            typer.secho(f"--- {i} of {len(decoded.texts)} ---", dim=True)
+            write(f"--- {i} of {len(decoded.texts)} ---\n", dim=True)
             page = Page(loaded.tokenizer, text.line.prompt, text.prompt, verbose, text.line.settings.stop)
             page.show(text.tokens, text.produced_by)
             page.finish()
@@ -159,14 +178,10 @@ def generate(
         print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose)
 
 
-def _row(text: Text, tokenizer: PreTrainedTokenizerBase, log_probs: bool, with_id: bool) -> dict:
+def _row(text: Text, tokenizer: PreTrainedTokenizerBase, log_probs: bool) -> dict:
     """The JSON object of one text."""
-    shown = continuation(tokenizer, text.prompt, text.tokens)
-    row: dict[str, object] = {"id": text.line.id} if with_id else {}
-    row |= {
-        "text": cut_after(shown, text.line.settings.stop, text.line.prompt),
-        "token_ids": text.tokens,
-        "produced_by": [str(producer) for producer in text.produced_by],
-        "stats": text.stats.to_dict(),
-    }
+    from ..jobs.result_line import result_line
+
+    stats = text.stats.to_dict()
+    row = result_line(text.line, text.prompt, text.tokens, text.produced_by, text.end, text.status, stats, tokenizer)
     return row | ({"log_probs": text.log_probs, "raw_log_probs": text.raw_log_probs} if log_probs else {})

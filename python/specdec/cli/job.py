@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,15 +12,16 @@ import typer
 
 from . import models, options
 from .options import refuse
+from .progress import progress
 from .show import print_drafter_error
+from .terminal import on_terminal, remark
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
     from ..drafters.draft_length import AdaptiveDrafts
     from ..jobs.input import JobFile
     from ..jobs.lines import LineSettings
-    from ..jobs.output import Results, Totals
-    from ..jobs.progress import Shown
+    from ..jobs.output import Results
     from ..jobs.signals import Signals
     from ..serving.scheduler import Scheduler
 
@@ -75,6 +76,7 @@ class Command:
     drafting: Drafting
     scheduling: Scheduling
     progress: bool
+    as_json: bool  # whether results are printed as well
 
     def decoding(self) -> dict[str, object]:
         """The settings that texts depend on, besides models and lines."""
@@ -123,7 +125,7 @@ def check_options(
     """Checks the options of a job. ``others``: options that do not go with a job, and whether they were given."""
     if batch_file is None:
         refuse("--output", "--output with PROMPT", "--output with --batch-file")
-    if output.exists() and output.samefile(batch_file):
+    if output.exists() and batch_file.exists() and output.samefile(batch_file):
         refuse("--output", f"{str(output)!r}, the --batch-file", "another file")
     for option, given in others.items():
         if given:
@@ -152,7 +154,7 @@ def run(command: Command) -> int:
                 _decode(command, file, results, signals)
             else:
                 told = f"all {file.mark.prompts} prompts have results in {str(results.path)!r}: nothing to do"
-                typer.echo(told, err=True)
+                remark(told)
             return SOME_FAILED if results.totals.ends["failed"] else 0
         except InputError as error:
             raise typer.BadParameter(str(error), param_hint="--batch-file") from error
@@ -161,11 +163,9 @@ def run(command: Command) -> int:
         except (WriteError, Stopped) as error:
             signals.ignore()
             told = f"stopped by {error}" if isinstance(error, Stopped) else f"Error: {error}"
-            typer.secho(told, fg="red", err=True)
+            remark(told, "red")
             if results is not None:
-                typer.echo(
-                    f"{results.totals.results} results are written; the same command goes on from there", err=True
-                )
+                remark(f"{results.totals.results} results are written; the same command goes on from there")
             return error.exit_code if isinstance(error, Stopped) else NOT_WRITTEN
         finally:
             signals.ignore()
@@ -182,41 +182,46 @@ def _check(command: Command, results: Results) -> JobFile:
     paths = models.paths(command.models.target, command.models.draft, command.drafting.drafter)
     vocab_size = models.read_vocab_size(command.models.target)
     check_defaults(command.defaults, vocab_size)
-    file = JobFile(command.batch_file, command.defaults, vocab_size)
+    tokenizer = models.tokenizer_of(command.models.target)
+    file = JobFile(command.batch_file, command.defaults, vocab_size, tokenizer)
     then = results.settings
     results.check_ids(file.check(None if then is None else InputMark(**then["input"])))
     costs = None if then is None else then["costs"]
     settings = make_settings(command.decoding(), command.defaults, paths, command.rounding(), file.mark, costs)
     results.begin(settings)
     for change in [] if then is None else differences(then["rounding"], settings["rounding"]):
-        typer.secho(
-            f"Warning: {change}: near-ties may go another way, and other prompts may be too long", fg="red", err=True
-        )
+        remark(f"Warning: {change}: near-ties may go another way, and other prompts may be too long", "red")
     return file
 
 
 def _decode(command: Command, file: JobFile, results: Results, signals: Signals) -> None:
-    from ..jobs.progress import Rates, describe
+    from ..jobs.progress import Speed
     from ..jobs.run import run_job
 
     if results.done:
-        typer.echo(f"{len(results.done)} of {file.mark.prompts} prompts have results: going on", err=True)
-    at = command.models
-    loaded = models.load(at.target, at.draft, [command.drafting.drafter], at.device, at.dtype)
-    scheduler = _scheduler(command, loaded, results)
-    prompts, totals = file.mark.prompts, results.totals
-    rates, shown = Rates(prompts, totals), _shown(command.progress, prompts, totals)
-    try:
-        signals_and_show = (signals, lambda: shown.update(totals, scheduler.usage.busy))
-        drafter_error = run_job(scheduler, file.lines(), results, loaded.tokenizer, loaded.tail, *signals_and_show)
-    finally:
-        shown.close()
-        scheduler.close()
+        remark(f"{len(results.done)} of {file.mark.prompts} prompts have results: going on")
+    at, prompts, totals = command.models, file.mark.prompts, results.totals
+    scrolling = command.as_json and on_terminal()  # results, which a bar would get in the way of
+    with progress("loading models", command.progress and not scrolling) as show:
+        loaded = models.load(at.target, at.draft, [command.drafting.drafter], at.device, at.dtype)
+        scheduler = _scheduler(command, loaded, results)
+        speed = Speed(totals)
+
+        def tell(row: dict | None = None) -> None:
+            if row is not None and command.as_json:
+                typer.echo(json.dumps(row))
+            show(totals.results, prompts, speed.describe(totals, scheduler.usage.busy))
+
+        tell()
+        try:
+            drafter_error = run_job(scheduler, file.lines(), results, loaded.tokenizer, loaded.tail, signals, tell)
+        finally:
+            scheduler.close()
     if drafter_error is not None:
         print_drafter_error(drafter_error)
     ends = ", ".join(f"{count} {end}" for end, count in sorted(totals.ends.items()))
-    told = f"{totals.emitted} tokens, tau {totals.tau:.2f}, {describe(totals, rates, scheduler.usage.busy)}"
-    typer.echo(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}", err=True)
+    told = f"{totals.emitted} tokens, tau {totals.tau:.2f}, {speed.describe(totals, scheduler.usage.busy)}"
+    remark(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}")
 
 
 def _scheduler(command: Command, loaded: models.Models, results: Results) -> Scheduler:
@@ -243,11 +248,3 @@ def _measure(decoder: SpeculativeDecoder, rows: int) -> list[float] | None:
     """T(0), T(1), ...: what steps over ``rows`` rows cost."""
     result = decoder.generate([[0] * 16] * rows, max_new_tokens=4, eos_token_id=[])
     return result.step_costs
-
-
-def _shown(progress: bool, prompts: int, totals: Totals) -> Shown:
-    from ..jobs.progress import Bar, Lines, Nothing
-
-    if not progress:
-        return Nothing()
-    return (Bar if sys.stderr.isatty() else Lines)(prompts, totals)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,6 +89,18 @@ def paths(target: str | None, draft: str | None, drafter: str) -> dict[str, str 
         draft = str(_EMBEDDED / "draft") if drafter in NEED_DRAFT else None
         return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer")}
     return {"target": target, "draft": draft}
+
+
+def tokenizer_of(target: str | None) -> Callable[[], PreTrainedTokenizerBase]:
+    """Loads the target's tokenizer, without the target, when it is called for the first time."""
+
+    @functools.cache
+    def load() -> PreTrainedTokenizerBase:
+        from ..models.loading import load_tokenizer
+
+        return load_tokenizer("target", str(_EMBEDDED / "tokenizer") if target is None else target)
+
+    return load
 
 
 def read_vocab_size(target: str | None) -> int:

@@ -70,14 +70,23 @@ Seed = Annotated[int, typer.Option(help="Of the first text; text i uses seed + i
 BatchFile = Annotated[
     Path | None,
     typer.Option(
-        exists=True,
-        dir_okay=False,
-        readable=True,
-        help='UTF-8, one prompt a line; in a .jsonl file a JSON string or {"prompt": ...} a line (docs/jobs.md).',
+        help='UTF-8, one prompt a line; in a .jsonl file and in standard input (-) a JSON string or {"prompt": ...} a '
+        "line (docs/jobs.md).",
     ),
 ]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A text file that is one prompt as it stands, its last line end included; - is standard input.",
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object a text, a line each; with --output, those that it writes too."),
+]
 Output = Annotated[
-    Path | None, typer.Option(help="Write results of --batch-file here as they end, and resume where there are some.")
+    Path | None,
+    typer.Option(help="Write results of --batch-file to this file as they end, and resume where it has some."),
 ]
 Rows = Annotated[int | None, typer.Option(help="Prompts that are decoded at a time, with --output.", show_default="8")]
 MaxLength = Annotated[
@@ -232,11 +241,11 @@ def without_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def user_errors(batch_file: Path | None) -> Iterator[None]:
+def user_errors(batch_file: Path | None, prompt_file: Path | None = None) -> Iterator[None]:
     """The library's errors begin with the name of an argument. Here they end the command with exit code 2 and name the
     option instead. Any other error is a bug and keeps its traceback."""
     names = {name: _option(name) for name in _SETTINGS} | _OTHERWISE
-    names["input_ids"] = "PROMPT" if batch_file is None else "--batch-file"
+    names["input_ids"] = "--batch-file" if batch_file else "--prompt-file" if prompt_file else "PROMPT"
     try:
         with without_warnings():
             yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,8 @@ import typer
 from .options import refuse
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ..jobs.lines import JobLine, LineSettings
 
 
@@ -27,12 +29,26 @@ def read_texts(prompts: list[str], batch_file: Path | None) -> list[str]:
         return [line.prompt for line in read_batch(batch_file, LineSettings(), 0, keys=("id", "prompt"))]
 
 
-def read_lines(batch_file: Path, defaults: LineSettings, vocab_size: int, texts: int) -> list[JobLine]:
-    """The lines of a file, with their own settings; ``texts`` are made of each."""
+def read_lines(
+    batch_file: Path,
+    defaults: LineSettings,
+    vocab_size: int,
+    texts: int,
+    tokenizer: Callable[[], PreTrainedTokenizerBase],
+) -> list[JobLine]:
+    """The lines of a file, with their own settings; ``texts`` are made of each. ``tokenizer`` is for messages."""
     with _input_errors():
         from ..jobs.input import read_batch
 
-        return read_batch(batch_file, defaults, vocab_size, texts=texts)
+        return read_batch(batch_file, defaults, vocab_size, texts=texts, tokenizer=tokenizer)
+
+
+def read_prompt_file(path: Path) -> str:
+    """A whole file as one prompt."""
+    with _input_errors("--prompt-file"):
+        from ..jobs.input import read_prompt
+
+        return read_prompt(path)
 
 
 def check_texts(texts: list[str]) -> list[str]:
@@ -46,10 +62,10 @@ def check_texts(texts: list[str]) -> list[str]:
 
 
 @contextmanager
-def _input_errors() -> Iterator[None]:
+def _input_errors(option: str = "--batch-file") -> Iterator[None]:
     from ..jobs.input import InputError
 
     try:
         yield
     except InputError as error:
-        raise typer.BadParameter(str(error), param_hint="--batch-file") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error

@@ -9,9 +9,11 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..detokenize import IncrementalText, continuation
 from ..stopping import cut_after
+from .terminal import remark, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,8 +29,7 @@ COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
 
 
 class Page:
-    """Prints one prompt and its continuation. It prints with typer, which leaves colours out where stdout is not a
-    terminal and, unlike rich, changes neither line ends nor tabs.
+    """Prints one prompt and its continuation.
 
     Args:
         tokenizer: the target's.
@@ -57,7 +58,7 @@ class Page:
         self._start()
         for token, producer in zip(tokens, produced_by, strict=True):
             colour = COLOURS[producer] if self._coloured else None
-            typer.secho(self._new(self._continuation.push([token])), fg=colour, nl=False)
+            write(self._new(self._continuation.push([token])), colour)
 
     def on_emit(self, emission: Emission) -> None:
         """As ``SpeculativeDecoder.generate`` calls it."""
@@ -65,7 +66,7 @@ class Page:
 
     def finish(self) -> None:
         self._start()
-        typer.echo(self._new(self._continuation.finish()))
+        write(self._new(self._continuation.finish()) + "\n")
 
     def _new(self, piece: str) -> str:
         """The part of the next piece that is shown."""
@@ -76,7 +77,7 @@ class Page:
     def _start(self) -> None:
         """Prints the prompt once, when the first tokens are there: a refused prompt prints nothing to stdout."""
         if not self._started:
-            typer.secho(self._text, dim=True, nl=False)
+            write(self._text, dim=True)
         self._started = True
 
 
@@ -87,13 +88,13 @@ def print_stats(
     have which colour, and where the time went."""
     if verbose:
         producers = [str(p) for row in produced_by for p in row]
-        legend = (typer.style(f"{name} {producers.count(name)}", fg=c) for name, c in COLOURS.items())
-        typer.echo("tokens: " + ", ".join(legend), err=True)
+        legend = (Text(f"{name} {producers.count(name)}", c) for name, c in COLOURS.items())
+        remark(Text("tokens: ") + Text(", ").join(legend))
         parts = (f"{part} {value:.3f}" for part, value in stats.seconds.items())
-        typer.secho("seconds: " + ", ".join(parts), dim=True, err=True)
+        remark("seconds: " + ", ".join(parts), "dim")
     seconds = stats.seconds["total"]
     speed = f", {stats.emitted / seconds:.1f} tokens/s" if with_speed and seconds else ""
-    typer.secho(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", dim=True, err=True)
+    remark(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", "dim")
 
 
 def print_troubles(drafter_error: str | None, statuses: Sequence[Status], texts_per_prompt: int = 1) -> None:
@@ -102,12 +103,11 @@ def print_troubles(drafter_error: str | None, statuses: Sequence[Status], texts_
         print_drafter_error(drafter_error)
     for i, status in enumerate(statuses):
         if status:
-            typer.secho(f"Warning: prompt {i // texts_per_prompt}: {status.name}", fg="red", err=True)
+            remark(f"Warning: prompt {i // texts_per_prompt}: {status.name}", "red")
 
 
 def print_drafter_error(error: str) -> None:
-    told = f"Warning: the drafter failed, and tokens came from the target alone: {error}"
-    typer.secho(told, fg="red", err=True)
+    remark(f"Warning: the drafter failed, and tokens came from the target alone: {error}", "red")
 
 
 def ratios(stats: Stats) -> str:
@@ -124,7 +124,7 @@ def print_comparison(
         texts.setdefault(text, []).append(m.name)
     for text, names in texts.items():
         typer.secho(f"--- {', '.join(names)} ---", dim=True)
-        typer.echo(str(tokenizer.decode(list(prompts[0]), skip_special_tokens=True)) + text)
+        write(str(tokenizer.decode(list(prompts[0]), skip_special_tokens=True)) + text + "\n")
 
     # Headings of two lines and no padding, because rich would cut numbers on a terminal of 80 columns.
     columns = ("method", "drafts\na step", "seconds", "tokens/s", "acceptance\nrate", "alpha", "tau", "loop")
@@ -137,17 +137,19 @@ def print_comparison(
         table.add_row(m.name, drafts + "*" * bool(m.swept), seconds, speed, *numbers)
     console = Console()
     console.print(table)
-    typer.echo("Medians of the rounds (smallest to largest). loop: the part of specdec's time outside the models.")
+    remark(
+        "Medians of the rounds (smallest to largest). loop: the part of specdec's time outside the models.", err=False
+    )
     for m in comparison.measurements:
         if m.swept:
             tried = ", ".join(f"{setting}: {speed:.1f}" for setting, speed in m.swept.items())
-            typer.echo(f"* {m.name}: the fastest of these settings (tokens/s): {tried}")
+            remark(f"* {m.name}: the fastest of these settings (tokens/s): {tried}", err=False)
     for other in comparison.others:
-        typer.echo(f"specdec/{other}: {_spread(comparison.ratio(other), 2)} times as fast")
+        remark(f"specdec/{other}: {_spread(comparison.ratio(other), 2)} times as fast", err=False)
     if comparison.greedy_equal is not None:
-        typer.echo(f"greedy texts of specdec and plain equal: {'yes' if comparison.greedy_equal else 'no'}")
+        remark(f"greedy texts of specdec and plain equal: {'yes' if comparison.greedy_equal else 'no'}", err=False)
     for difference in comparison.differences:
-        typer.echo(describe(difference, tokenizer))
+        remark(describe(difference, tokenizer), err=False)
 
 
 def describe(d: Difference, tokenizer: PreTrainedTokenizerBase) -> str:

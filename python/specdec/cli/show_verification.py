@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
+from .layout import print_table
 from .show import describe
+from .terminal import remark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,16 +19,16 @@ SHOWN = 5  # how many findings of each kind are printed
 
 def print_verification(verification: Verification, tokenizer: PreTrainedTokenizerBase) -> None:
     """Prints two tables, the findings, and the verdict."""
-    v, console = verification, Console()
+    v = verification
     columns = ("check", "drafter", "rule", "K", "B", "tau")
     if v.texts:
-        table = Table(*columns, "texts", "tokens", "differ", "unlike\nplain", "bugs", box=box.SIMPLE, padding=0)
+        rows = []
         for r in v.texts:
             counts = (r.texts, r.tokens, r.differing, r.unlike_plain, len(r.bugs))
-            table.add_row(*_cell(r.cell), f"{r.stats.tau:.2f}", *map(str, counts))
-        console.print(table)
+            rows.append((*_cell(r.cell), f"{r.stats.tau:.2f}", *map(str, counts)))
+        print_table((*columns, "texts", "tokens", "differ", "unlike\nplain", "bugs"), rows)
     if v.distributions:
-        table = Table(*columns, "texts", "tests", "lowest p\n/ level", "bugs", box=box.SIMPLE, padding=0)
+        rows = []
         for distribution in v.distributions:
             lowest = min((test.p_value / test.level for test in distribution.tests), default=math.inf)
             numbers = (
@@ -40,13 +37,13 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
                 f"{lowest:.2g}",
                 str(len(distribution.bugs)),
             )
-            table.add_row(*_cell(distribution.cell), f"{distribution.stats.tau:.2f}", *numbers)
-        console.print(table)
+            rows.append((*_cell(distribution.cell), f"{distribution.stats.tau:.2f}", *numbers))
+        print_table((*columns, "texts", "tests", "lowest p\n/ level", "bugs"), rows)
     for check in dict.fromkeys(r.cell.check for r in v.texts):
         results = [r for r in v.texts if r.cell.check == check]
         texts, differing = sum(r.texts for r in results), sum(r.differing for r in results)
         bugs = sum(len(r.bugs) for r in results)
-        typer.echo(
+        _say(
             f"{check} texts: {differing} of {texts} differ from transformers', once in "
             f"{1 / v.difference_rate(check):.0f} tokens; near-ties all of them but {bugs}"
             if differing
@@ -54,32 +51,36 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
         )
     if v.distributions:
         bias = max(test.detectable for r in v.distributions for test in r.tests if test.kind == "ranks")
-        typer.echo(
+        _say(
             f"distribution: {sum(len(r.tests) for r in v.distributions)} tests, level {v.level:g} together; "
             f"ranks find probabilities off by {bias:.0%} each, in 999 of 1000 runs"
         )
     everything: list[TextResult | DistributionResult] = [*v.texts, *v.distributions]
     for result in everything:
         if result.error:
-            typer.secho(f"error: {result.cell.name}: {result.error}", fg="red")
+            _say(f"error: {result.cell.name}: {result.error}", "red")
     differences = [d for r in v.texts for d in r.differences]
     for verdict in ("bug", "near-tie"):
         found = list({(d.prompt, d.position, d.tokens): d for d in differences if d.verdict == verdict}.values())
         for d in found[:SHOWN]:
-            typer.echo(describe(d, tokenizer))
+            _say(describe(d, tokenizer))
         if len(found) > SHOWN:
-            typer.echo(f"and {len(found) - SHOWN} more of these")
+            _say(f"and {len(found) - SHOWN} more of these")
     wrong = [(tested, test) for tested in v.distributions for test in tested.bugs]
     for tested, test in wrong[:SHOWN]:
-        typer.echo(_describe_test(tested, test, tokenizer))
+        _say(_describe_test(tested, test, tokenizer))
     if len(wrong) > SHOWN:
-        typer.echo(f"and {len(wrong) - SHOWN} more of these")
+        _say(f"and {len(wrong) - SHOWN} more of these")
     for name in v.never_accepted:
-        typer.echo(f"note: no draft of {name} was accepted on these prompts: what follows one was not checked")
-    typer.secho(
+        _say(f"note: no draft of {name} was accepted on these prompts: what follows one was not checked")
+    _say(
         f"no bug found, {v.seconds:.0f} s" if v.passed else f"bugs found, {v.seconds:.0f} s",
-        fg="green" if v.passed else "red",
+        "green" if v.passed else "red",
     )
+
+
+def _say(text: str, style: str = "") -> None:
+    remark(text, style, err=False)
 
 
 def _cell(cell: Cell) -> tuple[str, ...]:

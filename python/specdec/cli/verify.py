@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from . import models, options
 from .options import refuse
+from .progress import progress
 from .prompts import read_texts
 from .show_verification import print_verification
 
@@ -59,7 +59,7 @@ def verify(
     options.check_counts(1, max_new_tokens=max_new_tokens)
     for k in num_drafts or ():
         options.read_num_drafts(k, 1)
-    with options.user_errors(batch_file):
+    with options.user_errors(batch_file), progress("loading models") as show:
         from ..evaluation.verify import VerifySettings, check_scipy, prompts, verify
 
         settings = VerifySettings(
@@ -79,9 +79,8 @@ def verify(
         layers = {"early-exit": exit_layers}
         chosen = {name: loaded.drafter(name, layers.get(name)) for name in drafters if name != "none"}
         texts = texts or (prompts.TEXT if target else prompts.CODE)
-        with Console(stderr=True).status("") as status:
-            ids = loaded.tokenizer(list(texts)).input_ids
-            verification = verify(loaded.target, chosen, ids, settings, status.update)
+        ids = loaded.tokenizer(list(texts)).input_ids
+        verification = verify(loaded.target, chosen, ids, settings, show)
     if as_json:
         typer.echo(json.dumps(verification.to_dict(), allow_nan=False))
     else:

@@ -8,7 +8,7 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ..drafters.protocol import Drafter
 from .contenders import CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
 from .near_ties import Difference, Judge
+from .progress import Tell, Work, silent
 
 # Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
 CANDIDATES = (1, 2, 3, 4, 6, 8)
@@ -117,7 +118,7 @@ def compare(
     draft: PreTrainedModel | Drafter | None,
     prompts: Sequence[Prompt],
     settings: CompareSettings | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Tell = silent,
     assistant: PreTrainedModel | Literal["lookup"] | None = None,
 ) -> Comparison:
     """Continues every prompt, one at a time, with the target alone (``plain``), with transformers' assisted
@@ -132,7 +133,7 @@ def compare(
         draft: for specdec, as ``SpeculativeDecoder`` takes it.
         prompts: lists of token ids, at least one.
         settings: None is ``CompareSettings()``.
-        progress: called with a line about what is going on.
+        progress: called with how many texts there are of how many, and of what kind the next ones are.
         assistant: for transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; if it is not,
             ``assisted`` is left out.
 
@@ -151,16 +152,20 @@ def compare(
     theirs: list[Method] = []
     if assistant is not None:
         theirs = [TransformersMethod(target, assistant, settings, k) for k in (*CANDIDATES, None)]
-    progress("warming up")
-    for method in (ours[0], plain, *theirs[:1]):  # specdec first: it refuses prompts that do not fit
-        _round([method], prompts, settings.seed)
+    warm = (ours[0], plain, *theirs[:1])  # specdec first: it refuses prompts that do not fit
+    several = [methods for methods in (theirs, ours) if len(methods) > 1]
+    timed = settings.repeats * (2 + bool(theirs))
+    work = Work(progress, len(prompts) * (len(warm) + SWEEPS * sum(map(len, several)) + timed))
+    work.begin("warming up")
+    for method in warm:
+        _round([method], prompts, settings.seed, work)
     chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]
-    chosen += [_fastest(methods, prompts, settings.seed, progress) for methods in (theirs, ours) if methods]
+    chosen += [_fastest(methods, prompts, settings.seed, work) for methods in (theirs, ours) if methods]
 
     methods, rounds = [method for method, _ in chosen], []
     for r in range(settings.repeats):
-        progress(f"round {r + 1} of {settings.repeats}")
-        rounds.append(_round(methods, prompts, settings.seed + r * len(prompts)))
+        work.begin(f"round {r + 1} of {settings.repeats}")
+        rounds.append(_round(methods, prompts, settings.seed + r * len(prompts), work))
     measurements = [
         Measurement(m.name, m.setting, swept, [by_method[i] for by_method in rounds])
         for i, (m, swept) in enumerate(chosen)
@@ -171,26 +176,27 @@ def compare(
     return Comparison(measurements, differences, equal if greedy else None, environment(target))
 
 
-def _round(methods: Sequence[Method], prompts: Sequence[Prompt], seed: int) -> list[list[Run]]:
+def _round(methods: Sequence[Method], prompts: Sequence[Prompt], seed: int, work: Work) -> list[list[Run]]:
     """Runs by method and prompt. The methods take turns prompt by prompt, so that whatever else the machine
     does slows all of them alike."""
     runs: list[list[Run]] = [[] for _ in methods]
     for i, prompt in enumerate(prompts):
         for method, done in zip(methods, runs, strict=True):
             done.append(method.run(prompt, seed + i))
+            work.did_one()
     return runs
 
 
 def _fastest(
-    methods: Sequence[Method], prompts: Sequence[Prompt], seed: int, progress: Callable[[str], None]
+    methods: Sequence[Method], prompts: Sequence[Prompt], seed: int, work: Work
 ) -> tuple[Method, dict[str, float] | None]:
     """The fastest of a method's settings, and the tokens per second of each."""
     if len(methods) == 1:
         return methods[0], None
     best = [0.0] * len(methods)
     for _ in range(SWEEPS):
-        progress(f"{methods[0].name}: looking for the best number of drafts")
-        for i, runs in enumerate(_round(methods, prompts, seed)):
+        work.begin(f"{methods[0].name}: looking for the best number of drafts")
+        for i, runs in enumerate(_round(methods, prompts, seed, work)):
             speed = sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
             best[i] = max(best[i], speed)
     labels = [str(next(iter(m.setting.values()))) for m in methods]

@@ -1,13 +1,23 @@
-"""A file of prompts, one a line: read as a stream, once to be checked and once to be run, or read whole."""
+"""A file of prompts, one a line: read as a stream, once to be checked and once to be run, or read whole. No line is
+longer than LONGEST, so that what is no file of prompts does not fill the memory."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from .lines import KEYS, JobLine, LineReader, LineSettings, shown
+from ..checks import shown
+from .lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LONGEST = 2**24  # characters of a line, or of a file that is one prompt
 
 
 class InputError(ValueError):
@@ -30,17 +40,27 @@ class JobFile:
         path: of a regular file, UTF-8.
         defaults: for what a line leaves open.
         vocab_size: V of the target: ids of ``logit_bias`` and ``banned_tokens`` are below it.
+        tokenizer: returns that of the target. It is called for lines with messages, which are refused without it.
 
     Raises:
         InputError: it cannot be read.
     """
 
-    def __init__(self, path: Path, defaults: LineSettings, vocab_size: int):
-        self.path, self._reader = path, LineReader(path, defaults, vocab_size)
+    def __init__(
+        self,
+        path: Path,
+        defaults: LineSettings,
+        vocab_size: int,
+        tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
+    ):
+        self.path, self._reader = path, LineReader(path, defaults, vocab_size, tokenizer=tokenizer)
         self.mark = InputMark(0, "")  # of what was checked
-        if not path.is_file():  # a pipe cannot be read twice
-            raise InputError(f"got {str(path)!r}, allowed: a regular file")
-        self._file = _open(path)
+        if path == STANDARD_INPUT or (path.exists() and not path.is_file()):  # a pipe cannot be read twice
+            raise InputError(f"got {_name(path)}, allowed: a regular file")
+        try:
+            self._file = path.open(**_TEXT)
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
     def close(self) -> None:
         self._file.close()
@@ -85,7 +105,7 @@ class JobFile:
             digest.update(text.encode() + b"\n")
             yield self._read(number, count, text)
         if digest.hexdigest() != self.mark.digest:
-            raise InputError(f"got {str(self.path)!r}, which changed while the job ran, allowed: a file that stays")
+            raise InputError(f"got {_name(self.path)}, which changed while the job ran, allowed: a file that stays")
 
     def _prompts(self) -> Iterator[tuple[int, str]]:
         self._file.seek(0)
@@ -99,24 +119,30 @@ class JobFile:
 
     def _other(self, earlier: InputMark) -> InputError:
         return InputError(
-            f"got {str(self.path)!r}, whose first {earlier.prompts} prompts are not those that the job began with, "
+            f"got {_name(self.path)}, whose first {earlier.prompts} prompts are not those that the job began with, "
             "allowed: the same lines, and more after them; or another --output"
         )
 
 
 def read_batch(
-    path: Path, defaults: LineSettings, vocab_size: int, keys: Sequence[str] = KEYS, texts: int = 1
+    path: Path,
+    defaults: LineSettings,
+    vocab_size: int,
+    keys: Sequence[str] = KEYS,
+    texts: int = 1,
+    tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
 ) -> list[JobLine]:
-    """All lines of a file, which may be a pipe. The arguments are those of :class:`~specdec.jobs.lines.LineReader`.
+    """All lines of a file, which may be a pipe, or "-": standard input. The arguments are those of
+    :class:`~specdec.jobs.lines.LineReader`.
 
     Raises:
         InputError: the file cannot be read or has no prompt, a line is not right, a prompt is empty, or an id comes
             twice.
     """
-    reader = LineReader(path, defaults, vocab_size, keys, texts)
+    reader = LineReader(path, defaults, vocab_size, keys, texts, tokenizer)
     lines: list[JobLine] = []
     first: dict[str | int, int] = {}  # id -> number of its line
-    with _open(path) as file:
+    with _opened(path) as file:
         for number, text in _numbered(file, path):
             line = _read(reader, path, number, len(lines), text)
             if not line.prompt:
@@ -130,25 +156,70 @@ def read_batch(
     return lines
 
 
-def _open(path: Path) -> TextIO:
+def read_prompt(path: Path) -> str:
+    """A whole file as one prompt, with its line ends as they are. It may be a pipe, or "-": standard input.
+
+    Raises:
+        InputError: it cannot be read, is empty, longer than LONGEST, or not UTF-8.
+    """
+    with _opened(path, newline="") as file:
+        text = file.read(LONGEST + 1)
+    if not text:
+        raise InputError(f"got {_name(path)}, which is empty, allowed: at least one character")
+    if len(text) > LONGEST:
+        raise InputError(f"got {_name(path)}, which is longer, allowed: {LONGEST} characters")
+    _check_utf8(text, _name(path))
+    return text
+
+
+# Lines end at \n, \r\n or \r, not at form feeds. What is not UTF-8 becomes lone surrogates, to be found line by line.
+_TEXT: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape"}
+
+
+@contextmanager
+def _opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
     try:
-        # As Path.read_text has it: lines end at \n, \r\n or \r, not at form feeds.
-        return path.open(encoding="utf-8-sig")
+        if path != STANDARD_INPUT:
+            with path.open(**_TEXT, newline=newline) as file:
+                yield file
+            return
+        wrapped = io.TextIOWrapper(sys.stdin.buffer, **_TEXT, newline=newline)
+        try:
+            yield wrapped
+        finally:
+            wrapped.detach()  # or standard input would be closed with it
     except OSError as error:
-        raise InputError(f"got {str(path)!r} ({error.strerror}), allowed: a file that can be read") from error
+        raise _unreadable(path, error) from error
 
 
 def _numbered(file: TextIO, path: Path) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, and the lines that are not blank without their ends."""
+    number = 0
     try:
-        for number, line in enumerate(file, 1):
+        while line := file.readline(LONGEST + 1):
+            number += 1
+            if len(line) > LONGEST and not line.endswith("\n"):
+                raise _error(path, number, f"got a longer line, allowed: {LONGEST} characters")
             if line.strip():
+                _check_utf8(line, f"line {number} of {_name(path)}")
                 yield number, line.removesuffix("\n")
-    except UnicodeDecodeError as error:
-        where = f"line {_first_not_utf8(path)} of {str(path)!r}" if path.is_file() else repr(str(path))
-        raise InputError(f"got {where}, which is not UTF-8 ({error.reason}), allowed: UTF-8") from error
     except OSError as error:
-        raise InputError(f"got {str(path)!r} ({error.strerror}), allowed: a file that can be read") from error
+        raise _unreadable(path, error) from error
+
+
+def _check_utf8(text: str, where: str) -> None:
+    try:
+        text.encode(errors="surrogateescape").decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"got {where}, which is not UTF-8 ({error.reason}), allowed: UTF-8") from error
+
+
+def _name(path: Path) -> str:
+    return "standard input" if path == STANDARD_INPUT else repr(str(path))
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"got {_name(path)} ({error.strerror}), allowed: a file that can be read")
 
 
 def _read(reader: LineReader, path: Path, number: int, index: int, text: str) -> JobLine:
@@ -159,7 +230,7 @@ def _read(reader: LineReader, path: Path, number: int, index: int, text: str) ->
 
 
 def _error(path: Path, number: int, what: str) -> InputError:
-    return InputError(f"line {number} of {str(path)!r}: {what}")
+    return InputError(f"line {number} of {_name(path)}: {what}")
 
 
 def _refuse_twice(path: Path, number: int, line: JobLine, first: int) -> NoReturn:
@@ -167,14 +238,4 @@ def _refuse_twice(path: Path, number: int, line: JobLine, first: int) -> NoRetur
 
 
 def _refuse_empty(path: Path) -> NoReturn:
-    raise InputError(f"got {str(path)!r} without a prompt, allowed: at least one line that is not empty")
-
-
-def _first_not_utf8(path: Path) -> int:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return 0  # it changed meanwhile
+    raise InputError(f"got {_name(path)} without a prompt, allowed: at least one line that is not empty")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specdec_kernels import SamplingParams
 
-from ..checks import read_as, read_count, refuse
+from ..chat_template import chat_text, chat_tokens
+from ..checks import read_as, read_count, refuse, shown
 from ..sampling.params import read_bias
 from ..stopping import read_stop_strings
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 SAMPLING = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
+STANDARD_INPUT = Path("-")
 _SEEDS = range(-(2**63), 2**63)
 
 
@@ -37,15 +43,20 @@ class LineSettings:
     banned_tokens: tuple[int, ...] = ()
 
 
-KEYS = ("id", "prompt", *(field.name for field in dataclasses.fields(LineSettings)))
+KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))
 
 
 @dataclass(frozen=True)
 class JobLine:
     id: str | int
-    prompt: str
+    index: int  # of the prompt in its file, from 0
+    prompt: str  # the text to continue; of messages, what the chat template makes of them
     settings: LineSettings  # the seed is its own
     params: SamplingParams
+    chat: bool = False  # whether it was given as messages
+
+    def tokens(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        return chat_tokens(tokenizer, self.prompt) if self.chat else tokenizer(self.prompt).input_ids
 
 
 def check_defaults(defaults: LineSettings, vocab_size: int) -> None:
@@ -58,16 +69,27 @@ class LineReader:
     """Reads the lines of one file.
 
     Args:
-        path: of the file. Lines of one that is called .jsonl are JSON, those of others are prompts as they stand.
+        path: of the file. Lines of one that is called .jsonl, and of "-", are JSON, those of others are prompts as they
+            stand.
         defaults: for what a line leaves open.
         vocab_size: V of the target: ids of ``logit_bias`` and ``banned_tokens`` are below it.
         keys: that a line may have.
         texts: n >= 1 texts are made of each prompt, with seeds side by side: by default prompt i has seed + i n.
+        tokenizer: returns that of the target. It is called for lines with messages, which are refused without it.
     """
 
-    def __init__(self, path: Path, defaults: LineSettings, vocab_size: int, keys: Sequence[str] = KEYS, texts: int = 1):
-        self.is_json = path.suffix == ".jsonl"
+    def __init__(
+        self,
+        path: Path,
+        defaults: LineSettings,
+        vocab_size: int,
+        keys: Sequence[str] = KEYS,
+        texts: int = 1,
+        tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None,
+    ):
+        self.is_json = path.suffix == ".jsonl" or path == STANDARD_INPUT
         self._defaults, self._vocab_size, self._keys, self._texts = defaults, vocab_size, keys, texts
+        self._tokenizer = tokenizer
 
     def read(self, text: str, index: int) -> JobLine:
         """
@@ -81,21 +103,34 @@ class LineReader:
         given = _read_json(text) if self.is_json else {"prompt": text}
         for key in given:
             if key not in self._keys:
-                refuse("keys", ascii(key), ", ".join(self._keys))
-        return _read_line(given, index, self._defaults, self._vocab_size, self._texts)
+                refuse("keys", shown(key), ", ".join(self._keys))
+        name, prompt = given.get("id", index), self._read_prompt(given)
+        if isinstance(name, bool) or not isinstance(name, (str, int)):
+            refuse("id", shown(name), "a string or an integer")
+        settings, params = _read_settings(given, index, self._defaults, self._vocab_size, self._texts)
+        return JobLine(name, index, prompt, settings, params, "messages" in given)
+
+    def _read_prompt(self, given: dict) -> str:
+        if "messages" in given:
+            if "prompt" in given:
+                refuse("prompt / messages", "both", "one of the two")
+            if self._tokenizer is None:
+                refuse("messages", "messages where no tokenizer is known", "a prompt, as text")
+            return chat_text(self._tokenizer(), given["messages"])
+        prompt = given.get("prompt")
+        if not isinstance(prompt, str):
+            refuse("prompt", shown(prompt) if "prompt" in given else "none", "a text")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
+            refuse("prompt", shown(prompt), "text without lone surrogates")
+        return prompt
 
 
-def _read_line(given: dict, index: int, defaults: LineSettings, vocab_size: int, texts: int) -> JobLine:
-    name, prompt = given.get("id", index), given.get("prompt")
-    if isinstance(name, bool) or not isinstance(name, (str, int)):
-        refuse("id", shown(name), "a string or an integer")
-    if not isinstance(prompt, str):
-        refuse("prompt", shown(prompt) if "prompt" in given else "none", "a text")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
-        refuse("prompt", shown(prompt), "text without lone surrogates")
-    own = {key: value for key, value in given.items() if key not in ("id", "prompt")}
+def _read_settings(
+    given: dict, index: int, defaults: LineSettings, vocab_size: int, texts: int
+) -> tuple[LineSettings, SamplingParams]:
+    own = {key: value for key, value in given.items() if key not in ("id", "prompt", "messages")}
     if "stop" in own:
         own["stop"] = () if own["stop"] in (None, []) else read_as("stop", read_stop_strings, own["stop"])
     if own.get("logit_bias") is not None:
@@ -112,7 +147,7 @@ def _read_line(given: dict, index: int, defaults: LineSettings, vocab_size: int,
         refuse("min_new_tokens", s.min_new_tokens, f"0 to max_new_tokens = {s.max_new_tokens}")
     if "logit_bias" in own or "banned_tokens" in own:
         read_bias([s.logit_bias], [s.banned_tokens], 1, vocab_size)
-    return JobLine(name, prompt, s, _read_params(s, own))
+    return s, _read_params(s, own)
 
 
 def _check_seed(seed: object) -> None:
@@ -137,7 +172,7 @@ def _read_bias_ids(given: object) -> dict[int, object]:
     bias = {}
     for key, value in given.items():
         if not (key.isascii() and key.isdigit() and len(key) < 20 and str(int(key)) == key):
-            refuse("logit_bias", f"id {ascii(key)}", "ids as strings of digits")
+            refuse("logit_bias", f"id {shown(key)}", "ids as strings of digits")
         bias[int(key)] = value
     return bias
 
@@ -147,7 +182,7 @@ def _read_json(text: str) -> dict:
     try:
         given = _JSON.decode(text)
     except _Twice as error:
-        refuse("keys", f"{ascii(error.args[0])} twice", "every key once")
+        refuse("keys", f"{shown(error.args[0])} twice", "every key once")
     except (ValueError, RecursionError):  # not only JSONDecodeError: also numbers and nesting beyond python's
         given = None
     if isinstance(given, str):
@@ -165,14 +200,12 @@ def _each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """json.loads would take the last one and say nothing."""
     whole = dict(pairs)
     if len(whole) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Twice(next(key for i, key in enumerate(keys) if key in keys[:i]))
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _Twice(key)
+            seen.add(key)
     return whole
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_each_key_once)
-
-
-def shown(value: object) -> str:
-    shown = ascii(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."

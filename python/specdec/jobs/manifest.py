@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from .files import open_itself, open_new
+
 if TYPE_CHECKING:
     from .input import InputMark
     from .lines import LineSettings
@@ -70,7 +72,8 @@ def read_settings(output: Path, error_type: type[Exception]) -> dict:
     path = settings_path(output)
     allowed = "a new file, or results of this command with their settings beside them"
     try:
-        whole = json.loads(path.read_bytes())
+        with open(open_itself(path, os.O_RDONLY), "rb") as file:
+            whole = json.load(file)
         mark = whole["input"]
         fine = all(isinstance(whole[part], dict) for part in ("settings", "rounding", "models"))
         fine = fine and type(mark["prompts"]) is int and isinstance(mark["digest"], str) and "costs" in whole
@@ -89,8 +92,9 @@ def write_settings(output: Path, settings: dict) -> None:
     """Writes the whole file or nothing; it is on the disk when this returns. Raises OSError."""
     path = settings_path(output)
     part = path.with_name(f".{path.name}.part")
+    opened = open_new(part)
     try:
-        with part.open("w") as file:
+        with open(opened, "w") as file:
             json.dump(settings, file, indent=1)
             file.write("\n")
             file.flush()
@@ -158,7 +162,7 @@ def adapter_base(folder: Path) -> str | None:
 
 def _files(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.iterdir()):
-        if file.suffix in (".json", ".txt", ".model", ".safetensors") and file.is_file():
+        if file.suffix in (".json", ".jinja", ".txt", ".model", ".safetensors") and file.is_file():
             yield file
 
 

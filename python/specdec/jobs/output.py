@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .files import open_itself
 from .manifest import differences, read_settings, settings_path, write_settings
+from .result_line import FAILED_KEYS, KEYS
 
-KEYS = ("id", "text", "token_ids", "produced_by", "end", "status", "stats")  # of every line, in this order
-FAILED_KEYS = (*KEYS, "error")
 COUNTS = ("steps", "cut_steps", "emitted")
 COUNTS_BY_POSITION = ("drafted_by_position", "tested_by_position", "accepted_by_position")
 # A process that is killed loses nothing that was written; a machine that loses power may lose what was written since
@@ -161,7 +161,7 @@ class Results:
             raise OutputError(f"got {str(self.path)!r}, which is no regular file, allowed: {allowed}")
         made = not self.path.exists()
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), made
+            return open_itself(self.path, os.O_RDWR | os.O_CREAT), made
         except OSError as error:
             raise OutputError(f"got {str(self.path)!r} ({error.strerror}), allowed: {allowed}") from error
 
@@ -242,6 +242,7 @@ def read_row(line: bytes) -> dict:
         counts += [count for each in lists for count in (each if isinstance(each, list) else [None])]
     types: dict[str, Any] = {
         "id": (str, int),
+        "prompt": int,
         "text": str,
         "token_ids": list,
         "produced_by": list,

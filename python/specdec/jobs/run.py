@@ -7,12 +7,11 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ..detokenize import continuation
-from ..result import End
 from ..serving.requests import Request
-from ..stopping import Stopping, StopStrings, cut_after
+from ..stopping import Stopping, StopStrings
 from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results
+from .result_line import result_line
 from .signals import Signals
 
 if TYPE_CHECKING:
@@ -36,14 +35,14 @@ def run_job(
     tokenizer: PreTrainedTokenizerBase,
     banned: Sequence[int],
     signals: Signals,
-    show: Callable[[], None],
+    show: Callable[[dict], None],
 ) -> str | None:
     """Runs the prompts that have no result yet.
 
     Args:
         lines: all lines of the input, checked.
         banned: ids that no text may have.
-        show: called after every result.
+        show: called with the line of every result, after it was written.
 
     Returns:
         Why the drafter failed, if it did: then texts are right but come more slowly. None: it did not fail.
@@ -58,7 +57,7 @@ def run_job(
         with signals.held():
             results.append(row)
         drafter_error = drafter_error or outcome.drafter_error
-        show()
+        show(row)
     results.sync()
     return drafter_error
 
@@ -75,7 +74,7 @@ def _requests(
             continue
         s = line.settings
         yield Request(
-            prompt=tokenizer(line.prompt).input_ids,
+            prompt=line.tokens(tokenizer),
             max_new_tokens=s.max_new_tokens,
             params=line.params,
             seed=s.seed,
@@ -91,18 +90,15 @@ def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
     """The line of an output file. It depends on the prompt and its settings alone, not on when it ran or beside which
     others, so it has no forwards and times, which prompts share.
     """
-    line = cast(JobLine, outcome.request.id)
-    text = continuation(tokenizer, outcome.request.prompt, outcome.tokens) if outcome.tokens else ""
     counts = dataclasses.asdict(outcome.stats)
-    row = {
-        "id": line.id,
-        "text": cut_after(text, line.settings.stop, line.prompt),
-        "token_ids": outcome.tokens,
-        "produced_by": [str(producer) for producer in outcome.produced_by],
-        "end": str(outcome.end),
-        "status": outcome.status.name,
-        "stats": {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
-    }
-    if outcome.end == End.FAILED:
-        row["error"] = outcome.error or f"the target's logits have no distribution: {outcome.status.name}"
-    return row
+    return result_line(
+        cast(JobLine, outcome.request.id),
+        outcome.request.prompt,
+        outcome.tokens,
+        outcome.produced_by,
+        outcome.end,
+        outcome.status,
+        {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
+        tokenizer,
+        outcome.error,
+    )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -16,6 +16,7 @@ from ...decoder import SpeculativeDecoder
 from ...drafters.protocol import Drafter
 from ..compare import environment
 from ..contenders import Prompt
+from ..progress import Tell, Work, silent
 from .chi_square import check_scipy
 from .distributions import DistributionCheck, DistributionResult, DistributionTest
 from .settings import Cell, VerifySettings, cells
@@ -65,7 +66,7 @@ def verify(
     drafters: Mapping[str, PreTrainedModel | Drafter | None],
     prompts: Sequence[Prompt],
     settings: VerifySettings | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Tell = silent,
 ) -> Verification:
     """Compares greedy texts and those of rule ``coupled`` with the texts of transformers' ``generate``, and tests
     sampled texts against the target's own probabilities, for every drafter, rule, K and batch size. Plain decoding by
@@ -76,7 +77,7 @@ def verify(
         drafters: name -> what ``SpeculativeDecoder`` takes as ``draft``.
         prompts: lists of token ids, at least one; many of various lengths are best.
         settings: None is ``VerifySettings()``.
-        progress: called with a line about what is going on.
+        progress: called with how many cells are done of how many, and which is next.
 
     Returns:
         Verification; ``passed`` says whether a bug was found.
@@ -103,8 +104,9 @@ def verify(
     texts: list[TextResult] = []
     distributions: list[DistributionResult] = []
     accepted = dict.fromkeys(drafters, 0)
-    for i, cell in enumerate(plan):
-        progress(f"{i + 1} of {len(plan)}: {cell.check}: {cell.name}")
+    work = Work(progress, len(plan))
+    for cell in plan:
+        work.begin(f"{cell.check}: {cell.name}")
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", RuntimeWarning
@@ -116,6 +118,7 @@ def verify(
             else:
                 texts.append(text_check.run(cell, decoder))
                 accepted[cell.drafter] += texts[-1].stats.accepted
+        work.did_one()
     never = [name for name, drafter in drafters.items() if drafter is not None and not accepted[name]]
     seconds = time.perf_counter() - start
     return Verification(texts, distributions, settings.level, never, seconds, environment(target))

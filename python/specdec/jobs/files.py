@@ -1,0 +1,32 @@
+"""Opens what a job writes, or reads back, itself and nothing that a symbolic link points to: in a folder that others
+write to as well, a link in the place of a result or of a temporary file would have the job overwrite any file."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def open_itself(path: Path, flags: int) -> int:
+    """As ``os.open``, which it returns the file descriptor of. Raises OSError, also where ``path`` is a symbolic link:
+    ``strerror`` then says so."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if path.is_symlink():
+            raise _link(path) from error
+        raise
+
+
+def open_new(path: Path) -> int:
+    """Opens a temporary file for writing, in the place of one that a killed process left. Raises OSError as
+    :func:`open_itself` does."""
+    if path.is_symlink():
+        raise _link(path)
+    path.unlink(missing_ok=True)  # its contents may have another name, a hard link
+    return open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+
+def _link(path: Path) -> OSError:
+    return OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path))

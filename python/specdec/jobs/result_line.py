@@ -1,0 +1,57 @@
+"""The object that stands for one text: a line of a job's output, and of ``specdec generate --json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..detokenize import continuation
+from ..result import End, Producer
+from ..stopping import cut_after
+from .lines import JobLine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from specdec_kernels import Status
+
+KEYS = ("id", "prompt", "text", "token_ids", "produced_by", "end", "status", "stats")  # in this order
+FAILED_KEYS = (*KEYS, "error")
+
+
+def result_line(
+    line: JobLine,
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    produced_by: Sequence[Producer],
+    end: End,
+    status: Status,
+    stats: Mapping[str, object],
+    tokenizer: PreTrainedTokenizerBase,
+    error: str | None = None,
+) -> dict:
+    """
+    Args:
+        prompt: the ids of the line's prompt.
+        tokens: those that were generated, as ``produced_by``, ``end`` and ``status`` say of them.
+        stats: counts, by name.
+        error: why it failed; None: the status says it.
+
+    Returns:
+        KEYS and their values, as JSON has them; FAILED_KEYS where it failed. ``prompt`` is the prompt's place in its
+        file.
+    """
+    text = continuation(tokenizer, prompt, tokens) if tokens else ""
+    row = {
+        "id": line.id,
+        "prompt": line.index,
+        "text": cut_after(text, line.settings.stop, line.prompt),
+        "token_ids": list(tokens),
+        "produced_by": [str(producer) for producer in produced_by],
+        "end": str(end),
+        "status": status.name,
+        "stats": dict(stats),
+    }
+    if end == End.FAILED:
+        row["error"] = error or f"the target's logits have no distribution: {status.name}"
+    return row
