@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 import torch
 
@@ -15,7 +18,7 @@ def missing() -> str | None:
     try:
         importlib.import_module("specdec_kernels._C")
     except ImportError as error:
-        return f"the C++ extension is not built or does not load ({error}); reinstall with a C++ compiler"
+        return _why("_C", "C++", error, "a C++ compiler")
     return None
 
 
@@ -27,5 +30,18 @@ def missing_cuda() -> str | None:
     try:
         importlib.import_module("specdec_kernels._C_cuda")
     except ImportError as error:
-        return f"the CUDA extension is not built or does not load ({error}); reinstall with nvcc"
+        return _why("_C_cuda", "CUDA", error, "nvcc")
     return None
+
+
+def _why(extension: str, language: str, error: ImportError, tool: str) -> str:
+    here = Path(__file__).parents[1]
+    built = [here / (extension + suffix) for suffix in EXTENSION_SUFFIXES]
+    hidden = [Path(entry, here.name, path.name).absolute() for entry in sys.path for path in built]
+    installed = next((path for path in hidden if path.is_file() and path.parent.resolve() != here.resolve()), None)
+    if installed is not None and not any(path.is_file() for path in built):
+        return (
+            f"the {language} extension is not built in {here}, which hides the installed {installed}; "
+            "run in another folder, or build it here"
+        )
+    return f"the {language} extension is not built or does not load ({error}); reinstall with {tool}"

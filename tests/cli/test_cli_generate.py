@@ -62,12 +62,6 @@ def test_a_draft_with_another_tokenizer(pair, folders, tmp_path):
     assert row["token_ids"] == rows(PROMPT, *folders, *SHORT)[0]["token_ids"]
 
 
-def test_a_draft_of_another_size_without_a_tokenizer(folders, tmp_path):
-    told = refused("generate", PROMPT, *folders[:2], "--draft", save(tmp_path, 3, vocabulary=99))
-    assert "--draft: got a vocabulary of 99 tokens, allowed: 4096, the target's; with --drafter universal" in told
-    assert "d2t" not in told
-
-
 def test_adaptive_drafts():
     row = rows(PROMPT, *SHORT, "-k", "auto")[0]
     assert row["token_ids"] == greedy()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from specdec_kernels.backends import native
+
 
 def run(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
@@ -65,6 +67,22 @@ print("fine")
 """
     )
     assert run(program) == "fine"
+
+
+def test_a_checkout_that_hides_an_installed_extension_is_named(tmp_path, monkeypatch):
+    checkout, installed = (tmp_path / name / "specdec_kernels" for name in ("checkout", "installed"))
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C", None)  # import raises ImportError
+    monkeypatch.setattr(native, "__file__", str(checkout / "backends" / "native.py"))
+    monkeypatch.setattr(sys, "path", [str(checkout.parent), str(installed.parent)])
+    missing = native.missing.__wrapped__
+    for folder in (installed, checkout):
+        folder.mkdir(parents=True)
+    assert missing().startswith("the C++ extension is not built or does not load")
+    (installed / "_C.abi3.so").touch()
+    told = missing()
+    assert told.startswith(f"the C++ extension is not built in {checkout}, which hides the installed {installed}/_C.abi3")
+    (checkout / "_C.abi3.so").touch()  # it is built here, and does not load
+    assert missing().startswith("the C++ extension is not built or does not load")
 
 
 def test_auto_prefers_native_code():

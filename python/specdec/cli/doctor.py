@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
+
+_UNLIMITED = 10_000  # columns
 
 
-def doctor() -> None:
-    """Prints what was built, which backends can run on this machine, and why another cannot."""
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Reports versions, CPUs and memory that this process may use, what was built, which backends can run on this
+    machine and why others cannot, and what would make it slow."""
+    from importlib import metadata
+
     from specdec_kernels import build_info
 
-    info: dict[str, Any] = build_info()
-    console = Console()
-    for name in ("version", "python", "platform", "torch", "triton", "cuda_device", "native", "native_cuda"):
-        console.print(f"{name}: {info[name]}")
-    table = Table("backend", "device", "runs here", "why not")
-    for row in info["backends"]:
-        table.add_row(row["backend"], row["device"], "yes" if row["available"] else "no", row["reason"] or "")
-    console.print(table)
+    from ..evaluation.machine import machine, thread_hints
+
+    info: dict[str, Any] = {**build_info(), "transformers": metadata.version("transformers"), **machine()}
+    info["hints"] = thread_hints(info["cpus"]["usable"], info["threads"], info["load"])
+    if as_json:
+        typer.echo(json.dumps(info, default=str))
+        return
+    versions = ("python", "torch", "triton", "transformers", "platform")
+    backends = {f"{row['backend']} on {row['device']}": row["reason"] or "runs" for row in info["backends"]}
+    parts: dict[str, Mapping[str, object]] = {
+        f"specdec {info['version']}": {name: info[name] or "not installed" for name in versions},
+        "machine": _machine(info),
+        "built": {"for CPUs": _built(info["native"]), "for NVIDIA GPUs": _built(info["native_cuda"])},
+        "backends": backends,
+    }
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _UNLIMITED  # what reads a pipe may look for whole lines
+    for title, rows in parts.items():
+        console.print(Text(title, "bold"))
+        table = Table.grid(padding=(0, 2), pad_edge=True)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows.items():
+            table.add_row(name, Text(str(value)))
+        console.print(Padding(table, (0, 0, 1, 2), expand=False))
+    for hint in info["hints"]:
+        console.print(Text(f"hint: {hint}", "yellow"))
+
+
+def _machine(info: Mapping[str, Any]) -> dict[str, object]:
+    from ..models.free_memory import size_text
+
+    cpus, memory = info["cpus"], info["memory"]
+    limits = {"affinity": f"{cpus['affinity']} by affinity"}
+    if cpus["quota"] is not None:
+        limits["quota"] = f"{cpus['quota']:g} by the control group's quota"
+    sizes = {name: "unknown" if size is None else size_text(size) for name, size in memory.items()}
+    limit = "" if memory["limit"] is None else f", {sizes['limit']} by the control group's limit"
+    return {
+        "CPU": info["cpu"],
+        "CPUs": f"{cpus['usable']} of {cpus['machine']} ({', '.join(limits.values())})",
+        "threads": f"{info['threads']} of torch, load {'unknown' if info['load'] is None else info['load']}",
+        "memory": f"{sizes['free']} free of {sizes['total']}{limit}",
+        "GPU": info["cuda_device"] or "none that torch can use",
+    }
+
+
+def _built(extension: Mapping[str, Any]) -> str:
+    """What an extension says of itself, or why it is missing."""
+    if "missing" in extension:
+        return f"no: {extension['missing']}"
+    shown = {name: value if isinstance(value, str) else ", ".join(value) for name, value in extension.items()}
+    return "yes: " + "; ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.protocol import Drafter
 from .contenders import CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
+from .machine import cpu_name
 from .near_ties import Difference, Judge
 from .progress import Tell, Work, silent
 
@@ -227,7 +228,7 @@ def environment(target: PreTrainedModel) -> dict[str, object]:
     """What the numbers depend on besides the code."""
     cuda = target.device.type == "cuda"
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(target.device) if cuda else None,
@@ -238,13 +239,3 @@ def environment(target: PreTrainedModel) -> dict[str, object]:
         "python": platform.python_version(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
-
-
-def _cpu_name() -> str:
-    """From /proc/cpuinfo where there is one: on Linux platform.processor() is mostly empty."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

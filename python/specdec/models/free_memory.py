@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from .control_groups import groups
+
 
 def free_memory(device: torch.device, root: Path = Path("/")) -> int | None:
     """Returns the bytes that can be allocated on ``device`` now; None if unknown (CPUs of systems other than Linux,
@@ -35,27 +37,20 @@ def _available(root: Path) -> Iterator[int]:
 
 def _left_in_groups(root: Path) -> Iterator[int]:
     """Yields the bytes left in the process's control group and in each group that contains it."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, limit, used, reclaimable = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, limit, used = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            reclaimable = "total_inactive_file"
-        else:
+    for folder, version in groups("memory", root):
+        limit, used, reclaimable = _FILES[version]
+        try:
+            most, now = int((folder / limit).read_text()), int((folder / used).read_text())
+        except (OSError, ValueError):  # no such group, or the limit is "max", which means none
             continue
-        names = [name for name in path.split("/") if name]
-        for depth in range(len(names), -1, -1):  # in a container, this path may not exist and the group be the root
-            folder = root.joinpath(base, *names[:depth])
-            try:
-                most, now = int((folder / limit).read_text()), int((folder / used).read_text())
-            except (OSError, ValueError):  # no such group, or the limit is "max", which means none
-                continue
-            yield max(most - now + _numbers(folder / "memory.stat").get(reclaimable, 0), 0)
+        yield max(most - now + _numbers(folder / "memory.stat").get(reclaimable, 0), 0)
+
+
+# Limit, use, and what of the use would be given back, by the version of control groups.
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def _numbers(path: Path) -> dict[str, int]:

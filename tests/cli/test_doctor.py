@@ -1,0 +1,39 @@
+"""``specdec doctor``: on a pipe, on a narrow terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import torch
+import transformers
+from specdec.cli import app
+from support.commands import run
+from typer.testing import CliRunner
+
+import specdec_kernels
+
+
+def test_doctor(monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (9.5, 0.0, 0.0))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 5})
+    shown = run("doctor").stdout
+    for name, value in (("torch", torch.__version__), ("transformers", transformers.__version__), ("cpu on cpu", "runs")):
+        assert re.search(rf"^ +{name} +{re.escape(value)} *$", shown, re.MULTILINE)
+    assert re.search(r"^ +for CPUs +yes: compiler .*; instruction set \w+", shown, re.MULTILINE)
+    assert "hint: the machine is busy (load 9.5 on 2 CPUs)" in shown
+    info = json.loads(run("doctor", "--json").stdout)
+    assert info["torch"] == torch.__version__ and info["native"]["instruction_set"] in shown
+    assert info["cpus"]["usable"] == info["threads"] == 2 and len(info["hints"]) == 1
+
+
+def test_doctor_wraps_at_words(monkeypatch):
+    why = "the C++ extension is not built in /a-checkout/specdec_kernels, which hides the installed one"
+    told = {**specdec_kernels.build_info(), "native": {"missing": why}}
+    monkeypatch.setattr("specdec_kernels.build_info", lambda: told)
+    environment = {"COLUMNS": "60", "TTY_COMPATIBLE": "1", "FORCE_COLOR": "1", "NO_COLOR": "1"}
+    shown = CliRunner().invoke(app, ["doctor"], env=environment).stdout
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert "\x1b" in shown and max(map(len, plain.splitlines())) == 60
+    assert f"no: {why}" in " ".join(plain.split()) and {*why.split()} <= {*plain.split()}
