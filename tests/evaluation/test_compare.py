@@ -5,26 +5,25 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
+from collections import Counter
 
 import pytest
 import torch
-from specdec import SpeculativeDecoder
+from specdec import AdaptiveDrafts, SpeculativeDecoder
+from specdec.cli import app
 from specdec.evaluation.compare import Measurement, compare
 from specdec.evaluation.contenders import CompareSettings, Run, SpecdecMethod, TransformersMethod, counted_forwards
+from specdec.evaluation.progress import Work
+from specdec.evaluation.rounds import fastest, runs_to_halve
 from support.commands import PROMPT, invoke, rows, run
 from support.models import VOCABULARY, prompts, tiny_model, tunable_pair
 from transformers import GenerationConfig
+from typer.testing import CliRunner
 
 from specdec_kernels import SamplingParams
 
 QUICK = ("--max-new-tokens", 6, "--repeats", 1, "-k", 2)
-
-
-@pytest.fixture
-def _no_sweep(monkeypatch):
-    """Two drafts a step for all: which setting is the fastest is up to the machine, and sampled texts depend on it."""
-    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
-    monkeypatch.setattr("specdec.evaluation.compare._fastest", lambda methods, *_: (methods[0], None))
 
 
 # ---- the command
@@ -63,13 +62,23 @@ def test_json(folders):
     assert environment["torch"] == torch.__version__ and environment["cpu"]
 
 
-@pytest.mark.usefixtures("_no_sweep")
 def test_embedded_pair():
     result, row = run("compare", PROMPT, *QUICK), rows(PROMPT, *QUICK[:2])[0]
     assert result.stdout.startswith(f"--- plain, assisted, specdec ---\n{PROMPT}{row['text']}\n")
     assert result.stdout.endswith("greedy texts of specdec and plain equal: yes\n")
     assert "specdec/plain: " in result.stdout and "specdec/assisted: " in result.stdout
     assert "…" not in result.stdout  # no number is cut off
+
+
+def test_numbers_are_whole_on_a_narrow_terminal(folders):
+    arguments = [str(a) for a in ("compare", "x = ", *folders, *QUICK, "--device", "cpu")]
+    environment = {"COLUMNS": "60", "TTY_COMPATIBLE": "1", "FORCE_COLOR": "1", "NO_COLOR": "1"}
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", CliRunner().invoke(app, arguments, env=environment).stdout)
+    table = shown[shown.index("method ") : shown.index("Medians of")]
+    assert "…" not in table and max(map(len, table.splitlines())) <= 60
+    joined = " ".join(table.split())
+    for name in ("plain", "assisted", "specdec"):
+        assert re.search(rf"method {name}, drafts a step [2–], seconds \d+\.\d{{3}}, tokens/s \d+\.\d \(", joined)
 
 
 def tamper(monkeypatch, method: type) -> None:
@@ -84,7 +93,6 @@ def tamper(monkeypatch, method: type) -> None:
     monkeypatch.setattr(method, "run", tampered)
 
 
-@pytest.mark.usefixtures("_no_sweep")
 def test_a_wrong_text_of_specdec_is_a_bug(folders, monkeypatch):
     tamper(monkeypatch, SpecdecMethod)
     result = invoke("compare", PROMPT, *QUICK, *folders, "--json")
@@ -99,7 +107,6 @@ def test_a_wrong_text_of_specdec_is_a_bug(folders, monkeypatch):
     assert "greedy texts of specdec and plain equal: no" in shown.stdout
 
 
-@pytest.mark.usefixtures("_no_sweep")
 def test_a_wrong_text_of_transformers_is_not_ours(folders, monkeypatch):
     tamper(monkeypatch, TransformersMethod)
     whole = json.loads(run("compare", PROMPT, *QUICK, *folders, "--json").stdout)
@@ -107,7 +114,6 @@ def test_a_wrong_text_of_transformers_is_not_ours(folders, monkeypatch):
     assert [(d["verdict"], d["methods"]) for d in whole["differences"]] == [("bug", ["plain", "assisted"])]
 
 
-@pytest.mark.usefixtures("_no_sweep")
 def test_sampled_texts_are_not_compared(folders):
     result = run("compare", PROMPT, *QUICK, *folders, "--json", "--temperature", 1)
     whole = json.loads(result.stdout)
@@ -118,8 +124,7 @@ def test_sampled_texts_are_not_compared(folders):
 # ---- what the methods do and count
 
 
-def test_every_round_and_prompt_has_its_seed(monkeypatch):
-    monkeypatch.setattr("specdec.evaluation.compare.CANDIDATES", (2,))
+def test_every_round_and_prompt_has_its_seed():
     target, draft = tunable_pair(0.3)
     ragged, settings = prompts(3, 2, 9), CompareSettings(8, 1.0, seed=10, repeats=2, num_drafts=2)
     comparison = compare(target, draft, ragged, settings)
@@ -149,6 +154,70 @@ def test_the_fastest_setting_is_taken(monkeypatch):
     assert assisted.swept == {"1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "6": 1.0, "8": 1.0, "default": 2.0}
     assert comparison.ratio("plain").per_round == [2.0] * 5
     assert comparison.ratio("assisted").per_round == [1.0] * 5
+
+
+class Timed:
+    """A method that takes so many seconds for a text, and counts its texts."""
+
+    name = "timed"
+
+    def __init__(self, setting: int, *seconds: float):
+        self.setting, self._seconds, self.runs = {"k": setting}, iter(seconds), 0
+
+    def run(self, prompt, seed):
+        self.runs += 1
+        return Run([1] * 4, next(self._seconds), 1, 0, 0, 0, None)
+
+
+def test_the_slower_half_drops_out():
+    """Groups of 5, 1 and 2, two prompts. The best time of each prompt counts, also that of an earlier round."""
+    five = [
+        Timed(1, 3.0, 3.0),
+        Timed(2, 2.0, 2.0, 9.0, 9.0, 9.0, 9.0),
+        Timed(3, 3.0, 1.0, 1.0, 9.0, 9.0, 9.0),
+        Timed(4, 2.0, 2.5, 9.0, 9.0),
+        Timed(5, 4.0, 4.0),
+    ]
+    alone, two = [Timed(7)], [Timed(1, 1.0, 1.0), Timed(2, 0.5, 0.5)]
+    told = []
+    work = Work(lambda done, total, what: told.append((done, total)), 24)
+    assert fastest([five, alone, two], [[1], [2]], 0, work) == [
+        (2, {"1": 8 / 6, "2": 8 / 4, "3": 8 / 2, "4": 8 / 4.5, "5": 8 / 8}),
+        (0, None),
+        (1, {"1": 4.0, "2": 8.0}),
+    ]
+    assert [m.runs for m in (*five, *alone, *two)] == [2, 6, 6, 4, 2, 0, 2, 2]
+    assert told[-1][0] == 2 * sum(map(runs_to_halve, (5, 1, 2))) == 24 == told[-1][1]
+
+
+def test_nothing_is_tried_where_the_number_was_given(monkeypatch):
+    """It is that of both; ``auto`` leaves it to transformers as well. Every text is timed, or one of the warm-up."""
+    texts = Counter()
+    for method in (SpecdecMethod, TransformersMethod):
+
+        def counted(self, prompt, seed):
+            texts[self.name] += 1
+            return Run([1], 1.0, 1, 1, 1, 1, 0.5)
+
+        monkeypatch.setattr(method, "run", counted)
+    for asked, theirs, ours in ((3, 3, 3), (AdaptiveDrafts(2, costs=[1.0] * 3), "default", "auto")):
+        texts.clear()
+        told = []
+        settings = CompareSettings(4, repeats=2, num_drafts=asked)
+        found = compare(*tunable_pair(0.3), [[1], [2]], settings, lambda *of: told.append(of)).measurements
+        assert [m.setting for m in found] == [{}, {"num_assistant_tokens": theirs}, {"num_drafts": ours}]
+        assert [m.swept for m in found] == [None] * 3
+        assert texts == {"plain": 5, "assisted": 5, "specdec": 6} and told[-1][:2] == (16, 16)
+
+
+def test_short_texts_are_a_methods_own():
+    target, draft = tunable_pair(0.3)
+    settings = CompareSettings(12, seed=3)
+    for method in (SpecdecMethod(target, draft, 2, settings), TransformersMethod(target, draft, settings, 2)):
+        whole = method.run([1, 2, 3], 3).tokens
+        for most in (5, 12, 99):
+            assert method.shortened(most).run([1, 2, 3], 3).tokens == whole[:most]
+        assert method.run([1, 2, 3], 3).tokens == whole and len(whole) == 12
 
 
 def test_measurements_add_up():
@@ -189,7 +258,6 @@ def test_forwards_are_counted_inside_the_block_only():
     assert not target._forward_hooks and not draft._forward_hooks
 
 
-@pytest.mark.usefixtures("_no_sweep")
 @pytest.mark.parametrize("temperature", (0.0, 1.0))
 def test_generation_configs_have_no_say_and_come_back(temperature):
     """What a model's own configuration would change: the distribution, the length, the draft's number of tokens."""

@@ -34,7 +34,7 @@ def compare(
     draft: options.Draft = None,
     drafter: options.Drafter = "model",
     exit_layers: options.ExitLayers = None,
-    max_new_tokens: int = 128,
+    max_new_tokens: int = 64,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
@@ -43,7 +43,7 @@ def compare(
     rule: options.AcceptRule = "token",
     seed: options.Seed = 0,
     num_drafts: Annotated[
-        str | None, typer.Option("--num-drafts", "-k", help="A number, or auto. Default: the fastest of several.")
+        str | None, typer.Option("--num-drafts", "-k", help="A number, or auto, for both. Default: the fastest of several for each.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; ratios are taken within each.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -54,8 +54,9 @@ def compare(
 
     They continue the same prompts in turns, one at a time, in one process. The time is that from the prompt to the last
     new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
-    lookup with --drafter lookup; with other drafters it is left out. It uses the number of drafts a step that is
-    fastest here, and so does specdec unless -k is given. Exits with 1 if a greedy text of specdec differs from the
+    lookup with --drafter lookup; with other drafters it is left out. Each uses the number of drafts a step that is
+    fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to choose
+    it. Exits with 1 if a greedy text of specdec differs from the
     plain one by more than rounding explains.
     """
     if prompt and batch_file is not None:

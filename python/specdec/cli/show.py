@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..detokenize import IncrementalText, continuation
 from ..stopping import cut_after
+from .layout import print_table
 from .terminal import remark, write
 
 if TYPE_CHECKING:
@@ -126,24 +124,22 @@ def print_comparison(
         typer.secho(f"--- {', '.join(names)} ---", dim=True)
         write(str(tokenizer.decode(list(prompts[0]), skip_special_tokens=True)) + text + "\n")
 
-    # Headings of two lines and no padding, because rich would cut numbers on a terminal of 80 columns.
     columns = ("method", "drafts\na step", "seconds", "tokens/s", "acceptance\nrate", "alpha", "tau", "loop")
-    table = Table(*columns, box=box.SIMPLE, padding=0)
+    rows = []
     for m in comparison.measurements:
         row = m.to_dict()
         drafts = next((str(value) for value in m.setting.values()), "–")
         numbers = [_number(row[name]) for name in ("acceptance_rate", "alpha", "tau", "loop_fraction")]
         seconds, speed = f"{row['seconds']:.3f}", _spread(m.tokens_per_second, 1)
-        table.add_row(m.name, drafts + "*" * bool(m.swept), seconds, speed, *numbers)
-    console = Console()
-    console.print(table)
+        rows.append((m.name, drafts + "*" * bool(m.swept), seconds, speed, *numbers))
+    print_table(columns, rows)
     remark(
         "Medians of the rounds (smallest to largest). loop: the part of specdec's time outside the models.", err=False
     )
     for m in comparison.measurements:
         if m.swept:
             tried = ", ".join(f"{setting}: {speed:.1f}" for setting, speed in m.swept.items())
-            remark(f"* {m.name}: the fastest of these settings (tokens/s): {tried}", err=False)
+            remark(f"* {m.name}: the fastest of these settings in short rounds (tokens/s): {tried}", err=False)
     for other in comparison.others:
         remark(f"specdec/{other}: {_spread(comparison.ratio(other), 2)} times as fast", err=False)
     if comparison.greedy_equal is not None:

@@ -17,15 +17,18 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 from .contenders import CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
 from .machine import cpu_name
 from .near_ties import Difference, Judge
 from .progress import Tell, Work, silent
+from .rounds import fastest, play_round, runs_to_halve
 
 # Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
 CANDIDATES = (1, 2, 3, 4, 6, 8)
-SWEEPS = 2  # how often each candidate is timed; its best time counts
+# They are tried with this many prompts, and this many tokens after each.
+FEW_PROMPTS, SHORT_TEXT = 4, 32
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,10 @@ def compare(
     """Continues every prompt, one at a time, with the target alone (``plain``), with transformers' assisted
     generation (``assisted``) and with specdec, in turns, ``repeats`` rounds.
 
-    Before that all methods warm up, and the number of drafts a step is chosen: for ``assisted`` the fastest
-    of CANDIDATES and of what transformers does by default, for ``specdec`` the fastest of CANDIDATES,
-    measured in the same way, unless ``settings.num_drafts`` is given.
+    Before that all methods warm up, and the number of drafts a step is chosen in short rounds
+    (:func:`specdec.evaluation.rounds.fastest`): for ``assisted`` the fastest of CANDIDATES and of what transformers
+    does by default, for ``specdec`` the fastest of CANDIDATES. If ``settings.num_drafts`` is given, both draft that
+    many, or with ``AdaptiveDrafts`` ``assisted`` does what transformers does by default, and nothing is tried.
 
     Args:
         target: on the device of ``draft``, where that is a model.
@@ -145,28 +149,32 @@ def compare(
     if not prompts:
         raise ValueError("prompts: got none, allowed: at least one")
     asked = settings.num_drafts
-    drafts = CANDIDATES if asked is None else (asked,)
-    ours: list[Method] = [SpecdecMethod(target, draft, k, settings) for k in drafts]
+    ours: list[Method] = [SpecdecMethod(target, draft, k, settings) for k in (CANDIDATES if asked is None else (asked,))]
     plain = TransformersMethod(target, None, settings)
     if assistant is None and isinstance(draft, PreTrainedModel):
         assistant = draft
     theirs: list[Method] = []
     if assistant is not None:
-        theirs = [TransformersMethod(target, assistant, settings, k) for k in (*CANDIDATES, None)]
-    warm = (ours[0], plain, *theirs[:1])  # specdec first: it refuses prompts that do not fit
-    several = [methods for methods in (theirs, ours) if len(methods) > 1]
-    timed = settings.repeats * (2 + bool(theirs))
-    work = Work(progress, len(prompts) * (len(warm) + SWEEPS * sum(map(len, several)) + timed))
+        numbers = (None,) if isinstance(asked, AdaptiveDrafts) else (*CANDIDATES, None) if asked is None else (asked,)
+        theirs = [TransformersMethod(target, assistant, settings, k) for k in numbers]
+    groups = [methods for methods in (theirs, ours) if methods]
+    short = [[method.shortened(SHORT_TEXT) for method in methods] for methods in groups]
+    few = prompts[:FEW_PROMPTS]
+    halving = len(few) * sum(map(runs_to_halve, map(len, groups)))
+    work = Work(progress, 2 + len(groups) + halving + settings.repeats * len(prompts) * (1 + len(groups)))
     work.begin("warming up")
-    for method in warm:
-        _round([method], prompts, settings.seed, work)
+    longest = [max(prompts, key=len)]
+    play_round([ours[0], plain.shortened(SHORT_TEXT)], longest, settings.seed, work)  # refuses prompts that do not fit
+    play_round([methods[0] for methods in short], longest, settings.seed, work)
+    work.begin("looking for the best numbers of drafts")
+    found = fastest(short, few, settings.seed, work)
     chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]
-    chosen += [_fastest(methods, prompts, settings.seed, work) for methods in (theirs, ours) if methods]
+    chosen += [(methods[best], swept) for methods, (best, swept) in zip(groups, found, strict=True)]
 
     methods, rounds = [method for method, _ in chosen], []
     for r in range(settings.repeats):
         work.begin(f"round {r + 1} of {settings.repeats}")
-        rounds.append(_round(methods, prompts, settings.seed + r * len(prompts), work))
+        rounds.append(play_round(methods, prompts, settings.seed + r * len(prompts), work))
     measurements = [
         Measurement(m.name, m.setting, swept, [by_method[i] for by_method in rounds])
         for i, (m, swept) in enumerate(chosen)
@@ -175,33 +183,6 @@ def compare(
     differences = _differences(target, prompts, measurements, settings.repetition_penalty) if greedy else []
     equal = all("specdec" not in d.methods for d in differences)
     return Comparison(measurements, differences, equal if greedy else None, environment(target))
-
-
-def _round(methods: Sequence[Method], prompts: Sequence[Prompt], seed: int, work: Work) -> list[list[Run]]:
-    """Runs by method and prompt. The methods take turns prompt by prompt, so that whatever else the machine
-    does slows all of them alike."""
-    runs: list[list[Run]] = [[] for _ in methods]
-    for i, prompt in enumerate(prompts):
-        for method, done in zip(methods, runs, strict=True):
-            done.append(method.run(prompt, seed + i))
-            work.did_one()
-    return runs
-
-
-def _fastest(
-    methods: Sequence[Method], prompts: Sequence[Prompt], seed: int, work: Work
-) -> tuple[Method, dict[str, float] | None]:
-    """The fastest of a method's settings, and the tokens per second of each."""
-    if len(methods) == 1:
-        return methods[0], None
-    best = [0.0] * len(methods)
-    for _ in range(SWEEPS):
-        work.begin(f"{methods[0].name}: looking for the best number of drafts")
-        for i, runs in enumerate(_round(methods, prompts, seed, work)):
-            speed = sum(len(run.tokens) for run in runs) / sum(run.seconds for run in runs)
-            best[i] = max(best[i], speed)
-    labels = [str(next(iter(m.setting.values()))) for m in methods]
-    return methods[best.index(max(best))], dict(zip(labels, best, strict=True))
 
 
 def _differences(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -24,7 +25,7 @@ LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where the caller gives none, as 
 
 @dataclass(frozen=True)
 class CompareSettings:
-    max_new_tokens: int = 128
+    max_new_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
     repeats: int = 5
@@ -58,6 +59,9 @@ class Method(Protocol):
 
     def run(self, prompt: Prompt, seed: int) -> Run: ...
 
+    def shortened(self, most: int) -> Method:
+        """The same with at most so many new tokens."""
+
 
 class SpecdecMethod:
     name = "specdec"
@@ -84,6 +88,11 @@ class SpecdecMethod:
         own = stats.seconds["kernels"] + stats.seconds["loop"]
         counts = (stats.steps, stats.drafted, stats.accepted, stats.tested)
         return Run(result.tokens[0], seconds, *counts, own)
+
+    def shortened(self, most: int) -> SpecdecMethod:
+        other = copy.copy(self)
+        other._settings = replace(self._settings, max_new_tokens=min(most, self._settings.max_new_tokens))
+        return other
 
 
 class TransformersMethod:
@@ -142,6 +151,12 @@ class TransformersMethod:
         steps, drafted = forwards
         known = "prompt_lookup_num_tokens" not in self._arguments
         return Run(tokens, seconds, steps, drafted if known else None, len(tokens) - steps, None, None)
+
+    def shortened(self, most: int) -> TransformersMethod:
+        other = copy.copy(self)
+        other._config = copy.deepcopy(self._config)
+        other._config.max_new_tokens = min(most, self._config.max_new_tokens)
+        return other
 
     @contextmanager
     def _configured(self) -> Iterator[None]:
