@@ -4,6 +4,7 @@ longest tests have parts of their own, which the part of their file leaves out."
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 from pathlib import Path
@@ -66,13 +67,17 @@ def _of_file(file: Path) -> list[Part]:
 
 def _helpers(file: Path) -> list[str]:
     """The file, and what it imports of tests/, and what that imports in turn."""
-    waiting = [file]
-    for reading in waiting:
-        for node in ast.walk(ast.parse(reading.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                folder = reading.parent if node.level else ROOT / "tests"
-                module = folder.joinpath(*(node.module or "").split("."))
-                for helper in (module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)):
-                    if helper.is_file() and helper not in waiting:
-                        waiting.append(helper)
-    return [helper.relative_to(ROOT).as_posix() for helper in waiting]
+    found = [file]
+    for reading in found:
+        found += [helper for helper in _imported(reading) if helper not in found]
+    return [helper.relative_to(ROOT).as_posix() for helper in found]
+
+
+@functools.cache
+def _imported(file: Path) -> tuple[Path, ...]:
+    helpers = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            module = (file.parent if node.level else ROOT / "tests").joinpath(*(node.module or "").split("."))
+            helpers += [module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)]
+    return tuple(helper for helper in dict.fromkeys(helpers) if helper.is_file())
