@@ -1,15 +1,18 @@
 """Texts of the embedded pair in float32, greedy and by rule ``coupled``, are those of plain decoding, whatever the
 drafter, K from 1 to 8, and batches from 1 to 64.
 
-Nightly 1,000 prompts of 256 tokens for each drafter, every day a slice. Batches of other shapes round otherwise, so
-a text may part from the reference where two tokens are as good as equal: that is checked, and counted."""
+Nightly 1,000 prompts of 256 tokens for each drafter, half of them greedy; every day a slice. Batches of other shapes
+round otherwise, so a text may part from the reference where two tokens are as good as equal: that is checked, and
+counted."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -27,7 +30,6 @@ from specdec.evaluation.verify.race_noise import RaceNoise
 
 from specdec_kernels import SamplingParams
 
-BATCHES = (1, 7, 32, 2, 64, 16, 3)
 DISTRIBUTIONS = (GREEDY, COUPLED) = ("greedy", "coupled")
 TEMPERATURE = 0.8
 
@@ -94,65 +96,92 @@ def drafter_of(name: str, pair, texts):
     }[name]()
 
 
-def prompts_of(tokenizer, count: int) -> list[list[int]]:
+@functools.cache
+def prompts_of(tokenizer, count: int) -> list[tuple[int, ...]]:
     """Beginnings somewhere in Python's standard library, of 1 to 48 tokens."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     generator = torch.Generator().manual_seed(0)
-    found = []
+    found: dict[tuple[int, ...], None] = {}
     for i in itertools.count():
         lines = files[i % len(files)].read_text("utf-8", errors="ignore").splitlines(True)
         start = int(torch.randint(max(len(lines) - 12, 1), (), generator=generator))
         ids = tokenizer("".join(lines[start : start + 12])).input_ids
         length = int(torch.randint(1, 49, (), generator=generator))
-        if len(ids) >= length and tuple(ids[:length]) not in found:
-            found.append(tuple(ids[:length]))
+        if len(ids) >= length:
+            found[tuple(ids[:length])] = None
         if len(found) == count:
-            return [list(prompt) for prompt in found]
+            return list(found)
 
 
-def decode(decoder: SpeculativeDecoder, prompts: list[list[int]], new_tokens: int, distribution: str, first: int):
-    """``first``: the number of the first prompt, which is its seed."""
-    sampled = {
-        "params": SamplingParams(TEMPERATURE),
-        "rule": "coupled",
-        "seed": list(range(first, first + len(prompts))),
-    }
+class Batch(NamedTuple):
+    """Prompts that are decoded together."""
+
+    first: int  # the number of the first prompt; a prompt's number is its seed
+    size: int
+    num_drafts: int
+    distribution: str
+
+    def prompts(self, tokenizer) -> dict[int, tuple[int, ...]]:
+        """Number -> prompt."""
+        return dict(enumerate(prompts_of(tokenizer, self.first + self.size)[self.first :], self.first))
+
+
+def in_turn(first: int, sizes: tuple[int, ...], more: Callable[[int], tuple[int, str]]) -> tuple[Batch, ...]:
+    starts = itertools.accumulate(sizes[:-1], initial=first)
+    return tuple(Batch(start, size, *more(turn)) for turn, (start, size) in enumerate(zip(starts, sizes, strict=True)))
+
+
+def forty_prompts(distribution: str) -> tuple[Batch, ...]:
+    return in_turn(0, (1, 7, 32), lambda turn: (3 * turn % 8 + 1, distribution))
+
+
+def hundred_prompts(number: int) -> tuple[Batch, ...]:
+    """Prompts 100 number to 100 number + 99. In ten hundreds, a batch of each size has every K and both
+    distributions."""
+    return in_turn(
+        100 * number,
+        (1, 64, 2, 7, 16, 3, 7),
+        lambda turn: ((3 * turn + 5 * number) % 8 + 1, DISTRIBUTIONS[(turn + number // 2) % 2]),
+    )
+
+
+def decode(decoder: SpeculativeDecoder, prompts: dict[int, tuple[int, ...]], new_tokens: int, distribution: str):
+    sampled = {"params": SamplingParams(TEMPERATURE), "rule": "coupled", "seed": list(prompts)}
     more = sampled if distribution == COUPLED else {}
-    return decoder.generate(prompts, max_new_tokens=new_tokens, eos_token_id=[], **more)
+    return decoder.generate([*map(list, prompts.values())], max_new_tokens=new_tokens, eos_token_id=[], **more)
 
 
 @functools.cache
-def plain_texts(target, tokenizer, count: int, new_tokens: int, distribution: str) -> dict[tuple[int, ...], list[int]]:
+def plain_texts(pair, batches: tuple[Batch, ...], new_tokens: int) -> dict[tuple[int, ...], list[int]]:
+    """Of each prompt of the batches; all that have one distribution are decoded together."""
+    target, _, tokenizer = pair
     decoder, texts = SpeculativeDecoder(target, None), {}
-    whole = prompts_of(tokenizer, count)
-    for start in range(0, count, 64):
-        prompts = whole[start : start + 64]
-        result = decode(decoder, prompts, new_tokens, distribution, start)
-        texts |= {tuple(p): t for p, t in zip(prompts, result.tokens, strict=True)}
+    for distribution in {batch.distribution for batch in batches}:
+        prompts: dict[int, tuple[int, ...]] = {}
+        for batch in batches:
+            prompts |= batch.prompts(tokenizer) if batch.distribution == distribution else {}
+        result = decode(decoder, prompts, new_tokens, distribution)
+        texts |= zip(prompts.values(), result.tokens, strict=True)
     return texts
 
 
-def check(name: str, pair, count: int, new_tokens: int, distribution: str) -> int:
+def check(name: str, pair, batches: tuple[Batch, ...], new_tokens: int) -> int:
     """Compares the texts. Returns how many part at a near-tie."""
     target, _, tokenizer = pair
-    texts = plain_texts(target, tokenizer, count, new_tokens, distribution)
+    texts = plain_texts(pair, batches, new_tokens)
     drafter, parted = drafter_of(name, pair, texts), 0
-    judge = Judge(target, temperature=TEMPERATURE if distribution == COUPLED else 1.0)
-    prompts, start, turn = [list(p) for p in texts], 0, 0
-    while start < len(prompts):
-        batch = prompts[start : start + BATCHES[turn % len(BATCHES)]]
-        num_drafts = 3 * turn % 8 + 1
+    judges = {GREEDY: Judge(target), COUPLED: Judge(target, temperature=TEMPERATURE)}
+    for batch in batches:
+        prompts = batch.prompts(tokenizer)
         more = {"confidence": 0.4} if name == "confidence" else {}
-        decoder = SpeculativeDecoder(target, drafter, num_drafts, **more)
-        result = decode(decoder, batch, new_tokens, distribution, start)
+        decoder = SpeculativeDecoder(target, drafter, batch.num_drafts, **more)
+        result = decode(decoder, prompts, new_tokens, batch.distribution)
         assert result.drafter_error is None
-        for seed, (prompt, tokens) in enumerate(zip(batch, result.tokens, strict=True), start):
-            expected = texts[tuple(prompt)]
-            noise = RaceNoise(seed, target.config.vocab_size) if distribution == COUPLED else None
-            parting = judge.explain(prompt, expected, tokens, noise=noise)
-            assert parting is None or parting.verdict == "near-tie", (name, num_drafts, len(batch), parting)
+        for (seed, prompt), tokens in zip(prompts.items(), result.tokens, strict=True):
+            noise = RaceNoise(seed, target.config.vocab_size) if batch.distribution == COUPLED else None
+            parting = judges[batch.distribution].explain(prompt, texts[prompt], tokens, noise=noise)
+            assert parting is None or parting.verdict == "near-tie", (name, batch, parting)
             parted += parting is not None
-        start, turn = start + len(batch), turn + 1
     return parted
 
 
@@ -162,13 +191,22 @@ SLICES = [(name, GREEDY) for name in DRAFTERS] + [(name, COUPLED) for name in ("
 
 @pytest.mark.parametrize(("name", "distribution"), SLICES)
 def test_a_slice(name, pair, distribution):
-    assert check(name, pair, 40, 10, distribution) == 0
+    assert check(name, pair, forty_prompts(distribution), 10) == 0
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_thousand_prompts(name, pair, distribution):
-    parted = check(name, pair, 1000, 256, distribution)
-    print(f"{name}, {distribution}: {parted} of 1000 texts part at a near-tie")
+@pytest.mark.parametrize("number", range(10))
+def test_a_thousand_prompts(name, pair, number, record_property):
+    parted = check(name, pair, hundred_prompts(number), 256)
+    record_property("texts that part at a near-tie", parted)
     assert parted <= 5
+
+
+def test_the_thousand_prompts_are_decoded_in_every_way():
+    batches = [batch for number in range(10) for batch in hundred_prompts(number)]
+    assert [i for b in batches for i in range(b.first, b.first + b.size)] == list(range(1000))
+    for size in {batch.size for batch in batches}:
+        same = [batch for batch in batches if batch.size == size]
+        assert {batch.num_drafts for batch in same} == {*range(1, 9)}
+        assert {batch.distribution for batch in same} == {*DISTRIBUTIONS}

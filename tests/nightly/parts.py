@@ -1,0 +1,83 @@
+"""The parts of the nightly run. Each test marked ``nightly`` is in one of them: a part is a test file, except that the
+longest tests have parts of their own, which the part of their file leaves out."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+# Tests that take more than some minutes, and into how many parts their cases are divided.
+LONG = {
+    "tests/kernels/test_chi_square.py::test_ten_million_draws": 9,
+    "tests/kernels/test_texts.py::test_whole_texts": 4,
+    "tests/loop/test_equality.py::test_a_thousand_prompts": 10,
+}
+# Every test of tests/conftest.py's ``backend`` and ``fast_backend`` runs nightly on Triton's interpreter.
+NIGHTLY = re.compile(r"\bnightly\b|\b(fast_)?backend\b")
+KERNELS = ("csrc", "specdec_kernels", "setup.py", "tests/conftest.py", "python/specdec/evaluation/verify/chi_square.py")
+ALL = (*KERNELS, "python/specdec")
+# What depends on torch and transformers most, on other versions than those of every day.
+SLICE = (
+    "tests/models", "tests/hf", "tests/loop/test_decoder.py", "tests/loop/test_settings.py", "tests/drafters",
+    "tests/serving/test_engine.py", "tests/serving/test_scheduler.py", "tests/cli/test_cli_generate.py",
+    "tests/kernels/test_ops.py", "tests/kernels/test_parity.py", "tests/kernels/test_triton.py",
+)  # fmt: skip
+VERSIONS = {
+    "oldest": ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy<2.4"),
+    "newest": ("torch", "triton", "transformers<5.24"),
+}
+
+
+class Part(NamedTuple):
+    name: str
+    arguments: tuple[str, ...]  # of pytest
+    paths: tuple[str, ...]  # what the result depends on
+    requirements: tuple[str, ...] = ()  # of an environment of its own; none: the present one
+
+
+def parts() -> list[Part]:
+    """All that can run on this machine."""
+    found = [part for file in sorted((ROOT / "tests").rglob("test_*.py")) for part in _of_file(file)]
+    if shutil.which("nvcc"):
+        found.append(Part("nvcc", ("-m", "nvcc", "tests"), KERNELS))
+    for name, requirements in VERSIONS.items():
+        found.append(Part(f"versions/{name}", SLICE, (*ALL, "tests"), requirements))
+    return found
+
+
+def _of_file(file: Path) -> list[Part]:
+    if not NIGHTLY.search(file.read_text()):
+        return []
+    path, room = file.relative_to(ROOT).as_posix(), file.parent.name
+    paths = (*(KERNELS if room in ("kernels", "fuzz") else ALL), *_helpers(file))
+    long = [test for test in LONG if test.startswith(f"{path}::")]
+    name, nightly = f"{room}/{file.stem.removeprefix('test_')}", ("-m", "nightly")
+    found = [Part(name, (*nightly, path, *(f"--deselect={test}" for test in long)), paths)]
+    for test in long:
+        count, short = LONG[test], test.partition("::test_")[2]
+        for i in range(1, count + 1):
+            found.append(Part(f"{name}/{short}/{i}", (*nightly, f"--shard={i}/{count}", test), paths))
+    return found
+
+
+def _helpers(file: Path) -> list[str]:
+    """The file, and what it imports of tests/, and what that imports in turn."""
+    found = [file]
+    for reading in found:
+        found += [helper for helper in _imported(reading) if helper not in found]
+    return [helper.relative_to(ROOT).as_posix() for helper in found]
+
+
+@functools.cache
+def _imported(file: Path) -> tuple[Path, ...]:
+    helpers = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            module = (file.parent if node.level else ROOT / "tests").joinpath(*(node.module or "").split("."))
+            helpers += [module.with_suffix(".py"), *(module / f"{name.name}.py" for name in node.names)]
+    return tuple(helper for helper in dict.fromkeys(helpers) if helper.is_file())
