@@ -183,7 +183,7 @@ class Gate:
             if run.broken is not None:
                 return Verdict(mutation, Outcome.INVALID, detail=f"No test runs:\n{run.broken}")
             # A test that does not end would pass otherwise, since all of them have.
-            if run.failed and not self._unmutated.passes(run.last):
+            if run.failed and not self._unmutated.passes(shlex.quote(run.last)):
                 return Verdict(mutation, Outcome.INVALID, run.last, "This test fails anyway.")
             if not run.ended and not self._unmutated.passes(arguments):
                 return Verdict(mutation, Outcome.INVALID, run.last, "These tests fail or do not end anyway.")

@@ -15,12 +15,12 @@ MUTATIONS: list[Mutation] = [
             "scheduler-reserves-the-prompt-alone": (
                 "self.entry.record.prompt_length + self.request.max_new_tokens",
                 "self.entry.record.prompt_length",
-                SCHEDULER,
+                "tests/serving/test_scheduler_memory.py::test_promises_come_back",
             ),
             "scheduler-reads-long-prompts-at-once": (
                 "while self._filled and read < self.prefill_chunk:",
                 "while self._filled:",
-                SCHEDULER,
+                f"{SCHEDULER}::test_nothing_is_promised_twice_or_lost",
             ),
             "scheduler-goes-on-reading-for-the-cancelled": ("        self._filled.pop(row, None)\n", ""),
             "scheduler-decodes-what-was-cancelled-in-the-queue": (
@@ -35,7 +35,7 @@ MUTATIONS: list[Mutation] = [
             "scheduler-decodes-for-no-tokens": (
                 "if task.request.max_new_tokens == 0:",
                 "if task.request.max_new_tokens < 0:",
-                FAULTS,
+                ENDS,
             ),
             "scheduler-takes-more-than-may-wait": (
                 "while more and len(self._waiting) < ahead:",
@@ -44,12 +44,7 @@ MUTATIONS: list[Mutation] = [
             "scheduler-counts-prompts-as-decoding": (
                 "live=len(self._in_rows) - len(self._filled),",
                 "live=len(self._in_rows),",
-                SCHEDULER,
-            ),
-            "scheduler-ends-the-request-before": (
-                "task.entry.record.fail(error)\n                self._leave(row)",
-                "task.entry.record.fail(error)\n                self._filled.pop(row)",
-                f"tests/serving/test_scheduler_memory.py {ENDS}",
+                f"{SCHEDULER}::test_nothing_is_promised_twice_or_lost",
             ),
             "scheduler-leaves-a-row-as-it-was": ("            cache.begin(row)\n", "            pass\n", FAULTS),
             "scheduler-keeps-the-tokens-of-the-cancelled": (
@@ -109,11 +104,11 @@ MUTATIONS: list[Mutation] = [
             "request-may-not-fill-its-row": (
                 "+ request.max_new_tokens > limits.max_length:",
                 "+ request.max_new_tokens >= limits.max_length:",
-                f"{FAULTS} {SCHEDULER} tests/serving/test_scheduler_memory.py",
+                "tests/serving/test_scheduler_memory.py::test_allocated_at_once_within_the_budget",
             ),
             "request-holds-ends-back-that-the-batch-does-not-know": (
                 "if entry.min_new_tokens and eos != limits.eos:",
-                "if entry.min_new_tokens and not limits.eos:",
+                "if entry.min_new_tokens and eos is None:",
             ),
             "request-ends-at-ids-that-are-no-tokens": (
                 "frozenset(i for i in eos if 0 <= i < target.vocab_size),",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -22,14 +23,14 @@ class Scripted(Copy):
     """Its tests end as they are told to, one run after the other."""
 
     def __init__(self, folder: Path, *runs: Run):
-        self.runs, self.limits, self.cpu_seconds = list(runs), [], 0.0
+        self.runs, self.asked, self.cpu_seconds = list(runs), [], 0.0
         self._folder, self._stale = folder, False
 
     def build(self) -> None:
         return None
 
     def test(self, arguments: str, seconds: float = 0.0) -> Run:
-        self.limits.append(seconds)
+        self.asked.append((shlex.split(arguments), seconds))
         return self.runs.pop(0)
 
 
@@ -62,13 +63,21 @@ def test_verdicts(tree):
     assert verdict.outcome == Outcome.INVALID and "2 times" in verdict.detail
 
 
+def test_the_test_that_kills_passes_otherwise(tree):
+    """It alone is run without the mutation, whatever its name."""
+    name, unmutated = f"{TEST}[one query]", Scripted(tree, PASSED)
+    gate = Gate(Scripted(tree, Run(True, name)), Unmutated(unmutated))
+    assert gate.judge(BUG).killed
+    assert [tests for tests, _ in unmutated.asked] == [[name]]
+
+
 def test_tests_that_do_not_end_kill_if_they_end_otherwise(tree):
     fast, slow = PASSED._replace(seconds=SECONDS / TIMES / 2), PASSED._replace(seconds=SECONDS)
     assert judge(tree, ENDLESS, unmutated=(fast,)).outcome == Outcome.ENDLESS
     # Slow anyway: they get another chance, of many times what they take.
     gate = Gate(Scripted(tree, ENDLESS, PASSED), Unmutated(Scripted(tree, slow)))
     assert gate.judge(BUG).outcome == Outcome.SURVIVED
-    assert gate._copy.limits == [SECONDS, TIMES * SECONDS]
+    assert gate._copy.asked == [([BUG.first], SECONDS), ([BUG.first], TIMES * SECONDS)]
     assert judge(tree, ENDLESS, ENDLESS, unmutated=(slow,)).outcome == Outcome.ENDLESS
     assert judge(tree, ENDLESS, ENDLESS, unmutated=(ENDLESS._replace(seconds=SECONDS),)).outcome == Outcome.INVALID
 
