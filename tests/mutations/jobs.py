@@ -66,7 +66,6 @@ MUTATIONS: list[Mutation] = [
                 f"{INPUT} {JOBS}",
             ),
             "job-takes-the-last-of-two-keys": ("    if len(whole) < len(pairs):\n", "    if False:\n"),
-            "job-filters-greedy-lines": ("sampling[name] = own.get(name)", "pass", f"{INPUT} {JOBS}"),
         },
     ),
     *mutations(

@@ -143,11 +143,6 @@ MUTATIONS: list[Mutation] = [
                 "device=self.device) * (self.capacity - 1)",
                 RAGGED,
             ),
-            "cache-rounds-to-no-dtype": (
-                "        if w.dtype is not None:\n",
-                "        if False:\n",
-                "tests/models/test_cache_dtype.py",
-            ),
         },
     ),
     *mutations(

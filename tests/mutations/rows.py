@@ -27,33 +27,18 @@ MUTATIONS: list[Mutation] = [
             "rows-take-empty-slots-for-an-end": (
                 ".any(-1) & (index < count[:, None])",
                 ".any(-1)",
-                "tests/loop/test_decoder.py -k 'eos or batches'",
+                "tests/serving/test_scheduler.py -k beside",
             ),
-            "rows-do-not-count-the-end-token": (
+            "rows-emit-a-token-after-the-end": (
                 "torch.minimum(count, first + 1) * live",
-                "torch.minimum(count, first) * live",
-            ),
-            "rows-that-have-ended-go-on-counting": (
-                "count = torch.minimum(count, first + 1) * live",
-                "count = torch.minimum(count, first + 1)",
-                "tests/loop/test_decoder.py tests/loop/test_graphs.py::test_ends_within_a_replay -k 'eos or max_new_tokens or batches or ends'",
-            ),
-            "rows-go-on-after-a-fault": (
-                ".mul_(~(ended | failed))",
-                ".mul_(~ended)",
-                FAULTS,
-            ),
-            "rows-go-on-after-their-end": (
-                ".mul_(~(ended | failed))",
-                ".mul_(~failed)",
-                "tests/loop/test_graphs.py::test_ends_within_a_replay",
+                "torch.minimum(count, first + 2) * live",
             ),
             "rows-keep-a-stale-last-token": (
                 "count[:, None] + self._columns[:2] + 2",
                 "count[:, None] + self._columns[:2] + 1",
                 GREEDY,
             ),
-            "rows-count-steps-in-the-place-of-tokens": ("self.room.sub_(count)", "self.room.sub_(1)", GRAPHS),
+            "rows-count-steps-in-the-place-of-tokens": ("self.room.sub_(count)", "self.room.sub_(1)", ENDS),
             "rows-pad-into-slot-0": (
                 "torch.where(counts, places, self._trash)",
                 "torch.where(counts, places, 0)",
@@ -95,7 +80,6 @@ MUTATIONS: list[Mutation] = [
                 "(self.generation.processors or records)",
                 "tests/loop/test_graphs.py::test_what_needs_the_host_runs_without_a_graph tests/serving/test_scheduler.py",
             ),
-            "batch-leaves-the-last-report-unread": ("(ahead if self.live else 0)", "ahead"),
             "batch-shows-the-slots-of-a-step-before": (
                 "longest + len(self._pending) * (self.config.most_drafts + 1) + num_drafts",
                 "longest + num_drafts",
@@ -124,7 +108,7 @@ MUTATIONS: list[Mutation] = [
                 "record.produced_by[: len(tokens)]",
                 COUNTS,
             ),
-            "batch-counts-tokens-after-a-stop": (
+            "batch-penalties-miss-the-first-token-of-a-step": (
                 "self.table.add(row, tokens)",
                 "self.table.add(row, report.tokens[1:])",
                 "tests/loop/test_settings.py::test_every_setting_holds_for_its_own_sequence",

@@ -32,11 +32,6 @@ MUTATIONS: list[Mutation] = [
                 "        if False:\n            self._to",
             ),
             "scheduler-queues-one-too-many": ("+ coming) >= self.max_waiting:", "+ coming) > self.max_waiting:"),
-            "scheduler-decodes-for-no-tokens": (
-                "if task.request.max_new_tokens == 0:",
-                "if task.request.max_new_tokens < 0:",
-                ENDS,
-            ),
             "scheduler-takes-more-than-may-wait": (
                 "while more and len(self._waiting) < ahead:",
                 "while more:",
