@@ -3,12 +3,13 @@
 from .mutation import Mutation, mutations
 
 VERIFY = "tests/evaluation/test_verify.py"
+PEARSON = "tests/evaluation/test_pearson.py"
 NEAR_TIES = "tests/evaluation/test_near_ties.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
         "python/specdec/evaluation/verify/chi_square.py",
-        VERIFY,
+        PEARSON,
         {
             "verify-has-a-degree-too-many": ("degrees = max(len(cells) - 1, 0)", "degrees = len(cells)"),
             "verify-passes-what-cannot-be-drawn": (
