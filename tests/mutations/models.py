@@ -44,7 +44,7 @@ MUTATIONS: list[Mutation] = [
             "attention-soft-caps-are-lost-in-groups": (
                 '_check_plain("grouped", module, dropout, others, "softcap")',
                 '_check_plain("grouped", module, dropout, others)',
-                MASKS,
+                f"{MASKS}::test_unusual_attention_is_refused",
             ),
             "attention-groups-have-their-own-scale": (
                 "attention_mask, scale=scaling, enable_gqa",
@@ -106,11 +106,6 @@ MUTATIONS: list[Mutation] = [
             "model-counts-a-fed-token-twice": (
                 "self._keys(layout.visible) < layout.positions[:, :1]",
                 "self._keys(layout.visible) <= layout.positions[:, :1]",
-                RAGGED,
-            ),
-            "model-shows-padding-to-alibi": (
-                "torch.cat((stored, layout.slots != trash), 1)",
-                "torch.cat((stored, layout.slots >= 0), 1)",
                 RAGGED,
             ),
             "model-has-no-room-for-trash": (
