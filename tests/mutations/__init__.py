@@ -3,7 +3,22 @@
 ``python -m tests.mutations`` applies one after the other to a copy of the repository and shows which test kills it.
 """
 
-from . import cpu, cuda, loop, models, proposals, reference, serving, triton
+from . import (
+    cpu,
+    cuda,
+    hf,
+    jobs,
+    loop,
+    memory,
+    models,
+    proposals,
+    reference,
+    rows,
+    serving,
+    texts,
+    triton,
+    verification,
+)
 from .mutation import Mutation
 
 MUTATIONS: list[Mutation] = [
@@ -12,6 +27,12 @@ MUTATIONS: list[Mutation] = [
     *proposals.MUTATIONS,
     *serving.MUTATIONS,
     *models.MUTATIONS,
+    *memory.MUTATIONS,
+    *rows.MUTATIONS,
+    *texts.MUTATIONS,
+    *hf.MUTATIONS,
+    *jobs.MUTATIONS,
+    *verification.MUTATIONS,
     *triton.MUTATIONS,
     *cpu.MUTATIONS,
     *cuda.MUTATIONS,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import hashlib
 import json
 import os
 import re
@@ -11,25 +13,34 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from .mutation import ROOT, Mutation
 
-# The suite of every day, but for the test that looks for old texts: it would see every mutation.
-EVERYDAY = "tests --ignore=tests/mutations/test_mutations.py"
+# The suite of every day, but for the tests of this gate: that of the old texts would see every mutation.
+EVERYDAY = "tests --ignore=tests/mutations"
 _TEST = re.compile(
     r"^(tests/\S+\.py::.*?)(?: (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS).*| Fatal.*| )?$", re.MULTILINE
 )
+
+
+# Tests of a mutation have this many seconds, or this many times what they take without it, whichever is more: the
+# machine may be shared. Only who exceeds the seconds costs a run without the mutation.
+SECONDS, TIMES = 90.0, 10.0
+LONGEST = 3600.0  # seconds for what has no mutation in it
 
 
 class Run(NamedTuple):
     """One call of pytest, which stops at the first failure."""
 
     failed: bool
-    last: str  # the test that ran last
+    last: str = ""  # the test that ran last
     broken: str | None = None  # why no test ran
+    ended: bool = True  # or it was killed after its time
+    seconds: float = 0.0
 
 
 class Copy:
@@ -52,10 +63,12 @@ class Copy:
             setup = folder / "setup.py"
             setup.write_text(setup.read_text().replace('"-O3"', '"-O1"'))
         # Nothing installed is used. Compiled files would outlive a mutation of the same second and size.
-        paths = {"PYTHONPATH": f"{folder}:{folder / 'python'}", "PYTHONDONTWRITEBYTECODE": "1", "MAX_JOBS": "1"}
+        settings = {"PYTHONPATH": f"{folder}:{folder / 'python'}", "PYTHONDONTWRITEBYTECODE": "1", "MAX_JOBS": "1"}
+        settings["TMPDIR"] = str(folder.parent)  # where tests leave kernels that they compiled
+        self.cpu_seconds = 0.0  # of all that has run here
         self._warm = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("warm.py")], cwd=folder, env={**os.environ, **paths}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, Path(__file__).with_name("warm.py")], cwd=folder, env={**os.environ, **settings},
+            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -78,61 +91,108 @@ class Copy:
         self._stale = code != 0
         return output[-2000:] if self._stale else None
 
-    def test(self, *arguments: str) -> Run:
-        code, output = self._python("-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider", *arguments)
+    def test(self, arguments: str, seconds: float = LONGEST) -> Run:
+        start = time.monotonic()
+        pytest = ("-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider")
+        code, output = self._python(*pytest, *shlex.split(arguments), seconds=seconds)
         tests = _TEST.findall(output)
-        if not tests or code > 1:  # 2 and more: interrupted while collecting, wrong usage
-            return Run(False, "", output[-2000:])
-        return Run(code != 0, tests[-1])
+        if not tests or (code is not None and code > 1):  # 2 and more: interrupted while collecting, wrong usage
+            return Run(False, broken=output[-2000:])
+        return Run(code not in (0, None), tests[-1], ended=code is not None, seconds=time.monotonic() - start)
 
-    def _python(self, *arguments: str) -> tuple[int, str]:
-        """(exit code, negative where a signal ended it; output)"""
+    def digest(self, file: str) -> str:
+        """Of the file's text as it is in this copy."""
+        return digest((self._folder / file).read_text())
+
+    def _python(self, *arguments: str, seconds: float = LONGEST) -> tuple[int | None, str]:
+        """(exit code: negative where a signal ended it, None where its time did; output)"""
         output = self._folder / "output.txt"
-        self._warm.stdin.write(json.dumps([str(output), *arguments]) + "\n")
+        self._warm.stdin.write(json.dumps([str(output), seconds, *arguments]) + "\n")
         self._warm.stdin.flush()
-        return int(self._warm.stdout.readline()), output.read_text(errors="replace")
+        code, used = json.loads(self._warm.stdout.readline())
+        self.cpu_seconds += used
+        return code, output.read_text(errors="replace")
 
 
 class Unmutated:
-    """Which tests pass without any mutation. Shared by all threads."""
+    """What the tests do without any mutation. Shared by all threads."""
 
-    def __init__(self, folder: Path):
-        self.copy, self._known, self._lock = Copy(folder), {}, threading.Lock()
+    def __init__(self, copy: Copy):
+        self._copy, self._known, self._lock = copy, {}, threading.Lock()
 
-    def build(self) -> str | None:
-        return self.copy.build()
-
-    def passes(self, test: str) -> bool:
+    def run(self, arguments: str) -> Run:
         with self._lock:
-            if test not in self._known:
-                run = self.copy.test(test)
-                self._known[test] = not run.failed and run.broken is None
-            return self._known[test]
+            if arguments not in self._known:
+                self._known[arguments] = self._copy.test(arguments)
+            return self._known[arguments]
+
+    def passes(self, arguments: str) -> bool:
+        run = self.run(arguments)
+        return run.ended and not run.failed and run.broken is None
+
+
+class Outcome(enum.StrEnum):
+    KILLED = "killed"
+    ENDLESS = "killed: did not end"
+    SURVIVED = "survived"
+    INVALID = "invalid"
 
 
 class Verdict(NamedTuple):
     mutation: Mutation
-    killed: bool
-    text: str
+    outcome: Outcome
+    test: str | None = None  # that killed it, or fails anyway
     detail: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    mutated: str = ""  # digests of the mutated file's text, and of the killing test's
+    tested: str = ""
+
+    @property
+    def killed(self) -> bool:
+        return self.outcome in (Outcome.KILLED, Outcome.ENDLESS)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Gate:
-    """Judges mutations in copies of its own. ``unmutated`` says whether a test that killed one passes otherwise."""
+    """Judges mutations in ``copy``. ``unmutated`` says what their tests do otherwise."""
 
-    def __init__(self, folder: Path, unmutated: Unmutated):
-        self._copy, self._unmutated = Copy(folder, unmutated.copy), unmutated
+    def __init__(self, copy: Copy, unmutated: Unmutated, everyday: bool = False):
+        self._copy, self._unmutated, self._everyday = copy, unmutated, everyday
 
     def judge(self, mutation: Mutation) -> Verdict:
-        with self._copy.mutated(mutation):
-            if (error := self._copy.build()) is not None:
-                return Verdict(mutation, False, "INVALID, it does not compile", error)
-            for arguments in (mutation.first, EVERYDAY):
-                run = self._copy.test(*shlex.split(arguments))
-                if run.broken is not None:
-                    return Verdict(mutation, False, "INVALID, no test runs", run.broken)
-                if run.failed:
-                    if not self._unmutated.passes(run.last):
-                        return Verdict(mutation, False, f"INVALID, this fails anyway: {run.last}")
-                    return Verdict(mutation, True, f"killed by {run.last}")
-        return Verdict(mutation, False, "SURVIVED")
+        start, used = time.monotonic(), self._copy.cpu_seconds
+        try:
+            with self._copy.mutated(mutation):
+                verdict = self._judge(mutation)
+                tested = self._copy.digest(verdict.test.split("::")[0]) if verdict.test else ""
+                mutated = self._copy.digest(mutation.file)
+        except ValueError as error:  # it does not apply
+            return Verdict(mutation, Outcome.INVALID, detail=str(error))
+        seconds, used = time.monotonic() - start, self._copy.cpu_seconds - used
+        return verdict._replace(seconds=seconds, cpu_seconds=used, mutated=mutated, tested=tested)
+
+    def _judge(self, mutation: Mutation) -> Verdict:
+        if (error := self._copy.build()) is not None:
+            return Verdict(mutation, Outcome.INVALID, detail=f"It does not compile:\n{error}")
+        for arguments in (mutation.first, *([EVERYDAY] if self._everyday else [])):
+            run = self._test(arguments)
+            if run.broken is not None:
+                return Verdict(mutation, Outcome.INVALID, detail=f"No test runs:\n{run.broken}")
+            # A test that does not end would pass otherwise, since all of them have.
+            if run.failed and not self._unmutated.passes(shlex.quote(run.last)):
+                return Verdict(mutation, Outcome.INVALID, run.last, "This test fails anyway.")
+            if not run.ended and not self._unmutated.passes(arguments):
+                return Verdict(mutation, Outcome.INVALID, run.last, "These tests fail or do not end anyway.")
+            if run.failed or not run.ended:
+                return Verdict(mutation, Outcome.KILLED if run.ended else Outcome.ENDLESS, run.last)
+        return Verdict(mutation, Outcome.SURVIVED)
+
+    def _test(self, arguments: str) -> Run:
+        run = self._copy.test(arguments, SECONDS)
+        if not run.ended and (seconds := TIMES * self._unmutated.run(arguments).seconds) > SECONDS:
+            run = self._copy.test(arguments, seconds)
+        return run

@@ -5,6 +5,9 @@ from .mutation import Mutation, mutations
 EXIT = "tests/drafters/test_early_exit.py"
 UNIVERSAL = "tests/drafters/test_universal.py"
 ATTENTION = "tests/models/test_attention.py tests/models/test_attention_models.py tests/models/test_kv_cache.py"
+MASKS = "tests/models/test_attention.py"
+OF_MODELS = "tests/models/test_attention_models.py"
+RAGGED = "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards"
 CACHE = "tests/models/test_kv_cache.py tests/models/test_cache_dtype.py tests/serving/test_serving_faults.py"
 
 MUTATIONS: list[Mutation] = [
@@ -16,6 +19,45 @@ MUTATIONS: list[Mutation] = [
             "attention-window-one-too-wide": ("(slot > position - window)", "(slot >= position - window)"),
             "attention-changes-the-users-configuration": ("copy.deepcopy(config, configs)", "config"),
             "attention-leaves-modules-out-of-the-copy": ("copied._modules = children", "pass"),
+            "attention-does-not-read-the-newest-block": (
+                "last_block = last // BLOCK",
+                "last_block = (last - 1).clamp(min=0) // BLOCK",
+                MASKS,
+            ),
+            "attention-reads-a-block-too-many": (
+                "numbers, indices = last_block + 1",
+                "numbers, indices = last_block + 2",
+                MASKS,
+            ),
+            "attention-window-begins-a-slot-late": ("(low - (window - 1))", "(low - (window - 2))", MASKS),
+            "attention-padding-has-no-block": (
+                "((positions == 0).any(1) & (first_block > 0)).long()",
+                "torch.zeros_like(first_block)",
+                MASKS,
+            ),
+            "attention-window-reaches-back-to-padding": (
+                "torch.where(positions > 0, positions, capacity).amin(1)",
+                "positions.amin(1)",
+                MASKS,
+            ),
+            "attention-soft-cap-is-a-tanh": ("cap * torch.tanh(score / cap)", "torch.tanh(score / cap)", MASKS),
+            "attention-soft-caps-are-lost-in-groups": (
+                '_check_plain("grouped", module, dropout, others, "softcap")',
+                '_check_plain("grouped", module, dropout, others)',
+                f"{MASKS}::test_unusual_attention_is_refused",
+            ),
+            "attention-groups-have-their-own-scale": (
+                "attention_mask, scale=scaling, enable_gqa",
+                "attention_mask, scale=None, enable_gqa",
+                OF_MODELS,
+            ),
+            "attention-takes-eager-for-sdpa": ('elif config._attn_implementation != "sdpa":', "elif False:", OF_MODELS),
+            "attention-forgets-sinks": ('if any(name.endswith("sinks")', 'if any(name == "sinks"', OF_MODELS),
+            "attention-runs-the-forward-that-was-replaced": (
+                'if any("forward" in vars(module)',
+                'if any("forward" in vars(type(module)) and False',
+                OF_MODELS,
+            ),
         },
     ),
     *mutations(
@@ -31,6 +73,46 @@ MUTATIONS: list[Mutation] = [
                 "if False:",
                 "tests/models/test_dtypes_and_widths.py",
             ),
+            "model-pads-into-slot-0": (
+                "torch.where(valid, places, cache.trash)",
+                "torch.where(valid, places, 0)",
+                RAGGED,
+            ),
+            "model-does-not-see-earlier-chunks": (
+                "stored = max(start + len(f) for",
+                "stored = max(len(f) for",
+                "tests/models/test_memory.py::test_a_smaller_chunk_stores_the_same_keys",
+            ),
+            "model-measures-its-slots-without-autocast": (
+                "torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None",
+                "None",
+                "tests/models/test_memory.py::test_measured_once_a_model_and_kind_of_autocast",
+            ),
+            "model-pays-for-keys-alone": (
+                "if pair is not None for slot in pair)",
+                "if pair is not None for slot in pair[:1])",
+                "tests/models/test_memory.py::test_a_slot_costs_what_is_allocated",
+            ),
+            "model-drafts-past-where-its-frequencies-change": (
+                'if r.get("rope_type") in ("dynamic", "longrope"):',
+                "if False:",
+                "tests/loop/test_decoder_limits.py::test_positions_past_which_a_draft_would_change_earlier_tokens",
+            ),
+            "model-has-windows-in-all-layers": (
+                '{"full_attention": mask(None),',
+                '{"full_attention": mask(self._window),',
+                "tests/models/test_model_types.py -k 'ragged and gemma3'",
+            ),
+            "model-counts-a-fed-token-twice": (
+                "self._keys(layout.visible) < layout.positions[:, :1]",
+                "self._keys(layout.visible) <= layout.positions[:, :1]",
+                RAGGED,
+            ),
+            "model-has-no-room-for-trash": (
+                "return -(-(tokens + 1) // self.slot_step)",
+                "return -(-tokens // self.slot_step)",
+                "tests/loop/test_decoder.py -k 'max_new_tokens or greedy_equals_plain_one'",
+            ),
             "model-keeps-its-old-modules": (
                 "        self._take_attention()\n        slots = self.stored_slots()",
                 "        slots = self.stored_slots()",
@@ -43,6 +125,19 @@ MUTATIONS: list[Mutation] = [
         CACHE,
         {
             "cache-keeps-the-last-sequence": ("layer.values[row].zero_()", "pass"),
+            "cache-keeps-the-last-keys": ("layer.keys[row].zero_()", "pass"),
+            "cache-shows-too-few-slots": ("min(-(-length // step) * step,", "min(length // step * step + 1,", RAGGED),
+            "cache-writes-every-prompt-into-the-first-rows": (
+                "slice(first_row, first_row + size)",
+                "slice(0, size)",
+                "tests/serving/test_scheduler.py -k beside",
+            ),
+            "cache-writes-where-the-last-forward-did": ("        self._index.clear()\n", "", RAGGED),
+            "cache-rows-overlap": (
+                "device=self.device) * self.capacity",
+                "device=self.device) * (self.capacity - 1)",
+                RAGGED,
+            ),
         },
     ),
     *mutations(

@@ -12,6 +12,35 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/serving/scheduler.py",
         ENDS,
         {
+            "scheduler-reserves-the-prompt-alone": (
+                "self.entry.record.prompt_length + self.request.max_new_tokens",
+                "self.entry.record.prompt_length",
+                "tests/serving/test_scheduler_memory.py::test_promises_come_back",
+            ),
+            "scheduler-reads-long-prompts-at-once": (
+                "while self._filled and read < self.prefill_chunk:",
+                "while self._filled:",
+                f"{SCHEDULER}::test_nothing_is_promised_twice_or_lost",
+            ),
+            "scheduler-goes-on-reading-for-the-cancelled": ("        self._filled.pop(row, None)\n", ""),
+            "scheduler-decodes-what-was-cancelled-in-the-queue": (
+                "            self._waiting.remove(task)\n",
+                "",
+            ),
+            "scheduler-cancels-in-the-middle-of-a-step": (
+                "        if self._stepping:\n            self._to",
+                "        if False:\n            self._to",
+            ),
+            "scheduler-queues-one-too-many": ("+ coming) >= self.max_waiting:", "+ coming) > self.max_waiting:"),
+            "scheduler-takes-more-than-may-wait": (
+                "while more and len(self._waiting) < ahead:",
+                "while more:",
+            ),
+            "scheduler-counts-prompts-as-decoding": (
+                "live=len(self._in_rows) - len(self._filled),",
+                "live=len(self._in_rows),",
+                f"{SCHEDULER}::test_nothing_is_promised_twice_or_lost",
+            ),
             "scheduler-leaves-a-row-as-it-was": ("            cache.begin(row)\n", "            pass\n", FAULTS),
             "scheduler-keeps-the-tokens-of-the-cancelled": (
                 "        self.ledger.release(task.number)\n",
@@ -64,9 +93,46 @@ MUTATIONS: list[Mutation] = [
         {"record-believes-any-stop": (" or not 1 <= kept <= new", "")},
     ),
     *mutations(
+        "python/specdec/serving/requests.py",
+        FAULTS,
+        {
+            "request-may-not-fill-its-row": (
+                "+ request.max_new_tokens > limits.max_length:",
+                "+ request.max_new_tokens >= limits.max_length:",
+                "tests/serving/test_scheduler_memory.py::test_allocated_at_once_within_the_budget",
+            ),
+            "request-holds-ends-back-that-the-batch-does-not-know": (
+                "if entry.min_new_tokens and eos != limits.eos:",
+                "if entry.min_new_tokens and eos is None:",
+            ),
+            "request-ends-at-ids-that-are-no-tokens": (
+                "frozenset(i for i in eos if 0 <= i < target.vocab_size),",
+                "eos,",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/serving/threads.py",
+        "tests/serving/test_threads.py::test_the_callers_count_is_the_threads tests/serving/test_engine.py::test_the_thread_sleeps_and_keeps_the_number_of_threads",
+        {"thread-computes-on-all-processors": ("        torch.set_num_threads(count)\n", "")},
+    ),
+    *mutations(
         "python/specdec/serving/engine.py",
         ENGINE,
         {
+            "engine-remembers-who-has-ended": (
+                "stream = self._open.pop(number) if isinstance(update, Outcome) else self._open[number]",
+                "stream = self._open[number]",
+            ),
+            "engine-leaves-those-who-cancel-waiting": (
+                "                    self._answer(item, False)\n",
+                "                    pass\n",
+            ),
+            "engine-decodes-for-a-loop-that-is-gone": (
+                "                self._forget(loop)\n",
+                "                pass\n",
+            ),
+            "engine-lets-two-read-a-stream": ("            del self._unread[number]\n        return", "        return"),
             "engine-goes-on-without-a-reader": ("            self._abandon(stream.task.number)\n", ""),
             "engine-counts-only-what-was-taken": ("check_queue(self._handed_over)", "check_queue()"),
             "engine-dies-in-silence": ("            self._die(error)\n", "            pass\n"),

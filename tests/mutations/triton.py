@@ -9,6 +9,7 @@ PENALTIES = "tests/kernels/test_penalties.py -k triton"
 NOISE = "tests/kernels/test_extreme_noise.py -k triton"
 FAULTS = "tests/kernels/test_faults.py -k triton"
 CORNERS = "tests/kernels/test_corners.py -k triton"
+DRAFTS = "tests/kernels/test_triton.py tests/kernels/test_parity.py -k 'triton and not compiles'"
 LAST = "tests/kernels/test_triton.py -k 'last or scratch'"
 
 MUTATIONS: list[Mutation] = [
@@ -120,6 +121,48 @@ MUTATIONS: list[Mutation] = [
             "triton-coupled-noise-of-the-first-position": (
                 "tl.load(rows.sampling.position_ptr + b) + j\n",
                 "tl.load(rows.sampling.position_ptr + b)\n",
+            ),
+        },
+    ),
+    *mutations(
+        f"{FOLDER}/draft_step.py",
+        DRAFTS,
+        {
+            "triton-drafts-at-d2t-ids-lost": (
+                "        token = target_ids(rows, token)\n    store_draft",
+                "    store_draft",
+            ),
+            "triton-draft-streams-exchanged": (
+                "BLOCKS, DRAFT_BLOCK, DRAFT_TOKEN)",
+                "BLOCKS, DRAFT_TOKEN, DRAFT_BLOCK)",
+            ),
+            "triton-q-of-raw-logits": (
+                "log_q = log_probability(logit, inverse(temperature), lse, cutoff)",
+                "log_q = log_probability(raw, inverse(temperature), lse, cutoff)",
+                TRITON,
+            ),
+            "triton-faulty-draft-has-an-lse": (
+                'tl.where(fault == 0, lse, float("nan"))',
+                "lse",
+                "tests/kernels/test_faults.py -k 'triton and draft_step'",
+            ),
+            "triton-compact-drops-the-last-tie": ("(tl.cumsum(tie, 0) <= ties)", "(tl.cumsum(tie, 0) < ties)"),
+            "triton-compact-takes-the-ties-of-every-block": ("            ties -= tl.sum(tie, 0)\n", ""),
+            "triton-compact-q-not-renormalised": (
+                "            lse = largest * inverse(temperature) + tl.log(tl.sum(w, 0))\n",
+                "",
+            ),
+            "triton-compact-drafts-repeat-their-noise": (
+                "race(w, 0, SLOTS, seed, position, j, DRAFT_TOKEN)",
+                "race(w, 0, SLOTS, seed, position, j * 0, DRAFT_TOKEN)",
+            ),
+            "triton-compact-q-in-draft-ids": (
+                "tl.where(slots < num_listed, target_ids(rows, index), PADDING)",
+                "tl.where(slots < num_listed, index, PADDING)",
+            ),
+            "triton-draft-race-misses-a-block": (
+                "race_block(rows, b, j, block, score_ptr, winner_ptr)\n    if",
+                "race_block(rows, b, j, block * 0, score_ptr, winner_ptr)\n    if",
             ),
         },
     ),

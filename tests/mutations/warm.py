@@ -1,32 +1,36 @@
 """Python that has imported what takes seconds to import, and runs every command in a fork of itself.
 
-Reads commands, one a line: [output file, arguments of python ...] in JSON. Answers each with its exit code.
+Reads commands, one a line: [output file, seconds, arguments of python ...] in JSON. Answers each with [its exit code, or
+null if it had not ended after so many seconds; the seconds of CPU time that it took]. Whatever a command started ends
+with it: they are a process group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
 import signal
 import sys
+import time
 
-sys.path[0] = os.getcwd()  # instead of this file's folder
+POLL = 0.05  # seconds between two looks whether the command has ended
 
-import torch  # noqa: E402
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # as in conftest.py, before triton is imported
+def import_what_takes_seconds() -> None:
+    import torch
 
-import hypothesis  # noqa: F401, E402
-import pytest  # noqa: F401, E402
-import scipy.stats  # noqa: F401, E402
-import setuptools  # noqa: F401, E402
-import torch.utils.cpp_extension  # noqa: E402
-import transformers.models.llama.modeling_llama  # noqa: F401, E402
-import triton  # noqa: F401, E402
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # as in conftest.py, before triton is imported
 
-SECONDS = 3600  # a mutation may loop for ever
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import scipy.stats  # noqa: F401
+    import setuptools  # noqa: F401
+    import torch.utils.cpp_extension
+    import transformers.models.llama.modeling_llama  # noqa: F401
+    import triton  # noqa: F401
 
 
 def run(arguments: list[str]) -> None:
@@ -39,7 +43,6 @@ def run(arguments: list[str]) -> None:
 
 
 def child(output: str, arguments: list[str]) -> None:
-    signal.alarm(SECONDS)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -56,13 +59,38 @@ def child(output: str, arguments: list[str]) -> None:
     os._exit(code)
 
 
+def wait(process: int, seconds: float) -> tuple[int | None, float]:
+    """Waits for the leader of a process group, and ends the group.
+
+    Returns:
+        (its exit code, negative where a signal ended it, or None: it had not ended, and was killed;
+        the CPU time that it and what it waited for have taken, in seconds)
+    """
+    until, ended = time.monotonic() + seconds, 0
+    try:
+        while not ended and time.monotonic() < until:
+            ended, status, used = os.wait4(process, os.WNOHANG)
+            if not ended:
+                time.sleep(POLL)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # the group is empty
+            os.killpg(process, signal.SIGKILL)
+        if not ended:
+            _, _, used = os.wait4(process, 0)
+    return os.waitstatus_to_exitcode(status) if ended else None, used.ru_utime + used.ru_stime
+
+
 def main() -> None:
+    sys.path[0] = os.getcwd()  # instead of this file's folder
+    import_what_takes_seconds()
     for line in sys.stdin:
-        output, *arguments = json.loads(line)
+        output, seconds, *arguments = json.loads(line)
         if (process := os.fork()) == 0:
+            os.setpgid(0, 0)
             child(output, arguments)
-        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        print(code, flush=True)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended
+            os.setpgid(process, process)  # here as well, since either may be the first
+        print(json.dumps(wait(process, seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -202,6 +202,31 @@ def test_a_thread_that_dies_leaves_nobody_waiting(monkeypatch):
     asyncio.run(main())
 
 
+def test_a_thread_that_dies_answers_who_cancelled(monkeypatch):
+    """A cancellation that came during the last step, which nobody will take any more."""
+    s, stepping, cancelled = scheduler(), threading.Event(), threading.Event()
+
+    def dies():
+        stepping.set()
+        cancelled.wait(30)
+        raise SystemError("no way on")
+
+    monkeypatch.setattr(s, "step", dies)
+
+    async def main():
+        engine = Engine(s)
+        number = await engine.submit(LONG)
+        await asyncio.to_thread(stepping.wait, 30)
+        answer = asyncio.create_task(engine.cancel(number))
+        await asyncio.sleep(0)
+        cancelled.set()
+        assert await asyncio.wait_for(answer, 30) is False
+        assert (await engine.result(number)).end == End.FAILED
+        await engine.close()
+
+    asyncio.run(main())
+
+
 def test_the_thread_sleeps_and_keeps_the_number_of_threads(monkeypatch):
     """No processor time while there is nothing to do: counted in wake-ups."""
     s, counts, waits = scheduler(), [], []

@@ -62,7 +62,11 @@ def emitted(number: int):
 
 
 def in_prefill(s, updates) -> bool:
-    return any(task.number == FAULTY and s._filled.get(row) for row, task in s._in_rows.items())
+    return in_prefill_of(s, FAULTY)
+
+
+def in_prefill_of(s, number: int) -> bool:
+    return any(task.number == number and s._filled.get(row) for row, task in s._in_rows.items())
 
 
 def test_cancelled_while_it_waits():
@@ -77,6 +81,16 @@ def test_cancelled_while_its_row_waits_for_others_prompts():
 def test_cancelled_between_two_chunks_of_its_prompt():
     cancelled, outcome = run_and_cancel(in_prefill)
     assert (cancelled, outcome.end, outcome.tokens) == (True, End.CANCELLED, [])
+
+
+def test_cancelled_between_two_chunks_with_nobody_behind_it():
+    s = scheduler(rows=1)
+    number = s.submit(crowd()[FAULTY])
+    s.step()
+    assert in_prefill_of(s, number) and s.cancel(number)
+    outcomes = finish(s)
+    assert (outcomes[number].end, outcomes[number].tokens) == (End.CANCELLED, [])
+    check_empty(s)
 
 
 @pytest.mark.parametrize("deferred", [False, True])
@@ -167,7 +181,7 @@ def test_cancelled_and_submitted_from_inside_of_a_step(where):
     assert answers == [True, 5] and outcomes[5].end == End.LENGTH
     assert outcomes[FAULTY].end == End.CANCELLED
     text = outcomes[FAULTY].tokens
-    assert text == texts()[FAULTY][: len(text)]
+    assert text and text == texts()[FAULTY][: len(text)]
     assert [outcomes[n].tokens for n in (0, 2, 3, 4)] == [texts()[n] for n in (0, 2, 3, 4)]
     check_empty(s)
 

@@ -101,6 +101,7 @@ CASES = {
     "padding and an ended sequence": ((-1, 0, 130, 280), 6, {"padding": 3}),
     "a window": ((-1, 0, 7, 130, 280), 4, {"window": 9}),
     "a window of one": ((3, 130, 280), 3, {"window": 1}),
+    "a window that begins with a block's last slot": ((135, 263), 2, {"window": 9}),
     "a window and padding": ((-1, 7, 130, 280), 4, {"window": 9, "padding": 2}),
     "whole blocks": ((0, 127, 250), 5, {"capacity": 256}),
     "less than a block": ((0, 17, 60), 3, {"capacity": 70}),

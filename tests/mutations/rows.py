@@ -1,0 +1,239 @@
+"""Of a batch's rows: their state on the device, the host's record of each, reports, and steps that are graphs."""
+
+from .mutation import Mutation, mutations
+
+GRAPHS = (
+    "tests/loop/test_graphs.py::test_replays_give_the_same_texts tests/loop/test_graphs.py::test_ends_within_a_replay"
+)
+BUDGET = "tests/loop/test_graphs.py -k 'memory or budget or waits'"
+GREEDY = "tests/loop/test_decoder.py -k 'plain_one_by_one or plain_in_batches'"
+ENDS = "tests/loop/test_decoder.py -k 'eos or max_new_tokens'"
+COUNTS = "tests/loop/test_decoder.py -k 'stats or always_accepted or bonus or acceptance'"
+FAULTS = "tests/serving/test_serving_faults.py tests/loop/test_decoder.py -k 'nan or fault'"
+STOPS = "tests/loop/test_ends.py"
+SCHEDULED = "tests/serving/test_serving_ends.py tests/serving/test_scheduler.py"
+
+MUTATIONS: list[Mutation] = [
+    *mutations(
+        "python/specdec/loop/device_rows.py",
+        ENDS,
+        {
+            "rows-begin-with-one-token-twice": (
+                "(text[-2:-1] or text)[0], text[-1], *eos]",
+                "text[-1], text[-1], *eos]",
+                COUNTS,
+            ),
+            "rows-begin-again-in-every-step": ("        self._edits.clear()\n", ""),
+            "rows-take-empty-slots-for-an-end": (
+                ".any(-1) & (index < count[:, None])",
+                ".any(-1)",
+                "tests/serving/test_scheduler.py -k beside",
+            ),
+            "rows-emit-a-token-after-the-end": (
+                "torch.minimum(count, first + 1) * live",
+                "torch.minimum(count, first + 2) * live",
+            ),
+            "rows-keep-a-stale-last-token": (
+                "count[:, None] + self._columns[:2] + 2",
+                "count[:, None] + self._columns[:2] + 1",
+                GREEDY,
+            ),
+            "rows-count-steps-in-the-place-of-tokens": ("self.room.sub_(count)", "self.room.sub_(1)", ENDS),
+            "rows-pad-into-slot-0": (
+                "torch.where(counts, places, self._trash)",
+                "torch.where(counts, places, 0)",
+                "tests/loop/test_decoder.py -k 'batches or eos' tests/drafters/test_draft_length.py",
+            ),
+            "rows-read-the-parameters-of-the-first": (
+                "for params in self._in_rows.values())\n            if name",
+                "for params in list(self._in_rows.values())[:1])\n            if name",
+                "tests/loop/test_settings.py tests/loop/test_graphs.py::test_replays_give_the_same_texts",
+            ),
+            "rows-want-as-many-drafts-as-at-first": (
+                "if num_drafts != self._wanted:",
+                "if not any(self._wanted):",
+                "tests/drafters/test_draft_length.py tests/loop/test_decoder.py -k 'length or draft or stats'",
+            ),
+            "rows-draft-where-there-is-no-token": (
+                "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
+                "(columns < allowed[:, None]) & live[:, None]",
+                "tests/loop/test_decoder.py -k 'one_by_one or batches' tests/loop/test_decoder_limits.py",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/batch.py",
+        SCHEDULED,
+        {
+            "batch-hands-an-error-to-the-next-sequence": (
+                "        self.generation.processors.errors.pop(row, None)\n",
+                "",
+                "tests/serving/test_serving_faults.py",
+            ),
+            "batch-tells-no-drafter-of-an-end": (
+                "self.session.release(row, record.tokens)",
+                "self.session.release(row, [])",
+                "tests/drafters/test_suffix.py",
+            ),
+            "batch-runs-ahead-of-its-penalties": (
+                "(self.generation.processors or self.table.counts or records)",
+                "(self.generation.processors or records)",
+                "tests/loop/test_graphs.py::test_what_needs_the_host_runs_without_a_graph tests/serving/test_scheduler.py",
+            ),
+            "batch-shows-the-slots-of-a-step-before": (
+                "longest + len(self._pending) * (self.config.most_drafts + 1) + num_drafts",
+                "longest + num_drafts",
+            ),
+            "batch-shows-no-slots-for-drafts": (
+                "* (self.config.most_drafts + 1) + num_drafts, capacity)",
+                "* (self.config.most_drafts + 1), capacity)",
+                GREEDY,
+            ),
+            "batch-replays-a-graph-that-sees-less": (
+                "(plan.num_drafts, plan.visible, *self",
+                "(plan.num_drafts, *self",
+                GRAPHS,
+            ),
+            "batch-replays-a-graph-of-other-parameters": (
+                "(plan.num_drafts, plan.visible, *self.device_rows.signature)",
+                "(plan.num_drafts, plan.visible)",
+                GRAPHS,
+            ),
+            "batch-reports-to-those-who-have-ended": (
+                "if record is None or not record.live:\n                continue",
+                "if record is None:\n                continue",
+            ),
+            "batch-tells-the-first-producers": (
+                "record.produced_by[-len(tokens) :]",
+                "record.produced_by[: len(tokens)]",
+                COUNTS,
+            ),
+            "batch-penalties-miss-the-first-token-of-a-step": (
+                "self.table.add(row, tokens)",
+                "self.table.add(row, report.tokens[1:])",
+                "tests/loop/test_settings.py::test_every_setting_holds_for_its_own_sequence",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/sequence.py",
+        COUNTS,
+        {
+            "record-counts-drafts-that-are-no-tokens": (
+                "sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, report.drafts))",
+                "len(report.drafts)",
+                "tests/loop/test_decoder.py::test_any_drafter_gives_the_same_text tests/drafters/test_drafter_faults.py",
+            ),
+            "record-says-that-a-stop-was-an-end-token": (
+                "at_eos = at_eos and kept == count",
+                "at_eos = at_eos",
+                STOPS,
+            ),
+            "record-takes-bonus-tokens-for-recovered": (
+                "Producer.RECOVERED if accepted < drafted",
+                "Producer.RECOVERED if accepted <= drafted",
+            ),
+            "record-counts-drafts-behind-a-rejection": ("else min(accepted + 1, drafted)", "else drafted"),
+            "record-blames-rows-behind-the-end": (
+                "            status &= ~_TARGET_FAULTS  # faults in rows after the end do not matter\n",
+                "            pass\n",
+                FAULTS,
+            ),
+            "record-hides-the-output-from-processors": (
+                "            self.processed += tokens\n",
+                "            pass\n",
+                STOPS,
+            ),
+            "record-ends-a-token-early": ("elif self.room == 0:", "elif self.room <= 1:", ENDS),
+            "record-keeps-tokens-that-a-stop-failed-on": (
+                "            del self.text[len(self.text) - count :]\n            raise",
+                "            raise",
+                "tests/loop/test_ends.py tests/serving/test_serving_faults.py",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
+        GRAPHS,
+        {
+            "report-is-overwritten-by-the-next-replay": ("self._copy = report.clone()", "self._copy = report"),
+            "report-raw-log-probs-are-those-of-processors": (
+                "    if result.processed:",
+                "    if False:",
+                "tests/loop/test_settings.py -k log_probs",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/cuda_graphs.py",
+        GRAPHS,
+        {
+            "graphs-answer-without-a-replay": ("        graph.replay()\n", ""),
+            "graphs-have-no-budget": ("if self.bytes >= self.budget:", "if False:", BUDGET),
+            "graphs-try-again-without-memory": ("        self._stopped = True\n", "", BUDGET),
+            "graphs-leave-a-drafter-unguarded": (
+                "        finally:\n            if session is not None:\n                session.raising = False",
+                "        finally:\n            if session is not None:\n                session.raising = True",
+                "tests/loop/test_graphs.py tests/drafters/test_drafter_faults.py",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/arguments.py",
+        STOPS,
+        {
+            "copies-of-a-prompt-share-a-seed": (
+                "(seeds[:, None] + torch.arange(copies)).view(-1)",
+                "seeds.repeat_interleave(copies)",
+            ),
+            "processors-are-not-shown-the-padding": (
+                "text if seen is None else list(seen[b])",
+                "text if seen is None else list(prompt)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/decoder.py",
+        STOPS,
+        {
+            "decoder-has-no-room-for-new-tokens": (
+                "longest = max(map(len, prompts), default=0) + max_new_tokens",
+                "longest = max(map(len, prompts), default=0) + 1",
+                GREEDY,
+            ),
+            "decoder-forgets-the-positions-of-the-draft": (
+                'self._max_lengths["draft"] = self.drafter.model.max_length',
+                "pass",
+                "tests/loop/test_decoder_limits.py",
+            ),
+            "decoder-swallows-the-error-of-a-stop": (
+                "if (error := next((r.error for r in records if r.error), None)) is not None:",
+                "if (error := None) is not None:",
+            ),
+            "decoder-shuffles-copies-of-prompts": (
+                "input_ids.repeat_interleave(num_return_sequences, 0)",
+                "input_ids.repeat(num_return_sequences, 1)",
+            ),
+            "decoder-counts-a-shared-forward-for-each-row": (
+                "        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards\n",
+                "",
+                COUNTS,
+            ),
+            "decoder-prefills-one-token-too-few": (
+                "[record.text[:-1] for record in records]",
+                "[record.text[:-2] for record in records]",
+                GREEDY,
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/prompts.py",
+        "tests/loop/test_decoder_limits.py",
+        {
+            "prompts-may-not-reach-the-last-position": (
+                "longest + max_new_tokens <= max_length",
+                "longest + max_new_tokens < max_length",
+            ),
+        },
+    ),
+]
