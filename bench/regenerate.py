@@ -32,7 +32,7 @@ OF_KERNELS = (*MEASURING, *KERNELS, "bench/bench_kernels.py", "bench/cases.py", 
 LOOP = (*KERNELS, *(f"python/specdec/{room}" for room in ("sampling", "models", "drafters", "loop", "embedded")))
 DECODER = (*LOOP, "python/specdec/decoder.py", "python/specdec/prompts.py")
 SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
-OF_DRAFTERS = (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py")
+_EVALUATION = (*DECODER, "python/specdec/evaluation")
 
 
 @dataclass(frozen=True)
@@ -61,31 +61,31 @@ class Result:
         return f"{variable}python {self.command.format(json=shlex.quote(str(shown)))}"
 
 
+_STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32"
 RESULTS = (
-    Result(
-        "speculative_step",
-        "bench/bench_kernels.py step -B 1,8 --dtypes float32 --seconds 1.5 --compile-seconds 120 --json {json}",
-        OF_KERNELS,
-    ),
-    Result(
-        "speculative_step.avx2",
-        "bench/bench_kernels.py step -B 1,8 --dtypes float32 --seconds 1 --compile-seconds 0 --json {json}",
-        OF_KERNELS,
-        "avx2",
-    ),
+    Result("speculative_step", f"{_STEP} --seconds 1.5 --compile-seconds 120 --json {{json}}", OF_KERNELS),
+    Result("speculative_step.avx2", f"{_STEP} --seconds 1 --compile-seconds 0 --json {{json}}", OF_KERNELS, "avx2"),
     Result("settings", "bench/bench_kernels.py settings --seconds 40 --json {json}", OF_KERNELS),
     Result(
         "draft_step",
         "bench/bench_kernels.py draft -B 1,8 --dtypes float32 --compile-seconds 60 --json {json}",
         OF_KERNELS,
     ),
-    Result("compare", "-m specdec compare --json", (*DECODER, "python/specdec/evaluation")),
-    Result("throughput", "bench/bench_throughput.py --rounds 4 --json {json}",
-           (*MEASURING, *SCHEDULER, "bench/bench_throughput.py")),
-    Result("drafters", "bench/bench_decoding.py drafters --rounds 3 --json {json}", OF_DRAFTERS),
-    Result("rules", "bench/bench_decoding.py rules --json {json}",
-           (*MEASURING, *DECODER, "bench/bench_decoding.py")),
-)  # fmt: skip
+    Result("compare", "-m specdec compare --json", _EVALUATION),
+    Result(
+        "throughput",
+        "bench/bench_throughput.py --rounds 4 --json {json}",
+        (*MEASURING, *SCHEDULER, "bench/bench_throughput.py"),
+    ),
+    Result(
+        "drafters",
+        "bench/bench_decoding.py drafters --rounds 3 --json {json}",
+        (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py"),
+    ),
+    Result("rules", "bench/bench_decoding.py rules --json {json}", (*DECODER, "bench/bench_decoding.py")),
+    Result("verify", "-m specdec verify --samples 512 --json", _EVALUATION),
+    Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", _EVALUATION),
+)
 
 
 def state(result: Result, path: Path) -> str:

@@ -84,10 +84,10 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 def speed(costs: list[float], alphas: list[float], fixed: int | None = None) -> float:
-    """Tokens per time of a batch whose rows decode 300 steps together, K fixed or chosen."""
+    """Tokens per time of a batch whose rows decode 100 steps together, K fixed or chosen."""
     lengths, generator = AdaptiveLengths(costs, len(alphas)), torch.Generator().manual_seed(0)
     rows, tokens, time = [*range(len(alphas))], 0, 0.0
-    for passed in torch.rand(300, len(alphas), len(costs), generator=generator):
+    for passed in torch.rand(100, len(alphas), len(costs), generator=generator):
         chosen = lengths.next(rows, []) if fixed is None else dict.fromkeys(rows, fixed)
         for row, k in chosen.items():
             accepted = len(list(itertools.takewhile(bool, (passed[row, :k] < alphas[row]).tolist())))
