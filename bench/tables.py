@@ -13,14 +13,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import figures
+import figures_decoding as decoding
+import figures_kernels as kernels
 import typer
-from figures import FIGURES, Missing, Results
+from figures import Missing, Results, machine, not_measured
+from figures_readme import readme
 from regenerate import FOLDER, ROOT
 from rich.console import Console
 
 PAGES = ("README.md", "bench/README.md", "docs/verify.md")
 BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+FIGURES: dict[str, Callable[[Results], str]] = {
+    "machine": machine,
+    "readme": readme,
+    "compare": decoding.compare,
+    "drafters": decoding.drafters,
+    "throughput": decoding.throughput,
+    "admission": decoding.admission,
+    "memory": decoding.memory,
+    "rules": decoding.rules,
+    "speculative_step": kernels.steps("speculative_step"),
+    "speculative_step.avx2": kernels.steps("speculative_step.avx2"),
+    "settings": kernels.settings,
+    "draft_step": kernels.drafts,
+    "verification": decoding.verification,
+}
+
+
+# ---- The pages
 
 
 def text_of(name: str, results: Results) -> str:
@@ -35,7 +57,7 @@ def text_of(name: str, results: Results) -> str:
     try:
         return figure(results).strip()
     except Missing as missing:
-        return figures.not_measured(missing)
+        return not_measured(missing)
 
 
 def filled(page: str, results: Results) -> str:
