@@ -10,6 +10,8 @@ README.md says how each number is made.
 from __future__ import annotations
 
 import itertools
+import math
+import statistics
 import time
 from typing import Annotated, NamedTuple
 
@@ -212,7 +214,8 @@ def drafters(
     pairs = report.read_names("pair", pair, DRAFTERS_PAIRS)
     read_alpha(alpha)
     prompts, new_tokens, rounds = (1, 5, 1) if quick else (2, 128, rounds)
-    results = report.Report("drafters", CPU, json_path, threads, quick=quick, prompts=prompts, new_tokens=new_tokens)
+    about = {"prompts": prompts, "new_tokens": new_tokens, "alpha_of_random_pairs": alpha}
+    results = report.Report("drafters", CPU, json_path, threads, quick=quick, **about)
     for load in (load for name in pairs for load in workloads(name, prompts, alpha)):
         rows = measure(load, new_tokens, rounds)
         results.add({"workload": load.name, "methods": rows})
@@ -224,21 +227,25 @@ def drafters(
 # ---- Accept rules
 
 RULES_FILTERS = {"none": {}, "top_k+top_p": {"top_k": 50, "top_p": 0.95}}
+RULES_SETTINGS = (("none", 2), ("none", 4), ("none", 6), ("top_k+top_p", 4))  # filters, and K
 
 
 @app.command()
 def rules(threads: report.Threads = None, quick: report.Quick = False, json_path: report.JsonPath = None) -> None:
     """Decodes with the embedded pair at temperature 1 under every accept rule: what a step emits."""
     target, draft, tokenizer = load_embedded_pair()
-    prompts = tokenizer(list(CODE_PROMPTS)).input_ids * (1 if quick else 32)
-    ks, new_tokens, seeds = (2,) if quick else (2, 4, 6), 8 if quick else 128, [*range(len(prompts))]
+    prompts = tokenizer(list(CODE_PROMPTS)).input_ids * (1 if quick else 16)
+    settings = [(name, 2) for name in RULES_FILTERS] if quick else RULES_SETTINGS
+    new_tokens, seeds = 8 if quick else 128, [*range(len(prompts))]
     results = report.Report(
         "rules", CPU, json_path, threads, quick=quick, texts=len(prompts), max_new_tokens=new_tokens
     )
-    for (name, filters), k, rule in itertools.product(RULES_FILTERS.items(), ks, Rule):
-        decoder, params = SpeculativeDecoder(target, draft, num_drafts=k), SamplingParams(1.0, **filters)
-        stats = decoder.generate(prompts, None, new_tokens, params, seeds, rule=rule).stats
+    for (name, k), rule in itertools.product(settings, Rule):
+        decoder, params = SpeculativeDecoder(target, draft, num_drafts=k), SamplingParams(1.0, **RULES_FILTERS[name])
+        result = decoder.generate(prompts, None, new_tokens, params, seeds, rule=rule)
+        stats, taus = result.stats, [s.tau for s in result.sequence_stats]
         found = {n: getattr(stats, n) for n in ("tau", "acceptance_rate", "alpha")}
+        found["tau_standard_error"] = statistics.stdev(taus) / math.sqrt(len(taus))
         results.add({"filters": name, "K": k, "rule": str(rule), **found})
     results.finish()
     results.show(f"{len(prompts)} texts of {new_tokens} tokens", results.rows, [*results.rows[0]])

@@ -20,17 +20,17 @@ from typing import Annotated
 import report
 import torch
 import typer
-from jobs import Job, Slice, fixed_length, skewed_lengths, standard_library
+from jobs import Job, Slice, fixed_length, skewed_lengths, unseen_code
 from measure import in_turns, ratios, summary
-from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
+from specdec import AdaptiveDrafts, Outcome, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.loading import Pair
 
 from specdec_kernels import SamplingParams
 
 PARTS = ("rows", "admission", "memory")
-PLAIN = "plain"
+PLAIN, ADAPTIVE = "plain", "K adapts"
 K = 4
-EIGHT_ROWS, BUSY, WHOLE_BATCHES = 3.0, 0.9, 1.4  # goals
+EIGHT_ROWS, SIXTEEN_ROWS, BUSY, WHOLE_BATCHES = 3.0, 1.1, 0.9, 1.4  # goals
 GROWTH = 0.01  # of resident bytes from the first quarter to the last; below it memory is flat
 LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
 
@@ -39,9 +39,14 @@ LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
 
 
 def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, new: int, rounds: int) -> list[dict]:
-    """One dictionary for each decoder and number of rows; all decode the same prompts in each round."""
-    decoders = {PLAIN: SpeculativeDecoder(pair[0], None), "specdec": SpeculativeDecoder(pair[0], pair[1], K)}
-    texts = standard_library(pair[2], [32] * prompts)
+    """One dictionary for each decoder and number of rows. All decoders get the same prompts; few rows get only the
+    first of them, two for each row and not fewer than a quarter, as they would take long."""
+    decoders = {
+        PLAIN: SpeculativeDecoder(pair[0], None),
+        f"K={K}": SpeculativeDecoder(pair[0], pair[1], K),
+        ADAPTIVE: SpeculativeDecoder(pair[0], pair[1], AdaptiveDrafts()),
+    }
+    texts = unseen_code(pair[2], [32] * prompts)
     keys = [(name, n) for name in decoders for n in rows]
     schedulers = {(name, n): Scheduler(decoders[name], rows=n, max_length=32 + new) for name, n in keys}
     for (_, n), scheduler in schedulers.items():  # warms up
@@ -49,32 +54,38 @@ def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, 
     slices: dict[tuple[str, int], list[Slice]] = {key: [] for key in keys}
     jobs: dict[tuple[str, int], Job] = {}
     for key in in_turns(keys, rounds):
-        jobs[key] = Job(schedulers[key], fixed_length(texts, [new] * prompts, temperature))
+        share = min(max(2 * key[1], prompts // 4), prompts)
+        jobs[key] = Job(schedulers[key], fixed_length(texts[:share], [new] * share, temperature))
         slices[key].append(jobs[key].run())
-    return [row_of_rows(name, n, rows[0], slices, jobs) for name, n in keys]
+    costs = {key: scheduler.batch.costs for key, scheduler in schedulers.items()}
+    return [row_of_rows(name, n, rows[0], slices, jobs) | {"step_costs": costs[name, n]} for name, n in keys]
 
 
 def row_of_rows(name: str, n: int, least: int, slices: dict, jobs: dict) -> dict:
     mine, one, plain = slices[name, n], slices[name, least], slices[PLAIN, n]
     stats, texts = jobs[name, n].total, jobs[name, n].texts
-    times = ratios([s.seconds for s in one], [s.seconds for s in mine])
+    times = ratios([s.speed for s in mine], [s.speed for s in one])
     row = {
         "method": name,
         "rows": n,
         "tokens_per_second": summary([s.speed for s in mine]),
         f"times_{least}_row": times,
         "times_plain": ratios([s.seconds for s in plain], [s.seconds for s in mine]),
-        f"times_{least}_row_that_forwards_allow": ratios([s.forwards for s in one], [s.forwards for s in mine]),
+        f"times_{least}_row_that_forwards_allow": ratios(
+            [s.tokens / s.forwards for s in mine], [s.tokens / s.forwards for s in one]
+        ),
         "in_forwards": summary([s.forwards / s.seconds for s in mine]),
         "tau": stats.tau,
         "alpha": stats.alpha,
         "busy": sum(mine[1:], mine[0]).busy,
         "steps": mine[-1].steps,
         "seconds": {part: statistics.median(s.parts[part] for s in mine) for part in mine[0].parts},
-        f"texts_as_with_{least}_row": sum(texts[i] == t for i, t in jobs[name, least].texts.items()) / len(texts),
+        f"texts_as_with_{least}_row": statistics.mean(texts[i] == t for i, t in jobs[name, least].texts.items()),
     }
     if (least, n) == (1, 8) and name != PLAIN:
         row["reached"] = {f"8 rows {EIGHT_ROWS:g} times 1 row": times["median"] >= EIGHT_ROWS}
+    if n == 16 and name == ADAPTIVE:
+        row["reached"] = {f"16 rows {SIXTEEN_ROWS:g} times plain": row["times_plain"]["median"] >= SIXTEEN_ROWS}
     return row
 
 
@@ -90,7 +101,7 @@ def measure_admission(pair: Pair, rows: int, count: int, most: int, slices: int)
     """
     lengths = skewed_lengths(count, min(8, most // 4), most)
     draw = random.Random(1)
-    prompts = standard_library(pair[2], [draw.randrange(8, 65) for _ in range(count)])
+    prompts = unseen_code(pair[2], [draw.randrange(8, 65) for _ in range(count)])
     decoder = SpeculativeDecoder(pair[0], pair[1], K)
     jobs = []
     for whole_batches in (False, True):
@@ -104,7 +115,7 @@ def measure_admission(pair: Pair, rows: int, count: int, most: int, slices: int)
         raise RuntimeError("a text depends on when its request was admitted")
     refilled, waited = (sum(parts[1:], parts[0]) for parts in ran)
     faster = refilled.speed / waited.speed
-    found: dict[str, object] = {"method": "specdec", "rows": rows, "requests": count, "new_tokens": sum(lengths)}
+    found: dict[str, object] = {"method": f"K={K}", "rows": rows, "requests": count, "new_tokens": sum(lengths)}
     for suffix, total, parts in (("", refilled, ran[0]), ("_whole_batches", waited, ran[1])):
         found |= {f"busy{suffix}": total.busy, f"steps{suffix}": total.steps, f"seconds{suffix}": total.parts}
         found[f"tokens_per_second{suffix}"] = summary([s.speed for s in parts])
@@ -188,7 +199,7 @@ def measure_memory(pair: Pair, rows: int, tokens: int, interval: float) -> dict:
 def main(
     device: report.DeviceName = "cpu",
     parts: Annotated[str, typer.Option(help="separated by commas")] = ",".join(PARTS),
-    rows: Annotated[str | None, typer.Option(help="to compare, the least first; default: 1,2,4,8,16")] = None,
+    rows: Annotated[str | None, typer.Option(help="to compare, the least first; default: 1,8,16")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="of part rows; default: 5")] = None,
     threads: report.Threads = None,
     quick: report.Quick = False,
@@ -196,7 +207,7 @@ def main(
 ) -> None:
     """Measures the scheduler on the embedded pair."""
     where, asked = report.read_device(device), report.read_names("parts", parts, PARTS)
-    numbers = report.read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16"))
+    numbers = report.read_integers("rows", rows or ("1,2" if quick else "1,8,16"))
     results = report.Report("throughput", where, json_path, threads, quick=quick, num_drafts=K)
     pair = load_embedded_pair(device=where)
     most_rows = 2 if quick else 8
@@ -216,13 +227,13 @@ def main(
         )
         results.show(f"{prompts} prompts x {new_tokens} new tokens", results.rows, columns)
     if "admission" in asked:
-        count, most, slices = (5, 6, 2) if quick else (500, 256, 5)
+        count, most, slices = (5, 6, 2) if quick else (200, 256, 5)
         row = measure_admission(pair, most_rows, count, most, slices)
         results.add({"part": "admission", **row})
         columns = ("tokens_per_second", "tokens_per_second_whole_batches", "times_whole_batches", "busy")
         results.show(f"{count} requests", [row], columns)
     if "memory" in asked:
-        row = measure_memory(pair, most_rows, 12 if quick else 100_000, 0.05 if quick else 1.0)
+        row = measure_memory(pair, most_rows, 12 if quick else 30_000, 0.05 if quick else 0.5)
         results.add({"part": "memory", **row})
         of_growth = [{"": name, **values} for name, values in row["growth"].items()]
         results.show(f"{row['tokens']} tokens", of_growth, [*of_growth[0]])

@@ -22,6 +22,7 @@ LOGIT_STD = 2.0
 TYPICAL_NOISE_STD = 0.507
 DRAFTED_AT = 7  # position of all drafts
 MOST_SETS = 512  # a CUDA graph holds one call on each
+VOCABULARIES = [128256, 32000, 50257, 151936]  # Llama 3, Llama 2, GPT-2, Qwen
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FASTER = {"flashinfer": 3.0, "transformers": 10.0}  # a goal of every case of the group `goals`: so many times
 
@@ -121,8 +122,8 @@ def rows_of(group: str, batches: list[int] | None, dtypes: list[str] | None, qui
         return [[_quick(case) if quick else case] for case in GOALS]
     settings = group == "settings"
     dtypes = dtypes or (["float32"] if settings else ["bfloat16", "float32"])
-    num_drafts = [0] if group == "draft" else [5] if settings or quick else [5, 1, 8]
-    vocabularies = [1000] if quick else [128256] if settings else [128256, 32000, 151936]  # Llama 3, Llama 2, Qwen
+    num_drafts = [0] if group == "draft" else [5] if settings or quick else [5, 8]
+    vocabularies = [1000] if quick else [128256] if settings else VOCABULARIES
     batches = batches or ([1] if settings and quick else [8, 1] if settings else [1, 8] if quick else [1, 8, 32])
     shapes = [Shape(B, K, V, t) for t, K, V, B in itertools.product(dtypes, num_drafts, vocabularies, batches)]
     return [[_setting(s, *pair) for pair in SETTINGS] if settings else [Case(group, s)] for s in shapes]

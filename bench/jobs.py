@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
-import configparser
 import inspect
 import math
 import random
-import shlex
-import statistics
-import sysconfig
-import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import rich
+from rich.segment import Segment
+from rich.table import Table
 from specdec import Outcome, Request, Scheduler, Stats
 from specdec.result import End
 from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
 
+# Prompts are source code of rich, an installed package (MIT licence), which is not among what the embedded pair was
+# trained on: Python's standard library.
 LINES = 60  # of a source file that a prompt is cut from
 # What is edited, the names that the edit replaces, and how many lines of the result the prompt shows.
 EDITS: tuple[tuple[Callable, dict[str, str], int], ...] = (
-    (textwrap.TextWrapper._wrap_chunks, {"cur_line": "row", "chunks": "parts"}, 8),
-    (statistics.quantiles, {"data": "values"}, 6),
-    (shlex.shlex.read_token, {"nextchar": "char"}, 6),
-    (argparse.HelpFormatter._format_usage, {"usage": "text"}, 6),
-    (configparser.RawConfigParser._read, {"fp": "file"}, 6),
+    (Table._collapse_widths, {"widths": "sizes", "wrapable": "flexible"}, 8),
+    (Segment.split_and_crop_lines, {"line": "row", "segment": "part"}, 8),
 )
 
 
@@ -51,13 +47,13 @@ def skewed_lengths(count: int, least: int = 8, most: int = 256, median: float = 
     return [min(max(round(draw.lognormvariate(math.log(median), 1.0)), least), most) for _ in range(count)]
 
 
-def standard_library(tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Prompts of so many tokens, from anywhere in the modules of Python's standard library."""
+def unseen_code(tokenizer: PreTrainedTokenizerBase, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Prompts of so many tokens, from anywhere in the modules of rich."""
     draw = random.Random(seed)
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    files = sorted(Path(rich.__file__).parent.glob("*.py"))
     prompts: list[list[int]] = []
     while len(prompts) < len(lengths):
-        lines = draw.choice(files).read_text(errors="replace").splitlines(True)
+        lines = draw.choice(files).read_text(encoding="utf-8").splitlines(True)
         first = draw.randrange(max(len(lines) - LINES, 1))
         ids = tokenizer("".join(lines[first : first + LINES])).input_ids[: lengths[len(prompts)]]
         if len(ids) == lengths[len(prompts)]:

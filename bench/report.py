@@ -21,6 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils import collect_env
 
+from specdec_kernels import build_info
+
 DeviceName = Annotated[str, typer.Option("--device", help="cpu or cuda")]
 Threads = Annotated[int | None, typer.Option(min=1, help="default: torch's")]
 Quick = Annotated[
@@ -62,7 +64,10 @@ def read_names(name: str, text: str, allowed: Iterable[str]) -> list[str]:
 
 # ---- The machine
 
-PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "specdec")
+PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "rich", "specdec")
+ROOT = Path(__file__).resolve().parents[1]
+# What a result depends on: all of the repository but results themselves, and prose.
+CODE = (".", ":(exclude)bench/results", ":(exclude)*.md")
 
 
 def usable_cores() -> list[int]:
@@ -136,12 +141,10 @@ def hardware(device: torch.device) -> dict[str, object]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python, the packages, CUDA and this repository; None for what is absent."""
+    """Of Python, the packages and CUDA; None for what is absent."""
     found: dict[str, str | None] = {"python": platform.python_version(), "cuda": torch.version.cuda}
     installed = {d.name.lower(): d.version for d in metadata.distributions()}
-    found |= {package: installed.get(package) for package in PACKAGES}
-    repository = shlex.quote(str(Path(__file__).parent))
-    return found | {"commit": output_of(f"git -C {repository} describe --always --dirty")}
+    return found | {package: installed.get(package) for package in PACKAGES}
 
 
 def output_of(command: str) -> str | None:
@@ -149,7 +152,39 @@ def output_of(command: str) -> str | None:
     return collect_env.run_and_read_all(collect_env.run, command) or None
 
 
+def git(*arguments: str) -> str | None:
+    """What git says of this repository, stripped; None where it is absent or fails."""
+    command = shlex.join(["git", "-C", str(ROOT), *arguments])
+    code, output, _ = collect_env.run(command)
+    return None if code else output.strip()
+
+
+def stamp(device: torch.device, command: Sequence[str]) -> dict[str, object]:
+    """What made a result, and where: ``commit`` (``dirty``: the code was not what was committed; both are None outside
+    of a repository), ``instruction_set`` of the kernels in C++, and so on."""
+    changed = git("status", "--porcelain", "--", *CODE)
+    return {
+        "command": shlex.join(["python", *command]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": None if changed is None else bool(changed),
+        "device": device.type,
+        "threads": torch.get_num_threads(),
+        "instruction_set": build_info()["native"].get("instruction_set"),
+        "hardware": hardware(device),
+        "versions": versions(),
+    }
+
+
 # ---- Results
+
+
+def write(path: Path, content: Mapping[str, object]) -> None:
+    """Writes a JSON file. Whoever reads it meanwhile reads the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)
 
 
 class Report:
@@ -168,12 +203,7 @@ class Report:
         self.content: dict[str, object] = {
             "benchmark": benchmark,
             "complete": False,
-            "command": shlex.join(["python", *sys.argv]),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "device": device.type,
-            "threads": torch.get_num_threads(),
-            "hardware": hardware(device),
-            "versions": versions(),
+            **stamp(device, sys.argv),
             **more,
             "rows": self.rows,
         }
@@ -193,10 +223,7 @@ class Report:
     def _write(self) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(json.dumps(self.content, indent=1) + "\n")
-        partial.replace(self.path)
+        write(self.path, self.content)
 
     def show(self, title: str, rows: Sequence[Mapping], columns: Sequence[str]) -> None:
         """A table with a line for each row. Of a summary it shows the median and the quartiles."""

@@ -24,9 +24,9 @@ def test_skewed_lengths_are_the_same_every_time():
 
 
 def test_prompts_have_their_lengths(pair):
-    prompts = jobs.standard_library(pair[2], [3, 40, 1])
+    prompts = jobs.unseen_code(pair[2], [3, 40, 1])
     assert [len(p) for p in prompts] == [3, 40, 1]
-    assert prompts == jobs.standard_library(pair[2], [3, 40, 1]) != jobs.standard_library(pair[2], [3, 40, 1], seed=1)
+    assert prompts == jobs.unseen_code(pair[2], [3, 40, 1]) != jobs.unseen_code(pair[2], [3, 40, 1], seed=1)
 
 
 def job(lengths: list[int], whole_batches: bool) -> jobs.Job:
@@ -78,15 +78,18 @@ def test_rows_are_compared_by_round():
     done = job([1], False)
     done.stats, done.texts = [stats], {0: [1]}
     for eight, reached in ((1.0, True), (1.1, False)):
-        taken = {("plain", 1): slices(4, 4), ("specdec", 1): slices(3, 3)}
-        taken |= {("plain", 8): slices(2, 2), ("specdec", 8): slices(eight, eight)}
-        row = jobs.row_of_rows("specdec", 8, 1, taken, dict.fromkeys(taken, done))
+        taken = {("plain", 1): slices(4, 4), ("K=4", 1): slices(3, 3)}
+        taken |= {("plain", 8): slices(2, 2), ("K=4", 8): slices(eight, eight)}
+        row = jobs.row_of_rows("K=4", 8, 1, taken, dict.fromkeys(taken, done))
         assert row["times_1_row"]["median"] == pytest.approx(3 / eight)
         assert row["times_plain"]["median"] == pytest.approx(2 / eight)
         assert row["times_1_row_that_forwards_allow"]["median"] == 1 and row["tau"] == 2
         assert row["in_forwards"]["median"] == pytest.approx(0.5 / eight)
         assert row["reached"] == {"8 rows 3 times 1 row": reached}
     assert "reached" not in jobs.row_of_rows("plain", 8, 1, taken, dict.fromkeys(taken, done))
+    taken = {("plain", n): slices(2, 2) for n in (1, 16)} | {("K adapts", n): slices(1.9, 1.9) for n in (1, 16)}
+    row = jobs.row_of_rows("K adapts", 16, 1, taken, dict.fromkeys(taken, done))
+    assert row["reached"] == {"16 rows 1.1 times plain": False}  # 1.05
 
 
 def test_growth_is_by_quarters_and_a_line():
@@ -113,12 +116,13 @@ def test_throughput_reports(tmp_path):
     assert content["complete"] and content["quick"] and content["num_drafts"] == 4
     *rows, admission, memory = content["rows"]
     assert [(r["part"], r["temperature"], r["method"], r["rows"]) for r in rows] == [
-        ("rows", 1.0, m, n) for m in ("plain", "specdec") for n in (1, 2)
+        ("rows", 1.0, m, n) for m in ("plain", "K=4", "K adapts") for n in (1, 2)
     ]
     for row in rows:
         assert row["tokens_per_second"]["median"] > 0 and 0.5 <= row["busy"] <= 1
         assert (row["times_1_row"]["median"] == 1) == (row["rows"] == 1)
-        assert (row["tau"] == 1) == (row["method"] == "plain")
+        assert (row["tau"] == 1) == (row["method"] == "plain") or row["method"] == "K adapts"
+        assert (row["step_costs"] is not None) == (row["method"] == "K adapts")
         assert row["seconds"].keys() >= {"prefill", "draft_forwards", "target_forwards", "kernels", "loop"}
     assert admission["part"] == "admission" and admission["requests"] == 5
     assert admission["steps"] <= admission["steps_whole_batches"]

@@ -87,6 +87,11 @@ MUTATIONS: list[Mutation] = [
                 "record.log_probs += values[0][row][-len(tokens) :]",
                 SETTINGS,
             ),
+            "loop-neighbours-choose-a-sampled-rows-k": (
+                "groups[self._k_shapes_text[row]].append(row)",
+                "groups[0].append(row)",
+                ADAPTIVE,
+            ),
         },
     ),
     *mutations(
@@ -109,8 +114,9 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/drafters/draft_length.py",
         ADAPTIVE,
         {
-            "loop-never-tries-drafts-again": ("h.plain_left -= 1", "h.plain_left -= 0"),
+            "loop-never-tries-drafts-again": ("pause.left -= 1", "pause.left -= 0"),
             "loop-drafts-where-it-does-not-pay": ("rates.append(emitted / cost)", "rates.append(emitted)"),
+            "loop-rows-ignore-those-that-wait-for-them": ("emitted, rates = others, []", "emitted, rates = 0.0, []"),
         },
     ),
     *mutations(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,16 +18,18 @@ PATIENCE = 64  # plain steps before unprofitable drafts are tried again; twice a
 
 @dataclass(frozen=True)
 class AdaptiveDrafts:
-    """Chooses K for each sequence and each step, such that the most tokens are emitted per time.
+    """Chooses K for each step, such that the most tokens are emitted per time.
 
     With alpha estimated from the sequence's recent drafts, a step with K drafts emits
     (1 - alpha^(K+1)) / (1 - alpha) tokens on average (Leviathan et al. 2023, equation 1) in the time T(K). K maximises
     the ratio of the two. If plain decoding is best, K is 0, and drafts are tried again after a while, ever more rarely.
     The first step drafts one token.
 
-    A sequence's K depends only on its own drafts and on T, not on its neighbours. T is measured once for each batch
+    All rows of a batch take the time of the row with the most drafts. Greedy texts, and those of rule ``coupled``, do
+    not depend on K, so their rows have one K, the best one for all of them together. In other texts K has a part: such
+    a sequence's K depends only on its own drafts and on T, not on its neighbours. T is measured once for each batch
     size, at the first step of a decoder's first generation, and kept. Decoders with the same ``costs`` draw the same
-    texts from the same seed. (Greedy texts, and those of rule ``coupled``, do not depend on K.)
+    texts from the same seed.
 
     Args:
         max_drafts: the largest K, >= 1.
@@ -62,7 +64,13 @@ class DraftLengths(Protocol):
     def begin(self, row: int) -> None:
         """Forgets the row's history for a new sequence."""
 
-    def next(self, row: int) -> int: ...
+    def next(self, together: Sequence[int], alone: Sequence[int]) -> Mapping[int, int]:
+        """Returns K by row, for these rows.
+
+        Args:
+            together: rows whose texts do not depend on K, so that they may consider all rows.
+            alone: rows whose K may depend on nothing but their own sequences.
+        """
 
     def record(self, row: int, tested: int, accepted: int) -> None: ...
 
@@ -74,8 +82,8 @@ class FixedLengths:
     def begin(self, row: int) -> None:
         pass
 
-    def next(self, row: int) -> int:
-        return self.num_drafts
+    def next(self, together: Sequence[int], alone: Sequence[int]) -> Mapping[int, int]:
+        return dict.fromkeys((*together, *alone), self.num_drafts)
 
     def record(self, row: int, tested: int, accepted: int) -> None:
         pass
@@ -85,9 +93,19 @@ class FixedLengths:
 class _History:
     accepted: float = PRIOR_ACCEPTED
     tested: float = PRIOR_TESTED
-    plain_left: int = 0  # plain steps until the next trial
+    probing: bool = True  # nothing was tested yet, or not since a trial was due
+
+    @property
+    def alpha(self) -> float:
+        return self.accepted / self.tested
+
+
+@dataclass
+class _Pause:
+    """Plain steps, between trials of drafts that do not pay."""
+
+    left: int = 0  # plain steps until the next trial
     patience: int = PATIENCE
-    probing: bool = True
 
 
 class AdaptiveLengths:
@@ -100,21 +118,40 @@ class AdaptiveLengths:
     def __init__(self, costs: Sequence[float], batch_size: int):
         self._costs = costs
         self._histories = [_History() for _ in range(batch_size)]
+        self._pauses = [_Pause() for _ in range(batch_size)]
+        self._pause_together = _Pause()
 
     def begin(self, row: int) -> None:
-        self._histories[row] = _History()
+        self._histories[row], self._pauses[row] = _History(), _Pause()
 
-    def next(self, row: int) -> int:
-        h = self._histories[row]
-        if h.plain_left > 0:
-            h.plain_left -= 1
+    def next(self, together: Sequence[int], alone: Sequence[int]) -> Mapping[int, int]:
+        chosen = {row: self._choose([row], self._pauses[row]) for row in alone}
+        # What the other rows emit anyway, in a step that is as wide as they want it.
+        emitted = sum(expected_tokens(self._histories[row].alpha, k) for row, k in chosen.items())
+        width = max(chosen.values(), default=0)
+        return chosen | dict.fromkeys(together, self._choose(together, self._pause_together, emitted, width))
+
+    def _choose(self, rows: Sequence[int], pause: _Pause, others: float = 0.0, least: int = 0) -> int:
+        """Returns one K for these rows.
+
+        Args:
+            others: the tokens that other rows emit in the step.
+            least: the K of the other rows; fewer drafts cost as many.
+        """
+        if not rows:
             return 0
-        if h.probing:
+        histories = [self._histories[row] for row in rows]
+        best = best_length([h.alpha for h in histories], self._costs, others, least)
+        if best == 0 and pause.left > 0:
+            pause.left -= 1
+            return 0
+        if all(h.probing for h in histories):
             return min(PROBE, len(self._costs) - 1)
-        best = best_length(h.accepted / h.tested, self._costs)
         if best == 0:
-            h.plain_left, h.probing = h.patience - 1, True
-            h.patience *= 2
+            pause.left = pause.patience - 1
+            pause.patience *= 2
+            for h in histories:
+                h.probing = True
         return best
 
     def record(self, row: int, tested: int, accepted: int) -> None:
@@ -124,18 +161,30 @@ class AdaptiveLengths:
         if h.probing:
             h.probing = False
             if accepted:
-                h.accepted, h.tested, h.patience = PRIOR_ACCEPTED, PRIOR_TESTED, PATIENCE
+                h.accepted, h.tested = PRIOR_ACCEPTED, PRIOR_TESTED
+                self._pauses[row].patience = self._pause_together.patience = PATIENCE
         h.accepted = MEMORY * h.accepted + accepted
         h.tested = MEMORY * h.tested + tested
 
 
-def best_length(alpha: float, costs: Sequence[float]) -> int:
-    """Returns the K with the most emitted tokens per time, the smallest one of several. ``costs``: T(0), T(1), ..."""
-    emitted, rates = 0.0, []
+def expected_tokens(alpha: float, num_drafts: int) -> float:
+    """Returns how many tokens a sequence emits in a step, on average: (1 - alpha^(K+1)) / (1 - alpha)."""
+    return sum(alpha**k for k in range(num_drafts + 1))
+
+
+def best_length(alphas: Sequence[float], costs: Sequence[float], others: float = 0.0, least: int = 0) -> int:
+    """Returns the K >= ``least`` with the most emitted tokens per time, the smallest one of several.
+
+    Args:
+        alphas: of the sequences that are to draft K tokens each.
+        costs: T(0), T(1), ...
+        others: the tokens that other sequences emit in the step.
+    """
+    emitted, rates = others, []
     for k, cost in enumerate(costs):
-        emitted += alpha**k
+        emitted += sum(alpha**k for alpha in alphas)
         rates.append(emitted / cost)
-    return max(range(len(rates)), key=rates.__getitem__)
+    return max(range(least, len(rates)), key=rates.__getitem__)
 
 
 def step_costs(

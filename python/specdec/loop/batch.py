@@ -121,6 +121,7 @@ class Batch:
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         adaptive = isinstance(config.num_drafts, AdaptiveDrafts)
         self._draft_lengths: DraftLengths | None = None if adaptive else FixedLengths(most)
+        self._k_shapes_text = [True] * size  # whether the row's text depends on K; greedy and coupled ones do not
         self._pending: deque[_Launched] = deque()
         # Graphs are captured on the current device, which is set for each thread.
         self._on_device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
@@ -142,6 +143,7 @@ class Batch:
             self.table.begin(row, entry.params, entry.bias, record.processed, record.prompt_length, *shortest)
             self.generation.processors.of_rows[row] = entry.processors
             self.generation.ends[row] = record.ends.eos
+            self._k_shapes_text[row] = self.config.rule != Rule.COUPLED and entry.params["temperature"] > 0
             if self._draft_lengths is not None:
                 self._draft_lengths.begin(row)
         if self.session is not None:
@@ -279,7 +281,12 @@ class Batch:
                 )
                 self.stopwatch.lap("measuring")
             self._draft_lengths = AdaptiveLengths(self.costs or [1.0], len(self.rows))
-        return [self._draft_lengths.next(row) if drafts else 0 for row, drafts in enumerate(drafting)]
+        groups: tuple[list[int], list[int]] = [], []
+        for row, drafts in enumerate(drafting):
+            if drafts:
+                groups[self._k_shapes_text[row]].append(row)
+        chosen = self._draft_lengths.next(*groups)
+        return [chosen.get(row, 0) for row in range(len(drafting))]
 
     def _take(self, step: _Launched) -> list[Emission]:
         """Applies a step's report to the sequences that had not ended before the step."""

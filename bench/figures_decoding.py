@@ -1,0 +1,139 @@
+"""The figures of decoding: against transformers, by drafter, by rows, by accept rule, and whether it is exact."""
+
+from __future__ import annotations
+
+from figures import Results, number, page, percent, source, spread, table
+from measure import summary
+
+PLAIN = "plain"
+
+
+def compare(results: Results) -> str:
+    r = results["compare"]
+    names = {"plain": "target alone (`generate`)", "assisted": "assisted generation (`generate`)"}
+    rows = []
+    for m in r["methods"]:
+        k = m.get("num_drafts", m.get("num_assistant_tokens", ""))
+        speed = spread(summary(m["spread"]["tokens_per_second"]["per_round"]))
+        faster = by_round(r, m["name"]) if m["name"] in names else ""
+        rows.append((names.get(m["name"], m["name"]), str(k), speed, faster))
+    ours = next(m for m in r["methods"] if m["name"] == "specdec")
+    equal = "equal" if r["greedy_equal"] else "not equal"
+    said = (
+        f"The acceptance rate is {ours['acceptance_rate']:.2f}, alpha {ours['alpha']:.2f} and tau {ours['tau']:.2f}; "
+        f"{number(100 * ours['loop_fraction'])} % of specdec's time is spent outside the two models. The texts of "
+        f"specdec and of the target alone are {equal}. {source('compare', r)}"
+    )
+    return page(table(("", "K", "tokens/s", "specdec is faster by"), rows), said)
+
+
+def by_round(result: dict, other: str) -> str:
+    """How many times as fast specdec is, of a result of ``specdec compare``."""
+    return spread(summary(result["ratios"][f"specdec/{other}"]["per_round"]))
+
+
+def drafters(results: Results) -> str:
+    r = results["drafters"]
+    head, loads = ["drafter"], []
+    for load in r["rows"]:
+        head += [f"{load['workload']}: times plain", "with the prefill", "tau"]
+        loads.append({_general(m["name"]): m for m in load["methods"] if m["name"] != PLAIN})
+    rows = []
+    for name in loads[0]:
+        rows.append([name])
+        for m in (methods[name] for methods in loads):
+            rows[-1] += [spread(m["speedup"]), number(m["speedup_with_prefill"]["median"]), f"{m['tau']:.2f}"]
+    of_that = [m["of_that"]["median"] for methods in loads for m in methods.values()]
+    over_tau = [m["efficiency"] for methods in loads for m in methods.values()]
+    said = (
+        f"Greedy, float32, one sequence at a time, {r['prompts']} prompts of {r['new_tokens']} new tokens. The "
+        f"drafters reach {percent(min(of_that))} to {percent(max(of_that))} of what their forwards alone allow; over "
+        f"tau, the speed-ups are {min(over_tau):.2f} to {max(over_tau):.2f}. {source('drafters', r)}"
+    )
+    return page(table(head, rows), said)
+
+
+def _general(name: str) -> str:
+    """Early exits end after a quarter of the layers, which is another number for each target."""
+    return f"a quarter of the layers, {name.split(', ')[1]}" if name.startswith("early exit") else name
+
+
+def of_part(result: dict, part: str) -> list[dict]:
+    return [row for row in result["rows"] if row["part"] == part]
+
+
+def throughput(results: Results) -> str:
+    r = results["throughput"]
+    found = {(row["temperature"], row["rows"], row["method"]): row for row in of_part(r, "rows")}
+    methods = [*dict.fromkeys(method for _, _, method in found)]
+    ours = [m for m in methods if m != PLAIN]
+    least = min(n for _, n, _ in found)
+    head = ["temperature", "rows", *(f"{m}: tokens/s" for m in methods), *(f"{m}: times plain" for m in ours)]
+    head += [f"{m}: times {least} row" for m in methods]
+    rows = []
+    for temperature, n in dict.fromkeys((temperature, n) for temperature, n, _ in found):
+        of = {m: found[temperature, n, m] for m in methods}
+        speeds = [number(of[m]["tokens_per_second"]["median"]) for m in methods]
+        scaling = [number(of[m][f"times_{least}_row"]["median"]) for m in methods]
+        rows.append([f"{temperature:g}", str(n), *speeds, *(spread(of[m]["times_plain"]) for m in ours), *scaling])
+    return page(table(head, rows), source("throughput", r))
+
+
+def admission(results: Results) -> str:
+    (row,) = of_part(results["throughput"], "admission")
+    return page(
+        f"Of {row['requests']} requests with log-normal lengths ({row['new_tokens']:,} new tokens in all), "
+        f"refilled rows are busy {percent(row['busy'])} of the time (whole batches: "
+        f"{percent(row['busy_whole_batches'])}), and decode {number(row['times_whole_batches'])} times as "
+        f"many tokens/s as the same rows that wait for whole batches."
+    )
+
+
+def memory(results: Results) -> str:
+    (row,) = of_part(results["throughput"], "memory")
+    resident, tensors = row["growth"]["resident"], row["growth"]["tensors"]
+    stay = "move" if row["large_storages_moved"] else "stay where they are"
+    return page(
+        f"Over {row['tokens']:,} tokens through one scheduler, the caches and weights "
+        f"({number(row['cache_and_weight_bytes'] / 1e6)} MB) {stay}; the process goes from "
+        f"{number(resident['first_quarter'] / 1e6)} to {number(resident['last_quarter'] / 1e6)} MB, and from "
+        f"{tensors['first_quarter']:.0f} to {tensors['last_quarter']:.0f} tensors (medians of the first and the last "
+        f"quarter)."
+    )
+
+
+def rules(results: Results) -> str:
+    r = results["rules"]
+    found = {(row["rule"], (row["filters"], row["K"])): row for row in r["rows"]}
+    settings = sorted(dict.fromkeys(setting for _, setting in found), key=lambda s: (s[0] != "none", s[1]))
+    shown = {"none": "", "top_k+top_p": ", top-k 50 and top-p 0.95"}
+    rows = []
+    for rule in dict.fromkeys(rule for rule, _ in found):
+        of = [found[rule, setting] for setting in settings]
+        rows.append([f"`{rule}`", *(f"{row['tau']:.2f} +- {row['tau_standard_error']:.2f}" for row in of)])
+    said = f"tau with its standard error, over {r['texts']} sampled texts of {r['max_new_tokens']} tokens. "
+    return page(
+        table(["rule", *(f"K = {k}{shown[filters]}" for filters, k in settings)], rows), said + source("rules", r)
+    )
+
+
+def verification(results: Results) -> str:
+    head = ("dtype", "texts", "compared", "left transformers'", "unlike plain", "bugs")
+    names, rows = ("verify", "verify.bfloat16"), []
+    for r in (results[name] for name in names):
+        for check in dict.fromkeys(cell["check"] for cell in r["texts"]):
+            keys = ("texts", "tokens", "differing", "unlike_plain", "bugs")
+            cells = [cell for cell in r["texts"] if cell["check"] == check]
+            texts, tokens, differing, unlike, bugs = (sum(cell[key] for cell in cells) for key in keys)
+            left = f"{differing}, once in {tokens / differing:.0f} tokens" if differing else "0"
+            compared = f"{texts} texts, {tokens:,} tokens"
+            rows.append((r["environment"]["dtype"], check, compared, left, str(unlike), str(bugs)))
+    tested = results["verify"]["distributions"]
+    tests = [test for cell in tested for test in cell["tests"]]
+    closest = min(test["p_value"] / test["level"] for test in tests)
+    said = (
+        f"{sum(test['passed'] for test in tests)} of {len(tests)} tests of the distribution passed "
+        f"({max(cell['samples'] for cell in tested)} texts each); the closest was {number(closest)} times its level "
+        f"from failing. " + ", ".join(source(name, results[name]) for name in names)
+    )
+    return page(table(head, rows), said)

@@ -1,0 +1,81 @@
+"""The figures of the operations on raw logits: by shape, by setting, and of drawing drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from figures import Results, milliseconds, page, source, spread, table, times_faster
+
+
+def accepted(row: dict) -> str:
+    """What a row of ``bench_kernels.py step`` accepts."""
+    return "all accepted" if row["drafts"] == "all_accepted" else f"alpha {row['cases']['step']['alpha']:.2f}"
+
+
+def _faster(ratios: Mapping[str, dict], peers: Sequence[str], ours: str = "cpu") -> list[str]:
+    """How many times as fast ours is; empty where a peer was not measured."""
+    found = [ratios.get(f"{ours}/{peer}") for peer in peers]
+    return ["" if ratio is None else spread(times_faster(ratio)) for ratio in found]
+
+
+def _head(peers: Sequence[str]) -> list[str]:
+    return [f"times as fast as {'`torch.compile`' if peer == 'compile' else peer}" for peer in peers]
+
+
+def steps(name: str) -> Callable[[Results], str]:
+    """The figure of one file of ``bench_kernels.py step``."""
+
+    def figure(results: Results) -> str:
+        r = results[name]
+        measured = {key for row in r["rows"] for key in row["ratios"]}
+        peers = [peer for peer in ("transformers", "eager", "compile") if f"cpu/{peer}" in measured]
+        rows = []
+        for row in sorted(r["rows"], key=lambda row: (row["V"], row["B"], row["K"], row["drafts"] != "typical")):
+            shape = [str(row["V"]), str(row["B"]), str(row["K"]), accepted(row)]
+            times = [milliseconds(row["seconds"][ours]) for ours in ("cpu", "cpu+stats")]
+            floor = spread(row["ratios"]["cpu/floor_all_rows"])
+            rows.append([*shape, *times, *_faster(row["ratios"], peers), floor])
+        head = ["V", "B", "K", "drafts", "time", "with q's statistics", *_head(peers), "times the floor"]
+        said = (
+            f"The floor is the bytes of all rows that may be needed, over the bandwidth of reading "
+            f"({r['bandwidth']['read'] / 1e9:.0f} GB/s). {source(name, r)}"
+        )
+        return page(table(head, rows), said)
+
+    return figure
+
+
+def settings(results: Results) -> str:
+    r = results["settings"]
+    by_drafts = {row["drafts"]: row for row in r["rows"]}
+    some, whole = by_drafts["typical"], by_drafts["all_accepted"]
+    rows = []
+    for case, about in some["cases"].items():
+        filters = [f"{name.replace('_', '-')} {value}" for name, value in about["filters"].items()]
+        with_stats = some["seconds"].get(f"cpu+stats {case}")
+        against = [of["ratios"].get(f"cpu {case}/cpu token none") for of in (some, whole)]
+        rows.append(
+            [
+                ", ".join([f"`{about['rule']}`", *filters]),
+                f"{about['mean_emitted']:.2f}",
+                milliseconds(some["seconds"][f"cpu {case}"]),
+                milliseconds(with_stats) if with_stats else "",
+                *("" if ratio is None else spread(ratio) for ratio in against),
+                *_faster(some["ratios"], [f"transformers {case}"], f"cpu {case}"),
+            ]
+        )
+    head = ["rule, filters", "emitted", "time", "with q's statistics", "times `token` without filters"]
+    said = (
+        f"B = {some['B']}, K = {some['K']}, V = {some['V']}, {some['dtype']}; q is disturbed until alpha is "
+        f"{some['cases']['token none']['alpha']:.2f} without filters. {source('settings', r)}"
+    )
+    return page(table([*head, "the same, all accepted", *_head(["transformers"])], rows), said)
+
+
+def drafts(results: Results) -> str:
+    r, peers = results["draft_step"], ("multinomial", "eager", "compile")
+    rows = []
+    for row in sorted(r["rows"], key=lambda row: (row["V"], row["B"])):
+        time = milliseconds(row["seconds"]["cpu"])
+        rows.append([str(row["V"]), str(row["B"]), time, *_faster(row["ratios"], peers)])
+    return page(table(["V", "B", "time", *_head(peers)], rows), source("draft_step", r))

@@ -1,0 +1,172 @@
+"""Makes every result that the README and the docs cite, on a CPU, and says which are older than the code they time.
+
+    python bench/regenerate.py                        # all that are not fresh; about 25 minutes on two idle cores
+    python bench/regenerate.py throughput --again     # one of them, fresh or not
+    python bench/regenerate.py --stale                # those that are not fresh; exit code 1 if there are any
+
+``tables.py`` writes the results into the pages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from report import ROOT, git, stamp, write
+from rich.console import Console
+from rich.table import Table
+
+FOLDER = ROOT / "bench" / "results" / "cpu"
+MEASURING = ("bench/measure.py", "bench/report.py")
+KERNELS = ("csrc", "specdec_kernels", "setup.py")
+OF_KERNELS = (*MEASURING, *KERNELS, "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
+LOOP = (*KERNELS, *(f"python/specdec/{room}" for room in ("sampling", "models", "drafters", "loop", "embedded")))
+DECODER = (*LOOP, "python/specdec/decoder.py", "python/specdec/prompts.py")
+SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
+_EVALUATION = (*DECODER, "python/specdec/evaluation")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file of results.
+
+    Attributes:
+        command: what makes it, after ``python``; ``{json}`` is the file's path. Without that, its output is the JSON.
+        times: the paths of the code that it measures, and that measures.
+        instruction_set: of the C++ kernels; None: the best that the machine has.
+    """
+
+    name: str
+    command: str
+    times: tuple[str, ...]
+    instruction_set: str | None = None
+
+    @property
+    def printed(self) -> bool:
+        return "{json}" not in self.command
+
+    def line(self, path: Path) -> str:
+        """The command, as a user would type it."""
+        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        variable = f"SPECDEC_CPU_ISA={self.instruction_set} " if self.instruction_set else ""
+        return f"{variable}python {self.command.format(json=shlex.quote(str(shown)))}"
+
+
+_STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32"
+RESULTS = (
+    Result("speculative_step", f"{_STEP} --seconds 1.5 --compile-seconds 120 --json {{json}}", OF_KERNELS),
+    Result("speculative_step.avx2", f"{_STEP} --seconds 1 --compile-seconds 0 --json {{json}}", OF_KERNELS, "avx2"),
+    Result("settings", "bench/bench_kernels.py settings --seconds 40 --json {json}", OF_KERNELS),
+    Result(
+        "draft_step",
+        "bench/bench_kernels.py draft -B 1,8 --dtypes float32 --compile-seconds 60 --json {json}",
+        OF_KERNELS,
+    ),
+    Result("compare", "-m specdec compare --json", _EVALUATION),
+    Result(
+        "throughput",
+        "bench/bench_throughput.py --rounds 4 --json {json}",
+        (*MEASURING, *SCHEDULER, "bench/bench_throughput.py"),
+    ),
+    Result(
+        "drafters",
+        "bench/bench_decoding.py drafters --rounds 3 --json {json}",
+        (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py"),
+    ),
+    Result("rules", "bench/bench_decoding.py rules --json {json}", (*DECODER, "bench/bench_decoding.py")),
+    Result("verify", "-m specdec verify --samples 512 --json", _EVALUATION),
+    Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", _EVALUATION),
+)
+
+
+def state(result: Result, path: Path) -> str:
+    """ "fresh", or why the file has to be made (again)."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return "missing"
+    except json.JSONDecodeError:
+        return "no JSON"
+    if content.get("quick") or not content.get("complete"):
+        return "incomplete"
+    if content.get("dirty") is not False:
+        return "its code was not committed"
+    if result.instruction_set not in (None, content.get("instruction_set")):
+        return f"made with {content.get('instruction_set')}"
+    changed = git("diff", "--stat=200", content["commit"], "--", *result.times)
+    if changed is None:
+        return f"its commit {content['commit'][:10]} is unknown here"
+    return "fresh" if not changed else f"older than its code:{changed.splitlines()[-1]}"
+
+
+def make(result: Result, path: Path) -> str | None:
+    """Runs the command. Returns why there is no whole result, or None."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", ROOT)))}
+    if result.instruction_set:
+        environment["SPECDEC_CPU_ISA"] = result.instruction_set
+    command = [sys.executable, *shlex.split(result.command.format(json=shlex.quote(str(path))))]
+    about = stamp(torch.device("cpu"), command[1:])  # before it runs: the code that runs is that of now
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE if result.printed else None)
+    if result.printed and done.returncode == 0:
+        write(path, {"benchmark": result.name, "complete": True, **about, **json.loads(done.stdout)})
+    if done.returncode:
+        return f"exit code {done.returncode}"
+    now = state(result, path)
+    return None if now in ("fresh", "its code was not committed") else now
+
+
+def show(states: dict[Result, str], folder: Path) -> None:
+    table = Table("result", "state", "command")
+    for result, now in states.items():
+        table.add_row(result.name, now, result.line(folder / f"{result.name}.json"))
+    Console(width=None if sys.stdout.isatty() else 220).print(table)
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="results; default: all", show_default=False)] = None,
+    list_only: Annotated[bool, typer.Option("--list", help="what there is, and whether it is fresh")] = False,
+    stale: Annotated[bool, typer.Option(help="list those that are not fresh; exit code 1 if there are any")] = False,
+    again: Annotated[bool, typer.Option(help="also those that are fresh")] = False,
+    minutes: Annotated[float, typer.Option(min=0, help="after which no result begins")] = float("inf"),
+    folder: Annotated[Path, typer.Option(help="where the results are")] = FOLDER,
+) -> None:
+    """Makes the results that are not fresh, one after the other. One that fails is reported, and the next one begins.
+
+    Fresh is a whole result of committed code, of which nothing that it measures has changed since.
+    """
+    known = {result.name: result for result in RESULTS}
+    if unknown := [name for name in names or () if name not in known]:
+        raise typer.BadParameter(f"names: got {unknown[0]!r}, allowed: {', '.join(known)}")
+    folder = folder.absolute()
+    asked = [known[name] for name in names or known]
+    states = {result: state(result, folder / f"{result.name}.json") for result in asked}
+    if stale or list_only:
+        shown = {r: now for r, now in states.items() if list_only or now != "fresh"}
+        show(shown, folder)
+        raise typer.Exit(int(stale and bool(shown)))
+    console, begun, failed = Console(stderr=True), time.monotonic(), {}
+    for result in (r for r in asked if again or states[r] != "fresh"):
+        spent, path = (time.monotonic() - begun) / 60, folder / f"{result.name}.json"
+        if spent >= minutes:
+            failed[result.name] = f"not begun (--minutes {minutes:g})"
+            continue
+        console.rule(f"{result.name}, after {spent:.1f} minutes: {result.line(path)}")
+        if (why := make(result, path)) is not None:
+            failed[result.name] = why
+    console.print(f"{(time.monotonic() - begun) / 60:.1f} minutes")
+    for name, why in failed.items():
+        console.print(f"not made: {name}: {why}")
+    raise typer.Exit(int(bool(failed)))
+
+
+if __name__ == "__main__":
+    typer.run(main)

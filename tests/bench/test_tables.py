@@ -1,0 +1,114 @@
+"""The pages say what the results say, and figures are computed right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import figures
+import figures_decoding
+import figures_kernels
+import pytest
+import tables
+from figures import Missing, Results
+from support import ROOT
+from support.benches import run_main
+
+
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_a_page_says_what_the_results_say(name):
+    """If this fails: python bench/tables.py --write"""
+    page = (ROOT / name).read_text(encoding="utf-8")
+    assert tables.filled(page, Results(tables.FOLDER)) == page
+    assert page.count("<!-- begin: ") == page.count("<!-- end -->") == len(tables.BLOCK.findall(page)) > 0
+
+
+def test_every_figure_has_a_place():
+    pages = "".join((ROOT / name).read_text(encoding="utf-8") for name in tables.PAGES)
+    assert {name for _, name, _ in tables.BLOCK.findall(pages)} == {*tables.FIGURES}
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [(0.03761, "0.0376"), (1.0, "1.00"), (12.345, "12.3"), (99.96, "100"), (1234.5, "1,234"), (0, "0.00")],
+)
+def test_numbers_have_three_digits(value, shown):
+    assert figures.number(value) == shown
+
+
+def result(folder: Path, name: str, **content: object) -> Results:
+    stamp = {"commit": "f" * 40, "dirty": False, "date": "2026-01-02T03:04:05", "instruction_set": "avx2", "threads": 2}
+    about = {"complete": True, **stamp, "command": f"python bench/x.py --json {name}.json"}
+    (folder / f"{name}.json").write_text(json.dumps(about | content))
+    return Results(folder)
+
+
+def summary(median: float, q1: float, q3: float) -> dict[str, float]:
+    return {"median": median, "q1": q1, "q3": q3, "rounds": 5}
+
+
+STEP = {
+    "B": 1, "K": 5, "V": 1000, "drafts": "typical", "cases": {"step": {"alpha": 0.7612}},
+    "seconds": {"cpu": summary(2e-3, 1e-3, 3e-3), "cpu+stats": summary(1e-3, 1e-3, 1e-3)},
+    "ratios": {"cpu/transformers": summary(0.1, 0.05, 0.2), "cpu/floor_all_rows": summary(2.0, 1.5, 2.5)},
+}  # fmt: skip
+
+
+def test_kernels_times_become_speed_ups_with_their_quartiles_in_order(tmp_path):
+    results = result(tmp_path, "speculative_step", rows=[STEP], bandwidth={"read": 3e10})
+    lines = figures_kernels.steps("speculative_step")(results).splitlines()
+    assert lines[0].split(" | ")[-2:] == ["times as fast as transformers", "times the floor |"]
+    row = "| 1000 | 1 | 5 | alpha 0.76 | 2.00 ms | 1.00 ms | 10.0 (5.00 to 20.0) | 2.00 (1.50 to 2.50) |"
+    assert lines[2:4] == [row, ""]
+    said = " ".join(lines[4:])
+    assert "(30 GB/s)" in said and "`results/cpu/speculative_step.json` (commit ffffffffff, 2026-01-02, avx2" in said
+    assert said.endswith("`python bench/x.py`")
+
+
+def test_comparisons_have_quartiles_of_rounds(tmp_path):
+    def method(name: str, speeds: list[float], **more: object) -> dict:
+        spread = {"tokens_per_second": {"per_round": speeds}}
+        rates = {"acceptance_rate": 0.5, "alpha": 0.7, "tau": 3.0, "loop_fraction": 0.036}
+        return {"name": name, "tokens_per_second": speeds[1], "spread": spread, **rates, **more}
+
+    methods = [method("plain", [10.0, 20.0, 30.0]), method("specdec", [20.0, 40.0, 60.0], num_drafts=4)]
+    ratios = {"specdec/plain": {"per_round": [1.0, 2.0, 3.0]}}
+    text = figures_decoding.compare(result(tmp_path, "compare", methods=methods, ratios=ratios, greedy_equal=False))
+    assert "| target alone (`generate`) |  | 20.0 (15.0 to 25.0) | 2.00 (1.50 to 2.50) |" in text
+    assert "| specdec | 4 | 40.0 (30.0 to 50.0) |  |" in text and "not equal" in text and "3.60 %" in text
+
+
+def test_rows_have_the_scaling_of_every_method(tmp_path):
+    def row(method: str, rows: int, speed: float) -> dict:
+        value = summary(speed, speed, speed)
+        about = {"part": "rows", "temperature": 0.0, "method": method, "rows": rows, "tokens_per_second": value}
+        return about | {"times_plain": value, "times_1_row": value}
+
+    rows = [row(method, n, n + offset) for offset, method in ((0.5, "plain"), (0.25, "K adapts")) for n in (1, 8)]
+    text = figures_decoding.throughput(result(tmp_path, "throughput", rows=rows))
+    assert "K adapts: times plain | plain: times 1 row | K adapts: times 1 row |" in text
+    assert "| 0 | 8 | 8.50 | 8.25 | 8.25 (8.25 to 8.25) | 8.50 | 8.25 |" in text
+
+
+@pytest.mark.parametrize("content", [{"quick": True}, {"complete": False}])
+def test_what_is_not_whole_is_missing(tmp_path, content):
+    results = result(tmp_path, "throughput", rows=[], **content)
+    with pytest.raises(Missing, match="throughput"):
+        results["throughput"]
+    told = "Not measured yet: `python bench/regenerate.py throughput`."
+    assert tables.text_of("throughput", results) == told
+    page = "1 <!-- begin: throughput -->\nold\n<!-- end --> 2"
+    assert tables.filled(page, results) == f"1 <!-- begin: throughput -->\n{told}\n<!-- end --> 2"
+
+
+def test_a_figure_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ValueError, match="'speed', allowed: machine, "):
+        tables.filled("<!-- begin: speed -->\n<!-- end -->", Results(tmp_path))
+
+
+def test_the_command_finds_and_mends_an_old_page(tmp_path, monkeypatch):
+    (tmp_path / "page.md").write_text("<!-- begin: memory -->\nold\n<!-- end -->\n")
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "PAGES", ("page.md",))
+    found = [run_main(tables, *options, "--folder", tmp_path).exit_code for options in ((), ("--write",), ())]
+    assert found == [1, 0, 0] and "regenerate.py throughput" in (tmp_path / "page.md").read_text()
