@@ -40,8 +40,32 @@ PyObject* build(PyObject*, PyObject*) {
   return PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size()));
 }
 
-PyMethodDef methods[] = {{"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
-                         {nullptr, nullptr, 0, nullptr}};
+PyObject* instruction_sets(PyObject*, PyObject*) {
+  PyObject* names = PyList_New(0);
+  for (const std::string& each : specdec::cpu::instruction_sets()) {
+    PyObject* name = PyUnicode_FromStringAndSize(each.data(), static_cast<Py_ssize_t>(each.size()));
+    const bool appended = names != nullptr && name != nullptr && PyList_Append(names, name) == 0;
+    Py_XDECREF(name);
+    if (appended) continue;
+    Py_XDECREF(names);
+    return nullptr;
+  }
+  return names;
+}
+
+PyObject* use_instruction_set(PyObject*, PyObject* name) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(name, &size);
+  if (text == nullptr) return nullptr;
+  if (specdec::cpu::use_instruction_set(std::string(text, size))) Py_RETURN_NONE;
+  return PyErr_Format(PyExc_ValueError, "this machine has no instruction set %R", name);
+}
+
+PyMethodDef methods[] = {
+    {"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
+    {"instruction_sets", instruction_sets, METH_NOARGS, "those that this machine has, from the plainest to the best"},
+    {"use_instruction_set", use_instruction_set, METH_O, "makes the operations use one of them"},
+    {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

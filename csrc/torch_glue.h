@@ -7,6 +7,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
+
 namespace specdec {
 
 using torch::headeronly::ScalarType;
@@ -32,8 +34,24 @@ inline Tensor with_dense_rows(const Tensor& tensor) {
   return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : torch::stable::contiguous(tensor);
 }
 
+// A new dense tensor on the device of `like`. torch::stable::new_empty would look the operation up by its name, which
+// takes several times as long as the allocation.
 inline Tensor empty_on(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
-  return torch::stable::new_empty(like, shape, dtype);
+  constexpr size_t kMostDimensions = 4;
+  STD_TORCH_CHECK(shape.size() <= kMostDimensions, "specdec_kernels: a result has too many dimensions");
+  int64_t strides[kMostDimensions], stride = 1;
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(shape.begin()[i], 1);
+  }
+  int32_t device_type, device_index;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle tensor;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(shape.size()), shape.begin(), strides,
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device_type, device_index, &tensor));
+  return Tensor(tensor);
 }
 
 }  // namespace specdec

@@ -10,21 +10,28 @@ namespace specdec {
 constexpr int kBlock = 1024;  // the same in all backends: drawn tokens depend on it
 constexpr float kLog2e = 1.44269504f;
 
-// 2^x for x < 128, with a relative error of 1e-7 before rounding. 0 for x < -126; NaN gives NaN.
-SPECDEC_HD float exp2_fast(float x) {
-  constexpr float kShift = 0x1.8p23f + 127.0f;  // adding it leaves the biased exponent of 2^round(x) in the low bits
-  const float clamped = -126.0f > x ? -126.0f : x;
-  const float shifted = clamped + kShift;
-  const float f = clamped - (shifted - kShift);
-  float r = 0.0013264726f;
-  r = r * f + 0.009671513f;
-  r = r * f + 0.055507336f;
-  r = r * f + 0.24022242f;
-  r = r * f + 0.693147f;
-  r = r * f + 1.0f;
-  const float result = r * as_float(as_bits(shifted) << 23);
-  return x < -126.0f ? 0.0f : result;
+constexpr float kLowestExponent = -126.0f;
+
+// The exponent, but no less than `lowest`. NaN stays NaN.
+SPECDEC_HD float clamp_exponent(float x, float lowest) { return lowest > x ? lowest : x; }
+
+// 2^x for x from kLowestExponent, or NaN, to below 128, with a relative error of 1e-7 before rounding. 0 for x <
+// -125.5.
+SPECDEC_HD float exp2_clamped(float x) {
+  constexpr float kShift = 0x1.8p23f + 126.0f;  // adding it leaves 126 + round(x) in the low bits
+  const float shifted = x + kShift;
+  const float f = x - (shifted - kShift);
+  float r =
+      2.0f * 0.0013264726f;  // 2 * 2^f, since the low bits, as an exponent, are those of 2^(round(x) - 1), or of 0
+  r = r * f + 2.0f * 0.009671513f;
+  r = r * f + 2.0f * 0.055507336f;
+  r = r * f + 2.0f * 0.24022242f;
+  r = r * f + 2.0f * 0.693147f;
+  r = r * f + 2.0f;
+  return r * as_float(as_bits(shifted) << 23);
 }
+
+SPECDEC_HD float exp2_fast(float x) { return exp2_clamped(clamp_exponent(x, kLowestExponent)); }
 
 // Of one block: its largest logit, NaN if any logit is NaN, and the sum of weight(l, max).
 struct BlockStats {

@@ -28,12 +28,25 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
     return n == kBlock ? name##_body(__VA_ARGS__, int64_t{kBlock}) : name##_body(__VA_ARGS__, n); \
   }
 
+// The function that takes most of the time is compiled by itself: inlined, GCC keeps its partial sums in memory.
+#define SPECDEC_ALONE __attribute__((noinline))
+
 // All functions for one instruction set, `attributes`. t: inverse temperature; c: cutoff; s: stream.
 #define SPECDEC_KERNELS(name, label, attributes)                                                                       \
   namespace name {                                                                                                     \
   SPECDEC_KERNEL(attributes, float, max, (Row row, int64_t block, float* lanes), row, row, block, lanes)               \
-  SPECDEC_KERNEL(attributes, BlockStats, stats, (Row row, int64_t block, float t, float* lanes), row, row, block, t,   \
-                 lanes)                                                                                                \
+  attributes SPECDEC_ALONE BlockStats stats_of_block(const float* x, float t, float* lanes, const void* next) {        \
+    return stats_of_floats(x, kBlock, t, lanes, next);                                                                 \
+  }                                                                                                                    \
+  attributes SPECDEC_ALONE BlockStats stats_of_rest(const float* x, int64_t n, float t, float* lanes) {                \
+    return stats_of_floats(x, n, t, lanes, x);                                                                         \
+  }                                                                                                                    \
+  attributes BlockStats stats(Row row, int64_t block, float t, float* lanes) {                                         \
+    alignas(64) float buffer[kBlock];                                                                                  \
+    const float* x = view(row, block, buffer);                                                                         \
+    const int64_t n = padded_size(row, block);                                                                         \
+    return n == kBlock ? stats_of_block(x, t, lanes, next_of(row, block)) : stats_of_rest(x, n, t, lanes);             \
+  }                                                                                                                    \
   SPECDEC_KERNEL(attributes, float, sum_above, (Row row, int64_t block, float max, float t, float c), row, row, block, \
                  max, t, c)                                                                                            \
   SPECDEC_KERNEL(attributes, void, histogram,                                                                          \
@@ -74,16 +87,28 @@ SPECDEC_KERNELS(avx512, "avx512",
 #endif
 #endif
 
-const BlockKernels& choose() {
+std::vector<const BlockKernels*> find_kernels() {
+  std::vector<const BlockKernels*> found = {&baseline::kernels};
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
-    return avx512::kernels;
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (has_avx2) found.push_back(&avx2::kernels);
+  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    found.push_back(&avx512::kernels);
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kernels;
 #endif
-  return baseline::kernels;
+  return found;
+}
+
+const std::vector<const BlockKernels*>& all_kernels() {
+  static const std::vector<const BlockKernels*> found = find_kernels();
+  return found;
+}
+
+const BlockKernels*& kernels_in_use() {
+  static const BlockKernels* used = all_kernels().back();
+  return used;
 }
 
 }  // namespace
@@ -101,9 +126,21 @@ void DraftDistribution::entries(int64_t block, int64_t* begin, int64_t* end) con
   *end = std::lower_bound(first, ids + num_entries, (block + 1) * kBlock) - ids;
 }
 
-const BlockKernels& block_kernels() {
-  static const BlockKernels& chosen = choose();
-  return chosen;
+const BlockKernels& block_kernels() { return *kernels_in_use(); }
+
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const BlockKernels* kernels : all_kernels()) names.push_back(kernels->instruction_set);
+  return names;
+}
+
+bool use_instruction_set(const std::string& name) {
+  for (const BlockKernels* kernels : all_kernels()) {
+    if (name != kernels->instruction_set) continue;
+    kernels_in_use() = kernels;
+    return true;
+  }
+  return false;
 }
 
 float logit_at(Row row, int64_t token) {

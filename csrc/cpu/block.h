@@ -1,8 +1,10 @@
-// Vectorised work on one block of a row, compiled for several instruction sets. The best one that the machine supports
-// is chosen when the first operation runs.
+// Vectorised work on one block of a row, compiled for several instruction sets. The best one that the machine has is
+// used, or the one that `use_instruction_set` chose.
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "../core/distribution.h"
 #include "../core/params.h"
@@ -103,7 +105,14 @@ struct BlockKernels {
   int64_t (*copy)(Row row, int64_t block, float* out);
 };
 
+// The kernels that operations use.
 const BlockKernels& block_kernels();
+
+// The instruction sets that this machine has, from the plainest to the best. The first, baseline, is everywhere.
+std::vector<std::string> instruction_sets();
+
+// Makes operations use this instruction set; false if the machine lacks it. Not while an operation runs.
+bool use_instruction_set(const std::string& name);
 
 // One logit as float32.
 float logit_at(Row row, int64_t token);

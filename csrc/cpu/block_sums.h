@@ -17,23 +17,31 @@ SPECDEC_BODY void max_of_lanes(const float* x, int64_t n, float* best) {
   }
 }
 
-// The largest of all lanes, ignoring NaN.
+// Both reductions halve the lanes until one is left: few operations wait for each other, and the order is fixed.
 SPECDEC_BODY float max_of_numbers(const float* lanes) {
-  float result = -INFINITY;
-  for (int lane = 0; lane < kLanes; ++lane) result = lanes[lane] > result ? lanes[lane] : result;
-  return result;
+  float best[16];
+  for (int i = 0; i < 16; ++i) best[i] = lanes[i + 16] > lanes[i] ? lanes[i + 16] : lanes[i];
+  for (int i = 0; i < 8; ++i) best[i] = best[i + 8] > best[i] ? best[i + 8] : best[i];
+  for (int i = 0; i < 4; ++i) best[i] = best[i + 4] > best[i] ? best[i + 4] : best[i];
+  for (int i = 0; i < 2; ++i) best[i] = best[i + 2] > best[i] ? best[i + 2] : best[i];
+  return best[1] > best[0] ? best[1] : best[0];
+}
+
+SPECDEC_BODY float sum_of_lanes(const float* lanes) {
+  float sum[16];
+  for (int i = 0; i < 16; ++i) sum[i] = lanes[i] + lanes[i + 16];
+  for (int i = 0; i < 8; ++i) sum[i] += sum[i + 8];
+  for (int i = 0; i < 4; ++i) sum[i] += sum[i + 4];
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 SPECDEC_BODY bool any_nan(const float* x, int64_t n) {
-  uint32_t any = 0;
-  for (int64_t i = 0; i < n; ++i) any |= x[i] != x[i] ? 1u : 0u;
-  return any;
-}
-
-SPECDEC_BODY float sum_of_lanes(const float* sum) {
-  float total = 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
-  return total;
+  uint32_t lanes[kLanes] = {}, any = 0;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] |= x[i + lane] != x[i + lane] ? 1u : 0u;
+  }
+  for (int lane = 0; lane < kLanes; ++lane) any |= lanes[lane];
+  return any != 0;
 }
 
 SPECDEC_BODY float sum_of(const float* x, int64_t n) {
@@ -61,17 +69,23 @@ SPECDEC_BODY float max_body(Row row, int64_t block, float* lanes, int64_t n) {
   return any_nan(x, n) ? NAN : max_of_numbers(best);
 }
 
-SPECDEC_BODY BlockStats stats_body(Row row, int64_t block, float inverse_temperature, float* lanes, int64_t n) {
-  alignas(64) float buffer[kBlock];
-  const float* x = view(row, block, buffer);
+// The statistics of n logits. `next`: where the next block's are, which is read into the cache meanwhile.
+SPECDEC_BODY BlockStats stats_of_floats(const float* x, int64_t n, float inverse_temperature, float* lanes,
+                                        const void* next) {
   float best[kLanes];
   max_of_lanes(x, n, best);
   copy_lanes(best, lanes);
   const float max = max_of_numbers(best);
-  const float reference = reference_of(max);
+  const float reference = reference_of(max), scale = inverse_temperature * kLog2e;
+  // Adding 0 keeps GCC from seeing a constant. It would turn the clamp into a comparison and a mask.
+  const float lowest = kLowestExponent + 0.0f * scale;
   float sum[kLanes] = {};
   for (int64_t i = 0; i < n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += weight(x[i + lane], reference, inverse_temperature);
+    prefetch_lanes(next, i);
+    float w[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) w[lane] = clamp_exponent((x[i + lane] - reference) * scale, lowest);
+    for (int lane = 0; lane < kLanes; ++lane) w[lane] = exp2_clamped(w[lane]);
+    for (int lane = 0; lane < kLanes; ++lane) sum[lane] += w[lane];
   }
   const float total = sum_of_lanes(sum);
   return {total == total || !any_nan(x, n) ? max : NAN, total};

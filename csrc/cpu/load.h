@@ -75,6 +75,11 @@ SPECDEC_BODY void load(Row row, int64_t block, float* x) {
   for (int64_t i = n; i < padded; ++i) x[i] = -INFINITY;
 }
 
+// Where the logits of the block after this one would be.
+SPECDEC_BODY const void* next_of(Row row, int64_t block) {
+  return static_cast<const char*>(row.data) + (block + 1) * kBlock * size_in_bytes(row.dtype);
+}
+
 // The block's logits: in place if they are float32, unpatched and in whole lanes, else copied to x[kBlock].
 SPECDEC_BODY const float* view(Row row, int64_t block, float* x) {
   const int64_t begin = block * kBlock, n = size_of(row, block);
@@ -87,6 +92,12 @@ SPECDEC_BODY const float* view(Row row, int64_t block, float* x) {
   }
   load(row, block, x);
   return x;
+}
+
+// Starts to read kLanes floats from `data` + i on, which need not exist.
+SPECDEC_BODY void prefetch_lanes(const void* data, int64_t i) {
+  __builtin_prefetch(static_cast<const float*>(data) + i);
+  __builtin_prefetch(static_cast<const float*>(data) + i + kLanes / 2);
 }
 
 }  // namespace specdec::cpu

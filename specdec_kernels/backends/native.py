@@ -5,20 +5,32 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 
+INSTRUCTION_SET = "SPECDEC_CPU_ISA"  # the environment variable that chooses one; unset: the best that the machine has
+
 
 @functools.cache
 def missing() -> str | None:
-    """Why the native operations for CPU tensors are missing; None once they are loaded."""
+    """Why the native operations for CPU tensors are missing; None once they are loaded.
+
+    Raises:
+        ValueError: SPECDEC_CPU_ISA names an instruction set that does not exist, or that this machine lacks.
+    """
     try:
-        importlib.import_module("specdec_kernels._C")
+        extension = importlib.import_module("specdec_kernels._C")
     except ImportError as error:
         return _why("_C", "C++", error, "a C++ compiler")
+    if asked := os.environ.get(INSTRUCTION_SET):
+        has = extension.instruction_sets()
+        if asked not in has:
+            raise ValueError(f"{INSTRUCTION_SET}: got {asked!r}, allowed on this machine: {', '.join(has)}")
+        extension.use_instruction_set(asked)
     return None
 
 
