@@ -63,14 +63,6 @@ def fast_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference races in blocks of 8: for V <= 8 it draws the same, faster."""
-    from specdec_kernels.backends import reference
-
-    monkeypatch.setattr(reference, "BLOCK", 8)
-
-
 @pytest.fixture(autouse=True)
 def keep_thread_count():
     threads = torch.get_num_threads()

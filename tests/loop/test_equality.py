@@ -162,7 +162,7 @@ SLICES = [(name, GREEDY) for name in DRAFTERS] + [(name, COUPLED) for name in ("
 
 @pytest.mark.parametrize(("name", "distribution"), SLICES)
 def test_a_slice(name, pair, distribution):
-    assert check(name, pair, 40, 10, distribution) == 0
+    assert check(name, pair, 24, 10, distribution) == 0
 
 
 @pytest.mark.nightly
