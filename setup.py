@@ -5,9 +5,12 @@ SPECDEC_CUDA=1 asks for it (0 leaves it out); it loads on a torch with CUDA only
 architectures.
 """
 
+import hashlib
 import os
 import platform
+import shlex
 import shutil
+import subprocess
 from glob import glob
 from pathlib import Path
 
@@ -63,6 +66,25 @@ def cuda_extension(home: str) -> CppExtension:
     )
 
 
+class KeepObjects(BuildExtension):
+    """Keeps objects in build/, also of an editable install, which would compile in a folder of the moment.
+
+    Ninja compiles again what depends on a file or a command that changed. What it does not see is in the folder's name:
+    torch, whose headers pip may replace, and the compilers.
+    """
+
+    def finalize_options(self) -> None:
+        asked = self.build_temp
+        super().finalize_options()
+        compilers = [cpp_extension.get_cxx_compiler(), *([f"{home}/bin/nvcc"] if home else [])]
+        known = [
+            subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=True).stdout
+            for compiler in compilers
+        ]
+        key = hashlib.sha256(repr((torch.__version__, torch.version.git_version, known)).encode()).hexdigest()[:12]
+        self.build_temp = asked or os.path.join("build", f"objects-{key}")
+
+
 home = cuda_home()
 setup(
     ext_modules=[
@@ -75,6 +97,6 @@ setup(
         ),
         *([cuda_extension(home)] if home else []),
     ],
-    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
+    cmdclass={"build_ext": KeepObjects.with_options(use_ninja=True)},
     options={"bdist_wheel": {"py_limited_api": PY_LIMITED_API}},
 )

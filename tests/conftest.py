@@ -3,10 +3,13 @@ kernels on fibers (simt/)."""
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 
-import torch
+gc.disable()  # until everything is imported
+
+import torch  # noqa: E402
 
 if not torch.cuda.is_available():
     # Read by triton when it is imported, which no test module does before this.
@@ -17,7 +20,10 @@ import simt.kernels  # noqa: E402
 from support import BACKENDS, FAST_BACKENDS  # noqa: E402
 
 if not torch.cuda.is_available():
+    from support.interpreter import patch_once_a_launch
+
     simt.kernels.serve()
+    patch_once_a_launch()
 
 torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what threads change has a test of its own
 
@@ -35,6 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[item.function] += 1
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays. The garbage collector would go through its half a million objects again and again,
+    for half of the time of a batch of thousands of rows."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # so that libraries find nothing leaked at the end
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -43,14 +61,6 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=FAST_BACKENDS)
 def fast_backend(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference races in blocks of 8: for V <= 8 it draws the same, faster."""
-    from specdec_kernels.backends import reference
-
-    monkeypatch.setattr(reference, "BLOCK", 8)
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,18 @@
-"""Every program of examples/ runs by itself, and prints what it promises."""
+"""Every program of examples/ runs, and prints what it promises."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import specdec
+import torch
 
 import specdec_kernels
 
@@ -18,14 +21,25 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PATHS = [str(Path(package.__file__).resolve().parents[1]) for package in (specdec, specdec_kernels)]
 
 
-def printed(name: str) -> str:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run([sys.executable, EXAMPLES / name], env=env, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.nightly)], ids=["here", "in its own process"])
+def printed(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> Callable[[str], str]:
+    """What a program prints. Every day it runs in this process, which has imported all libraries."""
+
+    def run_here(name: str) -> str:
+        with torch.random.fork_rng():
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    def run(name: str) -> str:
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
+        process = subprocess.run([sys.executable, EXAMPLES / name], env=env, capture_output=True, text=True)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+    return run if request.param else run_here
 
 
-def test_generate():
+def test_generate(printed):
     text = printed("generate.py")
     assert text.startswith("def read(self, size=-1):") and "\nclass Stack:" in text
     summaries = re.findall(r"^--- (\{.*\}) in (\d+) steps: alpha (0\.\d\d), tau (\d\.\d\d)$", text, flags=re.MULTILINE)
@@ -37,7 +51,7 @@ def test_generate():
         assert float(tau) == pytest.approx(48 / int(steps), abs=0.005)
 
 
-def test_in_transformers():
+def test_in_transformers(printed):
     text = printed("in_transformers.py")
     assert text.startswith("def read(self):") and "\n---\nimport os" in text
     *_, same, counts = text.splitlines()
@@ -46,7 +60,7 @@ def test_in_transformers():
     assert tokens == 64 and steps < 64
 
 
-def test_serving():
+def test_serving(printed):
     text = printed("serving.py")
     ends = re.findall(r"^--- request (\d): (\d+) new tokens, end: length\n(.*)$", text, flags=re.MULTILINE)
     starts = ("import os", "def add(a, b):", "class Stack:", "for line in file:", "try:")
@@ -55,7 +69,7 @@ def test_serving():
         assert int(tokens) == 8 * (1 + int(number)) and line.startswith(starts[int(number)])
 
 
-def test_kernels_alone():
+def test_kernels_alone(printed):
     lines = printed("kernels_alone.py").splitlines()
     assert len(lines) == 3
     for b, line in enumerate(lines):

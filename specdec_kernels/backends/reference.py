@@ -64,8 +64,8 @@ def race(weights, seed, position, offset: int, streams: tuple[int, int]) -> tupl
     Returns ([B] index, -1 if all weights are 0; [B] margin).
     """
     batch, vocabulary = weights.shape
-    blocks = -(-vocabulary // BLOCK)
-    padded = torch.nn.functional.pad(weights, (0, blocks * BLOCK - vocabulary)).view(batch, blocks, BLOCK)
+    blocks, width = -(-vocabulary // BLOCK), min(BLOCK, vocabulary)
+    padded = torch.nn.functional.pad(weights, (0, blocks * width - vocabulary)).view(batch, blocks, width)
     mass = padded.sum(-1)
 
     def level(w, index, stream):
@@ -74,7 +74,7 @@ def race(weights, seed, position, offset: int, streams: tuple[int, int]) -> tupl
 
     block, margin = level(mass, torch.arange(blocks, device=mass.device).expand(batch, -1), streams[0])
     inside = padded[torch.arange(batch, device=mass.device), block]
-    index = block[:, None] * BLOCK + torch.arange(BLOCK, device=mass.device)
+    index = block[:, None] * BLOCK + torch.arange(width, device=mass.device)
     token, inner_margin = level(inside, index, streams[1])
     token = torch.where(mass.sum(-1) > 0, block * BLOCK + token, -1)
     return token, torch.minimum(margin, inner_margin)

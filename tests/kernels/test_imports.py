@@ -1,11 +1,13 @@
-"""What ``import specdec_kernels`` brings along, and what works without the compiled extension: in fresh processes."""
+"""What ``import specdec_kernels`` and the reference bring along, what works without the compiled extension (both in
+fresh processes), and what ``auto`` chooses."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from specdec_kernels.backends import native
+from specdec_kernels import build_info
+from specdec_kernels.backends import native, operation
 
 
 def run(program: str) -> str:
@@ -26,24 +28,20 @@ sys.modules["specdec_kernels._C"] = None  # import raises ImportError
 """
 
 
-def test_import_is_light():
+def test_import_and_the_reference_are_light():
+    """Importing brings nothing heavy along but torch, and opens no connection. Neither ``reference`` nor the operation
+    that ``auto`` chooses on a CPU imports Triton."""
     heavy = ("triton", "transformers", "numpy.testing", "scipy", "specdec", "pytest", "specdec_kernels.testing")
     program = NO_NETWORK + (
-        "import torch, sys; before = set(sys.modules); import specdec_kernels; "
-        f"print([m for m in {heavy} if m in sys.modules and m not in before])"
+        "import torch, sys; before = set(sys.modules); import specdec_kernels\n"
+        f"print([m for m in {heavy} if m in sys.modules and m not in before])\n"
+        "from specdec_kernels import SamplingParams, draft_step\n"
+        "arguments = dict(seed=0, position=0, offset=0)\n"
+        "draft_step(torch.zeros(2, 5), SamplingParams(), **arguments, backend='reference')\n"
+        "draft_step(torch.zeros(2, 5), SamplingParams(), **arguments)\n"
+        "print('triton' in sys.modules)"
     )
-    assert run(program) == "[]"
-
-
-def test_reference_imports_no_triton():
-    program = """
-import sys, torch
-from specdec_kernels import SamplingParams, draft_step
-draft_step(torch.zeros(2, 5), SamplingParams(), seed=0, position=0, offset=0, backend="reference")
-draft_step(torch.zeros(2, 5), SamplingParams(), seed=0, position=0, offset=0)
-print("triton" in sys.modules)
-"""
-    assert run(program) == "False"
+    assert run(program).splitlines() == ["[]", "False"]
 
 
 def test_works_without_native_code():
@@ -87,18 +85,11 @@ def test_a_checkout_that_hides_an_installed_extension_is_named(tmp_path, monkeyp
 
 def test_auto_prefers_native_code():
     """The dispatcher says that the native operation runs."""
-    program = """
-import torch
-from specdec_kernels.backends import operation
-print(operation("draft_step", "auto", "cpu").name())
-"""
-    assert run(program) == "specdec_kernels::draft_step"
+    assert operation("draft_step", "auto", "cpu").name() == "specdec_kernels::draft_step"
 
 
 def test_build_info_lists_every_backend():
-    program = """
-from specdec_kernels import build_info
-info = build_info()
-print(sorted(b["backend"] for b in info["backends"] if b["device"] == "cpu"), all(info[k] for k in ("torch", "python")))
-"""
-    assert run(program) == "['cpu', 'cuda', 'reference', 'triton'] True"
+    info = build_info()
+    listed = sorted(b["backend"] for b in info["backends"] if b["device"] == "cpu")
+    assert listed == ["cpu", "cuda", "reference", "triton"]
+    assert info["torch"] and info["python"]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import FAST_BACKENDS
 from support.arrangements import LAYOUTS, rules_for
 
 from specdec_kernels.ops import RULES
@@ -59,6 +61,10 @@ def form_of(form: str, vocabulary: int) -> dict:
     }[form]
 
 
+def compact_of(form: str) -> int:
+    return 7 if form == "compact" else 0
+
+
 def batch_of(backend: str, vocabulary: int) -> int:
     """A batch size that is large enough to be significant, and small enough for Triton's interpreter."""
     return (3 if vocabulary <= 1025 else 1) if backend == "triton" else (30 if vocabulary <= 1025 else 12)
@@ -68,40 +74,68 @@ def compare_steps(backend: str, inputs: StepInputs, context: str = "") -> int:
     return assert_same_step(inputs.run(backend), *inputs.reference(), context)
 
 
-def compare_drafts(backend: str, inputs: StepInputs, draft_logits: torch.Tensor, compact: int = 0) -> int:
-    """Compares ``draft_step`` on draft_logits [B, V], as the last draft of a step. Returns the number of drafts that
-    differ by a near-tie."""
+def expected_draft(inputs: StepInputs, draft_logits: torch.Tensor, compact: int = 0) -> tuple:
+    return reference_draft(inputs, draft_logits, inputs.draft_tokens.shape[1] - 1, compact)
+
+
+def compare_drafts(
+    backend: str, inputs: StepInputs, draft_logits: torch.Tensor, compact: int = 0, expected: tuple | None = None
+) -> int:
+    """Compares ``draft_step`` on draft_logits [B, V], as the last draft of a step, with ``expected_draft``. Returns the
+    number of drafts that differ by a near-tie."""
     offset = inputs.draft_tokens.shape[1] - 1
     got = inputs.draft(draft_logits, offset, backend, compact=compact)
-    expected = reference_draft(inputs, draft_logits, offset, compact)
+    expected = expected or expected_draft(inputs, draft_logits, compact)
     return assert_same_draft(got, *expected, inputs, draft_logits, offset)
 
 
-@pytest.mark.parametrize(("rule", "form"), RULES_AND_FORMS)
-def test_many_cases(fast_backend, rule, form):
-    """Every vocabulary size with every kind of logits, pairs of dtypes in turn and mixed temperatures. There are few
-    near-ties."""
-    near_ties = sequences = 0
+class Case(NamedTuple):
+    """A step, and a draft at its end from ``logits``, if there are some, with what the reference makes of them."""
+
+    context: str
+    inputs: StepInputs
+    step: tuple
+    logits: torch.Tensor | None
+    draft: tuple | None
+
+
+@functools.lru_cache(maxsize=2)  # the backends take turns
+def cases(rule: str, form: str, few: bool) -> list[Case]:
+    made = []
     dtypes = itertools.cycle(itertools.product(DTYPES, DTYPES))
     for i, (vocabulary, sampling) in enumerate(itertools.product(VOCABULARIES, SAMPLING)):
-        # Each form of q with half of them, since Triton's interpreter needs milliseconds per block.
-        if (i + len(form)) % (20 if fast_backend == "triton" else 2):
+        # Each form of q with half of them; fewer if few, since Triton's interpreter needs milliseconds per block.
+        if (i + len(form)) % (20 if few else 2):
             continue
-        batch, num_drafts = batch_of(fast_backend, vocabulary), i % 4
+        batch, num_drafts = batch_of("triton" if few else "cpu", vocabulary), i % 4
         dtype, draft_dtype = next(dtypes)
         inputs = random_step(
             batch, num_drafts, vocabulary, dtype=dtype, draft_dtype=draft_dtype, temperature=MIXED, rule=rule,
             log_probs=i % 2 == 0, random_state=i, **SAMPLING[sampling], **form_of(form, vocabulary),
         )  # fmt: skip
         inputs = inputs.replace(num_drafts=torch.arange(batch) % (num_drafts + 1) if i % 3 == 0 else None)
-        context = f"V={vocabulary} K={num_drafts} {sampling} {dtype} {draft_dtype}"
-        near_ties += compare_steps(fast_backend, inputs, context)
-        sequences += batch
+        logits = draft = None
         if num_drafts and form != "one_hot":
             logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, -1]
-            near_ties += compare_drafts(fast_backend, inputs, logits, 7 if form == "compact" else 0)
-            sequences += batch
-    assert sequences >= (6 if fast_backend == "triton" else 500)
+            draft = expected_draft(inputs, logits, compact_of(form))
+        context = f"V={vocabulary} K={num_drafts} {sampling} {dtype} {draft_dtype}"
+        made.append(Case(context, inputs, inputs.reference(), logits, draft))
+    return made
+
+
+@pytest.mark.parametrize(("rule", "form", "fast_backend"), [(*f, b) for f in RULES_AND_FORMS for b in FAST_BACKENDS])
+def test_many_cases(rule, form, fast_backend):
+    """Every vocabulary size with every kind of logits, pairs of dtypes in turn and mixed temperatures. There are few
+    near-ties."""
+    near_ties = sequences = 0
+    few = fast_backend == "triton"
+    for context, inputs, step, logits, draft in cases(rule, form, few):
+        near_ties += assert_same_step(inputs.run(fast_backend), *step, context)
+        sequences += len(inputs.seed)
+        if logits is not None:
+            near_ties += compare_drafts(fast_backend, inputs, logits, compact_of(form), draft)
+            sequences += len(inputs.seed)
+    assert sequences >= (6 if few else 500)
     assert near_ties < max(2, ALLOWED_NEAR_TIES * sequences)
 
 
@@ -120,7 +154,7 @@ def test_large_vocabularies(vocabulary, rule, form, sampling):
         compare_steps("cpu", inputs, str(dtype))
         if form != "one_hot":
             logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
-            compare_drafts("cpu", inputs, logits, 7 if form == "compact" else 0)
+            compare_drafts("cpu", inputs, logits, compact_of(form))
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

@@ -128,7 +128,7 @@ def test_whole_texts(backend, decoding, draws):
     check(decoding, backend, draws)
 
 
-def test_whole_texts_of_the_reference(small_blocks):
+def test_whole_texts_of_the_reference():
     check(Decoding("block", None), "reference", DRAWS // 5)
 
 
@@ -142,7 +142,7 @@ def test_noise_reused_between_steps_is_found(rule):
     assert found(Decoding(rule, MOST), "cpu", DRAWS // 2, forget_position=True)
 
 
-def test_noise_by_absolute_position_is_found_in_block(monkeypatch, small_blocks):
+def test_noise_by_absolute_position_is_found_in_block(monkeypatch):
     """Counters of (position + offset, 0) are right for ``token``. But ``block`` uses the noise of positions that it
     then does not decide, and would use it again in the next step."""
     philox = reference.philox

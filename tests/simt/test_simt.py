@@ -105,7 +105,7 @@ def test_sanitizers():
         "LD_PRELOAD": preloaded.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "halt_on_error=1",
-        "SPECDEC_SIMT_FLAGS": "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined",
+        "SPECDEC_SIMT_FLAGS": "-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined",
         "PYTHONPATH": os.pathsep.join([str(SIMT.parent), *sys.path]),
     }
     done = subprocess.run(

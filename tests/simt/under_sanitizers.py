@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import torch
 from simt import kernels
 
 from specdec_kernels.ops import RULES
-from specdec_kernels.testing import assert_same_step, random_step
-from specdec_kernels.types import SpeculativeStep
+from specdec_kernels.testing import random_step
 
 FILTERS = {"top_k": (0, 4, 30), "top_p": (0.8, 1.0, 0.9), "min_p": (0.0, 0.1, 0.02)}
 TABLE = {"table": 9, "repetition_penalty": 1.3, "presence_penalty": 0.25, "frequency_penalty": 0.5}
@@ -20,11 +20,12 @@ def main() -> None:
     for rule, q, sampling, vocabulary in itertools.product(RULES, Q, ({}, FILTERS, TABLE, FILTERS | TABLE), (33, 1100)):
         if rule == "coupled" and q and "stats" not in q:
             continue
-        inputs = random_step(3, 2, vocabulary, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **sampling, **q)
-        want, margin = inputs.reference()
+        more = {"temperature": (0.0, 0.7, 1.3), "rule": rule, "log_probs": True, "drafter": "cpu"}
+        inputs = random_step(3, 2, vocabulary, **more, **sampling, **q)
         grid = dict(zip(("blocks", "threads", "slots"), kernels.GRIDS[steps % len(kernels.GRIDS)], strict=True))
         got = kernels.speculative_step(*inputs.operands(), **grid)
-        assert_same_step(SpeculativeStep(*got), want, margin)
+        # The reference would take most of the time here. test_parity.py compares with it what runs without sanitizers.
+        assert torch.equal(got[0], inputs.run("cpu").tokens)
         if rule != "block":
             kernels.draft_step(
                 inputs.target_logits[:, 1], *inputs.sampling(), inputs.draft_tokens[:, :1].contiguous(), None,

@@ -36,7 +36,7 @@ from .exact import Context, Setting, params_of, table_of
 FAMILY = 1e-6  # false-alarm probability of all chi-square tests together
 TESTS = 10_000  # an upper bound of their number, which tests/kernels/test_chi_square.py checks
 LEVEL = FAMILY / TESTS
-DRAWS, NIGHTLY = 200_000, 10_000_000
+DRAWS, NIGHTLY = 100_000, 10_000_000
 BIG_BACKENDS = ("cpu", "triton", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 INF = float("inf")

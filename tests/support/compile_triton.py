@@ -117,12 +117,13 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
     filters, penalties = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}, {"table": 9, "repetition_penalty": 1.1}
     if few:
-        table = step(rule="coupled", **filters, **penalties)
-        draft(table, table.target_logits[:, 0])
-        draft(step(**filters), table.target_logits[:, 0], compact=8)
-        draft(step(), table.target_logits[:, 0])
-        verify(step(rule="block", **filters))
-        verify(step(rule="coupled"))
+        coupled = step(rule="coupled", **filters, **penalties)
+        block = coupled.replace(rule="block")
+        draft(coupled, coupled.target_logits[:, 0])
+        draft(block, coupled.target_logits[:, 0], compact=8)
+        draft(block, coupled.target_logits[:, 0])
+        verify(block)
+        verify(coupled)
         return
     full = verify(step(draft_dtype=torch.float16, stats=True))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
