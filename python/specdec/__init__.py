@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .hf.speculate import Speculator, speculate
     from .models.kv_cache import StaticKVCache
     from .models.loading import load_embedded_pair, load_model, load_pair
-    from .result import Emission, End, GenerationResult, Producer
+    from .result import Emission, End, GenerationResult, Producer, TokenLogProb
     from .serving.engine import Engine, EngineStopped
     from .serving.requests import Outcome, Request
     from .serving.scheduler import QueueFull, Scheduler
@@ -43,6 +43,7 @@ __all__ = [
     "StopStrings",
     "SuffixDrafter",
     "SuffixMemory",
+    "TokenLogProb",
     "UniversalDrafter",
     "load_embedded_pair",
     "load_model",
@@ -61,7 +62,7 @@ _HOMES = {
     "serving.engine": ("Engine", "EngineStopped"),
     "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
     "serving.requests": ("Outcome", "Request"),
-    "result": ("Emission", "End", "GenerationResult", "Producer"),
+    "result": ("Emission", "End", "GenerationResult", "Producer", "TokenLogProb"),
     "serving.scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),
     "stopping": ("StopStrings",),
