@@ -47,7 +47,9 @@ def generate(
     num_drafts: options.NumDrafts = "4",
     batch_file: options.BatchFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a text, a line each.")] = False,
-    log_probs: Annotated[bool, typer.Option("--log-probs", help="Add log-probabilities to the JSON.")] = False,
+    log_probs: options.LogProbs = False,
+    top_log_probs: options.TopLogProbs = None,
+    prompt_log_probs: options.PromptLogProbs = None,
     verbose: options.Verbose = False,
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace of the generation, for chrome://tracing.")
@@ -76,10 +78,13 @@ def generate(
         job.refuse_options(scheduling, no_progress)
         check_texts([] if prompt is None else [prompt])
     else:
-        others = {"--json": as_json, "--log-probs": log_probs, "--verbose": verbose, "--profile": profile is not None}
+        others = {"--json": as_json, "--verbose": verbose, "--profile": profile is not None}
         job.check_options(batch_file, output, scheduling, num_return_sequences, others)
-    if log_probs and not as_json:
-        refuse("--log-probs", "--log-probs without --json", "both")
+    printed = as_json or output is not None
+    asked = {"--log-probs": log_probs or None, "--top-log-probs": top_log_probs, "--prompt-log-probs": prompt_log_probs}
+    for option, value in asked.items():
+        if value is not None and not printed:
+            refuse(option, f"{option} without --json", "both, or --output")
     bias = options.read_logit_bias(logit_bias or ())
     options.check_counts(0, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens)
     options.check_counts(1, num_return_sequences=num_return_sequences)
@@ -102,6 +107,7 @@ def generate(
     with options.user_errors(batch_file):
         params = options.read_sampling(rule, **sampling)
         from ..jobs.lines import JobLine, LineSettings, check_defaults
+        from ..jobs.log_probs import log_prob_fields
 
         defaults = LineSettings(
             max_new_tokens=max_new_tokens,
@@ -110,8 +116,12 @@ def generate(
             stop=tuple(stop),
             logit_bias=bias or None,
             banned_tokens=tuple(ban or ()),
+            log_probs=log_probs,
+            top_log_probs=top_log_probs,
+            prompt_log_probs=prompt_log_probs,
             **sampling,
         )
+        defaults.asked()
         if batch_file is None:
             lines = [JobLine(0, prompt or "", defaults, params)]
         elif output is not None:
@@ -123,6 +133,8 @@ def generate(
             vocab_size = models.read_vocab_size(target)
             check_defaults(defaults, vocab_size)
             lines = read_lines(batch_file, defaults, vocab_size, num_return_sequences)
+            if not printed and any(line.settings.asked() != defaults.asked() for line in lines):
+                refuse("--batch-file", "lines that ask for log-probabilities, without --json", "both, or --output")
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..decoder import SpeculativeDecoder
         from .batch import decode
@@ -140,12 +152,11 @@ def generate(
                 rule=rule,
                 banned=loaded.tail,
                 texts_per_line=num_return_sequences,
-                log_probs=log_probs,
                 on_emit=None if page is None else page.on_emit,
             )
     if as_json:
         for text in decoded.texts:
-            typer.echo(json.dumps(_row(text, loaded.tokenizer, log_probs, with_id=batch_file is not None)))
+            typer.echo(json.dumps(_row(text, loaded.tokenizer, with_id=batch_file is not None) | log_prob_fields(text)))
     elif page is not None:
         page.finish()
     else:
@@ -159,14 +170,13 @@ def generate(
         print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose)
 
 
-def _row(text: Text, tokenizer: PreTrainedTokenizerBase, log_probs: bool, with_id: bool) -> dict:
+def _row(text: Text, tokenizer: PreTrainedTokenizerBase, with_id: bool) -> dict:
     """The JSON object of one text."""
     shown = continuation(tokenizer, text.prompt, text.tokens)
     row: dict[str, object] = {"id": text.line.id} if with_id else {}
-    row |= {
+    return row | {
         "text": cut_after(shown, text.line.settings.stop, text.line.prompt),
         "token_ids": text.tokens,
         "produced_by": [str(producer) for producer in text.produced_by],
         "stats": text.stats.to_dict(),
     }
-    return row | ({"log_probs": text.log_probs, "raw_log_probs": text.raw_log_probs} if log_probs else {})

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .log_probs import LOG_PROB_KEYS
 from .manifest import differences, read_settings, settings_path, write_settings
 
 KEYS = ("id", "text", "token_ids", "produced_by", "end", "status", "stats")  # of every line, in this order
-FAILED_KEYS = (*KEYS, "error")
+OPTIONAL_KEYS = (*LOG_PROB_KEYS, "error")  # after them, in this order: what was asked for, and a failed line's error
 COUNTS = ("steps", "cut_steps", "emitted")
 COUNTS_BY_POSITION = ("drafted_by_position", "tested_by_position", "accepted_by_position")
 # A process that is killed loses nothing that was written; a machine that loses power may lose what was written since
@@ -233,7 +234,7 @@ def read_row(line: bytes) -> dict:
         row = json.loads(line)
     except (ValueError, RecursionError):
         row = None
-    if not isinstance(row, dict) or tuple(row) not in (KEYS, FAILED_KEYS):
+    if not isinstance(row, dict) or tuple(row) != (*KEYS, *(key for key in OPTIONAL_KEYS if key in row)):
         raise ValueError(f"got {ascii(line[:60])}, allowed: {allowed}")
     stats = row["stats"]
     counts = [stats.get(name) for name in COUNTS] if isinstance(stats, dict) else [None]

@@ -12,6 +12,7 @@ from ..result import End
 from ..serving.requests import Request
 from ..stopping import Stopping, StopStrings, cut_after
 from .lines import JobLine
+from .log_probs import log_prob_fields
 from .output import COUNTS, COUNTS_BY_POSITION, Results
 from .signals import Signals
 
@@ -83,6 +84,9 @@ def _requests(
             logit_bias=s.logit_bias,
             banned_tokens=[*s.banned_tokens, *banned],
             min_new_tokens=s.min_new_tokens,
+            log_probs=s.log_probs,
+            top_log_probs=s.top_log_probs,
+            prompt_log_probs=s.prompt_log_probs,
             id=line,
         )
 
@@ -102,6 +106,7 @@ def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
         "end": str(outcome.end),
         "status": outcome.status.name,
         "stats": {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
+        **log_prob_fields(outcome),
     }
     if outcome.end == End.FAILED:
         row["error"] = outcome.error or f"the target's logits have no distribution: {outcome.status.name}"
