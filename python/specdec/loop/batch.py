@@ -256,8 +256,9 @@ class Batch:
         asked = {row: record.asked for row, record in enumerate(self.rows) if record and record.asked.emitted}
         if not asked:
             return plan
-        # The kernel's raw log-probabilities are of the logits that it reads, after processors.
-        scored = [row for row, own in asked.items() if own.top is not None or self.generation.processors]
+        # The kernel's raw log-probabilities are of the logits that it reads, which are those after processors.
+        processed = self.generation.processors.of_rows
+        scored = [row for row, own in asked.items() if own.top is not None or processed[row]]
         top = MAX_TOP if any(own.top for own in asked.values()) else 0
         return plan._replace(log_probs=True, num_scored=self.device_rows.set_scored(scored), top=top)
 

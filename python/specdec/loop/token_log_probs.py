@@ -70,7 +70,7 @@ def _score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor
 
 def read_scores(scores: torch.Tensor, top: int) -> list[TokenLogProb]:
     """Returns what ``score`` found, with the ``top`` most likely of the tokens that it found. Waits for the device."""
-    found = (scores.shape[1] - 2) // 2
+    scores, found = scores.cpu(), (scores.shape[1] - 2) // 2
     log_probs, ranks = scores[:, 0].tolist(), scores[:, 1].long().tolist()
     ids, values = scores[:, 2 : 2 + found].long().tolist(), scores[:, 2 + found :].tolist()
     likely = [

@@ -221,7 +221,7 @@ class CachedModel:
     ) -> None:
         """Stores the keys and values of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``.
         Logits are computed only for ``on_logits``, as in ``extend``."""
-        self.extend(cache, sequences, [0] * len(sequences), on_logits=on_logits)
+        self.extend(cache, sequences, [0] * len(sequences), 0, on_logits)
 
     def extend(
         self,
