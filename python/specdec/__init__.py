@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .hf.speculate import Speculator, speculate
     from .models.kv_cache import StaticKVCache
     from .models.loading import load_embedded_pair, load_model, load_pair
-    from .result import Emission, End, GenerationResult, Producer
+    from .result import Emission, End, GenerationResult, Producer, TokenLogProb
     from .serving.engine import Engine, EngineStopped
     from .serving.requests import Outcome, Request
     from .serving.scheduler import QueueFull, Scheduler
@@ -47,6 +47,7 @@ __all__ = [
     "StopStrings",
     "SuffixDrafter",
     "SuffixMemory",
+    "TokenLogProb",
     "UniversalDrafter",
     "chat_prompt",
     "load_embedded_pair",
@@ -68,7 +69,7 @@ _HOMES = {
     "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
     "sampling.params": ("SamplingParams",),
     "serving.requests": ("Outcome", "Request"),
-    "result": ("Emission", "End", "GenerationResult", "Producer"),
+    "result": ("Emission", "End", "GenerationResult", "Producer", "TokenLogProb"),
     "serving.scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),
     "stopping": ("StopStrings",),

@@ -20,6 +20,7 @@ from .drafters.protocol import Drafter
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
 from .loop.cuda_graphs import StepGraphs
+from .loop.token_log_probs import read_asked
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
@@ -122,6 +123,8 @@ class SpeculativeDecoder:
         num_return_sequences: int = 1,
         stop: Stopping | None = None,
         processor_prompts: Sequence[Sequence[int]] | None = None,
+        top_log_probs: int | None = None,
+        prompt_log_probs: int | None = None,
     ) -> GenerationResult:
         """Continues every prompt until an end-of-sequence token, an end found by ``stop``, or ``max_new_tokens``.
 
@@ -154,7 +157,8 @@ class SpeculativeDecoder:
                 is called for one sequence and one row at a time, with its text ([1, n] ids, no padding) and its logits
                 ([1, V] float32). It must be a function of these two alone, because rows are visited more than once,
                 out of order, and by the draft as well.
-            log_probs: also return the log-probabilities of the new tokens.
+            log_probs: also return the log-probabilities of the new tokens: under the distribution that they were drawn
+                from, and under the softmax of the model's own logits ("raw").
             compact_q: k' > 0 restricts the draft to its k' most likely tokens, and stores q as their ids and
                 log-probabilities: [B, K, k'] numbers instead of the draft's logits.
             output_logits: also return the model's own logits at every new token.
@@ -163,6 +167,12 @@ class SpeculativeDecoder:
             stop: ends a sequence because of its text; for example ``specdec.stopping.StopStrings``.
             processor_prompts: the prompts as processors and penalties see them, where these differ from the prompts:
                 transformers shows them the padding, too.
+            top_log_probs: n from 0 to 20: also return what ``log_probs`` does, and of every new token its rank and the
+                n most likely tokens of its position with their log-probabilities. These are raw, whatever the settings:
+                OpenAI's ``top_logprobs``, and vLLM's ``logprobs`` with ``logprobs_mode="raw_logprobs"``, its default.
+            prompt_log_probs: n from 0 to 20: also return the same of every token of the prompt but the first, given
+                those before it. With ``max_new_tokens=0`` nothing else is computed. The prompt is then read in chunks
+                of at most 1024 tokens, whose logits [1024, V] are the largest scratch.
 
         Returns:
             GenerationResult. A sequence whose target logits define no distribution ends there, with its status.
@@ -179,6 +189,7 @@ class SpeculativeDecoder:
             check_room(prompts, max_new_tokens, name, max_length)
         eos = read_eos(eos_token_id, self.target.model)
         pad = read_pad(pad_token_id, eos, self.target.model)
+        asked = read_asked(log_probs, top_log_probs, prompt_log_probs)
         entries = read_entries(
             self.target,
             prompts,
@@ -194,6 +205,7 @@ class SpeculativeDecoder:
             most_drafts=self.most_drafts,
             processor_prompts=processor_prompts,
             copies=num_return_sequences,
+            asked=asked,
         )
         records, rule = [entry.record for entry in entries], read_rule(rule, compact_q)
         longest = max(map(len, prompts), default=0) + max_new_tokens
@@ -205,15 +217,20 @@ class SpeculativeDecoder:
             rule,
             compact_q,
             max_eos=len(eos),
-            log_probs=log_probs,
             logits=output_logits,
         )
         with torch.inference_mode():
             # Captured steps all have the same shape.
             batch = Batch(dataclasses.replace(config, steady=config.graphs is not None))
-            if max_new_tokens > 0 and entries:
-                self.target.prefill(batch.generation.target_cache, [record.text[:-1] for record in records])
+            scores_prompts = asked.prompt is not None
+            if entries and (max_new_tokens > 0 or scores_prompts):
+                self.target.prefill(
+                    batch.generation.target_cache,
+                    [record.text[:-1] for record in records],
+                    (lambda i, *fed: records[i].score_prompt(*fed)) if scores_prompts else None,
+                )
                 batch.stopwatch.lap("prefill")
+            if entries and max_new_tokens > 0:
                 batch.admit(dict(enumerate(entries)))
             while batch.live:
                 for emission in batch.step():
@@ -240,8 +257,10 @@ class SpeculativeDecoder:
             end=[r.end or End.LENGTH for r in records],  # with no new tokens wanted, none has begun
             stats=stats,
             sequence_stats=[r.stats for r in records],
-            log_probs=[r.log_probs for r in records] if log_probs else None,
-            raw_log_probs=[r.raw_log_probs for r in records] if log_probs else None,
+            log_probs=[r.log_probs for r in records] if asked.emitted else None,
+            raw_log_probs=[r.raw_log_probs for r in records] if asked.emitted else None,
+            top_log_probs=[r.top_log_probs for r in records] if asked.top is not None else None,
+            prompt_log_probs=[p for r in records if (p := r.prompt_log_probs) is not None] if scores_prompts else None,
             logits=[_stacked(r.logits, self.target) for r in records] if output_logits else None,
             drafter_error=None if batch.session is None else batch.session.error,
             step_costs=batch.costs if isinstance(self.num_drafts, AdaptiveDrafts) else None,
@@ -255,7 +274,6 @@ class SpeculativeDecoder:
         compact_q: int,
         max_eos: int,
         *,
-        log_probs: bool = False,
         logits: bool = False,
     ) -> BatchConfig:
         """Returns the configuration of a batch of ``size`` rows with ``capacity`` slots each, for this decoder's
@@ -276,7 +294,6 @@ class SpeculativeDecoder:
             backend=self.backend,
             max_eos=max_eos,
             costs=self.costs_of(size),
-            log_probs=log_probs,
             logits=logits,
             graphs=StepGraphs(self.graph_bytes) if on_gpu and self.graph_bytes else None,
         )

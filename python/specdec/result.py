@@ -36,12 +36,24 @@ class End(enum.StrEnum):
     FAILED = "failed"  # its logits define no distribution (see ``status``), or an exception was raised (see ``error``)
 
 
+class TokenLogProb(NamedTuple):
+    """A token among all that its position could have had, under the softmax of the model's own logits."""
+
+    log_prob: float
+    rank: int  # from 1, the most likely token; of equally likely ones, the lowest id comes first
+    top: list[tuple[int, float]]  # the most likely tokens and their log-probabilities, in this order; none with -inf
+
+
 class Emission(NamedTuple):
-    """The tokens that one sequence emitted in one step, as passed to ``on_emit``."""
+    """The tokens that one sequence emitted in one step, as passed to ``on_emit``. The log-probabilities are those of
+    ``GenerationResult``, of these tokens; None: not requested."""
 
     sequence: int
     tokens: list[int]
     produced_by: list[Producer]
+    log_probs: list[float] | None = None
+    raw_log_probs: list[float] | None = None
+    top_log_probs: list[TokenLogProb] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,9 @@ class GenerationResult:
     # Of ``tokens``, under the distribution that they were drawn from; None: not requested.
     log_probs: list[list[float]] | None = None
     raw_log_probs: list[list[float]] | None = None  # of ``tokens``, under the softmax of the model's own logits
+    top_log_probs: list[list[TokenLogProb]] | None = None  # of ``tokens``
+    # Of each prompt's own tokens, padding left out; None for the first token, which nothing predicts.
+    prompt_log_probs: list[list[TokenLogProb | None]] | None = None
     logits: list[torch.Tensor] | None = None  # [new, V] for each sequence: the model's own logits at each new token
     drafter_error: str | None = None  # why the drafter was dropped; None: it was not dropped
     step_costs: list[float] | None = None  # with AdaptiveDrafts: the T(0), T(1), ... by which K was chosen

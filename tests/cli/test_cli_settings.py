@@ -141,7 +141,7 @@ def test_differences_of_penalised_texts_are_judged_by_penalised_logits():
         (("--ban", "-1"), "--ban: got id -1, allowed: ids from 0 to 4095"),
         (("--min-new-tokens", "-1"), "--min-new-tokens: got -1, allowed: an integer >= 0"),
         (("--min-new-tokens", "129"), "--min-new-tokens: got 129, allowed: an integer from 0 to max_new_tokens = 128"),
-        (("--log-probs",), "--log-probs: got --log-probs without --json, allowed: both"),
+        (("--log-probs",), "--log-probs: got --log-probs without --json, allowed: both, or --output"),
     ],
 )
 def test_bad_settings_are_named(args, message):

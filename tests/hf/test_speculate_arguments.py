@@ -106,6 +106,7 @@ def test_more_than_one_sequence_does_not_stream():
             r"^stop_strings: got \['a'\] in generate\(\), allowed: .* specdec.speculate\(tokenizer=",
         ),
         ({"token_healing": True}, "^token_healing: got True, allowed: False: heal the prompt before generate"),
+        ({"top_log_probs": 2}, r"\['top_log_probs'\]"),  # transformers knows of no such argument
         ({"past_key_values": DynamicCache()}, "^past_key_values: got a DynamicCache, allowed: None"),
         ({"past_key_values": "filled"}, "^past_key_values: got a DynamicCache, allowed: None"),
     ],

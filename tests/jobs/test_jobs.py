@@ -268,7 +268,7 @@ def test_options_of_a_job_without_one(args, message):
     "args, message",
     [
         (("--json",), "--json: got --json with --output, allowed: one of the two"),
-        (("--log-probs",), "--log-probs: got --log-probs with --output"),
+        (("--top-log-probs", 21), "--top-log-probs: got 21, allowed: None (off), or 0 to 20"),
         (("-v",), "--verbose: got --verbose with --output"),
         (("--profile", "t.json"), "--profile: got --profile with --output"),
         (("--num-return-sequences", 2), "--num-return-sequences: got 2 with --output, allowed: 1"),

@@ -9,6 +9,7 @@ TABLE = "tests/sampling/test_token_table.py tests/loop/test_settings.py"
 ADAPTIVE = "tests/drafters/test_draft_length.py"
 ENDS = "tests/loop/test_ends.py"
 FAULTS = "tests/serving/test_serving_faults.py tests/loop/test_decoder.py -k 'nan or fault'"
+LOG_PROBS = "tests/loop/test_log_probs.py"
 TEXT = "tests/loop/test_decoder.py -k 'eos or seeds'"
 
 MUTATIONS: list[Mutation] = [
@@ -79,13 +80,44 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/loop/batch.py",
-        DISTRIBUTIONS,
+        "python/specdec/loop/token_log_probs.py",
+        LOG_PROBS,
         {
-            "loop-log-probs-one-step-late": (
-                "record.log_probs += values[0][row][: len(tokens)]",
-                "record.log_probs += values[0][row][-len(tokens) :]",
-                SETTINGS,
+            "scores-take-the-last-of-equal-tokens": ("(size - index).int()", "(index + 1).int()"),
+            "scores-rank-equal-tokens-alike": (
+                "before = (logits > own) | ((logits == own) & (index < tokens[:, None]))",
+                "before = logits > own",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step.py",
+        LOG_PROBS,
+        {
+            "scores-of-processed-logits": (
+                "self.score_tokens(plan, logits, out.tokens)",
+                "self.score_tokens(plan, processed, out.tokens)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
+        LOG_PROBS,
+        {
+            "scores-in-the-wrong-rows": ("index_copy(0, *scored)", "index_copy(0, scored.rows.flip(0), scored.scores)"),
+            "report-keeps-raw-log-probs-of-processed-logits": (
+                "raw = reals[:, :, 1].index_copy(0, scored.rows, scored.scores[:, :, 0])",
+                "raw = reals[:, :, 1]",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/device_rows.py",
+        LOG_PROBS,
+        {
+            "scores-of-rows-that-asked-before": (
+                "if rows != self._scored:",
+                "if len({*rows}) > len({*self._scored}):",
             ),
             "loop-neighbours-choose-a-sampled-rows-k": (
                 "groups[self._k_shapes_text[row]].append(row)",
@@ -98,6 +130,16 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/sequence.py",
         TEXT,
         {
+            "loop-log-probs-one-step-late": (
+                "values = report.log_probs[:count]",
+                "values = report.log_probs[-count:]",
+                SETTINGS,
+            ),
+            "scores-of-a-prompt-one-token-early": (
+                "self.text[position + 1 : position + 1 + len(logits)]",
+                "self.text[position : position + len(logits)]",
+                LOG_PROBS,
+            ),
             "loop-keeps-text-after-a-stop": ("del self.text[len(self.text) - count + kept :]", "pass", ENDS),
             "loop-asks-a-stop-about-the-last-token": ("self.text, count), count)", "self.text, 1), 1)", ENDS),
         },

@@ -170,9 +170,9 @@ def test_prompts_are_read_in_parts_that_depend_on_nothing_else(chunk):
     requests = [Request(prompts(1, n, n, seed=n)[0], 3) for n in lengths]
     parts, extend = [], decoder.target.extend
 
-    def counted(cache, sequences, starts, first_row=0):
+    def counted(cache, sequences, starts, *more):
         parts.append((starts[0], tuple(sequences[0])))
-        extend(cache, sequences, starts, first_row)
+        extend(cache, sequences, starts, *more)
 
     decoder.target.extend = counted
     texts = run(decoder, requests, prefill_chunk=chunk, rows=4)
@@ -206,9 +206,9 @@ def check_bookkeeping(shape, rows, chunk, budget, deferred, drafter):
     decoder = new_decoder("llama", drafter)
     read, extend = [], decoder.target.extend
 
-    def counted(cache, sequences, starts, first_row=0):
+    def counted(cache, sequences, starts, *more):
         read.append(len(sequences[0]) - starts[0])
-        extend(cache, sequences, starts, first_row)
+        extend(cache, sequences, starts, *more)
 
     decoder.target.extend = counted
     s = Scheduler(decoder, rows=rows, max_length=20, prefill_chunk=chunk, deferred=deferred, max_waiting=9)

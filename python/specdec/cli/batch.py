@@ -1,4 +1,4 @@
-"""The texts of ``specdec generate``: lines of one length and with the same stop strings are decoded in one batch."""
+"""The texts of ``specdec generate``: lines are decoded in one batch if what must be the same for a whole batch is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdec_kernels import SamplingParams, Status
 
 from ..decoder import SpeculativeDecoder
 from ..jobs.lines import JobLine
-from ..result import Emission, End, GenerationResult, Producer
+from ..result import Emission, End, GenerationResult, Producer, TokenLogProb
 from ..stats import Stats
 from ..stopping import StopStrings
 
@@ -34,6 +34,8 @@ class Text:
     stats: Stats  # its own counts, and the time of its whole batch
     log_probs: list[float] | None
     raw_log_probs: list[float] | None
+    top_log_probs: list[TokenLogProb] | None
+    prompt_log_probs: list[TokenLogProb | None] | None
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ def decode(
     rule: str,
     banned: Sequence[int],
     texts_per_line: int,
-    log_probs: bool,
     on_emit: Callable[[Emission], None] | None,
 ) -> Texts:
     """Decodes every line with its own settings.
@@ -67,11 +68,13 @@ def decode(
     Raises:
         ValueError: as :meth:`SpeculativeDecoder.generate`.
     """
-    batches: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+    batches: dict[tuple, list[int]] = {}
     for i, line in enumerate(lines):
-        batches.setdefault((line.settings.max_new_tokens, line.settings.stop), []).append(i)
+        s = line.settings
+        of_batch = (s.max_new_tokens, s.stop, s.log_probs, s.top_log_probs, s.prompt_log_probs)
+        batches.setdefault(of_batch, []).append(i)
     prompts, found, results = [line.tokens(tokenizer) for line in lines], {}, []
-    for (max_new_tokens, stop), members in batches.items():
+    for (max_new_tokens, stop, log_probs, top_log_probs, prompt_log_probs), members in batches.items():
         settings = [lines[i].settings for i in members]
         result = decoder.generate(
             [prompts[i] for i in members],
@@ -83,6 +86,8 @@ def decode(
             banned_tokens=[[*s.banned_tokens, *banned] for s in settings],
             min_new_tokens=_one_or_each([s.min_new_tokens for s in settings]),
             log_probs=log_probs,
+            top_log_probs=top_log_probs,
+            prompt_log_probs=prompt_log_probs,
             num_return_sequences=texts_per_line,
             stop=StopStrings(tokenizer, stop) if stop else None,
             on_emit=on_emit,
@@ -107,6 +112,8 @@ def _text(line: JobLine, prompt: list[int], result: GenerationResult, row: int) 
         dataclasses.replace(result.sequence_stats[row], seconds=result.stats.seconds),
         None if result.log_probs is None else result.log_probs[row],
         None if result.raw_log_probs is None else result.raw_log_probs[row],
+        None if result.top_log_probs is None else result.top_log_probs[row],
+        None if result.prompt_log_probs is None else result.prompt_log_probs[row],
     )
 
 

@@ -48,7 +48,9 @@ def generate(
     batch_file: options.BatchFile = None,
     prompt_file: options.PromptFile = None,
     as_json: options.AsJson = False,
-    log_probs: Annotated[bool, typer.Option("--log-probs", help="Add log-probabilities to the JSON.")] = False,
+    log_probs: options.LogProbs = False,
+    top_log_probs: options.TopLogProbs = None,
+    prompt_log_probs: options.PromptLogProbs = None,
     verbose: options.Verbose = False,
     profile: Annotated[
         Path | None,
@@ -85,10 +87,13 @@ def generate(
         job.refuse_options(scheduling, no_progress)
         check_texts([] if prompt is None else [prompt])
     else:
-        others = {"--log-probs": log_probs, "--verbose": verbose, "--profile": profile is not None}
+        others = {"--verbose": verbose, "--profile": profile is not None}
         job.check_options(batch_file, output, scheduling, num_return_sequences, others)
-    if log_probs and not as_json:
-        refuse("--log-probs", "--log-probs without --json", "both")
+    printed = as_json or output is not None
+    asked = {"--log-probs": log_probs or None, "--top-log-probs": top_log_probs, "--prompt-log-probs": prompt_log_probs}
+    for option, value in asked.items():
+        if value is not None and not printed:
+            refuse(option, f"{option} without --json", "both, or --output")
     bias = options.read_logit_bias(logit_bias or ())
     options.check_counts(0, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens)
     options.check_counts(1, num_return_sequences=num_return_sequences)
@@ -119,10 +124,14 @@ def generate(
             stop=tuple(stop),
             logit_bias=bias or None,
             banned_tokens=tuple(ban or ()),
+            log_probs=log_probs,
+            top_log_probs=top_log_probs,
+            prompt_log_probs=prompt_log_probs,
             **sampling,
         )
         if prompt_file is not None:
             prompt = read_prompt_file(prompt_file)
+        defaults.asked()
         if batch_file is None:
             lines = [JobLine(0, 0, prompt or "", defaults, params)]
         elif output is not None:
@@ -136,6 +145,8 @@ def generate(
             vocab_size = models.read_vocab_size(target)
             check_defaults(defaults, vocab_size)
             lines = read_lines(batch_file, defaults, vocab_size, num_return_sequences, models.tokenizer_of(target))
+            if not printed and any(line.settings.asked() != defaults.asked() for line in lines):
+                refuse("--batch-file", "lines that ask for log-probabilities, without --json", "both, or --output")
         loaded = models.load(target, draft, [drafter], device, dtype)
         from ..decoder import SpeculativeDecoder
         from .batch import decode
@@ -159,12 +170,11 @@ def generate(
                 rule=rule,
                 banned=loaded.tail,
                 texts_per_line=num_return_sequences,
-                log_probs=log_probs,
                 on_emit=on_emit,
             )
     if as_json:
         for text in decoded.texts:
-            typer.echo(json.dumps(_row(text, loaded.tokenizer, log_probs)))
+            typer.echo(json.dumps(_row(text, loaded.tokenizer)))
     elif page is not None:
         page.finish()
     else:
@@ -178,10 +188,11 @@ def generate(
         print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose)
 
 
-def _row(text: Text, tokenizer: PreTrainedTokenizerBase, log_probs: bool) -> dict:
+def _row(text: Text, tokenizer: PreTrainedTokenizerBase) -> dict:
     """The JSON object of one text."""
     from ..jobs.result_line import result_line
 
     stats = text.stats.to_dict()
-    row = result_line(text.line, text.prompt, text.tokens, text.produced_by, text.end, text.status, stats, tokenizer)
-    return row | ({"log_probs": text.log_probs, "raw_log_probs": text.raw_log_probs} if log_probs else {})
+    return result_line(
+        text.line, text.prompt, text.tokens, text.produced_by, text.end, text.status, stats, tokenizer, text
+    )

@@ -98,6 +98,14 @@ CacheBytes = Annotated[
 ]
 PrefillChunk = Annotated[int | None, typer.Option(help="Tokens of a prompt that are read at a time, with --output.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="Say nothing while a job runs.")]
+LogProbs = Annotated[bool, typer.Option("--log-probs", help="Add log-probabilities of the tokens to the JSON.")]
+TopLogProbs = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="The same, and of every token its rank and the N most likely ones, up to 20."),
+]
+PromptLogProbs = Annotated[
+    int | None, typer.Option(metavar="N", help="Add the same of the prompt's tokens, each given those before it.")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 and so on. Default: a GPU if there is one.")]
 Dtype = Annotated[
     str | None,
@@ -108,6 +116,7 @@ _SETTINGS = (
     *("target", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
+    *("top_log_probs", "prompt_log_probs"),
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
 )
 # Arguments whose option has another name.

@@ -13,6 +13,7 @@ from specdec_kernels import SamplingParams
 
 from ..chat_template import chat_text, chat_tokens
 from ..checks import read_as, read_count, refuse, shown
+from ..loop.token_log_probs import AskedLogProbs, read_asked
 from ..sampling.params import read_bias
 from ..stopping import read_stop_strings
 
@@ -41,6 +42,13 @@ class LineSettings:
     min_new_tokens: int = 0
     logit_bias: Mapping[int, float] | None = None
     banned_tokens: tuple[int, ...] = ()
+    log_probs: bool = False
+    top_log_probs: int | None = None
+    prompt_log_probs: int | None = None
+
+    def asked(self) -> AskedLogProbs:
+        """Its log-probabilities. Raises ValueError naming the key that is wrong."""
+        return read_asked(self.log_probs, self.top_log_probs, self.prompt_log_probs)
 
 
 KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))
@@ -145,6 +153,7 @@ def _read_settings(
     read_count("max_new_tokens", s.max_new_tokens)
     if read_count("min_new_tokens", s.min_new_tokens) > s.max_new_tokens:
         refuse("min_new_tokens", s.min_new_tokens, f"0 to max_new_tokens = {s.max_new_tokens}")
+    s.asked()
     if "logit_bias" in own or "banned_tokens" in own:
         read_bias([s.logit_bias], [s.banned_tokens], 1, vocab_size)
     return s, _read_params(s, own)

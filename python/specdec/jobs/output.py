@@ -15,7 +15,7 @@ from typing import Any
 
 from .files import open_itself
 from .manifest import differences, read_settings, settings_path, write_settings
-from .result_line import FAILED_KEYS, KEYS
+from .result_line import KEYS, OPTIONAL_KEYS
 
 COUNTS = ("steps", "cut_steps", "emitted")
 COUNTS_BY_POSITION = ("drafted_by_position", "tested_by_position", "accepted_by_position")
@@ -233,7 +233,7 @@ def read_row(line: bytes) -> dict:
         row = json.loads(line)
     except (ValueError, RecursionError):
         row = None
-    if not isinstance(row, dict) or tuple(row) not in (KEYS, FAILED_KEYS):
+    if not isinstance(row, dict) or tuple(row) != (*KEYS, *(key for key in OPTIONAL_KEYS if key in row)):
         raise ValueError(f"got {ascii(line[:60])}, allowed: {allowed}")
     stats = row["stats"]
     counts = [stats.get(name) for name in COUNTS] if isinstance(stats, dict) else [None]

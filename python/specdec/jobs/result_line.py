@@ -9,6 +9,7 @@ from ..detokenize import continuation
 from ..result import End, Producer
 from ..stopping import cut_after
 from .lines import JobLine
+from .log_probs import LOG_PROB_KEYS, HasLogProbs, log_prob_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from specdec_kernels import Status
 
 KEYS = ("id", "prompt", "text", "token_ids", "produced_by", "end", "status", "stats")  # in this order
-FAILED_KEYS = (*KEYS, "error")
+OPTIONAL_KEYS = (*LOG_PROB_KEYS, "error")  # after them, in this order: what was asked for, and a failed line's error
 
 
 def result_line(
@@ -28,6 +29,7 @@ def result_line(
     status: Status,
     stats: Mapping[str, object],
     tokenizer: PreTrainedTokenizerBase,
+    scores: HasLogProbs,
     error: str | None = None,
 ) -> dict:
     """
@@ -35,14 +37,15 @@ def result_line(
         prompt: the ids of the line's prompt.
         tokens: those that were generated, as ``produced_by``, ``end`` and ``status`` say of them.
         stats: counts, by name.
+        scores: the text with its log-probabilities.
         error: why it failed; None: the status says it.
 
     Returns:
-        KEYS and their values, as JSON has them; FAILED_KEYS where it failed. ``prompt`` is the prompt's place in its
-        file.
+        KEYS and those of OPTIONAL_KEYS that apply, with their values, as JSON has them. ``prompt`` is the prompt's
+        place in its file.
     """
     text = continuation(tokenizer, prompt, tokens) if tokens else ""
-    row = {
+    row: dict[str, object] = {
         "id": line.id,
         "prompt": line.index,
         "text": cut_after(text, line.settings.stop, line.prompt),
@@ -51,6 +54,7 @@ def result_line(
         "end": str(end),
         "status": status.name,
         "stats": dict(stats),
+        **log_prob_fields(scores),
     }
     if end == End.FAILED:
         row["error"] = error or f"the target's logits have no distribution: {status.name}"

@@ -82,6 +82,9 @@ def _requests(
             logit_bias=s.logit_bias,
             banned_tokens=[*s.banned_tokens, *banned],
             min_new_tokens=s.min_new_tokens,
+            log_probs=s.log_probs,
+            top_log_probs=s.top_log_probs,
+            prompt_log_probs=s.prompt_log_probs,
             id=line,
         )
 
@@ -100,5 +103,6 @@ def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
         outcome.status,
         {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
         tokenizer,
+        outcome,
         outcome.error,
     )

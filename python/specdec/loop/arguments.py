@@ -17,6 +17,7 @@ from ..sampling.processors import read_processors
 from ..stats import Stats
 from ..stopping import Stopping
 from .sequence import Ends, Entry, SequenceRecord
+from .token_log_probs import AskedLogProbs
 
 
 def read_entries(
@@ -33,6 +34,7 @@ def read_entries(
     min_new_tokens: int | Sequence[int] | torch.Tensor,
     logits_processor: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]] | None,
     most_drafts: int,
+    asked: AskedLogProbs,
     processor_prompts: Sequence[Sequence[int]] | None = None,
     copies: int = 1,
 ) -> list[Entry]:
@@ -42,6 +44,7 @@ def read_entries(
     Args:
         prompts: as ``read_prompts`` returns them. The caller has checked that they fit with ``max_new_tokens``.
         most_drafts: the largest K.
+        asked: the log-probabilities that every sequence is to have.
         copies: sequences of each prompt, next to each other; the j-th has the prompt's seed + j.
 
     Raises:
@@ -68,6 +71,6 @@ def read_entries(
     for b, prompt in enumerate(prompts):
         text = list(prompt)
         processed = text if seen is None else list(seen[b])
-        record = SequenceRecord(b, text, processed, Stats.empty(most_drafts), len(prompt), ends)
+        record = SequenceRecord(b, text, processed, Stats.empty(most_drafts), len(prompt), ends, asked=asked)
         entries.append(Entry(record, settings[b], int(seeds[b]), bias[b], shortest[b], processors[b]))
     return entries

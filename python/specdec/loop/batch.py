@@ -28,7 +28,8 @@ from .device_rows import DeviceRows, RowStart, StepPlan
 from .sequence import Entry, SequenceRecord
 from .step import SpeculativeLoop
 from .step_costs import measured_costs
-from .step_report import PendingReport, StepResult, log_probs
+from .step_report import PendingReport, StepResult
+from .token_log_probs import MAX_TOP
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class BatchConfig:
         capacity: slots of a row, the trash slot included.
         max_eos: the largest number of end-of-sequence tokens of one sequence.
         costs: T(0), T(1), ... of a batch of this size as measured before; None: not measured yet.
-        log_probs, logits: whether these are recorded for every emitted token.
+        logits: whether the target's logits are recorded for every emitted token.
         steady: all steps have the same shape, so a row's results do not depend on the lengths of other rows.
         isolate: a drafter that fails for one row still drafts for the others.
         ahead: how many steps the device may be ahead of the host, 0 or 1.
@@ -58,7 +59,6 @@ class BatchConfig:
     backend: str
     max_eos: int
     costs: list[float] | None = None
-    log_probs: bool = False
     logits: bool = False
     steady: bool = False
     isolate: bool = False
@@ -114,9 +114,7 @@ class Batch:
         self.session: GuardedSession | None = None
         if config.drafter is not None and most > 0:
             self.session = GuardedSession(config.drafter, self.generation, isolate=config.isolate)
-        self.loop = SpeculativeLoop(
-            target, self.session, self.generation, self.device_rows, config.steady, config.log_probs
-        )
+        self.loop = SpeculativeLoop(target, self.session, self.generation, self.device_rows, config.steady)
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         adaptive = isinstance(config.num_drafts, AdaptiveDrafts)
@@ -172,8 +170,7 @@ class Batch:
         config = self.config
         drafts_alone = self.session is None or not self.session.alive or not self.session.reads_texts
         fixed = not isinstance(config.num_drafts, AdaptiveDrafts)
-        records = config.log_probs or config.logits
-        return drafts_alone and fixed and not (self.generation.processors or self.table.counts or records)
+        return drafts_alone and fixed and not (self.generation.processors or self.table.counts or config.logits)
 
     def step(self) -> list[Emission]:
         """Runs one step of all rows. Returns what this step emitted or, if the device is ahead, what the previous step
@@ -215,7 +212,7 @@ class Batch:
         self.generation.params, self.generation.greedy = self.device_rows.params, self.device_rows.greedy
         wanted = self._wanted_drafts()
         self.device_rows.set_wanted(wanted)
-        plan = self._plan(wanted, alone)
+        plan = self._with_log_probs(self._plan(wanted, alone))
 
         def run() -> StepResult:
             return self.loop.step(plan)
@@ -223,7 +220,8 @@ class Batch:
         if graphs is None:
             result = run()
         else:
-            result = graphs.run((plan.num_drafts, plan.visible, *self.device_rows.signature), run, self.session)
+            shape = (plan.num_drafts, plan.visible, plan.log_probs, plan.num_scored, plan.top)
+            result = graphs.run((*shape, *self.device_rows.signature), run, self.session)
             self.stopwatch.lap("replays")
         if self.session is not None:
             self._note_failed_drafts(self.session)
@@ -253,6 +251,18 @@ class Batch:
             texts=texts,
             processed=[r.processed if r and r.live and own else [] for r, own in zip(self.rows, of_rows, strict=True)],
         )
+
+    def _with_log_probs(self, plan: StepPlan) -> StepPlan:
+        """Returns ``plan`` with the log-probabilities that the rows' sequences asked for. There are two values of
+        ``top`` only, because captured steps fix it."""
+        asked = {row: record.asked for row, record in enumerate(self.rows) if record and record.asked.emitted}
+        if not asked:
+            return plan
+        # The kernel's raw log-probabilities are of the logits that it reads, which are those after processors.
+        processed = self.generation.processors.of_rows
+        scored = [row for row, own in asked.items() if own.top is not None or processed[row]]
+        top = MAX_TOP if any(own.top for own in asked.values()) else 0
+        return plan._replace(log_probs=True, num_scored=self.device_rows.set_scored(scored), top=top)
 
     def _visible(self, num_drafts: int) -> int:
         """Returns the slots that attention reads: those of the longest sequence, and those that steps without a report
@@ -291,7 +301,7 @@ class Batch:
     def _take(self, step: _Launched) -> list[Emission]:
         """Applies a step's report to the sequences that had not ended before the step."""
         reports, result = step.report.read(), step.report.result
-        emissions, values = [], log_probs(result) if self.config.log_probs else None
+        emissions = []
         for row, (record, report) in enumerate(zip(step.records, reports, strict=True)):
             if record is None or not record.live:
                 continue
@@ -309,14 +319,13 @@ class Batch:
                 record.drafts = False
                 why = f"its draft logits are NaN or infinite ({record.status.name})"
                 warnings.warn(f"sequence {record.number}: {why}, it drafts no more", RuntimeWarning, 2)
-            if values is not None:
-                record.log_probs += values[0][row][: len(tokens)]
-                record.raw_log_probs += values[1][row][: len(tokens)]
+            if record.asked.emitted:
+                record.add_log_probs(report, len(tokens))
             if self.config.logits:
                 record.logits += result.logits[row, : len(tokens)].clone().unbind()
             self.table.add(row, tokens)
             if tokens:
-                emissions.append(Emission(record.number, tokens, record.produced_by[-len(tokens) :]))
+                emissions.append(record.emission(len(tokens)))
             if not record.live:
                 self.end(row)
         return emissions

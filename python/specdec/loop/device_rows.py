@@ -37,6 +37,9 @@ class StepPlan(NamedTuple):
     table: TokenTable | None
     texts: list[list[int]]
     processed: list[list[int]]
+    log_probs: bool = False  # whether to compute the log-probabilities of the emitted tokens
+    num_scored: int = 0  # how many of ``DeviceRows.scored`` count
+    top: int = 0  # how many most likely tokens are found in these rows
 
 
 def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -56,6 +59,7 @@ class DeviceRows:
         room: [B] int64, tokens that the sequence may still emit; 0: the row is empty, or its sequence has ended.
         wanted: [B] int64, how many drafts the host wants in the next steps.
         last_two: [B, 2] int64, the last two known tokens (a single known token is there twice).
+        scored: [B] int64, the rows whose emitted tokens are scored; the plan says how many of them count.
         seed: [B] int64.
         params: the kernels' parameters; one that has no effect in any row is None, so that nothing is computed for it.
     """
@@ -66,7 +70,7 @@ class DeviceRows:
         self._integers = torch.zeros(5 + max_eos, size, dtype=torch.int64, device=device)
         self.known, self.room, self.seed = self._integers[:3]
         self._last_two, self._eos = self._integers[3:5], self._integers[5:].fill_(-1)
-        self.wanted = torch.zeros_like(self.known)
+        self.wanted, self.scored = torch.zeros_like(self.known), torch.zeros_like(self.known)
         self.last_two = self._last_two.T
         off = [0.0 if name == "temperature" else SamplingParams.neutral(name) for name in PARAMETERS]
         self._numbers = torch.tensor(off, device=device)[:, None].repeat(1, size)
@@ -74,7 +78,7 @@ class DeviceRows:
         self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
         self._columns = torch.arange(-2, most_drafts, device=device)
         self._edits: dict[int, RowStart | None] = {}
-        self._wanted = [0] * size
+        self._wanted, self._scored = [0] * size, [0] * size
         self.params = self._used_params()
 
     @property
@@ -100,6 +104,18 @@ class DeviceRows:
         if num_drafts != self._wanted:
             self.wanted.copy_(upload(num_drafts, torch.int64, self.device), non_blocking=True)
             self._wanted = num_drafts
+
+    def set_scored(self, rows: list[int]) -> int:
+        """Sets which rows are scored from the next step on. Returns how many of ``scored`` count: one row may be there
+        several times, since captured steps fix the number, and so only powers of two and ``size`` occur."""
+        if not rows:
+            return 0
+        count = min(1 << (len(rows) - 1).bit_length(), self.size)
+        rows = rows + rows[-1:] * (self.size - len(rows))
+        if rows != self._scored:
+            self.scored.copy_(upload(rows, torch.int64, self.device), non_blocking=True)
+            self._scored = rows
+        return count
 
     def flush(self) -> None:
         """Copies the host's edits to the device."""

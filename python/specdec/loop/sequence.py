@@ -13,11 +13,12 @@ from transformers import LogitsProcessorList
 from specdec_kernels import Status
 
 from ..checks import refuse
-from ..result import End, Producer
+from ..result import Emission, End, Producer, TokenLogProb
 from ..sampling.params import Bias
 from ..stats import Stats
 from ..stopping import Stopping
 from .step_report import SequenceReport
+from .token_log_probs import AskedLogProbs, read_scores, score
 
 # Plain integers, because arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
@@ -47,6 +48,9 @@ class SequenceRecord:
     status: Status = Status.OK
     log_probs: list[float] = field(default_factory=list)
     raw_log_probs: list[float] = field(default_factory=list)
+    asked: AskedLogProbs = AskedLogProbs()
+    top_log_probs: list[TokenLogProb] = field(default_factory=list)
+    prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position, as ``score``
     logits: list[torch.Tensor] = field(default_factory=list)
     end: End | None = None  # None: it has not ended
     error: BaseException | None = None  # the exception that ended it, if any
@@ -120,6 +124,41 @@ class SequenceRecord:
         elif self.room == 0:
             self.end = End.LENGTH
         return tokens, tested, accepted
+
+    def add_log_probs(self, report: SequenceReport, count: int) -> None:
+        """Records the log-probabilities of the first ``count`` emitted tokens of a step."""
+        assert report.log_probs is not None, "the step was not asked for log-probabilities"
+        values = report.log_probs[:count]
+        self.log_probs += values[:, 0].tolist()
+        self.raw_log_probs += values[:, 1].tolist()
+        if self.asked.top is not None:
+            self.top_log_probs += read_scores(values[:, 2:], self.asked.top)
+
+    def score_prompt(self, position: int, logits: torch.Tensor) -> None:
+        """Scores the prompt's tokens after ``position`` by the logits [n, V] after n tokens from there on. The scores
+        stay on the device, so that nothing waits for it."""
+        assert self.asked.prompt is not None
+        following = self.text[position + 1 : position + 1 + len(logits)]
+        self.prompt_scores[position] = score(logits, torch.tensor(following, device=logits.device), self.asked.prompt)
+
+    @property
+    def prompt_log_probs(self) -> list[TokenLogProb | None] | None:
+        """Of the prompt's tokens, as far as it was read, with None for the first; None: not asked for."""
+        if (top := self.asked.prompt) is None:
+            return None
+        return [None, *(each for scores in self.prompt_scores.values() for each in read_scores(scores, top))]
+
+    def emission(self, count: int) -> Emission:
+        """The last ``count`` >= 1 emitted tokens."""
+        asked = self.asked
+        return Emission(
+            self.number,
+            self.text[-count:],
+            self.produced_by[-count:],
+            self.log_probs[-count:] if asked.emitted else None,
+            self.raw_log_probs[-count:] if asked.emitted else None,
+            self.top_log_probs[-count:] if asked.top is not None else None,
+        )
 
     def fail(self, error: BaseException) -> None:
         self.end, self.error = End.FAILED, error

@@ -19,7 +19,8 @@ from ..drafters.guard import GuardedSession
 from ..drafters.protocol import Drafts, Generation, Step
 from ..models.cached_model import CachedModel
 from .device_rows import DeviceRows, StepPlan
-from .step_report import StepResult, pack
+from .step_report import RowScores, StepResult, pack
+from .token_log_probs import score
 
 
 @dataclass
@@ -29,7 +30,6 @@ class SpeculativeLoop:
     Attributes:
         session: proposes drafts; None: plain decoding.
         steady: every step verifies K columns, even if fewer were drafted, so that all steps have the same shape.
-        log_probs: whether to compute the log-probabilities of the emitted tokens.
     """
 
     target: CachedModel
@@ -37,7 +37,6 @@ class SpeculativeLoop:
     generation: Generation
     rows: DeviceRows
     steady: bool
-    log_probs: bool
 
     def step(self, plan: StepPlan) -> StepResult:
         """Drafts, verifies, and advances every row by its emitted tokens."""
@@ -64,13 +63,14 @@ class SpeculativeLoop:
             d2t=drafts.d2t,
             table=step.table,
             rule=g.rule,
-            log_probs=self.log_probs,
+            log_probs=plan.log_probs,
             backend=g.backend,
         )
         emitted = self.rows.advance(out)
-        report = pack(out, drafts, allowed, emitted)
+        scored = self.score_tokens(plan, logits, out.tokens) if plan.num_scored else None
+        report, reals = pack(out, drafts, allowed, emitted, scored)
         lap("kernels")
-        return StepResult(drafts, logits, out, processed is not logits, report)
+        return StepResult(drafts, logits, out, report, reals)
 
     def draft(self, step: Step) -> Drafts:
         """Drafts up to K tokens a row. Returns them with the q that they were drawn from."""
@@ -87,3 +87,9 @@ class SpeculativeLoop:
         # An id outside the vocabulary ends the drafts, but the target must be fed some token.
         tokens = torch.cat((step.last_two[:, 1:], drafts.clamp(0, self.target.vocab_size - 1)), 1)
         return self.target(tokens, cache, layout)
+
+    def score_tokens(self, plan: StepPlan, logits: torch.Tensor, tokens: torch.Tensor) -> RowScores:
+        """Scores the emitted ``tokens`` [B, k + 1] of the rows that asked for it under the target's own ``logits``."""
+        rows = self.rows.scored[: plan.num_scored]
+        own, emitted = logits.index_select(0, rows).flatten(0, 1), tokens.index_select(0, rows).clamp(min=0)
+        return RowScores(rows, score(own, emitted.flatten(), plan.top).view(*emitted.shape, -1))

@@ -17,8 +17,8 @@ class StepResult(NamedTuple):
     drafts: Drafts
     logits: torch.Tensor  # [B, k + 1, V], the target's own logits
     out: SpeculativeStep
-    processed: bool  # whether verification read logits changed by processors instead
     report: torch.Tensor  # [B, n] int64, made by ``pack``
+    reals: int  # how many of its last columns are float64
 
 
 class SequenceReport(NamedTuple):
@@ -28,24 +28,55 @@ class SequenceReport(NamedTuple):
     drafts: list[int]  # the drafts that counted
     num_accepted: int  # accepted drafts, including those after an end-of-sequence token
     status: int  # Status flags, including those of its drafts
+    # [k + 1, w] float64, if the step computed log-probabilities: of each emitted token, under the distribution that it
+    # was drawn from and under the softmax of the model's own logits, and then in rows that were scored its ``score``.
+    log_probs: torch.Tensor | None
 
 
-def pack(out: SpeculativeStep, drafts: Drafts, allowed: torch.Tensor, emitted: torch.Tensor) -> torch.Tensor:
-    """Returns [B, n] int64: three counts and the status, k + 1 tokens, k drafts, and the drafts' statuses if any.
+class RowScores(NamedTuple):
+    """The scores of the emitted tokens, for some rows of the batch."""
+
+    rows: torch.Tensor  # [m] int64
+    scores: torch.Tensor  # [m, k + 1, w] float64, by ``token_log_probs.score``
+
+
+def pack(
+    out: SpeculativeStep,
+    drafts: Drafts,
+    allowed: torch.Tensor,
+    emitted: torch.Tensor,
+    scored: RowScores | None = None,
+) -> tuple[torch.Tensor, int]:
+    """Returns [B, n] int64: three counts and the status, k + 1 tokens, k drafts, the drafts' statuses if any, and the
+    bits of log-probabilities if any. Also returns how many columns these take.
 
     Args:
         allowed: [B] int64, how many of the k drafts counted.
         emitted: [B] int64, how many of ``out.tokens`` each sequence emitted.
+        scored: only beside ``out.log_probs``. In its rows it replaces ``out.raw_log_probs``, which are not those of the
+            model's own logits if processors changed the logits.
     """
     counts = torch.stack((allowed, emitted, out.num_accepted, out.status), 1)
     statuses = () if drafts.status is None else (drafts.status,)
-    return torch.cat((counts, out.tokens, drafts.tokens, *statuses), 1)
+    columns = (counts, out.tokens, drafts.tokens, *statuses)
+    if out.log_probs is None or out.raw_log_probs is None:
+        return torch.cat(columns, 1), 0
+    reals = torch.stack((out.log_probs, out.raw_log_probs), -1).double()
+    if scored is not None:
+        of_all = reals.new_zeros(*out.tokens.shape, scored.scores.shape[2]).index_copy(0, *scored)
+        raw = reals[:, :, 1].index_copy(0, scored.rows, scored.scores[:, :, 0])
+        reals = torch.cat((reals[:, :, :1], raw[:, :, None], of_all), -1)
+    reals = reals.flatten(1)
+    return torch.cat((*columns, reals.view(torch.int64)), 1), reals.shape[1]
 
 
-def unpack(report: torch.Tensor, num_drafts: int) -> list[SequenceReport]:
+def unpack(report: torch.Tensor, num_drafts: int, reals: int = 0) -> list[SequenceReport]:
     """Returns each row's report from the result of ``pack``, for a step whose drafts had ``num_drafts`` columns."""
+    report, bits = report.split((report.shape[1] - reals, reals), 1)
+    log_probs = bits.contiguous().view(torch.float64).view(len(bits), num_drafts + 1, -1) if reals else None
     reports = []
-    for (allowed, emitted, num_accepted, status), numbers in ((row[:4], row[4:]) for row in report.tolist()):
+    for i, row in enumerate(report.tolist()):
+        (allowed, emitted, num_accepted, status), numbers = row[:4], row[4:]
         tokens, drafts, statuses = (
             numbers[: num_drafts + 1],
             numbers[num_drafts + 1 : 2 * num_drafts + 1],
@@ -53,7 +84,8 @@ def unpack(report: torch.Tensor, num_drafts: int) -> list[SequenceReport]:
         )
         for draft_status in statuses[:allowed]:
             status |= draft_status
-        reports.append(SequenceReport(tokens[:emitted], drafts[:allowed], num_accepted, status))
+        of_row = None if log_probs is None else log_probs[i]
+        reports.append(SequenceReport(tokens[:emitted], drafts[:allowed], num_accepted, status, of_row))
     return reports
 
 
@@ -75,17 +107,4 @@ class PendingReport:
         """Waits for the end of the step, and returns the report of each row."""
         if self._event is not None:
             self._event.synchronize()
-        return unpack(self._copy, self.result.drafts.tokens.shape[1])
-
-
-def log_probs(result: StepResult) -> tuple[list[list[float]], list[list[float]]]:
-    """Returns the log-probabilities of the emitted tokens, [B, k + 1] each: under the distribution that they were drawn
-    from, and under the softmax of the model's own logits."""
-    out = result.out
-    raw = out.raw_log_probs
-    if result.processed:  # then ``out`` was computed from other logits than the model's own
-        own = result.logits.float().log_softmax(-1)
-        raw = own.gather(2, out.tokens.clamp(min=0)[:, :, None])[:, :, 0]
-    assert out.log_probs is not None and raw is not None, "the step was not asked for log-probabilities"
-    processed, own_logits = torch.stack((out.log_probs, raw)).tolist()
-    return processed, own_logits
+        return unpack(self._copy, self.result.drafts.tokens.shape[1], self.result.reals)

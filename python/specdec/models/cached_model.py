@@ -16,8 +16,11 @@ from .kv_cache import LayerSlot, Slot, StaticKVCache, visible_slots
 from .prefill import PrefillChunk
 
 T = TypeVar("T")
+# Called for a sequence, by its index, with the position of the first fed token and the logits [n, V] after each.
+OnLogits = Callable[[int, int, torch.Tensor], None]
 FLEX_STEP = 256  # slots
 PREFILL_TOKENS = 8192  # most tokens of one prefill forward; its intermediate results are freed before the next one
+LOGITS_TOKENS = 1024  # most tokens of one prefill forward whose logits are asked for
 
 
 class Layout(NamedTuple):
@@ -213,17 +216,30 @@ class CachedModel:
             return self._run(self._compiled, tokens, cache, layout)
         return self._run(self._steps if layout.mask is None else self._prompts, tokens, cache, layout).logits
 
-    def prefill(self, cache: StaticKVCache, sequences: Sequence[Sequence[int]]) -> None:
+    def prefill(
+        self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], on_logits: OnLogits | None = None
+    ) -> None:
         """Stores the keys and values of whole sequences of token ids from slot 0 on, and sets ``cache.lengths``.
-        Computes no logits."""
-        self.extend(cache, sequences, [0] * len(sequences))
+        Logits are computed only for ``on_logits``, as in ``extend``."""
+        self.extend(cache, sequences, [0] * len(sequences), 0, on_logits)
 
     def extend(
-        self, cache: StaticKVCache, sequences: Sequence[Sequence[int]], starts: Sequence[int], first_row: int = 0
+        self,
+        cache: StaticKVCache,
+        sequences: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        first_row: int = 0,
+        on_logits: OnLogits | None = None,
     ) -> None:
         """Does what ``prefill`` does for sequences whose first ``starts`` tokens are already stored, in the rows from
         ``first_row`` on. Tokens are fed in chunks of columns, which become smaller for good, with a warning, when
-        memory runs out."""
+        memory runs out.
+
+        Args:
+            on_logits: called after each forward for every sequence that it was fed tokens of. A forward then has at
+                most 1024 tokens (or one column), whose logits are never all kept. If memory runs out in a call, the
+                same position comes again, with fewer tokens.
+        """
         size = len(sequences)
         new = [list(s[start:]) for s, start in zip(sequences, starts, strict=True)]
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64, device=self.device)
@@ -233,14 +249,25 @@ class CachedModel:
 
         def feed(columns: int) -> int:
             fed = [n[first : first + columns] for n in new]
-            self._store(cache, fed, [start + first for start in starts], first_row)
+            positions = [start + first for start in starts]
+            if on_logits is None:
+                # Without the head, because logits of prompt x vocabulary would be the largest tensor of all.
+                self._store(cache, fed, positions, first_row, self._prompts.base_model)
+            else:
+                logits = self._store(cache, fed, positions, first_row, self._prompts).logits
+                for i, own in enumerate(fed):
+                    if own:
+                        on_logits(i, positions[i], logits[i, : len(own)])
             return first + columns
 
+        most = longest if on_logits is None else max(LOGITS_TOKENS // max(size, 1), 1)
         while first < longest:
-            first = self.prefill_chunk.run(feed, longest - first, size)
+            first = self.prefill_chunk.run(feed, min(longest - first, most), size)
 
-    def _store(self, cache: StaticKVCache, fed: list[list[int]], starts: list[int], first_row: int) -> None:
-        """Feeds a chunk of each sequence. A second call for the same tokens writes the same slots."""
+    def _store(
+        self, cache: StaticKVCache, fed: list[list[int]], starts: list[int], first_row: int, module: Callable[..., T]
+    ) -> T:
+        """Feeds ``module`` a chunk of each sequence. A second call for the same tokens writes the same slots."""
         longest = max(map(len, fed))
         tokens = torch.tensor([[*f, *[0] * (longest - len(f))] for f in fed], device=self.device)
         index = torch.arange(longest, device=self.device)
@@ -250,8 +277,7 @@ class CachedModel:
         stored = max(start + len(f) for start, f in zip(starts, fed, strict=True) if f)
         positions, visible = places * valid, visible_slots(stored, cache.capacity)
         layout = Layout(positions, slots, visible, self._mask(positions, visible))
-        # The model without its head, because logits of prompt x vocabulary would be the largest tensor of all.
-        self._run(self._prompts.base_model, tokens, cache, layout, first_row)
+        return self._run(module, tokens, cache, layout, first_row)
 
     def _take_attention(self) -> None:
         """Replaces the attention in a copy of the model. Repeated for every cache, because an adapter that was added

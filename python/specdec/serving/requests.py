@@ -13,9 +13,10 @@ from specdec_kernels import SamplingParams, Status
 from ..checks import read_as, read_count, refuse
 from ..loop.arguments import read_entries
 from ..loop.sequence import Entry, SequenceRecord
+from ..loop.token_log_probs import read_asked
 from ..models.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts
-from ..result import End, Producer, error_text
+from ..result import End, Producer, TokenLogProb, error_text
 from ..stats import Stats
 from ..stopping import Stopping
 
@@ -50,6 +51,9 @@ class Request:
     min_new_tokens: int = 0
     logits_processor: Sequence[LogitsProcessor] | None = None
     id: object = None
+    log_probs: bool = False
+    top_log_probs: int | None = None
+    prompt_log_probs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class Outcome:
     stats: Stats  # counts, without seconds, which sequences share
     error: str | None = None  # with End.FAILED, unless ``status`` says why: "ValueError: prompt: got ..."
     drafter_error: str | None = None  # why its drafter stopped drafting for it; the text is still right
+    # As in ``GenerationResult``, of this sequence; None: not requested.
+    log_probs: list[float] | None = None
+    raw_log_probs: list[float] | None = None
+    top_log_probs: list[TokenLogProb] | None = None
+    prompt_log_probs: list[TokenLogProb | None] | None = None  # as far as the prompt was read
 
     @classmethod
     def of(cls, number: int, request: Request, record: SequenceRecord) -> Outcome:
@@ -79,6 +88,10 @@ class Outcome:
             record.stats,
             None if record.error is None else error_text(record.error),
             record.drafter_error,
+            record.log_probs if record.asked.emitted else None,
+            record.raw_log_probs if record.asked.emitted else None,
+            record.top_log_probs if record.asked.top is not None else None,
+            record.prompt_log_probs,
         )
 
     @classmethod
@@ -129,6 +142,7 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
         min_new_tokens=request.min_new_tokens,
         logits_processor=request.logits_processor,
         most_drafts=limits.most_drafts,
+        asked=read_asked(request.log_probs, request.top_log_probs, request.prompt_log_probs),
     )
     entry.record.number = number
     return entry

@@ -149,7 +149,7 @@ class Scheduler:
 
     def take(self, task: Task) -> None:
         """Puts the request into the queue: the second part of ``submit``."""
-        if task.request.max_new_tokens == 0:
+        if task.request.max_new_tokens == 0 and task.request.prompt_log_probs is None:
             self._tell(task, End.LENGTH)
         else:
             self._waiting.append(task)
@@ -278,12 +278,17 @@ class Scheduler:
         end = min(done + self.prefill_chunk, len(text) - 1)
         if done == 0:
             cache.begin(row)
+        record = entry.record
         if end > done:
-            self.target.extend(cache, [text[:end]], [done], row)
+            on_logits = None if record.asked.prompt is None else lambda _, *fed: record.score_prompt(*fed)
+            self.target.extend(cache, [text[:end]], [done], row, on_logits)
         self._filled[row] = end
         if end == len(text) - 1:
-            self.batch.admit({row: entry})
             del self._filled[row]
+            if record.room == 0:  # only its prompt was asked for
+                record.end = End.LENGTH
+            else:
+                self.batch.admit({row: entry})
         return end - done
 
     def _leave(self, row: int) -> None:
