@@ -95,7 +95,7 @@ def test_profile(tmp_path, monkeypatch):
     path.write_text("old")
     result = run("generate", PROMPT, "--max-new-tokens", 12, "-k", 2, "--profile", path)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    steps = [event for event in events if event.get("name") == "specdec::speculative_step"]
+    steps = [event for event in events if event.get("name") == "specdec_kernels::speculative_step"]
     assert len(steps) == 2 and path.stat().st_size < 500_000 and list(tmp_path.iterdir()) == [path]
     assert result.stdout == run("generate", PROMPT, "--max-new-tokens", 12, "-k", 2).stdout
     assert "CPU ms part calls operation" in result.stderr and " aten::mm " in result.stderr

@@ -245,3 +245,23 @@ def test_messages_are_rendered_as_they_are_read(tmp_path, pair, monkeypatch):
         with pytest.raises(InputError) as caught:
             JobFile(path, LineSettings(), 4096, tokenizer).check()
         assert str(caught.value).startswith(f"line 2 of '{path}': {message}")
+
+
+def test_standard_input_that_is_closed(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    for read in (lambda path: read_batch(path, LineSettings(), 4096), read_prompt):
+        with pytest.raises(InputError, match="got standard input, which is closed, allowed"):
+            read(Path("-"))
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_no_fault_of_the_file(tmp_path):
+    def tokenizer():
+        raise OSError("target: cannot load a tokenizer")
+
+    path = write_prompts(tmp_path / "p.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
+    for read in (
+        JobFile(path, LineSettings(), 4096, tokenizer).check,
+        lambda: read_batch(path, LineSettings(), 4096, tokenizer=tokenizer),
+    ):
+        with pytest.raises(OSError, match="^target: cannot load a tokenizer$"):
+            read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,19 +64,22 @@ class Trace:
 
     def __init__(self, profiler: profile, path: Path):
         self.profiler, self._path = profiler, path
-        self._steps, self._last, self._runs = 0, -1, True
+        self._steps, self._last, self._runs = 0, sys.maxsize, True
         profiler.start()
 
     def on_emit(self, emission: Emission) -> None:
         """As ``SpeculativeDecoder.generate`` calls it."""
-        if emission.sequence <= self._last:  # a step's emissions come in the order of their numbers
-            self._end_step()
+        first = emission.sequence <= self._last  # of its step, as a step's come in the order of their numbers
         self._last = emission.sequence
+        if self._runs and first:
+            self._steps += 1
+            if self._steps == STEPS:
+                self.stop()
 
     def stop(self) -> None:
-        if self._last >= 0:
-            self._end_step()
-        self._end()
+        if self._runs:
+            self._runs = False
+            self.profiler.stop()
 
     def print_operations(self) -> None:
         """Prints to stderr the operations that took longest by themselves, without those that they called."""
@@ -89,17 +93,6 @@ class Trace:
         ]
         print_table(("GPU ms" if on_device else "CPU ms", "part", "calls", "operation"), rows, err=True)
         remark(f"{self._steps} steps and the prefill are in {str(self._path)!r}, for ui.perfetto.dev", "dim")
-
-    def _end_step(self) -> None:
-        if self._runs:
-            self._steps += 1
-        if self._steps == STEPS:
-            self._end()
-
-    def _end(self) -> None:
-        if self._runs:
-            self._runs = False
-            self.profiler.stop()
 
 
 def _new_file(path: Path) -> Path:
