@@ -88,8 +88,9 @@ def test_several_texts_for_each_prompt(tmp_path):
     assert shown == f"--- 1 of 2 ---\ny{several[2]['text']}\n--- 2 of 2 ---\ny{several[3]['text']}\n"
 
 
-def test_profile(tmp_path, monkeypatch):
+def test_profile(tmp_path, pair, monkeypatch):
     """The first steps alone are recorded, whatever the length of the text, and the longest operations are listed."""
+    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_: pair)
     monkeypatch.setattr("specdec.cli.profiling.STEPS", 2)
     path = tmp_path / "trace.json.gz"
     path.write_text("old")
