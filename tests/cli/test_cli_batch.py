@@ -81,8 +81,9 @@ def test_a_pipe_is_a_file(tmp_path):
     ]
 
 
-def test_standard_input(tmp_path):
+def test_standard_input(tmp_path, pair, monkeypatch):
     """JSON lines as a batch, or one prompt as it stands."""
+    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_: pair)
 
     def given(content: bytes, *options: object):
         args = ["generate", "--json", *options, *OPTIONS, "--device", "cpu"]
@@ -105,7 +106,8 @@ def test_standard_input(tmp_path):
         assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.stderr
 
 
-def test_a_prompt_file(tmp_path, monkeypatch):
+def test_a_prompt_file(tmp_path, pair, monkeypatch):
+    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_: pair)
     file = tmp_path / "p.txt"
     file.write_text("def f():\n")
     assert run("generate", "--prompt-file", file, *OPTIONS).stdout == run("generate", "def f():\n", *OPTIONS).stdout

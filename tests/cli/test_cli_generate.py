@@ -89,16 +89,16 @@ def test_several_texts_for_each_prompt(tmp_path):
     assert shown == f"--- 1 of 2 ---\ny{several[2]['text']}\n--- 2 of 2 ---\ny{several[3]['text']}\n"
 
 
-def test_profile(tmp_path, monkeypatch):
+def test_profile(tmp_path, folders, monkeypatch):
     """The first steps alone are recorded, whatever the length of the text, and the longest operations are listed."""
     monkeypatch.setattr("specdec.cli.profiling.STEPS", 2)
     path = tmp_path / "trace.json.gz"
     path.write_text("old")
-    result = run("generate", PROMPT, "--max-new-tokens", 12, "-k", 2, "--profile", path)
+    result = run("generate", PROMPT, *SHORT, "-k", 2, *folders, "--profile", path)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     steps = [event for event in events if event.get("name") == "specdec_kernels::speculative_step"]
     assert len(steps) == 2 and path.stat().st_size < 500_000 and list(tmp_path.iterdir()) == [path]
-    assert result.stdout == run("generate", PROMPT, "--max-new-tokens", 12, "-k", 2).stdout
+    assert result.stdout == run("generate", PROMPT, *SHORT, "-k", 2, *folders).stdout
     assert "CPU ms part calls operation" in result.stderr and " aten::mm " in result.stderr
     assert f"2 steps and the prefill are in '{path}'" in result.stderr
 

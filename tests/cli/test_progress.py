@@ -18,12 +18,12 @@ def test_lines_have_counts_and_what_remains():
     assert lines.line() == "loading models, 0:01:01"
     lines.update(4, 10, "going on")  # four were there
     now[0] = 71.0
-    assert lines.line() == "4 of 10, 0:00:10: going on"
+    assert lines.line() == "4 of 10 in 0:00:10: going on"
     lines.update(6, 10, "x = 1")
-    assert lines.line() == "6 of 10, 0:00:10, 0:00:20 left: x = 1"
+    assert lines.line() == "6 of 10 in 0:00:10, 0:00:20 left: x = 1"
     now[0] = 4000.0
     lines.update(10, 10, "done")
-    assert lines.line() == "10 of 10, 1:05:39, 0:00:00 left: done"
+    assert lines.line() == "10 of 10 in 1:05:39, 0:00:00 left: done"
 
 
 class Pipe(io.StringIO):
@@ -52,7 +52,7 @@ def test_lines_come_while_the_work_says_nothing(monkeypatch):
             pipe.written.clear()
             assert pipe.written.wait(60)
     assert threading.active_count() == before
-    assert pipe.getvalue().startswith("loading models, 0:00:00\n") and "\n1 of 3, 0:00:00: first\n" in pipe.getvalue()
+    assert pipe.getvalue().startswith("loading models, 0:00:00\n") and "\n1 of 3 in 0:00:00: first\n" in pipe.getvalue()
 
 
 def test_what_ends_early_says_nothing(capsys):

@@ -76,8 +76,9 @@ def test_a_streamed_escape_sequence(screen):
     assert click.unstyle(shown.getvalue()) == "p\\x1b\\x1b[31mx\n" and page.shown == "\x1b[31mx"
 
 
-def test_prompts_with_control_characters(monkeypatch):
+def test_prompts_with_control_characters(monkeypatch, pair):
     """The command shows them on a terminal, and leaves them alone elsewhere and in JSON."""
+    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_: pair)
     prompt, options = PROMPT + "\x1b[31m\u202e", ("--max-new-tokens", 2)
     text = rows(prompt, *options)[0]["text"]
     assert run("generate", prompt, *options).stdout == prompt + text + "\n"

@@ -9,10 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
-
 EVERY_SECONDS = 5.0  # between two lines
 
 
@@ -47,6 +43,11 @@ def progress(first: str, asked: bool = True) -> Iterator[Show]:
 @contextmanager
 def _bar(first: str) -> Iterator[Show]:
     """It is gone when the block ends, before results are printed."""
+    # Slow to import, and --help is to be fast.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
     columns = (
         BarColumn(10),
         MofNCompleteColumn(),
@@ -89,7 +90,7 @@ class Lines:
         done, total, what = self._last
         new = done - self._before
         left = f", {_duration(seconds / new * (total - done))} left" if new else ""
-        return f"{done} of {total}, {_duration(seconds)}{left}: {what}"
+        return f"{done} of {total} in {_duration(seconds)}{left}: {what}"
 
     @contextmanager
     def every(self, seconds: float) -> Iterator[None]:
