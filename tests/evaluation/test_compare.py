@@ -202,9 +202,12 @@ def test_nothing_is_tried_where_the_number_was_given(monkeypatch):
         monkeypatch.setattr(method, "run", counted)
     for asked, theirs, ours in ((3, 3, 3), (AdaptiveDrafts(2, costs=[1.0] * 3), "default", "auto")):
         texts.clear()
-        told = []
-        settings = CompareSettings(4, repeats=2, num_drafts=asked)
-        found = compare(*tunable_pair(0.3), [[1], [2]], settings, lambda *of: told.append(of)).measurements
+        settings, told = CompareSettings(4, repeats=2, num_drafts=asked), []
+
+        def tell(*progress, told=told):
+            told.append(progress)
+
+        found = compare(*tunable_pair(0.3), [[1], [2]], settings, tell).measurements
         assert [m.setting for m in found] == [{}, {"num_assistant_tokens": theirs}, {"num_drafts": ours}]
         assert [m.swept for m in found] == [None] * 3
         assert texts == {"plain": 5, "assisted": 5, "specdec": 6} and told[-1][:2] == (16, 16)
