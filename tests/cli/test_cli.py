@@ -33,7 +33,9 @@ def test_generate_is_the_decoder(pair, temperature, seed, num_drafts):
     result = run("generate", PROMPT, "--json", *options)
     assert result.stdout.count("\n") == 1 and result.stderr == ""
     row = json.loads(result.stdout)
-    assert list(row) == ["text", "token_ids", "produced_by", "stats"]
+    assert list(row) == ["id", "prompt", "text", "token_ids", "produced_by", "end", "status", "stats"]
+    end = "eos" if row["token_ids"][-1] == target.generation_config.eos_token_id else "length"
+    assert (row["id"], row["prompt"], row["end"], row["status"]) == (0, 0, end, "OK")
     assert row["token_ids"] == expected.tokens[0]
     assert row["produced_by"] == [str(p) for p in expected.produced_by[0]]
     assert row["text"] == continuation(tokenizer, prompt[0], expected.tokens[0])
@@ -58,9 +60,10 @@ def test_text_is_streamed_and_stats_go_to_stderr(monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-def test_verbose_colours_add_up():
+def test_verbose_colours_add_up(monkeypatch):
     produced_by = rows(PROMPT, "--max-new-tokens", 12)[0]["produced_by"]
     plain = run("generate", PROMPT, "--max-new-tokens", 12)
+    monkeypatch.setattr("specdec.cli.terminal.on_terminal", lambda: True)
     verbose = run("generate", PROMPT, "--max-new-tokens", 12, "-v", color=True)
     assert click.unstyle(verbose.stdout) == plain.stdout
     legend = click.unstyle(verbose.stderr).splitlines()[0]
@@ -152,7 +155,9 @@ def test_logits_without_a_distribution_are_told(pair, tmp_path):
     for flags in ((), ("--json",)):
         result = run("generate", PROMPT, "--target", folder, "--draft", folder, "--max-new-tokens", 5, *flags)
         assert "Warning: prompt 0: " in result.stderr and "TARGET_NAN" in result.stderr
-    assert json.loads(result.stdout)["token_ids"] == []
+    row = json.loads(result.stdout)
+    assert (row["token_ids"], row["end"], row["status"]) == ([], "failed", "TARGET_NAN|DRAFT_NAN")
+    assert row["error"] == "the target's logits have no distribution: TARGET_NAN|DRAFT_NAN"
 
 
 # ---- refusals
@@ -188,16 +193,22 @@ def test_logits_without_a_distribution_are_told(pair, tmp_path):
         (["x", "--max-new-tokens", "2048"], "--max-new-tokens: got 2048 after a prompt of 1 tokens, allowed"),
         ([""], "PROMPT: got an empty prompt, allowed: at least one character"),
         (["\udcff"], "PROMPT: got '\\udcff', allowed: text without lone surrogates"),
-        (["x", "--batch-file", __file__], "PROMPT / --batch-file: got both, allowed: "),
-        (["--batch-file", "./no"], "'--batch-file': file './no' does not exist"),
+        (
+            ["--batch-file", "no"],
+            "--batch-file: got 'no' (No such file or directory), allowed: a file that can be read",
+        ),
     ],
 )
 def test_bad_input_is_named(command, args, message):
     assert f"Invalid value for {message}" in refused(command, *args)
 
 
-def test_a_prompt_is_needed():
-    assert "PROMPT / --batch-file: got neither, allowed: one of the two" in refused("generate")
+def test_one_source_of_prompts():
+    named = "PROMPT / --batch-file / --prompt-file"
+    assert f"{named}: got none, allowed: one of them" in refused("generate")
+    for given in (("x", "--batch-file", __file__), ("--batch-file", __file__, "--prompt-file", __file__)):
+        assert f"{named}: got several, allowed: one of them" in refused("generate", *given)
+    assert "PROMPT / --batch-file: got both, allowed: " in refused("compare", "x", "--batch-file", __file__)
 
 
 def test_compare_needs_something_to_measure():

@@ -8,8 +8,10 @@ import threading
 
 import pytest
 from specdec import SpeculativeDecoder
+from specdec.cli import app
 from support.commands import refused, rows, run
 from support.jobs import write_prompts
+from typer.testing import CliRunner
 
 OPTIONS = ("--temperature", 0.9, "--max-new-tokens", 10, "--seed", 5)
 # A line's own settings, and the options that say the same.
@@ -37,7 +39,8 @@ def test_a_line_has_its_own_settings(tmp_path):
     for i, (row, (_, options)) in enumerate(zip(found, OWN, strict=True)):
         alone = rows(prompt, *OPTIONS, "--seed", 5 + i, *options)[0]
         assert (row["token_ids"], row["text"]) == (alone["token_ids"], alone["text"]), lines[i]
-        assert list(row) == ["id", *alone]
+        assert list(row) == list(alone) and (row["prompt"], row["end"]) == (i, alone["end"])
+    assert [row["end"] for row in found[8:]] == ["length", "stop", "length"]
     assert found[6]["token_ids"] == [300] * 10 and len({tuple(row["token_ids"]) for row in found}) > 8
 
 
@@ -78,10 +81,65 @@ def test_a_pipe_is_a_file(tmp_path):
     ]
 
 
+def test_standard_input(tmp_path):
+    """JSON lines as a batch, or one prompt as it stands."""
+
+    def given(content: bytes, *options: object):
+        args = ["generate", "--json", *options, *OPTIONS, "--device", "cpu"]
+        return CliRunner().invoke(app, [str(a) for a in args], input=content)
+
+    lines = b'"x = "\n{"prompt": "y", "id": "b", "max_new_tokens": 3}\n'
+    first, second = map(json.loads, given(lines, "--batch-file", "-").stdout.splitlines())
+    assert first["token_ids"] == rows("x = ", *OPTIONS)[0]["token_ids"]
+    assert (second["id"], second["prompt"], len(second["token_ids"])) == ("b", 1, 3)
+    (row,) = map(json.loads, given(b"def f():\r\n", "--prompt-file", "-").stdout.splitlines())
+    assert row["token_ids"] == rows("def f():\r\n", *OPTIONS)[0]["token_ids"]
+    for content, options, message in (
+        (b'"x"\ntext\n', ("--batch-file", "-"), "line 2 of standard input: got 'text', allowed: a JSON string or {"),
+        (b"\n", ("--batch-file", "-"), "got standard input without a prompt, allowed: at least one line"),
+        (b"", ("--prompt-file", "-"), "--prompt-file: got standard input, which is empty, allowed: at least one"),
+        (b'"x"', ("--batch-file", "-", "--output", tmp_path / "o"), "got standard input, allowed: a regular file"),
+    ):
+        args = [str(a) for a in ("generate", *options)]
+        result = CliRunner().invoke(app, args, input=content)
+        assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.stderr
+
+
+def test_a_prompt_file(tmp_path, monkeypatch):
+    file = tmp_path / "p.txt"
+    file.write_text("def f():\n")
+    assert run("generate", "--prompt-file", file, *OPTIONS).stdout == run("generate", "def f():\n", *OPTIONS).stdout
+    file.write_text("x " * 2100)
+    assert "--prompt-file: got a prompt of 2101 tokens" in refused("generate", "--prompt-file", file)
+    monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
+    missing = refused("generate", "--prompt-file", tmp_path / "no")
+    assert "Invalid value for --prompt-file: got '" in missing and "(No such file or directory), allowed" in missing
+
+
+def test_chat_messages(tmp_path, pair, monkeypatch):
+    """What the template makes of them is continued; without a template they are refused before models are loaded."""
+    said = [{"role": "user", "content": "x = "}]
+    file = write_prompts(tmp_path / "p.jsonl", ["x", {"messages": said, "id": "chat"}])
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
+    with monkeypatch.context() as context:
+        context.setattr(pair[2], "chat_template", template)
+        context.setattr("specdec.models.loading.load_tokenizer", lambda *_: pair[2])
+        context.setattr("specdec.models.loading.load_embedded_pair", lambda *_: pair)
+        _, row = rows("--batch-file", file, *OPTIONS)
+        assert (row["id"], row["prompt"]) == ("chat", 1)
+        assert row["token_ids"] == rows("<user>x = <a>", *OPTIONS, "--seed", 6)[0]["token_ids"]
+        shown = run("generate", "--batch-file", file, *OPTIONS).stdout
+        assert f"--- 2 of 2 ---\n<user>x = <a>{row['text']}\n" in shown
+    monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
+    for output in ((), ("--output", tmp_path / "out.jsonl")):
+        told = refused("generate", "--batch-file", file, *output)
+        assert f"line 2 of '{file}': messages: got messages for a tokenizer without a chat template (" in told
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
-        ({"temperatur": 1}, "keys: got 'temperatur', allowed: id, prompt, max_new_tokens, temperature"),
+        ({"temperatur": 1}, "keys: got 'temperatur', allowed: id, prompt, messages, max_new_tokens"),
         ({"top_p": 3}, "top_p: got 3, allowed: 0 to 1 (1 is off)"),
         ({"temperature": 0, "top_k": 5}, "top_k: got 5 with temperature 0, allowed: a temperature > 0"),
         ({"banned_tokens": [4096]}, "banned_tokens: got id 4096, allowed: ids from 0 to 4095"),

@@ -89,19 +89,22 @@ def test_several_texts_for_each_prompt(tmp_path):
     assert shown == f"--- 1 of 2 ---\ny{several[2]['text']}\n--- 2 of 2 ---\ny{several[3]['text']}\n"
 
 
-@pytest.mark.parametrize("name", ("trace.json", "trace.json.gz"))
-def test_profile(tmp_path, name):
-    path = tmp_path / name
+def test_profile(tmp_path, monkeypatch):
+    """The first steps alone are recorded, whatever the length of the text, and the longest operations are listed."""
+    monkeypatch.setattr("specdec.cli.profiling.STEPS", 2)
+    path = tmp_path / "trace.json.gz"
     path.write_text("old")
-    run("generate", PROMPT, "--max-new-tokens", 2, "--profile", path)
-    text = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
-    names = {event.get("name") for event in json.loads(text)["traceEvents"]}
-    assert any("speculative_step" in str(n) for n in names)
-    assert list(tmp_path.iterdir()) == [path]
+    result = run("generate", PROMPT, "--max-new-tokens", 12, "-k", 2, "--profile", path)
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    steps = [event for event in events if event.get("name") == "specdec_kernels::speculative_step"]
+    assert len(steps) == 2 and path.stat().st_size < 500_000 and list(tmp_path.iterdir()) == [path]
+    assert result.stdout == run("generate", PROMPT, "--max-new-tokens", 12, "-k", 2).stdout
+    assert "CPU ms part calls operation" in result.stderr and " aten::mm " in result.stderr
+    assert f"2 steps and the prefill are in '{path}'" in result.stderr
 
 
 def test_a_trace_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "trace.json"
+    path = tmp_path / "trace.json.gz"
     path.write_text("old")
     monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", lambda *_: 1 / 0)
     result = invoke("generate", PROMPT, "--max-new-tokens", 1, "--profile", path)
@@ -164,6 +167,7 @@ def test_make_drafter(pair):
             ("--profile", "/no/such/folder/x.json"),
             "--profile: got '/no/such/folder/x.json', in no folder, allowed: a file",
         ),
+        (("--profile", "x.json"), "--profile: got 'x.json', allowed: a name that ends in .json.gz"),
         (("--profile", "/"), "--profile: got '/', a folder, allowed: a file in a folder that can be written to"),
     ],
 )

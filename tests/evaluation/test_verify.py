@@ -35,11 +35,12 @@ def verified(drafters=None, **settings):
 def test_a_right_pair_passes():
     seen = []
     drafters, settings = {"model": toy_model(2), "lookup": PromptLookupDrafter(1, 1)}, {**QUICK, "batch_sizes": (1, 3)}
-    done = verify(toy_model(1), drafters, PROMPTS, VerifySettings(**settings), seen.append)
+    done = verify(toy_model(1), drafters, PROMPTS, VerifySettings(**settings), lambda *call: seen.append(call))
     assert done.passed and done.never_accepted == []
     plan = cells({"none": None, **drafters}, VerifySettings(**settings))
     assert [r.cell for r in (*done.texts, *done.distributions)] == sorted(plan, key=lambda c: c.check == "distribution")
-    assert len(seen) == len(plan) and seen[0] == f"1 of {len(plan)}: greedy: none, token, K = 0, B = 1"
+    assert seen[0] == (0, len(plan), "greedy: none, token, K = 0, B = 1")
+    assert [call[0] for call in seen[1::2]] == [*range(1, len(plan) + 1)] and {call[1] for call in seen} == {len(plan)}
     for name in drafters:  # every drafter meets every rule, K and batch size
         mine = [c for c in plan if c.drafter == name and c.check == "greedy"]
         assert {c.rule for c in mine} == {"token", "block", "coupled"} and {c.batch_size for c in mine} == {1, 3}

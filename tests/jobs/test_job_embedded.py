@@ -17,7 +17,7 @@ def loaded(monkeypatch, pair) -> None:
 
 
 def test_a_job_on_the_embedded_pair(loaded, tmp_path):
-    """A prompt that is too long fails, without the others."""
+    """A prompt that is too long fails, without the others. Results are those without --output, but for times."""
     texts = ["def read(self):", "x " * 70, "import os\n"]
     file, short = write_prompts(tmp_path / "p.jsonl", texts), ("--max-new-tokens", 5)
     options = ("--rows", 2, "--max-length", 64, *short)
@@ -26,8 +26,10 @@ def test_a_job_on_the_embedded_pair(loaded, tmp_path):
     assert "prompt: got 71 tokens with max_new_tokens=5, allowed: 64 tokens together" in lines[1]["error"]
     for line in (lines[0], lines[2]):
         alone = rows(texts[line["id"]], *short)[0]
-        assert (line["text"], line["token_ids"]) == (alone["text"], alone["token_ids"])
+        for key in ("text", "token_ids", "produced_by", "end", "status"):
+            assert line[key] == alone[key]
         assert line["stats"]["emitted"] == 5 and set(line["produced_by"]) <= {"accepted", "recovered", "bonus"}
+        assert list(line) == list(alone) and line["stats"].items() <= alone["stats"].items()
 
 
 def test_a_budget_in_bytes(loaded, tmp_path):

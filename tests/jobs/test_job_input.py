@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from specdec.cli import models
-from specdec.jobs.input import InputError, InputMark, JobFile
-from specdec.jobs.lines import LineSettings
+from specdec.jobs import input as job_input
+from specdec.jobs.input import InputError, InputMark, JobFile, read_batch, read_prompt
+from specdec.jobs.lines import LineSettings, _each_key_once, _Twice
 from support.jobs import job_refused, write_prompts
 
 
@@ -23,7 +25,10 @@ from support.jobs import job_refused, write_prompts
         (b"9" * 5000, "line 1 of 'F': got '999"),
         (b"[" * 100_000, "line 1 of 'F': got '[[["),
         (b'"x"\n\xff', "line 2 of 'F', which is not UTF-8 (invalid start byte), allowed: UTF-8"),
-        (b'{"text": "x"}', "line 1 of 'F': keys: got 'text', allowed: id, prompt, max_new_tokens, temperature, top_k"),
+        (
+            b'{"text": "x"}',
+            "line 1 of 'F': keys: got 'text', allowed: id, prompt, messages, max_new_tokens, temperature",
+        ),
         (b'{"prompt": "x", "prompt": "y"}', "line 1 of 'F': keys: got 'prompt' twice, allowed: every key once"),
         (b'{"id": 1}', "line 1 of 'F': prompt: got none, allowed: a text"),
         (b'{"prompt": ["x"]}', "line 1 of 'F': prompt: got ['x'], allowed: a text"),
@@ -145,3 +150,118 @@ def test_the_file_is_a_stream(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_keys_are_looked_up_once():
+    """However many there are: a megabyte of them took minutes when each was compared with all before."""
+    comparisons = []
+
+    class Key(str):
+        def __eq__(self, other):
+            comparisons.append(other)
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    keys = [Key(i) for i in range(3000)]
+    with pytest.raises(_Twice, match="2999"):
+        _each_key_once([(key, None) for key in (*keys, Key(2999))])
+    assert len(comparisons) < 3 * len(keys)
+
+
+def test_long_names_are_shortened(tmp_path):
+    for line in ({"prompt": "x", "k" * 100_000: 1}, {"prompt": "x", "logit_bias": {"k" * 100_000: 1}}):
+        with pytest.raises(InputError) as caught:
+            JobFile(write_prompts(tmp_path / "p.jsonl", [line]), LineSettings(), 4096).check()
+        assert "kkk..., allowed: " in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("end", ("", "\n", "\r\n"))
+def test_lines_have_a_maximum_length(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(job_input, "LONGEST", 50)
+    path = tmp_path / "p.jsonl"
+    for extra in (0, 1):
+        path.write_text('"x"\n"' + "é" * (48 + extra) + '"' + end, newline="")
+        for read in (
+            lambda: JobFile(path, LineSettings(), 4096).check(),
+            lambda: read_batch(path, LineSettings(), 4096),
+        ):
+            if extra == 0:
+                assert len(read()) == 2
+                continue
+            with pytest.raises(InputError, match="line 2 of '.*p.jsonl': got a longer line, allowed: 50 characters"):
+                read()
+
+
+def test_no_more_is_read_than_a_line_may_have(monkeypatch):
+    """Of a device that never ends."""
+    monkeypatch.setattr(job_input, "LONGEST", 100_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="line 1 of '/dev/zero': got a longer line"):
+            read_batch(Path("/dev/zero"), LineSettings(), 4096)
+        with pytest.raises(InputError, match="got '/dev/zero', which is longer, allowed: 100000 characters"):
+            read_prompt(Path("/dev/zero"))
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_is_one_prompt(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\r \xc3\xa9\n")
+    assert read_prompt(path) == "a\r\nb\r é\n"
+    for content, message in ((b"", "which is empty"), (b"a\n\xff", "which is not UTF-8 (invalid start byte)")):
+        path.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_prompt(path)
+        assert f"got '{path}', {message}, allowed: " in str(caught.value)
+    with pytest.raises(InputError, match="got '.*' .Is a directory., allowed: a file that can be read"):
+        read_prompt(tmp_path)
+
+
+def test_messages_are_rendered_as_they_are_read(tmp_path, pair, monkeypatch):
+    """By the template of the tokenizer, which is loaded for them alone; what is wrong with them is told by the line."""
+    monkeypatch.setattr(pair[2], "chat_template", "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    loads = []
+
+    def tokenizer():
+        loads.append(1)
+        return pair[2]
+
+    said = {"messages": [{"role": "user", "content": "hi"}], "id": "b", "seed": 3}
+    file = JobFile(write_prompts(tmp_path / "p.jsonl", ["[x]", said]), LineSettings(), 4096, tokenizer)
+    file.check()
+    plain, chat = file.lines()
+    assert (chat.prompt, chat.chat, chat.id, chat.settings.seed) == ("[user]hi", True, "b", 3)
+    assert (plain.prompt, plain.chat) == ("[x]", False) and len(loads) == 2
+    assert chat.tokens(pair[2]) == pair[2]("[user]hi", add_special_tokens=False).input_ids
+    for wrong, message in (
+        ({"messages": []}, "messages: got [], allowed: a list of"),
+        ({"messages": [{"role": "user"}]}, "messages: got {'role': 'user'} as message 0, allowed: a list of"),
+        ({**said, "prompt": "x"}, "prompt / messages: got both, allowed: one of the two"),
+    ):
+        path = write_prompts(tmp_path / "p.jsonl", ["x", wrong])
+        with pytest.raises(InputError) as caught:
+            JobFile(path, LineSettings(), 4096, tokenizer).check()
+        assert str(caught.value).startswith(f"line 2 of '{path}': {message}")
+
+
+def test_standard_input_that_is_closed(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    for read in (lambda path: read_batch(path, LineSettings(), 4096), read_prompt):
+        with pytest.raises(InputError, match="got standard input, which is closed, allowed"):
+            read(Path("-"))
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_no_fault_of_the_file(tmp_path):
+    def tokenizer():
+        raise OSError("target: cannot load a tokenizer")
+
+    path = write_prompts(tmp_path / "p.jsonl", [{"messages": [{"role": "user", "content": "x"}]}])
+    for read in (
+        JobFile(path, LineSettings(), 4096, tokenizer).check,
+        lambda: read_batch(path, LineSettings(), 4096, tokenizer=tokenizer),
+    ):
+        with pytest.raises(OSError, match="^target: cannot load a tokenizer$"):
+            read()

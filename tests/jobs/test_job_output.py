@@ -63,7 +63,7 @@ def test_wherever_it_was_cut_it_ends_the_same(fake, done, pair, cut, order):
     file.check(InputMark(**before["input"]))
     results.begin(before)
     with Signals() as signals:
-        run_job(FakeScheduler(None, rows=3), file.lines(), results, pair[2], [], signals, lambda: None)
+        run_job(FakeScheduler(None, rows=3), file.lines(), results, pair[2], [], signals, lambda row: None)
     results.close()
     file.close()
     assert sorted(output.read_bytes().splitlines()) == sorted(whole.splitlines())
@@ -231,8 +231,37 @@ def test_files_that_are_none(done, tmp_path):
         assert message in job_refused(prompts, output)
 
 
+@pytest.mark.parametrize("name", ("out.jsonl", "out.jsonl.settings.json", ".out.jsonl.settings.json.part"))
+@pytest.mark.parametrize("dangling", (False, True))
+def test_symbolic_links_are_not_followed(done, tmp_path, name, dangling):
+    """Neither for a job that goes on nor for a new one: what they point to is not read, made or changed."""
+    prompts, output, whole = done
+    path, other = output.with_name(name), tmp_path / "other"
+    if not dangling:
+        other.write_bytes(whole if name == "out.jsonl" else b"precious")
+        if path.exists():
+            shutil.copy(path, other)
+    content = None if dangling else other.read_bytes()
+    path.unlink(missing_ok=True)
+    path.symlink_to(other)
+    told = job_refused(prompts, output, "--temperature", 0.9, "--rows", 3)  # with other settings to be written
+    assert f"--output: got '{path}' (a symbolic link, which is not followed), allowed: " in told
+    assert path.is_symlink() and (not other.exists() if dangling else other.read_bytes() == content)
+
+
+def test_what_a_killed_process_left_is_replaced(done, tmp_path):
+    """Also where the same file has another name."""
+    prompts, output, _ = done
+    part = output.with_name(".out.jsonl.settings.json.part")
+    part.write_text("half")
+    os.link(part, tmp_path / "other")
+    assert job(prompts, output, "--temperature", 0.9, "--rows", 3).exit_code == 0
+    assert not part.exists() and (tmp_path / "other").read_text() == "half"
+    assert json.loads(output.with_name("out.jsonl.settings.json").read_text())["rounding"]["rows"] == 3
+
+
 ROW = {
-    **{"id": 1, "text": "x", "token_ids": [5], "produced_by": ["bonus"], "end": "eos", "status": "OK"},
+    **{"id": 1, "prompt": 0, "text": "x", "token_ids": [5], "produced_by": ["bonus"], "end": "eos", "status": "OK"},
     "stats": {
         **{"steps": 1, "cut_steps": 0, "emitted": 1},
         **{"drafted_by_position": [], "tested_by_position": [], "accepted_by_position": []},
@@ -319,6 +348,8 @@ def test_fingerprints(folders, tmp_path, monkeypatch):
     prints = [changed("model.safetensors", first_weight), changed("model.safetensors", last_weight)]
     prints += [changed(name, space) for name in ("config.json", "generation_config.json", "tokenizer.json")]
     assert len({first, *prints}) == 6
+    (tmp_path / "copy" / "chat_template.jinja").write_text("{{ messages }}")
+    assert first != fingerprint(str(tmp_path / "copy"))
 
     class Config:
         _commit_hash = "abc"

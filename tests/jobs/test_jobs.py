@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import io
 import json
 import os
 import signal
+from contextlib import contextmanager
 
 import pytest
-from rich.console import Console
 from specdec.cli import models
 from specdec.cli.options import read_bytes
 from specdec.jobs import output as job_output
-from specdec.jobs import progress
-from specdec.jobs.output import KEYS, Totals
+from specdec.jobs.result_line import KEYS
 from support.commands import refused, rows
 from support.jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
 
@@ -42,7 +40,7 @@ def test_a_result_is_a_function_of_its_line(fake, prompts, tmp_path, monkeypatch
     assert (tmp_path / "a.jsonl").read_bytes() != (tmp_path / "b.jsonl").read_bytes()
     assert fake.made[-1].rows == 3 and fake.made[-1].closed
     row = json.loads(first[0])
-    assert tuple(row) == KEYS and row["id"] in {line["id"] for line in PROMPTS}
+    assert tuple(row) == KEYS and PROMPTS[row["prompt"]]["id"] == row["id"]
     assert (row["end"], row["status"], row["produced_by"]) == ("length", "OK", ["recovered"] * 6)
     assert row["stats"]["emitted"] == 6 and row["stats"]["drafted_by_position"] == [6, 6]
     assert "seconds" not in row["stats"] and "draft_forwards" not in row["stats"]
@@ -196,43 +194,43 @@ def test_a_full_disk(fake, prompts, tmp_path, monkeypatch):
 # ---- what is told
 
 
-def test_progress_in_lines(fake, prompts, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY_SECONDS", -1)
+def test_what_is_told_in_the_end(fake, prompts, tmp_path):
     told = job(prompts, tmp_path / "a.jsonl").stderr.splitlines()
-    assert len(told) == 13 and told[0].startswith("1 of 12 prompts, ") and "rows busy 75%" in told[0]
-    assert "0:00:0" in told[0] and "acceptance rate 0.00" in told[0]
     assert told[-1].startswith("all 12 prompts have results in ") and "12 length; 72 tokens, tau 1.00" in told[-1]
+    assert "acceptance rate 0.00, rows busy 75%" in told[-1]
     quiet = job(prompts, tmp_path / "b.jsonl", "--no-progress").stderr.splitlines()
     assert len(quiet) == 1 and quiet[0].startswith("all 12 prompts")
 
 
-def test_lines_come_now_and_then(capsys):
-    now, totals = [0.0], Totals()
-    lines = progress.Lines(10, totals, lambda: now[0])
-    for second in range(0, 100, 10):
-        now[0] = second
-        totals.add({"end": "eos", "stats": dict.fromkeys(("emitted", "steps"), 20) | BY_POSITION})
-        lines.update(totals, 0.5)
-    assert capsys.readouterr().err.splitlines() == [
-        "4 of 10 prompts, 2.7 tokens/s, acceptance rate 0.50, rows busy 50%, 0:00:45 left",
-        "7 of 10 prompts, 2.3 tokens/s, acceptance rate 0.50, rows busy 50%, 0:00:26 left",
-        "10 of 10 prompts, 2.2 tokens/s, acceptance rate 0.50, rows busy 50%, 0:00:00 left",
-    ]
+def test_progress_of_a_job(fake, prompts, tmp_path, monkeypatch):
+    """Also of one that goes on: what it has is done, and not by this process."""
+    calls = []
+
+    @contextmanager
+    def spy(first, asked):
+        yield lambda *call: calls.append(call)
+
+    whole = finished(prompts, tmp_path / "whole.jsonl")
+    output = tmp_path / "out.jsonl"
+    monkeypatch.setattr("specdec.cli.job.progress", spy)
+    finished(prompts, output)
+    assert [call[:2] for call in calls] == [(i, 12) for i in range(13)]
+    assert "tokens/s, acceptance rate 0.00, rows busy 75%" in calls[-1][2]
+    output.write_bytes(b"".join(output.read_bytes().splitlines(keepends=True)[:5]))
+    calls.clear()
+    assert finished(prompts, output) == whole
+    assert [call[0] for call in calls] == list(range(5, 13)) and calls[0][2].startswith("0.0 tokens/s")
 
 
-BY_POSITION = {"drafted_by_position": [4, 4], "tested_by_position": [4, 3], "accepted_by_position": [3, 1]}
-
-
-def test_a_bar_on_a_terminal(monkeypatch):
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
-    totals = Totals()
-    totals.add({"end": "eos", "stats": dict.fromkeys(("emitted", "steps"), 20) | BY_POSITION})
-    bar = progress.Bar(10, totals, console)
-    totals.add({"end": "eos", "stats": dict.fromkeys(("emitted", "steps"), 20) | BY_POSITION})
-    bar.update(totals, 0.5)
-    bar.close()
-    assert "2/10" in screen.getvalue() and "acceptance rate 0.50, rows busy 50%" in screen.getvalue()
+def test_results_are_printed_as_well(fake, prompts, tmp_path):
+    """With --json, those that this run makes."""
+    output = tmp_path / "out.jsonl"
+    assert job(prompts, output, "--json").stdout.encode() == output.read_bytes()
+    kept, made = output.read_bytes()[:1500], output.read_bytes()
+    output.write_bytes(kept)
+    assert job(prompts, output, "--json").stdout.encode() == output.read_bytes()[kept.rfind(b"\n") + 1 :]
+    assert sorted(output.read_bytes().splitlines()) == sorted(made.splitlines())
+    assert job(prompts, output, "--json").stdout == ""
 
 
 def test_a_drafter_that_fails_is_told(fake, prompts, tmp_path, monkeypatch):
@@ -267,7 +265,6 @@ def test_options_of_a_job_without_one(args, message):
 @pytest.mark.parametrize(
     "args, message",
     [
-        (("--json",), "--json: got --json with --output, allowed: one of the two"),
         (("--log-probs",), "--log-probs: got --log-probs with --output"),
         (("-v",), "--verbose: got --verbose with --output"),
         (("--profile", "t.json"), "--profile: got --profile with --output"),

@@ -146,12 +146,12 @@ def generate(
         page: Page | None = None
         if prompt is not None and num_return_sequences == 1 and not as_json:
             page = Page(loaded.tokenizer, prompt, lines[0].tokens(loaded.tokenizer), verbose, stop)
-        with traced(profile) as count_step:
-            listeners = [count_step, None if page is None else page.on_emit]
+        with traced(profile) as trace:
+            listeners = [each for each in (trace, page) if each is not None]
 
             def on_emit(emission: Emission) -> None:
-                for listener in filter(None, listeners):
-                    listener(emission)
+                for listener in listeners:
+                    listener.on_emit(emission)
 
             decoded = decode(
                 decoder,
@@ -175,6 +175,8 @@ def generate(
             page.show(text.tokens, text.produced_by)
             page.finish()
     print_troubles(decoded.drafter_error, [text.status for text in decoded.texts], num_return_sequences)
+    if trace is not None:
+        trace.print_operations()
     if not as_json:
         print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose)
 

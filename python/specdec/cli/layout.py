@@ -30,7 +30,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], err: bool
     wide = console.options.update(max_width=_UNLIMITED, width=_UNLIMITED)
     width = Measurement.get(console, wide, table).maximum
     if not console.is_terminal or width <= console.width:
-        console.print(table, width=width)
+        Console(stderr=err, width=width).print(table)
         return
     for row in rows:
         cells = [f"{name.replace(chr(10), ' ')} {cell}" for name, cell in zip(columns, row, strict=True)]

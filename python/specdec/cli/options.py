@@ -85,7 +85,9 @@ PromptFile = Annotated[
 ]
 AsJson = Annotated[
     bool,
-    typer.Option("--json", help="Print one JSON object a text, a line each; with --output, those that it writes too."),
+    typer.Option(
+        "--json", help="Print results, one JSON object a text, a line each. With --output: those that it writes."
+    ),
 ]
 Output = Annotated[
     Path | None,

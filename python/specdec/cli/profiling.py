@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +24,11 @@ ROWS = 15  # of the table
 
 def check_trace(path: Path) -> None:
     """Refuses a file that cannot be written. To be called before models are loaded."""
-    if not path.name.endswith(".json.gz"):
-        refuse("--profile", repr(str(path)), "a name that ends in .json.gz")
     allowed = "a file in a folder that can be written to"
     if path.is_dir() or not path.parent.is_dir():
         refuse("--profile", f"{str(path)!r}, {'a folder' if path.is_dir() else 'in no folder'}", allowed)
+    if not path.name.endswith(".json.gz"):
+        refuse("--profile", repr(str(path)), "a name that ends in .json.gz")
     try:
         _new_file(path).unlink()
     except OSError as error:
@@ -35,13 +36,9 @@ def check_trace(path: Path) -> None:
 
 
 @contextmanager
-def traced(path: Path | None) -> Iterator[Callable[[Emission], None] | None]:
-    """Profiles the block up to the end of its step number STEPS. Then it writes the trace, as a whole or not at all,
-    and prints the table to stderr.
-
-    Yields:
-        What the decoder has to call, as its ``on_emit``. None: ``path`` is None, and nothing is profiled.
-    """
+def traced(path: Path | None) -> Iterator[Trace | None]:
+    """Profiles the block up to the end of its step number STEPS, and writes the trace as a whole or not at all. With
+    ``None`` it does nothing."""
     if path is None:
         yield None
         return
@@ -49,63 +46,53 @@ def traced(path: Path | None) -> Iterator[Callable[[Emission], None] | None]:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    profiler = profile(activities=activities)
-    steps = _Steps(profiler)
-    profiler.start()
+    trace = Trace(profile(activities=activities), path)
     try:
-        yield steps.on_emit
+        yield trace
     finally:
-        steps.stop()
+        trace.stop()
     part = _new_file(path)
     try:
-        profiler.export_chrome_trace(str(part))
+        trace.profiler.export_chrome_trace(str(part))
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    _print_operations(profiler)
-    remark(f"{steps.count} steps and the prefill are in {str(path)!r}, for ui.perfetto.dev", "dim")
 
 
-class _Steps:
-    """Counts steps by what they emit, and ends the recording after STEPS of them."""
+class Trace:
+    """A running profiler, which counts steps by what they emit and stops after STEPS of them."""
 
-    def __init__(self, profiler: profile):
-        self._profiler, self._last, self._runs = profiler, -1, True
-        self.count = 0
+    def __init__(self, profiler: profile, path: Path):
+        self.profiler, self._path = profiler, path
+        self._steps, self._last, self._runs = 0, sys.maxsize, True
+        profiler.start()
 
     def on_emit(self, emission: Emission) -> None:
-        if emission.sequence <= self._last:  # the first of the next step: a step's come in the order of their numbers
-            self._end_step()
+        """As ``SpeculativeDecoder.generate`` calls it."""
+        first = emission.sequence <= self._last  # of its step, as a step's come in the order of their numbers
         self._last = emission.sequence
+        if self._runs and first:
+            self._steps += 1
+            if self._steps == STEPS:
+                self.stop()
 
     def stop(self) -> None:
-        if self._runs and self._last >= 0:
-            self._end_step()
-        self._end()
-
-    def _end_step(self) -> None:
-        if self._runs:
-            self.count += 1
-        if self.count == STEPS:
-            self._end()
-
-    def _end(self) -> None:
         if self._runs:
             self._runs = False
-            self._profiler.stop()
+            self.profiler.stop()
 
-
-def _print_operations(profiler: profile) -> None:
-    """The operations that took longest by themselves, without those that they called."""
-    on_device = any(event.self_device_time_total for event in profiler.key_averages())
-    seconds = {
-        event.key: (event.self_device_time_total if on_device else event.self_cpu_time_total, event.count)
-        for event in profiler.key_averages()
-    }
-    total = sum(time for time, _ in seconds.values()) or 1.0
-    longest = sorted(seconds.items(), key=lambda item: -item[1][0])[:ROWS]
-    rows = [(f"{time / 1000:.2f}", f"{time / total:.0%}", str(count), name) for name, (time, count) in longest]
-    print_table(("GPU ms" if on_device else "CPU ms", "part", "calls", "operation"), rows, err=True)
+    def print_operations(self) -> None:
+        """Prints to stderr the operations that took longest by themselves, without those that they called."""
+        events = self.profiler.key_averages()
+        on_device = any(event.self_device_time_total for event in events)
+        times = {e.key: e.self_device_time_total if on_device else e.self_cpu_time_total for e in events}
+        counts, total = {e.key: e.count for e in events}, sum(times.values())
+        rows = [
+            (f"{times[name] / 1000:.2f}", f"{times[name] / total:.0%}", str(counts[name]), name)
+            for name in sorted(times, key=lambda name: -times[name])[:ROWS]
+        ]
+        print_table(("GPU ms" if on_device else "CPU ms", "part", "calls", "operation"), rows, err=True)
+        remark(f"{self._steps} steps and the prefill are in {str(self._path)!r}, for ui.perfetto.dev", "dim")
 
 
 def _new_file(path: Path) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 EVERY_SECONDS = 5.0  # between two lines
@@ -50,12 +50,17 @@ def _bar(first: str) -> Iterator[Show]:
     columns = (
         BarColumn(10),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
     )
-    # Results may be printed meanwhile, and to stdout.
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        speed_estimate_period=3600,  # rich's 30 seconds can be shorter than one part
+        redirect_stdout=False,  # results may be printed meanwhile
+        transient=True,
+        expand=True,
+    ) as bar:
         task = bar.add_task(first, total=None)
 
         def show(done: int, total: int, what: str) -> None:

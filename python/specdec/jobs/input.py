@@ -57,10 +57,7 @@ class JobFile:
         self.mark = InputMark(0, "")  # of what was checked
         if path == STANDARD_INPUT or (path.exists() and not path.is_file()):  # a pipe cannot be read twice
             raise InputError(f"got {_name(path)}, allowed: a regular file")
-        try:
-            self._file = path.open(**_TEXT)
-        except OSError as error:
-            raise _unreadable(path, error) from error
+        self._file = _open(path)
 
     def close(self) -> None:
         self._file.close()
@@ -162,8 +159,11 @@ def read_prompt(path: Path) -> str:
     Raises:
         InputError: it cannot be read, is empty, longer than LONGEST, or not UTF-8.
     """
-    with _opened(path, newline="") as file:
-        text = file.read(LONGEST + 1)
+    try:
+        with _opened(path, newline="") as file:
+            text = file.read(LONGEST + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not text:
         raise InputError(f"got {_name(path)}, which is empty, allowed: at least one character")
     if len(text) > LONGEST:
@@ -178,16 +178,22 @@ _TEXT: dict[str, Any] = {"encoding": "utf-8-sig", "errors": "surrogateescape"}
 
 @contextmanager
 def _opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+    if path != STANDARD_INPUT:
+        with _open(path, newline) as file:
+            yield file
+        return
+    if sys.stdin is None:  # the shell's <&-
+        raise InputError("got standard input, which is closed, allowed: one that can be read")
+    wrapped = io.TextIOWrapper(sys.stdin.buffer, **_TEXT, newline=newline)
     try:
-        if path != STANDARD_INPUT:
-            with path.open(**_TEXT, newline=newline) as file:
-                yield file
-            return
-        wrapped = io.TextIOWrapper(sys.stdin.buffer, **_TEXT, newline=newline)
-        try:
-            yield wrapped
-        finally:
-            wrapped.detach()  # or standard input would be closed with it
+        yield wrapped
+    finally:
+        wrapped.detach()  # or standard input would be closed with it
+
+
+def _open(path: Path, newline: str | None = None) -> TextIO:
+    try:
+        return path.open(**_TEXT, newline=newline)
     except OSError as error:
         raise _unreadable(path, error) from error
 

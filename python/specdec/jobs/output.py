@@ -109,7 +109,7 @@ class Results:
             try:
                 write_settings(self.path, settings)
             except OSError as error:
-                where = str(settings_path(self.path))
+                where = str(error.filename or settings_path(self.path))
                 raise OutputError(f"got {where!r} ({error.strerror}), allowed: a file that can be written") from error
             self.settings = settings
         os.ftruncate(self._file, self._end)
