@@ -60,8 +60,7 @@ def compare(
     new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
     lookup with --drafter lookup; with other drafters it is left out. Each uses the number of drafts a step that is
     fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to choose
-    it. Exits with 1 if a greedy text of specdec differs from the
-    plain one by more than rounding explains.
+    it. Exits with 1 if a greedy text of specdec differs from the plain one by more than rounding explains.
     """
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
