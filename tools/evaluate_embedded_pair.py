@@ -85,14 +85,16 @@ def forward_ms(model: PreTrainedModel, tokens: int, repeats: int = 50) -> float:
 def evaluate(folder: Path, texts: Sequence[str], device: str, seed: int) -> None:
     """Prints the measurements of the files in ``folder``, computed in float32."""
     console = Console()
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=False)
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
     files = [torch.tensor([*ids, tokenizer.eos_token_id], device=device) for ids in encoded]
     pair: dict[str, PreTrainedModel] = {}
     table = Table("model", "parameters", "nats/token", "bits/byte", "1 token, ms", "5 tokens, ms")
     size = sum(len(text.encode()) for text in texts)
     for name in ("target", "draft"):
-        model = AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder / name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
         pair[name] = model = model.to(device).eval()
         nats = loss(model, torch.cat(files))
         bits = nats * sum(map(len, files)) / size / 0.6931

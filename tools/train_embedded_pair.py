@@ -97,7 +97,7 @@ def make_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     fast.save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[torch.Tensor]:

@@ -100,7 +100,9 @@ class Stats:
 
     def __repr__(self) -> str:
         shown = {**self.to_dict(), "seconds": {part: round(value, 3) for part, value in self.seconds.items()}}
-        values = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in shown.items())
+        values = (
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in shown.items()
+        )
         return f"Stats({', '.join(values)})"
 
     def to_dict(self) -> dict:

@@ -19,7 +19,11 @@ def test_doctor(monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 5})
     shown = run("doctor").stdout
-    for name, value in (("torch", torch.__version__), ("transformers", transformers.__version__), ("cpu on cpu", "runs")):
+    for name, value in (
+        ("torch", torch.__version__),
+        ("transformers", transformers.__version__),
+        ("cpu on cpu", "runs"),
+    ):
         assert re.search(rf"^ +{name} +{re.escape(value)} *$", shown, re.MULTILINE)
     assert re.search(r"^ +for CPUs +yes: compiler .*; instruction set \w+", shown, re.MULTILINE)
     assert "hint: the machine is busy (load 9.5 on 2 CPUs)" in shown

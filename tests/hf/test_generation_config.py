@@ -174,7 +174,10 @@ def test_a_model_whose_configuration_has_no_cache():
     ids = torch.tensor([[5, 6, 7]])
     theirs = model.generate(ids, max_new_tokens=12)
     assert len({*theirs[0].tolist()}) > 5
-    assert torch.equal(theirs, model.generate(ids, max_new_tokens=12, custom_generate=speculate(drafter=PromptLookupDrafter(min_ngram=1))))
+    assert torch.equal(
+        theirs,
+        model.generate(ids, max_new_tokens=12, custom_generate=speculate(drafter=PromptLookupDrafter(min_ngram=1))),
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)

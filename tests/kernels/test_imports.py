@@ -78,7 +78,9 @@ def test_a_checkout_that_hides_an_installed_extension_is_named(tmp_path, monkeyp
     assert missing().startswith("the C++ extension is not built or does not load")
     (installed / "_C.abi3.so").touch()
     told = missing()
-    assert told.startswith(f"the C++ extension is not built in {checkout}, which hides the installed {installed}/_C.abi3")
+    assert told.startswith(
+        f"the C++ extension is not built in {checkout}, which hides the installed {installed}/_C.abi3"
+    )
     (checkout / "_C.abi3.so").touch()  # it is built here, and does not load
     assert missing().startswith("the C++ extension is not built or does not load")
 

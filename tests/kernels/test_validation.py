@@ -61,7 +61,12 @@ def ascending(*shape, step=1, device="cpu"):
 
 def table(**changes) -> TokenTable:
     entries = TokenTable(
-        ascending(B, N), zeros(B, N), zeros(B, N, dtype=torch.bool), zeros(B, N, dtype=torch.int32), longs(B, E), longs(B)
+        ascending(B, N),
+        zeros(B, N),
+        zeros(B, N, dtype=torch.bool),
+        zeros(B, N, dtype=torch.int32),
+        longs(B, E),
+        longs(B),
     )
     return entries._replace(**changes)
 

@@ -221,7 +221,9 @@ def test_empty_batches():
 
 
 def test_stats_show_their_ratios():
-    stats = Stats(steps=3, emitted=8, drafted_by_position=[3, 3], tested_by_position=[3, 3], accepted_by_position=[3, 2])
+    stats = Stats(
+        steps=3, emitted=8, drafted_by_position=[3, 3], tested_by_position=[3, 3], accepted_by_position=[3, 2]
+    )
     shown = repr(stats)
     assert shown.startswith("Stats(steps=3, ") and "\n" not in shown
     assert {"acceptance_rate=0.8333", "alpha=0.8333", "tau=2.667", "accepted=5"} <= {*shown[6:-1].split(", ")}

@@ -55,7 +55,9 @@ def test_vocabularies_must_agree():
     other = LlamaForCausalLM(
         LlamaConfig(vocab_size=77, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     ).eval()
-    with pytest.raises(ValueError, match=rf"draft: its vocabulary has 77 tokens, allowed: {VOCABULARY}, .* d2t=range.* Universal"):
+    with pytest.raises(
+        ValueError, match=rf"draft: its vocabulary has 77 tokens, allowed: {VOCABULARY}, .* d2t=range.* Universal"
+    ):
         SpeculativeDecoder(tiny_model("llama"), other)
 
 
@@ -71,7 +73,7 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("input_ids", {"input_ids": [[-1, 2]]}),
         ("input_ids", {"input_ids": [[1.5]]}),
         ("input_ids", {"input_ids": torch.zeros(3)}),
-        (r"input_ids: got a flat list of ids, allowed: a list of prompts, such as \[\[5, 6, 7\]\]", {"input_ids": [5, 6, 7]}),
+        (r"input_ids: got a flat list of ids, allowed: .* \[\[5, 6, 7\]\]", {"input_ids": [5, 6, 7]}),
         ("input_ids: got a flat list of ids", {"input_ids": [torch.tensor(5)]}),
         ("input_ids: got a list with other things", {"input_ids": [1.5]}),
         ("input_ids: got int", {"input_ids": 5}),

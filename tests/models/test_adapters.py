@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
+import shutil
 
 import pytest
 import torch
 from specdec import SpeculativeDecoder, load_model
+from specdec.jobs.manifest import read_vocab_size
 from support.models import generate, prompts, tunable_pair
+from transformers import AutoModelForCausalLM
 
 from specdec_kernels import SamplingParams
 
@@ -121,29 +125,79 @@ def test_wrappers_that_do_more_than_their_modules_are_found(monkeypatch):
         SpeculativeDecoder(tunable_pair(0.3)[0], model)
 
 
-def test_folders_of_adapters(tmp_path):
-    base, draft = tunable_pair(0.3)
-    base.save_pretrained(tmp_path / "base")
+@pytest.fixture
+def folders(tmp_path):
+    """A base model, an adapter that names it, and the model with this adapter."""
     peft = pytest.importorskip("peft")
+    tunable_pair(0.3)[0].save_pretrained(tmp_path / "base")
     model = peft.get_peft_model(load_model(tmp_path / "base"), lora())
     stirred(model, 1).eval().save_pretrained(tmp_path / "adapter")
-    ragged = prompts(2, 2, 20)
-    loaded = load_model(tmp_path / "adapter")
+    return tmp_path / "base", tmp_path / "adapter", model
+
+
+def test_folders_of_adapters(folders):
+    base, adapter, model = folders
+    ragged, (_, draft) = prompts(2, 2, 20), tunable_pair(0.3)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
+    config["base_model_name_or_path"] = "somebody/elses-model"  # is not looked at
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    loaded = load_model(base, adapter=adapter)
+    assert not loaded.training
     texts = generate(loaded, draft, ragged, max_new_tokens=NEW).tokens
     assert texts == [greedy(model, p) for p in ragged]
     from safetensors.torch import load_file, save_file
 
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    file = adapter / "adapter_model.safetensors"
     weights = load_file(file)
     del weights[min(weights)]
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(OSError, match="path: the weights in .* lack 1 tensors"):
-        load_model(tmp_path / "adapter")
+    with pytest.raises(OSError, match="adapter: the weights in .* lack 1 tensors"):
+        load_model(base, adapter=adapter)
+    file.write_bytes(b"cut off")
+    with pytest.raises(OSError, match="adapter: cannot load "):
+        load_model(base, adapter=adapter)
 
 
-def test_folders_of_adapters_without_peft(tmp_path, monkeypatch):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    (tmp_path / "adapter_model.safetensors").touch()
+def test_an_adapter_in_the_place_of_a_model_is_refused(folders, monkeypatch):
+    """It names a model that the caller did not name."""
+    base, adapter, _ = folders
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    told = f"target: got an adapter, '{adapter}', allowed: the model that it belongs to (its adapter_config.json says "
+    told += f"'{base}'), with this as the adapter"
+    for load in (lambda: load_model(adapter, name="target"), lambda: read_vocab_size("target", str(adapter))):
+        with pytest.raises((ValueError, OSError), match="adapter_config.json says") as refused:
+            load()
+        assert told in str(refused.value)
+    # The same on the hub, where transformers looks for it.
+    monkeypatch.setattr("specdec.models.loading.find_adapter_config_file", lambda _: adapter / "adapter_config.json")
+    with pytest.raises(ValueError, match="path: got an adapter, 'somebody/adapter', allowed: "):
+        load_model("somebody/adapter")
+
+
+def test_pickled_adapters_are_never_read(folders, monkeypatch):
+    """transformers reads adapter_model.bin where there is no adapter_model.safetensors, whatever else is."""
+    base, adapter, model = folders
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("unpickled"))
+    file = adapter / "adapter_model.safetensors"
+    torch.save({}, adapter / "adapter_model.bin")
+    load_model(base, adapter=adapter)
+    file.rename(adapter / "other.safetensors")
+    with pytest.raises(OSError, match=r"adapter: the folder .* has no adapter_model\.safetensors"):
+        load_model(base, adapter=adapter)
+    # A folder with a model and an adapter is named as a whole; the same holds for its adapter.
+    for name in ("adapter_config.json", "adapter_model.bin"):
+        shutil.copy(adapter / name, base)
+    with pytest.raises(OSError, match=r"path: the folder .* has no adapter_model\.safetensors"):
+        load_model(base)
+    shutil.copy(adapter / "other.safetensors", base / "adapter_model.safetensors")
+    prompt = [5, 6, 7]
+    assert greedy(load_model(base), prompt) == greedy(model, prompt)
+    with pytest.raises(OSError, match="adapter: there is no folder 'somebody/adapter'"):
+        load_model(base, adapter="somebody/adapter")
+
+
+def test_folders_of_adapters_without_peft(folders, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OSError, match="path: cannot load a model from .* it is an adapter, which takes peft"):
-        load_model(tmp_path)
+    with pytest.raises(OSError, match="adapter: cannot load .*: it is an adapter, which takes peft"):
+        load_model(folders[0], adapter=folders[1])

@@ -19,6 +19,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/drafters/copying.py",
+        LOOKUP,
+        {
+            "lookup-drafts-after-an-end": ("if token in ends", "if token in ()"),
+            "lookup-leaves-the-end-out": ("enumerate(proposal, 1) if", "enumerate(proposal) if"),
+        },
+    ),
+    *mutations(
         "python/specdec/drafters/suffix_automaton.py",
         SUFFIX,
         {

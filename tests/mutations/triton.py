@@ -43,7 +43,12 @@ MUTATIONS: list[Mutation] = [
     *mutations(
         f"{FOLDER}/rows.py",
         PENALTIES,
-        {"triton-ends-of-the-first-sequence": ("sampling.ends_ptr + b * sampling.num_ends + i", "sampling.ends_ptr + i")},
+        {
+            "triton-ends-of-the-first-sequence": (
+                "sampling.ends_ptr + b * sampling.num_ends + i",
+                "sampling.ends_ptr + i",
+            )
+        },
     ),
     *mutations(
         f"{FOLDER}/core.py",

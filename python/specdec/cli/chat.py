@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 def chat(
     target: options.Target = None,
+    adapter: options.Adapter = None,
     draft: options.Draft = None,
     drafter: options.Drafter = "model",
     exit_layers: options.ExitLayers = None,
@@ -46,7 +47,7 @@ def chat(
     rule and sampling between answers. Ctrl-C stops an answer; /exit or the end of input ends the chat.
     """
     options.check_counts(1, max_new_tokens=max_new_tokens)
-    options.check_drafters([drafter], target, draft, exit_layers)
+    options.check_drafters([drafter], target, draft, exit_layers, adapter)
     if "" in (stop := stop or []):
         options.refuse("--stop", "an empty text", "at least one character")
     lengths = options.read_num_drafts(num_drafts)
@@ -62,7 +63,7 @@ def chat(
             frequency_penalty=frequency_penalty,
         )
         # A later answer may use another drafter, so the draft of the embedded pair is loaded in any case.
-        loaded = models.load(target, draft, [drafter], device, dtype)
+        loaded = models.load(target, draft, [drafter], device, dtype, adapter)
         settings = ChatSettings(params, rule, seed, max_new_tokens, drafter, exit_layers, lengths, verbose)
         talk = Talk(loaded, settings, stop)
     interactive = sys.stdin.isatty()

@@ -31,6 +31,7 @@ def compare(
     ] = None,
     batch_file: options.BatchFile = None,
     target: options.Target = None,
+    adapter: options.Adapter = None,
     draft: options.Draft = None,
     drafter: options.Drafter = "model",
     exit_layers: options.ExitLayers = None,
@@ -43,7 +44,10 @@ def compare(
     rule: options.AcceptRule = "token",
     seed: options.Seed = 0,
     num_drafts: Annotated[
-        str | None, typer.Option("--num-drafts", "-k", help="A number, or auto, for both. Default: the fastest of several for each.")
+        str | None,
+        typer.Option(
+            "--num-drafts", "-k", help="A number, or auto, for both. Default: the fastest of several for each."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; ratios are taken within each.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -56,14 +60,13 @@ def compare(
     new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
     lookup with --drafter lookup; with other drafters it is left out. Each uses the number of drafts a step that is
     fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to choose
-    it. Exits with 1 if a greedy text of specdec differs from the
-    plain one by more than rounding explains.
+    it. Exits with 1 if a greedy text of specdec differs from the plain one by more than rounding explains.
     """
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
     texts = read_texts(prompt or ([] if batch_file else list(CODE_PROMPTS)), batch_file)
     options.check_counts(1, max_new_tokens=max_new_tokens, repeats=repeats)
-    options.check_drafters([drafter], target, draft, exit_layers)
+    options.check_drafters([drafter], target, draft, exit_layers, adapter)
     if drafter == "none":
         refuse("--drafter", "'none'", "one that proposes something: plain decoding is measured beside it anyway")
     lengths = None if num_drafts is None else options.read_num_drafts(num_drafts, 1)
@@ -71,7 +74,7 @@ def compare(
         filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
         sampling: dict[str, Any] = {"temperature": temperature, **filters, "repetition_penalty": repetition_penalty}
         options.read_sampling(rule, **sampling)
-        loaded = models.load(target, draft, [drafter], device, dtype)
+        loaded = models.load(target, draft, [drafter], device, dtype, adapter)
         from ..evaluation.compare import compare
         from ..evaluation.contenders import CompareSettings
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.", show_default=False)] = None,
     target: options.Target = None,
+    adapter: options.Adapter = None,
     draft: options.Draft = None,
     drafter: options.Drafter = "model",
     exit_layers: options.ExitLayers = None,
@@ -97,7 +98,7 @@ def generate(
     bias = options.read_logit_bias(logit_bias or ())
     options.check_counts(0, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens)
     options.check_counts(1, num_return_sequences=num_return_sequences)
-    options.check_drafters([drafter], target, draft, exit_layers)
+    options.check_drafters([drafter], target, draft, exit_layers, adapter)
     options.check_confidence(confidence, drafter)
     if "" in (stop := stop or []):
         refuse("--stop", "an empty text", "at least one character")
@@ -136,7 +137,7 @@ def generate(
             lines = [JobLine(0, 0, prompt or "", defaults, params)]
         elif output is not None:
             drafting = job.Drafting(drafter, exit_layers, confidence, rule, lengths)
-            models_at = job.ModelsAt(target, draft, device, dtype)
+            models_at = job.ModelsAt(target, draft, device, dtype, adapter)
             command = job.Command(
                 batch_file, output, defaults, models_at, drafting, scheduling, not no_progress, as_json
             )
@@ -147,7 +148,7 @@ def generate(
             lines = read_lines(batch_file, defaults, vocab_size, num_return_sequences, models.tokenizer_of(target))
             if not printed and any(line.settings.asked() != defaults.asked() for line in lines):
                 refuse("--batch-file", "lines that ask for log-probabilities, without --json", "both, or --output")
-        loaded = models.load(target, draft, [drafter], device, dtype)
+        loaded = models.load(target, draft, [drafter], device, dtype, adapter)
         from ..decoder import SpeculativeDecoder
         from .batch import decode
 

@@ -54,6 +54,7 @@ class ModelsAt:
     draft: str | None
     device: str | None
     dtype: str | None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ def _check(command: Command, results: Results) -> JobFile:
     from ..jobs.lines import check_defaults
     from ..jobs.manifest import differences, make_settings
 
-    paths = models.paths(command.models.target, command.models.draft, command.drafting.drafter)
+    at = command.models
+    paths = models.paths(at.target, at.draft, command.drafting.drafter, at.adapter)
     vocab_size = models.read_vocab_size(command.models.target)
     check_defaults(command.defaults, vocab_size)
     tokenizer = models.tokenizer_of(command.models.target)
@@ -203,7 +205,7 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
     at, prompts, totals = command.models, file.mark.prompts, results.totals
     scrolling = command.as_json and on_terminal()  # results, which a bar would get in the way of
     with progress("loading models", command.progress and not scrolling) as show:
-        loaded = models.load(at.target, at.draft, [command.drafting.drafter], at.device, at.dtype)
+        loaded = models.load(at.target, at.draft, [command.drafting.drafter], at.device, at.dtype, at.adapter)
         scheduler = _scheduler(command, loaded, results)
         speed = Speed(totals)
 

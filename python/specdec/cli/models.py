@@ -59,9 +59,14 @@ class Models:
 
 
 def load(
-    target: str | None, draft: str | None, drafters: Sequence[str], device: str | None, dtype: str | None
+    target: str | None,
+    draft: str | None,
+    drafters: Sequence[str],
+    device: str | None,
+    dtype: str | None,
+    adapter: str | None = None,
 ) -> Models:
-    """Loads ``target`` and ``draft``; without a ``target``, the embedded pair."""
+    """Loads ``target``, with its ``adapter``, and ``draft``; without a ``target``, the embedded pair."""
     import torch
     from transformers.utils import logging
 
@@ -75,20 +80,20 @@ def load(
     dtype = dtype or "auto"
     if draft is None:
         tokenizer = load_tokenizer("target", target)
-        return Models(load_model(target, dtype, device, name="target"), None, tokenizer, None)
+        return Models(load_model(target, dtype, device, adapter=adapter, name="target"), None, tokenizer, None)
     if [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
-        return Models(*load_pair(target, draft, dtype, device), None)
+        return Models(*load_pair(target, draft, dtype, device, adapter=adapter), None)
     tokenizer, draft_tokenizer = load_tokenizer("target", target), load_tokenizer("draft", draft)
-    target_model = load_model(target, dtype, device, name="target")
+    target_model = load_model(target, dtype, device, adapter=adapter, name="target")
     return Models(target_model, load_model(draft, dtype, device, name="draft"), tokenizer, draft_tokenizer)
 
 
-def paths(target: str | None, draft: str | None, drafter: str) -> dict[str, str | None]:
+def paths(target: str | None, draft: str | None, drafter: str, adapter: str | None = None) -> dict[str, str | None]:
     """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
     if target is None:
         draft = str(_EMBEDDED / "draft") if drafter in NEED_DRAFT else None
         return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer")}
-    return {"target": target, "draft": draft}
+    return {"target": target, "draft": draft} | ({} if adapter is None else {"adapter": adapter})
 
 
 def tokenizer_of(target: str | None) -> Callable[[], PreTrainedTokenizerBase]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ..drafters.draft_length import AdaptiveDrafts
 
 Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
+Adapter = Annotated[
+    str | None, typer.Option(help="Folder of a peft adapter of the target, in safetensors.", show_default=False)
+]
 Draft = Annotated[str | None, typer.Option(help="Folder or hub name of the draft.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 is off.")]
@@ -115,7 +118,7 @@ Dtype = Annotated[
 ]
 
 _SETTINGS = (
-    *("target", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
+    *("target", "adapter", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
     *("top_log_probs", "prompt_log_probs"),
@@ -184,7 +187,13 @@ def read_bytes(option: str, given: str) -> int:
 _PREFIXES = tuple(enumerate("kMGT", 1))
 
 
-def check_drafters(names: Sequence[str], target: str | None, draft: str | None, exit_layers: int | None) -> None:
+def check_drafters(
+    names: Sequence[str],
+    target: str | None,
+    draft: str | None,
+    exit_layers: int | None,
+    adapter: str | None = None,
+) -> None:
     """Checks all that can be checked before models are loaded."""
     for name in names:
         if name not in NAMES:
@@ -194,6 +203,8 @@ def check_drafters(names: Sequence[str], target: str | None, draft: str | None, 
     needed = [name for name in names if name in NEED_DRAFT]
     if target is None and draft is not None:
         refuse("--target / --draft", "--draft without --target", "both, or neither (the embedded pair)")
+    if target is None and adapter is not None:
+        refuse("--adapter", "--adapter without --target", "both, or neither")
     if target is not None and draft is None and needed:
         others = ", ".join(name for name in NAMES if name not in NEED_DRAFT)
         allowed = f"both, neither (the embedded pair), or a --drafter that needs no draft: {others}"

@@ -24,6 +24,7 @@ def verify(
     ] = None,
     batch_file: options.BatchFile = None,
     target: options.Target = None,
+    adapter: options.Adapter = None,
     draft: options.Draft = None,
     drafter: options.Drafters = None,
     exit_layers: options.ExitLayers = None,
@@ -54,7 +55,7 @@ def verify(
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
     drafters = drafter or ["lookup", "suffix"] if target and not draft else drafter or ["model", "lookup", "suffix"]
-    options.check_drafters(drafters, target, draft, exit_layers)
+    options.check_drafters(drafters, target, draft, exit_layers, adapter)
     texts: Sequence[str] = read_texts(prompt or [], batch_file)
     options.check_counts(1, max_new_tokens=max_new_tokens)
     for k in num_drafts or ():
@@ -75,7 +76,7 @@ def verify(
         )
         if "distribution" in settings.checks:  # before models are loaded, which takes long
             check_scipy()
-        loaded = models.load(target, draft, drafters, device, dtype)
+        loaded = models.load(target, draft, drafters, device, dtype, adapter)
         layers = {"early-exit": exit_layers}
         chosen = {name: loaded.drafter(name, layers.get(name)) for name in drafters if name != "none"}
         texts = texts or (prompts.TEXT if target else prompts.CODE)

@@ -15,8 +15,8 @@ class PromptLookupDrafter:
     repeat their input, as in editing, summaries and extraction.
 
     The longest n-gram that ends the text and also occurs earlier in it, in prompt or output, is looked up. The drafts
-    are the tokens that followed its most recent earlier occurrence, up to an end-of-sequence token. They are a function of the text, so q is one-hot
-    and the distribution is unchanged.
+    are the tokens that followed its most recent earlier occurrence, up to an end-of-sequence token. They are a function
+    of the text, so q is one-hot and the distribution is unchanged.
 
     The defaults are the best of those tried on Python source, K = 4 to 12, where a draft costs 5 % of a step. Single
     tokens give more drafts, but most of these are rejected; n = 3 alone, as in the original, finds old versions of

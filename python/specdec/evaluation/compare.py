@@ -149,7 +149,9 @@ def compare(
     if not prompts:
         raise ValueError("prompts: got none, allowed: at least one")
     asked = settings.num_drafts
-    ours: list[Method] = [SpecdecMethod(target, draft, k, settings) for k in (CANDIDATES if asked is None else (asked,))]
+    ours: list[Method] = [
+        SpecdecMethod(target, draft, k, settings) for k in (CANDIDATES if asked is None else (asked,))
+    ]
     plain = TransformersMethod(target, None, settings)
     if assistant is None and isinstance(draft, PreTrainedModel):
         assistant = draft

@@ -47,10 +47,14 @@ def fastest(
         for method, runs in zip(racing, play_round(racing, prompts, seed, work), strict=True):
             best[method] = [min(known, run.seconds) for known, run in zip(best[method], runs, strict=True)]
             emitted[method] = sum(len(run.tokens) for run in runs)
-        left = [sorted(group, key=speed, reverse=True)[: _half(len(group))] if len(group) > 1 else group for group in left]
+        left = [
+            sorted(group, key=speed, reverse=True)[: _half(len(group))] if len(group) > 1 else group for group in left
+        ]
     found: list[tuple[int, dict[str, float] | None]] = []
     for group, (winner,) in zip(groups, left, strict=True):
-        speeds = {str(next(iter(method.setting.values()))): speed(method) for method in group} if len(group) > 1 else None
+        speeds = (
+            {str(next(iter(method.setting.values()))): speed(method) for method in group} if len(group) > 1 else None
+        )
         found.append((group.index(winner), speeds))
     return found
 

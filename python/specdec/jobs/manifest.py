@@ -115,7 +115,7 @@ def fingerprint(path: str) -> str:
 
     For a folder it is a digest of its configuration and tokenizer files, and of the size, the header and 64 samples of
     4 KiB, evenly spread, of every safetensors file: training or quantising a model changes most of its bytes. For a hub
-    name it is the revision. The fingerprint of an adapter covers the model that it belongs to.
+    name it is the revision.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -125,8 +125,6 @@ def fingerprint(path: str) -> str:
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
         for piece in _samples(file) if file.suffix == ".safetensors" else [file.read_bytes()]:
             digest.update(piece)
-    if (base := adapter_base(folder)) is not None:
-        digest.update(fingerprint(base).encode())
     return digest.hexdigest()
 
 
@@ -136,9 +134,10 @@ def read_vocab_size(name: str, path: str) -> int:
     def read(path: str) -> int:
         from transformers import AutoConfig
 
-        folder = Path(path).expanduser()
-        base = adapter_base(folder) if not (folder / "config.json").is_file() else None
-        config = AutoConfig.from_pretrained(base or path, trust_remote_code=False)
+        from ..models.loading import refuse_adapter
+
+        refuse_adapter(name, path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         return config.get_text_config(decoder=True).vocab_size
 
     return _named(name, read, path)
@@ -149,15 +148,6 @@ def _named(name: str, read: Callable[[str], T], path: str) -> T:
         return read(path)
     except (OSError, ValueError, AttributeError) as error:
         raise OSError(f"{name}: cannot read {path!r}: {error}") from error
-
-
-def adapter_base(folder: Path) -> str | None:
-    """The model that the adapter in ``folder`` belongs to; None if the folder has no adapter."""
-    file = folder / "adapter_config.json"
-    if not file.is_file():
-        return None
-    base = json.loads(file.read_bytes()).get("base_model_name_or_path")
-    return base if isinstance(base, str) else None
 
 
 def _files(folder: Path) -> Iterator[Path]:

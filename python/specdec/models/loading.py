@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import find_adapter_config_file
+
+from ..checks import refuse
 
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -20,40 +24,44 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
     *,
+    adapter: str | os.PathLike | None = None,
     name: str = "path",
 ) -> PreTrainedModel:
     """Loads a causal language model, in evaluation mode.
 
     Args:
         path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub. The weights
-            may be quantised, if the library that config.json requires is installed. A folder may also hold a peft
-            adapter, with an adapter_config.json that names the model that it belongs to.
+            may be quantised, if the library that config.json requires is installed.
         dtype: the dtype of the weights, or of the computation if they are quantised: a torch dtype, its name, or
             "auto" for the one in which they were saved.
         device: the device on which the weights are placed.
+        adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
+            configuration names as its model is not looked at.
         name: the caller's name for ``path``, for errors.
 
     Raises:
         OSError: a folder or file is missing or corrupt, weights are missing in it, or a library that they need is not
             installed; names the argument and the path.
         ValueError: ``dtype`` is not an allowed dtype, ``device`` is not on this machine, or the folder does not hold
-            a causal language model.
+            a causal language model, but an adapter, for example, which names a model that the caller did not name.
     """
     allowed = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     names = [str(d).removeprefix("torch.") for d in allowed]
     if dtype not in (*allowed, *names, "auto"):
         raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
     _require_device(device)
-    adapter = (Path(path).expanduser() / "adapter_config.json").is_file()
-    _require_folder(name, path, "adapter_config.json" if adapter else "config.json", "*.safetensors")
-    if adapter and importlib.util.find_spec("peft") is None:
-        raise OSError(f"{name}: cannot load a model from {str(path)!r}: it is an adapter, which takes peft")
-    how: dict[str, Any] = {"dtype": dtype, "use_safetensors": True, "trust_remote_code": False}
+    refuse_adapter(name, path)
+    _require_folder(name, path, "config.json", "*.safetensors")
+    if adapter is not None:
+        _require_adapter("adapter", adapter)
+    placed: dict[str, Any] = {}
     try:
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
-        if torch.device(device).type != "cpu" and not adapter and _quantisation(path) is not None:
-            how["device_map"] = {"": device}
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how, output_loading_info=True)
+        if torch.device(device).type != "cpu" and _quantisation(path) is not None:
+            placed["device_map"] = {"": device}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
+        )
         model, report = loaded
         if getattr(model.config, "quantization_config", None) is not None and not hasattr(model, "hf_quantizer"):
             raise ValueError(f"its quantisation {_quantisation(path)} is none that transformers knows")
@@ -66,7 +74,58 @@ def load_model(
     absent = sorted(report["missing_keys"])
     if absent:
         raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
+    if adapter is not None:
+        _add_adapter(model, adapter)
     return model.eval()
+
+
+def _add_adapter(model: Any, adapter: str | os.PathLike) -> None:
+    folder = Path(adapter).expanduser()
+    try:
+        report = model.load_adapter(str(folder), use_safetensors=True)
+    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise OSError(f"adapter: cannot load {str(adapter)!r}: {error}") from error
+    if absent := sorted(report.missing_keys):
+        raise OSError(
+            f"adapter: the weights in {str(adapter)!r} lack {len(absent)} tensors, the first is {absent[0]!r}"
+        )
+
+
+def refuse_adapter(name: str, path: str | os.PathLike) -> None:
+    """Raises ValueError if ``path`` has an adapter and no model: transformers would load whatever model the adapter
+    names. Raises OSError if it has both, but the adapter cannot be loaded safely."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        found = folder / "adapter_config.json"
+        if not found.is_file():
+            return
+        if (folder / "config.json").is_file():
+            return _require_adapter(name, path)
+    else:
+        _require_folder(name, path)
+        try:  # transformers looks for it as well, where peft is installed
+            there = find_adapter_config_file(str(path)) if importlib.util.find_spec("peft") else None
+        except (OSError, ValueError) as error:
+            raise OSError(f"{name}: cannot load a model from {str(path)!r}: {error}") from error
+        if there is None:
+            return
+        found = Path(there)
+    try:
+        base = json.loads(found.read_bytes()).get("base_model_name_or_path")
+    except (ValueError, AttributeError):
+        base = None
+    told = "" if base is None else f" (its adapter_config.json says {str(base)!r})"
+    refuse(name, f"an adapter, {str(path)!r}", f"the model that it belongs to{told}, with this as the adapter")
+
+
+def _require_adapter(name: str, path: str | os.PathLike) -> None:
+    """Raises OSError unless ``path`` is a folder with an adapter in safetensors. Without this file, transformers would
+    unpickle adapter_model.bin."""
+    if not Path(path).expanduser().is_dir():
+        raise OSError(f"{name}: there is no folder {str(path)!r}")
+    _require_folder(name, path, "adapter_config.json", "adapter_model.safetensors")
+    if importlib.util.find_spec("peft") is None:
+        raise OSError(f"{name}: cannot load {str(path)!r}: it is an adapter, which takes peft")
 
 
 def _quantisation(path: str | os.PathLike) -> object:
@@ -78,8 +137,11 @@ def load_pair(
     draft: str | os.PathLike,
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
+    *,
+    adapter: str | os.PathLike | None = None,
 ) -> Pair:
     """Loads target, draft and the target's tokenizer; ``target`` and ``draft`` as ``path`` in :func:`load_model`.
+    ``adapter`` is one of the target.
 
     Raises:
         OSError, ValueError: as :func:`load_model`; ValueError also if the tokenizers differ.
@@ -91,7 +153,7 @@ def load_pair(
         draft_tokenizer = None  # a draft needs no tokenizer of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
-    target_model = load_model(target, dtype, device, name="target")
+    target_model = load_model(target, dtype, device, adapter=adapter, name="target")
     return target_model, load_model(draft, dtype, device, name="draft"), tokenizer
 
 

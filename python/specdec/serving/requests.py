@@ -35,7 +35,8 @@ class Request:
         params: with numbers, not tensors; None: greedy.
         seed: a signed 64-bit integer. The text depends on seed, prompt and settings, but not on the time, the row or
             the other requests of the batch.
-        eos_token_id: one id, up to 8 ids, or [] for none; None takes those of the target's configuration.
+        eos_token_id: one id, up to 8 ids (or as many as the target's configuration has), or [] for none; None takes
+            those of the target's configuration.
         stop: must not be shared with other requests, unless it keeps no state.
         id: any object of the caller's; the outcome returns it with the request.
     """
