@@ -217,6 +217,8 @@ def main(
     device: report.DeviceName = "cpu",
     batches: Annotated[str | None, typer.Option("--batches", "-B", help="default: as in cases.py")] = None,
     dtypes: Annotated[str | None, typer.Option(help=f"some of {', '.join(DTYPES)}")] = None,
+    vocabularies: Annotated[str | None, typer.Option("--vocabularies", "-V", help="default: as in cases.py")] = None,
+    drafts: Annotated[str | None, typer.Option("--drafts", "-K", help="drafts a step; default: as in cases.py")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="a row, at least 5 rounds; default: by group")] = None,
     compile_seconds: Annotated[
         float | None, typer.Option(min=0, help="for torch.compile in all; 0: without it")
@@ -230,23 +232,25 @@ def main(
     where = report.read_device(device)
     backends, left_out = backends_of(where)
     asked = batches and report.read_integers("batches", batches), dtypes and report.read_names("dtypes", dtypes, DTYPES)
-    rows = rows_of(group, *asked, quick)
+    sizes = [text and report.read_integers(n, text) for n, text in (("vocabularies", vocabularies), ("drafts", drafts))]
+    rows = rows_of(group, *asked, quick, *sizes)
     compiling = (0.0 if quick else COMPILE_SECONDS[group]) if compile_seconds is None else compile_seconds
     most_sets = 4 if quick else MOST_SETS_OF_SETTINGS if group == "settings" else MOST_SETS
     seconds = (0.1 if quick else SECONDS[group]) if seconds is None else seconds
-    results = report.Report("kernels", where, json_path, threads, group=group, quick=quick, backends_left_out=left_out)
+    about = {"group": group, "quick": quick, "backends_left_out": left_out, "native": build_info()["native"]}
+    results = report.Report("kernels", where, json_path, threads, **about)
     ceilings = results.content["bandwidth"] = report.bandwidth(where, quick)
     bench = Bench(where, backends, Compiler(compiling), ceilings, seconds, most_sets)
     results.say({name: f"{ceilings[name] / 1e9:.1f} GB/s" for name in ("read", "copy")})
-    for cases, drafts in itertools.product(rows, ACCEPTANCE if group != "draft" else [None]):
+    for cases, acceptance in itertools.product(rows, ACCEPTANCE if group != "draft" else [None]):
         case, shape = cases[0], cases[0].shape
         row: dict[str, object] = {"goal": case.name} if case.goal else {}
         row |= {"B": shape.B, "V": shape.V, "dtype": shape.dtype}
-        if drafts is None:
+        if acceptance is None:
             row |= measure_drafts(shape, bench)
         else:
-            row |= {"K": shape.K, "temperature": case.temperature, "drafts": drafts}
-            row |= measure_row(cases, drafts, bench)
+            row |= {"K": shape.K, "temperature": case.temperature, "drafts": acceptance}
+            row |= measure_row(cases, acceptance, bench)
         row |= {f"goal_{name}": value for name, value in case.goal.items()}
         results.add(row)
         head = " ".join(f"{k}={row[k]}" for k in ("goal", "B", "K", "V", "dtype", "drafts") if k in row)

@@ -108,22 +108,31 @@ SETTINGS = (
 GROUPS = ("goals", "step", "settings", "draft")
 
 
-def rows_of(group: str, batches: list[int] | None, dtypes: list[str] | None, quick: bool) -> list[list[Case]]:
+def rows_of(
+    group: str,
+    batches: list[int] | None,
+    dtypes: list[str] | None,
+    quick: bool,
+    vocabularies: list[int] | None = None,
+    num_drafts: list[int] | None = None,
+) -> list[list[Case]]:
     """The cases of a group. Those of one row have one shape and are timed in the same rounds, so that they can be
     compared.
 
     Args:
-        batches, dtypes: None: those of the group. The goals' shapes are fixed.
+        batches, dtypes, vocabularies, num_drafts: None: those of the group. The goals' shapes are fixed.
         quick: with short rows and few shapes.
     """
     if group == "goals":
-        if batches or dtypes:
-            refuse("batches and dtypes", "some", "none, as the goals have their own")
+        if batches or dtypes or vocabularies or num_drafts:
+            refuse("batches, dtypes, vocabularies and drafts", "some", "none, as the goals have their own")
         return [[_quick(case) if quick else case] for case in GOALS]
+    if group == "draft" and num_drafts:
+        refuse("drafts", num_drafts, "none in the group draft, which draws one")
     settings = group == "settings"
     dtypes = dtypes or (["float32"] if settings else ["bfloat16", "float32"])
-    num_drafts = [0] if group == "draft" else [5] if settings or quick else [5, 8]
-    vocabularies = [1000] if quick else [128256] if settings else VOCABULARIES
+    num_drafts = [0] if group == "draft" else num_drafts or ([5] if settings or quick else [5, 8])
+    vocabularies = vocabularies or ([1000] if quick else [128256] if settings else VOCABULARIES)
     batches = batches or ([1] if settings and quick else [8, 1] if settings else [1, 8] if quick else [1, 8, 32])
     shapes = [Shape(B, K, V, t) for t, K, V, B in itertools.product(dtypes, num_drafts, vocabularies, batches)]
     return [[_setting(s, *pair) for pair in SETTINGS] if settings else [Case(group, s)] for s in shapes]

@@ -17,10 +17,14 @@ def build_info() -> dict[str, object]:
     """What was built, and which backends run on this machine.
 
     Returns a dictionary: ``version``, ``python``, ``platform``, ``torch``, ``triton`` (its version or None),
-    ``cuda_device`` (its name or None), ``native`` (the extension's compiler, its ABI target and the instruction set
-    chosen on this machine, or {"missing": reason}), ``native_cuda`` (likewise: the CUDA runtime and the architectures
-    that it was built for), ``backends``: a list of {"backend": name, "device": "cpu" or "cuda", "available": bool,
-    "reason": why it cannot run, or None}.
+    ``cuda_device`` (its name or None), ``native`` (the extension's compiler, its ABI target, the ``instruction_set``
+    that its operations use and ``instruction_sets``, those that this machine has, from the plainest to the best; or
+    {"missing": reason}), ``native_cuda`` (likewise: the CUDA runtime and the architectures that it was built for),
+    ``backends``: a list of {"backend": name, "device": "cpu" or "cuda", "available": bool, "reason": why it cannot run,
+    or None}.
+
+    Raises:
+        ValueError: SPECDEC_CPU_ISA names an instruction set that this machine lacks.
     """
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     backends = [
@@ -36,10 +40,17 @@ def build_info() -> dict[str, object]:
         "torch": torch.__version__,
         "triton": _version("triton"),
         "cuda_device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "native": _built("_C", native.missing()),
+        "native": _native(),
         "native_cuda": _built("_C_cuda", native.missing_cuda()),
         "backends": backends,
     }
+
+
+def _native() -> dict[str, object]:
+    built: dict[str, object] = dict(_built("_C", native.missing()))
+    if "missing" not in built:
+        built["instruction_sets"] = importlib.import_module("._C", __package__).instruction_sets()
+    return built
 
 
 def _built(extension: str, missing: str | None) -> dict[str, str]:

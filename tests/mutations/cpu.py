@@ -8,6 +8,7 @@ CORNERS = "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu"
 FAULTS = "tests/kernels/test_faults.py tests/kernels/test_corners.py -k cpu"
 FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu"
 PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cpu"
+INSTRUCTION_SETS = "tests/kernels/test_instruction_sets.py"
 NOISE = "tests/kernels/test_extreme_noise.py tests/kernels/test_parity.py -k cpu"
 
 MUTATIONS: list[Mutation] = [
@@ -243,6 +244,20 @@ MUTATIONS: list[Mutation] = [
                 "weights[i] = residual(weights[i], probability(x[i], q.distribution));",
                 "weights[i] = residual(weights[i], 0.0f * probability(x[i], q.distribution));",
             ),
+            "exponent-clamped-too-low": (
+                "lowest = kLowestExponent + 0.0f * scale;",
+                "lowest = kLowestExponent - 9.0f + 0.0f * scale;",
+                INSTRUCTION_SETS,
+            ),
+            "four-lanes-not-summed": ("i < 8; ++i) sum[i] += sum[i + 8];", "i < 4; ++i) sum[i] += sum[i + 8];"),
+        },
+    ),
+    *mutations(
+        "specdec_kernels/backends/native.py",
+        INSTRUCTION_SETS,
+        {
+            "instruction-set-ignored": ("        extension.use_instruction_set(asked)\n", ""),
+            "unknown-instruction-set-ignored": ("if asked not in has:", "if not has:"),
         },
     ),
     *mutations(
