@@ -75,10 +75,10 @@ RESULTS = (
         "bench/bench_kernels.py draft -B 1,8 --dtypes float32 --compile-seconds 60 --json {json}",
         OF_KERNELS,
     ),
-    Result("compare", "-m specdec compare --json", _EVALUATION),
+    Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
     Result(
         "throughput",
-        "bench/bench_throughput.py --rounds 4 --json {json}",
+        "bench/bench_throughput.py --rounds 3 --json {json}",
         (*MEASURING, *SCHEDULER, "bench/bench_throughput.py"),
     ),
     Result(
