@@ -39,9 +39,9 @@ LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
 
 
 def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, new: int, rounds: int) -> list[dict]:
-    """One dictionary for each decoder and number of rows. All decoders get the same prompts: the first of them, four for
-    each row and not fewer than an eighth. With fewer, a job would mostly wait for its slowest texts; with few rows,
-    more would take long."""
+    """One dictionary for each decoder and number of rows. All decoders get the same prompts: the first of them, four
+    for each row and not fewer than an eighth. With fewer, a job would mostly wait for its slowest texts; with few
+    rows, more would take long."""
     decoders = {
         PLAIN: SpeculativeDecoder(pair[0], None),
         f"K={K}": SpeculativeDecoder(pair[0], pair[1], K),
