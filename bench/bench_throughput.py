@@ -59,7 +59,8 @@ def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, 
         jobs[key] = Job(schedulers[key], fixed_length(texts[:share], [new] * share, temperature))
         slices[key].append(jobs[key].run())
     costs = {key: scheduler.batch.costs for key, scheduler in schedulers.items()}
-    return [row_of_rows(name, n, rows[0], slices, jobs) | {"step_costs": costs[name, n]} for name, n in keys]
+    about = {key: {"prompts": len(jobs[key].texts), "new_tokens": new, "step_costs": costs[key]} for key in keys}
+    return [row_of_rows(name, n, rows[0], slices, jobs) | about[name, n] for name, n in keys]
 
 
 def row_of_rows(name: str, n: int, least: int, slices: dict, jobs: dict) -> dict:

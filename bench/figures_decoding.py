@@ -76,7 +76,10 @@ def throughput(results: Results) -> str:
         speeds = [number(of[m]["tokens_per_second"]["median"]) for m in methods]
         scaling = [number(of[m][f"times_{least}_row"]["median"]) for m in methods]
         rows.append([f"{temperature:g}", str(n), *speeds, *(spread(of[m]["times_plain"]) for m in ours), *scaling])
-    return page(table(head, rows), source("throughput", r))
+    prompts = dict.fromkeys(str(row["prompts"]) for row in found.values())
+    new = ", ".join(dict.fromkeys(str(row["new_tokens"]) for row in found.values()))
+    said = f"Jobs of {', '.join(prompts)} prompts, with {new} new tokens each. "
+    return page(table(head, rows), said + source("throughput", r))
 
 
 def admission(results: Results) -> str:
