@@ -136,7 +136,7 @@ def verification(results: Results) -> str:
     closest = min(test["p_value"] / test["level"] for test in tests)
     said = (
         f"{sum(test['passed'] for test in tests)} of {len(tests)} tests of the distribution passed "
-        f"({max(cell['samples'] for cell in tested)} texts each); the closest was {number(closest)} times its level "
-        f"from failing. " + ", ".join(source(name, results[name]) for name in names)
+        f"({max(cell['samples'] for cell in tested)} texts each); the lowest p value was {number(closest)} times its "
+        f"level. " + ", ".join(source(name, results[name]) for name in names)
     )
     return page(table(head, rows), said)

@@ -61,7 +61,9 @@ def test_kernels_times_become_speed_ups_with_their_quartiles_in_order(tmp_path):
     row = "| 1000 | 1 | 5 | alpha 0.76 | 2.00 ms | 1.00 ms | 10.0 (5.00 to 20.0) | 2.00 (1.50 to 2.50) |"
     assert lines[2:4] == [row, ""]
     said = " ".join(lines[4:])
-    assert "(30 GB/s)" in said and "`results/cpu/speculative_step.json` (commit ffffffffff, 2026-01-02, avx2" in said
+    assert (
+        "(30 GB/s)" in said and "`bench/results/cpu/speculative_step.json` (commit ffffffffff, 2026-01-02, avx2" in said
+    )
     assert said.endswith("`python bench/x.py`")
 
 
