@@ -39,8 +39,9 @@ LARGE = 1 << 16  # bytes of a tensor's storage that is weights or a cache
 
 
 def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, new: int, rounds: int) -> list[dict]:
-    """One dictionary for each decoder and number of rows. All decoders get the same prompts; few rows get only the
-    first of them, two for each row and not fewer than a quarter, as they would take long."""
+    """One dictionary for each decoder and number of rows. All decoders get the same prompts: the first of them, four
+    for each row and not fewer than an eighth. With fewer, a job would mostly wait for its slowest texts; with few
+    rows, more would take long."""
     decoders = {
         PLAIN: SpeculativeDecoder(pair[0], None),
         f"K={K}": SpeculativeDecoder(pair[0], pair[1], K),
@@ -54,11 +55,12 @@ def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, 
     slices: dict[tuple[str, int], list[Slice]] = {key: [] for key in keys}
     jobs: dict[tuple[str, int], Job] = {}
     for key in in_turns(keys, rounds):
-        share = min(max(2 * key[1], prompts // 4), prompts)
+        share = min(max(4 * key[1], prompts // 8), prompts)
         jobs[key] = Job(schedulers[key], fixed_length(texts[:share], [new] * share, temperature))
         slices[key].append(jobs[key].run())
     costs = {key: scheduler.batch.costs for key, scheduler in schedulers.items()}
-    return [row_of_rows(name, n, rows[0], slices, jobs) | {"step_costs": costs[name, n]} for name, n in keys]
+    about = {key: {"prompts": len(jobs[key].texts), "new_tokens": new, "step_costs": costs[key]} for key in keys}
+    return [row_of_rows(name, n, rows[0], slices, jobs) | about[name, n] for name, n in keys]
 
 
 def row_of_rows(name: str, n: int, least: int, slices: dict, jobs: dict) -> dict:
@@ -212,7 +214,7 @@ def main(
     pair = load_embedded_pair(device=where)
     most_rows = 2 if quick else 8
     if "rows" in asked:
-        prompts, new_tokens = (2, 3) if quick else (32, 64)
+        prompts, new_tokens = (2, 3) if quick else (64, 48)
         for temperature in (1.0,) if quick else (0.0, 1.0):
             for row in measure_rows(pair, numbers, temperature, prompts, new_tokens, rounds or (1 if quick else 5)):
                 results.add({"part": "rows", "temperature": temperature, **row})
@@ -227,7 +229,7 @@ def main(
         )
         results.show(f"{prompts} prompts x {new_tokens} new tokens", results.rows, columns)
     if "admission" in asked:
-        count, most, slices = (5, 6, 2) if quick else (200, 256, 5)
+        count, most, slices = (5, 6, 2) if quick else (160, 256, 5)
         row = measure_admission(pair, most_rows, count, most, slices)
         results.add({"part": "admission", **row})
         columns = ("tokens_per_second", "tokens_per_second_whole_batches", "times_whole_batches", "busy")

@@ -80,7 +80,7 @@ def source(name: str, result: dict) -> str:
     """Where a figure comes from: the file, the commit, the day, the kernels' instructions and the command."""
     commit = f"{result['commit'][:10]}{' with changes' if result['dirty'] else ''}"
     about = f"commit {commit}, {result['date'][:10]}, {result['instruction_set']}, {result['threads']} threads"
-    return f"`results/cpu/{name}.json` ({about}): `{_shown(result['command'])}`"
+    return f"`bench/results/cpu/{name}.json` ({about}): `{_shown(result['command'])}`"
 
 
 def _shown(command: str) -> str:

@@ -76,7 +76,10 @@ def throughput(results: Results) -> str:
         speeds = [number(of[m]["tokens_per_second"]["median"]) for m in methods]
         scaling = [number(of[m][f"times_{least}_row"]["median"]) for m in methods]
         rows.append([f"{temperature:g}", str(n), *speeds, *(spread(of[m]["times_plain"]) for m in ours), *scaling])
-    return page(table(head, rows), source("throughput", r))
+    prompts = dict.fromkeys(str(row["prompts"]) for row in found.values())
+    new = ", ".join(dict.fromkeys(str(row["new_tokens"]) for row in found.values()))
+    said = f"Jobs of {', '.join(prompts)} prompts, with {new} new tokens each. "
+    return page(table(head, rows), said + source("throughput", r))
 
 
 def admission(results: Results) -> str:
@@ -133,7 +136,7 @@ def verification(results: Results) -> str:
     closest = min(test["p_value"] / test["level"] for test in tests)
     said = (
         f"{sum(test['passed'] for test in tests)} of {len(tests)} tests of the distribution passed "
-        f"({max(cell['samples'] for cell in tested)} texts each); the closest was {number(closest)} times its level "
-        f"from failing. " + ", ".join(source(name, results[name]) for name in names)
+        f"({max(cell['samples'] for cell in tested)} texts each); the lowest p value was {number(closest)} times its "
+        f"level. " + ", ".join(source(name, results[name]) for name in names)
     )
     return page(table(head, rows), said)

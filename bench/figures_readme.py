@@ -65,7 +65,7 @@ def _step(name: str, B: int, K: int, V: int, drafts: str) -> Callable[[Results],
     def row(results: Results) -> Row:
         wanted = (B, K, V, drafts)
         found = next(r for r in results[name]["rows"] if (r["B"], r["K"], r["V"], r["drafts"]) == wanted)
-        isa = results[name]["instruction_set"].replace("avx", "AVX-") if "." in name else ""
+        isa = results[name]["instruction_set"].upper() if "." in name else ""
         shape = f"`speculative_step`{f' with {isa}' if isa else ''}, B = {B}, K = {K}, V = {V}, {accepted(found)}"
         ratio = spread(times_faster(found["ratios"]["cpu/transformers"]))
         return f"{shape}: {milliseconds(found['seconds']['cpu'])}", "transformers' `_speculative_sampling`", ratio

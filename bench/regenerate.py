@@ -54,11 +54,15 @@ class Result:
     def printed(self) -> bool:
         return "{json}" not in self.command
 
+    def arguments(self, path: Path) -> list[str]:
+        """The command, in the repository's folder: no result has the name of a machine's folders in it."""
+        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        return shlex.split(self.command.format(json=shlex.quote(str(shown))))
+
     def line(self, path: Path) -> str:
         """The command, as a user would type it."""
-        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         variable = f"SPECDEC_CPU_ISA={self.instruction_set} " if self.instruction_set else ""
-        return f"{variable}python {self.command.format(json=shlex.quote(str(shown)))}"
+        return f"{variable}python {shlex.join(self.arguments(path))}"
 
 
 _STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32"
@@ -71,10 +75,10 @@ RESULTS = (
         "bench/bench_kernels.py draft -B 1,8 --dtypes float32 --compile-seconds 60 --json {json}",
         OF_KERNELS,
     ),
-    Result("compare", "-m specdec compare --json", _EVALUATION),
+    Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
     Result(
         "throughput",
-        "bench/bench_throughput.py --rounds 4 --json {json}",
+        "bench/bench_throughput.py --rounds 3 --json {json}",
         (*MEASURING, *SCHEDULER, "bench/bench_throughput.py"),
     ),
     Result(
@@ -89,7 +93,7 @@ RESULTS = (
 
 
 def state(result: Result, path: Path) -> str:
-    """ "fresh", or why the file has to be made (again)."""
+    """Returns "fresh", or why the file has to be made (again)."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -113,9 +117,11 @@ def make(result: Result, path: Path) -> str | None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "python", ROOT)))}
     if result.instruction_set:
         environment["SPECDEC_CPU_ISA"] = result.instruction_set
-    command = [sys.executable, *shlex.split(result.command.format(json=shlex.quote(str(path))))]
-    about = stamp(torch.device("cpu"), command[1:])  # before it runs: the code that runs is that of now
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE if result.printed else None)
+    command = result.arguments(path)
+    about = stamp(torch.device("cpu"), command)  # before it runs: the code that runs is that of now
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE if result.printed else None
+    )
     if result.printed and done.returncode == 0:
         write(path, {"benchmark": result.name, "complete": True, **about, **json.loads(done.stdout)})
     if done.returncode:

@@ -61,7 +61,9 @@ def test_kernels_times_become_speed_ups_with_their_quartiles_in_order(tmp_path):
     row = "| 1000 | 1 | 5 | alpha 0.76 | 2.00 ms | 1.00 ms | 10.0 (5.00 to 20.0) | 2.00 (1.50 to 2.50) |"
     assert lines[2:4] == [row, ""]
     said = " ".join(lines[4:])
-    assert "(30 GB/s)" in said and "`results/cpu/speculative_step.json` (commit ffffffffff, 2026-01-02, avx2" in said
+    assert (
+        "(30 GB/s)" in said and "`bench/results/cpu/speculative_step.json` (commit ffffffffff, 2026-01-02, avx2" in said
+    )
     assert said.endswith("`python bench/x.py`")
 
 
@@ -82,12 +84,13 @@ def test_rows_have_the_scaling_of_every_method(tmp_path):
     def row(method: str, rows: int, speed: float) -> dict:
         value = summary(speed, speed, speed)
         about = {"part": "rows", "temperature": 0.0, "method": method, "rows": rows, "tokens_per_second": value}
-        return about | {"times_plain": value, "times_1_row": value}
+        return about | {"times_plain": value, "times_1_row": value, "prompts": 4 * rows, "new_tokens": 48}
 
     rows = [row(method, n, n + offset) for offset, method in ((0.5, "plain"), (0.25, "K adapts")) for n in (1, 8)]
     text = figures_decoding.throughput(result(tmp_path, "throughput", rows=rows))
     assert "K adapts: times plain | plain: times 1 row | K adapts: times 1 row |" in text
     assert "| 0 | 8 | 8.50 | 8.25 | 8.25 (8.25 to 8.25) | 8.50 | 8.25 |" in text
+    assert "Jobs of 4, 32 prompts, with 48 new tokens each." in text
 
 
 @pytest.mark.parametrize("content", [{"quick": True}, {"complete": False}])
