@@ -31,6 +31,7 @@ def run(part: Part, output: Path) -> dict:
     source, started, began = record.commit(), datetime.now(UTC), time.monotonic()
     python = environment(part) if part.requirements else sys.executable
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.nightly.plugin", *part.arguments)
+    output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, output.open("w") as file:
         summary = Path(folder) / "summary.json"
         process = subprocess.Popen(
