@@ -64,7 +64,7 @@ def environment(part: Part) -> Path:
     wanted = "\n".join((*part.requirements, *_of_tests()))
     if not made.exists() or made.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        install = [python, "-m", "pip", "install", "-q", "--extra-index-url", CPU_INDEX]
+        install = [python, "-m", "pip", "install", "-q", "--retries", "1", "--extra-index-url", CPU_INDEX]
         subprocess.run([*install, *wanted.splitlines()], check=True)
         made.write_text(wanted)
     return python
