@@ -18,8 +18,8 @@ LONG = {
     "tests/kernels/test_texts.py::test_whole_texts": 4,
     "tests/loop/test_equality.py::test_a_thousand_prompts": 10,
 }
-# Every test of tests/conftest.py's ``backend`` and ``fast_backend`` runs nightly on Triton's interpreter.
-NIGHTLY = re.compile(r"\bnightly\b|\b(fast_)?backend\b")
+# Files with nightly tests: tests/conftest.py marks most cases of a test for every backend that run on Triton.
+NIGHTLY = re.compile(r"mark\.nightly|def \w+\([^)]*\b(fast_)?backend\b")
 KERNELS = ("csrc", "specdec_kernels", "setup.py", "tests/conftest.py", "python/specdec/evaluation/verify/chi_square.py")
 ALL = (*KERNELS, "python/specdec")
 # What depends on torch and transformers most, on other versions than those of every day.
