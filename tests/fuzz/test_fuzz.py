@@ -38,6 +38,12 @@ def test_backends_agree_on_random_cases(tmp_path, backend, steps):
     assert row["counts"].keys() >= {"rule", "form_of_q", "distribution", "dtype", "draft_dtype", "layout", "corner"}
 
 
+@pytest.mark.nightly
+def test_backends_agree_on_thousands_of_cases_of_all_sizes():
+    done = run_main(compare, "--cases", "20000")
+    assert done.exit_code == 0 and "cpu: 200" in done.output, done.output
+
+
 @pytest.mark.parametrize("name", ["tokens", "num_accepted", "status", "raise"])
 def test_a_planted_disagreement_is_found_and_shown_again(monkeypatch, tmp_path, name):
     """One sequence of one step is wrong: exit code 1, and a command that shows it alone."""

@@ -87,7 +87,8 @@ def test_grouped_queries_give_the_logits_of_the_model(case, monkeypatch):
         lambda *args, **more: shapes.append((args[0].shape[1], args[1].shape[1])) or attention_of(*args, **more),
     )
     if choose(model) != "grouped":
-        assert model.config._attn_implementation != "sdpa"
+        # Gemma 2 has sdpa in transformers 5.17, which leaves its soft cap out.
+        assert model.config._attn_implementation != "sdpa" or case == "gemma2"
         return
     before = implementations(model)
     assert torch.equal(ragged_logits(CachedModel(model)), ragged_logits(CachedModel(model, attention="model")))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from . import record
-from .parts import Part, parts
+from .parts import ROOT, Part, parts
 from .run import Ended, run
 
+OUTPUT = ROOT / "build" / "nightly"  # what each part said
 console = Console(soft_wrap=True, highlight=False)
 
 
@@ -41,13 +40,13 @@ def main(
         return
     wanted = [part for part in chosen if again or states[part.name] != record.PASSED]
     late = time.monotonic() + 60 * minutes if minutes else float("inf")
-    writing, folder = threading.Lock(), Path(tempfile.mkdtemp(prefix="specdec-nightly-"))
+    writing = threading.Lock()
 
     def judge(part: Part) -> bool:
         if time.monotonic() > late:
             console.print(f"{part.name}: no time left")
             return False
-        output = folder / f"{part.name.replace('/', '-')}.txt"
+        output = OUTPUT / f"{part.name.replace('/', '-')}.txt"
         try:
             result = run(part, output)
         except Ended as error:

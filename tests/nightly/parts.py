@@ -13,19 +13,22 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 # Tests that take more than some minutes, and into how many parts their cases are divided.
 LONG = {
+    "tests/hf/test_against_transformers.py::test_a_bias_is_found": 1,
     "tests/kernels/test_chi_square.py::test_ten_million_draws": 9,
     "tests/kernels/test_texts.py::test_whole_texts": 4,
     "tests/loop/test_equality.py::test_a_thousand_prompts": 10,
 }
-# Every test of tests/conftest.py's ``backend`` and ``fast_backend`` runs nightly on Triton's interpreter.
-NIGHTLY = re.compile(r"\bnightly\b|\b(fast_)?backend\b")
+# Files with nightly tests: tests/conftest.py marks most cases of a test for every backend that run on Triton.
+NIGHTLY = re.compile(r"mark\.nightly|def \w+\([^)]*\b(fast_)?backend\b")
 KERNELS = ("csrc", "specdec_kernels", "setup.py", "tests/conftest.py", "python/specdec/evaluation/verify/chi_square.py")
 ALL = (*KERNELS, "python/specdec")
 # What depends on torch and transformers most, on other versions than those of every day.
 SLICE = (
-    "tests/models", "tests/hf", "tests/loop/test_decoder.py", "tests/loop/test_settings.py", "tests/drafters",
-    "tests/serving/test_engine.py", "tests/serving/test_scheduler.py", "tests/cli/test_cli_generate.py",
-    "tests/kernels/test_ops.py", "tests/kernels/test_parity.py", "tests/kernels/test_triton.py",
+    "tests/models/test_kv_cache.py", "tests/models/test_loading.py", "tests/models/test_model_types.py",
+    "tests/models/test_adapters.py", "tests/models/test_quantised.py", "tests/models/test_compiled.py",
+    "tests/hf/test_speculate.py", "tests/hf/test_generation_config.py", "tests/hf/test_convert_processors.py",
+    "tests/hf/test_criteria.py", "tests/loop/test_decoder.py", "tests/drafters/test_universal.py",
+    "tests/kernels/test_ops.py", "tests/kernels/test_triton.py",
 )  # fmt: skip
 VERSIONS = {
     "oldest": ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy<2.4"),

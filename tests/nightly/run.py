@@ -31,6 +31,7 @@ def run(part: Part, output: Path) -> dict:
     source, started, began = record.commit(), datetime.now(UTC), time.monotonic()
     python = environment(part) if part.requirements else sys.executable
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.nightly.plugin", *part.arguments)
+    output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, output.open("w") as file:
         summary = Path(folder) / "summary.json"
         process = subprocess.Popen(
@@ -63,7 +64,7 @@ def environment(part: Part) -> Path:
     wanted = "\n".join((*part.requirements, *_of_tests()))
     if not made.exists() or made.read_text() != wanted:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        install = [python, "-m", "pip", "install", "-q", "--extra-index-url", CPU_INDEX]
+        install = [python, "-m", "pip", "install", "-q", "--retries", "1", "--extra-index-url", CPU_INDEX]
         subprocess.run([*install, *wanted.splitlines()], check=True)
         made.write_text(wanted)
     return python
