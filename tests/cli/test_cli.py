@@ -110,6 +110,7 @@ def test_no_new_tokens():
 def test_dtype_reaches_the_models(monkeypatch):
     from specdec.models import loading
 
+    monkeypatch.undo()  # load the pair
     seen, load = [], loading.load_model
     monkeypatch.setattr(loading, "load_model", lambda *a, **k: seen.append(load(*a, **k)) or seen[-1])
     for given, dtype in (((), torch.float32), (("--dtype", "bfloat16"), torch.bfloat16)):
@@ -118,6 +119,7 @@ def test_dtype_reaches_the_models(monkeypatch):
 
 
 def test_no_loading_bar(monkeypatch):
+    monkeypatch.undo()  # load the pair
     logging.enable_progress_bar()  # another test may have silenced it
     assert "Loading" not in run("generate", PROMPT, "--max-new-tokens", 1).output
 

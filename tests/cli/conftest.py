@@ -1,0 +1,17 @@
+"""The command line takes the session's embedded pair; loading it anew would be a third of the time of these tests."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specdec.models import loading
+
+
+@pytest.fixture(autouse=True)
+def pair_loaded_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = loading.load_embedded_pair
+
+    def loaded(dtype: torch.dtype | str, device: str):
+        return pair if (dtype, device) == (torch.float32, "cpu") else load(dtype, device)
+
+    monkeypatch.setattr(loading, "load_embedded_pair", loaded)
