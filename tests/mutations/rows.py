@@ -83,6 +83,7 @@ MUTATIONS: list[Mutation] = [
             "batch-shows-the-slots-of-a-step-before": (
                 "longest + len(self._pending) * (self.config.most_drafts + 1) + num_drafts",
                 "longest + num_drafts",
+                "tests/serving/test_scheduler.py::test_a_step_that_is_launched_ahead_sees_what_the_one_before_wrote",
             ),
             "batch-shows-no-slots-for-drafts": (
                 "* (self.config.most_drafts + 1) + num_drafts, capacity)",
