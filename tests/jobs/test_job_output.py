@@ -17,7 +17,7 @@ from specdec.cli import models
 from specdec.jobs.input import InputMark, JobFile
 from specdec.jobs.lines import LineSettings
 from specdec.jobs.manifest import fingerprint
-from specdec.jobs.output import Results, WriteError
+from specdec.jobs.output import OutputError, Results, WriteError
 from specdec.jobs.run import run_job
 from specdec.jobs.signals import Signals
 from support.jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
@@ -189,6 +189,17 @@ def test_other_inputs(done):
     write_prompts(prompts, [*PROMPTS, "more"])
     lines = finished(prompts, output, "--temperature", 0.9)
     assert output.read_bytes().startswith(whole) and len(lines) == 13
+
+
+def test_every_result_is_of_a_prompt(done):
+    _, output, _ = done
+    results = Results(output)
+    ids = set(results.done)
+    results.check_ids(ids | {"more"})
+    last = json.loads(output.read_text().splitlines()[-1])["id"]
+    with pytest.raises(OutputError, match=f"line 12 of .*: got a result for id {last!r}, allowed: ids of the input"):
+        results.check_ids(ids - {last})
+    results.close()
 
 
 def test_settings_that_are_missing_or_broken(done):

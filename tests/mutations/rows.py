@@ -29,10 +29,6 @@ MUTATIONS: list[Mutation] = [
                 ".any(-1)",
                 "tests/serving/test_scheduler.py -k beside",
             ),
-            "rows-emit-a-token-after-the-end": (
-                "torch.minimum(count, first + 1) * live",
-                "torch.minimum(count, first + 2) * live",
-            ),
             "rows-keep-a-stale-last-token": (
                 "count[:, None] + self._columns[:2] + 2",
                 "count[:, None] + self._columns[:2] + 1",
@@ -48,11 +44,6 @@ MUTATIONS: list[Mutation] = [
                 "for params in self._in_rows.values())\n            if name",
                 "for params in list(self._in_rows.values())[:1])\n            if name",
                 "tests/loop/test_settings.py tests/loop/test_graphs.py::test_replays_give_the_same_texts",
-            ),
-            "rows-want-as-many-drafts-as-at-first": (
-                "if num_drafts != self._wanted:",
-                "if not any(self._wanted):",
-                "tests/drafters/test_draft_length.py tests/loop/test_decoder.py -k 'length or draft or stats'",
             ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
