@@ -48,7 +48,7 @@ MUTATIONS: list[Mutation] = [
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
                 "(columns < allowed[:, None]) & live[:, None]",
-                "tests/loop/test_decoder.py -k 'one_by_one or batches' tests/loop/test_decoder_limits.py",
+                "tests/loop/test_decoder.py::test_prompts_of_one_token_are_drafted_for_as_any_other",
             ),
         },
     ),
@@ -84,12 +84,12 @@ MUTATIONS: list[Mutation] = [
             "batch-replays-a-graph-that-sees-less": (
                 "(plan.num_drafts, plan.visible, *self",
                 "(plan.num_drafts, *self",
-                GRAPHS,
+                "tests/loop/test_graphs.py::test_a_text_outgrows_what_its_first_graph_sees",
             ),
             "batch-replays-a-graph-of-other-parameters": (
                 "(plan.num_drafts, plan.visible, *self.device_rows.signature)",
                 "(plan.num_drafts, plan.visible)",
-                GRAPHS,
+                "tests/loop/test_graphs.py::test_a_filter_that_comes_after_a_capture",
             ),
             "batch-reports-to-those-who-have-ended": (
                 "if record is None or not record.live:\n                continue",
