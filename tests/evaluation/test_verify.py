@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 
@@ -13,9 +14,11 @@ import specdec.verify
 import torch
 from specdec import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.evaluation.near_ties import Judge
 from specdec.evaluation.verify import VerifySettings, cells, verify
 from specdec.evaluation.verify.distributions import PlainDistribution, rank_tests, token_tests
 from specdec.evaluation.verify.race_noise import RaceNoise
+from specdec.evaluation.verify.texts import TextCheck
 from specdec.models.supported import cached_model
 from support.commands import invoke, refused, run
 from support.models import VOCABULARY, generate, tiny_model, toy_model
@@ -52,6 +55,22 @@ def test_a_right_pair_passes():
         assert result.cell.drafter == "none" or 0.05 < result.stats.alpha < 0.99
     assert any(t.position == 1 and t.kind == "tokens" and t.degrees > 1 for r in done.distributions for t in r.tests)
     json.dumps(done.to_dict(), allow_nan=False)
+
+
+def test_a_coupled_text_has_its_prompts_seed_in_every_batch():
+    assert verified({}, checks=("coupled",), batch_sizes=(1,)).passed
+
+
+def test_what_follows_a_near_tie_is_judged_as_well(monkeypatch):
+    """After a near-tie there is no other text to compare with, but a wrong token is still one."""
+    check, rest = TextCheck(toy_model(1), PROMPTS, VerifySettings(**QUICK)), []
+    monkeypatch.setattr(Judge, "rest", lambda self, prompt, text, start, *others: rest.append(start) or [bug])
+    judge = Judge(toy_model(1))
+    bug = judge.explain(PROMPTS[0], [0], [])
+    tie = dataclasses.replace(bug, verdict="near-tie", position=2)
+    monkeypatch.setattr(Judge, "explain", lambda *arguments: tie)
+    cell, *_ = cells({"none": None}, VerifySettings(**{**QUICK, "checks": ("greedy",)}))
+    assert check._judge(cell, 0, [1, 2, 3, 4], [1, 2, 4, 4]) == [tie, bug] and rest == [3]
 
 
 # ---- planted bugs

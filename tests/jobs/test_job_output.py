@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from specdec.cli import models
 from specdec.jobs.input import InputMark, JobFile
 from specdec.jobs.lines import LineSettings
-from specdec.jobs.manifest import fingerprint
-from specdec.jobs.output import Results, WriteError
+from specdec.jobs.manifest import differences, fingerprint, write_settings
+from specdec.jobs.output import OutputError, Results, WriteError
 from specdec.jobs.run import run_job
 from specdec.jobs.signals import Signals
 from support.jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
@@ -189,6 +189,50 @@ def test_other_inputs(done):
     write_prompts(prompts, [*PROMPTS, "more"])
     lines = finished(prompts, output, "--temperature", 0.9)
     assert output.read_bytes().startswith(whole) and len(lines) == 13
+
+
+def test_settings_that_one_of_two_lacks_differ():
+    assert differences({"a": 1, "b": 2}, {"a": 1, "c": 3}) == ["b: 2 then, null now", "c: null then, 3 now"]
+
+
+def test_settings_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    write_settings(output, {"a": 1})
+    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError("no room")))
+    with pytest.raises(OSError, match="no room"):
+        write_settings(output, {"a": 2})
+    (only,) = tmp_path.iterdir()
+    assert json.loads(only.read_text()) == {"a": 1}
+
+
+def test_the_fingerprint_of_an_adapter_covers_its_model(tmp_path):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for folder, name, content in ((base, "config.json", {}), (adapter, "adapter_config.json", {"r": 8})):
+        folder.mkdir()
+        (folder / name).write_text(json.dumps(content | {"base_model_name_or_path": str(base)}))
+    before = fingerprint(str(adapter))
+    (base / "config.json").write_text("{}")
+    assert fingerprint(str(adapter)) != before
+
+
+def test_all_lines_are_on_the_disk_when_a_job_ends(fake, tmp_path, monkeypatch):
+    calls = []
+    for name in ("append", "sync"):
+        real = getattr(Results, name)
+        monkeypatch.setattr(Results, name, lambda *a, name=name, real=real: calls.append(name) or real(*a))
+    finished(write_prompts(tmp_path / "prompts.jsonl", PROMPTS), tmp_path / "out.jsonl", "--temperature", 0.9)
+    assert calls.count("append") == len(PROMPTS) and calls[-1] == "sync"
+
+
+def test_every_result_is_of_a_prompt(done):
+    _, output, _ = done
+    results = Results(output)
+    ids = set(results.done)
+    results.check_ids(ids | {"more"})
+    last = json.loads(output.read_text().splitlines()[-1])["id"]
+    with pytest.raises(OutputError, match=f"line 12 of .*: got a result for id {last!r}, allowed: ids of the input"):
+        results.check_ids(ids - {last})
+    results.close()
 
 
 def test_settings_that_are_missing_or_broken(done):

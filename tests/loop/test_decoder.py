@@ -281,6 +281,13 @@ def test_the_target_as_its_own_draft_is_always_accepted(temperature):
     assert stats.tau == 5.0 and stats.target_forwards == 5 and stats.draft_forwards == 20
 
 
+def test_prompts_of_one_token_are_drafted_for_as_any_other():
+    """There is no token before theirs, which a draft is fed as well."""
+    target, _ = tunable_pair(0.3)
+    result = generate(target, target, [[5], [7]], 4, max_new_tokens=10)
+    assert result.drafter_error is None and result.stats.alpha == 1.0 and result.stats.tau == 5.0
+
+
 def test_acceptance_follows_the_draft():
     alphas = [
         generate(*tunable_pair(eps), prompts(8, 4, 9), max_new_tokens=40).stats.alpha for eps in (0.0, 0.1, 0.3, 1.0)

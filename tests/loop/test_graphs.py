@@ -104,6 +104,24 @@ def test_ends_within_a_replay():
     assert texts_of(decoder, asked, recorded_graphs(), True)[0] == plain
 
 
+def test_a_text_outgrows_what_its_first_graph_sees():
+    """64 slots, then more."""
+    decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=3)
+    asked = [Request(text, 20, SamplingParams(1.0), seed=i, id=i) for i, text in enumerate(prompts(3, 50, 52))]
+    graphs = recorded_graphs()
+    assert texts_of(decoder, asked, graphs)[0] == texts_of(decoder, asked)[0]
+    assert len(graphs) == 2
+
+
+def test_a_filter_that_comes_after_a_capture():
+    decoder, texts = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=3), prompts(6, 5, 9)
+    filters = [SamplingParams(1.5)] * 3 + [SamplingParams(1.5, top_k=2)] * 3
+    asked = [Request(text, 16, filters[i], seed=i, id=i) for i, text in enumerate(texts)]
+    graphs = recorded_graphs()
+    assert texts_of(decoder, asked, graphs)[0] == texts_of(decoder, asked)[0]
+    assert len(graphs) >= 2
+
+
 def test_what_needs_the_host_runs_without_a_graph():
     target, draft = tunable_pair(0.3)
     processors = [NoRepeatNGramLogitsProcessor(1)]

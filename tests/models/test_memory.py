@@ -254,6 +254,10 @@ def test_one_warning_from_what_to_what_and_never_back():
         chunk.run(feed, 200)
         chunk.run(feed, 5)
     assert asked == [12, 5] and chunk.size == 12
+    of_rows, asked[:], limit = PrefillChunk(100), [], 15
+    with pytest.warns(RuntimeWarning, match="24 tokens a forward in the place of 99"):
+        of_rows.run(feed, 200, rows=3)
+    assert asked == [33, 16, 8] and of_rows.size == 3 * 8
     limit, asked[:] = 0, []
     with (
         pytest.warns(RuntimeWarning, match="1 tokens a forward in the place of 10"),

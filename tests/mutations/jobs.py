@@ -70,9 +70,13 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/jobs/manifest.py",
-        OUTPUT,
+        f"{OUTPUT} -k 'settings or fingerprint'",
         {
-            "job-does-not-see-settings-that-are-new": ("dict.fromkeys((*then, *now))", "dict.fromkeys(then)"),
+            "job-does-not-see-settings-that-are-new": (
+                "dict.fromkeys((*then, *now))",
+                "dict.fromkeys(then)",
+                f"{OUTPUT}::test_settings_that_one_of_two_lacks_differ",
+            ),
             "job-does-not-see-other-weights": (
                 '_samples(file) if file.suffix == ".safetensors" else [file.read_bytes()]',
                 '[] if file.suffix == ".safetensors" else [file.read_bytes()]',
@@ -97,7 +101,11 @@ MUTATIONS: list[Mutation] = [
                 "drafter_error = outcome.drafter_error",
             ),
             "job-shows-text-after-a-stop": ("cut_after(text, line.settings.stop, line.prompt)", "text"),
-            "job-ends-before-its-lines-are-on-the-disk": ("    results.sync()\n", ""),
+            "job-ends-before-its-lines-are-on-the-disk": (
+                "    results.sync()\n",
+                "",
+                f"{OUTPUT}::test_all_lines_are_on_the_disk_when_a_job_ends",
+            ),
             "job-hides-why-a-line-failed": ('row["error"] = outcome.error or f"', 'row["error"] = f"'),
         },
     ),

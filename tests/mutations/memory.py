@@ -35,7 +35,11 @@ MUTATIONS: list[Mutation] = [
                 "most[0] // rows // step * step",
             ),
             "plan-outgrows-the-positions": ("max_length = min(fitting)", "max_length = max(fitting)"),
-            "plan-refuses-the-last-position": ("max_length > longest:", "max_length >= longest:"),
+            "plan-refuses-the-last-position": (
+                "max_length > longest:",
+                "max_length >= longest:",
+                "tests/loop/test_decoder_limits.py::test_gpt2_runs_to_its_last_position",
+            ),
             "plan-compares-slots-with-free-bytes": (
                 "free is not None and budget.bytes > free",
                 "free is not None and budget.slots > free",

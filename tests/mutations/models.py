@@ -108,11 +108,6 @@ MUTATIONS: list[Mutation] = [
                 "self._keys(layout.visible) <= layout.positions[:, :1]",
                 RAGGED,
             ),
-            "model-has-no-room-for-trash": (
-                "return -(-(tokens + 1) // self.slot_step)",
-                "return -(-tokens // self.slot_step)",
-                "tests/loop/test_decoder.py -k 'max_new_tokens or greedy_equals_plain_one'",
-            ),
             "model-keeps-its-old-modules": (
                 "        self._take_attention()\n        slots = self.stored_slots()",
                 "        slots = self.stored_slots()",

@@ -16,38 +16,35 @@ from typing import Any
 from .gate import Outcome, Verdict, digest
 from .mutation import ROOT, Mutation
 
-RESULTS = ROOT / "tests" / "mutations" / "results.json"
-DOCUMENT = ROOT / "CONTRIBUTING.md"
+RESULTS = Path("tests", "mutations", "results.json")
+DOCUMENT = Path("CONTRIBUTING.md")
 LINE = re.compile(r"^\*\*\d+ of \d+ mutants killed\*\* at .*$", re.MULTILINE)
 
 
 class Results:
     """
     Args:
-        file: the record, which is written anew after each verdict, and need not be there yet.
-        document: where its line stands.
+        root: of the repository. The record is written anew after each verdict, and need not be there yet.
     """
 
-    def __init__(self, file: Path = RESULTS, document: Path = DOCUMENT):
-        self._file, self._document = file, document
+    def __init__(self, root: Path = ROOT):
+        self._root, self._file, self._document = root, root / RESULTS, root / DOCUMENT
         self.run: dict[str, Any] = {}
         self.verdicts: dict[str, dict[str, Any]] = {}
-        if file.exists():
-            read = json.loads(file.read_text())
+        if self._file.exists():
+            read = json.loads(self._file.read_text())
             self.verdicts = read.pop("mutants")
             self.run = read
 
     def begin(self, mutations: Iterable[Mutation]) -> None:
-        """A run over the tree as it is, in which these are all the mutations that there are."""
-        # What is written here does not count as a change.
-        others = ["--", ".", *(f":!{file.relative_to(ROOT)}" for file in (RESULTS, DOCUMENT))]
+        """A run over the tree as it is, in which these are all the mutations that there are: drops what is not valid."""
+        others = ["--", ".", f":!{RESULTS}", f":!{DOCUMENT}"]  # what is written here does not count as a change
         self.run = {
             "commit": git("rev-parse", "--short=12", "HEAD"),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "dirty": bool(git("status", "--porcelain", *others)),
         }
-        names = {mutation.name for mutation in mutations}
-        self.verdicts = {name: verdict for name, verdict in self.verdicts.items() if name in names}
+        self.verdicts = {m.name: self.verdicts[m.name] for m in mutations if self._is_valid(m)}
         self.write()
 
     def add(self, verdict: Verdict) -> None:
@@ -76,17 +73,17 @@ class Results:
         where = f"commit {self.run['commit']}{' with changes' if self.run['dirty'] else ''}, {self.run['date']}"
         return f"**{killed} of {len(self.verdicts)} mutants killed** at {where}."
 
-    def stale(self, mutations: Iterable[Mutation], root: Path = ROOT) -> list[Mutation]:
+    def stale(self, mutations: Iterable[Mutation]) -> list[Mutation]:
         """Those without a valid verdict."""
-        return [mutation for mutation in mutations if not self._is_valid(mutation, root)]
+        return [mutation for mutation in mutations if not self._is_valid(mutation)]
 
-    def _is_valid(self, mutation: Mutation, root: Path) -> bool:
+    def _is_valid(self, mutation: Mutation) -> bool:
         verdict = self.verdicts.get(mutation.name)
         if verdict is None or not killed_by(verdict):
             return False
-        test = root / verdict["test"].split("::")[0]
+        test = self._root / verdict["test"].split("::")[0]
         try:
-            mutated = mutation.applied((root / mutation.file).read_text())
+            mutated = mutation.applied((self._root / mutation.file).read_text())
         except (ValueError, FileNotFoundError):  # whoever judges it says so
             return False
         return test.is_file() and (verdict["mutated"], verdict["tested"]) == (digest(mutated), digest(test.read_text()))

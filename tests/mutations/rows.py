@@ -29,10 +29,6 @@ MUTATIONS: list[Mutation] = [
                 ".any(-1)",
                 "tests/serving/test_scheduler.py -k beside",
             ),
-            "rows-emit-a-token-after-the-end": (
-                "torch.minimum(count, first + 1) * live",
-                "torch.minimum(count, first + 2) * live",
-            ),
             "rows-keep-a-stale-last-token": (
                 "count[:, None] + self._columns[:2] + 2",
                 "count[:, None] + self._columns[:2] + 1",
@@ -49,15 +45,10 @@ MUTATIONS: list[Mutation] = [
                 "for params in list(self._in_rows.values())[:1])\n            if name",
                 "tests/loop/test_settings.py tests/loop/test_graphs.py::test_replays_give_the_same_texts",
             ),
-            "rows-want-as-many-drafts-as-at-first": (
-                "if num_drafts != self._wanted:",
-                "if not any(self._wanted):",
-                "tests/drafters/test_draft_length.py tests/loop/test_decoder.py -k 'length or draft or stats'",
-            ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
                 "(columns < allowed[:, None]) & live[:, None]",
-                "tests/loop/test_decoder.py -k 'one_by_one or batches' tests/loop/test_decoder_limits.py",
+                "tests/loop/test_decoder.py::test_prompts_of_one_token_are_drafted_for_as_any_other",
             ),
         },
     ),
@@ -83,6 +74,7 @@ MUTATIONS: list[Mutation] = [
             "batch-shows-the-slots-of-a-step-before": (
                 "longest + len(self._pending) * (self.config.most_drafts + 1) + num_drafts",
                 "longest + num_drafts",
+                "tests/serving/test_scheduler.py::test_a_step_that_is_launched_ahead_sees_what_the_one_before_wrote",
             ),
             "batch-shows-no-slots-for-drafts": (
                 "* (self.config.most_drafts + 1) + num_drafts, capacity)",
@@ -92,12 +84,12 @@ MUTATIONS: list[Mutation] = [
             "batch-replays-a-graph-that-sees-less": (
                 "(plan.num_drafts, plan.visible, *self",
                 "(plan.num_drafts, *self",
-                GRAPHS,
+                "tests/loop/test_graphs.py::test_a_text_outgrows_what_its_first_graph_sees",
             ),
             "batch-replays-a-graph-of-other-parameters": (
                 "(plan.num_drafts, plan.visible, *self.device_rows.signature)",
                 "(plan.num_drafts, plan.visible)",
-                GRAPHS,
+                "tests/loop/test_graphs.py::test_a_filter_that_comes_after_a_capture",
             ),
             "batch-reports-to-those-who-have-ended": (
                 "if record is None or not record.live:\n                continue",

@@ -11,7 +11,7 @@ import pytest
 
 from mutations.gate import SECONDS, TIMES, Copy, Gate, Outcome, Run, Unmutated, Verdict
 from mutations.mutation import Mutation
-from mutations.results import Results
+from mutations.results import DOCUMENT, RESULTS, Results
 from mutations.warm import wait
 
 BUG = Mutation("bug", "code.py", "right", "wrong", "tests/test_it.py")
@@ -36,19 +36,15 @@ class Scripted(Copy):
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    (tmp_path / "tests").mkdir()
+    (tmp_path / RESULTS).parent.mkdir(parents=True)
     (tmp_path / BUG.file).write_text("right\n")
     (tmp_path / BUG.first).write_text("def test_it(): ...\n")
-    (tmp_path / "document.md").write_text("Before.\n\n**0 of 0 mutants killed** at no commit.\n\nAfter.\n")
+    (tmp_path / DOCUMENT).write_text("Before.\n\n**0 of 0 mutants killed** at no commit.\n\nAfter.\n")
     return tmp_path
 
 
 def judge(tree: Path, *runs: Run, unmutated: tuple[Run, ...] = (PASSED,), everyday: bool = False) -> Verdict:
     return Gate(Scripted(tree, *runs), Unmutated(Scripted(tree, *unmutated)), everyday).judge(BUG)
-
-
-def results_of(tree: Path) -> Results:
-    return Results(tree / "results.json", tree / "document.md")
 
 
 def test_verdicts(tree):
@@ -98,40 +94,41 @@ def test_what_ends_has_its_exit_code(command, code):
 
 
 def test_a_kill_is_valid_until_the_code_or_its_test_changes(tree):
-    results = results_of(tree)
+    results = Results(tree)
     results.begin([BUG])
-    assert results.stale([BUG], tree) == [BUG]
+    assert results.stale([BUG]) == [BUG]
     results.add(judge(tree, FAILED))
     for file in (BUG.file, BUG.first):
         text = (tree / file).read_text()
-        assert results_of(tree).stale([BUG], tree) == []
+        assert Results(tree).stale([BUG]) == []
         (tree / file).write_text(text + "# changed\n")
-        assert results_of(tree).stale([BUG], tree) == [BUG]
+        assert Results(tree).stale([BUG]) == [BUG]
         (tree / file).write_text(text)
     (tree / BUG.first).unlink()
-    assert results_of(tree).stale([BUG], tree) == [BUG]
+    assert Results(tree).stale([BUG]) == [BUG]
 
 
 @pytest.mark.parametrize("run", [PASSED, Run(False, broken="no such test")])
 def test_no_other_verdict_is_valid(tree, run):
-    results = results_of(tree)
+    results = Results(tree)
     results.begin([BUG])
     results.add(judge(tree, run))
-    assert results.stale([BUG], tree) == [BUG]
+    assert results.stale([BUG]) == [BUG]
 
 
 def test_the_record_and_its_line(tree):
     other = BUG._replace(name="other")
-    results = results_of(tree)
+    results = Results(tree)
     results.begin([BUG, other])
     results.add(judge(tree, FAILED))
     results.add(judge(tree, PASSED)._replace(mutation=other))
-    read = json.loads((tree / "results.json").read_text())
+    read = json.loads((tree / RESULTS).read_text())
     assert set(read) == {"commit", "date", "dirty", "mutants"}
     assert read["mutants"]["bug"]["verdict"] == "killed" and read["mutants"]["bug"]["test"] == TEST
-    text = (tree / "document.md").read_text()
+    text = (tree / DOCUMENT).read_text()
     assert text.startswith(f"Before.\n\n**1 of 2 mutants killed** at commit {read['commit']}")
     assert text.endswith(f"{read['date']}.\n\nAfter.\n")
-    results = results_of(tree)
-    results.begin([BUG])  # ``other`` was deleted
-    assert "**1 of 1 mutants killed**" in (tree / "document.md").read_text()
+    results = Results(tree)
+    results.begin([BUG, other])  # who survived is judged again
+    assert set(results.verdicts) == {"bug"}
+    assert "**1 of 1 mutants killed**" in (tree / DOCUMENT).read_text()

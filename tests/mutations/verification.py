@@ -63,10 +63,12 @@ MUTATIONS: list[Mutation] = [
             "verify-seeds-count-rows-of-a-batch": (
                 "for i in range(start, start + len(batch))]",
                 "for i in range(len(batch))]",
+                f"{VERIFY}::test_a_coupled_text_has_its_prompts_seed_in_every_batch",
             ),
             "verify-stops-at-the-first-near-tie": (
                 'if first is not None and first.verdict == "near-tie":',
                 "if False:",
+                f"{VERIFY}::test_what_follows_a_near_tie_is_judged_as_well",
             ),
             "verify-judges-a-text-once-for-all-prompts": ("key = (cell.check, i, *text)", "key = (cell.check, i)"),
         },

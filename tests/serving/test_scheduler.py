@@ -277,3 +277,16 @@ def test_rows_are_filled_while_others_decode():
     finish(s, between)
     assert prefilling[:16] == [0] + [1] * 14 + [0]
     check_empty(s)
+
+
+def test_a_step_that_is_launched_ahead_sees_what_the_one_before_wrote():
+    """Where the text outgrows the 64 slots that attention reads, the host does not know it yet."""
+    target, draft = tunable_pair(0.0, layers=1)
+    decoder = SpeculativeDecoder(target, draft, 4)
+    asked = [Request(text, 9, SamplingParams(1.0), seed=i, id=i) for i, text in enumerate(prompts(6, 60, 60))]
+
+    def texts(deferred: bool) -> dict:
+        scheduler = Scheduler(decoder, rows=6, max_length=90, deferred=deferred)
+        return {outcome.request.id: outcome.tokens for outcome in scheduler.run(asked)}
+
+    assert texts(deferred=True) == texts(deferred=False)
