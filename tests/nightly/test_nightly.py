@@ -54,6 +54,8 @@ def test_a_part_depends_on_what_its_tests_import():
     assert "python/specdec" not in of["kernels/chi_square"] and "python/specdec" in of["jobs/job_embedded"]
     assert {"tests/support/killed_jobs.py", "tests/support/commands.py"} <= {*of["jobs/job_embedded"]}
     assert all((ROOT / path).exists() for paths in of.values() for path in paths)
+    # A result that is written makes no other stale.
+    assert not any(record.RESULTS.is_relative_to(ROOT / path) for paths in of.values() for path in paths)
 
 
 # ---- one part ----------------------------------------------------------------------------------------------
