@@ -49,7 +49,7 @@ def parts() -> list[Part]:
     if shutil.which("nvcc"):
         found.append(Part("nvcc", ("-m", "nvcc", "tests"), KERNELS))
     for name, requirements in VERSIONS.items():
-        found.append(Part(f"versions/{name}", SLICE, (*ALL, "tests"), requirements))
+        found.append(Part(f"versions/{name}", SLICE, (*ALL, "tests/support", *SLICE), requirements))
     return found
 
 

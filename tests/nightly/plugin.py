@@ -44,6 +44,10 @@ class Summary:
     def __init__(self, path: Path):
         self._path, self._outcomes, self._notes, self._failures = path, Counter(), Counter(), []
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failures.append(report.nodeid)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failures.append(report.nodeid)

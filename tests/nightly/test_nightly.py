@@ -54,6 +54,8 @@ def test_a_part_depends_on_what_its_tests_import():
     assert "python/specdec" not in of["kernels/chi_square"] and "python/specdec" in of["jobs/job_embedded"]
     assert {"tests/support/killed_jobs.py", "tests/support/commands.py"} <= {*of["jobs/job_embedded"]}
     assert all((ROOT / path).exists() for paths in of.values() for path in paths)
+    # A result that is written makes no other stale.
+    assert not any(record.RESULTS.is_relative_to(ROOT / path) for paths in of.values() for path in paths)
 
 
 # ---- one part ----------------------------------------------------------------------------------------------
@@ -73,9 +75,11 @@ def test_what_the_plugin_writes(monkeypatch, tmp_path):
             summary.pytest_runtest_logreport(
                 pytest.TestReport(name, ("", 0, ""), {}, outcome, None, when, user_properties=properties)
             )
+    summary.pytest_collectreport(pytest.CollectReport("test_no_module.py", "failed", None, None))
     summary.pytest_sessionfinish()
     assert json.loads((tmp_path / "summary.json").read_text()) == {
-        "passed": 1, "failed": 2, "skipped": 1, "failures": ["test_wrong", "test_not_ready"], "counted": {"sum": 5},
+        "passed": 1, "failed": 3, "skipped": 1,
+        "failures": ["test_wrong", "test_not_ready", "test_no_module.py"], "counted": {"sum": 5},
         "machine": {"threads": 1},
     }  # fmt: skip
 
@@ -86,7 +90,9 @@ def python(monkeypatch, tmp_path):
 
     def ends(how: str) -> None:
         script = tmp_path / "python"
-        script.write_text(f'#!/bin/sh\nfor last; do :; done\necho \'{{"passed": 2}}\' > "${{last#*=}}"\n{how}\n')
+        script.write_text(
+            f'#!/bin/sh\nfor last; do :; done\necho \'{{"passed": 2, "failures": []}}\' > "${{last#*=}}"\n{how}\n'
+        )
         script.chmod(0o755)
         monkeypatch.setattr(run.sys, "executable", str(script))
 
@@ -102,10 +108,17 @@ def test_the_outcome_is_that_of_pytest(python, tmp_path, how, outcome):
     assert len(result["commit"]) == 40 and result["seconds"] >= 0 and result["cpu_seconds"] >= 0
 
 
-def test_a_crash_is_a_failure(python, tmp_path):
-    python('rm "${last#*=}"; kill -SEGV $$')
+@pytest.mark.parametrize(
+    ("how", "failures"),
+    [
+        ('rm "${last#*=}"; kill -SEGV $$', ["exit -11"]),
+        ("""echo '{"failures": ["test_no_module.py"]}' > "${last#*=}"; exit 2""", ["test_no_module.py"]),
+    ],
+)
+def test_a_crash_and_an_error_of_import_are_failures(python, tmp_path, how, failures):
+    python(how)
     result = run.run(PART, tmp_path / "output.txt")
-    assert (result["outcome"], result["failures"]) == ("failed", ["exit -11"])
+    assert (result["outcome"], result["failures"]) == ("failed", failures)
 
 
 @pytest.mark.parametrize("how", ("exit 2", "kill -TERM $$", "kill -KILL $$"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType
 
 import torch
@@ -36,7 +36,7 @@ class CompiledForward:
     def __init__(self, model: PreTrainedModel, backend: str | Callable = "inductor"):
         def forward(past_key_values: StaticKVCache, attention_mask: Mask, **inputs: torch.Tensor) -> torch.Tensor:
             # Taken from a shape, which can be symbolic: an attribute would become a constant of the graph.
-            mask = next(_tensors(attention_mask))
+            mask = _tensors(attention_mask)[0]
             past_key_values.show(mask.shape[-1] - (inputs["input_ids"].shape[1] if mask.dim() == 2 else 0))
             return model(
                 attention_mask=attention_mask, past_key_values=past_key_values, use_cache=True, **inputs
@@ -81,8 +81,9 @@ class CompiledForward:
             ) from error
 
 
-def _tensors(mask: Mask) -> Iterator[torch.Tensor]:
-    yield from mask.values() if isinstance(mask, dict) else (mask,)
+def _tensors(mask: Mask) -> tuple[torch.Tensor, ...]:
+    # No generator: torch 2.15 does not trace one that is left before its end.
+    return tuple(mask.values()) if isinstance(mask, dict) else (mask,)
 
 
 def _mark(tensor: torch.Tensor, *dims: int) -> None:
