@@ -15,14 +15,13 @@ constexpr float kLowestExponent = -126.0f;
 // The exponent, but no less than `lowest`. NaN stays NaN.
 SPECDEC_HD float clamp_exponent(float x, float lowest) { return lowest > x ? lowest : x; }
 
-// 2^x for x from kLowestExponent, or NaN, to below 128, with a relative error of 1e-7 before rounding. 0 for x <
-// -125.5.
+// 2^x for x < 128 that was clamped, with a relative error of 1e-7 before rounding. 0 for x < -125.5; NaN gives NaN. The
+// polynomial is 2 * 2^f, since the low bits, taken for an exponent, are 2^(round(x) - 1), or 0 for the smallest.
 SPECDEC_HD float exp2_clamped(float x) {
   constexpr float kShift = 0x1.8p23f + 126.0f;  // adding it leaves 126 + round(x) in the low bits
   const float shifted = x + kShift;
   const float f = x - (shifted - kShift);
-  float r =
-      2.0f * 0.0013264726f;  // 2 * 2^f, since the low bits, as an exponent, are those of 2^(round(x) - 1), or of 0
+  float r = 2.0f * 0.0013264726f;
   r = r * f + 2.0f * 0.009671513f;
   r = r * f + 2.0f * 0.055507336f;
   r = r * f + 2.0f * 0.24022242f;
