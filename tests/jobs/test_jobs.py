@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+from collections import Counter
 
 import pytest
 from rich.console import Console
@@ -218,6 +219,14 @@ def test_lines_come_now_and_then(capsys):
         "7 of 10 prompts, 2.3 tokens/s, acceptance rate 0.50, rows busy 50%, 0:00:26 left",
         "10 of 10 prompts, 2.2 tokens/s, acceptance rate 0.50, rows busy 50%, 0:00:00 left",
     ]
+
+
+def test_speed_is_that_of_this_process():
+    """A job that goes on has the results of an earlier one."""
+    totals, now = Totals(emitted=1000, ends=Counter(eos=50)), [0.0]
+    rates = progress.Rates(60, totals, lambda: now[0])
+    now[0], totals.emitted, totals.ends["eos"] = 10.0, 1100, 55
+    assert (rates.tokens_per_second(totals), rates.seconds_left(totals)) == (10.0, 10.0)
 
 
 BY_POSITION = {"drafted_by_position": [4, 4], "tested_by_position": [4, 3], "accepted_by_position": [3, 1]}

@@ -45,7 +45,7 @@ MUTATIONS: list[Mutation] = [
                 "for kept in range(new, new + 1):",
             ),
             "hf-criteria-see-no-padding": ("torch.tensor([[*before, *text]]", "torch.tensor([[*text]]"),
-            "hf-the-latest-end-counts": ("return min((end for", "return max((end for", SPECULATE),
+            "hf-the-latest-end-counts": ("return min((end for", "return max((end for"),
         },
     ),
     *mutations(
