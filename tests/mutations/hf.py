@@ -64,11 +64,6 @@ MUTATIONS: list[Mutation] = [
                 "                pass\n",
                 ARGUMENTS,
             ),
-            "hf-scores-of-a-row-go-on-after-its-end": (
-                "[n <= i for n in lengths]",
-                "[n < i for n in lengths]",
-                f"{CONFIG} -k scores",
-            ),
             "hf-pads-with-zero": ("0 if pad is None else int(pad)", "0"),
         },
     ),
