@@ -106,6 +106,22 @@ def test_a_string_that_begins_in_the_prompt_or_ends_inside_a_token(pair):
     assert cut_after(read, later.strings) == "):\n    return s"
 
 
+def test_the_first_of_two_ends_in_one_step(pair):
+    stop, once = StopStrings(pair[2], "self):"), pair[2]("self):").input_ids
+    assert stop.first_end(0, once + once, 2 * len(once)) == stop.first_end(0, once, len(once)) is not None
+
+
+def test_characters_of_several_tokens(pair):
+    """Every byte that is not ASCII, and a string of more tokens than characters."""
+    tokenizer, characters = pair[2], [chr(code) for code in range(0x80, 0x100)]
+    stop = StopStrings(tokenizer, characters)
+    for character in characters:
+        ids = tokenizer(character).input_ids
+        assert stop.first_end(0, ids, 1) == 1, character
+    ids = tokenizer("\u20ac\u20ac").input_ids
+    assert len(ids) > 2 and StopStrings(tokenizer, "\u20ac\u20ac").first_end(0, ids, 1) == 1
+
+
 def test_a_token_costs_the_same_however_long_the_text_is(pair):
     """Counted, not timed: how many tokens are looked at."""
     stop = StopStrings(pair[2], "\n\n\n")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec import Emission, Producer, SpeculativeDecoder
+from specdec import Emission, End, Producer, SpeculativeDecoder
+from specdec.loop.sequence import Ends, SequenceRecord
+from specdec.loop.step_report import SequenceReport
+from specdec.stats import Stats
 from support.models import generate, prompts, tiny_model, tunable_pair
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from specdec_kernels import SamplingParams
+from specdec_kernels import SamplingParams, Status
 
 
 class After:
@@ -139,3 +142,15 @@ def test_what_processors_and_penalties_see_of_a_prompt():
 def test_plain_decoding_takes_any_k():
     decoder = SpeculativeDecoder(tiny_model(), None)
     assert decoder.generate([[1, 2]], max_new_tokens=5, eos_token_id=[]).stats.drafted == 0
+
+
+def test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it():
+    record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), After(5)))
+    record.take(SequenceReport([5, 7], [5], 1, 0), 101, 1)
+    assert (record.end, record.tokens) == (End.STOP, [5])
+
+
+def test_a_fault_behind_the_end_is_none():
+    record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), None))
+    record.take(SequenceReport([5, 7], [5, 7], 2, int(Status.TARGET_NAN)), 101, 1)
+    assert (record.end, record.status) == (End.EOS, Status.OK)

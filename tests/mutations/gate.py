@@ -93,7 +93,8 @@ class Copy:
 
     def test(self, arguments: str, seconds: float = LONGEST) -> Run:
         start = time.monotonic()
-        pytest = ("-m", "pytest", "-x", "-v", "--tb=no", "-p", "no:cacheprovider")
+        # Without a summary of warnings, which would name other tests behind the last one.
+        pytest = ("-m", "pytest", "-x", "-v", "--tb=no", "--disable-warnings", "-p", "no:cacheprovider")
         code, output = self._python(*pytest, *shlex.split(arguments), seconds=seconds)
         tests = _TEST.findall(output)
         if not tests or (code is not None and code > 1):  # 2 and more: interrupted while collecting, wrong usage

@@ -45,7 +45,7 @@ MUTATIONS: list[Mutation] = [
                 "for kept in range(new, new + 1):",
             ),
             "hf-criteria-see-no-padding": ("torch.tensor([[*before, *text]]", "torch.tensor([[*text]]"),
-            "hf-the-latest-end-counts": ("return min((end for", "return max((end for", SPECULATE),
+            "hf-the-latest-end-counts": ("return min((end for", "return max((end for"),
         },
     ),
     *mutations(
@@ -63,11 +63,6 @@ MUTATIONS: list[Mutation] = [
                 "                self._streamer.end()\n",
                 "                pass\n",
                 ARGUMENTS,
-            ),
-            "hf-scores-of-a-row-go-on-after-its-end": (
-                "[n <= i for n in lengths]",
-                "[n < i for n in lengths]",
-                f"{CONFIG} -k scores",
             ),
             "hf-pads-with-zero": ("0 if pad is None else int(pad)", "0"),
         },

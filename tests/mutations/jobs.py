@@ -122,7 +122,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/jobs/progress.py",
-        JOBS,
+        f"{JOBS}::test_speed_is_that_of_this_process",
         {
             "job-claims-the-tokens-of-earlier-runs": (
                 "self._results, self._emitted = totals.results, totals.emitted",

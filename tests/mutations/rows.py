@@ -103,7 +103,7 @@ MUTATIONS: list[Mutation] = [
             "batch-penalties-miss-the-first-token-of-a-step": (
                 "self.table.add(row, tokens)",
                 "self.table.add(row, report.tokens[1:])",
-                "tests/loop/test_settings.py::test_every_setting_holds_for_its_own_sequence",
+                "tests/loop/test_sampled_texts.py::test_greedy_text_equals_transformers",
             ),
         },
     ),
@@ -119,7 +119,7 @@ MUTATIONS: list[Mutation] = [
             "record-says-that-a-stop-was-an-end-token": (
                 "at_eos = at_eos and kept == count",
                 "at_eos = at_eos",
-                STOPS,
+                "tests/loop/test_ends.py::test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it",
             ),
             "record-takes-bonus-tokens-for-recovered": (
                 "Producer.RECOVERED if accepted < drafted",
@@ -129,7 +129,7 @@ MUTATIONS: list[Mutation] = [
             "record-blames-rows-behind-the-end": (
                 "            status &= ~_TARGET_FAULTS  # faults in rows after the end do not matter\n",
                 "            pass\n",
-                FAULTS,
+                "tests/loop/test_ends.py::test_a_fault_behind_the_end_is_none",
             ),
             "record-hides-the-output-from-processors": (
                 "            self.processed += tokens\n",
