@@ -83,7 +83,10 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/hf/assistance.py",
         f"{CONFIG} -k 'num_assistant or confidence or drafters'",
         {
-            "hf-takes-what-transformers-filled-in": ("None if configured == default else configured", "configured"),
+            "hf-takes-what-transformers-filled-in": (
+                "if fields[name] is None and configured != default:",
+                "if fields[name] is None:",
+            ),
             "hf-loses-the-threshold-of-the-configuration": (
                 "confidence = ours.confidence if ours.confidence is not None else threshold",
                 "confidence = ours.confidence",

@@ -81,10 +81,6 @@ MUTATIONS: list[Mutation] = [
                 '_samples(file) if file.suffix == ".safetensors" else [file.read_bytes()]',
                 '[] if file.suffix == ".safetensors" else [file.read_bytes()]',
             ),
-            "job-does-not-see-the-model-of-an-adapter": (
-                "if (base := adapter_base(folder)) is not None:\n        digest",
-                "if (base := adapter_base(folder)) is None:\n        return digest.hexdigest()\n    if False:\n        digest",
-            ),
             "job-leaves-half-of-its-settings": ("        part.unlink(missing_ok=True)\n        raise", "        raise"),
         },
     ),
@@ -100,13 +96,11 @@ MUTATIONS: list[Mutation] = [
                 "drafter_error = drafter_error or outcome.drafter_error",
                 "drafter_error = outcome.drafter_error",
             ),
-            "job-shows-text-after-a-stop": ("cut_after(text, line.settings.stop, line.prompt)", "text"),
             "job-ends-before-its-lines-are-on-the-disk": (
                 "    results.sync()\n",
                 "",
                 f"{OUTPUT}::test_all_lines_are_on_the_disk_when_a_job_ends",
             ),
-            "job-hides-why-a-line-failed": ('row["error"] = outcome.error or f"', 'row["error"] = f"'),
         },
     ),
     *mutations(
@@ -125,9 +119,18 @@ MUTATIONS: list[Mutation] = [
         f"{JOBS}::test_speed_is_that_of_this_process",
         {
             "job-claims-the-tokens-of-earlier-runs": (
-                "self._results, self._emitted = totals.results, totals.emitted",
-                "self._results, self._emitted = 0, 0",
+                "self._began, self._clock, self._emitted = clock(), clock, totals.emitted",
+                "self._began, self._clock, self._emitted = clock(), clock, 0",
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/jobs/result_line.py",
+        "tests/jobs/test_jobs.py tests/cli/test_cli_batch.py",
+        {
+            "job-shows-text-after-a-stop": ("cut_after(text, line.settings.stop, line.prompt)", "text"),
+            "job-hides-why-a-line-failed": ('row["error"] = error or f"', 'row["error"] = f"'),
+            "job-numbers-a-prompt-by-its-id": ('"prompt": line.index,', '"prompt": line.id,'),
         },
     ),
 ]

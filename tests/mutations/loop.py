@@ -119,10 +119,15 @@ MUTATIONS: list[Mutation] = [
                 "if rows != self._scored:",
                 "if len({*rows}) > len({*self._scored}):",
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/batch.py",
+        ADAPTIVE,
+        {
             "loop-neighbours-choose-a-sampled-rows-k": (
                 "groups[self._k_shapes_text[row]].append(row)",
                 "groups[0].append(row)",
-                ADAPTIVE,
             ),
         },
     ),

@@ -68,10 +68,6 @@ MUTATIONS: list[Mutation] = [
                 "return max((*_available(root), *_left_in_groups(root))",
             ),
             "memory-forgets-what-its-group-uses": ("yield max(most - now + _numbers", "yield max(most + _numbers"),
-            "memory-of-its-own-group-alone": (
-                "range(len(names), -1, -1)",
-                "range(len(names), len(names) - 1, -1)",
-            ),
             "memory-that-torch-holds-is-not-free": (
                 "return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)",
                 "return free",
@@ -107,6 +103,16 @@ MUTATIONS: list[Mutation] = [
         ALLOCATION,
         {
             "decoder-plans-without-the-drafts-cache": ('costs["draft"] = draft_cost()', "draft_cost()"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/control_groups.py",
+        "tests/models/test_memory.py tests/evaluation/test_machine.py",
+        {
+            "memory-of-its-own-group-alone": (
+                "range(len(names), -1, -1)",
+                "range(len(names), len(names) - 1, -1)",
+            ),
         },
     ),
 ]

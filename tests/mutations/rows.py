@@ -67,8 +67,8 @@ MUTATIONS: list[Mutation] = [
                 "tests/drafters/test_suffix.py",
             ),
             "batch-runs-ahead-of-its-penalties": (
-                "(self.generation.processors or self.table.counts or records)",
-                "(self.generation.processors or records)",
+                "(self.generation.processors or self.table.counts or config.logits)",
+                "(self.generation.processors or config.logits)",
                 "tests/loop/test_graphs.py::test_what_needs_the_host_runs_without_a_graph tests/serving/test_scheduler.py",
             ),
             "batch-shows-the-slots-of-a-step-before": (
@@ -82,23 +82,18 @@ MUTATIONS: list[Mutation] = [
                 GREEDY,
             ),
             "batch-replays-a-graph-that-sees-less": (
-                "(plan.num_drafts, plan.visible, *self",
-                "(plan.num_drafts, *self",
+                "shape = (plan.num_drafts, plan.visible, plan",
+                "shape = (plan.num_drafts, plan",
                 "tests/loop/test_graphs.py::test_a_text_outgrows_what_its_first_graph_sees",
             ),
             "batch-replays-a-graph-of-other-parameters": (
-                "(plan.num_drafts, plan.visible, *self.device_rows.signature)",
-                "(plan.num_drafts, plan.visible)",
+                "(*shape, *self.device_rows.signature)",
+                "shape",
                 "tests/loop/test_graphs.py::test_a_filter_that_comes_after_a_capture",
             ),
             "batch-reports-to-those-who-have-ended": (
                 "if record is None or not record.live:\n                continue",
                 "if record is None:\n                continue",
-            ),
-            "batch-tells-the-first-producers": (
-                "record.produced_by[-len(tokens) :]",
-                "record.produced_by[: len(tokens)]",
-                COUNTS,
             ),
             "batch-penalties-miss-the-first-token-of-a-step": (
                 "self.table.add(row, tokens)",
@@ -149,11 +144,6 @@ MUTATIONS: list[Mutation] = [
         GRAPHS,
         {
             "report-is-overwritten-by-the-next-replay": ("self._copy = report.clone()", "self._copy = report"),
-            "report-raw-log-probs-are-those-of-processors": (
-                "    if result.processed:",
-                "    if False:",
-                "tests/loop/test_settings.py -k log_probs",
-            ),
         },
     ),
     *mutations(

@@ -101,13 +101,10 @@ MUTATIONS: list[Mutation] = [
                 "+ request.max_new_tokens >= limits.max_length:",
                 "tests/serving/test_scheduler_memory.py::test_allocated_at_once_within_the_budget",
             ),
-            "request-holds-ends-back-that-the-batch-does-not-know": (
-                "if entry.min_new_tokens and eos != limits.eos:",
-                "if entry.min_new_tokens and eos is None:",
-            ),
-            "request-ends-at-ids-that-are-no-tokens": (
-                "frozenset(i for i in eos if 0 <= i < target.vocab_size),",
-                "eos,",
+            "request-has-the-ends-of-the-model": (
+                "read_eos(request.eos_token_id, target.model)",
+                "read_eos(None, target.model)",
+                "tests/serving/test_scheduler.py -k ends",
             ),
         },
     ),
