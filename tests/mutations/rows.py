@@ -160,7 +160,6 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/cuda_graphs.py",
         GRAPHS,
         {
-            "graphs-answer-without-a-replay": ("        graph.replay()\n", ""),
             "graphs-have-no-budget": ("if self.bytes >= self.budget:", "if False:", BUDGET),
             "graphs-try-again-without-memory": ("        self._stopped = True\n", "", BUDGET),
             "graphs-leave-a-drafter-unguarded": (
