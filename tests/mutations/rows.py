@@ -165,7 +165,7 @@ MUTATIONS: list[Mutation] = [
             "graphs-leave-a-drafter-unguarded": (
                 "        finally:\n            if session is not None:\n                session.raising = False",
                 "        finally:\n            if session is not None:\n                session.raising = True",
-                "tests/loop/test_graphs.py tests/drafters/test_drafter_faults.py",
+                "tests/loop/test_graphs.py::test_errors_of_drafters_are_raised_only_while_a_step_is_captured",
             ),
         },
     ),
