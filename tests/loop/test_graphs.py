@@ -6,6 +6,8 @@ without the Python around them, as a graph does."""
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +122,23 @@ def test_a_filter_that_comes_after_a_capture():
     graphs = recorded_graphs()
     assert texts_of(decoder, asked, graphs)[0] == texts_of(decoder, asked)[0]
     assert len(graphs) >= 2
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("cannot be captured")])
+def test_errors_of_drafters_are_raised_only_while_a_step_is_captured(error):
+    raising = []
+
+    def capture(call, pool):
+        raising.append(session.raising)
+        if error is not None:
+            raise error
+        return SimpleNamespace(replay=call), call()
+
+    graphs, session = StepGraphs(capture=capture, allocated=lambda: 0), SimpleNamespace(raising=False)
+    graphs.run("key", lambda: 0, session)
+    with pytest.warns(RuntimeWarning, match="cannot be captured") if error else nullcontext():
+        graphs.run("key", lambda: 0, session)
+    assert raising == [True] and session.raising is False
 
 
 def test_what_needs_the_host_runs_without_a_graph():

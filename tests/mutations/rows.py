@@ -150,13 +150,12 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/cuda_graphs.py",
         GRAPHS,
         {
-            "graphs-answer-without-a-replay": ("        graph.replay()\n", ""),
             "graphs-have-no-budget": ("if self.bytes >= self.budget:", "if False:", BUDGET),
             "graphs-try-again-without-memory": ("        self._stopped = True\n", "", BUDGET),
             "graphs-leave-a-drafter-unguarded": (
                 "        finally:\n            if session is not None:\n                session.raising = False",
                 "        finally:\n            if session is not None:\n                session.raising = True",
-                "tests/loop/test_graphs.py tests/drafters/test_drafter_faults.py",
+                "tests/loop/test_graphs.py::test_errors_of_drafters_are_raised_only_while_a_step_is_captured",
             ),
         },
     ),

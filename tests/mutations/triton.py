@@ -136,10 +136,12 @@ MUTATIONS: list[Mutation] = [
             "triton-drafts-at-d2t-ids-lost": (
                 "        token = target_ids(rows, token)\n    store_draft",
                 "    store_draft",
+                "tests/kernels/test_parity.py::test_drafts_of_a_reduced_vocabulary -k triton",
             ),
             "triton-draft-streams-exchanged": (
                 "BLOCKS, DRAFT_BLOCK, DRAFT_TOKEN)",
                 "BLOCKS, DRAFT_TOKEN, DRAFT_BLOCK)",
+                "tests/kernels/test_triton.py::test_settings",
             ),
             "triton-q-of-raw-logits": (
                 "log_q = log_probability(logit, inverse(temperature), lse, cutoff)",
@@ -164,10 +166,6 @@ MUTATIONS: list[Mutation] = [
             "triton-compact-q-in-draft-ids": (
                 "tl.where(slots < num_listed, target_ids(rows, index), PADDING)",
                 "tl.where(slots < num_listed, index, PADDING)",
-            ),
-            "triton-draft-race-misses-a-block": (
-                "race_block(rows, b, j, block, score_ptr, winner_ptr)\n    if",
-                "race_block(rows, b, j, block * 0, score_ptr, winner_ptr)\n    if",
             ),
         },
     ),
