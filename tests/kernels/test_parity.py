@@ -209,8 +209,8 @@ def test_structure_on_triton(data):
 
 
 def explore(data: st.DataObject, backend: str, most: tuple[int, int, int]) -> None:
-    """A random structure: sizes up to ``most`` (B, K, V), dtypes, rules, sampling parameters, forms of q, raggedness, masks, invalid tokens and
-    layouts."""
+    """A random structure: sizes up to ``most`` (B, K, V), dtypes, rules, sampling parameters, forms of q, raggedness,
+    masks, invalid tokens and layouts."""
     batch, num_drafts = data.draw(st.integers(0, most[0]), "batch"), data.draw(st.integers(0, most[1]), "K")
     vocabulary = data.draw(st.one_of(st.integers(1, 40), st.integers(1020, most[2])), "V")
     dtypes = [data.draw(st.sampled_from(DTYPES), name) for name in ("dtype", "draft dtype")]
