@@ -199,20 +199,20 @@ def test_near_ties_are_rare(rule, sampling):
 @exploring(max_examples=100)
 @given(data=st.data())
 def test_structure_on_cpu(data):
-    explore(data, "cpu", max_vocabulary=3000)
+    explore(data, "cpu", most=(5, 4, 3000))
 
 
 @exploring(max_examples=6)
 @given(data=st.data())
 def test_structure_on_triton(data):
-    explore(data, "triton", max_vocabulary=1100)
+    explore(data, "triton", most=(3, 3, 1100))
 
 
-def explore(data: st.DataObject, backend: str, max_vocabulary: int) -> None:
-    """A random structure: sizes, dtypes, rules, sampling parameters, forms of q, raggedness, masks, invalid tokens and
-    layouts."""
-    batch, num_drafts = data.draw(st.integers(0, 5), "batch"), data.draw(st.integers(0, 4), "K")
-    vocabulary = data.draw(st.one_of(st.integers(1, 40), st.integers(1020, max_vocabulary)), "V")
+def explore(data: st.DataObject, backend: str, most: tuple[int, int, int]) -> None:
+    """A random structure: sizes up to ``most`` (B, K, V), dtypes, rules, sampling parameters, forms of q, raggedness,
+    masks, invalid tokens and layouts."""
+    batch, num_drafts = data.draw(st.integers(0, most[0]), "batch"), data.draw(st.integers(0, most[1]), "K")
+    vocabulary = data.draw(st.one_of(st.integers(1, 40), st.integers(1020, most[2])), "V")
     dtypes = [data.draw(st.sampled_from(DTYPES), name) for name in ("dtype", "draft dtype")]
     sampling = {"temperature": st.sampled_from(MIXED)}
     if data.draw(st.booleans(), "filters"):
