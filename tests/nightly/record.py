@@ -25,12 +25,13 @@ def write(name: str, result: dict) -> None:
 
 
 def state(part: Part, result: dict | None) -> str:
-    """STALE: it passed, but what it depends on has changed since, or had changes that no commit has."""
+    """STALE: it passed, but the part or what it depends on has changed since, or had changes that no commit has."""
     if result is None:
         return MISSING
     if result["outcome"] != "passed":
         return FAILED
-    same = not result["dirty"] and git("diff", "--quiet", result["commit"], "--", *part.paths).returncode == 0
+    same = result["command"].endswith(" ".join(part.arguments)) and not result["dirty"]
+    same = same and git("diff", "--quiet", result["commit"], "--", *part.paths).returncode == 0
     return PASSED if same else STALE
 
 

@@ -16,7 +16,10 @@ from .parts import ROOT, Part
 from .plugin import share
 
 PART = Part("room/part", ("-m", "nightly", "test_it.py"), ("source",))
-RESULT = {"outcome": "passed", "commit": "", "dirty": False, "date": "", "seconds": 1, "cpu_seconds": 1, "failures": []}
+RESULT = {
+    "outcome": "passed", "commit": "", "dirty": False, "date": "", "seconds": 1, "cpu_seconds": 1, "failures": [],
+    "command": "python -m pytest -m nightly test_it.py",
+}  # fmt: skip
 
 
 # ---- parts -------------------------------------------------------------------------------------------------
@@ -171,6 +174,7 @@ def test_a_result_is_stale_when_what_it_depends_on_has_changed(monkeypatch, tmp_
     assert record.state(PART, None) == record.MISSING
     assert record.state(PART, {**result, "outcome": "failed"}) == record.FAILED
     assert record.state(PART, {**result, "dirty": True}) == record.STALE
+    assert record.state(PART._replace(arguments=("test_it.py", "test_more.py")), result) == record.STALE
     assert record.state(PART, {**result, "commit": "0" * 40}) == record.STALE
     (tmp_path / "other").write_text("after")
     assert record.state(PART, result) == record.PASSED
