@@ -116,7 +116,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/jobs/progress.py",
-        f"{JOBS}::test_speed_is_that_of_this_process",
+        f"{JOBS}::test_progress_of_a_job",
         {
             "job-claims-the-tokens-of-earlier-runs": (
                 "self._began, self._clock, self._emitted = clock(), clock, totals.emitted",
