@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from specdec.cli import models
 from specdec.jobs.input import InputMark, JobFile
 from specdec.jobs.lines import LineSettings
-from specdec.jobs.manifest import differences, fingerprint, write_settings
+from specdec.jobs.manifest import differences, fingerprint, make_settings, write_settings
 from specdec.jobs.output import OutputError, Results, WriteError
 from specdec.jobs.run import run_job
 from specdec.jobs.signals import Signals
@@ -205,14 +205,18 @@ def test_settings_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert json.loads(only.read_text()) == {"a": 1}
 
 
-def test_the_fingerprint_of_an_adapter_covers_its_model(tmp_path):
-    base, adapter = tmp_path / "base", tmp_path / "adapter"
-    for folder, name, content in ((base, "config.json", {}), (adapter, "adapter_config.json", {"r": 8})):
+def test_an_adapter_is_a_setting(tmp_path):
+    """Another adapter on the same target is another job."""
+    (tmp_path / "target").mkdir()
+    adapters = [tmp_path / name for name in ("first", "second")]
+    for rank, folder in enumerate(adapters):
         folder.mkdir()
-        (folder / name).write_text(json.dumps(content | {"base_model_name_or_path": str(base)}))
-    before = fingerprint(str(adapter))
-    (base / "config.json").write_text("{}")
-    assert fingerprint(str(adapter)) != before
+        (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
+    with_each = [
+        models.paths(str(tmp_path / "target"), None, "none", adapter) for adapter in (*map(str, adapters), None)
+    ]
+    prints = [make_settings({}, LineSettings(), paths, {}, InputMark(0, ""))["settings"] for paths in with_each]
+    assert len(differences(prints[0], prints[1])) == 1 and len(differences(prints[0], prints[2])) == 1
 
 
 def test_all_lines_are_on_the_disk_when_a_job_ends(fake, tmp_path, monkeypatch):
