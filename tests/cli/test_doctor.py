@@ -8,10 +8,11 @@ import re
 import torch
 import transformers
 from specdec.cli import app
-from support.commands import run
+from support.commands import invoke, run
 from typer.testing import CliRunner
 
 import specdec_kernels
+from specdec_kernels.backends import native
 
 
 def test_doctor(monkeypatch):
@@ -30,6 +31,13 @@ def test_doctor(monkeypatch):
     info = json.loads(run("doctor", "--json").stdout)
     assert info["torch"] == torch.__version__ and info["native"]["instruction_set"] in shown
     assert info["cpus"]["usable"] == info["threads"] == 2 and len(info["hints"]) == 1
+
+
+def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("SPECDEC_CPU_ISA", "sse9")
+    monkeypatch.setattr("specdec_kernels.backends.native.missing", native.missing.__wrapped__)  # asked anew
+    refused = invoke("doctor")
+    assert refused.exit_code == 2 and "SPECDEC_CPU_ISA: got 'sse9', allowed on this machine: base" in refused.output
 
 
 def test_doctor_wraps_at_words(monkeypatch):

@@ -51,7 +51,7 @@ def chat(
     if "" in (stop := stop or []):
         options.refuse("--stop", "an empty text", "at least one character")
     lengths = options.read_num_drafts(num_drafts)
-    with options.user_errors(None):
+    with options.user_errors():
         params = options.read_sampling(
             rule,
             temperature=temperature,

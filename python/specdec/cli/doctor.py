@@ -12,6 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from . import options
+
 _UNLIMITED = 10_000  # columns
 
 
@@ -24,7 +26,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
 
     from ..evaluation.machine import machine, thread_hints
 
-    info: dict[str, Any] = {**build_info(), "transformers": metadata.version("transformers"), **machine()}
+    with options.user_errors():
+        built = build_info()
+    info: dict[str, Any] = {**built, "transformers": metadata.version("transformers"), **machine()}
     info["hints"] = thread_hints(info["cpus"]["usable"], info["threads"], info["load"])
     if as_json:
         typer.echo(json.dumps(info, default=str))

@@ -136,6 +136,7 @@ _OTHERWISE = {
     "samples": "--samples",
     "level": "--level",
     "draft_tokenizer": "--draft",
+    "SPECDEC_CPU_ISA": "SPECDEC_CPU_ISA",
 }
 
 
@@ -263,7 +264,7 @@ def without_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def user_errors(batch_file: Path | None, prompt_file: Path | None = None) -> Iterator[None]:
+def user_errors(batch_file: Path | None = None, prompt_file: Path | None = None) -> Iterator[None]:
     """The library's errors begin with the name of an argument. Here they end the command with exit code 2 and name the
     option instead. Any other error is a bug and keeps its traceback."""
     names = {name: _option(name) for name in _SETTINGS} | _OTHERWISE
