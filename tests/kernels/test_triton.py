@@ -229,7 +229,24 @@ def test_forms_of_q(rule, q):
 def test_several_blocks(rule):
     """Tables, filters and reduced vocabularies across blocks of 1024."""
     form = {} if rule == "coupled" else {"reduced": 1100} if rule == "token" else {"compact": 40}
-    compare(random_step(1, 1, 2100, rule=rule, random_state=1, top_k=300, top_p=0.9, **form, **SAMPLING["table"]))
+    inputs = random_step(1, 1, 2100, rule=rule, random_state=1, top_k=300, top_p=0.9, **form, **SAMPLING["table"])
+    compare(inputs, inputs.target_logits[:, 1] if rule == "coupled" else None)
+
+
+def test_q_of_a_draft_is_of_processed_logits():
+    """Nearly all tokens are in the table."""
+    inputs = random_step(3, 1, 10, temperature=(1.0, 0.7, 1.3), **SAMPLING["table"])
+    compare(inputs, inputs.target_logits[:, 1])
+
+
+def test_the_ties_of_a_compact_q_lie_in_several_blocks():
+    """Of those at the cutoff, the lowest ids are listed, and what is larger in a later block as well."""
+    logits = torch.full((1, 2100), -5.0)
+    logits[0, [10, 1030, 1031]], logits[0, 2060] = 1.0, 3.0
+    options = {"seed": 7, "position": 3, "offset": 0, "compact": 3}
+    got, want = (draft_step(logits, SamplingParams(), **options, backend=b) for b in ("triton", "reference"))
+    assert got.compact_ids.tolist() == want.compact_ids.tolist() == [[10, 1030, 2060]]
+    assert torch.equal(got.tokens, want.tokens)
 
 
 def test_more_blocks_than_a_pass_reads_at_once():

@@ -146,15 +146,24 @@ MUTATIONS: list[Mutation] = [
             "triton-q-of-raw-logits": (
                 "log_q = log_probability(logit, inverse(temperature), lse, cutoff)",
                 "log_q = log_probability(raw, inverse(temperature), lse, cutoff)",
-                TRITON,
+                "tests/kernels/test_triton.py::test_q_of_a_draft_is_of_processed_logits",
             ),
             "triton-faulty-draft-has-an-lse": (
                 'tl.where(fault == 0, lse, float("nan"))',
                 "lse",
                 "tests/kernels/test_faults.py -k 'triton and draft_step'",
             ),
+            "triton-coupled-draft-of-the-first-block": (
+                "        race_block(rows, b, j, block, score_ptr, winner_ptr)",
+                "        race_block(rows, b, j, block * 0, score_ptr, winner_ptr)",
+                "tests/kernels/test_triton.py::test_several_blocks",
+            ),
             "triton-compact-drops-the-last-tie": ("(tl.cumsum(tie, 0) <= ties)", "(tl.cumsum(tie, 0) < ties)"),
-            "triton-compact-takes-the-ties-of-every-block": ("            ties -= tl.sum(tie, 0)\n", ""),
+            "triton-compact-takes-the-ties-of-every-block": (
+                "            ties -= tl.sum(tie, 0)\n",
+                "",
+                "tests/kernels/test_triton.py::test_the_ties_of_a_compact_q_lie_in_several_blocks",
+            ),
             "triton-compact-q-not-renormalised": (
                 "            lse = largest * inverse(temperature) + tl.log(tl.sum(w, 0))\n",
                 "",
