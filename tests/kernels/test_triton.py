@@ -229,8 +229,22 @@ def test_forms_of_q(rule, q):
 def test_several_blocks(rule):
     """Tables, filters and reduced vocabularies across blocks of 1024."""
     form = {} if rule == "coupled" else {"reduced": 1100} if rule == "token" else {"compact": 40}
-    inputs = random_step(1, 1, 2100, rule=rule, random_state=1, top_k=300, top_p=0.9, **form, **SAMPLING["table"])
+    inputs = random_step(1, 1, 2100, rule=rule, random_state=3, top_k=300, top_p=0.9, **form, **SAMPLING["table"])
     compare(inputs, inputs.target_logits[:, 1] if rule == "coupled" else None)
+
+
+def test_blocks_that_stand_in_part():
+    """Their residual has a weight, which is not 1 with these drafts."""
+    for state in (2, 4, 5, 6):
+        compare(random_step(2, 3, 10, rule="block", random_state=state))
+
+
+def test_a_compact_q_has_the_targets_ids():
+    logits, d2t = torch.arange(8.0)[None], torch.arange(8) * 3
+    options = {"seed": 7, "position": 3, "offset": 0, "compact": 3, "d2t": d2t}
+    got, want = (draft_step(logits, SamplingParams(), **options, backend=b) for b in ("triton", "reference"))
+    assert got.compact_ids.tolist() == want.compact_ids.tolist() == [[15, 18, 21]]
+    assert torch.equal(got.tokens, want.tokens)
 
 
 def test_q_of_a_draft_is_of_processed_logits():

@@ -108,7 +108,11 @@ MUTATIONS: list[Mutation] = [
                 "kept = drafted & accept(",
                 CORNERS,
             ),
-            "triton-block-with-the-token-residual": ("return residual(w * p, ", "return residual(p, "),
+            "triton-block-with-the-token-residual": (
+                "return residual(w * p, ",
+                "return residual(p, ",
+                "tests/kernels/test_triton.py::test_blocks_that_stand_in_part",
+            ),
             "triton-block-tests-with-the-next-number": (
                 "accept_noise(seed, position, j - 1)",
                 "accept_noise(seed, position, j)",
@@ -175,6 +179,7 @@ MUTATIONS: list[Mutation] = [
             "triton-compact-q-in-draft-ids": (
                 "tl.where(slots < num_listed, target_ids(rows, index), PADDING)",
                 "tl.where(slots < num_listed, index, PADDING)",
+                "tests/kernels/test_triton.py::test_a_compact_q_has_the_targets_ids",
             ),
         },
     ),
