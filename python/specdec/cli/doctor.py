@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import options
-
-_UNLIMITED = 10_000  # columns
+from .layout import UNLIMITED
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
@@ -43,7 +42,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
     }
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = _UNLIMITED  # what reads a pipe may look for whole lines
+        console.width = UNLIMITED  # what reads a pipe may look for whole lines
     for title, rows in parts.items():
         console.print(Text(title, "bold"))
         table = Table.grid(padding=(0, 2), pad_edge=True)

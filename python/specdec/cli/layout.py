@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .terminal import visible
 
-_UNLIMITED = 10_000  # columns
+UNLIMITED = 10_000  # columns of what is no terminal, whose lines are never broken
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], err: bool = False) -> None:
@@ -27,7 +27,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], err: bool
     table = Table(*columns, box=box.SIMPLE, padding=0)
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
-    wide = console.options.update(max_width=_UNLIMITED, width=_UNLIMITED)
+    wide = console.options.update(max_width=UNLIMITED, width=UNLIMITED)
     width = Measurement.get(console, wide, table).maximum
     if not console.is_terminal or width <= console.width:
         Console(stderr=err, width=width).print(table)
