@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from transformers import LogitsProcessor, PreTrainedModel
 from specdec_kernels import Rule, SamplingParams
 
 from .checks import read_count, refuse
+from .drafters.adaptive_lengths import Learned, learned
 from .drafters.draft_length import AdaptiveDrafts, most_drafts
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
+from .loop import saved_costs
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
 from .loop.cuda_graphs import StepGraphs
@@ -84,7 +87,7 @@ class SpeculativeDecoder:
         self.graph_bytes = read_count("graph_bytes", graph_bytes)
         self.target = cached_model(target, "target", cache_dtype, compile)
         self._max_lengths = {"target": self.target.max_length}
-        self._costs: dict[int, list[float]] = {}  # by batch size
+        self._learned: dict[int, Learned] = {}  # by batch size
         if not 0 <= confidence < 1:
             refuse("confidence", confidence, "a number from 0 (off) to below 1")
         for name, value in (("d2t", d2t), ("confidence", confidence or None)):
@@ -241,8 +244,6 @@ class SpeculativeDecoder:
             for row, record in enumerate(batch.rows):
                 if record is not None:
                     batch.release(row)
-        if batch.costs is not None:
-            self._costs[len(entries)] = batch.costs
         if isinstance(input_ids, torch.Tensor):
             input_ids = input_ids.repeat_interleave(num_return_sequences, 0)
         prompts = repeated(prompts, num_return_sequences)
@@ -263,7 +264,7 @@ class SpeculativeDecoder:
             prompt_log_probs=[p for r in records if (p := r.prompt_log_probs) is not None] if scores_prompts else None,
             logits=[_stacked(r.logits, self.target) for r in records] if output_logits else None,
             drafter_error=None if batch.session is None else batch.session.error,
-            step_costs=batch.costs if isinstance(self.num_drafts, AdaptiveDrafts) else None,
+            step_costs=self.costs_of(len(entries)),
         )
 
     def batch_config(
@@ -282,7 +283,6 @@ class SpeculativeDecoder:
         Args:
             max_eos: the largest number of end-of-sequence tokens of one sequence.
         """
-        on_gpu = self.target.device.type == "cuda" and torch.version.cuda is not None
         return BatchConfig(
             target=self.target,
             drafter=self.drafter,
@@ -293,9 +293,9 @@ class SpeculativeDecoder:
             compact_q=compact_q,
             backend=self.backend,
             max_eos=max_eos,
-            costs=self.costs_of(size),
+            learned=self._learned_of(size) if isinstance(self.num_drafts, AdaptiveDrafts) else None,
             logits=logits,
-            graphs=StepGraphs(self.graph_bytes) if on_gpu and self.graph_bytes else None,
+            graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
         )
 
     def plan_caches(
@@ -335,10 +335,52 @@ class SpeculativeDecoder:
         return most_drafts(self.num_drafts)
 
     def costs_of(self, batch_size: int) -> list[float] | None:
-        """Returns the step times T(0), T(1), ... of batches of this size; None if they were not measured yet."""
+        """Returns the step times T(0), T(1), ... of batches of this size, in units of T(0), rounded to hundredths; None
+        if they are not known yet, or K is fixed."""
         if isinstance(self.num_drafts, AdaptiveDrafts) and self.num_drafts.costs is not None:
             return list(self.num_drafts.costs)
-        return self._costs.get(batch_size)
+        known = self._learned.get(batch_size)
+        if known is None or known.times.missing is not None:
+            return None
+        return [round(known.times.of(k), 2) for k in range(self.most_drafts + 1)]
+
+    def save_costs(self, path: str | Path) -> None:
+        """Writes what was learned of step times to a file, which may hold those of other models and machines as well.
+
+        Raises:
+            ValueError: there is a file that this method did not write.
+            OSError: it cannot be written.
+        """
+        seconds = {size: known.times.seconds for size, known in self._learned.items()}
+        saved_costs.save(path, self._described(), {size: times for size, times in seconds.items() if times})
+
+    def load_costs(self, path: str | Path) -> bool:
+        """Takes over step times from a file that ``save_costs`` wrote, if it has any of the same models, drafter,
+        device, dtypes, threads and version of torch. They are corrected by the steps that follow.
+
+        Returns:
+            Whether it had any. A file that does not exist has none.
+
+        Raises:
+            ValueError: K is fixed or has given ``costs``, or the file is not one that ``save_costs`` wrote.
+        """
+        if not isinstance(self.num_drafts, AdaptiveDrafts) or self.num_drafts.costs is not None:
+            refuse("load_costs", f"num_drafts={self.num_drafts}", "AdaptiveDrafts() without costs")
+        found = saved_costs.load(path, self._described())
+        for size, seconds in found.items():
+            self._learned_of(size).times.take(seconds)
+        return bool(found)
+
+    def _described(self) -> dict[str, object]:
+        return saved_costs.described(self.target, self.drafter, self.backend)
+
+    def _learned_of(self, size: int) -> Learned:
+        assert isinstance(self.num_drafts, AdaptiveDrafts)
+        return self._learned.setdefault(size, learned(self.num_drafts, few=self._on_graphs))
+
+    @property
+    def _on_graphs(self) -> bool:
+        return self.target.device.type == "cuda" and torch.version.cuda is not None and self.graph_bytes > 0
 
 
 def _stacked(rows: list[torch.Tensor], target: CachedModel) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -84,6 +85,12 @@ class Stats:
         return sum(self.accepted_by_position)
 
     @property
+    def steps_by_drafts(self) -> list[int]:
+        """How many steps had k drafts, for each k from 0 on."""
+        at_least = [self.steps, *self.drafted_by_position, 0]
+        return [more - fewer for more, fewer in itertools.pairwise(at_least)]
+
+    @property
     def acceptance_rate(self) -> float:
         """accepted / drafted; 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
@@ -107,7 +114,7 @@ class Stats:
 
     def to_dict(self) -> dict:
         """Returns every count and ratio under its own name, for JSON."""
-        ratios = ("drafted", "tested", "accepted", "acceptance_rate", "alpha", "tau")
+        ratios = ("drafted", "tested", "accepted", "acceptance_rate", "alpha", "tau", "steps_by_drafts")
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in ratios}}
 
 

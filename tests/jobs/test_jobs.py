@@ -296,7 +296,7 @@ def test_sizes(given, size):
 def test_costs_of_steps_are_kept(fake, prompts, tmp_path, monkeypatch):
     """What K is chosen with decides sampled texts, and is measured: so it is measured once for a job."""
     measured = [[1.0 + i + k / 8 for k in range(9)] for i in range(2)]
-    monkeypatch.setattr("specdec.cli.job._measure", lambda *_: measured.pop(0))
+    monkeypatch.setattr("specdec.cli.job._learn", lambda *_: measured.pop(0))
     output = tmp_path / "out.jsonl"
     finished(prompts, output, "-k", "auto", "--rows", 2)
     costs = fake.made[0].decoder.num_drafts.costs

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.drafters import Drafts, Generation, Step
 from specdec.evaluation.verify.chi_square import chi_square
+from specdec.loop.batch import Batch
 from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 from transformers import LogitsProcessorList
 from transformers.generation import (
@@ -272,3 +274,49 @@ def test_sampled_text_has_the_distribution(name, rule):
     assert found.p_value > 1e-4 and found.detectable < (0.25 if count < 10_000 else 0.14), found
     if name not in ("plain", "compact", "d2t"):  # these do not change much of the target's distribution
         assert total_variation(distribution, distribution_of(target, [], end)) > 0.04
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_k_may_depend_on_the_past_of_the_whole_batch(rule, monkeypatch):
+    """Each row's K is made of its own last token, its neighbour's, and its number. The texts of a pair still have the
+    distribution, and are independent of each other."""
+
+    def wanted(batch: Batch) -> list[int]:
+        last = [record.text[-1] if record is not None else 0 for record in batch.rows]
+        return [(last[row] + last[row ^ 1] + row // 2) % 3 for row in range(len(last))]
+
+    monkeypatch.setattr(Batch, "_wanted_drafts", wanted)
+    count = 12_000
+    result = generate(
+        toy_model(1),
+        toy_model(2),
+        [list(PROMPT)] * count,
+        AdaptiveDrafts(costs=[1.0] * 9),
+        max_new_tokens=3,
+        params=SamplingParams(1.2),
+        seed=list(range(count)),
+        rule=rule,
+    )
+    assert all(result.stats.steps_by_drafts[k] > count / 10 for k in range(3))
+    texts, distribution = [tuple(text) for text in result.tokens], distribution_of(toy_model(1), [], None)
+    assert chi_square(Counter(texts), distribution, level=1e-4).p_value > 1e-4
+    ends: Counter = Counter()
+    for text, p in distribution.items():
+        ends[text[1:]] += p
+    pairs = Counter((a[1:], b[1:]) for a, b in zip(texts[::2], texts[1::2], strict=True))
+    both = {(a, b): p * q for a, p in ends.items() for b, q in ends.items()}
+    assert chi_square(pairs, both, level=1e-4).p_value > 1e-4
+
+
+@pytest.mark.parametrize("rule", [pytest.param("token"), pytest.param("block", marks=pytest.mark.nightly)])
+def test_k_that_adapts_leaves_the_distribution_as_it_is(rule):
+    """Costs at which drafts of these models just pay, so that K changes all the time, in batches whose sequences come
+    and go."""
+    decoder = SpeculativeDecoder(toy_model(1), toy_model(2), AdaptiveDrafts(3, costs=[1.0, 1.45, 1.7, 1.95]))
+    scheduler, count = Scheduler(decoder, rows=64, max_length=16, rule=rule), 6_000
+    params = SamplingParams(1.2)
+    outcomes = list(scheduler.run(Request(list(PROMPT), 3, params, seed=i, eos_token_id=[]) for i in range(count)))
+    taken = Stats.total((outcome.stats for outcome in outcomes), 3).steps_by_drafts
+    assert taken[0] > count / 10 and sum(taken[1:]) > count / 10
+    counts = Counter(tuple(outcome.tokens) for outcome in outcomes)
+    assert chi_square(counts, distribution_of(toy_model(1), [], None), level=1e-4).p_value > 1e-4

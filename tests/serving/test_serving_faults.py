@@ -115,6 +115,10 @@ class Setup:
             def admit(self, prompts):
                 return methods.get("admit", type(self.session).admit)(self.session, prompts)
 
+            def show(self, texts, starts):
+                if hasattr(self.session, "show"):
+                    self.session.show(texts, starts)
+
             def draft(self, step):
                 return methods.get("draft", type(self.session).draft)(self.session, step)
 

@@ -113,8 +113,7 @@ class Talk:
 
             self._memory = SuffixMemory()
         drafter = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
-        self._decoder_of(drafter)  # refuses a drafter that cannot draft for this target
-        self._drafter = drafter
+        self._decoder = self._decoder_of(drafter)  # refuses a drafter that cannot draft for this target
 
     def _decoder_of(self, drafter: Drafter | None) -> SpeculativeDecoder:
         from ..decoder import SpeculativeDecoder
@@ -123,6 +122,8 @@ class Talk:
 
     def _answer(self, said: str) -> None:
         s, tokenizer = self._settings, self._models.tokenizer
+        if self._decoder.num_drafts != s.num_drafts:  # otherwise it is kept, with what it has learned of steps
+            self._decoder = self._decoder_of(self._decoder.drafter)
         prompt = self._conversation.prompt(said)
         page = Page(tokenizer, "", prompt, s.verbose, self._stop, shows_prompt=False)
 
@@ -130,7 +131,7 @@ class Talk:
         interrupt = Interrupt(self._stopping)
         try:
             with interrupt:
-                result = self._decoder_of(self._drafter).generate(
+                result = self._decoder.generate(
                     [prompt],
                     None,
                     s.max_new_tokens,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..checks import read_as
 from . import job, models, options
 from .options import refuse
 from .profiling import STEPS, check_trace, traced
@@ -46,6 +47,7 @@ def generate(
     rule: options.AcceptRule = "token",
     seed: options.Seed = 0,
     num_drafts: options.NumDrafts = "4",
+    costs: options.Costs = None,
     batch_file: options.BatchFile = None,
     prompt_file: options.PromptFile = None,
     as_json: options.AsJson = False,
@@ -105,6 +107,7 @@ def generate(
     if profile is not None:
         check_trace(profile)
     lengths = options.read_num_drafts(num_drafts)
+    options.check_costs(costs, num_drafts, output)
     sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
@@ -154,6 +157,8 @@ def generate(
 
         proposer = loaded.drafter(drafter, exit_layers, confidence=confidence)
         decoder = SpeculativeDecoder(loaded.target, proposer, lengths)
+        if costs is not None:
+            read_as("costs", decoder.load_costs, costs)
         page: Page | None = None
         if prompt is not None and num_return_sequences == 1 and not as_json:
             page = Page(loaded.tokenizer, prompt, lines[0].tokens(loaded.tokenizer), verbose, stop)
@@ -189,6 +194,11 @@ def generate(
         trace.print_operations()
     if not as_json:
         print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose)
+    if costs is not None:
+        try:
+            decoder.save_costs(costs)
+        except OSError as error:
+            refuse("--costs", f"{str(costs)!r} ({error.strerror})", "a file that can be written")
 
 
 def _row(text: Text, tokenizer: PreTrainedTokenizerBase) -> dict:

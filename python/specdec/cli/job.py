@@ -227,8 +227,8 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
 
 
 def _scheduler(command: Command, loaded: models.Models, results: Results) -> Scheduler:
-    """Ready to run. With ``-k auto`` the first run measures what steps cost and keeps it for later runs, because K, and
-    with it a sampled text, depends on it."""
+    """Ready to run. With ``-k auto`` the first run learns what steps cost and keeps it for later runs, and each text
+    has a K of its own: so a job that is stopped and goes on writes what it would have written in one go."""
     from ..decoder import SpeculativeDecoder
     from ..drafters.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
@@ -239,14 +239,17 @@ def _scheduler(command: Command, loaded: models.Models, results: Results) -> Sch
     if isinstance(k, AdaptiveDrafts) and settings is not None:
         costs = settings["costs"]
         if costs is None:
-            costs = _measure(SpeculativeDecoder(loaded.target, drafter, k), command.scheduling.rows or 8)
+            costs = _learn(SpeculativeDecoder(loaded.target, drafter, k), command.scheduling.rows or 8)
             results.begin({**settings, "costs": costs})
-        k = AdaptiveDrafts(k.max_drafts, costs)
+        k = AdaptiveDrafts(k.max_drafts, costs, alone=True)
     decoder = SpeculativeDecoder(loaded.target, drafter, k)
     return Scheduler(decoder, rule=drafting.rule, **command.scheduling.given())
 
 
-def _measure(decoder: SpeculativeDecoder, rows: int) -> list[float] | None:
+def _learn(decoder: SpeculativeDecoder, rows: int) -> list[float]:
     """T(0), T(1), ...: what steps over ``rows`` rows cost."""
-    result = decoder.generate([[0] * 16] * rows, max_new_tokens=4, eos_token_id=[])
-    return result.step_costs
+    for seed in range(10):  # a text or two have steps enough
+        decoder.generate([[0] * 16] * rows, max_new_tokens=64, seed=seed, eos_token_id=[])
+        if (costs := decoder.costs_of(rows)) is not None:
+            return costs
+    return [1.0] * (decoder.most_drafts + 1)  # the drafter fails, so there are no drafts to choose

@@ -67,6 +67,13 @@ Confidence = Annotated[
 NumDrafts = Annotated[
     str, typer.Option("--num-drafts", "-k", help="K, drafted tokens a step; 0 decodes plainly; auto adapts it.")
 ]
+Costs = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With -k auto: step times from this file, if it has any of these models on this machine, and to it.",
+    ),
+]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text ends after this. Repeatable.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Colour tokens by what produced them.")]
 Seed = Annotated[int, typer.Option(help="Of the first text; text i uses seed + i.")]
@@ -119,6 +126,7 @@ Dtype = Annotated[
 
 _SETTINGS = (
     *("target", "adapter", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
+    "costs",
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
     *("top_log_probs", "prompt_log_probs"),
@@ -154,6 +162,13 @@ def check_counts(smallest: int, **counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < smallest:
             refuse(_option(name), count, f"an integer >= {smallest}")
+
+
+def check_costs(costs: Path | None, num_drafts: str, output: Path | None) -> None:
+    if costs is not None and num_drafts != "auto":
+        refuse("--costs", f"--costs with -k {num_drafts}", "-k auto")
+    if costs is not None and output is not None:
+        refuse("--costs", "--costs with --output", "one of the two: a job keeps the times of its first run")
 
 
 def read_num_drafts(given: str, smallest: int = 0) -> int | AdaptiveDrafts:

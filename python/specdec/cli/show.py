@@ -90,6 +90,8 @@ def print_stats(
         remark(Text("tokens: ") + Text(", ").join(legend))
         parts = (f"{part} {value:.3f}" for part, value in stats.seconds.items())
         remark("seconds: " + ", ".join(parts), "dim")
+        taken = (f"{k} in {count}" for k, count in enumerate(stats.steps_by_drafts) if count)
+        remark("drafts asked for: " + ", ".join(taken) + " steps", "dim")
     seconds = stats.seconds["total"]
     speed = f", {stats.emitted / seconds:.1f} tokens/s" if with_speed and seconds else ""
     remark(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", "dim")

@@ -59,6 +59,22 @@ class GuardedSession:
                 self._drop(error)
             self.failed_rows.update(dict.fromkeys(prompts, error))
 
+    def show(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
+        """Shows the session the texts of rows as far as it has not seen them, if it wants them: from ``starts`` on."""
+        show = getattr(self._session, "show", None)
+        if show is None or not texts:
+            return
+        try:
+            show(texts, starts)
+        except Exception as error:
+            if not self._isolate:
+                self._drop(error)
+            elif len(texts) == 1:
+                self.failed_rows.update(dict.fromkeys(texts, error))
+            else:  # one row at a time, since the error may concern one of them only
+                for row, text in texts.items():
+                    self.show({row: text}, starts)
+
     def draft(self, step: Step) -> Drafts | None:
         """Returns the step's drafts; None if the session was dropped, now or before."""
         if self._session is None:

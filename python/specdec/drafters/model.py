@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -114,7 +114,6 @@ class ModelDraftSession:
         # acceptance. In the target's cache that key would replace the target's own, whose rounding may differ.
         self.first = 1 if self.is_shared else 2
         self.cache = shared or self.model.new_cache(generation.size, generation.capacity)
-        self.stored, self.next_step = [0] * generation.size, 0
 
     @property
     def reads_texts(self) -> bool:
@@ -130,20 +129,21 @@ class ModelDraftSession:
         if not self.is_shared:
             for row in prompts:
                 self.cache.begin(row)
-            first, *others = prompts
-            if others == list(range(first + 1, first + len(prompts))):
-                self.model.extend(self.cache, [p[:-1] for p in prompts.values()], [0] * len(prompts), first)
-            else:
-                for row, prompt in prompts.items():
-                    self.model.extend(self.cache, [prompt[:-1]], [0], row)
-        for row, prompt in prompts.items():
-            self.stored[row] = len(prompt) - 1
+
+    def show(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
+        """Stores the keys of these texts up to the two last tokens, which are fed with the next drafts. Rows that are
+        neighbours are fed together."""
+        if self.is_shared:
+            return
+        for rows in neighbours(texts):
+            # A row has two tokens or more once a token was emitted; a prompt may have one, which is fed twice.
+            known = [texts[row][: max(len(texts[row]) - 2, 0)] for row in rows]
+            begin = [min(starts[row], len(text)) for row, text in zip(rows, known, strict=True)]
+            self.model.extend(self.cache, known, begin, rows[0])
         self.generation.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
         g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
-        if not self.is_shared:
-            self._catch_up(step)
         draw_from = partial(
             draft_step,
             params=g.params,
@@ -186,17 +186,7 @@ class ModelDraftSession:
         return whole
 
     def release(self, row: int, output: list[int]) -> None:
-        self.stored[row] = 0
-
-    def _catch_up(self, step: Step) -> None:
-        """Feeds the tokens that were emitted in steps without drafts."""
-        if not step.texts:  # the device runs ahead of the host, and every step has drafts
-            return
-        if step.index > self.next_step:
-            # Slots after ``stored`` hold drafts of the last step with drafts, which may have been rejected.
-            known = [t[: max(len(t) - 2, n)] for t, n in zip(step.texts, self.stored, strict=True)]
-            self.model.extend(self.cache, known, self.stored)
-        self.stored, self.next_step = [len(t) for t in step.texts], step.index + 1
+        pass
 
     def _stop_unsure(
         self, draw: DraftStep, logits: torch.Tensor, going: list[int], offset: int
@@ -222,3 +212,14 @@ class ModelDraftSession:
         if g.compact_q:
             return drafts._replace(compact=(column("compact_ids"), column("compact_log_q")))
         return drafts._replace(logits=torch.stack(rows, 1), stats=(column("cutoff"), column("lse")), d2t=self.d2t)
+
+
+def neighbours(rows: Iterable[int]) -> list[list[int]]:
+    """Returns the rows in runs of neighbours, ascending."""
+    runs: list[list[int]] = []
+    for row in sorted(rows):
+        if runs and row == runs[-1][-1] + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return runs

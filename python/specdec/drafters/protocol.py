@@ -99,7 +99,12 @@ class DraftSession(Protocol):
     """A drafter's state for one batch. It starts without sequences.
 
     Between two calls of ``draft`` a text may have grown by any number of tokens, because ``draft`` is not called for
-    steps without drafts. It may be called twice for the same step, and must then return the same drafts. If it raises,
+    steps without drafts. A session that needs to be told of these tokens has a method
+    ``show(texts: Mapping[int, list[int]], starts: Mapping[int, int])``. It is called before ``draft``, with the texts
+    of rows that draft next and of which more than the last two tokens may be new: new sequences (start 0), and those
+    that have had steps without drafts. It has seen the tokens before ``starts``.
+
+    ``draft`` may be called twice for the same step, and must then return the same drafts. If it raises,
     the loop warns and the batch continues without drafts. In a scheduler, the loop first calls it again, and then with
     one row left out (``allowed`` 0) at a time; if a call succeeds, at most that row's sequence loses its drafts.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule
 
-from ..drafters.draft_length import AdaptiveDrafts, AdaptiveLengths, DraftLengths, FixedLengths, most_drafts
+from ..drafters.adaptive_lengths import Learned, OwnLengths, SharedLength, learned
+from ..drafters.draft_length import AdaptiveDrafts, DraftLengths, FixedLengths, RowResult, most_drafts
 from ..drafters.guard import GuardedSession
 from ..drafters.protocol import Drafter, Generation
 from ..models.cached_model import CachedModel
@@ -27,8 +29,8 @@ from .cuda_graphs import StepGraphs
 from .device_rows import DeviceRows, RowStart, StepPlan
 from .sequence import Entry, SequenceRecord
 from .step import SpeculativeLoop
-from .step_costs import measured_costs
 from .step_report import PendingReport, StepResult
+from .step_timer import StepTimer
 from .token_log_probs import MAX_TOP
 
 
@@ -41,7 +43,7 @@ class BatchConfig:
         size: the number of rows. A row holds one sequence at a time.
         capacity: slots of a row, the trash slot included.
         max_eos: the largest number of end-of-sequence tokens of one sequence.
-        costs: T(0), T(1), ... of a batch of this size as measured before; None: not measured yet.
+        learned: with ``AdaptiveDrafts``: what the decoder knows of batches of this size; None: nothing.
         logits: whether the target's logits are recorded for every emitted token.
         steady: all steps have the same shape, so a row's results do not depend on the lengths of other rows.
         isolate: a drafter that fails for one row still drafts for the others.
@@ -58,7 +60,7 @@ class BatchConfig:
     compact_q: int
     backend: str
     max_eos: int
-    costs: list[float] | None = None
+    learned: Learned | None = None
     logits: bool = False
     steady: bool = False
     isolate: bool = False
@@ -76,6 +78,9 @@ class _Launched(NamedTuple):
 
     records: list[SequenceRecord | None]  # the rows' sequences when it was launched
     report: PendingReport
+    num_drafts: int
+    wanted: list[int]  # drafts of each row, not limited by its room
+    timer: StepTimer
 
 
 class Batch:
@@ -86,12 +91,11 @@ class Batch:
     step late.
 
     Attributes:
-        costs: T(0), T(1), ..., if given or measured; otherwise None.
         steps, draft_forwards: forwards of target and draft so far.
     """
 
     def __init__(self, config: BatchConfig):
-        self.config, self.graphs, self.costs = config, config.graphs, config.costs
+        self.config, self.graphs = config, config.graphs
         target, size, capacity, most = config.target, config.size, config.capacity, config.most_drafts
         self.rows: list[SequenceRecord | None] = [None] * size
         self.device_rows = DeviceRows(size, capacity, most, config.max_eos, target.device)
@@ -117,9 +121,10 @@ class Batch:
         self.loop = SpeculativeLoop(target, self.session, self.generation, self.device_rows, config.steady)
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
-        adaptive = isinstance(config.num_drafts, AdaptiveDrafts)
-        self._draft_lengths: DraftLengths | None = None if adaptive else FixedLengths(most)
-        self._k_shapes_text = [True] * size  # whether the row's text depends on K; greedy and coupled ones do not
+        self._draft_lengths = _draft_lengths(config)
+        # Rows whose last tokens the drafter was not shown, since steps had no drafts -> how many tokens it was shown.
+        self._unseen: dict[int, int] = {}
+        self._drafted = False  # in the step before
         self._pending: deque[_Launched] = deque()
         # Graphs are captured on the current device, which is set for each thread.
         self._on_device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
@@ -141,9 +146,8 @@ class Batch:
             self.table.begin(row, entry.params, entry.bias, record.processed, record.prompt_length, *shortest)
             self.generation.processors.of_rows[row] = entry.processors
             self.generation.ends[row] = record.ends.eos
-            self._k_shapes_text[row] = self.config.rule != Rule.COUPLED and entry.params["temperature"] > 0
-            if self._draft_lengths is not None:
-                self._draft_lengths.begin(row)
+            self._draft_lengths.begin(row)
+            self._unseen[row] = 0
         if self.session is not None:
             self.session.admit({row: entry.record.text for row, entry in entries.items()})
             self._note_failed_drafts(self.session)
@@ -169,8 +173,7 @@ class Batch:
         """Whether the next step can be launched before the host has read the reports of earlier steps."""
         config = self.config
         drafts_alone = self.session is None or not self.session.alive or not self.session.reads_texts
-        fixed = not isinstance(config.num_drafts, AdaptiveDrafts)
-        return drafts_alone and fixed and not (self.generation.processors or self.table.counts or config.logits)
+        return drafts_alone and not (self.generation.processors or self.table.counts or config.logits)
 
     def step(self) -> list[Emission]:
         """Runs one step of all rows. Returns what this step emitted or, if the device is ahead, what the previous step
@@ -181,7 +184,7 @@ class Batch:
             with self._on_device:
                 self._catch_up(ahead, emissions)
                 if self.live:
-                    self._launch()
+                    self._launch(emissions)
                 self._catch_up(ahead, emissions)
         except BaseException as error:  # in a forward of all rows, or an interrupt: the rows' state is now unknown
             self._fail(error)
@@ -204,28 +207,36 @@ class Batch:
                 self.end(row)
         self._pending.clear()
 
-    def _launch(self) -> None:
+    def _launch(self, emissions: list[Emission]) -> None:
+        wanted = self._wanted_drafts()
+        if max(wanted) > 0:
+            self._show_unseen(wanted, emissions)
+            if not self.live:  # as the reports that were read for it say
+                return
+            wanted = [n if r and r.live and r.drafts else 0 for n, r in zip(wanted, self.rows, strict=True)]
         graphs = self.graphs if self.runs_ahead and self.table.on_device() is None else None
         # A step that is a graph, or runs ahead, does not get what only the host knows.
         alone = graphs is not None or (self.runs_ahead and self.config.ahead > 0)
         self.device_rows.flush()
         self.generation.params, self.generation.greedy = self.device_rows.params, self.device_rows.greedy
-        wanted = self._wanted_drafts()
         self.device_rows.set_wanted(wanted)
         plan = self._with_log_probs(self._plan(wanted, alone))
+        self._note_unseen(plan.num_drafts)
 
         def run() -> StepResult:
             return self.loop.step(plan)
 
+        timer, captured = StepTimer(self.config.target.device), len(graphs or ())
         if graphs is None:
             result = run()
         else:
             shape = (plan.num_drafts, plan.visible, plan.log_probs, plan.num_scored, plan.top)
             result = graphs.run((*shape, *self.device_rows.signature), run, self.session)
             self.stopwatch.lap("replays")
+        timer.stop(counts=graphs is None or len(graphs) == captured)
         if self.session is not None:
             self._note_failed_drafts(self.session)
-        self._pending.append(_Launched(list(self.rows), PendingReport(result)))
+        self._pending.append(_Launched(list(self.rows), PendingReport(result), plan.num_drafts, wanted, timer))
         self.steps += 1
         self.draft_forwards += result.drafts.forwards
 
@@ -281,40 +292,54 @@ class Batch:
 
     def _wanted_drafts(self) -> list[int]:
         """Returns how many tokens each row should draft in the next step."""
-        may_draft = self.session is not None and self.session.alive
-        drafting = [may_draft and r is not None and r.live and r.drafts for r in self.rows]
-        if self._draft_lengths is None:
-            if self.costs is None and may_draft:
-                rooms = [0 if r is None or not r.live else r.room - 1 for r in self.rows]
-                self.costs = measured_costs(
-                    self.loop, self.config.most_drafts, lambda n: self._plan([min(n, room) for room in rooms])
-                )
-                self.stopwatch.lap("measuring")
-            self._draft_lengths = AdaptiveLengths(self.costs or [1.0], len(self.rows))
-        groups: tuple[list[int], list[int]] = [], []
-        for row, drafts in enumerate(drafting):
-            if drafts:
-                groups[self._k_shapes_text[row]].append(row)
-        chosen = self._draft_lengths.next(*groups)
-        return [chosen.get(row, 0) for row in range(len(drafting))]
+        live = [row for row, record in enumerate(self.rows) if record is not None and record.live]
+        if self.session is None or not self.session.alive:
+            return [0] * len(self.rows)
+        drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
+        chosen = self._draft_lengths.next(drafting, len(live))
+        return [chosen.get(row, 0) for row in range(len(self.rows))]
+
+    def _note_unseen(self, num_drafts: int) -> None:
+        """Notes which tokens the drafter is not shown, in the first of some steps without drafts. It was shown all that
+        the host knew then, except the last two tokens, which it is fed in its next step anyway."""
+        if self._drafted and num_drafts == 0:
+            for row, record in enumerate(self.rows):
+                if record is not None and record.live:
+                    self._unseen.setdefault(row, max(len(record.text) - 2, 0))
+        self._drafted = num_drafts > 0
+
+    def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:
+        """Shows the drafter what was emitted in steps without drafts, and the prompts of new sequences, in the rows
+        that draft now. The host must know these texts, so it first reads the reports of their steps."""
+        rows = [row for row in self._unseen if wanted[row]]
+        if not rows or self.session is None:
+            return
+        if any(step.records[row] is self.rows[row] for step in self._pending for row in rows):
+            while self._pending:
+                emissions += self._take(self._pending.popleft())
+        texts = {row: r.text for row in rows if (r := self.rows[row]) is not None and r.live}
+        started = time.perf_counter()
+        self.session.show(texts, {row: self._unseen.pop(row) for row in rows})
+        self._draft_lengths.caught_up(time.perf_counter() - started)
+        self._note_failed_drafts(self.session)
 
     def _take(self, step: _Launched) -> list[Emission]:
         """Applies a step's report to the sequences that had not ended before the step."""
         reports, result = step.report.read(), step.report.result
-        emissions = []
+        emissions, results = [], []
         for row, (record, report) in enumerate(zip(step.records, reports, strict=True)):
             if record is None or not record.live:
                 continue
+            asked = min(step.wanted[row], record.room - 1)
             try:
                 if (error := self.generation.processors.errors.get(row)) is not None:
                     raise error
-                tokens, tested, accepted = record.take(report, self.config.target.vocab_size, result.drafts.forwards)
+                tokens, accepted = record.take(report, self.config.target.vocab_size, result.drafts.forwards)
             except Exception as error:  # from its processors or its stop, so it does not concern other sequences
                 record.fail(error)
                 self.end(row)
                 continue
-            if self._draft_lengths is not None:
-                self._draft_lengths.record(row, tested, accepted)
+            results.append(RowResult(row, asked, accepted, len(tokens), not record.live))
             if record.drafts and record.drafter_failed():
                 record.drafts = False
                 why = f"its draft logits are NaN or infinite ({record.status.name})"
@@ -328,4 +353,16 @@ class Batch:
                 emissions.append(record.emission(len(tokens)))
             if not record.live:
                 self.end(row)
+        if (seconds := step.timer.seconds) is not None:
+            self._draft_lengths.took(step.num_drafts, seconds)
+        self._draft_lengths.record(step.num_drafts, results)
         return emissions
+
+
+def _draft_lengths(config: BatchConfig) -> DraftLengths:
+    if not isinstance(config.num_drafts, AdaptiveDrafts):
+        return FixedLengths(config.num_drafts)
+    drafts, few = config.num_drafts, config.graphs is not None
+    if drafts.alone:
+        return OwnLengths(lambda: learned(drafts, few), config.size)
+    return SharedLength(config.learned or learned(drafts, few), config.size)

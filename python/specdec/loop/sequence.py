@@ -75,11 +75,11 @@ class SequenceRecord:
         """How many tokens it may still emit."""
         return self.ends.max_new_tokens - self.emitted
 
-    def take(self, report: SequenceReport, vocab_size: int, draft_forwards: int) -> tuple[list[int], int, int]:
+    def take(self, report: SequenceReport, vocab_size: int, draft_forwards: int) -> tuple[list[int], int]:
         """Adds a step's report to the record.
 
         Returns:
-            The emitted tokens, and how many drafts were tested and accepted.
+            The emitted tokens, and how many drafts were accepted.
 
         Raises:
             Exception: an error of ``ends.stop``, or ValueError if it returns an invalid number. The record is then
@@ -123,7 +123,7 @@ class SequenceRecord:
             self.end = End.STOP
         elif self.room == 0:
             self.end = End.LENGTH
-        return tokens, tested, accepted
+        return tokens, accepted
 
     def add_log_probs(self, report: SequenceReport, count: int) -> None:
         """Records the log-probabilities of the first ``count`` emitted tokens of a step."""

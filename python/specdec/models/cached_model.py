@@ -141,6 +141,10 @@ class CachedModel:
         return self._attention == "flex" and self.cache_dtype in (None, self.dtype)
 
     @property
+    def is_compiled(self) -> bool:
+        return self._compiled is not None
+
+    @property
     def slot_step(self) -> int:
         """Capacities should be multiples of this many slots, because flex attention is compiled for each capacity."""
         return FLEX_STEP if self.reads_only_filled else 1

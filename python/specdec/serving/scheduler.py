@@ -11,6 +11,7 @@ import torch
 
 from ..checks import read_count
 from ..decoder import SpeculativeDecoder
+from ..drafters.draft_length import AdaptiveDrafts
 from ..loop.batch import Batch
 from ..loop.sequence import Entry
 from ..prompts import read_eos
@@ -109,8 +110,10 @@ class Scheduler:
         self.ledger = TokenLedger(self.budget.tokens)
         rule = read_rule(rule, compact_q)
         config = decoder.batch_config(self.budget.rows, self.budget.capacity, rule, compact_q, max_eos)
+        # If K varies, then so does the shape of a step, and columns without drafts would only cost time.
+        steady = not isinstance(decoder.num_drafts, AdaptiveDrafts) or config.graphs is not None
         with torch.inference_mode():
-            self.batch = Batch(dataclasses.replace(config, steady=True, isolate=True, ahead=int(deferred)))
+            self.batch = Batch(dataclasses.replace(config, steady=steady, isolate=True, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}

@@ -1,0 +1,175 @@
+"""Chooses the K of each step of a batch by learned acceptance and learned step times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+
+import numpy as np
+
+from .acceptance import Acceptance, RowAcceptance
+from .draft_length import AdaptiveDrafts, RowResult
+from .step_times import StepTimes
+
+SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
+CREDIT = 8.0  # plain steps that trials may lose at once, after drafts that have won them
+SHOWN_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
+FEWEST_STEPS = 50  # over which that time is spread, at least: much is read when a batch begins
+LOOK_AROUND = 64  # steps with drafts, after which one has another K, so that its time stays known
+
+
+class _State(Enum):
+    DRAFTING = auto()
+    TRIAL = auto()  # of drafts, after a pause
+    PAUSED = auto()  # plain decoding
+
+
+class Learned:
+    """What a decoder has learned about batches of one size. Batches share it, one after another or at the same time.
+
+    Attributes:
+        times: T(K).
+        acceptance: of all rows, by position.
+        balance: plain steps that drafts have won; < 0: lost.
+        reading: plain steps that the drafter takes in a step with drafts, on average, to read prompts and what was
+            emitted without drafts.
+    """
+
+    def __init__(self, widths: Sequence[int], costs: Sequence[float] | None = None):
+        self.times, self.acceptance = StepTimes(widths, costs), Acceptance(max(widths))
+        self.balance = 0.0
+        self._read, self._steps = 0.0, 0.0
+
+    @property
+    def reading(self) -> float:
+        return self._read / max(self._steps, FEWEST_STEPS)
+
+    def count_step(self) -> None:
+        """Counts a step with drafts."""
+        self._read, self._steps = SHOWN_MEMORY * self._read, SHOWN_MEMORY * self._steps + 1
+
+    def add_reading(self, plain_steps: float) -> None:
+        self._read += plain_steps
+
+
+def learned(drafts: AdaptiveDrafts, few: bool) -> Learned:
+    """Returns what is known of steps before the first one.
+
+    Args:
+        few: only 0, 1, 2, 4, ... and the largest K are chosen, as each K takes a CUDA graph.
+    """
+    most, costs = drafts.max_drafts, drafts.costs
+    powers = [0, *(1 << i for i in range(most.bit_length())), most]
+    widths = sorted({*powers}) if few else range(most + 1)
+    return Learned(widths, None if costs is None else [costs[k] for k in widths])
+
+
+class SharedLength:
+    """One K for all rows that draft, the best one for the batch as a whole.
+
+    Drafts that do not pay are tried again from time to time, since texts change. An account in units of plain steps
+    limits what that may cost: every plain step pays a hundredth into it, and steps with drafts pay in what they have
+    won, or take out what they have lost. A trial begins when the account is not overdrawn, so on average trials cost
+    one percent, whatever the times of steps. It begins with one draft, and goes on while drafts are expected to pay.
+    """
+
+    def __init__(self, learned: Learned, size: int):
+        self.learned, self.widths = learned, learned.times.widths
+        self.rows = RowAcceptance(learned.acceptance, max(self.widths), size)
+        self._state = _State.DRAFTING
+        self._last = 1  # the last K > 0; K may double from step to step, since first estimates are bold
+        self._steps, self._looks = 0, 0  # with drafts; of these, with another K than the best
+
+    def begin(self, row: int) -> None:
+        self.rows.begin(row)
+
+    def next(self, drafting: Sequence[int], live: int) -> Mapping[int, int]:
+        return dict.fromkeys(drafting, self._choose(drafting, live) if drafting else 0)
+
+    def _choose(self, drafting: Sequence[int], live: int) -> int:
+        if (missing := self.learned.times.missing) is not None:
+            return missing
+        k = self._expected_best(drafting, live)
+        self._last = k or self._last
+        return k
+
+    def _expected_best(self, drafting: Sequence[int], live: int) -> int:
+        paused = self._state == _State.PAUSED
+        if paused and self.learned.balance < 0:
+            return 0
+        best = self._best(drafting, live)
+        if best > 0:
+            if paused:
+                self._state = _State.DRAFTING
+            while self.widths[best] > 2 * self._last:
+                best -= 1
+            return self._look_around(best)
+        if not paused:
+            self._state = _State.PAUSED
+            return 0
+        self._state, self._last = _State.TRIAL, self.widths[1]
+        self.rows.forget()
+        return self._last
+
+    def _best(self, drafting: Sequence[int], live: int) -> int:
+        """Returns the place in ``widths`` of the K with the most tokens per time."""
+        emitted = self.rows.emitted(drafting)[list(self.widths)] + (live - len(drafting))
+        times = np.array(self.learned.times.relative)
+        times[1:] += self.learned.reading
+        rates = emitted / times
+        return int(rates.argmax())
+
+    def _look_around(self, best: int) -> int:
+        """Returns the K at the place ``best``, or now and then its smaller or larger neighbour, or 0."""
+        self._steps += 1
+        if self._steps % LOOK_AROUND == 0 and not self.learned.times.fixed:
+            self._looks += 1
+            best = (min(best + 1, len(self.widths) - 1), best - 1, 0)[self._looks % 3]
+        return self.widths[best]
+
+    def took(self, num_drafts: int, seconds: float) -> None:
+        self.learned.times.took(num_drafts, seconds)
+
+    def caught_up(self, seconds: float) -> None:
+        plain = self.learned.times.seconds_plain
+        if plain is None:
+            return
+        self.learned.add_reading(seconds / plain)
+        if self._state == _State.TRIAL:
+            self.learned.balance -= seconds / plain
+
+    def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
+        learned = self.learned
+        if drafted := [r for r in results if r.asked > 0 and not r.ended]:
+            self.rows.record(drafted)
+        if learned.times.missing is not None or not results:
+            return
+        won = SHARE
+        if num_drafts > 0:
+            learned.count_step()
+            won = sum(r.emitted for r in results) / len(results) - learned.times.of(num_drafts)
+        learned.balance = min(learned.balance + won, CREDIT)
+
+
+class OwnLengths:
+    """Each sequence has its own K, which depends on its own drafts and on given costs alone."""
+
+    def __init__(self, new: Callable[[], Learned], size: int):
+        self._new = new
+        self._of_rows = [SharedLength(new(), 1) for _ in range(size)]
+
+    def begin(self, row: int) -> None:
+        self._of_rows[row] = SharedLength(self._new(), 1)
+
+    def next(self, drafting: Sequence[int], live: int) -> Mapping[int, int]:
+        return {row: self._of_rows[row].next([0], 1)[0] for row in drafting}
+
+    def took(self, num_drafts: int, seconds: float) -> None:
+        pass
+
+    def caught_up(self, seconds: float) -> None:
+        pass
+
+    def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
+        for result in results:
+            self._of_rows[result.row].record(result.asked, [result._replace(row=0)])

@@ -1,0 +1,173 @@
+"""The K that is chosen for a batch, in simulations: as fast as the best K for the true acceptance, and never slower
+than plain decoding by more than trials may cost.
+
+The costs are those of a step with K drafts in units of a plain step. ``H100`` is a roofline: one of 80 billion bfloat16
+parameters that verifies for a draft of 2 billion, over 3.35 TB/s and 800 TFLOP/s (dense, and as much as matrix products
+reach), and 30 microseconds that each of the forwards takes whatever it does.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from specdec.drafters.adaptive_lengths import LOOK_AROUND, SHARE, Learned, OwnLengths, SharedLength, learned
+from specdec.drafters.draft_length import AdaptiveDrafts, RowResult
+from support.simulated_batch import Run, simulate
+
+FLAT = [1.0, *(1.04 + 0.04 * k for k in range(1, 9))]  # memory-bound: drafts are nearly free
+CHEAP = [1 + 0.1 * k for k in range(9)]
+MEASURED = [1.0, 1.47, 1.73, 1.99, 2.25, 2.51, 2.77, 3.03, 3.29]  # the embedded pair on two cores, 16 rows
+DEAR = [1.0, 1.6, 2.2, 2.8, 3.4, 4.0, 4.6, 5.2, 5.8]
+COSTS = {"flat": FLAT, "cheap": CHEAP, "measured": MEASURED, "dear": DEAR}
+GRAPH_WIDTHS = (0, 1, 2, 4, 8)
+
+
+def h100(rows: int, target: float = 80e9, draft: float = 2e9) -> list[float]:
+    def forward(parameters: float, tokens: int) -> float:
+        return 30e-6 + max(2 * parameters / 3.35e12, 2 * parameters * tokens / 800e12)
+
+    seconds = [forward(target, rows * (k + 1)) + k * forward(draft, rows) for k in range(9)]
+    return [s / seconds[0] for s in seconds]
+
+
+def of_the_best(costs, alpha, rows: int, steps: int = 1500, runs: int = 2, **more) -> float:
+    """The speed, relative to an oracle's that knows the probabilities, and chooses K by them in each step."""
+    ours = [simulate(costs, alpha, rows, steps, seed=seed, **more).speed for seed in range(runs)]
+    best = [simulate(costs, alpha, rows, steps, seed=seed, oracle=True, **more).speed for seed in range(runs)]
+    return statistics.mean(ours) / statistics.mean(best)
+
+
+ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.95)
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize(("rows", "steps"), [(1, 3000), pytest.param(8, 1500, marks=pytest.mark.nightly)])
+def test_it_is_as_fast_as_the_best_k_for_the_true_acceptance(costs, rows, steps):
+    """One row is the hardest: one step tests one first draft."""
+    found = [of_the_best(COSTS[costs], lambda *_, a=a: a, rows, steps, runs=2) for a in ALPHAS]
+    assert min(found) >= 0.96 and statistics.mean(found) >= 0.98, found
+
+
+@pytest.mark.parametrize("costs", COSTS)
+@pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.nightly)])
+def test_it_follows_acceptance_that_switches(costs, rows):
+    assert of_the_best(COSTS[costs], lambda row, step: (0.85, 0.1)[step // 1000 % 2], rows, 3000) >= 0.97
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_rows_that_differ(costs):
+    """Half of them are accepted, half are not: the best K is that of the sum."""
+    assert of_the_best(COSTS[costs], lambda row, step: (0.9, 0.2)[row % 2], 8) >= 0.97
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.55])
+@pytest.mark.parametrize("rows", [1, pytest.param(8, marks=pytest.mark.nightly)])
+def test_it_is_never_slower_than_plain_decoding_by_more_than_trials_cost(alpha, rows):
+    """Also with texts that end, and a drafter that has to read what it missed."""
+    for seed in range(3):
+        ours = simulate(DEAR, lambda *_: alpha, rows, 3000, seed=seed, catch_up=0.02, text=100).speed
+        assert ours >= (1 - 2 * SHARE) * rows * 0.99
+
+
+@pytest.mark.parametrize("costs", COSTS)
+def test_learned_times_are_as_good_as_given_ones(costs):
+    more = {"noise": 0.05, "text": 200, "catch_up": 0.01}
+    for alpha in (0.1, 0.8):
+        given, found = (
+            [
+                simulate(COSTS[costs], lambda *_, a=alpha: a, 4, 2000, seed=i, learned=known, **more).speed
+                for i, known in enumerate((new(), new()))
+            ]
+            for new in (lambda: None, lambda: Learned(range(9)))
+        )
+        assert statistics.mean(found) >= 0.97 * statistics.mean(given), alpha
+
+
+def test_on_a_gpu_drafts_end_where_the_batch_is_bound_by_arithmetic():
+    """Verification is free while the weights are read anyway. From some batch on it is not, and then no drafts pay."""
+    found = []
+    for rows in (1, 8, 32, 64, 128, 256, 512):
+        costs, few = h100(rows), learned(AdaptiveDrafts(costs=h100(rows)), few=True)
+        run = simulate(costs, lambda *_: 0.7, min(rows, 32), 400, learned=few, widths=GRAPH_WIDTHS)
+        found.append(run.chosen.most_common(1)[0][0])
+        oracle = simulate(costs, lambda *_: 0.7, min(rows, 32), 400, oracle=True, widths=GRAPH_WIDTHS)
+        assert run.speed >= 0.97 * oracle.speed, rows
+    assert found == sorted(found, reverse=True) and found[0] >= 4 and found[4:] == [1, 0, 0]
+
+
+def soon(lengths: SharedLength, rows: list[int], live: int) -> int:
+    """The K after some steps, in which K may grow."""
+    return [lengths.next(rows, live)[0] for _ in range(4)][-1]
+
+
+def test_k_is_chosen_for_the_batch():
+    """Fifteen rows whose drafts are rejected do not wait for one whose drafts are accepted."""
+    lengths = SharedLength(Learned(range(9), DEAR), 16)
+    for _ in range(60):
+        lengths.record(8, [RowResult(row, 8, 8 if row == 0 else 0, 1, False) for row in range(16)])
+    assert soon(lengths, [0], 1) == 8 and lengths.next([*range(16)], 16)[3] == 0
+
+
+def test_rows_without_drafts_wait_too():
+    lengths = SharedLength(Learned(range(9), DEAR), 16)
+    for _ in range(60):
+        lengths.record(8, [RowResult(0, 8, 8, 9, False)])
+    assert soon(lengths, [0], 1) == 8 and lengths.next([0], 16)[0] == 0
+
+
+def test_k_doubles_at_most():
+    lengths, chosen = SharedLength(Learned(range(9), FLAT), 1), []
+    for _ in range(6):
+        chosen.append(lengths.next([0], 1)[0])
+        lengths.record(chosen[-1], [RowResult(0, chosen[-1], chosen[-1], chosen[-1] + 1, False)])
+    assert chosen == [2, 4, 8, 8, 8, 8]
+
+
+def trials(run: Run) -> int:
+    return sum(run.chosen.values()) - run.chosen[0]
+
+
+def test_trials_are_rare_where_they_are_dear():
+    cheap, dear = (simulate(c, lambda *_: 0.0, 1, 4000) for c in (CHEAP, DEAR))
+    assert 0 < trials(dear) < trials(cheap) < 1000
+    missed = simulate(CHEAP, lambda *_: 0.0, 1, 4000, catch_up=0.1)
+    assert 0 < trials(missed) < trials(cheap) / 3  # what the drafter has to read is part of a trial's price
+
+
+def test_other_widths_are_looked_at_now_and_then():
+    run = simulate(CHEAP, lambda *_: 0.8, 4, 20 * LOOK_AROUND, learned=Learned(range(9)), noise=0.02)
+    assert 4 <= run.chosen[0] <= 15  # the first steps, and every third look
+
+
+def test_what_texts_take_to_read_counts():
+    """Drafts gain a little, and cost as much again, since every sequence is short and the drafter has to read it."""
+    few = Learned(range(9))
+    read = simulate(CHEAP, lambda *_: 0.3, 4, 600, learned=few, text=20)
+    assert read.chosen[0] < 100
+    few, lengths = Learned(range(9)), None
+    lengths = SharedLength(few, 1)
+    for step in range(400):
+        k = lengths.next([0], 1)[0]
+        if k:
+            lengths.caught_up(0.8)
+        lengths.took(k, CHEAP[k])
+        accepted = min(k, 1) if step % 3 else 0
+        lengths.record(k, [RowResult(0, k, accepted, accepted + 1, False)])
+    assert few.reading > 0.2 and lengths.next([0], 1)[0] == 0
+
+
+def test_a_sequence_alone_does_not_depend_on_others():
+    drafts = AdaptiveDrafts(costs=CHEAP, alone=True)
+
+    def chosen(company: list[int]) -> list[int]:
+        lengths, found = OwnLengths(lambda: learned(drafts, few=False), 4), []
+        for step in range(200):
+            rows = [0, *company] if step % 3 else [0]
+            k = lengths.next(rows, len(rows))
+            found.append(k[0])
+            results = [RowResult(r, k[r], min(k[r], (step * 7 + r) % 4), 1, False) for r in rows]
+            lengths.record(max(k.values()), [r._replace(emitted=r.accepted + 1) for r in results])
+        return found
+
+    assert chosen([]) == chosen([1, 2, 3]) and len({*chosen([])}) > 2
