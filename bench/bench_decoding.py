@@ -106,7 +106,8 @@ DRAFTERS_PAIRS = ("embedded", "120m")
 
 
 class NeverRight:
-    """Costs what the model costs and is never accepted: each draft is the token after the one that it would be."""
+    """Costs what the model costs and is hardly ever accepted: each draft is the token after the one that it would be,
+    without q, so that it is accepted with its own small probability."""
 
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.vocab_size = drafter, vocab_size
@@ -117,7 +118,8 @@ class NeverRight:
 
         def wrong(step: Step) -> Drafts:
             drafts = draft(step)
-            return drafts._replace(tokens=(drafts.tokens + 1) % self.vocab_size)
+            wrong = (drafts.tokens + 1) % self.vocab_size
+            return drafts._replace(tokens=wrong, logits=None, stats=None, compact=None, d2t=None)
 
         session.draft = wrong
         return session
@@ -178,8 +180,8 @@ def measure(load: Workload, new_tokens: int, rounds: int) -> list[dict]:
         slices[name].append(jobs[name].run())
         if jobs[name].texts != jobs[PLAIN].texts:
             raise RuntimeError(f"{name}: a text differs from that of plain decoding")
-    # The first round warms up, and measures costs.
-    costs = {name: schedulers[name].batch.costs if "adaptive" in name else None for name in methods}
+    # The first round warms up, and step times are learned in it.
+    costs = {name: methods[name].costs_of(1) for name in methods}
     return [_row(n, costs[n], jobs[n].total, slices[n][1:], slices[PLAIN][1:]) for n in methods]
 
 

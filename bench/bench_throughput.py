@@ -58,7 +58,7 @@ def measure_rows(pair: Pair, rows: list[int], temperature: float, prompts: int, 
         share = min(max(4 * key[1], prompts // 8), prompts)
         jobs[key] = Job(schedulers[key], fixed_length(texts[:share], [new] * share, temperature))
         slices[key].append(jobs[key].run())
-    costs = {key: scheduler.batch.costs for key, scheduler in schedulers.items()}
+    costs = {key: scheduler.decoder.costs_of(key[1]) for key, scheduler in schedulers.items()}
     about = {key: {"prompts": len(jobs[key].texts), "new_tokens": new, "step_costs": costs[key]} for key in keys}
     return [row_of_rows(name, n, rows[0], slices, jobs) | about[name, n] for name, n in keys]
 

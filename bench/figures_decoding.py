@@ -82,6 +82,25 @@ def throughput(results: Results) -> str:
     return page(table(head, rows), said + source("throughput", r))
 
 
+def lengths(results: Results) -> str:
+    r = results["lengths"]
+    widths = [*dict.fromkeys(name.rsplit("K=", 1)[1] for row in r["rows"] for name in row["times_plain_of_fixed"])]
+    head = ["drafter", "temperature", "rows", *(f"K = {k}" for k in widths), "adaptive K", "of the best", "plain again"]
+    rows = []
+    for row in sorted(r["rows"], key=lambda row: (row["drafter"], row["temperature"], row["rows"])):
+        fixed = {name.rsplit("K=", 1)[1]: times for name, times in row["times_plain_of_fixed"].items()}
+        cells = [number(fixed[k]) if k in fixed else "" for k in widths]
+        last = [number(row["of_plain"]), number(row["of_best"]), spread(row["plain_again"])]
+        rows.append([row["drafter"], f"{row['temperature']:g}", str(row["rows"]), *cells, *last])
+    worst = {what: min(row[what] for row in r["rows"]) for what in ("of_plain", "of_best")}
+    said = (
+        f"Tokens a second, relative to plain decoding with as many rows. At worst the adaptive K has "
+        f"{number(worst['of_best'])} of the best of plain decoding and the fixed K, and {number(worst['of_plain'])} of "
+        f"plain decoding. {source('lengths', r)}"
+    )
+    return page(table(head, rows), said)
+
+
 def admission(results: Results) -> str:
     (row,) = of_part(results["throughput"], "admission")
     return page(

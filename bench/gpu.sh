@@ -113,6 +113,7 @@ run_decode() { # the goals of one sequence; the pair with the draft's layers ins
 }
 run_serve() {
   bench serve-throughput 60 bench_throughput --device cuda --parts rows --rows 1,8,32 --rounds 3
+  bench serve-lengths 90 bench_lengths --device cuda --drafters model --rows 1,8,32 --temperatures 0 --rounds 2
   bench serve-loop 400 bench_decoding loop --device cuda --pair 8b+1b -B 8,32 --rounds 2 --new-tokens 64 --limit "$(begin_until 400)" \
     --modes compiled+graphs+deferred,graphs+deferred
 }

@@ -93,8 +93,8 @@ class Slice:
 
     @property
     def decode(self) -> float:
-        """Seconds without those that read prompts or measure costs."""
-        return self.seconds - self.parts["prefill"] - self.parts["measuring"]
+        """Seconds without those that read prompts."""
+        return self.seconds - self.parts["prefill"]
 
     @property
     def forwards(self) -> float:
@@ -133,7 +133,7 @@ class Job:
         """
         scheduler, stopwatch = self.scheduler, self.scheduler.batch.stopwatch
         part = Slice(self.rows)
-        stopwatch.lap("measuring")  # what others did meanwhile
+        stopwatch.lap("loop")  # what others did meanwhile
         before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
         goal = math.inf if ended is None else len(self.stats) + ended
         while not self.done and len(self.stats) < goal:

@@ -82,6 +82,11 @@ RESULTS = (
         (*MEASURING, *SCHEDULER, "bench/bench_throughput.py"),
     ),
     Result(
+        "lengths",
+        "bench/bench_lengths.py --json {json}",
+        (*MEASURING, *SCHEDULER, "bench/bench_lengths.py", "bench/bench_decoding.py"),
+    ),
+    Result(
         "drafters",
         "bench/bench_decoding.py drafters --rounds 3 --json {json}",
         (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py"),

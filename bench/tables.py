@@ -31,6 +31,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "compare": decoding.compare,
     "drafters": decoding.drafters,
     "throughput": decoding.throughput,
+    "lengths": decoding.lengths,
     "admission": decoding.admission,
     "memory": decoding.memory,
     "rules": decoding.rules,

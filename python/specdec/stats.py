@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-PARTS = ("prefill", "measuring", "draft_forwards", "target_forwards", "kernels", "replays", "loop")
+PARTS = ("prefill", "draft_forwards", "target_forwards", "kernels", "replays", "loop")
 
 
 @dataclass

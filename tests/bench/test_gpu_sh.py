@@ -33,7 +33,7 @@ def test_stages_can_be_chosen():
     done = gpu_sh("--dry-run", "--stage", "fuzz", "--stage", "serve")
     assert done.returncode == 0, done.stderr
     named = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("==")]
-    assert named == ["fuzz-cuda", "fuzz-triton", "serve-throughput", "serve-loop"]
+    assert named == ["fuzz-cuda", "fuzz-triton", "serve-throughput", "serve-lengths", "serve-loop"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,8 @@ def test_a_failure_is_reported_and_the_next_stage_runs(tmp_path):
     assert "not ok: fuzz-cuda" in done.stdout and "not ok: serve-throughput" in done.stdout
     (folder,) = (tmp_path / "out").iterdir()
     steps = [line.split(",")[:2] for line in (folder / "steps.csv").read_text().splitlines()]
-    assert steps == [[name, "3"] for name in ("fuzz-cuda", "fuzz-triton", "serve-throughput", "serve-loop")]
+    serve = ("serve-throughput", "serve-lengths", "serve-loop")
+    assert steps == [[name, "3"] for name in ("fuzz-cuda", "fuzz-triton", *serve)]
     assert {f.name for f in folder.iterdir()} >= {"environment.txt", "fuzz-cuda.log", "serve-throughput.log"}
 
 

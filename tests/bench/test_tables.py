@@ -93,6 +93,18 @@ def test_rows_have_the_scaling_of_every_method(tmp_path):
     assert "Jobs of 4, 32 prompts, with 48 new tokens each." in text
 
 
+def test_lengths_are_relative_to_plain(tmp_path):
+    def row(drafter: str, fixed: dict[str, float], of_best: float) -> dict:
+        about = {"drafter": drafter, "temperature": 0.0, "rows": 8, "times_plain_of_fixed": fixed}
+        return about | {"of_plain": 1.25, "of_best": of_best, "plain_again": summary(1.0, 0.9, 1.1)}
+
+    rows = [row("model", {"model, K=1": 1.1, "model, K=4": 1.3}, 0.96), row("lookup", {"lookup, K=4": 0.5}, 1.0)]
+    text = figures_decoding.lengths(result(tmp_path, "lengths", rows=rows))
+    assert "| drafter | temperature | rows | K = 1 | K = 4 | adaptive K | of the best | plain again |" in text
+    assert "| lookup | 0 | 8 |  | 0.500 | 1.25 | 1.00 | 1.00 (0.900 to 1.10) |" in text
+    assert "| model | 0 | 8 | 1.10 | 1.30 | 1.25 | 0.960 |" in text and "has 0.960 of the best" in text
+
+
 @pytest.mark.parametrize("content", [{"quick": True}, {"complete": False}])
 def test_what_is_not_whole_is_missing(tmp_path, content):
     results = result(tmp_path, "throughput", rows=[], **content)

@@ -86,7 +86,7 @@ def test_prompts_with_control_characters(monkeypatch, pair):
     assert run("generate", prompt, *options).stdout == visible(prompt + text) + "\n"
 
 
-WORDS = "seconds: prefill 0.012, measuring 0.000, draft_forwards 0.123, target_forwards 1.234, kernels 0.1, loop 0.0"
+WORDS = "seconds: prefill 0.012, draft_forwards 0.123, target_forwards 1.234, kernels 0.1, loop 0.0"
 
 
 @pytest.mark.parametrize("width", (40, 60))

@@ -135,9 +135,19 @@ def test_trials_are_rare_where_they_are_dear():
     assert 0 < trials(missed) < trials(cheap) / 3  # what the drafter has to read is part of a trial's price
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_trial_that_goes_well_ends_the_pause(rows):
+    """Whatever was learned of drafts that were rejected for long."""
+    for seed in range(3):
+        lengths = SharedLength(Learned(range(9), MEASURED), rows)
+        simulate(MEASURED, lambda *_: 0.0, rows, 1500, seed=seed, lengths=lengths)
+        after = simulate(MEASURED, lambda *_: 0.95, rows, 400, seed=seed, lengths=lengths)
+        assert after.chosen[0] < 100
+
+
 def test_other_widths_are_looked_at_now_and_then():
     run = simulate(CHEAP, lambda *_: 0.8, 4, 20 * LOOK_AROUND, learned=Learned(range(9)), noise=0.02)
-    assert 4 <= run.chosen[0] <= 15  # the first steps, and every third look
+    assert 8 <= run.chosen[0] <= 15  # four of the first steps, and every third look
 
 
 def test_what_texts_take_to_read_counts():
@@ -171,3 +181,14 @@ def test_a_sequence_alone_does_not_depend_on_others():
         return found
 
     assert chosen([]) == chosen([1, 2, 3]) and len({*chosen([])}) > 2
+
+
+def test_a_sequence_alone_does_not_depend_on_the_one_before():
+    lengths = OwnLengths(lambda: learned(AdaptiveDrafts(costs=CHEAP, alone=True), few=False), 1)
+    first = lengths.next([0], 1)
+    for _ in range(30):
+        lengths.record(8, [RowResult(0, 8, 8, 9, False)])
+        lengths.next([0], 1)
+    assert lengths.next([0], 1)[0] == 8
+    lengths.begin(0)
+    assert lengths.next([0], 1) == first

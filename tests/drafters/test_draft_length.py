@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
-from specdec.drafters.draft_length import FixedLengths
+from specdec.drafters.draft_length import FixedLengths, RowResult
 from specdec.drafters.model import ModelDrafter, ModelDraftSession, neighbours
 from specdec.loop import batch
 from specdec.models.cached_model import CachedModel
@@ -60,18 +60,28 @@ def test_texts_depend_on_no_k(quality, costs):
 class Scripted(FixedLengths):
     """K by step and row."""
 
-    def __init__(self, script: Callable[[int, int], int]):
+    def __init__(self, script: Callable[[int, int], int], results: list[RowResult]):
         super().__init__(0)
-        self.__dict__.update(script=script, turn=-1)
+        self.__dict__.update(script=script, results=results, turn=-1)
 
     def next(self, drafting: Sequence[int], live: int) -> dict[int, int]:
         self.__dict__["turn"] = self.turn + 1
         return {row: self.script(self.turn, row) for row in drafting}
 
+    def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
+        self.results.extend(results)
+
 
 @pytest.fixture
-def script(monkeypatch) -> Callable[[Callable[[int, int], int]], None]:
-    return lambda chosen: monkeypatch.setattr(batch, "_draft_lengths", lambda config: Scripted(chosen))
+def script(monkeypatch) -> Callable[[Callable[[int, int], int]], list[RowResult]]:
+    """Sets the script. Returns a list of what is recorded."""
+
+    def to(chosen: Callable[[int, int], int]) -> list[RowResult]:
+        results: list[RowResult] = []
+        monkeypatch.setattr(batch, "_draft_lengths", lambda config: Scripted(chosen, results))
+        return results
+
+    return to
 
 
 GAPS = (0, 0, 3, 1, 0, 5, 0, 0, 0, 2)
@@ -101,6 +111,18 @@ def test_the_draft_catches_up_with_sequences_that_come_and_go(deferred, script):
         alone = generate(model, None, [request.prompt], 0, max_new_tokens=request.max_new_tokens).tokens[0]
         assert outcome.tokens == alone and outcome.stats.accepted == outcome.stats.tested
     assert sum(outcome.stats.drafted for outcome in outcomes) > 40
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in_time", "deferred"])
+def test_what_is_recorded(deferred, script):
+    """A sequence that ends has no room for its last drafts; that they were not accepted says nothing of the draft."""
+    model = tiny_model("llama")
+    results = script(lambda turn, row: 5)
+    decoder = SpeculativeDecoder(model, model, AdaptiveDrafts(max_drafts=5, costs=[1.0] * 6))
+    scheduler = Scheduler(decoder, rows=2, max_length=40, deferred=deferred)
+    list(scheduler.run(Request(p, 9 + i, eos_token_id=[]) for i, p in enumerate(prompts(5, 1, 9))))
+    assert sum(r.emitted for r in results) == 9 + 10 + 11 + 12 + 13 and sum(r.ended for r in results) == 5
+    assert all(r.accepted == r.asked == r.emitted - 1 for r in results) and {r.asked for r in results} > {5}
 
 
 def fed(monkeypatch, model: CachedModel) -> list[tuple[int, int]]:
@@ -264,6 +286,15 @@ def test_step_times_go_to_another_process(tmp_path):
     third.load_costs(path)
     assert third.costs_of(1) == second.costs_of(1) and third.costs_of(2) == first.costs_of(2)
     assert len(third.costs_of(2)) == 4
+    known = second.costs_of(2)
+    path.write_text(path.read_text().replace('"0": ', '"0": 1'))  # times without drafts become other ones
+    assert second.load_costs(path) and second.costs_of(2) == known != adaptive_decoder_from(path).costs_of(2)
+
+
+def adaptive_decoder_from(path) -> SpeculativeDecoder:
+    decoder = adaptive_decoder()
+    decoder.load_costs(path)
+    return decoder
 
 
 def test_step_times_of_something_else_are_not_taken(tmp_path, monkeypatch):

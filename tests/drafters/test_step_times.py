@@ -39,6 +39,13 @@ def test_others_lie_on_a_line_and_the_first_step_does_not_count():
     assert found.seconds_plain == pytest.approx(T[0])
 
 
+def test_the_first_step_does_not_count_and_then_the_median_does():
+    found = StepTimes(range(9))
+    for seconds in (5.0, 1.0, 1.4, 1.2):
+        found.took(0, seconds)
+    assert found.seconds_plain == pytest.approx(1.2)
+
+
 def test_a_width_that_is_used_is_known_for_itself():
     found = learned()
     for _ in range(5):

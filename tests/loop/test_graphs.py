@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from specdec import PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.drafters.early_exit import EarlyExitDrafter
+from specdec.drafters.step_times import StepTimes
 from specdec.loop.cuda_graphs import StepGraphs
 from support.models import prompts, tiny_model, tunable_pair
 from support.recorded import Synchronised, record
@@ -261,3 +262,32 @@ def test_no_step_waits_for_the_device(graphs):
         torch.cuda.set_sync_debug_mode("default")
     assert sum(map(len, emitted)) == 16
     scheduler.close()
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in_time", "deferred"])
+def test_k_that_adapts(deferred, monkeypatch):
+    """Every K has its graphs, and a step counts for the time of its K once it is a replay and nothing else."""
+    target, draft = tunable_pair(0.3)
+    asked = requests((None, SamplingParams(0.7)), new=40)
+    plain, _ = texts_of(SpeculativeDecoder(target, None), asked, rule="coupled")
+    timed, took = [], StepTimes.took
+    monkeypatch.setattr(StepTimes, "took", lambda self, k, seconds: timed.append(k) or took(self, k, seconds))
+    decoder, graphs = SpeculativeDecoder(target, draft, AdaptiveDrafts(max_drafts=4)), recorded_graphs()
+    texts, scheduler = texts_of(decoder, asked, graphs, deferred, rule="coupled")
+    assert {i: text[:2] for i, text in texts.items()} == {i: text[:2] for i, text in plain.items()}
+    taken = Stats.total((stats for _, _, stats in texts.values()), 4).steps_by_drafts
+    assert sum(count > 0 for count in taken) >= 3
+    assert len(timed) == graphs.replays - len(graphs) > 20
+
+
+def test_without_memory_for_graphs_steps_count_as_they_are():
+    graphs, seen = StepGraphs(budget=0, capture=record, allocated=lambda: 0), []
+    for _ in range(5):
+        with pytest.warns(RuntimeWarning) if len(seen) == 1 else nullcontext():
+            graphs.run("a", lambda: torch.zeros(1) + 1)
+        seen.append(graphs.settled)
+    assert seen == [False, False, True, True, True]
+    for _ in range(3):
+        graphs.run("b", lambda: torch.zeros(1) + 1)
+        seen.append(graphs.settled)
+    assert seen[5:] == [False, True, True]

@@ -4,6 +4,7 @@
 """
 
 from . import (
+    adaptive,
     cpu,
     cuda,
     hf,
@@ -24,6 +25,7 @@ from .mutation import Mutation
 MUTATIONS: list[Mutation] = [
     *reference.MUTATIONS,
     *loop.MUTATIONS,
+    *adaptive.MUTATIONS,
     *proposals.MUTATIONS,
     *serving.MUTATIONS,
     *models.MUTATIONS,

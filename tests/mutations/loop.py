@@ -122,16 +122,6 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/loop/batch.py",
-        ADAPTIVE,
-        {
-            "loop-neighbours-choose-a-sampled-rows-k": (
-                "groups[self._k_shapes_text[row]].append(row)",
-                "groups[0].append(row)",
-            ),
-        },
-    ),
-    *mutations(
         "python/specdec/loop/sequence.py",
         TEXT,
         {
@@ -154,16 +144,7 @@ MUTATIONS: list[Mutation] = [
         ADAPTIVE,
         {
             "loop-stops-at-the-unsure-draft-itself": ("n <= offset for n in going", "n <= offset + 1 for n in going"),
-            "loop-forgets-to-catch-up": ("if step.index > self.next_step:", "if False:"),
-        },
-    ),
-    *mutations(
-        "python/specdec/drafters/draft_length.py",
-        ADAPTIVE,
-        {
-            "loop-never-tries-drafts-again": ("pause.left -= 1", "pause.left -= 0"),
-            "loop-drafts-where-it-does-not-pay": ("rates.append(emitted / cost)", "rates.append(emitted)"),
-            "loop-rows-ignore-those-that-wait-for-them": ("emitted, rates = others, []", "emitted, rates = 0.0, []"),
+            "loop-forgets-to-catch-up": ("known, begin, rows[0])", "known, [len(text) for text in known], rows[0])"),
         },
     ),
     *mutations(

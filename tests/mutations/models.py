@@ -146,7 +146,7 @@ MUTATIONS: list[Mutation] = [
         {
             "exit-writes-the-targets-keys": ("self.first = 1 if self.is_shared else 2", "self.first = 2"),
             "exit-has-a-cache-of-its-own": ("self.cache = shared or self.model", "self.cache = self.model"),
-            "exit-catches-up": ("        if not self.is_shared:\n            self._catch_up", "        self._catch_up"),
+            "exit-catches-up": ("        if self.is_shared:\n            return\n        for rows", "        for rows"),
         },
     ),
     *mutations(

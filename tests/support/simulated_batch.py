@@ -39,6 +39,7 @@ def simulate(
     fixed: int | None = None,
     oracle: bool = False,
     learned: Learned | None = None,
+    lengths: SharedLength | None = None,
     noise: float = 0.0,
     widths: Sequence[int] | None = None,
     catch_up: float = 0.0,
@@ -52,6 +53,7 @@ def simulate(
         fixed: K; None: chosen.
         oracle: K is the best one for the true probabilities.
         learned: what is known at first; None: the costs.
+        lengths: continues an earlier simulation.
         noise: standard deviation of the logarithm of a step's time.
         widths: the K that may be chosen.
         catch_up: time that the drafter takes for each token that it was not shown.
@@ -59,7 +61,7 @@ def simulate(
     """
     draw, run = random.Random(seed), Run()
     widths = range(len(costs)) if widths is None else widths
-    lengths = SharedLength(learned or Learned(widths, [costs[k] for k in widths]), rows)
+    lengths = lengths or SharedLength(learned or Learned(widths, [costs[k] for k in widths]), rows)
     everybody, unseen, room = [*range(rows)], 0, [text] * rows
     for step in range(steps):
         alphas = [alpha(row, step) for row in everybody]

@@ -226,14 +226,14 @@ class Batch:
         def run() -> StepResult:
             return self.loop.step(plan)
 
-        timer, captured = StepTimer(self.config.target.device), len(graphs or ())
+        timer = StepTimer(self.config.target.device)
         if graphs is None:
             result = run()
         else:
             shape = (plan.num_drafts, plan.visible, plan.log_probs, plan.num_scored, plan.top)
             result = graphs.run((*shape, *self.device_rows.signature), run, self.session)
             self.stopwatch.lap("replays")
-        timer.stop(counts=graphs is None or len(graphs) == captured)
+        timer.stop(counts=graphs is None or graphs.settled)
         if self.session is not None:
             self._note_failed_drafts(self.session)
         self._pending.append(_Launched(list(self.rows), PendingReport(result), plan.num_drafts, wanted, timer))

@@ -41,6 +41,9 @@ class StepGraphs:
     captured, and later ones are replayed. All graphs share one memory pool, since no two run at once. If memory or the
     budget is exhausted, or a model cannot be captured, a warning says why, and steps run without new graphs.
 
+    Attributes:
+        settled: whether the last step ran as later ones with its key will, so that its time says what they take.
+
     Args:
         budget: the bytes that all graphs together may take.
         capture, allocated: replaced in tests without a GPU.
@@ -52,7 +55,7 @@ class StepGraphs:
         capture: Callable[[Callable[[], Any], Any], tuple[Graph, Any]] = capture,
         allocated: Callable[[], int] | None = None,
     ):
-        self.budget, self.bytes, self.replays = budget, 0, 0
+        self.budget, self.bytes, self.replays, self.settled = budget, 0, 0, False
         self._capture, self._allocated = capture, allocated or torch.cuda.memory_reserved
         self._graphs: dict[Hashable, tuple[Graph, Any]] = {}
         self._seen: set[Hashable] = set()
@@ -65,8 +68,10 @@ class StepGraphs:
     def run(self, key: Hashable, call: Callable[[], T], session: GuardedSession | None = None) -> T:
         """Returns the result of ``call``, by replaying its graph if there is one for ``key``. During a capture,
         ``session`` raises the drafter's errors instead of handling them."""
+        self.settled = key in self._graphs
         if key not in self._graphs:
             if key not in self._seen or self._stopped or not self._captured(key, call, session):
+                self.settled = self._stopped and key in self._seen
                 self._seen.add(key)
                 return call()
         graph, result = self._graphs[key]

@@ -24,7 +24,7 @@ class StepTimer:
         """Ends the step.
 
         Args:
-            counts: False: the step did other work, too, so that its time says nothing.
+            counts: False: the step did other work, too, so its time does not count.
         """
         self._counts = counts
         if self._events is not None:
