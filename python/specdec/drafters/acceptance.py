@@ -10,7 +10,8 @@ from .draft_length import RowResult
 
 # The first guess is optimistic, since only drafting shows acceptance.
 FIRST_GUESS = 0.8
-GUESS_WEIGHT = 2.0  # tests that the guess counts for
+GUESS_WEIGHT = 2.0  # tests that the guess counts for, and
+POSITION_WEIGHT = 8.0  # those that the position before counts for
 BATCH_MEMORY = 0.99  # weight of older steps with drafts, for each one since, in what is common to the rows
 ROW_MEMORY = 0.9  # the same in what is a row's own: about the last ten steps count, because texts change
 ROW_WEIGHT = 30.0  # tests that the common estimate counts for in a row's own, and
@@ -34,19 +35,20 @@ class Acceptance:
         faint = 1 / max(float(self._tested[0]), 1.0)
         self._tested, self._accepted = faint * self._tested, faint * self._accepted
 
-    def record(self, tested: np.ndarray, accepted: np.ndarray) -> None:
-        """Records a step, by position."""
-        self._tested = BATCH_MEMORY * self._tested + tested
-        self._accepted = BATCH_MEMORY * self._accepted + accepted
+    def record(self, steps: int, tested: np.ndarray, accepted: np.ndarray) -> None:
+        """Records what was tested and accepted in some steps, by position."""
+        self._tested = BATCH_MEMORY**steps * self._tested + tested
+        self._accepted = BATCH_MEMORY**steps * self._accepted + accepted
 
     def replace(self, tested: np.ndarray, accepted: np.ndarray) -> None:
         """Forgets all but these recent tests."""
         self._tested, self._accepted = tested, accepted
 
     def by_position(self) -> np.ndarray:
-        guess, found = FIRST_GUESS, []
+        guess, weight, found = FIRST_GUESS, GUESS_WEIGHT, []
         for tested, accepted in zip(self._tested.tolist(), self._accepted.tolist(), strict=True):
-            guess = (accepted + GUESS_WEIGHT * guess) / (tested + GUESS_WEIGHT)
+            guess = (accepted + weight * guess) / (tested + weight)
+            weight = POSITION_WEIGHT
             found.append(guess)
         return np.array(found)
 
@@ -69,29 +71,29 @@ class RowAcceptance:
         self.common.forget()
         self._tested[:] = self._accepted[:] = 0
 
-    def record(self, results: Sequence[RowResult]) -> None:
-        """Records a step of rows that were to draft."""
+    def record(self, steps: int, results: Sequence[RowResult]) -> None:
+        """Records the results that rows with drafts had in some steps."""
         rows = [r.row for r in results]
         accepted = np.array([r.accepted for r in results])
         decisive = np.array([min(r.accepted + 1, r.asked) for r in results])
         # A draft that the drafter did not find counts as rejected: asking for it was in vain.
         tested = self._positions < decisive[:, None]
         passed = self._positions < accepted[:, None]
-        self.common.record(tested.sum(0), passed.sum(0))
-        self._tested[rows] = ROW_MEMORY * self._tested[rows] + tested
-        self._accepted[rows] = ROW_MEMORY * self._accepted[rows] + passed
+        self.common.record(steps, tested.sum(0), passed.sum(0))
+        for own, new in ((self._tested, tested), (self._accepted, passed)):
+            own[[*{*rows}]] *= ROW_MEMORY**steps
+            np.add.at(own, rows, new)
         recent = self._tested.sum(0), self._accepted.sum(0)
         if _unlike(*recent, self.common.by_position()):
             self.common.replace(*recent)
 
-    def emitted(self, rows: Sequence[int]) -> np.ndarray:
-        """Returns how many tokens these rows are expected to emit together, for each K from 0 to the most drafts."""
+    def reached(self, rows: Sequence[int]) -> np.ndarray:
+        """Returns the probability [n, K] that draft 1, 2, ... of each of these rows is accepted, with all before it."""
         index = list(rows)
         common = self.common.by_position()
         tested, accepted = self._tested[index], self._accepted[index]
         weight = np.where(_unlike(tested, accepted, common), UNLIKE_WEIGHT, ROW_WEIGHT)[:, None]
-        own = (accepted + weight * common) / (tested + weight)
-        return len(index) + np.concatenate(([0.0], own.cumprod(1).sum(0).cumsum()))
+        return ((accepted + weight * common) / (tested + weight)).cumprod(1)
 
 
 def _unlike(tested: np.ndarray, accepted: np.ndarray, expected: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from statistics import NormalDist
 
 import numpy as np
 
@@ -15,7 +16,11 @@ SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
 CREDIT = 8.0  # plain steps that trials may lose at once, after drafts that have won them
 SHOWN_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
 FEWEST_STEPS = 50  # over which that time is spread, at least: much is read when a batch begins
-LOOK_AROUND = 64  # steps with drafts, after which one has another K, so that its time stays known
+HOLD = 4  # steps for which a K is kept that was chosen twice, since choosing takes time
+LOOK_AROUND = 16  # choices, after which one step has another K, so that its time stays known
+
+
+_NORMAL = NormalDist()
 
 
 class _State(Enum):
@@ -65,7 +70,8 @@ def learned(drafts: AdaptiveDrafts, few: bool) -> Learned:
 
 
 class SharedLength:
-    """One K for all rows that draft, the best one for the batch as a whole.
+    """One K for all rows that draft, the best one for the batch as a whole: with which it emits the most tokens per
+    time or, if no other sequences wait for its rows, ends first.
 
     Drafts that do not pay are tried again from time to time, since texts change. An account in units of plain steps
     limits what that may cost: every plain step pays a hundredth into it, and steps with drafts pay in what they have
@@ -77,52 +83,82 @@ class SharedLength:
         self.learned, self.widths = learned, learned.times.widths
         self.rows = RowAcceptance(learned.acceptance, max(self.widths), size)
         self._state = _State.DRAFTING
-        self._last = 1  # the last K > 0; K may double from step to step, since first estimates are bold
-        self._steps, self._looks = 0, 0  # with drafts; of these, with another K than the best
+        self._k, self._held = 0, HOLD  # K of the step before, and since how many steps it was not chosen anew
+        self._most = 1  # the last K > 0; K may double from step to step, since first estimates are bold
+        self._chosen, self._looks = 0, 0  # how often K was chosen; how often it was another K than the best
+        self._results: list[RowResult] = []  # with drafts, and not recorded in ``rows`` yet
+        self._steps = 0  # that these are from
 
     def begin(self, row: int) -> None:
+        self._enter()
         self.rows.begin(row)
 
-    def next(self, drafting: Sequence[int], live: int) -> Mapping[int, int]:
-        return dict.fromkeys(drafting, self._choose(drafting, live) if drafting else 0)
+    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
+        return dict.fromkeys(drafting, self._choose(drafting, live, rooms) if drafting else 0)
 
-    def _choose(self, drafting: Sequence[int], live: int) -> int:
+    def _choose(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None) -> int:
         if (missing := self.learned.times.missing) is not None:
             return missing
-        k = self._expected_best(drafting, live)
-        self._last = k or self._last
-        return k
-
-    def _expected_best(self, drafting: Sequence[int], live: int) -> int:
         paused = self._state == _State.PAUSED
         if paused and self.learned.balance < 0:
             return 0
-        best = self._best(drafting, live)
+        if self._state == _State.DRAFTING and self._held < HOLD:
+            self._held += 1
+            return self._k
+        before = self._k
+        self._k = self._chosen_anew(drafting, live, rooms)
+        self._most = self._k or self._most
+        self._held = 1 if self._k == before else HOLD
+        return self._k
+
+    def _chosen_anew(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None) -> int:
+        self._enter()
+        best = self._best(drafting, live, rooms)
         if best > 0:
-            if paused:
+            if self._state == _State.PAUSED:
                 self._state = _State.DRAFTING
-            while self.widths[best] > 2 * self._last:
+            while self.widths[best] > 2 * self._most:
                 best -= 1
             return self._look_around(best)
-        if not paused:
+        if self._state != _State.PAUSED:
             self._state = _State.PAUSED
             return 0
-        self._state, self._last = _State.TRIAL, self.widths[1]
+        self._state, self._most = _State.TRIAL, self.widths[1]
         self.rows.forget()
-        return self._last
+        return self.widths[1]
 
-    def _best(self, drafting: Sequence[int], live: int) -> int:
-        """Returns the place in ``widths`` of the K with the most tokens per time."""
-        emitted = self.rows.emitted(drafting)[list(self.widths)] + (live - len(drafting))
+    def _best(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None) -> int:
+        """Returns the place in ``widths`` of the fastest K.
+
+        If no sequence waits, the batch is as fast as its last row. A row that may emit r tokens takes about r / m steps
+        with a variance of r v / m^3, where m and v are the mean and the variance of what a step emits (a renewal
+        process). The last of n such rows comes later by z standard deviations, the expected largest of n normal
+        numbers (Blom 1958). Without drafts all rows are in step, so that speculation has to win more than that.
+        """
+        reached, count = self.rows.reached(drafting), np.arange(1, max(self.widths) + 1)
+        accepted = np.pad(reached.cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
         times = np.array(self.learned.times.relative)
         times[1:] += self.learned.reading
-        rates = emitted / times
-        return int(rates.argmax())
+        if rooms is None:
+            return int(((live + accepted.sum(0)) / times).argmax())
+        squares = np.pad(((2 * count - 1) * reached).cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
+        mean, variance = 1 + accepted, squares - accepted**2
+        room = np.array([rooms[row] for row in drafting])[:, None]
+        z = _NORMAL.inv_cdf((live - 0.375) / (live + 0.25))
+        steps = (room / mean + z * np.sqrt(room * variance / mean**3)).max(0)
+        plain = [left for row, left in rooms.items() if row not in {*drafting}]
+        return int((np.maximum(steps, max(plain, default=0)) * times).argmin())
+
+    def _enter(self) -> None:
+        """Records the results that were collected."""
+        if self._results:
+            self.rows.record(self._steps, self._results)
+        self._results, self._steps = [], 0
 
     def _look_around(self, best: int) -> int:
         """Returns the K at the place ``best``, or now and then its smaller or larger neighbour, or 0."""
-        self._steps += 1
-        if self._steps % LOOK_AROUND == 0 and not self.learned.times.fixed:
+        self._chosen += 1
+        if self._chosen % LOOK_AROUND == 0 and not self.learned.times.fixed:
             self._looks += 1
             best = (min(best + 1, len(self.widths) - 1), best - 1, 0)[self._looks % 3]
         return self.widths[best]
@@ -140,8 +176,9 @@ class SharedLength:
 
     def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
         learned = self.learned
-        if drafted := [r for r in results if r.asked > 0 and not r.ended]:
-            self.rows.record(drafted)
+        if num_drafts > 0:
+            self._results += [r for r in results if r.asked > 0 and not r.ended]
+            self._steps += 1
         if learned.times.missing is not None or not results:
             return
         won = SHARE
@@ -161,7 +198,7 @@ class OwnLengths:
     def begin(self, row: int) -> None:
         self._of_rows[row] = SharedLength(self._new(), 1)
 
-    def next(self, drafting: Sequence[int], live: int) -> Mapping[int, int]:
+    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
         return {row: self._of_rows[row].next([0], 1)[0] for row in drafting}
 
     def took(self, num_drafts: int, seconds: float) -> None:

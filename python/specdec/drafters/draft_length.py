@@ -72,8 +72,14 @@ class DraftLengths(Protocol):
     def begin(self, row: int) -> None:
         """Forgets the row's history for a new sequence."""
 
-    def next(self, drafting: Sequence[int], live: int) -> Mapping[int, int]:
-        """Returns K for each row of ``drafting``. ``live`` rows decode in the step, these among them."""
+    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
+        """Returns K for each row of ``drafting``.
+
+        Args:
+            live: the number of rows that decode in the step, these among them.
+            rooms: how many tokens each live row may still emit, if no other sequence waits for a row: the batch then
+                ends with the last of them. None: others wait, so that all that counts is tokens a second.
+        """
 
     def took(self, num_drafts: int, seconds: float) -> None:
         """Records the time of a step with K = ``num_drafts``."""
@@ -92,7 +98,7 @@ class FixedLengths:
     def begin(self, row: int) -> None:
         pass
 
-    def next(self, drafting: Sequence[int], live: int) -> Mapping[int, int]:
+    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
         return dict.fromkeys(drafting, self.num_drafts)
 
     def took(self, num_drafts: int, seconds: float) -> None:

@@ -92,6 +92,7 @@ class Batch:
 
     Attributes:
         steps, draft_forwards: forwards of target and draft so far.
+        others_wait: whether other sequences wait for rows; set by who admits them.
     """
 
     def __init__(self, config: BatchConfig):
@@ -115,6 +116,7 @@ class Batch:
             ends=[frozenset()] * size,
         )
         self.steps = self.draft_forwards = 0
+        self.others_wait = False
         self.session: GuardedSession | None = None
         if config.drafter is not None and most > 0:
             self.session = GuardedSession(config.drafter, self.generation, isolate=config.isolate)
@@ -296,7 +298,8 @@ class Batch:
         if self.session is None or not self.session.alive:
             return [0] * len(self.rows)
         drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
-        chosen = self._draft_lengths.next(drafting, len(live))
+        rooms = None if self.others_wait else {row: r.room for row in live if (r := self.rows[row]) is not None}
+        chosen = self._draft_lengths.next(drafting, len(live), rooms)
         return [chosen.get(row, 0) for row in range(len(self.rows))]
 
     def _note_unseen(self, num_drafts: int) -> None:

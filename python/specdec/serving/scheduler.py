@@ -241,6 +241,7 @@ class Scheduler:
         try:
             self._fill_rows()
             self._prefill()
+            self.batch.others_wait = bool(self._waiting or self._filled)
             before, live = self.batch.steps, sum(r is not None and r.live for r in self.batch.rows)
             emissions = self.batch.step() if live else []
             self._busy_rows += live * (self.batch.steps - before)
