@@ -286,6 +286,10 @@ def test_step_times_go_to_another_process(tmp_path):
     third.load_costs(path)
     assert third.costs_of(1) == second.costs_of(1) and third.costs_of(2) == first.costs_of(2)
     assert len(third.costs_of(2)) == 4
+    other = adaptive_decoder()
+    other.generate(prompts(3, 3, 5), max_new_tokens=60, eos_token_id=[])
+    other.save_costs(path)
+    assert adaptive_decoder_from(path).costs_of(2) == first.costs_of(2)  # still there
     known = second.costs_of(2)
     path.write_text(path.read_text().replace('"0": ', '"0": 1'))  # times without drafts become other ones
     assert second.load_costs(path) and second.costs_of(2) == known != adaptive_decoder_from(path).costs_of(2)

@@ -21,8 +21,8 @@ MUTATIONS: list[Mutation] = [
             ),
             "adaptive-notices-no-change": ("if _unlike(*recent, self.common.by_position()):", "if False:"),
             "adaptive-takes-all-rows-for-alike": (
-                "np.where(_unlike(tested, accepted, common), UNLIKE_WEIGHT, ROW_WEIGHT)[:, None]",
-                "ROW_WEIGHT",
+                "usual = ALONE_WEIGHT if len(self._tested) == 1 else ROW_WEIGHT",
+                "return np.tile(common.cumprod(), (len(index), 1))",
             ),
             "adaptive-row-inherits-a-history": ("self._tested[row] = self._accepted[row] = 0", "pass"),
             "adaptive-takes-positions-for-independent": ("(tested + weight)).cumprod(1)", "(tested + weight))"),

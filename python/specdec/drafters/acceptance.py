@@ -14,7 +14,8 @@ GUESS_WEIGHT = 2.0  # tests that the guess counts for, and
 POSITION_WEIGHT = 8.0  # those that the position before counts for
 BATCH_MEMORY = 0.99  # weight of older steps with drafts, for each one since, in what is common to the rows
 ROW_MEMORY = 0.9  # the same in what is a row's own: about the last ten steps count, because texts change
-ROW_WEIGHT = 30.0  # tests that the common estimate counts for in a row's own, and
+ROW_WEIGHT = 10.0  # tests that the common estimate counts for in a row's own,
+ALONE_WEIGHT = 30.0  # where there is no other row, and
 UNLIKE_WEIGHT = 2.0  # where the row's own recent tests contradict it
 UNLIKE = 2.5  # standard deviations that are a contradiction
 
@@ -92,7 +93,8 @@ class RowAcceptance:
         index = list(rows)
         common = self.common.by_position()
         tested, accepted = self._tested[index], self._accepted[index]
-        weight = np.where(_unlike(tested, accepted, common), UNLIKE_WEIGHT, ROW_WEIGHT)[:, None]
+        usual = ALONE_WEIGHT if len(self._tested) == 1 else ROW_WEIGHT
+        weight = np.where(_unlike(tested, accepted, common), UNLIKE_WEIGHT, usual)[:, None]
         return ((accepted + weight * common) / (tested + weight)).cumprod(1)
 
 
