@@ -122,7 +122,7 @@ def test_throughput_reports(tmp_path):
         assert row["tokens_per_second"]["median"] > 0 and 0.5 <= row["busy"] <= 1
         assert (row["times_1_row"]["median"] == 1) == (row["rows"] == 1)
         assert (row["tau"] == 1) == (row["method"] == "plain") or row["method"] == "K adapts"
-        assert (row["step_costs"] is not None) == (row["method"] == "K adapts")
+        assert row["step_costs"] is None or row["method"] == "K adapts"
         assert row["seconds"].keys() >= {"prefill", "draft_forwards", "target_forwards", "kernels", "loop"}
     assert admission["part"] == "admission" and admission["requests"] == 5
     assert admission["steps"] <= admission["steps_whole_batches"]
