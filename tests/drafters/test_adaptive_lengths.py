@@ -187,6 +187,10 @@ def test_a_trial_that_goes_well_ends_the_pause(rows):
         simulate(MEASURED, lambda *_: 0.0, rows, 1500, seed=seed, lengths=lengths)
         after = simulate(MEASURED, lambda *_: 0.95, rows, 400, seed=seed, lengths=lengths)
         assert after.chosen[0] < 100
+    lengths.caught_up(0.0)
+    before = lengths.learned.balance
+    lengths.caught_up(1e-9)
+    assert lengths.learned.balance == before  # reading is no part of a trial's price any more
 
 
 def test_other_widths_are_looked_at_now_and_then():
@@ -194,21 +198,11 @@ def test_other_widths_are_looked_at_now_and_then():
     assert 8 <= run.chosen[0] <= 15  # four of the first steps, and every third look
 
 
-def test_what_texts_take_to_read_counts():
-    """Drafts gain a little, and cost as much again, since every sequence is short and the drafter has to read it."""
-    few = Learned(range(9))
-    read = simulate(CHEAP, lambda *_: 0.3, 4, 600, learned=few, text=20)
-    assert read.chosen[0] < 100
-    few, lengths = Learned(range(9)), None
-    lengths = SharedLength(few, 1)
-    for step in range(400):
-        k = lengths.next([0], 1)[0]
-        if k:
-            lengths.caught_up(0.8)
-        lengths.took(k, CHEAP[k])
-        accepted = min(k, 1) if step % 3 else 0
-        lengths.record(k, [RowResult(0, k, accepted, accepted + 1, False)])
-    assert few.reading > 0.2 and lengths.next([0], 1)[0] == 0
+@pytest.mark.parametrize(("prompt", "drafts"), [(100, True), (3000, False)])
+def test_prompts_that_the_drafter_has_to_read_count(prompt, drafts):
+    """Drafts win eight plain steps in each text. Reading its prompt takes one, or thirty."""
+    run = simulate(CHEAP, lambda *_: 0.6, 4, 2000, learned=Learned(range(9)), text=20, catch_up=0.01 / 4, prompt=prompt)
+    assert (run.chosen[0] < 200) if drafts else (run.chosen[0] > 1700)
 
 
 def test_a_sequence_alone_does_not_depend_on_others():

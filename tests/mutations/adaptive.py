@@ -64,6 +64,7 @@ MUTATIONS: list[Mutation] = [
             "adaptive-reads-for-nothing": ("times[1:] += self.learned.reading", "pass"),
             "adaptive-trials-read-for-nothing": ("self.learned.balance -= seconds / plain", "pass"),
             "adaptive-sequence-inherits-a-history": ("self._of_rows[row] = SharedLength(self._new(), 1)", "pass"),
+            "adaptive-trials-never-end": ("or self.learned.balance >= 0:", "or False:"),
             "adaptive-graphs-of-every-k": ("sorted({*powers}) if few else range(most + 1)", "range(most + 1)"),
         },
     ),
@@ -71,15 +72,10 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/batch.py",
         LOOP,
         {
-            "adaptive-shows-too-little": (
-                "setdefault(row, max(len(record.text) - 2, 0))",
-                "setdefault(row, len(record.text))",
-            ),
             "adaptive-shows-what-it-has-not-read": (
                 "if any(step.records[row] is self.rows[row] for step in self._pending for row in rows):",
                 "if False:",
             ),
-            "adaptive-shows-no-prompts": ("            self._unseen[row] = 0\n", ""),
             "adaptive-counts-drafts-without-room": (
                 "asked = min(step.wanted[row], record.room - 1)",
                 "asked = step.wanted[row]",
@@ -90,6 +86,17 @@ MUTATIONS: list[Mutation] = [
                 "n if r and r.live else 0",
                 "tests/serving/test_serving_faults.py -k draft_prefill",
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/unseen_tokens.py",
+        LOOP,
+        {
+            "adaptive-shows-too-little": (
+                "setdefault(row, max(len(record.text) - 2, 0))",
+                "setdefault(row, len(record.text))",
+            ),
+            "adaptive-shows-no-prompts": ("self._seen[row] = 0", "pass"),
         },
     ),
     *mutations(

@@ -44,6 +44,7 @@ def simulate(
     widths: Sequence[int] | None = None,
     catch_up: float = 0.0,
     text: int | None = None,
+    prompt: int = 0,
     seed: int = 0,
 ) -> Run:
     """Decodes ``steps`` steps.
@@ -57,12 +58,13 @@ def simulate(
         noise: standard deviation of the logarithm of a step's time.
         widths: the K that may be chosen.
         catch_up: time that the drafter takes for each token that it was not shown.
+        prompt: tokens of each sequence's prompt, which the drafter has to read.
         text: tokens of a sequence, after which the next one begins in its row; None: it never ends.
     """
     draw, run = random.Random(seed), Run()
     widths = range(len(costs)) if widths is None else widths
     lengths = lengths or SharedLength(learned or Learned(widths, [costs[k] for k in widths]), rows)
-    everybody, unseen, room = [*range(rows)], 0, [text] * rows
+    everybody, unseen, room = [*range(rows)], prompt * rows, [text] * rows
     for step in range(steps):
         alphas = [alpha(row, step) for row in everybody]
         if oracle:
@@ -85,10 +87,11 @@ def simulate(
             results.append(RowResult(row, k, accepted, emitted, ended))
             if ended:
                 lengths.begin(row)
+                unseen += prompt
         run.time += seconds
         run.tokens += sum(r.emitted for r in results)
         run.chosen[k] += 1
-        unseen = unseen + 1 if k == 0 else 0
+        unseen += k == 0
         lengths.took(k, seconds)
         lengths.record(k, results)
     return run

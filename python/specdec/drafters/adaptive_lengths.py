@@ -14,11 +14,10 @@ from .step_times import StepTimes
 
 SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
 CREDIT = 8.0  # plain steps that trials may lose at once, after drafts that have won them
-SHOWN_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
+READING_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
 FEWEST_STEPS = 50  # over which that time is spread, at least: much is read when a batch begins
 HOLD = 4  # steps for which a K is kept that was chosen twice, since choosing takes time
 LOOK_AROUND = 16  # choices, after which one step has another K, so that its time stays known
-
 
 _NORMAL = NormalDist()
 
@@ -51,7 +50,7 @@ class Learned:
 
     def count_step(self) -> None:
         """Counts a step with drafts."""
-        self._read, self._steps = SHOWN_MEMORY * self._read, SHOWN_MEMORY * self._steps + 1
+        self._read, self._steps = READING_MEMORY * self._read, READING_MEMORY * self._steps + 1
 
     def add_reading(self, plain_steps: float) -> None:
         self._read += plain_steps
@@ -115,7 +114,7 @@ class SharedLength:
         self._enter()
         best = self._best(drafting, live, rooms)
         if best > 0:
-            if self._state == _State.PAUSED:
+            if self._state == _State.PAUSED or self.learned.balance >= 0:
                 self._state = _State.DRAFTING
             while self.widths[best] > 2 * self._most:
                 best -= 1
@@ -185,6 +184,8 @@ class SharedLength:
         if num_drafts > 0:
             learned.count_step()
             won = sum(r.emitted for r in results) / len(results) - learned.times.of(num_drafts)
+            if self._state == _State.DRAFTING:  # a trial has paid for what was read
+                won -= learned.reading
         learned.balance = min(learned.balance + won, CREDIT)
 
 

@@ -32,6 +32,7 @@ from .step import SpeculativeLoop
 from .step_report import PendingReport, StepResult
 from .step_timer import StepTimer
 from .token_log_probs import MAX_TOP
+from .unseen_tokens import UnseenTokens
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,7 @@ class Batch:
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._draft_lengths = _draft_lengths(config)
-        # Rows whose last tokens the drafter was not shown, since steps had no drafts -> how many tokens it was shown.
-        self._unseen: dict[int, int] = {}
-        self._drafted = False  # in the step before
+        self._unseen = UnseenTokens()
         self._pending: deque[_Launched] = deque()
         # Graphs are captured on the current device, which is set for each thread.
         self._on_device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
@@ -149,7 +148,7 @@ class Batch:
             self.generation.processors.of_rows[row] = entry.processors
             self.generation.ends[row] = record.ends.eos
             self._draft_lengths.begin(row)
-            self._unseen[row] = 0
+            self._unseen.begin(row)
         if self.session is not None:
             self.session.admit({row: entry.record.text for row, entry in entries.items()})
             self._note_failed_drafts(self.session)
@@ -223,7 +222,7 @@ class Batch:
         self.generation.params, self.generation.greedy = self.device_rows.params, self.device_rows.greedy
         self.device_rows.set_wanted(wanted)
         plan = self._with_log_probs(self._plan(wanted, alone))
-        self._note_unseen(plan.num_drafts)
+        self._unseen.note(self.rows, plan.num_drafts)
 
         def run() -> StepResult:
             return self.loop.step(plan)
@@ -302,19 +301,10 @@ class Batch:
         chosen = self._draft_lengths.next(drafting, len(live), rooms)
         return [chosen.get(row, 0) for row in range(len(self.rows))]
 
-    def _note_unseen(self, num_drafts: int) -> None:
-        """Notes which tokens the drafter is not shown, in the first of some steps without drafts. It was shown all that
-        the host knew then, except the last two tokens, which it is fed in its next step anyway."""
-        if self._drafted and num_drafts == 0:
-            for row, record in enumerate(self.rows):
-                if record is not None and record.live:
-                    self._unseen.setdefault(row, max(len(record.text) - 2, 0))
-        self._drafted = num_drafts > 0
-
     def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:
         """Shows the drafter what was emitted in steps without drafts, and the prompts of new sequences, in the rows
         that draft now. The host must know these texts, so it first reads the reports of their steps."""
-        rows = [row for row in self._unseen if wanted[row]]
+        rows = self._unseen.rows(wanted)
         if not rows or self.session is None:
             return
         if any(step.records[row] is self.rows[row] for step in self._pending for row in rows):
@@ -322,7 +312,7 @@ class Batch:
                 emissions += self._take(self._pending.popleft())
         texts = {row: r.text for row in rows if (r := self.rows[row]) is not None and r.live}
         started = time.perf_counter()
-        self.session.show(texts, {row: self._unseen.pop(row) for row in rows})
+        self.session.show(texts, self._unseen.pop(rows))
         self._draft_lengths.caught_up(time.perf_counter() - started)
         self._note_failed_drafts(self.session)
 
