@@ -79,6 +79,13 @@ def test_a_change_is_noticed_within_some_steps():
     assert emitted_by(rows, [0])[1] > 1.5
 
 
+def test_a_change_of_all_rows_is_noticed_at_once():
+    rows = RowAcceptance(Acceptance(K), K, 8)
+    run(rows, 8, 300, lambda row, i: 0.9)
+    run(rows, 8, 5, lambda row, i: 0.0)
+    assert rows.common.by_position()[0] < 0.6
+
+
 def test_what_is_forgotten_leaves_probabilities():
     rows = RowAcceptance(Acceptance(K), K, 8)
     run(rows, 8, 100, lambda row, i: 0.1)

@@ -193,6 +193,14 @@ def test_a_trial_that_goes_well_ends_the_pause(rows):
     assert lengths.learned.balance == before  # reading is no part of a trial's price any more
 
 
+def test_a_trial_begins_without_prejudice():
+    lengths = SharedLength(Learned(range(9), MEASURED), 1)
+    simulate(MEASURED, lambda *_: 0.0, 1, 1500, lengths=lengths)
+    while not lengths.next([0], 1)[0]:
+        lengths.record(0, [RowResult(0, 0, 0, 1, False)])
+    assert lengths.rows.common.by_position()[0] > 0.5
+
+
 def test_other_widths_are_looked_at_now_and_then():
     run = simulate(CHEAP, lambda *_: 0.8, 4, 20 * HOLD * LOOK_AROUND, learned=Learned(range(9)), noise=0.02)
     assert 8 <= run.chosen[0] <= 15  # four of the first steps, and every third look

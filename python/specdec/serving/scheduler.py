@@ -57,8 +57,9 @@ class Scheduler:
 
     Each step reads a part of the prompts of new sequences, and then decodes all rows. All decoding forwards have the
     same shape ([R, K + 1] tokens), and each prompt is read alone, so a row's results do not depend on the other rows:
-    a request with a seed gets the same text alone, among others, and in any order. (With ``AdaptiveDrafts``, K and so
-    the shape depends on the other rows, and results then differ in rounding.)
+    a request with a seed gets the same text alone, among others, and in any order. (With ``AdaptiveDrafts``, K
+    depends on the other rows: greedy texts and those of ``coupled`` then differ in rounding only, sampled ones of the
+    other rules are other draws from the same distribution, unless ``alone=True``.)
 
     An error of one request (in its logits, processors, stop or prefill) ends that request with a status or an error.
     An error of the drafter only costs drafts. An error in a forward of all rows ends all sequences that decode. An
