@@ -272,7 +272,7 @@ def test_drafters_report(tmp_path):
         for m in by_name.values():
             assert m["tokens_per_second"].keys() == m["of_that"].keys() == SUMMARY
             assert m["efficiency"] == pytest.approx(m["speedup"]["median"] / m["tau"])
-            assert (m["step_costs"] is not None) == ("adaptive" in m["name"])
+            assert m["step_costs"] is None or "adaptive" in m["name"]
         assert by_name["never right, K=4"]["alpha"] == 0 < by_name["never right, K=4"]["drafted"]
 
 
