@@ -30,6 +30,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import flex_attention as torch_flex
+from torch.utils._triton import has_triton
 from triton.backends.compiler import GPUTarget
 
 from .attending import Case, oracle, random_case
@@ -77,10 +78,12 @@ def _gpu() -> Iterator[None]:
         )
         before = triton.runtime.driver._active
         triton.runtime.driver.set_active(_Driver())
+        has_triton.cache_clear()  # an import (torchao's) may have asked before, when there was no GPU
         try:
             yield
         finally:
             triton.runtime.driver._active = before
+            has_triton.cache_clear()
 
 
 def written(case: Case) -> str:
