@@ -309,6 +309,7 @@ def test_step_times_of_something_else_are_not_taken(tmp_path, monkeypatch):
     others = {
         "another draft": SpeculativeDecoder(target, tiny_model("gpt2"), AdaptiveDrafts(max_drafts=3)),
         "no draft model": SpeculativeDecoder(target, PromptLookupDrafter(), AdaptiveDrafts(max_drafts=3)),
+        "no drafter": SpeculativeDecoder(target, None, AdaptiveDrafts(max_drafts=3)),
         "another backend": adaptive_decoder(backend="reference"),
         "another dtype of the cache": adaptive_decoder(cache_dtype=torch.bfloat16),
     }

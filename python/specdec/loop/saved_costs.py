@@ -22,10 +22,10 @@ Seconds = Mapping[int, Mapping[int, float]]  # by batch size, by K
 
 def described(target: CachedModel, drafter: Drafter | None, backend: str) -> dict[str, object]:
     """Returns all on which step times depend: models, drafter, device, threads, backend and versions."""
-    model = getattr(drafter, "model", None)
+    model, settings = getattr(drafter, "model", None), getattr(drafter, "__dict__", {})  # None and slots have none
     return {
         "target": _model(target),
-        "drafter": [type(drafter).__name__, {k: v for k, v in vars(drafter).items() if isinstance(v, (int, float))}],
+        "drafter": [type(drafter).__name__, {k: v for k, v in settings.items() if isinstance(v, (int, float))}],
         "draft": _model(model) if isinstance(model, CachedModel) else None,
         "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
