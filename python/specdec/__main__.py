@@ -1,5 +1,5 @@
 """``python -m specdec`` is the command ``specdec``, also where its script is not on the PATH."""
 
-from .cli import app
+from .cli import main
 
-app(prog_name="specdec")
+main()

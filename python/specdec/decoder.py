@@ -16,7 +16,7 @@ from specdec_kernels import Rule, SamplingParams
 
 from .checks import read_count, refuse
 from .drafters.adaptive_lengths import Learned, learned
-from .drafters.draft_length import AdaptiveDrafts, most_drafts
+from .drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, most_drafts
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
 from .loop import saved_costs
@@ -44,7 +44,9 @@ class SpeculativeDecoder:
         draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`; or
             None for plain decoding with the same loop. A drafter that fails is dropped with a RuntimeWarning, and
             decoding continues without drafts.
-        num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it.
+        num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it. By
+            default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4 elsewhere, so that a
+            seed gives the same text every time.
         backend: the kernels' backend, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or "cuda".
         d2t: for a draft model whose *output* covers only a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840;
             FR-Spec, arXiv 2502.14856): the target's id of each column of the draft's logits, ascending. The draft's
@@ -73,7 +75,7 @@ class SpeculativeDecoder:
         self,
         target: PreTrainedModel,
         draft: PreTrainedModel | Drafter | None,
-        num_drafts: int | AdaptiveDrafts = 4,
+        num_drafts: int | AdaptiveDrafts = DEFAULT_DRAFTS,
         backend: str = "auto",
         d2t: torch.Tensor | Sequence[int] | None = None,
         confidence: float = 0.0,

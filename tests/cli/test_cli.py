@@ -155,7 +155,8 @@ def test_logits_without_a_distribution_are_told(pair, tmp_path):
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
     model.save_pretrained(folder)
     for flags in ((), ("--json",)):
-        result = run("generate", PROMPT, "--target", folder, "--draft", folder, "--max-new-tokens", 5, *flags)
+        models = ("--target", folder, "--draft", folder)
+        result = run("generate", PROMPT, *models, "-k", 4, "--max-new-tokens", 5, *flags)
         assert "Warning: prompt 0: " in result.stderr and "TARGET_NAN" in result.stderr
     row = json.loads(result.stdout)
     assert (row["token_ids"], row["end"], row["status"]) == ([], "failed", "TARGET_NAN|DRAFT_NAN")

@@ -29,6 +29,8 @@ DEAR = [1.0, 1.6, 2.2, 2.8, 3.4, 4.0, 4.6, 5.2, 5.8]
         ({"max_drafts": 1, "costs": [2, 1]}, "costs"),
         ({"max_drafts": 1, "costs": [0, 1]}, "costs"),
         ({"max_drafts": 1, "costs": [1, float("inf")]}, "costs"),
+        ({"sampled": -1}, "sampled: got -1, allowed: an integer >= 0"),
+        ({"max_drafts": 2, "sampled": 3}, "sampled: got 3, allowed: at most max_drafts=2"),
         ({"alone": True}, "alone: got True without costs, allowed: True with costs"),
     ],
 )
@@ -193,6 +195,41 @@ def test_a_sequence_alone_has_the_same_text_in_any_company():
         assert generate(target, draft, [prompt], adaptive, seed=b + 1, **arguments).tokens[0] == together.tokens[b]
     shared = generate(target, draft, ragged, AdaptiveDrafts(costs=CHEAP), seed=[1, 2, 3, 4], **arguments)
     assert shared.tokens != together.tokens
+
+
+def test_by_default_k_is_chosen_only_where_no_text_depends_on_it():
+    target, draft = tunable_pair(0.3)
+    for params, rule, chosen in (
+        (None, "token", True),
+        (SamplingParams(0.9), "coupled", True),
+        (SamplingParams(0.9), "token", False),
+        (SamplingParams(0.9), "block", False),
+    ):
+        decoder, more = SpeculativeDecoder(target, draft), {"max_new_tokens": 60, "params": params, "rule": rule}
+        result = decoder.generate(prompts(3, 4, 9), seed=[1, 2, 3], eos_token_id=[], **more)
+        fixed = generate(target, draft, prompts(3, 4, 9), 0 if chosen else 4, seed=[1, 2, 3], **more)
+        assert result.tokens == fixed.tokens
+        taken = result.stats.steps_by_drafts
+        assert (decoder.costs_of(3) is not None) == chosen and (taken[0] > 2) == chosen
+        assert chosen or taken[4] > 3 * sum(taken[:4]) and sum(taken[5:]) == 0  # fewer than 4 where a text ends
+
+
+def test_by_default_a_sampled_text_is_the_same_in_any_company():
+    """Greedy rows come and go beside it, with K of their own choice when they are alone."""
+    target, draft = tunable_pair(0.3)
+    sampled = {"max_new_tokens": 40, "params": SamplingParams(0.9), "eos_token_id": []}
+    alone = generate(target, draft, [[5, 6, 7]], 4, seed=8, **sampled).tokens[0]
+    scheduler = Scheduler(SpeculativeDecoder(target, draft), rows=3, max_length=80)
+    greedy = [Request(p, 11 + 9 * i, eos_token_id=[]) for i, p in enumerate(prompts(6, 1, 9))]
+    requests = [*greedy, Request([5, 6, 7], seed=8, id="sampled", **sampled), *greedy]
+    outcomes = {outcome.number: outcome for outcome in scheduler.run(requests)}
+    assert outcomes[6].tokens == alone
+    for number, request in enumerate(requests):
+        if request.id is None:
+            plain = generate(target, None, [request.prompt], 0, max_new_tokens=request.max_new_tokens).tokens[0]
+            assert outcomes[number].tokens == plain
+    taken = [outcomes[number].stats.steps_by_drafts for number in (0, 6)]
+    assert taken[0][0] > 0 and sum(taken[1][:4]) <= 1 and sum(taken[1][5:]) == 0
 
 
 def test_step_times_are_learned_once_for_a_batch_size():

@@ -25,7 +25,7 @@ def test_a_job_on_the_embedded_pair(loaded, tmp_path):
     assert [(line["id"], line["end"]) for line in lines] == [(0, "length"), (1, "failed"), (2, "length")]
     assert "prompt: got 71 tokens with max_new_tokens=5, allowed: 64 tokens together" in lines[1]["error"]
     for line in (lines[0], lines[2]):
-        alone = rows(texts[line["id"]], *short)[0]
+        alone = rows(texts[line["id"]], *short, "-k", 4)[0]
         for key in ("text", "token_ids", "produced_by", "end", "status"):
             assert line[key] == alone[key]
         assert line["stats"]["emitted"] == 5 and set(line["produced_by"]) <= {"accepted", "recovered", "bonus"}

@@ -282,9 +282,9 @@ def test_k_may_depend_on_the_past_of_the_whole_batch(rule, monkeypatch):
     """Each row's K is made of its own last token, its neighbour's, and its number. The texts of a pair still have the
     distribution, and are independent of each other."""
 
-    def wanted(batch: Batch) -> list[int]:
+    def wanted(batch: Batch) -> tuple[list[int], bool]:
         last = [record.text[-1] if record is not None else 0 for record in batch.rows]
-        return [(last[row] + last[row ^ 1] + row // 2) % 3 for row in range(len(last))]
+        return [(last[row] + last[row ^ 1] + row // 2) % 3 for row in range(len(last))], True
 
     monkeypatch.setattr(Batch, "_wanted_drafts", wanted)
     count = 12_000

@@ -34,7 +34,7 @@ def chat(
     frequency_penalty: options.FrequencyPenalty = None,
     rule: options.AcceptRule = "token",
     seed: options.Seed = 0,
-    num_drafts: options.NumDrafts = "4",
+    num_drafts: options.NumDrafts = None,
     stop: options.Stop = None,
     verbose: options.Verbose = False,
     device: options.Device = None,

@@ -46,7 +46,7 @@ def generate(
     min_new_tokens: options.MinNewTokens = 0,
     rule: options.AcceptRule = "token",
     seed: options.Seed = 0,
-    num_drafts: options.NumDrafts = "4",
+    num_drafts: options.NumDrafts = None,
     costs: options.Costs = None,
     batch_file: options.BatchFile = None,
     prompt_file: options.PromptFile = None,
@@ -106,7 +106,7 @@ def generate(
         refuse("--stop", "an empty text", "at least one character")
     if profile is not None:
         check_trace(profile)
-    lengths = options.read_num_drafts(num_drafts)
+    lengths = options.read_num_drafts(num_drafts if output is None else num_drafts or "4")
     options.check_costs(costs, num_drafts, output)
     sampling: dict[str, Any] = {
         "temperature": temperature,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,17 @@ def load(
     adapter: str | None = None,
 ) -> Models:
     """Loads ``target``, with its ``adapter``, and ``draft``; without a ``target``, the embedded pair."""
+    models = _load(target, draft, drafters, device, dtype, adapter)
+    if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
+        gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
+        gc.enable()
+    return models
+
+
+def _load(
+    target: str | None, draft: str | None, drafters: Sequence[str], device: str | None, dtype: str | None,
+    adapter: str | None,
+) -> Models:  # fmt: skip
     import torch
     from transformers.utils import logging
 

@@ -65,7 +65,13 @@ Confidence = Annotated[
     float, typer.Option(help="After a token that the draft model finds less likely than this, no more are drafted.")
 ]
 NumDrafts = Annotated[
-    str, typer.Option("--num-drafts", "-k", help="K, drafted tokens a step; 0 decodes plainly; auto adapts it.")
+    str | None,
+    typer.Option(
+        "--num-drafts",
+        "-k",
+        help="K, drafted tokens a step; 0 decodes plainly; auto adapts it. Default: auto where no text depends on it, "
+        "which is at temperature 0 and with --rule coupled; 4 elsewhere, and with --output.",
+    ),
 ]
 Costs = Annotated[
     Path | None,
@@ -164,19 +170,19 @@ def check_counts(smallest: int, **counts: int | None) -> None:
             refuse(_option(name), count, f"an integer >= {smallest}")
 
 
-def check_costs(costs: Path | None, num_drafts: str, output: Path | None) -> None:
-    if costs is not None and num_drafts != "auto":
+def check_costs(costs: Path | None, num_drafts: str | None, output: Path | None) -> None:
+    if costs is not None and num_drafts not in ("auto", None):
         refuse("--costs", f"--costs with -k {num_drafts}", "-k auto")
     if costs is not None and output is not None:
         refuse("--costs", "--costs with --output", "one of the two: a job keeps the times of its first run")
 
 
-def read_num_drafts(given: str, smallest: int = 0) -> int | AdaptiveDrafts:
-    """K, or how to choose it."""
-    if given == "auto":
-        from ..drafters.draft_length import AdaptiveDrafts
+def read_num_drafts(given: str | None, smallest: int = 0) -> int | AdaptiveDrafts:
+    """K, or how to choose it. None: the default."""
+    if given in ("auto", None):
+        from ..drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 
-        return AdaptiveDrafts()
+        return DEFAULT_DRAFTS if given is None else AdaptiveDrafts()
     try:
         count = int(given)
     except ValueError:

@@ -60,10 +60,10 @@ def learned(drafts: AdaptiveDrafts, few: bool) -> Learned:
     """Returns what is known of steps before the first one.
 
     Args:
-        few: only 0, 1, 2, 4, ... and the largest K are chosen, as each K takes a CUDA graph.
+        few: only 0, 1, 2, 4, ... and the K that are given are chosen, as each K takes a CUDA graph.
     """
     most, costs = drafts.max_drafts, drafts.costs
-    powers = [0, *(1 << i for i in range(most.bit_length())), most]
+    powers = [0, *(1 << i for i in range(most.bit_length())), drafts.sampled or 0, most]
     widths = sorted({*powers}) if few else range(most + 1)
     return Learned(widths, None if costs is None else [costs[k] for k in widths])
 

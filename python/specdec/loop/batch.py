@@ -46,7 +46,8 @@ class BatchConfig:
         max_eos: the largest number of end-of-sequence tokens of one sequence.
         learned: with ``AdaptiveDrafts``: what the decoder knows of batches of this size; None: nothing.
         logits: whether the target's logits are recorded for every emitted token.
-        steady: all steps have the same shape, so a row's results do not depend on the lengths of other rows.
+        steady: all steps of one K have the same shape, unless K is chosen and there are no graphs. A row's results
+            then do not depend on the room of other rows.
         isolate: a drafter that fails for one row still drafts for the others.
         ahead: how many steps the device may be ahead of the host, 0 or 1.
         graphs: runs a step as one CUDA graph; None: no graphs.
@@ -81,7 +82,7 @@ class _Launched(NamedTuple):
     report: PendingReport
     num_drafts: int
     wanted: list[int]  # drafts of each row, not limited by its room
-    timer: StepTimer
+    timer: StepTimer | None  # where K adapts
 
 
 class Batch:
@@ -121,10 +122,13 @@ class Batch:
         self.session: GuardedSession | None = None
         if config.drafter is not None and most > 0:
             self.session = GuardedSession(config.drafter, self.generation, isolate=config.isolate)
-        self.loop = SpeculativeLoop(target, self.session, self.generation, self.device_rows, config.steady)
+        self.loop = SpeculativeLoop(target, self.session, self.generation, self.device_rows)
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._draft_lengths = _draft_lengths(config)
+        self._adapts, self._sampled = isinstance(config.num_drafts, AdaptiveDrafts), None
+        if isinstance(config.num_drafts, AdaptiveDrafts) and config.rule != Rule.COUPLED:
+            self._sampled = config.num_drafts.sampled  # K while a row's text depends on K
         self._unseen = UnseenTokens()
         self._pending: deque[_Launched] = deque()
         # Graphs are captured on the current device, which is set for each thread.
@@ -209,7 +213,7 @@ class Batch:
         self._pending.clear()
 
     def _launch(self, emissions: list[Emission]) -> None:
-        wanted = self._wanted_drafts()
+        wanted, chosen = self._wanted_drafts()
         if max(wanted) > 0:
             self._show_unseen(wanted, emissions)
             if not self.live:  # as the reports that were read for it say
@@ -221,27 +225,30 @@ class Batch:
         self.device_rows.flush()
         self.generation.params, self.generation.greedy = self.device_rows.params, self.device_rows.greedy
         self.device_rows.set_wanted(wanted)
-        plan = self._with_log_probs(self._plan(wanted, alone))
+        # Columns without drafts would only cost time where the steps differ in K anyway.
+        steady = self.config.steady and (self.graphs is not None or not chosen)
+        plan = self._with_log_probs(self._plan(wanted, steady, alone))
         self._unseen.note(self.rows, plan.num_drafts)
 
         def run() -> StepResult:
             return self.loop.step(plan)
 
-        timer = StepTimer(self.config.target.device)
+        timer = StepTimer(self.config.target.device) if self._adapts else None
         if graphs is None:
             result = run()
         else:
             shape = (plan.num_drafts, plan.visible, plan.log_probs, plan.num_scored, plan.top)
             result = graphs.run((*shape, *self.device_rows.signature), run, self.session)
             self.stopwatch.lap("replays")
-        timer.stop(counts=graphs is None or graphs.settled)
+        if timer is not None:
+            timer.stop(counts=graphs is None or graphs.settled)
         if self.session is not None:
             self._note_failed_drafts(self.session)
         self._pending.append(_Launched(list(self.rows), PendingReport(result), plan.num_drafts, wanted, timer))
         self.steps += 1
         self.draft_forwards += result.drafts.forwards
 
-    def _plan(self, wanted: list[int], alone: bool = False) -> StepPlan:
+    def _plan(self, wanted: list[int], steady: bool, alone: bool = False) -> StepPlan:
         """Plans a step in which each row drafts up to ``wanted`` tokens. If the host knows the rows' room, it limits
         K by it: the device enforces the room anyway, but a step with fewer columns is cheaper.
 
@@ -250,13 +257,14 @@ class Batch:
         """
         allowed, texts = wanted, []
         if not alone:
-            if not self.config.steady:
+            if not steady:
                 allowed = [min(n, max(r.room - 1, 0)) if r else 0 for n, r in zip(wanted, self.rows, strict=True)]
             texts = [[] if r is None else r.text for r in self.rows]
         num_drafts, of_rows = max(allowed), self.generation.processors.of_rows
         return StepPlan(
             step=self.steps,
             num_drafts=num_drafts,
+            steady=steady,
             visible=self._visible(num_drafts),
             allowed=allowed,
             table=self.table.on_device(),
@@ -291,15 +299,17 @@ class Batch:
                 record.drafts, record.drafter_error = False, error_text(error)
         session.failed_rows.clear()
 
-    def _wanted_drafts(self) -> list[int]:
-        """Returns how many tokens each row should draft in the next step."""
+    def _wanted_drafts(self) -> tuple[list[int], bool]:
+        """Returns how many tokens each row should draft in the next step, and whether that was chosen for this step."""
         live = [row for row, record in enumerate(self.rows) if record is not None and record.live]
         if self.session is None or not self.session.alive:
-            return [0] * len(self.rows)
+            return [0] * len(self.rows), False
         drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
+        if self._sampled is not None and not self.device_rows.greedy:
+            return [self._sampled if row in drafting else 0 for row in range(len(self.rows))], False
         rooms = None if self.others_wait else {row: r.room for row in live if (r := self.rows[row]) is not None}
-        chosen = self._draft_lengths.next(drafting, len(live), rooms)
-        return [chosen.get(row, 0) for row in range(len(self.rows))]
+        wanted = self._draft_lengths.next(drafting, len(live), rooms)
+        return [wanted.get(row, 0) for row in range(len(self.rows))], self._adapts
 
     def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:
         """Shows the drafter what was emitted in steps without drafts, and the prompts of new sequences, in the rows
@@ -346,7 +356,7 @@ class Batch:
                 emissions.append(record.emission(len(tokens)))
             if not record.live:
                 self.end(row)
-        if (seconds := step.timer.seconds) is not None:
+        if step.timer is not None and (seconds := step.timer.seconds) is not None:
             self._draft_lengths.took(step.num_drafts, seconds)
         self._draft_lengths.record(step.num_drafts, results)
         return emissions

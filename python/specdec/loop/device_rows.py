@@ -32,6 +32,7 @@ class StepPlan(NamedTuple):
 
     step: int  # the number of steps before this one
     num_drafts: int  # K, the most tokens that a row may draft
+    steady: bool  # whether K columns are verified even if fewer were drafted
     visible: int  # slots that attention reads
     allowed: list[int]  # how many of the K drafts count for each row, as far as the host knows
     table: TokenTable | None

@@ -29,20 +29,20 @@ class SpeculativeLoop:
 
     Attributes:
         session: proposes drafts; None: plain decoding.
-        steady: every step verifies K columns, even if fewer were drafted, so that all steps have the same shape.
     """
 
     target: CachedModel
     session: GuardedSession | None
     generation: Generation
     rows: DeviceRows
-    steady: bool
 
     def step(self, plan: StepPlan) -> StepResult:
         """Drafts, verifies, and advances every row by its emitted tokens."""
         g, lap = self.generation, self.generation.stopwatch.lap
         step = self.rows.place(plan)
         drafts = self.draft(step)
+        if plan.steady:
+            drafts = drafts.widened(step.num_drafts)
         lap("loop")
         logits = self.score(step, drafts.tokens)
         lap("target_forwards")
@@ -75,8 +75,7 @@ class SpeculativeLoop:
     def draft(self, step: Step) -> Drafts:
         """Drafts up to K tokens a row. Returns them with the q that they were drawn from."""
         drafts = self.session.draft(step) if step.num_drafts and self.session is not None else None
-        drafts = drafts or Drafts(step.last_two[:, :0])
-        return drafts.widened(step.num_drafts) if self.steady else drafts
+        return drafts or Drafts(step.last_two[:, :0])
 
     def score(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
         """Feeds the target the last known token and the drafts [B, k]. Returns logits [B, k + 1, V], where row i

@@ -11,7 +11,6 @@ import torch
 
 from ..checks import read_count
 from ..decoder import SpeculativeDecoder
-from ..drafters.draft_length import AdaptiveDrafts
 from ..loop.batch import Batch
 from ..loop.sequence import Entry
 from ..prompts import read_eos
@@ -55,11 +54,12 @@ class Scheduler:
     """Decodes any number of requests on R rows. When a sequence ends, the next one begins in its row, while the other
     rows continue.
 
-    Each step reads a part of the prompts of new sequences, and then decodes all rows. All decoding forwards have the
-    same shape ([R, K + 1] tokens), and each prompt is read alone, so a row's results do not depend on the other rows:
-    a request with a seed gets the same text alone, among others, and in any order. (With ``AdaptiveDrafts``, K
-    depends on the other rows: greedy texts and those of ``coupled`` then differ in rounding only, sampled ones of the
-    other rules are other draws from the same distribution, unless ``alone=True``.)
+    Each step reads a part of the prompts of new sequences, and then decodes all rows. With a fixed K all decoding
+    forwards have the same shape ([R, K + 1] tokens), and each prompt is read alone, so a row's results do not depend on
+    the other rows: a request with a seed gets the same text alone, among others, and in any order. With
+    ``AdaptiveDrafts``, K depends on the other rows: greedy texts and those of ``coupled`` then differ in rounding only,
+    and sampled ones of the other rules, unless ``sampled`` fixes their K, as it does by default, are other draws from
+    the same distribution.
 
     An error of one request (in its logits, processors, stop or prefill) ends that request with a status or an error.
     An error of the drafter only costs drafts. An error in a forward of all rows ends all sequences that decode. An
@@ -111,10 +111,8 @@ class Scheduler:
         self.ledger = TokenLedger(self.budget.tokens)
         rule = read_rule(rule, compact_q)
         config = decoder.batch_config(self.budget.rows, self.budget.capacity, rule, compact_q, max_eos)
-        # If K varies, then so does the shape of a step, and columns without drafts would only cost time.
-        steady = not isinstance(decoder.num_drafts, AdaptiveDrafts) or config.graphs is not None
         with torch.inference_mode():
-            self.batch = Batch(dataclasses.replace(config, steady=steady, isolate=True, ahead=int(deferred)))
+            self.batch = Batch(dataclasses.replace(config, steady=True, isolate=True, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}
