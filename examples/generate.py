@@ -11,7 +11,7 @@ from specdec import SpeculativeDecoder, load_embedded_pair
 from specdec_kernels import SamplingParams
 
 target, draft, tokenizer = load_embedded_pair()
-decoder = SpeculativeDecoder(target, draft, num_drafts=4)
+decoder = SpeculativeDecoder(target, draft)
 
 # A batch may mix lengths and settings: the first text is greedy, the second one is sampled.
 prompts = ["def read(self, size=-1):", "class Stack:"]

@@ -8,7 +8,7 @@ from specdec import Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec_kernels import SamplingParams
 
 target, draft, tokenizer = load_embedded_pair()
-scheduler = Scheduler(SpeculativeDecoder(target, draft, num_drafts=4), rows=2, max_length=128)
+scheduler = Scheduler(SpeculativeDecoder(target, draft), rows=2, max_length=128)
 
 prompts = ["import os", "def add(a, b):", "class Stack:", "for line in file:", "try:"]
 requests = (

@@ -379,7 +379,7 @@ def test_num_assistant_tokens_is_k_where_it_was_set():
         assert torch.equal(theirs, target.generate(**inputs, **settings, **more, custom_generate=speculator))
         return drafted(speculator.last_result)
 
-    assert k(speculate(draft)) == 4  # not 20, which transformers fills in
+    assert k(speculate(draft)) <= 8  # it adapts; not 20, which transformers fills in
     assert k(speculate(draft), num_assistant_tokens=20) == 20  # set by keyword, although to the same
     assert k(speculate(draft), num_assistant_tokens=2) == 2
     assert k(speculate(draft, num_drafts=3)) == 3
@@ -411,7 +411,7 @@ def test_what_the_model_suggests_gives_way(configured):
     assert (k(speculate()), k(speculate(draft, num_drafts=3, confidence=0.0))) == (0, 3)
     assert k(speculate(draft)) < 6 < k(speculate(draft, confidence=0.0), num_assistant_tokens=7)
     configured(prompt_lookup_num_tokens=5, assistant_early_exit=2)
-    assert (k(speculate()), k(speculate(num_drafts=3)), k(speculate(draft))) == (5, 3, 4)
+    assert (k(speculate()), k(speculate(num_drafts=3))) == (5, 3) and k(speculate(draft)) <= 8
     assert k(speculate(), num_assistant_tokens=2) == 2
     assert k(speculate(), assistant_early_exit=2, num_assistant_tokens=6) == 6
     configured(assistant_early_exit=2, num_assistant_tokens=3)
@@ -419,10 +419,12 @@ def test_what_the_model_suggests_gives_way(configured):
 
 
 def test_assistant_confidence_threshold_ends_drafting():
-    theirs, ours, sure = both(speculator=speculate(tunable_pair(0.3)[1]), assistant_confidence_threshold=0.99)
-    _, _, free = both(speculator=speculate(tunable_pair(0.3)[1]))  # not 0.4, which transformers fills in
+    theirs, ours, sure = both(
+        speculator=speculate(tunable_pair(0.3)[1], num_drafts=4), assistant_confidence_threshold=0.99
+    )
+    _, _, free = both(speculator=speculate(tunable_pair(0.3)[1], num_drafts=4))  # not 0.4, which transformers fills in
     assert torch.equal(theirs, ours) and sure.stats.drafted < free.stats.drafted
-    _, _, same = both(speculator=speculate(tunable_pair(0.3)[1], confidence=0.99))
+    _, _, same = both(speculator=speculate(tunable_pair(0.3)[1], num_drafts=4, confidence=0.99))
     assert same.stats.drafted == sure.stats.drafted
     for speculator, value in (
         (speculate(), 0.5),

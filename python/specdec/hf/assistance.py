@@ -12,7 +12,6 @@ from ..checks import read_count, refuse
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 
-NUM_DRAFTS = 4  # where nobody chose
 # Fields of GenerationConfig, and what transformers fills in where they were not set.
 DEFAULTS = {
     "num_assistant_tokens": 20,

@@ -14,11 +14,11 @@ from specdec_kernels import Rule, Status
 
 from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
-from ..drafters.draft_length import AdaptiveDrafts
+from ..drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 from ..drafters.protocol import Drafter
 from ..result import GenerationResult
 from ..stopping import Stopping, StopStrings
-from .assistance import NUM_DRAFTS, Assistance, read_assistance
+from .assistance import Assistance, read_assistance
 from .convert_processors import read_arguments
 from .criteria import AnyStopping, CriteriaStopping
 from .generation_config import FIELDS, check_fields
@@ -57,7 +57,8 @@ def speculate(
         draft_model: a smaller causal LM. Without it and without ``drafter``, ``generate`` can name a drafter
             (``prompt_lookup_num_tokens``, ``assistant_early_exit``); if it does not, decoding is plain.
         drafter: another drafter in the place of a model, such as ``PromptLookupDrafter()``.
-        num_drafts: K >= 0, or ``AdaptiveDrafts``; None: ``num_assistant_tokens`` where that was set, else 4.
+        num_drafts: K >= 0, or ``AdaptiveDrafts``; None: ``num_assistant_tokens`` where that was set, else as in
+            :class:`SpeculativeDecoder`.
         rule, d2t, compact_q, backend, cache_dtype: as in :class:`SpeculativeDecoder`.
         seed: of sampled texts. A signed 64-bit integer s gives text j of each prompt's ``num_return_sequences`` the
             seed s + j; a list or tensor has one for each row. None draws one for each row from torch's global
@@ -242,7 +243,7 @@ class Speculator:
         key = (assistance, *state)
         if self._prepared is None or self._prepared.model is not model or self._prepared.key != key:
             self._prepared = None  # so that an error leaves nothing behind
-            num_drafts = NUM_DRAFTS if assistance.num_drafts is None else assistance.num_drafts
+            num_drafts = DEFAULT_DRAFTS if assistance.num_drafts is None else assistance.num_drafts
             arguments = (model, assistance.drafter_for(model), num_drafts, self._backend, self._d2t)
             decoder = SpeculativeDecoder(*arguments, assistance.confidence or 0.0, cache_dtype=self._cache_dtype)
             self._prepared = _Prepared(model, key, decoder)

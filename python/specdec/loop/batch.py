@@ -126,7 +126,8 @@ class Batch:
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._draft_lengths = _draft_lengths(config)
-        self._adapts, self._sampled = isinstance(config.num_drafts, AdaptiveDrafts), None
+        adaptive = isinstance(config.num_drafts, AdaptiveDrafts)
+        self._adapts, self._sampled = adaptive and self.session is not None, None
         if isinstance(config.num_drafts, AdaptiveDrafts) and config.rule != Rule.COUPLED:
             self._sampled = config.num_drafts.sampled  # K while a row's text depends on K
         self._unseen = UnseenTokens()
