@@ -28,6 +28,7 @@ PLAIN, AGAIN, AUTO = "plain", "plain again", "auto"
 DRAFTERS = ("model", "never right", "lookup")
 WIDTHS = (1, 2, 4, 8)
 OF_BEST, OF_PLAIN = 0.97, 0.98  # goals
+TURN = 0.3  # seconds; the machine's speed changes in seconds
 PROMPT_TOKENS, FEWEST_PROMPTS, PROMPTS_A_ROW = 32, 8, 2
 
 
@@ -53,8 +54,8 @@ def measure(
     decoders: Mapping[str, SpeculativeDecoder], prompts: list[list[int]], rows: int, temperature: float, new: int,
     rounds: int, rule: str,
 ) -> dict:  # fmt: skip
-    """Jobs of the same requests through one scheduler of each decoder, in turns. The first round warms up, and the
-    adaptive methods learn step times and acceptance in it.
+    """Jobs of the same requests through one scheduler of each decoder, all at the same time, in turns of a fraction of
+    a second. The first round warms up, and the adaptive methods learn step times and acceptance in it.
 
     Raises:
         RuntimeError: a greedy text is not that of plain decoding.
@@ -65,11 +66,17 @@ def measure(
     }
     slices: dict[str, list[Slice]] = {name: [] for name in decoders}
     jobs: dict[str, Job] = {}
-    for name in in_turns([*decoders], 1 + rounds):
-        jobs[name] = Job(schedulers[name], fixed_length(prompts, [new] * len(prompts), temperature))
-        slices[name].append(jobs[name].run())
-        if temperature == 0 and jobs[name].texts != jobs.get(PLAIN, jobs[name]).texts:
-            raise RuntimeError(f"{name}: a text differs from that of plain decoding")
+    for _ in range(1 + rounds):
+        requests = fixed_length(prompts, [new] * len(prompts), temperature)
+        jobs = {name: Job(scheduler, requests) for name, scheduler in schedulers.items()}
+        ran = dict.fromkeys(jobs, Slice(rows))
+        while unfinished := [name for name, job in jobs.items() if not job.done]:
+            for name in in_turns(unfinished, len(unfinished)):
+                ran[name] = jobs[name].run(seconds=TURN) + ran[name]
+        for name, job in jobs.items():
+            slices[name].append(ran[name])
+            if temperature == 0 and job.texts != jobs[PLAIN].texts:
+                raise RuntimeError(f"{name}: a text differs from that of plain decoding")
     speeds = {name: [s.speed for s in ran[1:]] for name, ran in slices.items()}
     found = {
         name: {

@@ -125,8 +125,8 @@ class Job:
     def total(self) -> Stats:
         return Stats.total(self.stats, len(self.stats[0].drafted_by_position))
 
-    def run(self, ended: int | None = None) -> Slice:
-        """Goes on until so many more requests have ended; None: to the end.
+    def run(self, ended: int | None = None, seconds: float = math.inf) -> Slice:
+        """Goes on until so many more requests have ended, or for so many seconds; by default to the end.
 
         Raises:
             RuntimeError: a request ended in another way than with its length.
@@ -136,10 +136,11 @@ class Job:
         stopwatch.lap("loop")  # what others did meanwhile
         before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
         goal = math.inf if ended is None else len(self.stats) + ended
-        while not self.done and len(self.stats) < goal:
+        while not self.done and len(self.stats) < goal and time.perf_counter() - begun < seconds:
             waiting = scheduler.usage.waiting
             if scheduler.idle or not self.whole_batches:
-                for _ in range(min(self.rows - waiting, len(self._coming))):
+                most = self.rows + (not self.whole_batches)
+                for _ in range(min(most - waiting, len(self._coming))):
                     scheduler.submit(self._coming.popleft())
             for update in scheduler.step():
                 if not isinstance(update, Outcome):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from specdec.drafters.adaptive_lengths import HOLD, LOOK_AROUND, SHARE, Learned, OwnLengths, SharedLength, learned
-from specdec.drafters.draft_length import AdaptiveDrafts, RowResult
+from specdec.drafters.draft_length import AdaptiveDrafts, Remaining, RowResult
 from support.simulated_batch import Run, simulate
 
 FLAT = [1.0, *(1.04 + 0.04 * k for k in range(1, 9))]  # memory-bound: drafts are nearly free
@@ -99,9 +99,9 @@ def test_on_a_gpu_drafts_end_where_the_batch_is_bound_by_arithmetic():
     assert found == sorted(found, reverse=True) and found[0] >= 4 and found[4:] == [1, 0, 0]
 
 
-def soon(lengths: SharedLength, rows: Sequence[int], live: int, rooms: dict[int, int] | None = None) -> int:
+def soon(lengths: SharedLength, rows: Sequence[int], live: int, remaining: Remaining | None = None) -> int:
     """The K after some steps, in which K may grow, and is kept for some."""
-    return [lengths.next(rows, live, rooms)[rows[0]] for _ in range(2 * HOLD)][-1]
+    return [lengths.next(rows, live, remaining)[rows[0]] for _ in range(2 * HOLD)][-1]
 
 
 def test_k_is_chosen_for_the_batch():
@@ -126,14 +126,24 @@ def test_the_last_row_counts_where_no_sequence_waits():
     all end together."""
     costs = [1.0, 1.5, 2.4]
 
-    def chosen(rows: int, room: int | None) -> int:
+    def chosen(rows: int, room: int | None, waiting: int = 0) -> int:
         lengths = SharedLength(Learned(range(3), costs), rows)
         lengths.rows.common.record(1, np.array([1000, 0]), np.array([610, 0]))
         everybody = range(rows)
-        rooms = None if room is None else dict.fromkeys(everybody, room)
-        return min(lengths.next(everybody, rows, rooms)[0] for _ in range(HOLD + 1))
+        remaining = None if room is None else Remaining(dict.fromkeys(everybody, room), [room] * waiting)
+        return min(lengths.next(everybody, rows, remaining)[0] for _ in range(HOLD + 1))
 
     assert chosen(16, None) > 0 and chosen(16, 40) == 0 and chosen(16, 4000) > 0 and chosen(1, 40) > 0
+    assert chosen(16, 40, waiting=16) == 0 and chosen(16, 4000, waiting=16) > 0
+
+
+def test_what_seems_better_by_chance_is_not_chosen():
+    def chosen(alpha: float) -> int:
+        lengths = SharedLength(Learned(range(2), [1.0, 1.5]), 1)
+        lengths.rows.common.record(1, np.array([1e6]), np.array([1e6 * alpha]))
+        return min(lengths.next([0], 1)[0] for _ in range(HOLD + 1))
+
+    assert chosen(0.53) == 0 and chosen(0.56) == 1  # 1.53 and 1.56 tokens in the time of 1.5
 
 
 def test_a_row_that_is_behind_decides():
@@ -142,11 +152,23 @@ def test_a_row_that_is_behind_decides():
     for _ in range(80):
         lengths.record(8, [RowResult(row, 8, 0 if row == 0 else 8, 1 if row == 0 else 9, False) for row in range(4)])
         lengths.next([*range(4)], 4)
-    even, behind = {0: 10, 1: 100, 2: 100, 3: 100}, {0: 100, 1: 100, 2: 100, 3: 100}
+    even, behind = (Remaining({0: first, 1: 100, 2: 100, 3: 100}) for first in (10, 100))
     assert soon(lengths, range(4), 4, even) > 0
     assert 0 in [lengths.next([*range(4)], 4, behind)[0] for _ in range(HOLD + 1)]
     assert soon(lengths, [1, 2, 3], 4, even) > 0  # row 0 does not draft
     assert 0 in [lengths.next([1, 2, 3], 4, behind)[1] for _ in range(HOLD + 1)]
+
+
+def test_sequences_that_wait_are_like_those_in_rows():
+    """Row 0 ends soon. The first one that waits begins in it and is expected to be like it."""
+    for accepted, waiting, pays in ((8, [1000], True), (0, [1000], False), (8, [1000, 1000], False)):
+        lengths = SharedLength(Learned(range(9), MEASURED), 2)
+        for _ in range(80):
+            both = (0, accepted), (1, 8 - accepted)
+            lengths.record(8, [RowResult(row, 8, n, n + 1, False) for row, n in both])
+            lengths.next([0, 1], 2)
+        remaining = Remaining({0: 10, 1: 40}, waiting)
+        assert (0 not in {lengths.next([0, 1], 2, remaining)[0] for _ in range(HOLD + 1)}) == pays
 
 
 def test_a_result_is_not_given_to_the_next_sequence():

@@ -263,6 +263,16 @@ def test_nothing_is_promised_twice_or_lost_for_long(shape, rows, chunk, budget, 
     check_bookkeeping(shape, rows, chunk, budget, deferred, drafter)
 
 
+def test_what_waits_is_told_where_it_is_little():
+    s, told = Scheduler(new_decoder("llama", "none"), rows=2, max_length=64), []
+    for length in (3, 4, 5, 6, 7):
+        s.submit(Request([1, 2], length, eos_token_id=[]))
+    while not s.idle:
+        s.step()
+        told.append(s.batch.waiting)
+    assert told[:9] == [None, None, None, [6, 7], [7], [7], [7], [7], []] and not any(told[9:])
+
+
 def test_rows_are_filled_while_others_decode():
     """A prompt of many chunks delays nobody: the others get tokens in every step."""
     s, prefilling = Scheduler(new_decoder("llama", "none"), rows=2, max_length=64, prefill_chunk=2), []

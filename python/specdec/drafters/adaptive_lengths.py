@@ -9,13 +9,14 @@ from statistics import NormalDist
 import numpy as np
 
 from .acceptance import Acceptance, RowAcceptance
-from .draft_length import AdaptiveDrafts, RowResult
+from .draft_length import AdaptiveDrafts, Remaining, RowResult
 from .step_times import StepTimes
 
 SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
 CREDIT = 8.0  # plain steps that trials may lose at once, after drafts that have won them
 READING_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
 FEWEST_STEPS = 50  # over which that time is spread, at least: much is read when a batch begins
+MARGIN = 0.03  # by which drafts must be expected to win: what seems best is often so by chance
 HOLD = 4  # steps for which a K is kept that was chosen twice, since choosing takes time
 LOOK_AROUND = 16  # choices, after which one step has another K, so that its time stays known
 
@@ -70,7 +71,7 @@ def learned(drafts: AdaptiveDrafts, few: bool) -> Learned:
 
 class SharedLength:
     """One K for all rows that draft, the best one for the batch as a whole: with which it emits the most tokens per
-    time or, if no other sequences wait for its rows, ends first.
+    time or, if the end is near, with which the last sequence ends first.
 
     Drafts that do not pay are tried again from time to time, since texts change. An account in units of plain steps
     limits what that may cost: every plain step pays a hundredth into it, and steps with drafts pay in what they have
@@ -92,10 +93,10 @@ class SharedLength:
         self._enter()
         self.rows.begin(row)
 
-    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
-        return dict.fromkeys(drafting, self._choose(drafting, live, rooms) if drafting else 0)
+    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
+        return dict.fromkeys(drafting, self._choose(drafting, live, remaining) if drafting else 0)
 
-    def _choose(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None) -> int:
+    def _choose(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
         if (missing := self.learned.times.missing) is not None:
             return missing
         paused = self._state == _State.PAUSED
@@ -105,14 +106,14 @@ class SharedLength:
             self._held += 1
             return self._k
         before = self._k
-        self._k = self._chosen_anew(drafting, live, rooms)
+        self._k = self._chosen_anew(drafting, live, remaining)
         self._most = self._k or self._most
         self._held = 1 if self._k == before else HOLD
         return self._k
 
-    def _chosen_anew(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None) -> int:
+    def _chosen_anew(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
         self._enter()
-        best = self._best(drafting, live, rooms)
+        best = self._best(drafting, live, remaining)
         if best > 0:
             if self._state == _State.PAUSED or self.learned.balance >= 0:
                 self._state = _State.DRAFTING
@@ -126,27 +127,17 @@ class SharedLength:
         self.rows.forget()
         return self.widths[1]
 
-    def _best(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None) -> int:
-        """Returns the place in ``widths`` of the fastest K.
-
-        If no sequence waits, the batch is as fast as its last row. A row that may emit r tokens takes about r / m steps
-        with a variance of r v / m^3, where m and v are the mean and the variance of what a step emits (a renewal
-        process). The last of n such rows comes later by z standard deviations, the expected largest of n normal
-        numbers (Blom 1958). Without drafts all rows are in step, so that speculation has to win more than that.
-        """
+    def _best(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
+        """Returns the place in ``widths`` of the fastest K."""
         reached, count = self.rows.reached(drafting), np.arange(1, max(self.widths) + 1)
         accepted = np.pad(reached.cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
         times = np.array(self.learned.times.relative)
         times[1:] += self.learned.reading
-        if rooms is None:
+        times[0] /= 1 + MARGIN
+        if remaining is None:
             return int(((live + accepted.sum(0)) / times).argmax())
         squares = np.pad(((2 * count - 1) * reached).cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
-        mean, variance = 1 + accepted, squares - accepted**2
-        room = np.array([rooms[row] for row in drafting])[:, None]
-        z = _NORMAL.inv_cdf((live - 0.375) / (live + 0.25))
-        steps = (room / mean + z * np.sqrt(room * variance / mean**3)).max(0)
-        plain = [left for row, left in rooms.items() if row not in {*drafting}]
-        return int((np.maximum(steps, max(plain, default=0)) * times).argmin())
+        return int((_steps_left(drafting, 1 + accepted, squares - accepted**2, remaining) * times).argmin())
 
     def _enter(self) -> None:
         """Records the results that were collected."""
@@ -189,6 +180,32 @@ class SharedLength:
         learned.balance = min(learned.balance + won, CREDIT)
 
 
+def _steps_left(drafting: Sequence[int], mean: np.ndarray, variance: np.ndarray, remaining: Remaining) -> np.ndarray:
+    """Returns after how many steps the last sequence is expected to end, for each K.
+
+    A row that may emit r tokens takes about r / m steps with a variance of r v / m^3, where m and v are the mean and
+    the variance of what a step emits (a renewal process). The last of n rows comes later by z standard deviations, the
+    expected largest of n normal numbers (Blom 1958). Without drafts all rows are in step, so speculation has to win
+    more than that. A waiting sequence is expected to be like that of some row, and begins in the row that ends first.
+
+    Args:
+        mean, variance: [n, K] of the rows of ``drafting``.
+    """
+    rooms, size = remaining.rooms, len(remaining.rooms)
+    room = np.array([rooms[row] for row in drafting])[:, None]
+    steps, spread = room / mean, room * variance / mean**3
+    if plain := [[left] * mean.shape[1] for row, left in rooms.items() if row not in {*drafting}]:
+        steps, spread = np.concatenate((steps, plain)), np.pad(spread, ((0, len(plain)), (0, 0)))
+    if remaining.waiting:
+        like = np.arange(len(remaining.waiting)) % len(drafting)
+        room, mean, variance = np.array(remaining.waiting)[:, None], mean[like], variance[like]
+        first, columns = steps.argsort(0)[: len(like)], np.arange(steps.shape[1])
+        steps[first, columns] += (room / mean)[: len(first)]
+        spread[first, columns] += (room * variance / mean**3)[: len(first)]
+    z = _NORMAL.inv_cdf((size - 0.375) / (size + 0.25))
+    return (steps + z * np.sqrt(spread)).max(0)
+
+
 class OwnLengths:
     """Each sequence has its own K, which depends on its own drafts and on given costs alone."""
 
@@ -199,7 +216,7 @@ class OwnLengths:
     def begin(self, row: int) -> None:
         self._of_rows[row] = SharedLength(self._new(), 1)
 
-    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
+    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
         return {row: self._of_rows[row].next([0], 1)[0] for row in drafting}
 
     def took(self, num_drafts: int, seconds: float) -> None:

@@ -74,6 +74,13 @@ class RowResult(NamedTuple):
     ended: bool  # the sequence ended in this step, so its drafts after that say nothing
 
 
+class Remaining(NamedTuple):
+    """How many tokens are still to be emitted, at most."""
+
+    rooms: Mapping[int, int]  # by each live row
+    waiting: Sequence[int] = ()  # by each sequence that waits for a row
+
+
 class DraftLengths(Protocol):
     """Chooses how many tokens the sequence of each row drafts in its next step. Steps may be recorded late, so that K
     can be chosen while an earlier step still runs."""
@@ -81,13 +88,12 @@ class DraftLengths(Protocol):
     def begin(self, row: int) -> None:
         """Forgets the row's history for a new sequence."""
 
-    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
+    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
         """Returns K for each row of ``drafting``.
 
         Args:
             live: the number of rows that decode in the step, these among them.
-            rooms: how many tokens each live row may still emit, if no other sequence waits for a row: the batch then
-                ends with the last of them. None: others wait, so that all that counts is tokens a second.
+            remaining: None: so much that its end is far away, and all that counts is tokens a second.
         """
 
     def took(self, num_drafts: int, seconds: float) -> None:
@@ -107,7 +113,7 @@ class FixedLengths:
     def begin(self, row: int) -> None:
         pass
 
-    def next(self, drafting: Sequence[int], live: int, rooms: Mapping[int, int] | None = None) -> Mapping[int, int]:
+    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
         return dict.fromkeys(drafting, self.num_drafts)
 
     def took(self, num_drafts: int, seconds: float) -> None:

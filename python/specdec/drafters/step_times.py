@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 
 UNCOUNTED = 1  # the first step of a width compiles, allocates and warms the caches
-SAMPLES = 3  # timed steps of a width before it is known; their median counts
+SAMPLES = 5  # timed steps of a width before it is known; the shortest counts, since others were interrupted
 SPEED_RATE = 0.1  # how fast the machine's speed is followed, and
 WIDTH_RATE = 0.02  # how fast the times of widths among each other, at least
 SURPRISE = 0.4  # the largest error that counts, as a logarithm: a longer step was interrupted by something
@@ -84,7 +83,7 @@ class StepTimes:
         self._relative, time = None, math.log(seconds) - self._speed
         if counted <= SAMPLES:
             self._samples.setdefault(width, []).append(time)
-            self._times[width] = statistics.median(self._samples[width])
+            self._times[width] = min(self._samples[width])
             return
         error = min(max(time - self._times[width], -SURPRISE), SURPRISE)
         self._speed += SPEED_RATE * error

@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList
 from specdec_kernels import Rule
 
 from ..drafters.adaptive_lengths import Learned, OwnLengths, SharedLength, learned
-from ..drafters.draft_length import AdaptiveDrafts, DraftLengths, FixedLengths, RowResult, most_drafts
+from ..drafters.draft_length import AdaptiveDrafts, DraftLengths, FixedLengths, Remaining, RowResult, most_drafts
 from ..drafters.guard import GuardedSession
 from ..drafters.protocol import Drafter, Generation
 from ..models.cached_model import CachedModel
@@ -94,7 +94,8 @@ class Batch:
 
     Attributes:
         steps, draft_forwards: forwards of target and draft so far.
-        others_wait: whether other sequences wait for rows; set by who admits them.
+        waiting: how many tokens each sequence that waits for a row may emit; set by who admits them. None: there are
+            many.
     """
 
     def __init__(self, config: BatchConfig):
@@ -118,7 +119,7 @@ class Batch:
             ends=[frozenset()] * size,
         )
         self.steps = self.draft_forwards = 0
-        self.others_wait = False
+        self.waiting: list[int] | None = []
         self.session: GuardedSession | None = None
         if config.drafter is not None and most > 0:
             self.session = GuardedSession(config.drafter, self.generation, isolate=config.isolate)
@@ -308,8 +309,9 @@ class Batch:
         drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
         if self._sampled is not None and not self.device_rows.greedy:
             return [self._sampled if row in drafting else 0 for row in range(len(self.rows))], False
-        rooms = None if self.others_wait else {row: r.room for row in live if (r := self.rows[row]) is not None}
-        wanted = self._draft_lengths.next(drafting, len(live), rooms)
+        rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
+        remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
+        wanted = self._draft_lengths.next(drafting, len(live), remaining)
         return [wanted.get(row, 0) for row in range(len(self.rows))], self._adapts
 
     def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:

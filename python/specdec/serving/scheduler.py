@@ -216,7 +216,7 @@ class Scheduler:
         An error of the iterable itself is raised at once. After it, or if the caller stops at any outcome, the requests
         already taken remain in the scheduler, and ``run(())`` yields their outcomes."""
         coming, more = iter(requests), True
-        ahead = min(len(self.batch.rows), self.max_waiting)
+        ahead = min(len(self.batch.rows) + 1, self.max_waiting)
         while more or not self.idle:
             while more and len(self._waiting) < ahead:
                 try:
@@ -240,7 +240,7 @@ class Scheduler:
         try:
             self._fill_rows()
             self._prefill()
-            self.batch.others_wait = bool(self._waiting or self._filled)
+            self.batch.waiting = self._rooms_of_waiting()
             before, live = self.batch.steps, sum(r is not None and r.live for r in self.batch.rows)
             emissions = self.batch.step() if live else []
             self._busy_rows += live * (self.batch.steps - before)
@@ -252,6 +252,12 @@ class Scheduler:
                 self.cancel(number)
             self._to_cancel.clear()
         return emissions
+
+    def _rooms_of_waiting(self) -> list[int] | None:
+        """Returns how many tokens each sequence that does not decode yet may emit; None: there are more than rows."""
+        if len(self._waiting) + len(self._filled) > len(self.batch.rows):
+            return None
+        return [task.entry.record.room for task in (*(self._in_rows[row] for row in self._filled), *self._waiting)]
 
     def _fill_rows(self) -> None:
         """Gives free rows to waiting requests, in order. A request that needs more cache than is free holds up those
