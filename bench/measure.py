@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 import warnings
@@ -119,7 +118,6 @@ def clock(work: Callable[[], object], device: torch.device) -> float:
 
 def in_turns(names: Sequence[Name], rounds: int) -> Iterator[Name]:
     """In each round every name once, and each round starts with another, so that noise hits all alike."""
-    gc.collect()  # of all that was imported takes 0.3 s, which would fall into somebody's turn
     for r in range(rounds):
         for i in range(len(names)):
             yield names[(i + r) % len(names)]

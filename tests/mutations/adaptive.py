@@ -58,9 +58,10 @@ MUTATIONS: list[Mutation] = [
             "adaptive-gives-a-result-to-the-next-sequence": ("        self._enter()\n        self.rows.begin", "        self.rows.begin"),
             "adaptive-leaps": ("while self.widths[best] > 2 * self._most:", "while False:"),
             "adaptive-never-tries-again": (
-                "if paused and self.learned.balance < 0:",
-                "if paused:",
+                "if self._rest % HOLD > 0 or self.learned.balance < 0:",
+                "if True:",
             ),
+            "adaptive-does-not-rest": ("        if self._rest > 0:\n            return 0\n", ""),
             "adaptive-tries-all-the-time": ("min(learned.balance + won, CREDIT)", "CREDIT"),
             "adaptive-tries-without-forgetting": ("        self.rows.forget()\n", ""),
             "adaptive-never-looks-around": ("if self._chosen % LOOK_AROUND == 0", "if False"),

@@ -14,6 +14,7 @@ from .step_times import StepTimes
 
 SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
 CREDIT = 8.0  # plain steps that trials may lose at once, after drafts that have won them
+REST = 32  # plain steps after drafts that did not pay, at least, before they are tried again
 READING_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
 FEWEST_STEPS = 50  # over which that time is spread, at least: much is read when a batch begins
 MARGIN = 0.03  # by which drafts must be expected to win: what seems best is often so by chance
@@ -83,6 +84,7 @@ class SharedLength:
         self.learned, self.widths = learned, learned.times.widths
         self.rows = RowAcceptance(learned.acceptance, max(self.widths), size)
         self._state = _State.DRAFTING
+        self._rest = 0  # plain steps until drafts may be tried
         self._k, self._held = 0, HOLD  # K of the step before, and since how many steps it was not chosen anew
         self._most = 1  # the last K > 0; K may double from step to step, since first estimates are bold
         self._chosen, self._looks = 0, 0  # how often K was chosen; how often it was another K than the best
@@ -99,9 +101,10 @@ class SharedLength:
     def _choose(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
         if (missing := self.learned.times.missing) is not None:
             return missing
-        paused = self._state == _State.PAUSED
-        if paused and self.learned.balance < 0:
-            return 0
+        if self._state == _State.PAUSED:
+            self._rest -= 1
+            if self._rest % HOLD > 0 or self.learned.balance < 0:
+                return 0
         if self._state == _State.DRAFTING and self._held < HOLD:
             self._held += 1
             return self._k
@@ -121,7 +124,9 @@ class SharedLength:
                 best -= 1
             return self._look_around(best)
         if self._state != _State.PAUSED:
-            self._state = _State.PAUSED
+            self._state, self._rest = _State.PAUSED, REST
+            return 0
+        if self._rest > 0:
             return 0
         self._state, self._most = _State.TRIAL, self.widths[1]
         self.rows.forget()

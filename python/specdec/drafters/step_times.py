@@ -80,14 +80,20 @@ class StepTimes:
         counted = self._visits[width] - UNCOUNTED
         if counted < 1:
             return
-        self._relative, time = None, math.log(seconds) - self._speed
-        if counted <= SAMPLES:
+        time = math.log(seconds) - self._speed
+        if width in self._first and counted <= SAMPLES:
+            self._relative = None
             self._samples.setdefault(width, []).append(time)
             self._times[width] = min(self._samples[width])
             return
+        if width not in self._times:
+            if self.missing is not None:
+                return
+            self._times[width] = math.log(self.of(width)) + self._times[0]  # on the line, until its own steps tell
+        self._relative = None
         error = min(max(time - self._times[width], -SURPRISE), SURPRISE)
         self._speed += SPEED_RATE * error
-        self._times[width] += max(1 / counted, WIDTH_RATE) * error
+        self._times[width] += max(1 / (counted + 1), WIDTH_RATE) * error
 
     @property
     def seconds(self) -> dict[int, float]:
