@@ -29,7 +29,7 @@ PLAIN, AGAIN, AUTO = "plain", "plain again", "auto"
 DRAFTERS = ("model", "never right", "lookup")
 WIDTHS = (1, 2, 4, 8)
 OF_BEST, OF_PLAIN = 0.97, 0.98  # goals
-TURN = 0.3  # seconds; the machine's speed changes in seconds
+TURN = 0.1  # seconds; the machine's speed changes in seconds
 PROMPT_TOKENS, FEWEST_PROMPTS, PROMPTS_A_ROW = 32, 8, 2
 
 

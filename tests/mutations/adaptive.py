@@ -53,7 +53,7 @@ MUTATIONS: list[Mutation] = [
             "adaptive-forgets-rows-without-drafts": ("if plain := [[left]", "if plain := [][:1] and [[left]"),
             "adaptive-forgets-sequences-that-wait": ("if remaining.waiting:", "if False:"),
             "adaptive-waiting-sequences-are-all-alike": ("% len(drafting)", "* 0"),
-            "adaptive-believes-in-luck": ("times[0] /= 1 + MARGIN", "pass"),
+            "adaptive-believes-in-luck": ("times[0] /= 1 + (RETURN", "times[0] /= 1 + 0 * (RETURN"),
             "adaptive-never-chooses-again": ("self._held += 1", "pass"),
             "adaptive-gives-a-result-to-the-next-sequence": ("        self._enter()\n        self.rows.begin", "        self.rows.begin"),
             "adaptive-leaps": ("while self.widths[best] > 2 * self._most:", "while False:"),

@@ -17,8 +17,9 @@ CREDIT = 8.0  # plain steps that trials may lose at once, after drafts that have
 REST = 32  # plain steps after drafts that did not pay, at least, before they are tried again
 READING_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
 FEWEST_STEPS = 50  # over which that time is spread, at least: much is read when a batch begins
-MARGIN = 0.03  # by which drafts must be expected to win: what seems best is often so by chance
-HOLD = 4  # steps for which a K is kept that was chosen twice, since choosing takes time
+MARGIN = 0.03  # by which drafts must be expected to win: what seems best is often so by chance; and
+RETURN = 0.10  # after a pause, without a trial, since the drafter has to read what it missed
+HOLD = 6  # steps for which a K is kept that was chosen twice, since choosing takes time
 LOOK_AROUND = 16  # choices, after which one step has another K, so that its time stays known
 
 _NORMAL = NormalDist()
@@ -138,7 +139,7 @@ class SharedLength:
         accepted = np.pad(reached.cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
         times = np.array(self.learned.times.relative)
         times[1:] += self.learned.reading
-        times[0] /= 1 + MARGIN
+        times[0] /= 1 + (RETURN if self._state == _State.PAUSED else MARGIN)
         if remaining is None:
             return int(((live + accepted.sum(0)) / times).argmax())
         squares = np.pad(((2 * count - 1) * reached).cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
