@@ -10,11 +10,12 @@ struct Penalties {
 };
 
 // The logit of a token after its bias and penalties; `count` is how often it was generated. All backends add and
-// multiply in this order. Repetition penalty: Keskar et al., arXiv 1909.05858.
+// multiply in this order, and round after each operation: otherwise logits that are equal in one would differ in
+// another, and filters would keep other tokens. Repetition penalty: Keskar et al., arXiv 1909.05858.
 SPECDEC_HD float adjust(float logit, float bias, bool in_prompt, int32_t count, Penalties penalties) {
   float x = logit + bias;
-  if (in_prompt || count > 0) x = x < 0.0f ? x * penalties.repetition : x / penalties.repetition;
-  if (count > 0) x = x - penalties.presence - penalties.frequency * static_cast<float>(count);
+  if (in_prompt || count > 0) x = x < 0.0f ? rounded_product(x, penalties.repetition) : x / penalties.repetition;
+  if (count > 0) x = x - penalties.presence - rounded_product(penalties.frequency, static_cast<float>(count));
   return x;
 }
 

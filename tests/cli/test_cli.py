@@ -125,8 +125,12 @@ def test_no_loading_bar(monkeypatch):
 
 
 def test_as_a_process():
-    """The same output outside of typer's runner; torch waits until a command needs it."""
-    code = "import sys; from specdec.cli import app; assert 'torch' not in sys.modules; app()"
+    """The same output outside of typer's runner; torch waits until a command needs it. What was imported and loaded is
+    not garbage, and is not looked through while a text is decoded."""
+    code = (
+        "import gc, sys; from specdec.cli import main; assert 'torch' not in sys.modules\n"
+        "try: main()\nfinally: assert gc.isenabled() and gc.get_freeze_count() > 10_000"
+    )
     args = ["generate", PROMPT, "--max-new-tokens", "8", "--device", "cpu"]
     process = subprocess.run(
         [sys.executable, "-c", code, *args],

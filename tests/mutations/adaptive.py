@@ -84,6 +84,8 @@ MUTATIONS: list[Mutation] = [
                 "asked = min(step.wanted[row], record.room - 1)",
                 "asked = step.wanted[row]",
             ),
+            "adaptive-sampled-texts-depend-on-others": ("not self.device_rows.greedy:", "False:"),
+            "adaptive-greedy-texts-have-a-fixed-k": ("not self.device_rows.greedy:", "True:"),
             "adaptive-times-captures": ("counts=graphs is None or graphs.settled", "counts=True", GRAPHS),
             "adaptive-rows-draft-what-could-not-be-shown": (
                 "n if r and r.live and r.drafts else 0",

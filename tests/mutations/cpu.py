@@ -312,12 +312,17 @@ MUTATIONS: list[Mutation] = [
         "csrc/core/distribution.h",
         PENALTIES,
         {
+            "penalties-are-contracted": (
+                "rounded_product(penalties.frequency, static_cast<float>(count))",
+                "penalties.frequency * static_cast<float>(count)",
+                "tests/kernels/test_contraction.py::test_a_host_with_fused_operations",
+            ),
             "repetition-penalty-inverted": (
-                "x < 0.0f ? x * penalties.repetition : x / penalties.repetition",
-                "x < 0.0f ? x / penalties.repetition : x * penalties.repetition",
+                "x < 0.0f ? rounded_product(x, penalties.repetition) : x / penalties.repetition",
+                "x < 0.0f ? x / penalties.repetition : rounded_product(x, penalties.repetition)",
             ),
             "repetition-penalty-ignores-the-sign": (
-                "x < 0.0f ? x * penalties.repetition : x / penalties.repetition",
+                "x < 0.0f ? rounded_product(x, penalties.repetition) : x / penalties.repetition",
                 "x / penalties.repetition",
             ),
             "presence-counts-the-prompt": (

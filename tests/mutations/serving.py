@@ -36,6 +36,12 @@ MUTATIONS: list[Mutation] = [
                 "while more and len(self._waiting) < ahead:",
                 "while more:",
             ),
+            "scheduler-waits-for-nobody": ("self.batch.waiting = self._rooms_of_waiting()", "pass", SCHEDULER),
+            "scheduler-forgets-prompts-that-are-read": (
+                "(*(self._in_rows[row] for row in self._filled), *self._waiting)",
+                "self._waiting",
+                SCHEDULER,
+            ),
             "scheduler-counts-prompts-as-decoding": (
                 "live=len(self._in_rows) - len(self._filled),",
                 "live=len(self._in_rows),",

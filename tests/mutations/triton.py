@@ -35,8 +35,13 @@ MUTATIONS: list[Mutation] = [
         PENALTIES,
         {
             "triton-repetition-penalty-inverted": (
-                "tl.where(x < 0.0, x * repetition, tl.div_rn(x, repetition))",
-                "tl.where(x < 0.0, tl.div_rn(x, repetition), x * repetition)",
+                "tl.where(x < 0.0, rounded_product(x, repetition), tl.div_rn(x, repetition))",
+                "tl.where(x < 0.0, tl.div_rn(x, repetition), rounded_product(x, repetition))",
+            ),
+            "triton-contracts-penalties": (
+                "return tl.fma(a, b, 0.0)",
+                "return a * b",
+                "tests/kernels/test_contraction.py::test_triton",
             ),
         },
     ),

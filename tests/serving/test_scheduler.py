@@ -282,6 +282,7 @@ def test_rows_are_filled_while_others_decode():
         if step == 0:
             s.submit(second)
         prefilling.append(s.usage.prefilling)
+        assert s.batch.waiting == [2] * s.usage.prefilling  # tokens that it may emit, later
         assert first in [getattr(u, "sequence", first) for u in updates]
 
     finish(s, between)

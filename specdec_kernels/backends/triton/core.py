@@ -100,12 +100,19 @@ def accept_noise(seed, position, offset):
 
 
 @triton.jit
+def rounded_product(a, b):
+    """a * b, rounded: compilers would contract a product and a sum to an operation that rounds once."""
+    return tl.fma(a, b, 0.0)
+
+
+@triton.jit
 def adjust(logit, bias, in_prompt, count, repetition, presence, frequency):
     """The logit of a token after its bias and penalties; ``count`` is how often it was generated. Repetition penalty:
-    Keskar et al., arXiv 1909.05858. The division rounds as in all backends, so that ties are ties in all of them."""
+    Keskar et al., arXiv 1909.05858. Every operation rounds as in all backends, so that ties are ties in all of them."""
     x = logit + bias
-    x = tl.where((in_prompt != 0) | (count > 0), tl.where(x < 0.0, x * repetition, tl.div_rn(x, repetition)), x)
-    return tl.where(count > 0, x - presence - frequency * count.to(tl.float32), x)
+    repeated = tl.where(x < 0.0, rounded_product(x, repetition), tl.div_rn(x, repetition))
+    x = tl.where((in_prompt != 0) | (count > 0), repeated, x)
+    return tl.where(count > 0, x - presence - rounded_product(frequency, count.to(tl.float32)), x)
 
 
 @triton.jit
