@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from specdec.drafters.adaptive_lengths import HOLD, LOOK_AROUND, SHARE, Learned, OwnLengths, SharedLength, learned
+from specdec.drafters.adaptive_lengths import HOLD, LOOK_AROUND, REST, SHARE, Learned, OwnLengths, SharedLength, learned
 from specdec.drafters.draft_length import AdaptiveDrafts, Remaining, RowResult
 from support.simulated_batch import Run, simulate
 
@@ -137,6 +137,17 @@ def test_the_last_row_counts_where_no_sequence_waits():
     assert chosen(16, 40, waiting=16) == 0 and chosen(16, 4000, waiting=16) > 0
 
 
+def test_a_verdict_holds_for_some_steps():
+    """Drafts win tokens a second, so trials would cost nothing, but not before the batch ends."""
+    lengths, rows, drafted = SharedLength(Learned(range(3), [1.0, 1.5, 2.4]), 16), range(16), 0
+    for step in range(8 * REST):
+        k = lengths.next(rows, 16, Remaining(dict.fromkeys(rows, 40)))[0]
+        accepted = [k and int(0.61 * 16 > (row + step) % 16) for row in rows]
+        lengths.record(k, [RowResult(row, k, n, n + 1, False) for row, n in zip(rows, accepted, strict=True)])
+        drafted += k > 0
+    assert 4 <= drafted <= 20
+
+
 def test_what_seems_better_by_chance_is_not_chosen():
     def chosen(alpha: float) -> int:
         lengths = SharedLength(Learned(range(2), [1.0, 1.5]), 1)
@@ -177,7 +188,8 @@ def test_a_result_is_not_given_to_the_next_sequence():
         lengths.next([0, 1], 2)
         lengths.record(8, [RowResult(0, 8, 0, 1, False), RowResult(1, 8, 8, 9, False)])
     lengths.begin(0)
-    lengths.next([0, 1], 2)
+    for _ in range(HOLD + 1):
+        lengths.next([0, 1], 2)
     common = lengths.rows.common.by_position()
     assert lengths.rows.reached([0])[0] == pytest.approx(common.cumprod())
 
