@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 from collections.abc import Callable, Sequence
@@ -72,6 +73,7 @@ def load(
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
         gc.enable()
+        atexit.register(gc.unfreeze)  # otherwise Triton complains of objects that are left at the end
     return models
 
 
