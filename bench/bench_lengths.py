@@ -127,7 +127,7 @@ def main(
     rows: Annotated[str | None, typer.Option(help="default: 1,2,4,8,16,32")] = None,
     temperatures: Annotated[str, typer.Option(help="separated by commas")] = "0,1",
     rule: Annotated[str, typer.Option(help="of sampled texts")] = "token",
-    rounds: Annotated[int | None, typer.Option(min=1, help="after one to warm up; default: 3")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="after one to warm up; default: 2")] = None,
     threads: report.Threads = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
@@ -143,7 +143,7 @@ def main(
         for temperature in map(float, temperatures.split(",")):
             prompts = unseen_code(pair[2], [PROMPT_TOKENS] * (n if quick else max(PROMPTS_A_ROW * n, FEWEST_PROMPTS)))
             decoders = methods(asked, pair, widths)
-            cell = measure(decoders, prompts, n, temperature, new, rounds or (1 if quick else 3), rule)
+            cell = measure(decoders, prompts, n, temperature, new, rounds or (1 if quick else 2), rule)
             for name in asked:
                 results.add({**judged(cell, name), "cell": cell if name == asked[0] else None})
     columns = ("drafter", "rows", "temperature", "tokens_per_second", "of_plain", "of_best", "best", "plain_again")

@@ -139,7 +139,7 @@ class Job:
         while not self.done and len(self.stats) < goal and time.perf_counter() - begun < seconds:
             waiting = scheduler.usage.waiting
             if scheduler.idle or not self.whole_batches:
-                most = self.rows + (not self.whole_batches)
+                most = self.rows if self.whole_batches else 2 * self.rows + 1
                 for _ in range(min(most - waiting, len(self._coming))):
                     scheduler.submit(self._coming.popleft())
             for update in scheduler.step():

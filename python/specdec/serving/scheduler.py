@@ -216,7 +216,8 @@ class Scheduler:
         An error of the iterable itself is raised at once. After it, or if the caller stops at any outcome, the requests
         already taken remain in the scheduler, and ``run(())`` yields their outcomes."""
         coming, more = iter(requests), True
-        ahead = min(len(self.batch.rows) + 1, self.max_waiting)
+        # Enough for the batch to see that its end is far away, also when many rows become free at once.
+        ahead = min(2 * len(self.batch.rows) + 1, self.max_waiting)
         while more or not self.idle:
             while more and len(self._waiting) < ahead:
                 try:
