@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from support import ROOT
+from support.ptxas import NVCC
 
-NVCC = shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}")
 HAS_FMA = "fma" in (Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else ())
 CODE = """
 #include "core/distribution.h"

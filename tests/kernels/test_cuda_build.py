@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from support import ROOT
-from support.ptxas import ptxas_report
+from support.ptxas import NVCC, ptxas_report
 
 ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
 KERNELS = {"draft_measure_kernel", "draft_step_kernel", "speculative_measure_kernel", "speculative_step_kernel"}
 REGISTERS = 168  # 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6
 SPLIT = {"sm_80", "sm_86", "sm_89"}  # without clusters
 REGISTERS_SPLIT = 255  # for 8 warps
-NVCC = shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}")
 
 pytestmark = [pytest.mark.nvcc, pytest.mark.skipif(NVCC is None, reason="nvcc is not there")]
 

@@ -1,10 +1,13 @@
-"""What nvcc's assembler reports of every kernel."""
+"""nvcc, and what its assembler reports of every kernel."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+
+NVCC = shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}")
 
 
 def ptxas_report(log: str) -> list[dict[str, object]]:
