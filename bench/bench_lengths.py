@@ -8,6 +8,7 @@ README.md says how each number is made.
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -30,7 +31,8 @@ DRAFTERS = ("model", "never right", "lookup")
 WIDTHS = (1, 2, 4, 8)
 OF_BEST, OF_PLAIN = 0.97, 0.98  # goals
 TURN = 0.1  # seconds; the machine's speed changes in seconds
-PROMPT_TOKENS, FEWEST_PROMPTS, PROMPTS_A_ROW = 32, 8, 2
+PROMPT_TOKENS, FEWEST_PROMPTS, PROMPTS_A_ROW = 32, 8, 4
+NEW_TOKENS = 32, 96  # of the shortest and the longest text
 
 
 def drafter(name: str, pair: Pair) -> Drafter:
@@ -51,9 +53,17 @@ def methods(names: Sequence[str], pair: Pair, widths: Sequence[int]) -> dict[str
     return found
 
 
+def spread(count: int, shortest: int, longest: int) -> list[int]:
+    """Evenly spread numbers of new tokens, in an order that does not change. Texts of one length would favour plain
+    decoding, with which alone all rows end in the same step, so that none of them is ever idle."""
+    found = [shortest + round(i * (longest - shortest) / max(count - 1, 1)) for i in range(count)]
+    random.Random(0).shuffle(found)
+    return found
+
+
 def measure(
-    decoders: Mapping[str, SpeculativeDecoder], prompts: list[list[int]], rows: int, temperature: float, new: int,
-    rounds: int, rule: str,
+    decoders: Mapping[str, SpeculativeDecoder], prompts: list[list[int]], rows: int, temperature: float,
+    new: Sequence[int], rounds: int, rule: str,
 ) -> dict:  # fmt: skip
     """Jobs of the same requests through one scheduler of each decoder, all at the same time, in turns of a fraction of
     a second. The first round warms up, and the adaptive methods learn step times and acceptance in it.
@@ -62,14 +72,14 @@ def measure(
         RuntimeError: a greedy text is not that of plain decoding.
     """
     schedulers = {
-        name: Scheduler(decoder, rows=rows, max_length=PROMPT_TOKENS + new, rule=rule)
+        name: Scheduler(decoder, rows=rows, max_length=PROMPT_TOKENS + max(new), rule=rule)
         for name, decoder in decoders.items()
     }
     slices: dict[str, list[Slice]] = {name: [] for name in decoders}
     gc.collect()  # of all that was imported takes 0.3 s, which would fall into somebody's turn
     jobs: dict[str, Job] = {}
     for _ in range(1 + rounds):
-        requests = fixed_length(prompts, [new] * len(prompts), temperature)
+        requests = fixed_length(prompts, new, temperature)
         jobs = {name: Job(scheduler, requests) for name, scheduler in schedulers.items()}
         ran = dict.fromkeys(jobs, Slice(rows))
         while unfinished := [name for name, job in jobs.items() if not job.done]:
@@ -91,7 +101,7 @@ def measure(
         }
         for name in decoders
     }
-    return {"rows": rows, "temperature": temperature, "prompts": len(prompts), "new_tokens": new, "methods": found}
+    return {"rows": rows, "temperature": temperature, "prompts": len(prompts), "new_tokens": sum(new), "methods": found}
 
 
 def judged(cell: dict, name: str) -> dict:
@@ -138,11 +148,12 @@ def main(
     read_rule(rule, 0)
     results = report.Report("lengths", where, json_path, threads, quick=quick, rule=rule)
     pair = load_embedded_pair(device=where)
-    new, widths = (3, (1, 2)) if quick else (48, WIDTHS)
+    limits, widths = ((2, 4), (1, 2)) if quick else (NEW_TOKENS, WIDTHS)
     for n in numbers:
         for temperature in map(float, temperatures.split(",")):
             prompts = unseen_code(pair[2], [PROMPT_TOKENS] * (n if quick else max(PROMPTS_A_ROW * n, FEWEST_PROMPTS)))
             decoders = methods(asked, pair, widths)
+            new = spread(len(prompts), *limits)
             cell = measure(decoders, prompts, n, temperature, new, rounds or (1 if quick else 2), rule)
             for name in asked:
                 results.add({**judged(cell, name), "cell": cell if name == asked[0] else None})

@@ -34,6 +34,12 @@ def test_it_is_judged_by_the_best_of_all(auto, again, reached):
     assert judged["times_plain_of_fixed"] == {"model, K=1": pytest.approx(1.15), "model, K=4": pytest.approx(0.8)}
 
 
+def test_texts_differ_in_length_and_are_the_same_every_time():
+    found = bench_lengths.spread(8, 32, 96)
+    assert found == bench_lengths.spread(8, 32, 96) != sorted(found)
+    assert (min(found), max(found), sum(found), len({*found})) == (32, 96, 8 * 64, 8)
+
+
 def test_lengths_reports(tmp_path):
     arguments = ("--quick", "--threads", "1", "--rows", "2", "--drafters", "model,lookup", "--temperatures", "0")
     done = run_main(bench_lengths, *arguments, "--json", tmp_path / "out.json")

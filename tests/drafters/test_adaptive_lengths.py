@@ -13,7 +13,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from specdec.drafters.adaptive_lengths import HOLD, LOOK_AROUND, REST, SHARE, Learned, OwnLengths, SharedLength, learned
+from specdec.drafters.adaptive_lengths import (
+    HOLD,
+    LOOK_AROUND,
+    REST,
+    SHARE,
+    TRIAL,
+    Learned,
+    OwnLengths,
+    SharedLength,
+    learned,
+)
 from specdec.drafters.draft_length import AdaptiveDrafts, Remaining, RowResult
 from support.simulated_batch import Run, simulate
 
@@ -121,31 +131,31 @@ def test_rows_without_drafts_wait_too():
     assert 0 in {lengths.next([0], 16)[0] for _ in range(HOLD + 1)}
 
 
-def test_the_last_row_counts_where_no_sequence_waits():
-    """Drafts of these rows win 7 % in tokens a second. But chance makes some rows later than others, and without drafts
-    all end together."""
-    costs = [1.0, 1.5, 2.4]
-
-    def chosen(rows: int, room: int | None, waiting: int = 0) -> int:
-        lengths = SharedLength(Learned(range(3), costs), rows)
-        lengths.rows.common.record(1, np.array([1000, 0]), np.array([610, 0]))
-        everybody = range(rows)
-        remaining = None if room is None else Remaining(dict.fromkeys(everybody, room), [room] * waiting)
-        return min(lengths.next(everybody, rows, remaining)[0] for _ in range(HOLD + 1))
-
-    assert chosen(16, None) > 0 and chosen(16, 40) == 0 and chosen(16, 4000) > 0 and chosen(1, 40) > 0
-    assert chosen(16, 40, waiting=16) == 0 and chosen(16, 4000, waiting=16) > 0
-
-
 def test_a_verdict_holds_for_some_steps():
-    """Drafts win tokens a second, so trials would cost nothing, but not before the batch ends."""
-    lengths, rows, drafted = SharedLength(Learned(range(3), [1.0, 1.5, 2.4]), 16), range(16), 0
-    for step in range(8 * REST):
+    """Drafts win tokens a second, so trials would cost nothing, but row 0 ends last, and its drafts are rejected."""
+    lengths, rows, chosen = SharedLength(Learned(range(3), [1.0, 1.5, 2.4]), 16), range(16), []
+    for _ in range(8 * REST):
         k = lengths.next(rows, 16, Remaining(dict.fromkeys(rows, 40)))[0]
-        accepted = [k and int(0.61 * 16 > (row + step) % 16) for row in rows]
-        lengths.record(k, [RowResult(row, k, n, n + 1, False) for row, n in zip(rows, accepted, strict=True)])
-        drafted += k > 0
-    assert 4 <= drafted <= 20
+        lengths.record(k, [RowResult(row, k, k if row else 0, 1 + (k if row else 0), False) for row in rows])
+        chosen.append(k)
+    drafted = sum(k > 0 for k in chosen)
+    assert 3 * TRIAL <= drafted <= 9 * TRIAL
+    last = "".join(map(str, chosen[REST:])).strip("0").split("0" * REST)
+    assert {*(part.strip("0") for part in last)} == {"1" * TRIAL}
+
+
+def test_the_first_step_after_a_pause_is_not_timed():
+    lengths = SharedLength(Learned(range(9)), 1)
+    simulate(MEASURED, lambda *_: 0.0, 1, 1500, lengths=lengths)
+    while not lengths.next([0], 1)[0]:
+        lengths.took(0, 1.0)
+        lengths.record(0, [RowResult(0, 0, 0, 1, False)])
+    before = lengths.learned.times.of(1)
+    lengths.took(0, 1.0)  # the plain step before is reported late
+    lengths.took(1, 2.0)
+    assert lengths.learned.times.of(1) == before
+    lengths.took(1, 2.0)
+    assert lengths.learned.times.of(1) > before
 
 
 def test_what_seems_better_by_chance_is_not_chosen():
@@ -221,10 +231,6 @@ def test_a_trial_that_goes_well_ends_the_pause(rows):
         simulate(MEASURED, lambda *_: 0.0, rows, 1500, seed=seed, lengths=lengths)
         after = simulate(MEASURED, lambda *_: 0.95, rows, 400, seed=seed, lengths=lengths)
         assert after.chosen[0] < 100
-    lengths.caught_up(0.0)
-    before = lengths.learned.balance
-    lengths.caught_up(1e-9)
-    assert lengths.learned.balance == before  # reading is no part of a trial's price any more
 
 
 def test_a_trial_begins_without_prejudice():
@@ -237,7 +243,7 @@ def test_a_trial_begins_without_prejudice():
 
 def test_other_widths_are_looked_at_now_and_then():
     run = simulate(CHEAP, lambda *_: 0.8, 4, 20 * HOLD * LOOK_AROUND, learned=Learned(range(9)), noise=0.02)
-    assert 8 <= run.chosen[0] <= 15  # four of the first steps, and every third look
+    assert 8 <= run.chosen[0] <= 20  # some of the first steps, and every third look
 
 
 @pytest.mark.parametrize(("prompt", "drafts"), [(100, True), (3000, False)])
@@ -245,6 +251,21 @@ def test_prompts_that_the_drafter_has_to_read_count(prompt, drafts):
     """Drafts win eight plain steps in each text. Reading its prompt takes one, or thirty."""
     run = simulate(CHEAP, lambda *_: 0.6, 4, 2000, learned=Learned(range(9)), text=20, catch_up=0.01 / 4, prompt=prompt)
     assert (run.chosen[0] < 200) if drafts else (run.chosen[0] > 1700)
+
+
+def test_what_was_missed_in_a_pause_is_no_prompt():
+    lengths = SharedLength(Learned(range(9), MEASURED), 1)
+    simulate(MEASURED, lambda *_: 0.0, 1, 1500, lengths=lengths)
+    lengths.begin(0)
+    while not lengths.next([0], 1)[0]:
+        lengths.record(0, [RowResult(0, 0, 0, 1, False)])
+    before = lengths.learned.balance
+    lengths.caught_up(3.0)
+    assert lengths.learned.balance < before and lengths.learned.reading() == 0
+    lengths.took(1, 1.0)
+    lengths.begin(0)
+    lengths.caught_up(3.0)
+    assert lengths.learned.reading() > 0
 
 
 def test_a_sequence_alone_does_not_depend_on_others():

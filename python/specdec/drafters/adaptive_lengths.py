@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from statistics import NormalDist
+from statistics import median
 
 import numpy as np
 
@@ -15,14 +16,15 @@ from .step_times import StepTimes
 SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
 CREDIT = 8.0  # plain steps that trials may lose at once, after drafts that have won them
 REST = 32  # plain steps after drafts that did not pay, at least, before they are tried again
-READING_MEMORY = 0.99  # weight of older steps in the time that the drafter takes to read texts, and
-FEWEST_STEPS = 50  # over which that time is spread, at least: much is read when a batch begins
+BEGUN_MEMORY = 0.99  # weight of older steps in how often sequences begin, and
+FEWEST_TOKENS = 50  # a row, that sequences are taken to have at least: many begin at once when a batch begins
+READINGS = 5  # of prompts, whose median counts
 MARGIN = 0.03  # by which drafts must be expected to win: what seems best is often so by chance; and
-RETURN = 0.10  # after a pause, without a trial, since the drafter has to read what it missed
+RETURN = 0.06  # after a pause, without a trial, since the drafter has to read what it missed
 HOLD = 6  # steps for which a K is kept that was chosen twice, since choosing takes time
-LOOK_AROUND = 16  # choices, after which one step has another K, so that its time stays known
-
-_NORMAL = NormalDist()
+WAIT = 16  # the same for plain steps in a pause
+TRIAL = 3  # steps; the first one is not timed, since what it needs is in no cache
+LOOK_AROUND = 5  # choices, after which one step has another K, so that its time stays known
 
 
 class _State(Enum):
@@ -38,25 +40,30 @@ class Learned:
         times: T(K).
         acceptance: of all rows, by position.
         balance: plain steps that drafts have won; < 0: lost.
-        reading: plain steps that the drafter takes in a step with drafts, on average, to read prompts and what was
-            emitted without drafts.
     """
 
     def __init__(self, widths: Sequence[int], costs: Sequence[float] | None = None):
         self.times, self.acceptance = StepTimes(widths, costs), Acceptance(max(widths))
         self.balance = 0.0
-        self._read, self._steps = 0.0, 0.0
+        self._prompts: deque[float] = deque(maxlen=READINGS)  # plain steps that the drafter took to read one
+        self._begun, self._tokens = 0.0, 0.0  # of a row: sequences, and tokens that were emitted
 
-    @property
     def reading(self) -> float:
-        return self._read / max(self._steps, FEWEST_STEPS)
+        """Returns the plain steps that the drafter takes to read prompts, for each token that is emitted."""
+        if not self._prompts:
+            return 0.0
+        return median(self._prompts) * self._begun / max(self._tokens, FEWEST_TOKENS)
 
-    def count_step(self) -> None:
-        """Counts a step with drafts."""
-        self._read, self._steps = READING_MEMORY * self._read, READING_MEMORY * self._steps + 1
+    def read_prompt(self, plain_steps: float) -> None:
+        self._prompts.append(plain_steps)
 
-    def add_reading(self, plain_steps: float) -> None:
-        self._read += plain_steps
+    def began(self, rows: float) -> None:
+        """Counts sequences, as a fraction of the rows."""
+        self._begun += rows
+
+    def emitted(self, tokens: float) -> None:
+        """Counts what a step emitted, as an average of the rows."""
+        self._begun, self._tokens = BEGUN_MEMORY * self._begun, BEGUN_MEMORY * self._tokens + tokens
 
 
 def learned(drafts: AdaptiveDrafts, few: bool) -> Learned:
@@ -78,7 +85,8 @@ class SharedLength:
     Drafts that do not pay are tried again from time to time, since texts change. An account in units of plain steps
     limits what that may cost: every plain step pays a hundredth into it, and steps with drafts pay in what they have
     won, or take out what they have lost. A trial begins when the account is not overdrawn, so on average trials cost
-    one percent, whatever the times of steps. It begins with one draft, and goes on while drafts are expected to pay.
+    one percent, whatever the times of steps. It begins with three steps of one draft, and goes on while drafts are
+    expected to pay.
     """
 
     def __init__(self, learned: Learned, size: int):
@@ -86,15 +94,19 @@ class SharedLength:
         self.rows = RowAcceptance(learned.acceptance, max(self.widths), size)
         self._state = _State.DRAFTING
         self._rest = 0  # plain steps until drafts may be tried
-        self._k, self._held = 0, HOLD  # K of the step before, and since how many steps it was not chosen anew
+        self._k, self._keep = 0, 0  # K of the step before, and for how many steps it is not chosen anew
         self._most = 1  # the last K > 0; K may double from step to step, since first estimates are bold
         self._chosen, self._looks = 0, 0  # how often K was chosen; how often it was another K than the best
+        self._cold = False  # the next step with drafts is the first one after a pause
+        self._size, self._new = size, 0  # rows; sequences that the drafter was not shown
         self._results: list[RowResult] = []  # with drafts, and not recorded in ``rows`` yet
         self._steps = 0  # that these are from
 
     def begin(self, row: int) -> None:
         self._enter()
         self.rows.begin(row)
+        self._new += 1
+        self.learned.began(1 / self._size)
 
     def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
         return dict.fromkeys(drafting, self._choose(drafting, live, remaining) if drafting else 0)
@@ -104,21 +116,25 @@ class SharedLength:
             return missing
         if self._state == _State.PAUSED:
             self._rest -= 1
-            if self._rest % HOLD > 0 or self.learned.balance < 0:
-                return 0
-        if self._state == _State.DRAFTING and self._held < HOLD:
-            self._held += 1
+        if self._keep > 0:
+            self._keep -= 1
             return self._k
+        if self._state == _State.PAUSED and self.learned.balance < 0:
+            return 0
         before = self._k
         self._k = self._chosen_anew(drafting, live, remaining)
         self._most = self._k or self._most
-        self._held = 1 if self._k == before else HOLD
+        if self._state == _State.TRIAL:
+            self._keep = TRIAL - 1
+        elif self._k == before:
+            self._keep = (WAIT if self._state == _State.PAUSED else HOLD) - 1
         return self._k
 
     def _chosen_anew(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
         self._enter()
         best = self._best(drafting, live, remaining)
         if best > 0:
+            self._cold |= self._state == _State.PAUSED
             if self._state == _State.PAUSED or self.learned.balance >= 0:
                 self._state = _State.DRAFTING
             while self.widths[best] > 2 * self._most:
@@ -129,21 +145,19 @@ class SharedLength:
             return 0
         if self._rest > 0:
             return 0
-        self._state, self._most = _State.TRIAL, self.widths[1]
+        self._state, self._most, self._cold = _State.TRIAL, self.widths[1], True
         self.rows.forget()
         return self.widths[1]
 
     def _best(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
         """Returns the place in ``widths`` of the fastest K."""
-        reached, count = self.rows.reached(drafting), np.arange(1, max(self.widths) + 1)
-        accepted = np.pad(reached.cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
-        times = np.array(self.learned.times.relative)
-        times[1:] += self.learned.reading
+        accepted = np.pad(self.rows.reached(drafting).cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
+        emitted, times = live + accepted.sum(0), np.array(self.learned.times.relative)
+        times[1:] += self.learned.reading() * emitted[1:]
         times[0] /= 1 + (RETURN if self._state == _State.PAUSED else MARGIN)
         if remaining is None:
-            return int(((live + accepted.sum(0)) / times).argmax())
-        squares = np.pad(((2 * count - 1) * reached).cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
-        return int((_steps_left(drafting, 1 + accepted, squares - accepted**2, remaining) * times).argmin())
+            return int((emitted / times).argmax())
+        return int((_steps_left(drafting, 1 + accepted, remaining) * times).argmin())
 
     def _enter(self) -> None:
         """Records the results that were collected."""
@@ -160,15 +174,19 @@ class SharedLength:
         return self.widths[best]
 
     def took(self, num_drafts: int, seconds: float) -> None:
-        self.learned.times.took(num_drafts, seconds)
+        if num_drafts > 0 and self._cold:
+            self._cold = False
+        else:
+            self.learned.times.took(num_drafts, seconds)
 
     def caught_up(self, seconds: float) -> None:
         plain = self.learned.times.seconds_plain
         if plain is None:
             return
-        self.learned.add_reading(seconds / plain)
-        if self._state == _State.TRIAL:
-            self.learned.balance -= seconds / plain
+        self.learned.balance -= seconds / plain
+        if self._new > 0 and not self._cold:  # or else it was shown what it had missed, too
+            self.learned.read_prompt(seconds / plain / self._new)
+        self._new = 0
 
     def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
         learned = self.learned
@@ -177,39 +195,30 @@ class SharedLength:
             self._steps += 1
         if learned.times.missing is not None or not results:
             return
-        won = SHARE
-        if num_drafts > 0:
-            learned.count_step()
-            won = sum(r.emitted for r in results) / len(results) - learned.times.of(num_drafts)
-            if self._state == _State.DRAFTING:  # a trial has paid for what was read
-                won -= learned.reading
+        emitted = sum(r.emitted for r in results)
+        learned.emitted(emitted / self._size)
+        won = emitted / len(results) - learned.times.of(num_drafts) if num_drafts > 0 else SHARE
         learned.balance = min(learned.balance + won, CREDIT)
 
 
-def _steps_left(drafting: Sequence[int], mean: np.ndarray, variance: np.ndarray, remaining: Remaining) -> np.ndarray:
+def _steps_left(drafting: Sequence[int], emitted: np.ndarray, remaining: Remaining) -> np.ndarray:
     """Returns after how many steps the last sequence is expected to end, for each K.
 
-    A row that may emit r tokens takes about r / m steps with a variance of r v / m^3, where m and v are the mean and
-    the variance of what a step emits (a renewal process). The last of n rows comes later by z standard deviations, the
-    expected largest of n normal numbers (Blom 1958). Without drafts all rows are in step, so speculation has to win
-    more than that. A waiting sequence is expected to be like that of some row, and begins in the row that ends first.
+    A waiting sequence is expected to be like that of some row, and begins in the row that ends first. A row of whose
+    drafts fewer are accepted ends late: without drafts all rows are in step, so speculation has to win more than that.
 
     Args:
-        mean, variance: [n, K] of the rows of ``drafting``.
+        emitted: [n, K] tokens a step of the rows of ``drafting``.
     """
-    rooms, size = remaining.rooms, len(remaining.rooms)
-    room = np.array([rooms[row] for row in drafting])[:, None]
-    steps, spread = room / mean, room * variance / mean**3
-    if plain := [[left] * mean.shape[1] for row, left in rooms.items() if row not in {*drafting}]:
-        steps, spread = np.concatenate((steps, plain)), np.pad(spread, ((0, len(plain)), (0, 0)))
+    rooms = remaining.rooms
+    steps = np.array([rooms[row] for row in drafting])[:, None] / emitted
+    if plain := [[left] * emitted.shape[1] for row, left in rooms.items() if row not in {*drafting}]:
+        steps = np.concatenate((steps, plain))
     if remaining.waiting:
         like = np.arange(len(remaining.waiting)) % len(drafting)
-        room, mean, variance = np.array(remaining.waiting)[:, None], mean[like], variance[like]
         first, columns = steps.argsort(0)[: len(like)], np.arange(steps.shape[1])
-        steps[first, columns] += (room / mean)[: len(first)]
-        spread[first, columns] += (room * variance / mean**3)[: len(first)]
-    z = _NORMAL.inv_cdf((size - 0.375) / (size + 0.25))
-    return (steps + z * np.sqrt(spread)).max(0)
+        steps[first, columns] += (np.array(remaining.waiting)[:, None] / emitted[like])[: len(first)]
+    return steps.max(0)
 
 
 class OwnLengths:

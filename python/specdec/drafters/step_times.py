@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 
 UNCOUNTED = 1  # the first step of a width compiles, allocates and warms the caches
 SAMPLES = 5  # timed steps of a width before it is known; the shortest counts, since others were interrupted
-SPEED_RATE = 0.1  # how fast the machine's speed is followed, and
-WIDTH_RATE = 0.02  # how fast the times of widths among each other, at least
+SPEED_RATE = 0.25  # how fast the machine's speed is followed, and
+WIDTH_RATE = 0.03  # how fast the times of widths among each other, at least
 SURPRISE = 0.4  # the largest error that counts, as a logarithm: a longer step was interrupted by something
 
 
 class StepTimes:
     """T(K) for the K in ``widths``, in units of T(0).
 
-    A few widths are timed first: no drafts, few, and many. T is a straight line between timed widths, since each draft
+    Three widths are timed first: no drafts, one, and many. T is a straight line between timed widths, since each draft
     adds a draft forward and a token to verify; only the first draft differs, because a target forward of two tokens
     can take much longer than one of a single token. All steps are timed from then on. A change of the machine's speed
     shows in whatever width is in use, so the speed is a factor of its own, and the times of widths relative to each
@@ -29,7 +29,7 @@ class StepTimes:
     def __init__(self, widths: Sequence[int], costs: Sequence[float] | None = None):
         self.widths = tuple(widths)
         last = len(self.widths) - 1
-        self._first = tuple(dict.fromkeys(self.widths[i] for i in (0, -(-last // 4), -(-3 * last // 4))))
+        self._first = tuple(dict.fromkeys(self.widths[i] for i in (0, min(1, last), -(-3 * last // 4))))
         self._speed = 0.0  # logarithm of a factor of all times
         self._times: dict[int, float] = {}  # logarithms, by width, of the time at speed 0
         self._samples: dict[int, list[float]] = {}  # the first ones

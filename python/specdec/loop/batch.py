@@ -127,10 +127,10 @@ class Batch:
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._draft_lengths = _draft_lengths(config)
-        adaptive = isinstance(config.num_drafts, AdaptiveDrafts)
-        self._adapts, self._sampled = adaptive and self.session is not None, None
-        if isinstance(config.num_drafts, AdaptiveDrafts) and config.rule != Rule.COUPLED:
-            self._sampled = config.num_drafts.sampled  # K while a row's text depends on K
+        adaptive = config.num_drafts if isinstance(config.num_drafts, AdaptiveDrafts) else None
+        self._adapts = adaptive is not None and self.session is not None
+        # K while a row's text depends on K
+        self._sampled = adaptive.sampled if adaptive is not None and config.rule != Rule.COUPLED else None
         self._unseen = UnseenTokens()
         self._pending: deque[_Launched] = deque()
         # Graphs are captured on the current device, which is set for each thread.
