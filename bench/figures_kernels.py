@@ -72,6 +72,36 @@ def settings(results: Results) -> str:
     return page(table([*head, "the same, all accepted", *_head(["transformers"])], rows), said)
 
 
+def instructions(results: Results) -> str:
+    r, rows = results["machine_code"], []
+    for row in r["rows"]:
+        for origin in (name for name in ("stay", "ring", "in place") if name in row):
+            counts = row[origin]
+            shares = [f"{percent(of['bandwidth_share'])} ({gpu})" for gpu, of in row[f"{origin}, predicted"].items()]
+            rows.append(
+                [
+                    f"`{row['kernel']}`", row["architecture"], str(row["registers"]), origin, str(counts["all"]),
+                    str(counts["address and bookkeeping"]), ", ".join(shares),
+                ]
+            )  # fmt: skip
+    head = [
+        "kernel",
+        "architecture",
+        "registers",
+        "blocks",
+        "instructions",
+        "of these bookkeeping",
+        "share of bandwidth",
+    ]
+    said = (
+        f"Instructions for 1,024 bfloat16 logits in the measuring loop. The last column is **predicted**, not measured: "
+        f"the share of the data sheet's bandwidth that issued instructions and exponentials allow if all latencies are "
+        f"hidden ([bench/README.md](../bench/README.md)). `bench/results/cpu/machine_code.json` (commit "
+        f"{r['commit'][:10]}{' with changes' if r['dirty'] else ''}, {r['date'][:10]}): `python bench/machine_code.py`"
+    )
+    return page(table(head, rows), said)
+
+
 def drafts(results: Results) -> str:
     r, peers = results["draft_step"], ("multinomial", "eager", "compile")
     rows = []

@@ -75,6 +75,11 @@ RESULTS = (
         "bench/bench_kernels.py draft -B 1,8 --dtypes float32 --compile-seconds 60 --json {json}",
         OF_KERNELS,
     ),
+    Result(
+        "machine_code",
+        "bench/machine_code.py --json {json}",
+        ("csrc/core", "csrc/cuda", "bench/machine_code.py", "bench/sass.py", "bench/report.py"),
+    ),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
     Result(
         "throughput",

@@ -21,7 +21,7 @@ from figures_readme import readme
 from regenerate import FOLDER, ROOT
 from rich.console import Console
 
-PAGES = ("README.md", "bench/README.md", "docs/verify.md")
+PAGES = ("README.md", "bench/README.md", "docs/verify.md", "docs/cuda.md")
 BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -39,6 +39,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "speculative_step.avx2": kernels.steps("speculative_step.avx2"),
     "settings": kernels.settings,
     "draft_step": kernels.drafts,
+    "machine_code": kernels.instructions,
     "verification": decoding.verification,
 }
 

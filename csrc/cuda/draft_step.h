@@ -39,7 +39,7 @@ inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params,
   memory.ring = ring_of(arena, items, cut);
   memory.blocks = {arena.take<float>(n), arena.take<float>(n), n};
   memory.cutoff = arena.take<float>(1);
-  if (params.coupled) memory.best = arena.take<Candidate>(cut.all_warps);
+  memory.best = arena.take<Candidate>(cut.all_warps);
   if (params.sampling.filters != nullptr || params.compact > 0) memory.selection = arena.take<SelectionMemory>(1);
   if (params.compact > 0) {
     memory.above = arena.take<uint32_t>(n), memory.at_cutoff = arena.take<uint32_t>(n);
@@ -151,17 +151,12 @@ SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
 
 // Computes the statistics of every block of the row.
 SPECDEC_DEVICE void measure_row(const Drafting& s, const Place& place) {
-  const Ring& ring = s.memory.ring;
-  const int turns = place.turns(s.memory.blocks.n);
-  const auto find = [&](int turn) { return Piece{s.row, place.item(turn)}; };
-  ring.begin(turns, find);
+  const int n = s.memory.blocks.n;
+  const Measured measured = {{s.row.data, 0, s.row.size, s.row.dtype}, {}, n, n};
+  begin_copies(s.memory.ring, measured, place);
   simt::sync_cluster();  // now all blocks run, and may write to each other's memory
-  ring.for_turns(turns, find, [&](int, const Piece& piece, const Touched& touched, float (&x)[kEach]) {
-    adjust_block(touched, piece.block, x);
-    const BlockStats stats = block_stats(x, s.inverse_temperature);
-    publish(&s.memory.blocks.max[piece.block], stats.max);
-    publish(&s.memory.blocks.mass[piece.block], stats.sum);
-  });
+  measure(measured, s.memory.ring, place, {s.memory.blocks.max, s.memory.blocks.mass, false, nullptr, nullptr, n, 0},
+          s.params.sampling.has_table, s.inverse_temperature, [&](int) { return s.row; });
 }
 
 // Draws and writes the draft, given the blocks' statistics.
@@ -227,8 +222,8 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     for (int i = simt::thread(); i < place.all_warps; i += kWarp) best = Better()(best, simt::read(&memory.best[i]));
     token = index_of(simt::reduce(best, Better()));
   } else {
-    if (warp != 0) return;
-    token = draw(row, blocks, inverse_temperature, cutoff, noise_of(params, row), kDraftBlock, kDraftToken);
+    token = draw(row, blocks, inverse_temperature, cutoff, noise_of(params, row), kDraftBlock, kDraftToken, memory.best,
+                 place);
   }
   if (simt::thread() == 0) {
     const Distribution distribution = {inverse_temperature, lse, cutoff};

@@ -49,7 +49,6 @@ struct Place {
   SPECDEC_DEVICE bool lane0() const { return simt::thread() % kWarp == 0; }
   // How many of `items` items this warp takes.
   SPECDEC_DEVICE int turns(int items) const { return (items - my_warp + all_warps - 1) / all_warps; }
-  SPECDEC_DEVICE int item(int turn) const { return my_warp + turn * all_warps; }
   // The first item at or after `first_item` that this warp takes, counted from `first_item`.
   SPECDEC_DEVICE int first_after(int first_item) const {
     return (my_warp + all_warps - first_item % all_warps) % all_warps;

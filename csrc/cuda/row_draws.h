@@ -3,7 +3,7 @@
 
 #include "../core/accept.h"
 #include "draws.h"
-#include "ring.h"
+#include "measure.h"
 
 namespace specdec::cuda {
 
@@ -111,15 +111,26 @@ SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
   return int64_t{block} * kBlock + index_of(simt::reduce(best, Better()));
 }
 
-// By a warp: draws one of the kept tokens, in two levels.
+// By the threads of a block: the best candidate of its warps. `memory`: [warps]
+SPECDEC_DEVICE Candidate best_of_warps(Candidate mine, Candidate* memory, const Place& place) {
+  if (place.lane0()) simt::write(&memory[place.warp], mine);
+  simt::sync_block();
+  Candidate best = 0;
+  for (int i = simt::thread() % kWarp; i < place.warps; i += kWarp) best = Better()(best, simt::read(&memory[i]));
+  return simt::reduce(best, Better());
+}
+
+// By the threads of a block: draws one of the kept tokens, in two levels. All warps choose the same block of logits,
+// and divide its tokens.
 SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_temperature, float cutoff, Noise noise,
-                            Stream block_stream, Stream token_stream) {
+                            Stream block_stream, Stream token_stream, Candidate* memory, const Place& place) {
   const int block = static_cast<int>(race_among(blocks.mass, blocks.n, noise, block_stream));
   if (block < 0) return -1;
+  const Part part = Part::of(place.warp, place.warps);
   float x[kEach];
   load_block(row, block, x);
-  weights_above(x, simt::read(&blocks.max[block]), inverse_temperature, cutoff);
-  return index_of(race_in_block(x, block, noise, token_stream, 0));
+  weights_above(x, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
+  return index_of(best_of_warps(race_in_block(x, block, noise, token_stream, 0, part), memory, place));
 }
 
 // By a warp: its part of a row's one-level race.

@@ -1,16 +1,10 @@
-// How a warp loads rows of logits: a block of 1024 into registers, then bias and penalties.
+// How a warp loads a row's blocks: aligned, then adjusted by bias and penalties.
 #pragma once
 
 #include "../core/distribution.h"
-#include "../core/params.h"
-#include "kept.h"
+#include "formats.h"
 
 namespace specdec::cuda {
-
-using simt::Bytes16;
-
-constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread holds
-constexpr int kVector = 8;             // how many of these are neighbours
 
 // A row of sequence b, after the drafts [0, num_drafts) of its step.
 struct Row {
@@ -35,11 +29,6 @@ struct Row {
   SPECDEC_DEVICE const int64_t* ends() const { return sampling->ends + b * sampling->num_ends; }
   SPECDEC_HD int num_blocks() const { return static_cast<int>((size + kBlock - 1) / kBlock); }
 };
-
-// The index within the block of a thread's i-th logit. Neighbours are loaded at once.
-SPECDEC_DEVICE int place_of(int i) {
-  return i / kVector * (kVector * kWarp) + simt::thread() % kWarp * kVector + i % kVector;
-}
 
 // The index of the last of `size` ascending ids that is <= id, or 0.
 SPECDEC_DEVICE int64_t find(const int64_t* sorted, int64_t size, int64_t id) {
@@ -102,33 +91,6 @@ SPECDEC_DEVICE float adjusted(const Row& row, int64_t id, float raw) {
 
 SPECDEC_DEVICE float logit_at(const Row& row, int64_t index) {
   return adjusted(row, target_id(row, index), raw_logit(row, index));
-}
-
-// Loads `size` logits from an aligned address in vectors of 16 bytes; pads them with -inf.
-template <int kBytes, class ToFloat>
-SPECDEC_DEVICE void load_vectors(const char* data, int size, float (&x)[kEach], const ToFloat& to_float) {
-  constexpr int each = static_cast<int>(sizeof(Bytes16)) / kBytes;
-#pragma unroll
-  for (int i = 0; i < kEach; i += each) {
-    const int place = place_of(i);
-    const bool inside = place < size;
-    const Bytes16 bytes = inside ? simt::load16(data + kBytes * place) : Bytes16{};
-    for (int e = 0; e < each; ++e) x[i + e] = inside ? to_float(bytes, e) : -INFINITY;
-  }
-}
-
-SPECDEC_DEVICE void load_aligned(const char* data, Dtype dtype, int size, float (&x)[kEach]) {
-  if (dtype == Dtype::kFloat32) {
-    load_vectors<4>(data, size, x, [](const Bytes16& bytes, int e) { return as_float(bytes.word[e]); });
-  } else if (dtype == Dtype::kBFloat16) {
-    load_vectors<2>(data, size, x, [](const Bytes16& bytes, int e) {
-      return as_float(e % 2 == 0 ? bytes.word[e / 2] << 16 : bytes.word[e / 2] & 0xffff0000u);
-    });
-  } else {
-    load_vectors<2>(data, size, x, [](const Bytes16& bytes, int e) {
-      return simt::half_to_float(bytes.word[e / 2] >> (16 * (e % 2)) & 0xffffu);
-    });
-  }
 }
 
 // By a warp: copies a block that is not aligned, or does not end with a whole vector, to the warp's own_copy, and pads

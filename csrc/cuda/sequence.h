@@ -35,6 +35,7 @@ struct StepMemory {
   float* total;                   // [1 or K] sums of these
   int64_t* favourite;             // [K+1] the tokens that the target picks (greedy, and rule `coupled`)
   Candidate* best;                // [K+1, warps of the cluster], rule `coupled`
+  Candidate* drawn;               // [warps]
   SelectionMemory* selection;
   int n;  // blocks in a row
 
@@ -43,11 +44,10 @@ struct StepMemory {
   static StepMemory cut(Arena& arena, const SpeculativeStepParams& params, const Items& items, const Cut& cut);
 
   SPECDEC_DEVICE StepMemory at(char* base) const {
-    return {ring.at(base),         moved(max, base),       moved(mass, base),
-            moved(raw_max, base),  moved(raw_sum, base),   moved(row_max, base),
-            moved(lse, base),      moved(cutoff, base),    moved(examined, base),
-            moved(residual, base), moved(total, base),     moved(favourite, base),
-            moved(best, base),     moved(selection, base), n};
+    return {ring.at(base),         moved(max, base),      moved(mass, base),      moved(raw_max, base),
+            moved(raw_sum, base),  moved(row_max, base),  moved(lse, base),       moved(cutoff, base),
+            moved(examined, base), moved(residual, base), moved(total, base),     moved(favourite, base),
+            moved(best, base),     moved(drawn, base),    moved(selection, base), n};
   }
 };
 
@@ -91,6 +91,7 @@ inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& par
   memory.residual = arena.take<float>(residuals * n), memory.total = arena.take<float>(residuals);
   memory.favourite = arena.take<int64_t>(k + 1);
   if (params.rule == kRuleCoupled) memory.best = arena.take<Candidate>((k + 1) * cut.all_warps);
+  memory.drawn = arena.take<Candidate>(cut.warps);
   if (params.sampling.filters != nullptr) memory.selection = arena.take<SelectionMemory>(1);
   return memory;
 }
@@ -144,18 +145,25 @@ struct Sequence {
             target_items() + static_cast<int>(j) * blocks_of(params.draft.vocabulary),
             own_copy};
   }
-  SPECDEC_DEVICE Piece piece(int item) const {
-    const int n = memory.n, of_drafts = item - target_items(), n_draft = blocks_of(params.draft.vocabulary);
-    if (of_drafts < 0) return {target_row(item / n), item % n};
-    return {draft_row(of_drafts / n_draft), of_drafts % n_draft};
+  SPECDEC_DEVICE Row row_of_item(int item) const {
+    const int of_drafts = item - target_items();
+    return of_drafts < 0 ? target_row(item / memory.n) : draft_row(of_drafts / blocks_of(params.draft.vocabulary));
+  }
+  SPECDEC_DEVICE Measured measured() const {
+    const auto rows_of = [&](const LogitRows& rows) {
+      return Rows{rows.row(b, 0), rows.row_stride, rows.vocabulary, rows.dtype};
+    };
+    return {rows_of(params.target), rows_of(params.draft), target_items(), items()};
   }
   // Row i in the numbering of StepMemory.
   SPECDEC_DEVICE Row row(int64_t i) const {
     return i <= params.num_drafts_max ? target_row(i) : draft_row(i - params.num_drafts_max - 1);
   }
   SPECDEC_DEVICE Blocks blocks(int64_t i) const {
-    const int64_t at = i * memory.n;
-    return {memory.max + at, memory.mass + at, row(i).num_blocks()};
+    const int64_t of_drafts = i - (params.num_drafts_max + 1);
+    const int n = of_drafts < 0 ? memory.n : blocks_of(params.draft.vocabulary);
+    const int64_t at = of_drafts < 0 ? i * n : (params.num_drafts_max + 1) * memory.n + of_drafts * n;
+    return {memory.max + at, memory.mass + at, n};
   }
   SPECDEC_DEVICE Distribution p_of(int64_t i) const {
     return {inverse_temperature, simt::read(&memory.lse[i]), simt::read(&memory.cutoff[i])};

@@ -201,6 +201,25 @@ SPECDEC_DEVICE float exp2_of(float x) {
   return result;
 }
 
+// The larger one of two numbers; NaN if one of them is NaN.
+SPECDEC_DEVICE float larger(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+// The same for each of the two numbers in a word.
+SPECDEC_DEVICE uint32_t larger_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+SPECDEC_DEVICE uint32_t larger_float16(uint32_t a, uint32_t b) {
+  uint32_t result;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 // The value of a float16, given by its 16 bits.
 SPECDEC_DEVICE float half_to_float(uint32_t bits) {
   float value;

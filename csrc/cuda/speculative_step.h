@@ -6,30 +6,20 @@
 
 namespace specdec::cuda {
 
-// By a warp: computes the statistics of an item, and writes them to all blocks of the cluster.
-SPECDEC_DEVICE void measure_item(const Sequence& s, int item, const Piece& piece, const Touched& touched,
-                                 float (&x)[kEach]) {
-  const int drafts = item - s.target_items(), n = s.memory.n;
-  const int64_t row = drafts < 0 ? item / n : s.params.num_drafts_max + 1 + drafts / piece.row.num_blocks();
-  const int64_t at = row * n + piece.block;
-  if (s.params.log_probs != nullptr && drafts < 0) {
-    const BlockStats raw = block_stats(x, 1.0f);
-    publish(&s.memory.raw_max[at], raw.max);
-    publish(&s.memory.raw_sum[at], raw.sum);
-  }
-  adjust_block(touched, piece.block, x);
-  const BlockStats stats = block_stats(x, s.inverse_temperature);
-  publish(&s.memory.max[at], stats.max);
-  publish(&s.memory.mass[at], stats.sum);
-}
-
 // Computes the statistics of all items. If the ring brings them, their copies have begun.
 SPECDEC_DEVICE void measure_rows(const Sequence& s, const Place& place) {
-  s.memory.ring.for_turns(
-      place.turns(s.items()), [&](int turn) { return s.piece(place.item(turn)); },
-      [&](int turn, const Piece& piece, const Touched& touched, float (&x)[kEach]) {
-        measure_item(s, place.item(turn), piece, touched, x);
-      });
+  const Measured measured = s.measured();
+  const StepMemory& memory = s.memory;
+  const int all_rows = static_cast<int>(s.params.num_drafts_max) + 1;
+  const Results results = {memory.max,
+                           memory.mass,
+                           s.params.log_probs != nullptr,
+                           memory.raw_max,
+                           memory.raw_sum,
+                           measured.target_items,
+                           all_rows * memory.n - measured.target_items};
+  measure(measured, memory.ring, place, results, s.params.sampling.has_table, s.inverse_temperature,
+          [&](int item) { return s.row_of_item(item); });
 }
 
 // Calls function(index in StepMemory) for every `step`-th of the rows that were measured, from `first` on.
@@ -221,8 +211,9 @@ SPECDEC_DEVICE void decide_step(const Sequence& s, const Place& place) {
     }
     simt::sync_block();
     const Outcome end = s.params.rule == kRuleBlock ? walk_jointly(s, place) : walk(s, place);
-    if (!place.first || place.warp != 0) return;
-    emitted = {end.j, draw_end(s, end), end.status};
+    if (!place.first) return;
+    emitted = {end.j, draw_end(s, end, place), end.status};
+    if (place.warp != 0) return;
   }
   write_step(s, emitted);
 }
@@ -231,9 +222,7 @@ SPECDEC_KERNEL(speculative_step_kernel, kMostThreads, StepWork) {
   const Place place = Place::here();
   const Sequence s = sequence_of(params, simt::cluster());
   const bool fused = params.scratch == nullptr;
-  if (fused) {
-    s.memory.ring.begin(place.turns(s.items()), [&](int turn) { return s.piece(place.item(turn)); });
-  }
+  if (fused) begin_copies(s.memory.ring, s.measured(), place);
   look_at_drafts(s);     // meanwhile, logits are being copied
   simt::sync_cluster();  // now all blocks run, and may write to each other's memory
   if (fused) measure_rows(s, place);

@@ -15,28 +15,18 @@ SPECDEC_DEVICE float probability_of(float logit, Distribution distribution) {
   return logit >= distribution.cutoff ? p : 0.0f;
 }
 
-struct Larger {
-  SPECDEC_HD float operator()(float a, float b) const { return a > b ? a : b; }
-};
-
 struct Sum {
   SPECDEC_HD float operator()(float a, float b) const { return a + b; }
 };
 
 // The largest logit (NaN if any is NaN) and, unless the inverse temperature is 0 (greedy), the sum of weights relative
 // to it.
-SPECDEC_DEVICE BlockStats block_stats(const float (&x)[kEach], float inverse_temperature) {
-  float max = -INFINITY, sum = 0.0f;
-  bool nan = false;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    nan |= x[i] != x[i];
-    max = x[i] > max ? x[i] : max;
-  }
-  max = simt::reduce(max, Larger());
-  if (simt::ballot(nan) != 0) return {NAN, 0.0f};
-  if (inverse_temperature == 0.0f) return {max, 0.0f};
+template <class Format>
+SPECDEC_DEVICE BlockStats block_stats(const Logits<Format>& x, float inverse_temperature) {
+  const float max = x.max();
+  if (max != max || inverse_temperature == 0.0f) return {max, 0.0f};
   const float reference = max == -INFINITY ? 0.0f : max;
+  float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) sum += weight_of(x[i], reference, inverse_temperature);
   return {max, simt::reduce(sum, Sum())};
@@ -53,14 +43,8 @@ struct Blocks {
 // By a warp: the largest logit of all blocks, NaN if any is NaN.
 SPECDEC_DEVICE float max_of_blocks(const Blocks& blocks) {
   float max = -INFINITY;
-  bool nan = false;
-  for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
-    const float of_block = simt::read(&blocks.max[i]);
-    nan |= of_block != of_block;
-    max = of_block > max ? of_block : max;
-  }
-  max = simt::reduce(max, Larger());
-  return simt::ballot(nan) != 0 ? NAN : max;
+  for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) max = simt::larger(max, simt::read(&blocks.max[i]));
+  return simt::reduce(max, [](float a, float b) { return simt::larger(a, b); });
 }
 
 SPECDEC_DEVICE float total(const float* mass, int n) {

@@ -63,22 +63,26 @@ SPECDEC_DEVICE void subtract_listed(const Row& row, const int64_t* ids, int64_t 
 }
 
 // By a warp: turns raw logits of a block of target row j into w p.
-SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const Touched& touched, int block,
+SPECDEC_DEVICE void weigh_target(const Sequence& s, int64_t j, float w, const Touched& touched, int block, Part part,
                                  float (&p)[kEach]) {
   const Distribution distribution = s.p_of(j);
   adjust_block(touched, block, p);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) p[i] = w * probability_of(p[i], distribution);
+  for (int i = 0; i < kEach; ++i) {
+    if (part.has(i)) p[i] = w * probability_of(p[i], distribution);
+  }
 }
 
 // By a warp: p becomes max(0, p - q), where q is given by raw logits of the draft's row over the same vocabulary. Bias
 // and penalties adjust the same tokens as in the target's row.
-SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& touched, int block, float (&q)[kEach],
-                                   float (&p)[kEach]) {
+SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& touched, int block, Part part,
+                                   float (&q)[kEach], float (&p)[kEach]) {
   const Distribution distribution = s.q_of(j);
   adjust_block(touched, block, q);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) p[i] = residual(p[i], probability_of(q[i], distribution));
+  for (int i = 0; i < kEach; ++i) {
+    if (part.has(i)) p[i] = residual(p[i], probability_of(q[i], distribution));
+  }
 }
 
 // The same where only some tokens have a q: a reduced vocabulary, a compact q, or a one-hot draft.
@@ -96,21 +100,21 @@ SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float 
       p);
 }
 
-// By a warp: the weights max(0, w p - q) of a block of row j, which has a draft. `turn`: the ring's turn that brings
-// p's logits, the next one bringing q's; -1 if the ring does not bring them.
-SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, float (&p)[kEach],
-                                     int turn = -1) {
+// By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. `turn`: the ring's turn that
+// brings p's logits, the next one bringing q's; -1 if the ring does not bring them.
+SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, int turn, Part part,
+                                     float (&p)[kEach]) {
   const Row row = s.target_row(j);
   const Touched touched = touched_of(row, block);
   const char* data = turn < 0 ? place_of_block(row, block) : s.memory.ring.arrived(turn);
   load_aligned(data, row.dtype, row.size_of(block), p);
-  weigh_target(s, j, w, touched, block, p);
+  weigh_target(s, j, w, touched, block, part, p);
   if (!s.same_vocabulary()) return subtract_few(s, j, block, p);
   const Row of_draft = s.draft_row(j);
   float q[kEach];
   data = turn < 0 ? place_of_block(of_draft, block) : s.memory.ring.arrived(turn + 1);
   load_aligned(data, of_draft.dtype, of_draft.size_of(block), q);
-  subtract_draft(s, j, touched, block, q, p);
+  subtract_draft(s, j, touched, block, part, q, p);
 }
 
 }  // namespace specdec::cuda

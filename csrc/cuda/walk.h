@@ -12,15 +12,18 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
   const Ring& ring = s.memory.ring;
   const int first = place.first_after(static_cast<int>(j) * s.memory.n), pairs = ring.num_slots / 2;
   const bool copies = copies_residuals(s.params, ring);
+  const auto copy_block = [&](const Row& row, int block, int its_turn) {
+    ring.of_turn(its_turn).copy(row.block_in_memory(block), row.size_of(block) * row.element());
+  };
   const auto copy_pair = [&](int block, int its_turn) {
     if (!copies || block >= s.memory.n || !place.lane0()) return;
-    ring.copy(its_turn, {s.target_row(j), block});
-    ring.copy(its_turn + 1, {s.draft_row(j), block});
+    copy_block(s.target_row(j), block, its_turn);
+    copy_block(s.draft_row(j), block, its_turn + 1);
   };
   for (int pair = 0; pair < pairs; ++pair) copy_pair(first + pair * place.all_warps, *turn + 2 * pair);
   for (int block = first; block < s.memory.n; block += place.all_warps) {
     float weights[kEach], sum = 0.0f;
-    residual_weights(s, j, w, block, weights, copies ? *turn : -1);
+    residual_weights(s, j, w, block, copies ? *turn : -1, {}, weights);
     if (copies) {
       simt::sync_warp();  // all lanes have read the slots
       copy_pair(block + pairs * place.all_warps, *turn + 2 * pairs);
@@ -100,22 +103,21 @@ SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   return end;
 }
 
-// By a warp of block 0: draws the token after the kept drafts; -1 if there is none.
-SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end) {
+// By the threads of block 0: draws the token after the kept drafts; -1 if there is none.
+SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end, const Place& place) {
   if (end.state == kDone) return -1;
   const Noise noise = s.noise(end.j);
-  const bool recover = end.state == kRecover;
-  const Blocks blocks = s.blocks(end.j);
-  const int block = static_cast<int>(race_among(recover ? end.masses : blocks.mass, s.memory.n, noise, kRecoverBlock));
-  if (block < 0) return -1;
-  float weights[kEach];
-  if (recover) {
-    residual_weights(s, end.j, end.w, block, weights);
-  } else {
-    load_block(s.target_row(end.j), block, weights);
-    weights_above(weights, simt::read(&blocks.max[block]), s.inverse_temperature, s.p_of(end.j).cutoff);
+  if (end.state == kDraw) {
+    return draw(s.target_row(end.j), s.blocks(end.j), s.inverse_temperature, s.p_of(end.j).cutoff, noise, kRecoverBlock,
+                kRecoverToken, s.memory.drawn, place);
   }
-  return index_of(race_in_block(weights, block, noise, kRecoverToken, 0));
+  const int block = static_cast<int>(race_among(end.masses, s.memory.n, noise, kRecoverBlock));
+  if (block < 0) return -1;
+  const Part part = Part::of(place.warp, place.warps);
+  float weights[kEach];
+  residual_weights(s, end.j, end.w, block, -1, part, weights);
+  const Candidate mine = race_in_block(weights, block, noise, kRecoverToken, 0, part);
+  return index_of(best_of_warps(mine, s.memory.drawn, place));
 }
 
 }  // namespace specdec::cuda

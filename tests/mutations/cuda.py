@@ -73,18 +73,47 @@ MUTATIONS: list[Mutation] = [
         "csrc/cuda/ring.h",
         PARITY,
         {
+            "cuda-copies-not-awaited": (
+                "    simt::wait(arrival, round);\n",
+                "    simt::sync_warp();\n",
+            ),
+            "cuda-pairs-awaited-in-the-first-round": ("turn / num_slots % 2", "0"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/formats.h",
+        PARITY,
+        {
+            "cuda-tail-in-the-next-row": ("place_of(i) < size ?", "place_of(i) <= size ?"),
+            "cuda-largest-of-even-places": ("Format::logit(largest, Format::kInWord - 1)", "Format::logit(largest, 0)"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/measure.h",
+        PARITY,
+        {
             "cuda-copy-over-what-lanes-still-read": (
                 "        simt::sync_warp();  // all lanes have read the slot\n",
                 "",
             ),
-            "cuda-copies-not-awaited": (
-                "    simt::wait(&arrivals[slot(turn)], turn / num_slots % 2);\n",
-                "        simt::sync_warp();\n",
-            ),
-            "cuda-copies-awaited-in-the-first-round": ("turn / num_slots % 2", "0"),
+            "cuda-copies-awaited-in-the-first-round": ("number = 0, round ^= 1;", "number = 0;"),
             "cuda-copies-of-the-slot-before": (
-                "const int next = turn + num_slots;",
-                "const int next = turn + num_slots - 1;",
+                "place.my_warp + ring.num_slots * step, step)",
+                "place.my_warp + (ring.num_slots - 1) * step, step)",
+            ),
+            "cuda-steps-within-a-row": ("row += stride, block -= num_blocks;", "block -= num_blocks;"),
+            "cuda-rows-of-the-draft-follow-the-target": (
+                "    if (item >= end && item < measured.items) *this = at(measured, item, step);\n",
+                "",
+            ),
+            "cuda-last-block-is-whole": ("block == num_blocks - 1 ? last_size : kBlock", "kBlock"),
+            "cuda-results-of-the-lane-before": ("if (lane == count) mine", "if (lane + 1 == count) mine"),
+            "cuda-results-of-a-draft-beside-the-target": ("of_target ? item : item + gap", "item"),
+            "cuda-more-results-than-lanes": ("++count == kWarp || ", ""),
+            "cuda-results-of-later-items": ("my_item += kWarp * step, count = 0;", "count = 0;"),
+            "cuda-results-in-one-block": (
+                "block < simt::blocks_in_cluster(); ++block",
+                "block < 1; ++block",
             ),
         },
     ),
@@ -108,7 +137,6 @@ MUTATIONS: list[Mutation] = [
         "csrc/cuda/rows.h",
         PARITY,
         {
-            "cuda-tail-in-the-next-row": ("const bool inside = place < size;", "const bool inside = place <= size;"),
             "cuda-penalties-twice-for-a-draft-that-is-listed": ("return before ? -1 : id;", "return id;", PENALTIES),
             "cuda-lists-miss-the-last-of-a-block": (
                 "end + (sorted[end] <= last)",

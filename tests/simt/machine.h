@@ -116,6 +116,25 @@ inline float half_to_float(uint32_t bits) {
   return as_float((magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u : finite) | (bits & 0x8000u) << 16);
 }
 
+inline float larger(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+
+template <class ToFloat>
+uint32_t larger_halves(uint32_t a, uint32_t b, const ToFloat& to_float) {
+  uint32_t result = 0;
+  for (int shift : {0, 16}) {
+    const uint32_t one = a >> shift & 0xffffu, other = b >> shift & 0xffffu;
+    const float x = to_float(one), y = to_float(other);
+    result |= (x != x || y != y ? 0x7fffu : x > y ? one : other) << shift;
+  }
+  return result;
+}
+inline uint32_t larger_bfloat16(uint32_t a, uint32_t b) {
+  return larger_halves(a, b, [](uint32_t bits) { return as_float(bits << 16); });
+}
+inline uint32_t larger_float16(uint32_t a, uint32_t b) {
+  return larger_halves(a, b, [](uint32_t bits) { return half_to_float(bits); });
+}
+
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 
 inline uint32_t add(uint32_t* place, uint32_t value) {

@@ -1,0 +1,204 @@
+"""Counts the instructions of the CUDA kernels' measuring loop in their machine code, which needs no GPU.
+
+    python bench/machine_code.py --json bench/results/machine_code.json
+
+README.md says what is counted, and how.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import report
+import sass
+import torch
+import typer
+
+SOURCES = ("speculative_step", "draft_step")
+FLAGS = ("-O3", "-std=c++20", "-cubin", "-lineinfo", "-Xptxas", "-v")
+RESOURCES = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+                       r"Used (\d+) registers", re.DOTALL)  # fmt: skip
+
+
+def _has(pattern: str) -> Callable[[sass.Block], bool]:
+    return lambda block: any(re.match(pattern, i.opcode) for i in block.instructions)
+
+
+# What the shortest turn for a whole block of bfloat16 logits runs through.
+MAXIMUM, EXPONENTIAL = _has(r"HMNMX2\.BF16"), _has(r"MUFU\.EX2")
+WAIT, COPY = _has(r"SYNCS\.PHASECHK"), _has(r"UBLKCP")
+# Where blocks come from: they stay in shared memory, they come through the ring, or they are read in place.
+ORIGINS = {
+    "stay": (MAXIMUM, EXPONENTIAL, WAIT),
+    "ring": (MAXIMUM, EXPONENTIAL, WAIT, COPY),
+    "in place": (MAXIMUM, EXPONENTIAL),
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Instructions are of the first kind that fits."""
+
+    name: str
+    names: frozenset[str] = frozenset()  # of the operation
+    functions: frozenset[str] = frozenset()  # in which, or in what these call
+    lines: str = "$."  # a pattern of the innermost line
+
+    def fits(self, instruction: sass.Instruction) -> bool:
+        if instruction.name in self.names or any(map(instruction.within, self.functions)):
+            return True
+        return bool(instruction.places) and re.search(self.lines, instruction.places[0].text) is not None
+
+
+KINDS = (
+    Kind("shuffles", frozenset({"SHFL", "VOTE", "REDUX"}), frozenset({"reduce"})),
+    Kind("exponential and sum", frozenset({"MUFU"}), frozenset({"weight_of", "exp2_of"}), r"\bsum \+="),
+    Kind("maximum and NaN", frozenset({"FMNMX", "HMNMX2"}), frozenset({"max", "larger"}), r"INFINITY \? 0"),
+    Kind("load and unpack", functions=frozenset({"load", "set", "load16", "logit"})),
+)
+REST = "address and bookkeeping"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a model of throughput needs; from the vendor's data sheets."""
+
+    name: str
+    architecture: str
+    multiprocessors: int
+    gigahertz: float  # boost
+    terabytes: float  # a second
+
+
+GPUS = (
+    Gpu("A100 80GB SXM", "sm_80", 108, 1.41, 2.04),
+    Gpu("H100 SXM", "sm_90a", 132, 1.98, 3.35),
+    Gpu("H200 SXM", "sm_90a", 132, 1.98, 4.8),
+    Gpu("B200", "sm_100", 148, 1.97, 8.0),
+    Gpu("RTX 5090", "sm_120", 170, 2.41, 1.79),
+)
+ARCHITECTURES = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS))
+SCHEDULERS, EXPONENTIALS = 4, 16  # of a multiprocessor: instructions of warps, and results of MUFU, in a cycle
+BLOCK, BYTES = 1024, 2048  # of a block of bfloat16 logits
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    architecture: str
+    registers: int
+    spilled: int  # bytes
+    blocks: list[sass.Block]
+
+
+def nvcc() -> str:
+    folder = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    found = shutil.which("nvcc", path=f"{folder}/bin:{os.environ['PATH']}")
+    return found or report.refuse("PATH", "no nvcc", "a CUDA toolkit")
+
+
+def disassembler() -> str:
+    """nvdisasm of the toolkit, or the one that Triton brings along."""
+    import triton
+
+    brought = Path(triton.__file__).parent / "backends/nvidia/bin"
+    found = shutil.which("nvdisasm", path=f"{os.environ['PATH']}:/usr/local/cuda/bin:{brought}")
+    return found or report.refuse("PATH", "no nvdisasm", "a CUDA toolkit, or Triton")
+
+
+def compiled(source: Path, architecture: str) -> list[Kernel]:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernels.cubin"
+        command = [nvcc(), *FLAGS, f"-arch={architecture}", source, "-o", cubin]
+        told = subprocess.run(command, check=True, capture_output=True, text=True)
+        listing = subprocess.run([disassembler(), "-c", "-gi", cubin], check=True, capture_output=True, text=True)
+    resources = {name: [*map(int, rest)] for name, *rest in RESOURCES.findall(told.stdout + told.stderr)}
+    found = []
+    for mangled, blocks in sass.kernels(listing.stdout).items():
+        stores, loads, registers = resources[mangled]
+        (name,) = re.findall(r"\d([a-z_]+_kernel)", mangled)
+        found.append(Kernel(name, architecture, registers, stores + loads, blocks))
+    return found
+
+
+def measuring_turn(kernel: Kernel, origin: str) -> list[sass.Instruction]:
+    """The instructions that compute the statistics of a block of logits; [] if the kernel does not."""
+    for loop in sass.loops(kernel.blocks):
+        if turn := sass.shortest_turn(kernel.blocks, loop, ORIGINS[origin]):
+            return turn
+    return []
+
+
+def kind_of(instruction: sass.Instruction) -> str:
+    return next((kind.name for kind in KINDS if kind.fits(instruction)), REST)
+
+
+def predicted(architecture: str, instructions: int) -> dict[str, dict[str, float]]:
+    """Cycles of a multiprocessor for each block of logits, by what limits them, and the share of the bandwidth that
+    this allows. A model, not a measurement: enough warps hide all latencies, and one instruction is issued in each
+    cycle of a scheduler."""
+    found = {}
+    for gpu in (g for g in GPUS if g.architecture == architecture):
+        memory = BYTES / (gpu.terabytes * 1e3 / gpu.gigahertz / gpu.multiprocessors)
+        issue, exponentials = instructions / SCHEDULERS, BLOCK / EXPONENTIALS
+        share = memory / max(memory, issue, exponentials)
+        found[gpu.name] = {"memory": memory, "issue": issue, "exponentials": exponentials, "bandwidth_share": share}
+    return found
+
+
+def counted(kernel: Kernel) -> dict[str, object]:
+    every = [i for block in kernel.blocks for i in block.instructions]
+    names = Counter(i.name for i in every)
+    found: dict[str, object] = {
+        "kernel": kernel.name,
+        "architecture": kernel.architecture,
+        "registers": kernel.registers,
+        "spilled_bytes": kernel.spilled,
+        "instructions": len(every),
+        "calls": sum(count for name, count in names.items() if name.startswith("CALL")),
+        "atomic_loops": sum(i.opcode.startswith("ATOMS.CAS") for i in every),
+    }
+    fused = kernel.architecture != "sm_80" and "measure" not in kernel.name
+    for origin in ("stay", "ring") if fused else ("in place",):
+        if turn := measuring_turn(kernel, origin):
+            found[origin] = {"all": len(turn), **Counter(map(kind_of, turn))}
+            found[f"{origin}, predicted"] = predicted(kernel.architecture, len(turn))
+    return found
+
+
+def main(
+    architectures: Annotated[str, typer.Option(help="separated by commas")] = ",".join(ARCHITECTURES),
+    json_path: report.JsonPath = None,
+) -> None:
+    """Counts the instructions of the measuring loop."""
+    asked = report.read_names("architectures", architectures, ARCHITECTURES)
+    results = report.Report("machine_code", torch.device("cpu"), json_path, None)
+    pairs = [(report.ROOT / "csrc/cuda" / f"{source}.cu", name) for name in asked for source in SOURCES]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for found in pool.map(lambda pair: compiled(*pair), pairs):
+            for kernel in found:
+                results.add(counted(kernel))
+    for origin in ORIGINS:
+        rows = [
+            {"kernel": row["kernel"], "architecture": row["architecture"], "registers": row["registers"], **row[origin]}
+            for row in results.rows
+            if origin in row
+        ]
+        if rows:
+            columns = ("kernel", "architecture", "registers", "all", *(k.name for k in KINDS), REST)
+            results.show(f"instructions for 1,024 bfloat16 logits, {origin}", rows, columns)
+    results.finish()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,177 @@
+// Computes the statistics of all blocks of logits of a sequence. A warp takes those that are its own one after the
+// other, and hands the statistics of many at once to the blocks of the cluster.
+#pragma once
+
+#include "ring.h"
+#include "stats.h"
+
+namespace specdec::cuda {
+
+// Equal rows of a sequence, one after the other.
+struct Rows {
+  const char* data;
+  int64_t stride;  // bytes from one to the next
+  int64_t size;    // logits of a row
+  Dtype dtype;
+
+  SPECDEC_HD int num_blocks() const { return static_cast<int>((size + kBlock - 1) / kBlock); }
+};
+
+// What is measured: items are the blocks of the target's rows, then those of the draft's.
+struct Measured {
+  Rows target, draft;
+  int target_items, items;
+};
+
+// A place among the items that goes on in equal steps, without divisions.
+struct Cursor {
+  const char* row;
+  int64_t stride, step_bytes;  // from one row to the next; what a step adds
+  int item, end;               // end: of the rows of this size
+  int block, num_blocks, step_blocks, last_size;
+  Dtype dtype;
+  int shift;  // a logit has 2^shift bytes
+
+  SPECDEC_DEVICE static Cursor at(const Measured& measured, int item, int step) {
+    const bool of_target = item < measured.target_items;
+    Cursor found = {};
+    found.item = item, found.end = of_target ? measured.target_items : measured.items;
+    if (item >= found.end) return found;
+    const Rows& target = measured.target;
+    const Rows& draft = measured.draft;
+    // By fields, since a choice between two structs would put them into memory.
+    const Rows rows = {of_target ? target.data : draft.data, of_target ? target.stride : draft.stride,
+                       of_target ? target.size : draft.size, of_target ? target.dtype : draft.dtype};
+    const int n = rows.num_blocks(), before = of_target ? item : item - measured.target_items;
+    found.row = rows.data + before / n * rows.stride, found.block = before % n;
+    found.stride = rows.stride, found.step_bytes = step / n * rows.stride;
+    found.num_blocks = n, found.step_blocks = step % n;
+    found.last_size = static_cast<int>(rows.size - int64_t{n - 1} * kBlock);
+    found.dtype = rows.dtype, found.shift = rows.dtype == Dtype::kFloat32 ? 2 : 1;
+    return found;
+  }
+
+  SPECDEC_DEVICE void next(const Measured& measured, int step) {
+    item += step, row += step_bytes, block += step_blocks;
+    if (block >= num_blocks) row += stride, block -= num_blocks;
+    if (item >= end && item < measured.items) *this = at(measured, item, step);
+  }
+
+  SPECDEC_DEVICE int size() const { return block == num_blocks - 1 ? last_size : kBlock; }
+  SPECDEC_DEVICE int bytes(int logits) const { return logits << shift; }
+  SPECDEC_DEVICE const char* data() const { return row + (int64_t{block} * kBlock << shift); }
+};
+
+// By a warp: begins the copies of its first items, as many as there are slots.
+SPECDEC_DEVICE void begin_copies(const Ring& ring, const Measured& measured, const Place& place) {
+  if (ring.slots == nullptr) return;
+  if (place.lane0()) {
+    for (int slot = 0; slot < ring.num_slots; ++slot) simt::init(ring.slot(slot).arrival);
+    Cursor cursor = Cursor::at(measured, place.my_warp, place.all_warps);
+    for (int slot = 0; slot < ring.num_slots && cursor.item < measured.items; ++slot) {
+      ring.slot(slot).copy(cursor.data(), cursor.bytes(cursor.size()));
+      cursor.next(measured, place.all_warps);
+    }
+  }
+  simt::sync_warp();
+}
+
+// Where statistics go, in every block of the cluster. Items of the draft follow those of all of the target's rows.
+struct Results {
+  float *max, *sum;
+  bool wants_raw;
+  float *raw_max, *raw_sum;  // if wanted: of the target's items, before bias and penalties, at temperature 1
+  int target_items, gap;     // gap: items of target rows that are not measured
+
+  SPECDEC_DEVICE void write(int item, const BlockStats& stats, const BlockStats& raw) const {
+    const bool of_target = item < target_items;
+    const int at = of_target ? item : item + gap;
+    for (int block = 0; block < simt::blocks_in_cluster(); ++block) {
+      simt::write(there(max, block) + at, stats.max);
+      simt::write(there(sum, block) + at, stats.sum);
+      if (!wants_raw || !of_target) continue;
+      simt::write(there(raw_max, block) + at, raw.max);
+      simt::write(there(raw_sum, block) + at, raw.sum);
+    }
+  }
+
+ private:
+  // The memory of a lone block may be scratch, which in_block cannot map.
+  SPECDEC_DEVICE static float* there(float* place, int block) {
+    return simt::blocks_in_cluster() == 1 ? place : simt::in_block(place, block);
+  }
+};
+
+// By a warp: where the logits of an item are, aligned, if no ring brings them.
+template <class RowOf>
+SPECDEC_DEVICE const char* in_place(const Cursor& cursor, const RowOf& row_of) {
+  const char* data = cursor.data();
+  const bool aligned = (reinterpret_cast<uintptr_t>(data) | cursor.bytes(cursor.size())) % sizeof(Bytes16) == 0;
+  return aligned ? data : aligned_copy(row_of(cursor.item), cursor.block);
+}
+
+// By a warp: the statistics of a block after bias and penalties. Calls read() when it has read `data`.
+template <class Read>
+SPECDEC_DEVICE BlockStats adjusted_stats(const char* data, const Row& row, int block, float inverse_temperature,
+                                         bool wants_raw, BlockStats* raw, const Read& read) {
+  float x[kEach];
+  load_aligned(data, row.dtype, row.size_of(block), x);
+  read();
+  if (wants_raw) *raw = block_stats(logits_of(x), 1.0f);
+  adjust_block(touched_of(row, block), block, x);
+  return block_stats(logits_of(x), inverse_temperature);
+}
+
+// By a warp: computes the statistics of its items. row_of(item) returns the item's Row.
+template <class RowOf>
+SPECDEC_DEVICE void measure(const Measured& measured, const Ring& ring, const Place& place, const Results& results,
+                            bool has_table, float inverse_temperature, const RowOf& row_of) {
+  const int step = place.all_warps, lane = simt::thread() % kWarp;
+  const bool refills = ring.slots != nullptr && !ring.stay;
+  Cursor now = Cursor::at(measured, place.my_warp, step), ahead = {};
+  if (refills) ahead = Cursor::at(measured, place.my_warp + ring.num_slots * step, step);
+  int number = 0, round = 0, count = 0;
+  BlockStats mine = {}, my_raw = {};  // of the lane's item: lane i has the i-th of those that were not written
+  int my_item = now.item + lane * step;
+  while (now.item < measured.items) {
+    const int size = now.size();
+    const Slot slot = ring.slot(number);
+    const char* data;
+    if (ring.slots == nullptr) {
+      data = in_place(now, row_of);
+    } else {
+      data = slot.arrived(round);
+    }
+    const auto release = [&] {
+      if (!refills) return;
+      simt::sync_warp();  // all lanes have read the slot
+      if (lane == 0 && ahead.item < measured.items) slot.copy(ahead.data(), ahead.bytes(ahead.size()));
+      ahead.next(measured, step);
+    };
+    BlockStats stats, raw = {};
+    if (has_table) {
+      stats = adjusted_stats(data, row_of(now.item), now.block, inverse_temperature, results.wants_raw, &raw, release);
+    } else {
+      with_format(now.dtype, [&](auto format) {
+        Logits<decltype(format)> logits;
+        if (size == kBlock) {
+          logits.load(data);
+        } else {
+          logits.load_part(data, size);
+        }
+        release();
+        if (results.wants_raw) raw = block_stats(logits, 1.0f);
+        stats = block_stats(logits, inverse_temperature);
+      });
+    }
+    if (lane == count) mine = stats, my_raw = raw;
+    if (++number == ring.num_slots) number = 0, round ^= 1;
+    now.next(measured, step);
+    if (++count == kWarp || now.item >= measured.items) {
+      if (lane < count) results.write(my_item, mine, my_raw);
+      my_item += kWarp * step, count = 0;
+    }
+  }
+}
+
+}  // namespace specdec::cuda

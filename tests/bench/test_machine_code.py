@@ -1,0 +1,90 @@
+"""machine_code.py: how it reads a listing, what it takes for a loop's path, and the counts that the kernels have."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import machine_code
+import pytest
+import sass
+
+SOURCE = """\
+SPECDEC_DEVICE float larger(float a, float b) { return a > b ? a : b; }
+
+SPECDEC_KERNEL(some_kernel, 32, Work) {
+  for (int i = 0; i < n; ++i) {
+    max = larger(max, x[i]);
+    if (has_table) adjust(x);
+  }
+}
+"""
+LISTING = """\
+.text.some_kernel:
+        //## File "{file}", line 4
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        //## File "{file}", line 1 inlined at "{file}", line 5
+        //## File "{file}", line 5
+        /*0010*/                   FMNMX R2, R2, R3, !PT ;
+        //## File "{file}", line 6
+        /*0020*/              @!P0 BRA `(.L_x_1) ;
+        /*0030*/                   IADD3 R4, R4, 0x1, RZ ;
+.L_x_1:
+        //## File "{file}", line 4
+        /*0040*/               @P1 BRA `(.L_x_0) ;
+        /*0050*/                   EXIT ;
+"""
+
+
+@pytest.fixture
+def blocks(tmp_path) -> list[sass.Block]:
+    file = tmp_path / "kernel.h"
+    file.write_text(SOURCE)
+    (found,) = sass.kernels(LISTING.format(file=file)).values()
+    return found
+
+
+def test_blocks_and_loops(blocks):
+    assert [[i.name for i in block.instructions] for block in blocks] == [
+        ["MOV"], ["FMNMX", "BRA"], ["IADD3"], ["BRA"], ["EXIT"]
+    ]  # fmt: skip
+    assert [sorted(block.next) for block in blocks] == [[1], [2, 3], [3], [1, 4], []]
+    assert sass.loops(blocks) == [sass.Loop(1, frozenset({1, 2, 3}))]
+
+
+def test_an_instruction_knows_where_it_comes_from(blocks):
+    largest, branch = blocks[1].instructions
+    assert largest.within("larger") and largest.within("some_kernel") and not branch.within("larger")
+    assert [place.line for place in largest.places] == [1, 5] and "adjust(x)" in branch.places[0].text
+    assert machine_code.kind_of(largest) == "maximum and NaN" and machine_code.kind_of(branch) == machine_code.REST
+
+
+def test_the_shortest_turn(blocks):
+    (loop,) = sass.loops(blocks)
+
+    def turn(*names: str) -> list[str]:
+        through = [lambda block, name=name: any(i.name == name for i in block.instructions) for name in names]
+        return [i.name for i in sass.shortest_turn(blocks, loop, through)]
+
+    assert turn() == turn("FMNMX") == ["FMNMX", "BRA", "BRA"]
+    assert turn("IADD3") == ["FMNMX", "BRA", "IADD3", "BRA"]
+    assert turn("MUFU") == []
+
+
+def test_the_prediction_names_what_limits():
+    few, many = (machine_code.predicted("sm_90a", n)["H100 SXM"] for n in (200, 2000))
+    assert few["bandwidth_share"] == 1 and many["bandwidth_share"] == pytest.approx(many["memory"] / many["issue"])
+    assert few["memory"] == pytest.approx(2048 * 132 * 1.98e9 / 3.35e12)
+
+
+@pytest.mark.nvcc
+@pytest.mark.skipif(shutil.which("nvcc") is None and not Path("/usr/local/cuda/bin/nvcc").exists(), reason="no nvcc")
+@pytest.mark.parametrize("source", machine_code.SOURCES)
+def test_the_measuring_loop_is_short(source):
+    """Times need a GPU; instructions are exact without one."""
+    kernels = machine_code.compiled(machine_code.report.ROOT / "csrc/cuda" / f"{source}.cu", "sm_90a")
+    (fused,) = (machine_code.counted(k) for k in kernels if "measure" not in k.name)
+    assert fused["stay"]["all"] <= 300 and fused["ring"]["all"] <= 350
+    assert fused["spilled_bytes"] == 0
+    assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block
