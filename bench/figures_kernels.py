@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from figures import Results, milliseconds, page, source, spread, table, times_faster
+from figures import Results, milliseconds, page, percent, source, spread, table, times_faster
 
 
 def accepted(row: dict) -> str:
@@ -94,8 +94,8 @@ def instructions(results: Results) -> str:
         "share of bandwidth",
     ]
     said = (
-        f"Instructions for 1,024 bfloat16 logits in the measuring loop. The last column is **predicted**, not measured: "
-        f"the share of the data sheet's bandwidth that issued instructions and exponentials allow if all latencies are "
+        "Instructions for 1,024 bfloat16 logits in the measuring loop. The last column is **predicted**, not measured: "
+        "the share of the data sheet's bandwidth that issued instructions and exponentials allow if all latencies are "
         f"hidden ([bench/README.md](../bench/README.md)). `bench/results/cpu/machine_code.json` (commit "
         f"{r['commit'][:10]}{' with changes' if r['dirty'] else ''}, {r['date'][:10]}): `python bench/machine_code.py`"
     )
