@@ -12,7 +12,7 @@ from pathlib import Path
 _PLACE = re.compile(r'//## File "([^"]+)", line (\d+)')
 _LABEL = re.compile(r"^(\.L_\w+):")
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*(.*?)\s*;")
-_TARGET = re.compile(r"`\((\.L_\w+)\)")
+_TARGET = re.compile(r"(?:`\(|BRANCH_TARGETS |,)(\.L_\w+)")
 _KERNEL = re.compile(r"^\.text\.(\w+):")
 _FUNCTION = re.compile(r"^\s*(?:SPECDEC_KERNEL\((\w+),|(?:template <.*> )?SPECDEC_(?:DEVICE|HD)\b[^;]*?(\w+)\()")
 _NEVER_GO_ON = ("EXIT", "RET")
@@ -121,7 +121,8 @@ def _blocks(lines: Iterable[str]) -> list[Block]:
     at = {label: i for i, block in enumerate(blocks) for label in block.labels}
     for i, block in enumerate(blocks):
         last = block.instructions[-1]
-        if last.name == "BRA" and not last.opcode.startswith("BRA.DIV"):  # which goes where diverged lanes meet again
+        # BRA.DIV goes where diverged lanes meet again. BRX has a table of targets.
+        if last.name in ("BRA", "BRX") and not last.opcode.startswith("BRA.DIV"):
             block.next += [at[label] for label in _TARGET.findall(last.operands) if label in at]
         goes_on = last.name not in ("BRA", "JMP", "BRX", *_NEVER_GO_ON) or conditional(last)
         if goes_on and i + 1 < len(blocks):

@@ -53,6 +53,20 @@ def test_blocks_and_loops(blocks):
     assert sass.loops(blocks) == [sass.Loop(1, frozenset({1, 2, 3}))]
 
 
+def test_a_jump_has_a_table():
+    listing = """\
+.text.some_kernel:
+        /*0000*/   BRX R2 -0x10         (*"BRANCH_TARGETS .L_x_1,.L_x_2"*);
+        /*0010*/   NOP ;
+.L_x_1:
+        /*0020*/   EXIT ;
+.L_x_2:
+        /*0030*/   BRA `(.L_x_1) ;
+"""
+    (blocks,) = sass.kernels(listing).values()
+    assert [block.next for block in blocks] == [[2, 3], [2], [], [2]]
+
+
 def test_an_instruction_knows_where_it_comes_from(blocks):
     largest, branch = blocks[1].instructions
     assert largest.within("larger") and largest.within("some_kernel") and not branch.within("larger")
