@@ -135,11 +135,12 @@ SPECDEC_DEVICE void measure(const Measured& measured, const Ring& ring, const Pl
   int my_item = now.item + lane * step;
   while (now.item < measured.items) {
     const int size = now.size();
-    const Slot slot = ring.slot(number);
+    Slot slot = {};
     const char* data;
     if (ring.slots == nullptr) {
       data = in_place(now, row_of);
     } else {
+      slot = ring.slot(number);
       data = slot.arrived(round);
     }
     const auto release = [&] {

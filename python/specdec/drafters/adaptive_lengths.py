@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
 from statistics import median
 
 import numpy as np
@@ -25,12 +24,6 @@ HOLD = 6  # steps for which a K is kept that was chosen twice, since choosing ta
 WAIT = 16  # the same for plain steps in a pause
 TRIAL = 3  # steps; the first one is not timed, since what it needs is in no cache
 LOOK_AROUND = 5  # choices, after which one step has another K, so that its time stays known
-
-
-class _State(Enum):
-    DRAFTING = auto()
-    TRIAL = auto()  # of drafts, after a pause
-    PAUSED = auto()  # plain decoding
 
 
 class Learned:
@@ -92,7 +85,7 @@ class SharedLength:
     def __init__(self, learned: Learned, size: int):
         self.learned, self.widths = learned, learned.times.widths
         self.rows = RowAcceptance(learned.acceptance, max(self.widths), size)
-        self._state = _State.DRAFTING
+        self._paused = False  # plain decoding, until drafts are tried again
         self._rest = 0  # plain steps until drafts may be tried
         self._k, self._keep = 0, 0  # K of the step before, and for how many steps it is not chosen anew
         self._most = 1  # the last K > 0; K may double from step to step, since first estimates are bold
@@ -114,38 +107,34 @@ class SharedLength:
     def _choose(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
         if (missing := self.learned.times.missing) is not None:
             return missing
-        if self._state == _State.PAUSED:
-            self._rest -= 1
+        self._rest -= self._paused
         if self._keep > 0:
             self._keep -= 1
             return self._k
-        if self._state == _State.PAUSED and self.learned.balance < 0:
+        if self._paused and self.learned.balance < 0:
             return 0
         before = self._k
         self._k = self._chosen_anew(drafting, live, remaining)
         self._most = self._k or self._most
-        if self._state == _State.TRIAL:
-            self._keep = TRIAL - 1
-        elif self._k == before:
-            self._keep = (WAIT if self._state == _State.PAUSED else HOLD) - 1
+        if self._k == before:
+            self._keep = (WAIT if self._paused else HOLD) - 1
         return self._k
 
     def _chosen_anew(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
         self._enter()
         best = self._best(drafting, live, remaining)
         if best > 0:
-            self._cold |= self._state == _State.PAUSED
-            if self._state == _State.PAUSED or self.learned.balance >= 0:
-                self._state = _State.DRAFTING
+            self._cold |= self._paused
+            self._paused = False
             while self.widths[best] > 2 * self._most:
                 best -= 1
             return self._look_around(best)
-        if self._state != _State.PAUSED:
-            self._state, self._rest = _State.PAUSED, REST
+        if not self._paused:
+            self._paused, self._rest = True, REST
             return 0
         if self._rest > 0:
             return 0
-        self._state, self._most, self._cold = _State.TRIAL, self.widths[1], True
+        self._paused, self._cold, self._keep, self._most = False, True, TRIAL - 1, self.widths[1]
         self.rows.forget()
         return self.widths[1]
 
@@ -154,7 +143,7 @@ class SharedLength:
         accepted = np.pad(self.rows.reached(drafting).cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
         emitted, times = live + accepted.sum(0), np.array(self.learned.times.relative)
         times[1:] += self.learned.reading() * emitted[1:]
-        times[0] /= 1 + (RETURN if self._state == _State.PAUSED else MARGIN)
+        times[0] /= 1 + (RETURN if self._paused else MARGIN)
         if remaining is None:
             return int((emitted / times).argmax())
         return int((_steps_left(drafting, 1 + accepted, remaining) * times).argmin())
