@@ -36,7 +36,6 @@ MUTATIONS: list[Mutation] = [
             "adaptive-follows-no-speed": ("self._speed += SPEED_RATE * error", "pass"),
             "adaptive-believes-an-interruption": ("min(self._samples[width])", "max(self._samples[width])"),
             "adaptive-times-fall": ("so_far = max(so_far, _on_line(points, k))", "so_far = _on_line(points, k)"),
-            "adaptive-draws-a-line-from-0": ("points[1:] if len(points) > 2 else points", "points"),
             "adaptive-corrects-given-costs": ("if self.fixed:\n            plain", "if False:\n            plain"),
             "adaptive-learns-no-width-again": ("max(1 / (counted + 1), WIDTH_RATE) * error", "0.0 * error"),
             "adaptive-loads-times-over-its-own": ("and self._visits[k] == 0:", "and True:", LOOP),

@@ -16,8 +16,8 @@ class StepTimes:
     """T(K) for the K in ``widths``, in units of T(0).
 
     Three widths are timed first: no drafts, one, and many. T is a straight line between timed widths, since each draft
-    adds a draft forward and a token to verify; only the first draft differs, because a target forward of two tokens
-    can take much longer than one of a single token. All steps are timed from then on. A change of the machine's speed
+    adds a draft forward and a token to verify; the first draft differs, because a target forward of two tokens can
+    take much longer than one of a single token. All steps are timed from then on. A change of the machine's speed
     shows in whatever width is in use, so the speed is a factor of its own, and the times of widths relative to each
     other change slowly.
 
@@ -115,11 +115,9 @@ class StepTimes:
 
 
 def _on_line(points: Sequence[tuple[int, float]], k: int) -> float:
-    """Returns the value at ``k`` of straight lines through ``points``, extended at the end. The point at 0 stands for
-    itself: below the second point, the line between the next two is extended instead, if there are two."""
-    if k == points[0][0] or len(points) == 1:
+    """Returns the value at ``k`` of straight lines through ``points``, extended at the end."""
+    if len(points) == 1:
         return points[0][1]
-    lines = points[1:] if len(points) > 2 else points
-    i = next((i for i in range(1, len(lines)) if lines[i][0] >= k), len(lines) - 1)
-    (k0, t0), (k1, t1) = lines[i - 1], lines[i]
+    i = next((i for i in range(1, len(points)) if points[i][0] >= k), len(points) - 1)
+    (k0, t0), (k1, t1) = points[i - 1], points[i]
     return t0 + (t1 - t0) * (k - k0) / (k1 - k0)
