@@ -2,6 +2,7 @@
 
 #include "block_bins.h"
 #include "block_draws.h"
+#include "block_nucleus.h"
 #include "block_sums.h"
 
 namespace specdec::cpu {
@@ -36,16 +37,38 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
   namespace name {                                                                                                     \
   SPECDEC_KERNEL(attributes, float, max, (Row row, int64_t block, float* lanes), row, row, block, lanes)               \
   attributes SPECDEC_ALONE BlockStats stats_of_block(const float* x, float t, float* lanes, const void* next) {        \
-    return stats_of_floats(x, kBlock, t, lanes, next);                                                                 \
+    return stats_of_floats(x, kBlock, t, lanes, next, [](int64_t, int, float) {});                                     \
   }                                                                                                                    \
   attributes SPECDEC_ALONE BlockStats stats_of_rest(const float* x, int64_t n, float t, float* lanes) {                \
-    return stats_of_floats(x, n, t, lanes, x);                                                                         \
+    return stats_of_floats(x, n, t, lanes, x, [](int64_t, int, float) {});                                             \
   }                                                                                                                    \
   attributes BlockStats stats(Row row, int64_t block, float t, float* lanes) {                                         \
     alignas(64) float buffer[kBlock];                                                                                  \
     const float* x = view(row, block, buffer);                                                                         \
     const int64_t n = padded_size(row, block);                                                                         \
     return n == kBlock ? stats_of_block(x, t, lanes, next_of(row, block)) : stats_of_rest(x, n, t, lanes);             \
+  }                                                                                                                    \
+  attributes SPECDEC_ALONE BlockStats split_of_block(const float* x, float t, float* lanes, const void* next,          \
+                                                     Bracket bracket, Split* split) {                                  \
+    return split_of_floats(x, kBlock, t, lanes, next, bracket, split);                                                 \
+  }                                                                                                                    \
+  attributes SPECDEC_ALONE BlockStats split_of_rest(const float* x, int64_t n, float t, float* lanes, Bracket bracket, \
+                                                    Split* split) {                                                    \
+    return split_of_floats(x, n, t, lanes, x, bracket, split);                                                         \
+  }                                                                                                                    \
+  attributes BlockStats split(Row row, int64_t block, float t, float* lanes, Bracket bracket, Split* split) {          \
+    alignas(64) float buffer[kBlock];                                                                                  \
+    const float* x = view(row, block, buffer);                                                                         \
+    const int64_t n = padded_size(row, block);                                                                         \
+    return n == kBlock ? split_of_block(x, t, lanes, next_of(row, block), bracket, split)                              \
+                       : split_of_rest(x, n, t, lanes, bracket, split);                                                \
+  }                                                                                                                    \
+  attributes void sample(Row row, int64_t block, float* x) { sample_body(row, block, x); }                             \
+  attributes void tally(const float* x, int64_t n, const SampleBins& bins, int32_t* counts) {                          \
+    tally_body(x, n, bins, counts);                                                                                    \
+  }                                                                                                                    \
+  attributes Bracket sample_range(const float* x, int64_t n, const SampleBins& bins, int32_t first, int32_t last) {    \
+    return sample_range_body(x, n, bins, first, last);                                                                 \
   }                                                                                                                    \
   SPECDEC_KERNEL(attributes, float, sum_above, (Row row, int64_t block, float max, float t, float c), row, row, block, \
                  max, t, c)                                                                                            \
@@ -72,8 +95,9 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
     return draw_index_body(w, n, noise, s);                                                                            \
   }                                                                                                                    \
   attributes int64_t copy(Row row, int64_t block, float* out) { return copy_body(row, block, out); }                   \
-  constexpr BlockKernels kernels = {label, max,           stats, sum_above,  histogram, range, residual_sum,           \
-                                    draw,  draw_residual, race,  draw_index, find,      copy};                         \
+  constexpr BlockKernels kernels = {label,         max,       stats,      split, sample,       tally,                  \
+                                    sample_range,  sum_above, histogram,  range, residual_sum, draw,                   \
+                                    draw_residual, race,      draw_index, find,  copy};                                \
   }
 
 SPECDEC_KERNELS(baseline, "baseline", )

@@ -69,6 +69,28 @@ struct Bins {
   float max, inverse_temperature;
 };
 
+// The logits among which a cutoff is expected; closed, and empty unless it is set.
+struct Bracket {
+  float low = INFINITY, high = -INFINITY;
+};
+
+// A block, split by a bracket.
+struct Split {
+  static constexpr int kMost = 256;
+  float above;    // the sum of the weights of the logits > high, relative to the block's largest logit
+  int32_t count;  // of the logits within the bracket; with more than kMost, some are missing
+  float logits[kMost + 4 * kLanes];  // these, and -inf up to whole lanes; not set if low == high
+};
+
+constexpr int kSampled = 64;  // logits of each block that are a sample of the row
+
+// Bins of a sample, in descending order.
+struct SampleBins {
+  static constexpr int kCount = 1024;
+  float max;    // the largest logit of the sample
+  float scale;  // bins per unit
+};
+
 struct Candidate {
   float score;    // the largest wins; 0: no candidate
   int64_t token;  // or -1
@@ -80,6 +102,14 @@ struct BlockKernels {
   float (*max)(Row row, int64_t block, float* lanes);
   // The same with the sum of weights relative to the largest logit.
   BlockStats (*stats)(Row row, int64_t block, float inverse_temperature, float* lanes);
+  // The same, and splits the block by the bracket.
+  BlockStats (*split)(Row row, int64_t block, float inverse_temperature, float* lanes, Bracket bracket, Split* split);
+  // Copies the kSampled logits of a whole block that are in the sample of its row.
+  void (*sample)(Row row, int64_t block, float* x);
+  // Adds a sample of n logits, in whole lanes, to counts[SampleBins::kCount][Bins::kCopies].
+  void (*tally)(const float* x, int64_t n, const SampleBins& bins, int32_t* counts);
+  // The smallest and the largest logit of a sample's bins first, ..., last.
+  Bracket (*sample_range)(const float* x, int64_t n, const SampleBins& bins, int32_t first, int32_t last);
   // The sum of weights relative to `max` over the logits >= cutoff.
   float (*sum_above)(Row row, int64_t block, float max, float inverse_temperature, float cutoff);
   // Adds the block's logits to sums[count + 1][kCopies]; the last bin is for logits out of the range.

@@ -69,9 +69,11 @@ SPECDEC_BODY float max_body(Row row, int64_t block, float* lanes, int64_t n) {
   return any_nan(x, n) ? NAN : max_of_numbers(best);
 }
 
-// The statistics of n logits. `next`: where the next block's are, which is read into the cache meanwhile.
+// The statistics of n logits. `next`: where the next block's are, which is read into the cache meanwhile. look(i, w)
+// gets the weights w[kLanes] of the logits from i on.
+template <class Function>
 SPECDEC_BODY BlockStats stats_of_floats(const float* x, int64_t n, float inverse_temperature, float* lanes,
-                                        const void* next) {
+                                        const void* next, const Function& look) {
   float best[kLanes];
   max_of_lanes(x, n, best);
   copy_lanes(best, lanes);
@@ -86,6 +88,7 @@ SPECDEC_BODY BlockStats stats_of_floats(const float* x, int64_t n, float inverse
     for (int lane = 0; lane < kLanes; ++lane) w[lane] = clamp_exponent((x[i + lane] - reference) * scale, lowest);
     for (int lane = 0; lane < kLanes; ++lane) w[lane] = exp2_clamped(w[lane]);
     for (int lane = 0; lane < kLanes; ++lane) sum[lane] += w[lane];
+    for (int lane = 0; lane < kLanes; ++lane) look(i, lane, w[lane]);
   }
   const float total = sum_of_lanes(sum);
   return {total == total || !any_nan(x, n) ? max : NAN, total};

@@ -1,7 +1,10 @@
 #include "row_stats.h"
 
+#include <algorithm>
+#include <memory>
+
+#include "nucleus.h"
 #include "parallel.h"
-#include "select.h"
 
 namespace specdec::cpu {
 namespace {
@@ -30,11 +33,16 @@ bool weighs_all(const RowTask& task) {
 
 bool selects(const RowTask& task) { return task.filtered() || task.compact > 0; }
 
-// The first pass over a block: its largest logit, its sum if that is needed already, and raw statistics while the block
-// is in the cache.
-void measure(const RowTask& task, int64_t block, BlockStats* stats, float* lanes, BlockStats* raw) {
+bool brackets(const RowTask& task) { return task.filtered() && weighs_all(task) && can_be_sampled(task.row); }
+
+// The first pass over a block: its largest logit, its sum if that is needed already, its split if there is a bracket,
+// and raw statistics while the block is in the cache.
+void measure(const RowTask& task, int64_t block, const Bracket* bracket, BlockStats* stats, float* lanes, Split* split,
+             BlockStats* raw) {
   const BlockKernels& kernel = block_kernels();
-  if (task.temperature != 0.0f && weighs_all(task)) {
+  if (bracket != nullptr) {
+    *stats = kernel.split(task.row, block, 1.0f / task.temperature, lanes, *bracket, split);
+  } else if (task.temperature != 0.0f && weighs_all(task)) {
     *stats = kernel.stats(task.row, block, 1.0f / task.temperature, lanes);
   } else {
     *stats = {kernel.max(task.row, block, lanes), 0.0f};
@@ -42,17 +50,26 @@ void measure(const RowTask& task, int64_t block, BlockStats* stats, float* lanes
   if (raw != nullptr) *raw = kernel.stats(task.row.raw(), block, 1.0f, nullptr);
 }
 
-// The cutoffs of a row whose largest logit is finite.
-void select(const RowTask& task, const float* lanes, RowStats* stats) {
-  const SelectionRow row = {task.row, stats->max, stats->inverse_temperature, stats->blocks, lanes};
+// The cutoffs of a row whose largest logit is finite. `nucleus`: that of top-p, if it is known.
+void select(const RowTask& task, const SelectionRow& row, std::optional<float> nucleus, RowStats* stats) {
   if (task.compact > 0) stats->compact_cutoff = kth_largest(row, task.compact);
   if (!task.filtered()) return;
   float cutoff = -INFINITY;
   if (task.top_k > 0.0f) cutoff = kth_largest(row, static_cast<int64_t>(task.top_k));
-  if (task.top_p < 1.0f) cutoff = std::max(cutoff, nucleus_cutoff(row, cutoff, weighs_all(task), task.top_p));
+  if (task.top_p < 1.0f && !nucleus) {
+    nucleus = weighs_all(task) ? nucleus_cutoff_of_all(row, task.top_p) : nucleus_cutoff(row, cutoff, task.top_p);
+  }
+  if (nucleus) cutoff = std::max(cutoff, *nucleus);
   if (task.min_p > 0.0f) cutoff = std::max(cutoff, min_p_cutoff(stats->max, task.temperature, task.min_p));
   stats->cutoff = cutoff;
 }
+
+// How the cutoff of top-p is searched in a row that can be sampled.
+struct Search {
+  Bracket bracket;
+  bool again = false;   // with another bracket, as the first did not hold the cutoff
+  bool summed = false;  // the blocks' sums are those of the kept logits
+};
 
 bool finite(float max) { return max - max == 0.0f; }
 
@@ -61,38 +78,78 @@ bool finite(float max) { return max - max == 0.0f; }
 StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size()) {
   const int64_t rows = static_cast<int64_t>(tasks.size());
   std::vector<int64_t> first(rows + 1, 0);  // row r owns blocks first[r] .. first[r + 1] - 1
-  bool any_selects = false, any_raw = false, any_filtered = false;
+  bool any_selects = false, any_raw = false, any_brackets = false;
   for (int64_t r = 0; r < rows; ++r) {
     const bool there = tasks[r].row.data != nullptr;
     first[r + 1] = first[r] + (there ? tasks[r].row.num_blocks() : 0);
     any_selects |= there && selects(tasks[r]);
-    any_filtered |= there && tasks[r].filtered();
+    any_brackets |= there && brackets(tasks[r]);
     any_raw |= there && tasks[r].raw;
   }
   blocks_.resize(first.back());
   std::vector<float> lanes(any_selects ? first.back() * kLanes : 0);
   std::vector<BlockStats> raw(any_raw ? first.back() : 0);
+  std::vector<Search> searches(rows);
+  const std::unique_ptr<Split[]> splits(any_brackets ? new Split[first.back()] : nullptr);
   const auto of_blocks = [&](const auto& function) {
     parallel_for(first.back(), kGrainBlocks, [&](int64_t begin, int64_t end) {
       int64_t r = 0;
       for (int64_t i = begin; i < end; ++i) {
         while (i >= first[r + 1]) ++r;
-        function(tasks[r], stats_[r], i - first[r], i);
+        function(r, i - first[r], i);
       }
     });
   };
   const auto of_rows = [&](const auto& function) {
     parallel_for(rows, any_selects ? 1 : rows, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        if (tasks[r].row.data != nullptr) function(tasks[r], stats_[r], first[r]);
+        if (tasks[r].row.data != nullptr) function(r, first[r]);
       }
     });
   };
+  const auto any_of_rows = [&](const auto& condition) {
+    for (int64_t r = 0; r < rows; ++r) {
+      if (condition(r)) return true;
+    }
+    return false;
+  };
+  const auto select_row = [&](int64_t r, int64_t i) {
+    const RowTask& task = tasks[r];
+    RowStats& stats = stats_[r];
+    const SelectionRow row = {task.row, stats.max, stats.inverse_temperature, stats.blocks, &lanes[i * kLanes]};
+    std::optional<float> nucleus;
+    if (brackets(task)) {
+      Search& search = searches[r];
+      nucleus = cutoff_in_bracket(row, search.bracket, &splits[i], task.top_p * total_weight(row));
+      if (!nucleus && !search.again) {
+        search.again = true;
+        search.bracket = guess_bracket(row, task.top_p);
+        return;
+      }
+      search.again = false;
+    }
+    select(task, row, nucleus, &stats);
+    if (nucleus && task.weighed && stats.cutoff <= searches[r].bracket.high) {
+      sum_kept(row, searches[r].bracket, &splits[i], stats.cutoff, &blocks_[i]);
+      searches[r].summed = true;
+    }
+  };
 
-  of_blocks([&](const RowTask& task, const RowStats&, int64_t block, int64_t i) {
-    measure(task, block, &blocks_[i], selects(task) ? &lanes[i * kLanes] : nullptr, task.raw ? &raw[i] : nullptr);
+  if (any_brackets) {
+    of_rows([&](int64_t r, int64_t) {
+      const RowTask& task = tasks[r];
+      if (brackets(task)) searches[r].bracket = guess_bracket(task.row, 1.0f / task.temperature, task.top_p);
+    });
+  }
+  of_blocks([&](int64_t r, int64_t block, int64_t i) {
+    const RowTask& task = tasks[r];
+    const Bracket* bracket = brackets(task) ? &searches[r].bracket : nullptr;
+    measure(task, block, bracket, &blocks_[i], selects(task) ? &lanes[i * kLanes] : nullptr,
+            bracket != nullptr ? &splits[i] : nullptr, task.raw ? &raw[i] : nullptr);
   });
-  of_rows([&](const RowTask& task, RowStats& stats, int64_t i) {
+  of_rows([&](int64_t r, int64_t i) {
+    const RowTask& task = tasks[r];
+    RowStats& stats = stats_[r];
     stats.blocks = &blocks_[i];
     stats.max = stats.lse = max_of_blocks(stats.blocks, task.row.num_blocks());
     if (task.temperature != 0.0f) stats.inverse_temperature = 1.0f / task.temperature;
@@ -100,11 +157,32 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
       const float max = max_of_blocks(&raw[i], task.row.num_blocks());
       stats.raw_lse = lse_of_blocks(&raw[i], task.row.num_blocks(), max, 1.0f);
     }
-    if (selects(task) && finite(stats.max)) select(task, &lanes[i * kLanes], &stats);
+    if (selects(task) && finite(stats.max)) select_row(r, i);
   });
-  if (any_filtered) {
-    of_blocks([&](const RowTask& task, const RowStats& stats, int64_t block, int64_t i) {
-      if (!task.filtered() || !task.weighed || !finite(stats.max)) return;
+  const auto again = [&](int64_t r) { return searches[r].again; };
+  if (any_of_rows(again)) {
+    of_blocks([&](int64_t r, int64_t block, int64_t i) {
+      if (!again(r)) return;
+      if (blocks_[i].max < searches[r].bracket.low) {
+        splits[i].above = 0.0f, splits[i].count = 0;
+      } else {
+        block_kernels().split(tasks[r].row, block, stats_[r].inverse_temperature, nullptr, searches[r].bracket,
+                              &splits[i]);
+      }
+    });
+    of_rows([&](int64_t r, int64_t i) {
+      if (again(r)) select_row(r, i);
+    });
+  }
+  const auto to_sum = [&](int64_t r) {
+    return tasks[r].row.data != nullptr && tasks[r].filtered() && tasks[r].weighed && finite(stats_[r].max) &&
+           !searches[r].summed;
+  };
+  if (any_of_rows(to_sum)) {
+    of_blocks([&](int64_t r, int64_t block, int64_t i) {
+      const RowTask& task = tasks[r];
+      const RowStats& stats = stats_[r];
+      if (!to_sum(r)) return;
       const bool kept = blocks_[i].max >= stats.cutoff;
       blocks_[i].sum =
           kept ? block_kernels().sum_above(task.row, block, blocks_[i].max, stats.inverse_temperature, stats.cutoff)

@@ -34,7 +34,8 @@ struct RowStats {
 
 class StatsOfRows {
  public:
-  // Scratch: 8 bytes per block of 1024 logits, 128 more with filters, 8 more for raw statistics.
+  // Scratch: 8 bytes per block of 1024 logits, 128 more with filters, 8 more for raw statistics; for top-p without
+  // top-k, up to 1.5 KiB more, of which a usual row touches a tenth.
   explicit StatsOfRows(const std::vector<RowTask>& tasks);
   const RowStats& operator[](int64_t row) const { return stats_[row]; }
 

@@ -111,19 +111,29 @@ float kth_largest(const SelectionRow& row, int64_t k) {
   return Selection(row, low, false).run([&](double) { return static_cast<double>(k); });
 }
 
-float nucleus_cutoff(const SelectionRow& row, float low, bool of_all, float top_p) {
+double total_weight(const SelectionRow& row) {
   double total = 0.0;
-  if (of_all) {
-    for (int64_t block = 0; block < row.num_blocks(); ++block) {
-      total += double{row.blocks[block].sum} * weight(row.blocks[block].max, row.max, row.inverse_temperature);
-    }
-    // All logits below this one together weigh less than 1 - top_p, so none of them is kept.
-    const double share = (1.0 - double{top_p}) * total / static_cast<double>(row.row.size);
-    low = static_cast<float>(row.max + std::log(share) / row.inverse_temperature);
-    low -= 1e-5f * (1.0f + fabsf(low));  // allows for the rounding of this bound and of weights
-    low = std::min(low, row.max);
+  for (int64_t block = 0; block < row.num_blocks(); ++block) {
+    total += double{row.blocks[block].sum} * weight(row.blocks[block].max, row.max, row.inverse_temperature);
   }
-  return Selection(row, low, true).run([&](double all) { return top_p * (of_all ? total : all); });
+  return total;
+}
+
+float cutoff_of_weight(const SelectionRow& row, float low, double wanted) {
+  return Selection(row, low, true).run([&](double) { return wanted; });
+}
+
+float nucleus_cutoff_of_all(const SelectionRow& row, float top_p) {
+  const double total = total_weight(row);
+  // All logits below this one together weigh less than 1 - top_p, so none of them is kept.
+  const double share = (1.0 - double{top_p}) * total / static_cast<double>(row.row.size);
+  float low = static_cast<float>(row.max + std::log(share) / row.inverse_temperature);
+  low -= 1e-5f * (1.0f + fabsf(low));  // allows for the rounding of this bound and of weights
+  return cutoff_of_weight(row, std::min(low, row.max), top_p * total);
+}
+
+float nucleus_cutoff(const SelectionRow& row, float low, float top_p) {
+  return Selection(row, low, true).run([&](double all) { return top_p * all; });
 }
 
 }  // namespace specdec::cpu

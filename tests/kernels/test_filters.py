@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from support.arrangements import only
 from transformers.generation import logits_process as warpers
 
-from specdec_kernels import SamplingParams, draft_step
+from specdec_kernels import SamplingParams, draft_step, speculative_step
 from specdec_kernels.testing import assert_statistics_close, device_of
 
 INF = float("inf")
@@ -263,6 +264,86 @@ def test_a_number_is_a_setting_of_every_sequence(backend):
         assert torch.equal(got, want)
     neutral, plain = drawn(backend, rows, [Setting()] * 6), drawn(backend, rows, [Setting()], scalar=True)
     assert all(map(torch.equal, neutral[:5], plain[:5]))
+
+
+# ---- Rows that the cpu backend samples -------------------------------------------------------------------------------
+
+LONG = 20_011  # its last block of 1024 is not whole
+
+
+def sampled(vocabulary: int) -> torch.Tensor:
+    """Which tokens are in the sample (csrc/cpu/block_nucleus.h)."""
+    block, stretch = torch.arange(vocabulary) // 1024, torch.arange(vocabulary) % 1024 // 64
+    return (stretch == block * 5 % 16) & (block < vocabulary // 1024)
+
+
+def _unlike(x: torch.Tensor, of_sample: torch.Tensor) -> torch.Tensor:
+    return torch.where(sampled(len(x)), of_sample, x)
+
+
+def _peak(x: torch.Tensor, size: float) -> torch.Tensor:
+    """A token that the sample does not see weighs ``size`` times as much as all others."""
+    return torch.where(torch.arange(len(x)) == 1023, x.logsumexp(0) + math.log(size), x)
+
+
+MISLEADING = {
+    "low": lambda x: _unlike(x, x - 4),
+    "high": lambda x: _unlike(x, x + 4),
+    "higher": lambda x: _unlike(x, x + 40),
+    "wide": lambda x: _unlike(x, 9 * x),
+    "narrow": lambda x: _unlike(3 * x, x),
+    "equal": lambda x: _unlike(x, torch.full_like(x, -0.7)),
+    "two": lambda x: _unlike(x, x.sign()),
+    "banned": lambda x: _unlike(x, torch.full_like(x, -INF)),
+    "all_but_it_banned": lambda x: torch.where(sampled(len(x)), x, -INF),
+    "peak": lambda x: _peak(x, 1.0),
+    "high_peak": lambda x: _peak(x, 1e6),
+    "few_levels": lambda x: (3 * x).round() / 3,
+    "unequal_blocks": lambda x: 2 * x - torch.arange(len(x)) / len(x) * 9,
+}
+ALONE = [Setting(t, 0, p, m) for t, m in ((1.0, 0.0), (0.6, 0.01), (1.7, 0.0), (1.0, 0.4)) for p in TOP_P[:-1]]
+
+
+@pytest.mark.parametrize("kind", [*MISLEADING, *KINDS])
+def test_top_p_does_not_depend_on_the_sample(kind):
+    if kind in KINDS:
+        row = row_of(kind, LONG, F32, 8)
+    else:
+        row = MISLEADING[kind](torch.randn(LONG, generator=torch.Generator().manual_seed(8)))
+    check("cpu", row.expand(len(ALONE), -1), ALONE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("std", [0.0, 0.3, 1.0, 3.0, 8.0, 300.0])
+def test_top_p_of_flat_and_peaked_rows(std, dtype):
+    rows = std * torch.randn(4, LONG, generator=torch.Generator().manual_seed(9))
+    rows[1, ::3] = -INF
+    check("cpu", rows.to(dtype).repeat(3, 1), [Setting(1.0, 0, p) for p in (0.95, 0.5, 0.999) for _ in rows])
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("kind", ["low", "peak", "unequal_blocks", "few_levels"])
+def test_a_model_that_drafts_for_itself(kind, rule):
+    """p and q are the same, bit for bit, so all its drafts are accepted."""
+    row = MISLEADING[kind](torch.randn(LONG, generator=torch.Generator().manual_seed(10)))
+    params, seeds = SamplingParams(0.8, top_p=0.9, min_p=0.001), torch.arange(40)
+    drafts = draft_step(row.expand(40, -1), params, seed=seeds, position=3, offset=0, rule=rule)
+    more = {"params": params, "seed": seeds, "position": 3, "rule": rule}
+    out = speculative_step(row.expand(40, 2, -1), drafts.tokens[:, None], row.expand(40, 1, -1), **more)
+    assert (out.num_accepted == 1).all() and not out.status.any()
+
+
+@pytest.mark.parametrize("kind", ["low", "peak", "unequal_blocks", "few_levels", "equal"])
+def test_threads_and_dtypes_of_a_sampled_row(kind):
+    """Threads change nothing, nor does a dtype that holds the same numbers, nor penalties that change none."""
+    row = MISLEADING[kind](torch.randn(LONG, generator=torch.Generator().manual_seed(11))).bfloat16()
+    chosen = [Setting(t, 0, p) for t in (0.7, 1.0) for p in (0.3, 0.95)]
+    results = []
+    for threads, dtype in ((1, F32), (2, BF16), (3, F32)):
+        torch.set_num_threads(threads)
+        results.append(drawn("cpu", row.to(dtype).expand(4, -1), chosen)[:5])
+    for result in results[1:]:
+        assert all(map(torch.equal, result, results[0]))
 
 
 # ---- Properties ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def case(number: int) -> tuple:
     rule, form = RULES[number % 3], FORMS[number % 5]
     if rule == "coupled":  # which needs no q
         form = FORMS[-1]
-    vocabulary = (1000, 33, 1025, 1024, 2500, 40, 4133)[number % 7]
+    vocabulary = (1000, 33, 1025, 1024, 2500, 40, 9133)[number % 7]  # the last is sampled for top-p
     inputs = random_step(
         6, number % 4, vocabulary, dtype=DTYPES[number // 3 % 3], draft_dtype=DTYPES[number // 2 % 3], rule=rule,
         temperature=(0.0, 0.5, 1.0, 1.7), table=9, log_probs=number % 2 == 0, random_state=number,

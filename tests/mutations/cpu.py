@@ -176,12 +176,12 @@ MUTATIONS: list[Mutation] = [
         FILTERS,
         {
             "top-p-before-top-k": (
-                "nucleus_cutoff(row, cutoff, weighs_all(task), task.top_p)",
-                "nucleus_cutoff(row, -INFINITY, weighs_all(task), task.top_p)",
+                "nucleus_cutoff(row, cutoff, task.top_p)",
+                "nucleus_cutoff(row, -INFINITY, task.top_p)",
             ),
             "top-p-before-temperature": (
-                "{task.row, stats->max, stats->inverse_temperature, ",
-                "{task.row, stats->max, 1.0f, ",
+                "{task.row, stats.max, stats.inverse_temperature, ",
+                "{task.row, stats.max, 1.0f, ",
             ),
             "top-k-one-more": ("static_cast<int64_t>(task.top_k))", "static_cast<int64_t>(task.top_k) + 1)"),
             "lowest-cutoff-wins": (
@@ -191,6 +191,14 @@ MUTATIONS: list[Mutation] = [
             "lse-before-the-filter": (
                 "blocks_[i].max, stats.inverse_temperature, stats.cutoff)\n               : 0.0f;",
                 "blocks_[i].max, stats.inverse_temperature, -INFINITY)\n               : 0.0f;",
+            ),
+            "second-bracket-keeps-what-the-first-found": (
+                "        splits[i].above = 0.0f, splits[i].count = 0;\n",
+                "        splits[i].above += 0.0f;\n",
+            ),
+            "min-p-above-the-bracket": (
+                "task.weighed && stats.cutoff <= searches[r].bracket.high)",
+                "task.weighed)",
             ),
             "nan-in-another-block-unseen": ("return nan ? NAN : max;", "return max;", FAULTS),
             "coupled-race-skips-blocks": ("* 0x1.01p33f < leading", "* 0x1.01p3f < leading", PARITY),
@@ -209,6 +217,43 @@ MUTATIONS: list[Mutation] = [
                 "if (above + sums[bin] >= wanted) break;",
                 "if (above + sums[bin] > wanted) break;",
             )
+        },
+    ),
+    *mutations(
+        "csrc/cpu/nucleus.cpp",
+        FILTERS,
+        {
+            "bracket-below-the-cutoff-unnoticed": ("  if (!(above < wanted)) return {};\n", ""),
+            "bracket-above-the-cutoff-unnoticed": ("  if (total_weight(inside) < wanted) return {};\n", ""),
+            "one-value-below-the-cutoff-unnoticed": (
+                "row.inverse_temperature)} < wanted) return {};",
+                "1.0f)} < 0.0) return {};",
+            ),
+            "incomplete-lists-are-taken": ("  if (!complete || count == 0) return {};", "  if (count == 0) return {};"),
+            "kept-sum-with-all-of-the-bracket": (
+                "sum_above(inside, 0, max, row.inverse_temperature, cutoff)",
+                "sum_above(inside, 0, max, row.inverse_temperature, bracket.low)",
+            ),
+            "kept-sum-without-the-one-value": (
+                "sum = split.above + split.count * weight(",
+                "sum = split.above + 0.0f * weight(",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/block_nucleus.h",
+        FILTERS,
+        {
+            "upper-end-counted-twice": (
+                "each > bracket.high ? above[lane] + w",
+                "each >= bracket.high ? above[lane] + w",
+            ),
+            "lower-end-not-listed": ("(x >= bracket.low) & ", "(x > bracket.low) & "),
+            "list-without-its-second-lanes": (
+                "inside[lane] | uint64_t{inside[lane + 1]} << 32;",
+                "inside[lane] | uint64_t{0 * inside[lane + 1]} << 32;",
+            ),
+            "at-most-four-of-two-lanes": ("while (count < end) {", "if (count < end) {"),
         },
     ),
     *mutations(
