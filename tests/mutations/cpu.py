@@ -192,10 +192,6 @@ MUTATIONS: list[Mutation] = [
                 "blocks_[i].max, stats.inverse_temperature, stats.cutoff)\n               : 0.0f;",
                 "blocks_[i].max, stats.inverse_temperature, -INFINITY)\n               : 0.0f;",
             ),
-            "second-bracket-keeps-what-the-first-found": (
-                "        splits[i].above = 0.0f, splits[i].count = 0;\n",
-                "        splits[i].above += 0.0f;\n",
-            ),
             "min-p-above-the-bracket": (
                 "task.weighed && stats.cutoff <= searches[r].bracket.high)",
                 "task.weighed)",
