@@ -244,7 +244,6 @@ MUTATIONS: list[Mutation] = [
                 "each > bracket.high ? above[lane] + w",
                 "each >= bracket.high ? above[lane] + w",
             ),
-            "lower-end-not-listed": ("(x >= bracket.low) & ", "(x > bracket.low) & "),
             "list-without-its-second-lanes": (
                 "inside[lane] | uint64_t{inside[lane + 1]} << 32;",
                 "inside[lane] | uint64_t{0 * inside[lane + 1]} << 32;",
