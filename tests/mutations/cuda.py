@@ -110,7 +110,11 @@ MUTATIONS: list[Mutation] = [
             "cuda-results-of-the-lane-before": ("if (lane == count) mine", "if (lane + 1 == count) mine"),
             "cuda-results-of-a-draft-beside-the-target": ("of_target ? item : item + gap", "item"),
             "cuda-more-results-than-lanes": ("++count == kWarp || ", ""),
-            "cuda-results-of-later-items": ("my_item += kWarp * step, count = 0;", "count = 0;"),
+            "cuda-results-of-later-items": (
+                "my_item += kWarp * step, count = 0;",
+                "count = 0;",
+                "tests/simt/test_simt.py -k lanes",
+            ),
             "cuda-results-in-one-block": (
                 "block < simt::blocks_in_cluster(); ++block",
                 "block < 1; ++block",

@@ -97,6 +97,16 @@ def test_slots_hold_logits_of_target_and_draft(rule, slots, dtype, draft_dtype):
     assert_same_step(SpeculativeStep(*got), want, margin)
 
 
+@pytest.mark.parametrize("slots", [0, 2, -1])
+@pytest.mark.parametrize("log_probs", [False, True])
+def test_a_warp_with_more_blocks_than_lanes(slots, log_probs):
+    """Its lanes hold the statistics of 32 blocks of logits until these are written."""
+    inputs = random_step(1, 4, 8192, stats=True, log_probs=log_probs)  # 40 blocks
+    want, margin = inputs.reference()
+    got = simt.kernels.speculative_step(*inputs.operands(), blocks=1, threads=32, slots=slots)
+    assert_same_step(SpeculativeStep(*got), want, margin)
+
+
 def test_sanitizers():
     """No sanitizer, of addresses or undefined behaviour, reports a fault in steps of every rule, form of q and
     setting."""
