@@ -7,6 +7,7 @@ BLOCK = "tests/kernels/test_parity.py -k 'cpu and block'"
 CORNERS = "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu"
 FAULTS = "tests/kernels/test_faults.py tests/kernels/test_corners.py -k cpu"
 FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu"
+SAMPLED = "tests/kernels/test_filters.py -k 'sample or flat_and_peaked or drafts_for_itself'"
 PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cpu"
 INSTRUCTION_SETS = "tests/kernels/test_instruction_sets.py"
 NOISE = "tests/kernels/test_extreme_noise.py tests/kernels/test_parity.py -k cpu"
@@ -195,6 +196,7 @@ MUTATIONS: list[Mutation] = [
             "min-p-above-the-bracket": (
                 "task.weighed && stats.cutoff <= searches[r].bracket.high)",
                 "task.weighed)",
+                SAMPLED,
             ),
             "nan-in-another-block-unseen": ("return nan ? NAN : max;", "return max;", FAULTS),
             "coupled-race-skips-blocks": ("* 0x1.01p33f < leading", "* 0x1.01p3f < leading", PARITY),
@@ -217,7 +219,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cpu/nucleus.cpp",
-        FILTERS,
+        SAMPLED,
         {
             "bracket-below-the-cutoff-unnoticed": ("  if (!(above < wanted)) return {};\n", ""),
             "bracket-above-the-cutoff-unnoticed": ("  if (total_weight(inside) < wanted) return {};\n", ""),
@@ -238,7 +240,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cpu/block_nucleus.h",
-        FILTERS,
+        SAMPLED,
         {
             "upper-end-counted-twice": (
                 "each > bracket.high ? above[lane] + w",
