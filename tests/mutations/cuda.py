@@ -93,7 +93,7 @@ MUTATIONS: list[Mutation] = [
         PARITY,
         {
             "cuda-copy-over-what-lanes-still-read": (
-                "        simt::sync_warp();  // all lanes have read the slot\n",
+                "      simt::sync_warp();  // all lanes have read the slot\n",
                 "",
             ),
             "cuda-copies-awaited-in-the-first-round": ("number = 0, round ^= 1;", "number = 0;"),
