@@ -23,11 +23,10 @@ import report
 import sass
 import torch
 import typer
+from ptxas import NVCC, ptxas_report
 
 SOURCES = ("speculative_step", "draft_step")
 FLAGS = ("-O3", "-std=c++20", "-cubin", "-lineinfo", "-Xptxas", "-v")
-RESOURCES = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
-                       r"Used (\d+) registers", re.DOTALL)  # fmt: skip
 
 
 def _has(pattern: str) -> Callable[[sass.Block], bool]:
@@ -101,10 +100,10 @@ class Kernel:
     blocks: list[sass.Block]
 
 
-def nvcc() -> str:
-    folder = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    found = shutil.which("nvcc", path=f"{folder}/bin:{os.environ['PATH']}")
-    return found or report.refuse("PATH", "no nvcc", "a CUDA toolkit")
+def plain_name(kernel: str) -> str:
+    """A kernel's name without namespaces and arguments, from its mangled or its whole name."""
+    (name,) = re.findall(r"(?:\d|::|^)([a-z_]+_kernel)", kernel)
+    return name
 
 
 def disassembler() -> str:
@@ -119,15 +118,23 @@ def disassembler() -> str:
 def compiled(source: Path, architecture: str) -> list[Kernel]:
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernels.cubin"
-        command = [nvcc(), *FLAGS, f"-arch={architecture}", source, "-o", cubin]
+        command = [
+            NVCC or report.refuse("PATH", "no nvcc", "a CUDA toolkit"),
+            *FLAGS,
+            f"-arch={architecture}",
+            source,
+            "-o",
+            cubin,
+        ]
         told = subprocess.run(command, check=True, capture_output=True, text=True)
         listing = subprocess.run([disassembler(), "-c", "-gi", cubin], check=True, capture_output=True, text=True)
-    resources = {name: [*map(int, rest)] for name, *rest in RESOURCES.findall(told.stdout + told.stderr)}
+    resources = {plain_name(str(k["kernel"])): k for k in ptxas_report(told.stdout + told.stderr)}
     found = []
     for mangled, blocks in sass.kernels(listing.stdout).items():
-        stores, loads, registers = resources[mangled]
-        (name,) = re.findall(r"\d([a-z_]+_kernel)", mangled)
-        found.append(Kernel(name, architecture, registers, stores + loads, blocks))
+        name = plain_name(mangled)
+        used = resources[name]
+        spilled = int(str(used["spill_stores"])) + int(str(used["spill_loads"]))
+        found.append(Kernel(name, architecture, int(str(used["registers"])), spilled, blocks))
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _PLACE = re.compile(r'//## File "([^"]+)", line (\d+)')
 _LABEL = re.compile(r"^(\.L_\w+):")
-_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*(.*?)\s*;")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*(.*?)\s*;")
 _TARGET = re.compile(r"(?:`\(|BRANCH_TARGETS |,)(\.L_\w+)")
 _KERNEL = re.compile(r"^\.text\.(\w+):")
 _FUNCTION = re.compile(r"^\s*(?:SPECDEC_KERNEL\((\w+),|(?:template <.*> )?SPECDEC_(?:DEVICE|HD)\b[^;]*?(\w+)\()")
@@ -37,7 +37,6 @@ class Place:
 
 @dataclass(frozen=True)
 class Instruction:
-    address: int
     predicate: str  # "@P0", or "" for always
     opcode: str  # with what modifies it, such as IMAD.WIDE
     operands: str
@@ -113,7 +112,7 @@ def _blocks(lines: Iterable[str]) -> list[Block]:
         if (code := _INSTRUCTION.search(line)) is None:
             continue
         fresh = True
-        instruction = Instruction(int(code[1], 16), code[2] or "", code[3], code[4], tuple(places))
+        instruction = Instruction(code[1] or "", code[2], code[3], tuple(places))
         blocks[-1].instructions.append(instruction)
         if instruction.name in ("BRA", "BRX", "JMP", *_NEVER_GO_ON):
             blocks.append(Block())

@@ -218,9 +218,7 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     if (simt::thread() % kWarp == 0) write_to_first(&memory.best[place.my_warp], mine);
     simt::sync_cluster();
     if (!first || warp != 0) return;
-    Candidate best = 0;
-    for (int i = simt::thread(); i < place.all_warps; i += kWarp) best = Better()(best, simt::read(&memory.best[i]));
-    token = index_of(simt::reduce(best, Better()));
+    token = index_of(best_of(memory.best, place.all_warps));
   } else {
     token = draw(row, blocks, inverse_temperature, cutoff, noise_of(params, row), kDraftBlock, kDraftToken, memory.best,
                  place);

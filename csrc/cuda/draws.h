@@ -29,6 +29,13 @@ struct Better {
   SPECDEC_HD Candidate operator()(Candidate a, Candidate b) const { return a > b ? a : b; }
 };
 
+// By a warp: the best of n candidates in memory.
+SPECDEC_DEVICE Candidate best_of(const Candidate* candidates, int n) {
+  Candidate best = 0;
+  for (int i = simt::thread() % kWarp; i < n; i += kWarp) best = Better()(best, simt::read(&candidates[i]));
+  return simt::reduce(best, Better());
+}
+
 // w / E, without the detour that a division makes for 0.
 SPECDEC_DEVICE float score(float weight, float exponential) {
   const float quotient = (weight > 0.0f ? weight : 1.0f) / exponential;

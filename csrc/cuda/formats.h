@@ -16,6 +16,8 @@ SPECDEC_DEVICE int place_of(int i) {
   return i / kVector * (kVector * kWarp) + simt::thread() % kWarp * kVector + i % kVector;
 }
 
+SPECDEC_HD int blocks_of(int64_t logits) { return static_cast<int>((logits + kBlock - 1) / kBlock); }
+
 // A format of logits in words of 32 bits: how many are in a word, and the word of which all are -inf.
 struct Float32 {
   static constexpr int kInWord = 1;

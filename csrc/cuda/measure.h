@@ -13,8 +13,6 @@ struct Rows {
   int64_t stride;  // bytes from one to the next
   int64_t size;    // logits of a row
   Dtype dtype;
-
-  SPECDEC_HD int num_blocks() const { return static_cast<int>((size + kBlock - 1) / kBlock); }
 };
 
 // What is measured: items are the blocks of the target's rows, then those of the draft's.
@@ -42,7 +40,7 @@ struct Cursor {
     // By fields, since a choice between two structs would put them into memory.
     const Rows rows = {of_target ? target.data : draft.data, of_target ? target.stride : draft.stride,
                        of_target ? target.size : draft.size, of_target ? target.dtype : draft.dtype};
-    const int n = rows.num_blocks(), before = of_target ? item : item - measured.target_items;
+    const int n = blocks_of(rows.size), before = of_target ? item : item - measured.target_items;
     found.row = rows.data + before / n * rows.stride, found.block = before % n;
     found.stride = rows.stride, found.step_bytes = step / n * rows.stride;
     found.num_blocks = n, found.step_blocks = step % n;

@@ -16,7 +16,6 @@ constexpr int kMostThreads = kSplitThreads;
 constexpr int kMostThreads = kThreads;
 #endif
 
-SPECDEC_HD int blocks_of(int64_t vocabulary) { return static_cast<int>((vocabulary + kBlock - 1) / kBlock); }
 SPECDEC_HD int block_bytes(const LogitRows& rows) { return kBlock * static_cast<int>(size_in_bytes(rows.dtype)); }
 
 // Whether every block of all rows begins and ends at a multiple of 16 bytes.
@@ -111,26 +110,31 @@ SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
   return int64_t{block} * kBlock + index_of(simt::reduce(best, Better()));
 }
 
-// By the threads of a block: the best candidate of its warps. `memory`: [warps]
-SPECDEC_DEVICE Candidate best_of_warps(Candidate mine, Candidate* memory, const Place& place) {
-  if (place.lane0()) simt::write(&memory[place.warp], mine);
-  simt::sync_block();
-  Candidate best = 0;
-  for (int i = simt::thread() % kWarp; i < place.warps; i += kWarp) best = Better()(best, simt::read(&memory[i]));
-  return simt::reduce(best, Better());
-}
-
-// By the threads of a block: draws one of the kept tokens, in two levels. All warps choose the same block of logits,
-// and divide its tokens.
-SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_temperature, float cutoff, Noise noise,
-                            Stream block_stream, Stream token_stream, Candidate* memory, const Place& place) {
-  const int block = static_cast<int>(race_among(blocks.mass, blocks.n, noise, block_stream));
+// By the threads of a block: draws a token in two levels, the first by the blocks' masses. All warps choose the same
+// block of logits, and divide its tokens: weigh(block, part, weights) computes the weights of a warp's. `memory`:
+// [warps]
+template <class Weigh>
+SPECDEC_DEVICE int64_t draw_by(const float* masses, int n, Noise noise, Stream block_stream, Stream token_stream,
+                               Candidate* memory, const Place& place, const Weigh& weigh) {
+  const int block = static_cast<int>(race_among(masses, n, noise, block_stream));
   if (block < 0) return -1;
   const Part part = Part::of(place.warp, place.warps);
-  float x[kEach];
-  load_block(row, block, x);
-  weights_above(x, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
-  return index_of(best_of_warps(race_in_block(x, block, noise, token_stream, 0, part), memory, place));
+  float weights[kEach];
+  weigh(block, part, weights);
+  const Candidate mine = race_in_block(weights, block, noise, token_stream, 0, part);
+  if (place.lane0()) simt::write(&memory[place.warp], mine);
+  simt::sync_block();
+  return index_of(best_of(memory, place.warps));
+}
+
+// By the threads of a block: draws one of the kept tokens.
+SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_temperature, float cutoff, Noise noise,
+                            Stream block_stream, Stream token_stream, Candidate* memory, const Place& place) {
+  return draw_by(blocks.mass, blocks.n, noise, block_stream, token_stream, memory, place,
+                 [&](int block, Part part, float (&weights)[kEach]) {
+                   load_block(row, block, weights);
+                   weights_above(weights, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
+                 });
 }
 
 // By a warp: its part of a row's one-level race.

@@ -27,7 +27,7 @@ struct Row {
   }
   SPECDEC_DEVICE const char* block_in_memory(int block) const { return data + int64_t{block} * kBlock * element(); }
   SPECDEC_DEVICE const int64_t* ends() const { return sampling->ends + b * sampling->num_ends; }
-  SPECDEC_HD int num_blocks() const { return static_cast<int>((size + kBlock - 1) / kBlock); }
+  SPECDEC_HD int num_blocks() const { return blocks_of(size); }
 };
 
 // The index of the last of `size` ascending ids that is <= id, or 0.

@@ -102,11 +102,7 @@ SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
     if (s.greedy()) {
       token = argmax(s.target_row(j), s.blocks(j), max);
     } else {
-      Candidate best = 0;
-      for (int i = simt::thread() % kWarp; i < place.all_warps; i += kWarp) {
-        best = Better()(best, simt::read(&memory.best[j * place.all_warps + i]));
-      }
-      token = index_of(simt::reduce(best, Better()));
+      token = index_of(best_of(&memory.best[j * place.all_warps], place.all_warps));
     }
     if (place.lane0()) simt::write(&memory.favourite[j], token);
   }

@@ -111,13 +111,10 @@ SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end, const Pla
     return draw(s.target_row(end.j), s.blocks(end.j), s.inverse_temperature, s.p_of(end.j).cutoff, noise, kRecoverBlock,
                 kRecoverToken, s.memory.drawn, place);
   }
-  const int block = static_cast<int>(race_among(end.masses, s.memory.n, noise, kRecoverBlock));
-  if (block < 0) return -1;
-  const Part part = Part::of(place.warp, place.warps);
-  float weights[kEach];
-  residual_weights(s, end.j, end.w, block, -1, part, weights);
-  const Candidate mine = race_in_block(weights, block, noise, kRecoverToken, 0, part);
-  return index_of(best_of_warps(mine, s.memory.drawn, place));
+  return draw_by(end.masses, s.memory.n, noise, kRecoverBlock, kRecoverToken, s.memory.drawn, place,
+                 [&](int block, Part part, float (&weights)[kEach]) {
+                   residual_weights(s, end.j, end.w, block, -1, part, weights);
+                 });
 }
 
 }  // namespace specdec::cuda

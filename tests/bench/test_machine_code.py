@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import machine_code
 import pytest
 import sass
+from ptxas import NVCC
 
 SOURCE = """\
 SPECDEC_DEVICE float larger(float a, float b) { return a > b ? a : b; }
@@ -93,7 +91,7 @@ def test_the_prediction_names_what_limits():
 
 
 @pytest.mark.nvcc
-@pytest.mark.skipif(shutil.which("nvcc") is None and not Path("/usr/local/cuda/bin/nvcc").exists(), reason="no nvcc")
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not there")
 @pytest.mark.parametrize("source", machine_code.SOURCES)
 def test_the_measuring_loop_is_short(source):
     """Times need a GPU; instructions are exact without one."""
