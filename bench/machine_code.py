@@ -116,16 +116,10 @@ def disassembler() -> str:
 
 
 def compiled(source: Path, architecture: str) -> list[Kernel]:
+    compiler = NVCC or report.refuse("PATH", "no nvcc", "a CUDA toolkit")
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder) / "kernels.cubin"
-        command = [
-            NVCC or report.refuse("PATH", "no nvcc", "a CUDA toolkit"),
-            *FLAGS,
-            f"-arch={architecture}",
-            source,
-            "-o",
-            cubin,
-        ]
+        command = [compiler, *FLAGS, f"-arch={architecture}", source, "-o", cubin]
         told = subprocess.run(command, check=True, capture_output=True, text=True)
         listing = subprocess.run([disassembler(), "-c", "-gi", cubin], check=True, capture_output=True, text=True)
     resources = {plain_name(str(k["kernel"])): k for k in ptxas_report(told.stdout + told.stderr)}
