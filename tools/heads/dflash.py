@@ -40,7 +40,8 @@ class Dflash(nn.Module):
     def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[Tensor, list[float]]:
         """The loss, and how often each slot's token is the target's. Slot i of a block at p is about token p + i."""
         texts, length = lesson.tokens.shape
-        anchors = torch.stack([torch.randperm(length - BLOCK - 1, generator=chance)[:ANCHORS] + 1 for _ in range(texts)])
+        begins = [torch.randperm(length - BLOCK - 1, generator=chance)[:ANCHORS] + 1 for _ in range(texts)]
+        anchors = torch.stack(begins)
         places = anchors[:, :, None] + torch.arange(BLOCK)  # [B, A, BLOCK]
         tokens = torch.full_like(places, MASK)
         tokens[..., 0] = lesson.tokens.gather(1, anchors)

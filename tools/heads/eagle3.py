@@ -6,11 +6,10 @@ In a training-time test (section 3.2) the head goes on from its own outputs for 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from .layers import Lesson, Mlp, Norm, Projections, agreement, divergence, small
+from .layers import Lesson, Mlp, Norm, Projections, divergence, small
 
 DEPTH = 4
 DECAY = 0.8  # the weight of a depth's loss, of the one before

@@ -31,7 +31,6 @@ class Medusa(nn.Module):
 
     def __init__(self, target: LlamaConfig, embedding: Tensor, kept: Tensor) -> None:
         super().__init__()
-        last = nn.Linear(*reversed(embedding.shape), bias=False)
         self.heads = nn.ModuleList()
         for _ in range(HEADS):
             last = nn.Linear(*reversed(embedding.shape), bias=False)
