@@ -41,9 +41,19 @@ MUTATIONS: list[Mutation] = [
                 "tests/loop/test_decoder.py -k 'batches or eos' tests/drafters/test_draft_length.py",
             ),
             "rows-read-the-parameters-of-the-first": (
-                "for params in self._in_rows.values())\n            if name",
-                "for params in list(self._in_rows.values())[:1])\n            if name",
+                "for params in self._in_rows.values() for name in names)",
+                "for params in list(self._in_rows.values())[:1] for name in names)",
                 "tests/loop/test_settings.py tests/loop/test_graphs.py::test_replays_give_the_same_texts",
+            ),
+            "rows-keep-the-filters-of-the-sequence-before": (
+                "zip(self._numbers, parts, strict=True):",
+                "zip(self._numbers[:1], parts[:1], strict=True):",
+                "tests/loop/test_settings.py",
+            ),
+            "rows-move-their-filters-away-from-a-graph": (
+                "filters = self._filters if used(",
+                "filters = self._filters.clone() if used(",
+                GRAPHS,
             ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
