@@ -84,10 +84,13 @@ def test_packed_parameters_are_those_of_their_columns():
     """Of each name its own column, in both operations; what is off stays off."""
     columns = {
         "temperature": torch.tensor([0.7, 0.0, 1.3]),
-        "top_k": torch.tensor([4, 0, 30]), "top_p": torch.tensor([1.0, 0.5, 0.7]), "min_p": torch.tensor([0.1, 0.0, 0.02]),
-        "repetition_penalty": torch.tensor([1.3, 1.0, 0.8]), "presence_penalty": torch.tensor([0.5, 0.0, -1.0]),
+        "top_k": torch.tensor([4, 0, 30]),
+        "top_p": torch.tensor([1.0, 0.5, 0.7]),
+        "min_p": torch.tensor([0.1, 0.0, 0.02]),
+        "repetition_penalty": torch.tensor([1.3, 1.0, 0.8]),
+        "presence_penalty": torch.tensor([0.5, 0.0, -1.0]),
         "frequency_penalty": torch.tensor([0.0, 0.3, 2.0]),
-    }  # fmt: skip
+    }
     parts = [torch.stack([columns[n].float() for n in names], 1) for names in (FILTERS, PENALTIES)]
     inputs = random_step(3, 2, 40, stats=True, table=9)
     common = {"seed": inputs.seed, "position": inputs.position, "table": inputs.table}
