@@ -55,6 +55,11 @@ MUTATIONS: list[Mutation] = [
                 "filters = self._filters.clone() if used(",
                 GRAPHS,
             ),
+            "rows-wait-for-their-settings": (
+                "tensor.pin_memory().to(device, non_blocking=True)",
+                "tensor.pin_memory().to(device)",
+                "tests/loop/test_on_a_gpu.py",
+            ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
                 "(columns < allowed[:, None]) & live[:, None]",
@@ -154,6 +159,11 @@ MUTATIONS: list[Mutation] = [
         GRAPHS,
         {
             "report-is-overwritten-by-the-next-replay": ("self._copy = report.clone()", "self._copy = report"),
+            "report-is-read-before-its-copy": (
+                "            self._event.synchronize()\n",
+                "            pass\n",
+                "tests/loop/test_on_a_gpu.py",
+            ),
         },
     ),
     *mutations(
@@ -187,6 +197,11 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/decoder.py",
         STOPS,
         {
+            "decoder-captures-without-cuda": (
+                "and torch.version.cuda is not None and",
+                "and",
+                "tests/loop/test_on_a_gpu.py",
+            ),
             "decoder-has-no-room-for-new-tokens": (
                 "longest = max(map(len, prompts), default=0) + max_new_tokens",
                 "longest = max(map(len, prompts), default=0) + 1",
