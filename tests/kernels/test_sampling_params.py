@@ -3,6 +3,8 @@ is allowed. Both operations accept valid ones."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -82,6 +84,7 @@ def test_a_top_k_of_fractions_is_refused():
 
 def test_packed_parameters_are_those_of_their_columns():
     """Of each name its own column, in both operations; what is off stays off."""
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == {"temperature", *FILTERS, *PENALTIES}
     columns = {
         "temperature": torch.tensor([0.7, 0.0, 1.3]),
         "top_k": torch.tensor([4, 0, 30]),

@@ -24,7 +24,7 @@ class OnDevice(torch.Tensor):
 
 
 class Pinned(torch.Tensor):
-    """Memory of the host whose copies are made when the device gets to them: at ``arrive``."""
+    """Memory of the host. Copies to it are made late: when an event behind them is waited for."""
 
     waiting: list = []
 

@@ -56,7 +56,7 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_launched_for_parameters(name, monkeypatch):
-    settings, most = CASES[name]
+    settings, expected = CASES[name]
     # These read values on a CPU only.
     monkeypatch.setattr(validation, "check_num_drafts", lambda num_drafts, rows: None)
     monkeypatch.setattr(validation, "check_ascending", lambda *given: None)
@@ -80,7 +80,7 @@ def test_nothing_is_launched_for_parameters(name, monkeypatch):
         scheduler.step()
     scheduler.close()
     assert len(launches.sampling) == 5
-    assert launches.counts.total() == most, launches.counts
+    assert launches.counts.total() == expected, launches.counts
     # The same memory for all operations, and dense, as kernels take it.
     packed = [[t for t in sampling[:3] if t is not None] for sampling in launches.sampling]
     assert len(packed[0]) == 1 + bool({*FILTERS} & {*settings}) + bool({*PENALTIES} & {*settings})
