@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ def uses(source: str) -> Iterator[Use]:
             yield Use(name, node.lineno, called.get(id(node)))
 
 
+@functools.cache
 def find(name: str) -> object:
     """
     Raises:
