@@ -139,6 +139,9 @@ class SamplingParams:
     presence_penalty: float | torch.Tensor | None = None
     frequency_penalty: float | torch.Tensor | None = None
 
+    # As the operations take them, in what ``packed`` made: temperature [B], filters [B, 3], penalties [B, 3].
+    _packed: ClassVar[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None] = None
+
     def __post_init__(self) -> None:
         # Checked once here and not in every step: reading a tensor's values waits for its device.
         for name in _LIMITS:
@@ -149,11 +152,23 @@ class SamplingParams:
                 _check_value(name, value)
 
     @classmethod
-    def unchecked(cls, **columns: torch.Tensor) -> SamplingParams:
-        """Parameters from tensors whose values are known to be allowed. Nothing is read, so nothing waits for a GPU."""
+    def packed(
+        cls, temperature: torch.Tensor, filters: torch.Tensor | None, penalties: torch.Tensor | None
+    ) -> SamplingParams:
+        """Parameters for the steps of a decoding loop: operations take these tensors as they are and launch nothing to
+        prepare them. Their values must be known to be allowed; they are not read, so nothing waits for a GPU.
+
+        Args:
+            temperature: [B] float32.
+            filters, penalties: [B, 3] float32, with the columns ``FILTERS`` and ``PENALTIES``; None: all are off.
+        """
         params = object.__new__(cls)
+        columns: dict[str, torch.Tensor] = {"temperature": temperature}
+        for names, tensor in ((cls.FILTERS, filters), (cls.PENALTIES, penalties)):
+            columns |= {} if tensor is None else dict(zip(names, tensor.unbind(1), strict=True))
         for field in dataclasses.fields(cls):
             object.__setattr__(params, field.name, columns.get(field.name))
+        object.__setattr__(params, "_packed", (temperature, filters, penalties))
         return params
 
     @staticmethod

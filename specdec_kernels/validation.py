@@ -52,16 +52,13 @@ def sampling_of(params: SamplingParams, table: TokenTable | None, batch: int, de
     """``params`` and ``table`` as the operations take them. The values of ``params`` were checked when it was made."""
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
-    temperature = _column(params, "temperature", batch, device)
-    filters = _columns(params, SamplingParams.FILTERS, batch, device)
+    temperature, filters, penalties = _packed(params, batch, device)
     if table is None:
         if params.uses(SamplingParams.PENALTIES):
             refuse("table", "None with penalties in params", "a TokenTable")
         return SamplingTensors(temperature, filters)
     ends, first_end = check_table(table, batch, device)
-    return SamplingTensors(
-        temperature, filters, _columns(params, SamplingParams.PENALTIES, batch, device), *table[:4], ends, first_end
-    )
+    return SamplingTensors(temperature, filters, penalties, *table[:4], ends, first_end)
 
 
 def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -99,6 +96,23 @@ def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) ->
             refuse(name, "ids that are negative or do not ascend", "ascending ids >= 0, each once")
 
 
+def _packed(
+    params: SamplingParams, batch: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(temperature [B], filters [B, 3], penalties [B, 3]) float32 on ``device``; None for what is off."""
+    if params._packed is None:
+        return (
+            _column(params, "temperature", batch, device),
+            _columns(params, SamplingParams.FILTERS, batch, device),
+            _columns(params, SamplingParams.PENALTIES, batch, device),
+        )
+    shapes = {"temperature": (batch,), "filters": (batch, 3), "penalties": (batch, 3)}
+    for (name, shape), tensor in zip(shapes.items(), params._packed, strict=True):
+        if tensor is not None:
+            check_like(f"params.{name}", tensor, shape, (torch.float32,), device)
+    return params._packed
+
+
 def _columns(params: SamplingParams, names: tuple[str, ...], batch: int, device: torch.device) -> torch.Tensor | None:
     """[B, 3] float32, or None if these parameters are off."""
     if not params.uses(names):
@@ -113,8 +127,6 @@ def _column(params: SamplingParams, name: str, batch: int, device: torch.device)
         value = SamplingParams.neutral(name)
     if not isinstance(value, torch.Tensor):
         return torch.full((batch,), float(value), dtype=torch.float32, device=device)
-    if value.dtype == torch.float32 and value.shape == (batch,) and value.device == device:
-        return value  # the case of a decoding loop, where even operations that do nothing cost time
     if value.dim() == 1 and value.shape[0] != batch:
         refuse(f"params.{name}", f"shape {list(value.shape)}", f"a number or shape [{batch}]")
     return value.to(device=device, dtype=torch.float32).expand(batch)

@@ -6,7 +6,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from specdec_kernels import build_info
+import pytest
+import torch
+
+from specdec_kernels import backends, build_info
 from specdec_kernels.backends import native, operation
 
 
@@ -90,6 +93,30 @@ def test_a_checkout_that_hides_an_installed_extension_is_named(tmp_path, monkeyp
 def test_auto_prefers_native_code():
     """The dispatcher says that the native operation runs."""
     assert operation("draft_step", "auto", "cpu").name() == "specdec_kernels::draft_step"
+
+
+@pytest.mark.parametrize(
+    ("able", "chosen"),
+    [(("cuda", "triton"), ""), (("triton",), "_triton"), ((), "_reference"), (("cpu",), "_reference")],
+)
+def test_auto_on_a_gpu(monkeypatch, able, chosen):
+    monkeypatch.setattr(backends, "unavailable", lambda name, device: None if name in able else f"no {name}, {device}")
+    choose = backends._loaded.__wrapped__
+    assert choose("auto", "cuda") == chosen
+    if "cuda" not in able:
+        with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: no cuda, cuda"):
+            choose("cuda", "cuda")
+
+
+def test_why_there_are_no_cuda_kernels(monkeypatch):
+    missing = native.missing_cuda.__wrapped__
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", None)  # import raises ImportError
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert missing().startswith("the CUDA extension is not built or does not load")
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", native)
+    assert missing() is None
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert missing().endswith("has no CUDA")
 
 
 def test_build_info_lists_every_backend():

@@ -115,7 +115,6 @@ def test_a_model_takes_it(dtype):
 
 @pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its kernels run there")
-@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="other private names: tests/support/gpu_flex.py")
 def test_the_kernels_of_a_gpu():
     """What they must not read is NaN here, too."""
     command, environment = [sys.executable, "-m", "tests.support.gpu_flex"], os.environ | {"TRITON_INTERPRET": "1"}

@@ -95,6 +95,16 @@ MUTATIONS: list[Mutation] = [
                 "return torch.arange(batch, device=device) + value",
                 "tests/kernels/test_numbers_for_all.py",
             ),
+            "packed-parameters-are-packed-again": (
+                "if params._packed is None:",
+                "if True:",
+                "tests/loop/test_step_operations.py",
+            ),
+            "packed-parameters-of-another-batch": (
+                "        if tensor is not None:\n            check_like(",
+                "        if False:\n            check_like(",
+                "tests/kernels/test_sampling_params.py",
+            ),
             "a-table-may-list-a-token-twice": (
                 "wrong = ids[..., 1:] <= ids[..., :-1]",
                 "wrong = ids[..., 1:] < ids[..., :-1]",

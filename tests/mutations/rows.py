@@ -41,9 +41,24 @@ MUTATIONS: list[Mutation] = [
                 "tests/loop/test_decoder.py -k 'batches or eos' tests/drafters/test_draft_length.py",
             ),
             "rows-read-the-parameters-of-the-first": (
-                "for params in self._in_rows.values())\n            if name",
-                "for params in list(self._in_rows.values())[:1])\n            if name",
+                "for params in self._in_rows.values() for name in names)",
+                "for params in list(self._in_rows.values())[:1] for name in names)",
                 "tests/loop/test_settings.py tests/loop/test_graphs.py::test_replays_give_the_same_texts",
+            ),
+            "rows-keep-the-filters-of-the-sequence-before": (
+                "zip(self._numbers, parts, strict=True):",
+                "zip(self._numbers[:1], parts[:1], strict=True):",
+                "tests/loop/test_settings.py",
+            ),
+            "rows-move-their-filters-away-from-a-graph": (
+                "filters = self._filters if used(",
+                "filters = self._filters.clone() if used(",
+                GRAPHS,
+            ),
+            "rows-wait-for-their-settings": (
+                "tensor.pin_memory().to(device, non_blocking=True)",
+                "tensor.pin_memory().to(device)",
+                "tests/loop/test_on_a_gpu.py",
             ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
@@ -144,6 +159,11 @@ MUTATIONS: list[Mutation] = [
         GRAPHS,
         {
             "report-is-overwritten-by-the-next-replay": ("self._copy = report.clone()", "self._copy = report"),
+            "report-is-read-before-its-copy": (
+                "            self._event.synchronize()\n",
+                "            pass\n",
+                "tests/loop/test_on_a_gpu.py",
+            ),
         },
     ),
     *mutations(
@@ -177,6 +197,11 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/decoder.py",
         STOPS,
         {
+            "decoder-captures-without-cuda": (
+                "and torch.version.cuda is not None and",
+                "and",
+                "tests/loop/test_on_a_gpu.py",
+            ),
             "decoder-has-no-room-for-new-tokens": (
                 "longest = max(map(len, prompts), default=0) + max_new_tokens",
                 "longest = max(map(len, prompts), default=0) + 1",

@@ -68,6 +68,7 @@ def _gpu() -> Iterator[None]:
         "torch.cuda.get_device_capability": (9, 0), "torch.cuda.get_device_properties": HOPPER,
         "torch.cuda._get_device_properties": HOPPER, "torch.cuda._lazy_init": None,
         "torch.cuda._exchange_device": 0, "torch.cuda._maybe_exchange_device": 0,
+        "torch._subclasses.fake_tensor.init_gpu_context": None,
         "torch.cuda.get_rng_state": torch.zeros(16, dtype=torch.uint8), "torch.cuda.set_rng_state": None,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:

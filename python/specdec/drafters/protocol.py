@@ -30,7 +30,7 @@ class Generation:
     stopwatch: Stopwatch  # sessions add their laps to "draft_forwards" and "kernels"
     target_cache: StaticKVCache  # holds every prompt except its last token when a sequence is admitted
     processors: Processors  # applied to raw logits before a token is drawn; false if no row has any
-    params: SamplingParams  # [B] tensors
+    params: SamplingParams  # packed [B] tensors
     seed: torch.Tensor  # [B] int64
     ends: list[frozenset[int]]  # the end-of-sequence tokens of each row's sequence; empty for a row without one
     greedy: bool = True  # all rows have temperature 0
