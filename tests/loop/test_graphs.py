@@ -247,7 +247,7 @@ def test_cuda_graphs_give_the_same_texts(rule, deferred):
 
 @on_gpu
 @pytest.mark.parametrize("graphs", (False, True))
-def test_no_step_waits_for_the_device(graphs):
+def test_no_step_waits_for_the_gpu(graphs):
     """Deferred steps of full rows, where nothing is admitted and nothing ends."""
     target, draft = (copy.deepcopy(m).cuda() for m in tunable_pair(0.3))
     decoder = SpeculativeDecoder(target, draft, num_drafts=3, graph_bytes=int(graphs) << 30)
