@@ -28,9 +28,9 @@ cd "$root"
 export PYTHONPATH="$root/python:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
-name=$(gpu name | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
-name=${name:-none}
-folder=$root/build/gpu/results/$name/$part
+card=$(gpu name | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
+card=${card:-none}
+folder=$root/build/gpu/results/$card/$part
 deadline=$(awk "BEGIN {print int($minutes * 60)}")
 ran=0 failed=()
 # A tool says so where it may not look at this device; that is no failure of ours.
@@ -39,7 +39,7 @@ refusals='ERR_NVGPUCTRPERM|LibraryNotLoaded|Device not supported'
 chosen() { ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $1 "* ]]; }
 note() { echo "$1,$2,$3,${4:-}" | tee -a "$folder/steps.csv" >>"$out/$part.csv"; } # NAME CODE SECONDS [WHY]
 pack() { # after every step, as whoever lends the GPU may end all of this at any time
-  (cd "$root/build/gpu/results" && find "$name/$part" -type f -size -8M -print0 | tar --null -T - -czf "$out/.$part") &&
+  (cd "$root/build/gpu/results" && find "$card/$part" -type f -size -8M -print0 | tar --null -T - -czf "$out/.$part") &&
     mv "$out/.$part" "$out/$part.tar.gz"
 }
 # step NAME SECONDS COMMAND...: runs a command, at most so long and never past --minutes, with its output in a log. What

@@ -79,7 +79,7 @@ def flex_attention(device: torch.device) -> None:
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
 
 
-def decoding(device: torch.device) -> None:
+def decoding(device: torch.device, new_tokens: int) -> None:
     """The embedded pair's texts, with graphs and without."""
     target, model, tokenizer = load_embedded_pair(device=device)
     prompts = tokenizer(["def add(a, b):", "import os\n"]).input_ids
@@ -87,7 +87,9 @@ def decoding(device: torch.device) -> None:
     for graph_bytes in (0, 1 << 30):
         decoder = SpeculativeDecoder(target, model, 4, graph_bytes=graph_bytes)
         scheduler = Scheduler(decoder, rows=2, max_length=100)
-        asked = [Request(p, 24, SamplingParams(0.8), seed=i, id=i, eos_token_id=[]) for i, p in enumerate(prompts)]
+        asked = [
+            Request(p, new_tokens, SamplingParams(0.8), seed=i, id=i, eos_token_id=[]) for i, p in enumerate(prompts)
+        ]
         outcomes = list(scheduler.run(asked))
         texts.append({o.request.id: o.tokens for o in outcomes})
         assert all(o.error is None for o in outcomes), [o.error for o in outcomes]
@@ -96,7 +98,7 @@ def decoding(device: torch.device) -> None:
     assert device.type == "cpu" or replays > 0, "no step was replayed"
 
 
-def checks(device: torch.device) -> Iterator[tuple[str, Check]]:
+def checks(device: torch.device, quick: bool) -> Iterator[tuple[str, Check]]:
     for backend in BACKENDS[device.type]:
         yield f"draft_step, {backend}", partial(draft, backend)
         for rule in ("token", "block", "coupled"):
@@ -104,16 +106,16 @@ def checks(device: torch.device) -> Iterator[tuple[str, Check]]:
         if device.type == "cuda":
             yield f"speculative_step, {backend}, in a graph", partial(captured, backend)
     yield "flex attention" if device.type == "cuda" else "attention", partial(flex_attention, device)
-    yield "decoding", partial(decoding, device)
+    yield "decoding", partial(decoding, device, 4 if quick else 24)
 
 
-def main(device: report.DeviceName = "cpu", json_path: report.JsonPath = None) -> None:
+def main(device: report.DeviceName = "cpu", quick: report.Quick = False, json_path: report.JsonPath = None) -> None:
     """Runs everything once."""
     where = report.read_device(device)
-    results = report.Report("smoke", where, json_path, None)
+    results = report.Report("smoke", where, json_path, None, quick=quick)
     for backend in BACKENDS[where.type]:
         results.say({f"{backend} is missing": why for why in [unavailable(backend, where.type)] if why})
-    for name, check in checks(where):
+    for name, check in checks(where, quick):
         begun, error = time.perf_counter(), None
         try:
             check()

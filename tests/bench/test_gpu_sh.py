@@ -23,7 +23,7 @@ PARTS = {
 MOST_SECONDS, MOST_BYTES = 9 * 60, 16 << 20
 # Fails at a step whose command has $FAILS in it, sleeps at $SLEEPS, writes its JSON, and a module if it is to build.
 PYTHON = """#!/bin/bash
-echo "$*" >>"$CALLS"
+echo "$*$(compgen -G "$OUT/*.tar.gz" >/dev/null && echo ' PACKED')" >>"$CALLS"
 case "$*" in *version_info*|*is_available*|*"import xdist"*) [[ "$*" != *missing* ]] && exit 0; exit ${LOADS:-1};; esac
 [[ "$*" == *setup.py* ]] && touch specdec_kernels/_C.fake.so
 echo "the step says something"
@@ -114,13 +114,16 @@ def test_a_part_packs_what_its_steps_wrote(run, part):
     assert {n for n in files if n.endswith(".json")} == {f"{n}.json" for n in with_json}
     if part == "A":
         assert files >= {f"ncu-{goal}.{kind}" for goal in ("latency", "token") for kind in ("ncu-rep", "source.csv")}
+    of_steps = [call.endswith(" PACKED") for call in programs(done.calls)]
+    assert of_steps == [False] + [True] * (len(of_steps) - 1)  # whatever ends the script, what there was is packed
     tried = run(part, "--rehearse").calls  # the same programs, on a CPU and with tiny sizes
-    assert programs(tried) == programs(done.calls)
+    assert [c.split(" --")[0] for c in programs(tried)] == [c.split(" --")[0] for c in programs(done.calls)]
     assert not any("cuda" in call.split("--json")[0] for call in tried if "bench" in call)
 
 
 def programs(calls: list[str]) -> list[str]:
-    return [call.split(" --")[0] for call in calls if not call.startswith("-c")]
+    """What steps called."""
+    return [call for call in calls if re.match(r"setup\.py|bench/|-m (tests|pytest)", call)]
 
 
 def test_a_large_file_stays_behind(run):
