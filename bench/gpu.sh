@@ -48,6 +48,7 @@ step() {
   local name=$1 limit=$2 begun=$SECONDS code=0 left=$((deadline - SECONDS)) why=''
   shift 2
   chosen "$name" || return 0
+  [[ $device == cuda ]] || limit=$((4 * limit)) # on a CPU, which others may use
   ran=$((ran + 1)) limit=$((limit < left ? limit : left))
   echo "== $name (at most $limit s): $*"
   [[ -z $dry ]] || return 0
@@ -58,7 +59,7 @@ step() {
   else
     timeout --signal=INT --kill-after=5 "$limit" "$@" >"$folder/$name.log" 2>&1 </dev/null || code=$?
     tail -n 15 "$folder/$name.log"
-    ((code != 124)) || why="stopped after $limit s"
+    ((code != 124 && code != 137)) || why="stopped after $limit s"
     ((code == 0)) || ! why=$(grep -m1 -oE "$refusals" "$folder/$name.log" || ! echo "$why") || code=skipped
   fi
   [[ -z $why ]] || echo "$name: $why"
