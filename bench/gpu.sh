@@ -36,7 +36,7 @@ ran=0 failed=()
 # A tool says so where it may not look at this device; that is no failure of ours.
 refusals='ERR_NVGPUCTRPERM|LibraryNotLoaded|Device not supported'
 
-chosen() { ((${#only[@]} == 0)) || [[ " ${only[*]} " == *" $1 "* ]]; }
+chosen() { ((${#only[@]} == 0)) || [[ $1 == build* || " ${only[*]} " == *" $1 "* ]]; } # what does not load is always built
 note() { echo "$1,$2,$3,${4:-}" | tee -a "$folder/steps.csv" >>"$out/$part.csv"; } # NAME CODE SECONDS [WHY]
 pack() { # after every step, as whoever lends the GPU may end all of this at any time
   (cd "$root/build/gpu/results" && find "$card/$part" -type f -size -8M -print0 | tar --null -T - -czf "$out/.$part") &&
@@ -153,6 +153,7 @@ if [[ -z $dry ]]; then
   then failed+=("check: torch finds no GPU"); note check 1 0 'torch finds no GPU'; fi
 fi
 if [[ -n $dry ]] || ! loads; then build; fi
+ran=0 # but for the build
 "part_$part"
 ((ran)) || fail "--step: no step of part $part is named ${only[*]}"
 [[ -n $dry ]] || { pack && echo "results: $out/$part.tar.gz"; }
