@@ -57,6 +57,13 @@ class Shape:
         draft_rows = draft_rows * (rule != "coupled")
         return self.B * (n + 1 + draft_rows).mean().item() * self.row_bytes
 
+    def bytes_in_two_passes(self, num_accepted: torch.Tensor) -> float:
+        """The mean bytes that steps read by rule ``token`` with the draft's statistics, if they measure all target rows
+        before they decide, and no cache holds a row until then: where a draft is rejected, its row is read once more,
+        and the draft's."""
+        rejected = (num_accepted < self.K).double().mean().item()
+        return self.B * (self.K + 1 + 2 * rejected) * self.row_bytes
+
 
 @dataclass(frozen=True)
 class Case:

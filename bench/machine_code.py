@@ -1,4 +1,5 @@
-"""Counts the instructions of the CUDA kernels' measuring loop in their machine code, which needs no GPU.
+"""Counts the instructions of the CUDA kernels' measuring loop in their machine code, and predicts from them, and from
+what a step does besides, how long the goals' steps take. Needs no GPU.
 
     python bench/machine_code.py --json bench/results/machine_code.json
 
@@ -23,7 +24,9 @@ import report
 import sass
 import torch
 import typer
+from predicted_times import GPUS, bandwidth_share
 from ptxas import NVCC, ptxas_report
+from step_counts import predictions
 
 SOURCES = ("speculative_step", "draft_step")
 FLAGS = ("-O3", "-std=c++20", "-cubin", "-lineinfo", "-Xptxas", "-v")
@@ -68,27 +71,7 @@ KINDS = (
 REST = "address and bookkeeping"
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """What a model of throughput needs; from the vendor's data sheets."""
-
-    name: str
-    architecture: str
-    multiprocessors: int
-    gigahertz: float  # boost
-    terabytes: float  # a second
-
-
-GPUS = (
-    Gpu("A100 80GB SXM", "sm_80", 108, 1.41, 2.04),
-    Gpu("H100 SXM", "sm_90a", 132, 1.98, 3.35),
-    Gpu("H200 SXM", "sm_90a", 132, 1.98, 4.8),
-    Gpu("B200", "sm_100", 148, 1.97, 8.0),
-    Gpu("RTX 5090", "sm_120", 170, 2.41, 1.79),
-)
 ARCHITECTURES = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS))
-SCHEDULERS, EXPONENTIALS = 4, 16  # of a multiprocessor: instructions of warps, and results of MUFU, in a cycle
-BLOCK, BYTES = 1024, 2048  # of a block of bfloat16 logits
 
 
 @dataclass(frozen=True)
@@ -144,19 +127,6 @@ def kind_of(instruction: sass.Instruction) -> str:
     return next((kind.name for kind in KINDS if kind.fits(instruction)), REST)
 
 
-def predicted(architecture: str, instructions: int) -> dict[str, dict[str, float]]:
-    """Cycles of a multiprocessor for each block of logits, by what limits them, and the share of the bandwidth that
-    this allows. A model, not a measurement: enough warps hide all latencies, and one instruction is issued in each
-    cycle of a scheduler."""
-    found = {}
-    for gpu in (g for g in GPUS if g.architecture == architecture):
-        memory = BYTES / (gpu.terabytes * 1e3 / gpu.gigahertz / gpu.multiprocessors)
-        issue, exponentials = instructions / SCHEDULERS, BLOCK / EXPONENTIALS
-        share = memory / max(memory, issue, exponentials)
-        found[gpu.name] = {"memory": memory, "issue": issue, "exponentials": exponentials, "bandwidth_share": share}
-    return found
-
-
 def counted(kernel: Kernel) -> dict[str, object]:
     every = [i for block in kernel.blocks for i in block.instructions]
     names = Counter(i.name for i in every)
@@ -173,15 +143,28 @@ def counted(kernel: Kernel) -> dict[str, object]:
     for origin in ("stay", "ring") if fused else ("in place",):
         if turn := measuring_turn(kernel, origin):
             found[origin] = {"all": len(turn), **Counter(map(kind_of, turn))}
-            found[f"{origin}, predicted"] = predicted(kernel.architecture, len(turn))
+            on = (gpu for gpu in GPUS if gpu.architecture == kernel.architecture)
+            found[f"{origin}, predicted"] = {gpu.name: bandwidth_share(gpu, len(turn)) for gpu in on}
     return found
+
+
+def instructions_of(rows: list[dict]) -> dict[str, int]:
+    """For a block of logits of a target's row, by where it comes from."""
+    kernels = {"stay": "speculative_step_kernel", "ring": "speculative_step_kernel"}
+    kernels["in place"] = "speculative_measure_kernel"
+    return {
+        origin: row[origin]["all"]
+        for origin, kernel in kernels.items()
+        for row in rows
+        if row["kernel"] == kernel and origin in row
+    }
 
 
 def main(
     architectures: Annotated[str, typer.Option(help="separated by commas")] = ",".join(ARCHITECTURES),
     json_path: report.JsonPath = None,
 ) -> None:
-    """Counts the instructions of the measuring loop."""
+    """Counts the instructions of the measuring loop, and predicts the times of steps."""
     asked = report.read_names("architectures", architectures, ARCHITECTURES)
     results = report.Report("machine_code", torch.device("cpu"), json_path, None)
     pairs = [(report.ROOT / "csrc/cuda" / f"{source}.cu", name) for name in asked for source in SOURCES]
@@ -198,6 +181,13 @@ def main(
         if rows:
             columns = ("kernel", "architecture", "registers", "all", *(k.name for k in KINDS), REST)
             results.show(f"instructions for 1,024 bfloat16 logits, {origin}", rows, columns)
+    steps = []
+    for gpu in (gpu for gpu in GPUS if gpu.architecture in asked):
+        of_gpu = [row for row in results.rows if row["architecture"] == gpu.architecture]
+        steps += predictions(gpu, instructions_of(of_gpu))
+    results.content["steps"] = steps
+    shown = [{**row, **{part: 1e6 * seconds for part, seconds in row["seconds"].items()}} for row in steps]
+    results.show("predicted microseconds of a step", shown, ("goal", "gpu", *steps[0]["seconds"]))
     results.finish()
 
 

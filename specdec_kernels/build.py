@@ -56,8 +56,7 @@ def _native() -> dict[str, object]:
 def _built(extension: str, missing: str | None) -> dict[str, str]:
     if missing is not None:
         return {"missing": missing}
-    text = importlib.import_module(f".{extension}", __package__).build()
-    return dict(part.split("=", 1) for part in text.split(";"))
+    return native.described(extension)
 
 
 def _version(distribution: str) -> str | None:

@@ -123,7 +123,7 @@ def test_a_goal_is_reached_by_device_time_and_needed_bytes():
         """``copied``: seconds in which the needed bytes can be copied."""
         mine = bench_kernels.Ours(name, case, name, True, None)
         launched = {name: {"unknown": "why"} if kernels is None else {"kernels": kernels}}
-        about = {"all": {"bytes_read": {"stats": {"reached_rows": copied}}}}
+        about = {"all": {"bytes_read": {"stats": {"two_passes": copied}}}}
         row = {"ratios": ratios, "launches": launched, "cases": about}
         return [*bench_kernels.reached(mine, samples, row, {"copy": 1.0}).values()]
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,22 @@ def test_open_symbols(built):
     foreign = [name for kind, name in symbols if kind != "w" and not known.match(name)]
     assert symbols and not foreign
     assert any("cuda_stream" in name for _, name in symbols)
+
+
+def test_the_ptx_serves_every_later_gpu(built):
+    """A GPU for which there is no machine code, such as 11.0, compiles the PTX of an older one."""
+    from triton.knobs import nvidia
+
+    (library,) = built[0].glob("specdec_kernels/_C_cuda*.so")
+    listed = subprocess.run([nvidia.cuobjdump.path, "-lptx", library], capture_output=True, text=True, check=True)
+    assert set(re.findall(r"sm_\w+(?=\.ptx)", listed.stdout)) == {"sm_100"}, listed.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([nvidia.cuobjdump.path, "-xptx", "all", library], cwd=folder, check=True, capture_output=True)
+        for source in Path(folder).iterdir():
+            command = [Path(NVCC).with_name("ptxas"), "-v", "-arch=sm_110", source, "-o", os.devnull]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            for report in ptxas_report(done.stdout + done.stderr):
+                assert report["registers"] <= REGISTERS and report["stack"] == 0, report
 
 
 def test_a_torch_without_cuda_imports_the_packages(built):

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
+
+import pytest
+import torch
 
 import pytest
 import torch
@@ -88,6 +92,34 @@ def test_a_checkout_that_hides_an_installed_extension_is_named(tmp_path, monkeyp
     )
     (checkout / "_C.abi3.so").touch()  # it is built here, and does not load
     assert missing().startswith("the C++ extension is not built or does not load")
+
+
+ALL = "8.0:8.6:8.9:9.0a:10.0+PTX:12.0"  # as setup.py has them
+
+
+@pytest.mark.parametrize(
+    ("architectures", "served", "refused"),
+    [
+        (ALL, ["8.0", "8.7", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1", "13.0"], ["7.5"]),
+        ("8.6:9.0a:10.0:12.0+PTX", ["8.6", "8.7", "9.0", "10.3", "12.1", "13.0"], ["8.0", "9.1", "11.0"]),
+        ("9.0a+PTX", ["9.0"], ["8.9", "9.1", "10.0"]),
+    ],
+)
+def test_a_gpu_that_the_kernels_were_not_built_for_is_named(monkeypatch, architectures, served, refused):
+    """Then ``auto`` goes on to Triton, where a launch would have failed."""
+    built = types.SimpleNamespace(build=lambda: f"runtime=13000;architectures={architectures}")
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", built)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def missing(*gpus: str) -> str | None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: tuple(map(int, gpus[i].split("."))))
+        return native.missing_cuda.__wrapped__()
+
+    assert [gpu for gpu in (*served, *refused) if missing(gpu) is None] == served
+    assert missing() is None and missing(*refused, served[0]) is None
+    told = missing(*refused)
+    assert f"this machine has {', '.join(refused)}; reinstall" in told and architectures.split(":")[0] in told
 
 
 def test_auto_prefers_native_code():

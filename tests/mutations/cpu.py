@@ -300,6 +300,17 @@ MUTATIONS: list[Mutation] = [
         {
             "instruction-set-ignored": ("        extension.use_instruction_set(asked)\n", ""),
             "unknown-instruction-set-ignored": ("if asked not in has:", "if not has:"),
+            "ptx-for-its-own-family-only": (
+                "(name != version or capability[0] == built[0])",
+                "capability[0] == built[0]",
+                "tests/kernels/test_imports.py",
+            ),
+            "machine-code-for-later-families": (
+                "(name != version or capability[0] == built[0])",
+                "True",
+                "tests/kernels/test_imports.py",
+            ),
+            "architecture-letter-ignored": ("(later and not exact)", "later", "tests/kernels/test_imports.py"),
         },
     ),
     *mutations(

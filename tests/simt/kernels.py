@@ -69,6 +69,21 @@ class SpeculativeStepParams(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Counts(ctypes.Structure):
+    """What the last run did (machine.h): barriers that a thread passed, bytes, and additions."""
+
+    _fields_ = [
+        (name, int64)
+        for name in ("block_barriers", "cluster_barriers", "copied", "from_device", "from_shared", "additions")
+    ]
+
+
+def counts() -> Counts:
+    found = Counts()
+    library().counts(ctypes.byref(found))
+    return found
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled kernels, built once for all test processes, and again if a source has changed. SPECDEC_SIMT_FLAGS:

@@ -92,6 +92,7 @@ struct Machine {
 
 thread_local Machine* machine = nullptr;
 int64_t all_copies = 0;
+Counts counted = {};
 
 extern "C" void specdec_switch_stacks(void** save, void* to);
 #if defined(__x86_64__) && !defined(SPECDEC_UCONTEXT)
@@ -283,6 +284,7 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   copies.to = place, copies.from = static_cast<const char*>(from), copies.bytes = bytes;
   ++copies.begun;
   ++all_copies;
+  counted.copied += bytes;
 }
 
 void wait(uint64_t* arrival, int round) {
@@ -303,13 +305,17 @@ void wait(uint64_t* arrival, int round) {
 }
 
 int64_t copies() { return all_copies; }
+Counts counts() { return counted; }
 
 void look_at(const void* place, int size) {
   const char* address = static_cast<const char*>(place);
   for (const Block& block : machine->blocks) {
     const Memory& memory = block.memory;
-    if (address >= memory.begin && address < memory.begin + memory.size) return access(place, size, Access::kRead);
+    if (address < memory.begin || address >= memory.begin + memory.size) continue;
+    counted.from_shared += size;
+    return access(place, size, Access::kRead);
   }
+  counted.from_device += size;
 }
 
 char* shared_memory() { return current->block->memory.begin; }
@@ -319,6 +325,7 @@ char* in_block(char* place, int block) {
 }
 
 void access(const void* place, int size, Access kind) {
+  counted.additions += kind == Access::kAdd;
   if (kind != Access::kCopy && machine->random() % 8 == 0) yield();
   const char* address = static_cast<const char*>(place);
   const auto holds = [&](const Memory& memory) {
@@ -382,6 +389,7 @@ std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t 
                 char* scratch, int64_t scratch_size) {
   Machine m = {};
   machine = &m;
+  counted = {};
   m.threads = threads;
   m.random.seed(seed);
   m.body = body;
@@ -407,6 +415,7 @@ std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t 
       m.ready.push_back(&m.fibers[i]);
     }
     give_turn();
+    counted.block_barriers = m.fibers[0].passed.block, counted.cluster_barriers = m.fibers[0].passed.cluster;
   }
   machine = nullptr;
   return m.fault;

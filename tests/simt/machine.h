@@ -54,6 +54,12 @@ void init(uint64_t* arrival);
 void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
 void wait(uint64_t* arrival, int round);
 int64_t copies();  // number of copies begun so far
+// What the last run did: the barriers that the first thread of its last cluster passed, and of all threads the bytes
+// that copies brought, that loads of logits took from device and from shared memory, and the atomic additions.
+struct Counts {
+  int64_t block_barriers, cluster_barriers, copied, from_device, from_shared, additions;
+};
+Counts counts();
 // Every thread of the warp contributes 16 bytes. Returns all [32][16], which stay valid until the next exchange but
 // one.
 const char* exchange(const void* bytes, int size);

@@ -51,6 +51,7 @@ extern "C" const char* speculative_step(const SpeculativeStepParams* params, int
 }
 
 extern "C" int64_t copies() { return specdec::simt::copies(); }
+extern "C" void counts(specdec::simt::Counts* out) { *out = specdec::simt::counts(); }
 
 // How a machine would launch the step: blocks in a cluster, threads, slots of a warp, bytes of shared memory, and
 // whether all items stay there.
