@@ -17,6 +17,7 @@ from . import (
     rows,
     serving,
     texts,
+    tree_attention,
     triton,
     verification,
 )
@@ -30,6 +31,7 @@ MUTATIONS: list[Mutation] = [
     *serving.MUTATIONS,
     *models.MUTATIONS,
     *memory.MUTATIONS,
+    *tree_attention.MUTATIONS,
     *rows.MUTATIONS,
     *texts.MUTATIONS,
     *hf.MUTATIONS,

@@ -1,0 +1,75 @@
+"""Of trees in the cache: what nodes see, where they stand, and what is moved when a path is accepted."""
+
+from .mutation import Mutation, mutations
+
+TREES = "tests/models/test_trees.py"
+MASKS = "tests/models/test_attention.py"
+PLAN = "tests/models/test_cache_plan.py"
+
+MUTATIONS: list[Mutation] = [
+    *mutations(
+        "python/specdec/models/tree.py",
+        TREES,
+        {
+            "tree-misses-distant-ancestors": (
+                "range(max(nodes - 1, 0).bit_length())",
+                "range(max(nodes - 1, 0).bit_length() - 1)",
+            ),
+            "tree-has-positions-by-order": ("first + self.depths, 0)", "first + index, 0)"),
+            "tree-pads-into-slot-0": ("first + index, trash)", "first + index, 0)"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/attention.py",
+        f"{MASKS} {TREES}",
+        {
+            "tree-sees-siblings": (" & (tree.ancestors[own, i, token] | ~in_tree)", ""),
+            "tree-window-counts-slots": (
+                "torch.where(in_tree, root + tree.depths[own, token], slot)",
+                "torch.where(in_tree, slot.minimum(position), slot)",
+            ),
+            "tree-of-the-first-sequence-for-all": ("own = b if tree.depths.shape[0] > 1 else b * 0", "own = b * 0"),
+            "tree-reads-up-to-the-last-position": (
+                "last = torch.where(positions > 0, slots, 0).amax(1)",
+                "last = positions.amax(1)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/kv_cache.py",
+        TREES,
+        {
+            "cache-accepts-the-node-before": ("accepted, root + 1 + path,", "accepted, root + path,"),
+            "cache-accepts-into-the-root": ("torch.arange(1, path.shape[1] + 1,", "torch.arange(path.shape[1],"),
+            "cache-overwrites-accepted-nodes": (
+                "flat.index_copy_(0, target, flat.index_select(0, source))",
+                "[flat[to].copy_(flat[at]) for to, at in reversed([*zip(target, source)])]",
+            ),
+            "cache-leaves-accepted-values": (
+                "for states in self.storage():\n            heads,",
+                "for states in self.storage()[::2]:\n            heads,",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/cached_model.py",
+        TREES,
+        {
+            "trees-without-positions": ("return None if self._takes_positions else", "return None if True else"),
+            "trees-are-masked-as-chains": (
+                "self._mask(positions, visible, tree), tree)",
+                "self._mask(positions, visible), tree)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/supported.py",
+        TREES,
+        {"trees-are-not-tried-first": ("if cached.lacks_trees is not None or _is_known(cached.model):", "if True:")},
+    ),
+    *mutations(
+        "python/specdec/models/cache_plan.py",
+        PLAN,
+        {"plan-has-no-room-for-nodes": ("step * step - nodes - 1", "step * step - 1")},
+    ),
+]
