@@ -59,8 +59,8 @@ def seen(queries: Queries, b: torch.Tensor, i: torch.Tensor, slot: torch.Tensor)
     position, tree = queries.positions[b, i], queries.tree
     if tree is None:
         return sees(position, slot, queries.window)
-    own = b if tree.depths.shape[0] > 1 else b * 0
-    root = queries.positions[b, 0]
+    own = b if tree.depths.shape[0] > 1 else b * 0  # a number among indices is a tensor that no kernel could read
+    root = queries.positions[b, i * 0]
     token = (slot - root).clamp(0, tree.depths.shape[1] - 1)
     in_tree = token == slot - root
     held = torch.where(in_tree, root + tree.depths[own, token], slot)
