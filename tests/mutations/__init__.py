@@ -17,6 +17,7 @@ from . import (
     rows,
     serving,
     texts,
+    trees,
     triton,
     verification,
 )
@@ -35,6 +36,7 @@ MUTATIONS: list[Mutation] = [
     *hf.MUTATIONS,
     *jobs.MUTATIONS,
     *verification.MUTATIONS,
+    *trees.MUTATIONS,
     *triton.MUTATIONS,
     *cpu.MUTATIONS,
     *cuda.MUTATIONS,
