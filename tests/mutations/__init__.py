@@ -18,6 +18,7 @@ from . import (
     serving,
     texts,
     tree_attention,
+    trees,
     triton,
     verification,
 )
@@ -37,6 +38,7 @@ MUTATIONS: list[Mutation] = [
     *hf.MUTATIONS,
     *jobs.MUTATIONS,
     *verification.MUTATIONS,
+    *trees.MUTATIONS,
     *triton.MUTATIONS,
     *cpu.MUTATIONS,
     *cuda.MUTATIONS,
