@@ -2,7 +2,7 @@
 
 from .mutation import Mutation, mutations
 
-TREES = "tests/models/test_trees.py"
+TREES = "tests/models/test_tree_attention.py"
 MASKS = "tests/models/test_attention.py"
 PLAN = "tests/models/test_cache_plan.py"
 
