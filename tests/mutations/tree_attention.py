@@ -1,10 +1,12 @@
-"""Of trees in the cache: what nodes see, where they stand, and what is moved when a path is accepted."""
+"""Of trees in the cache and in steps: what nodes see, where they stand, what moves when a path is accepted, what a step
+counts."""
 
 from .mutation import Mutation, mutations
 
 TREES = "tests/models/test_tree_attention.py"
 MASKS = "tests/models/test_attention.py"
 PLAN = "tests/models/test_cache_plan.py"
+STEPS = "tests/loop/test_tree_step.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -71,5 +73,59 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/models/cache_plan.py",
         PLAN,
         {"plan-has-no-room-for-nodes": ("step * step - nodes - 1", "step * step - 1")},
+    ),
+    *mutations(
+        "python/specdec/loop/tree_step.py",
+        STEPS,
+        {
+            "tree-step-leaves-accepted-keys": ("        g.target_cache.compact(out.path)\n", ""),
+            "tree-step-goes-past-the-room": (
+                "(tree.depths[:, 1:] <= step.allowed_on_device[:, None])",
+                "(tree.depths[:, 1:] <= step.num_drafts)",
+            ),
+            "tree-step-without-the-table": ("table=step.table,", "table=None,"),
+            "tree-step-repeats-its-noise": ("position=step.position,", "position=step.position * 0,"),
+            "tree-step-counts-what-is-no-token": ("(drafts.tokens < self.target.vocab_size)", "True"),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
+        STEPS,
+        {
+            "tree-report-tests-nothing-below-the-path": ("((parents == last) & counts).any(1)", "0"),
+            "tree-report-counts-nodes-for-depths": (
+                "tree.depths[:, 1:] * counts, (1, 0)).amax(1)",
+                "counts.long(), (1, 0)).sum(1)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/batch.py",
+        STEPS,
+        {"tree-step-sees-too-few-slots": ("drafted = max(num_drafts, self.config.nodes)", "drafted = num_drafts")},
+    ),
+    *mutations(
+        "python/specdec/decoder.py",
+        STEPS,
+        {
+            "tree-has-no-slots": ("self.target.capacity(longest, self.nodes)", "self.target.capacity(longest)"),
+            "tree-falls-back-to-another-rule": (
+                "rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN)",
+                "rule or Rule.TOKEN",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/branching.py",
+        STEPS,
+        {"branches-share-equal-tokens-alone": ("self._children.get((node, token))", "self._children.get((-1, token))")},
+    ),
+    *mutations(
+        "python/specdec/drafters/prompt_lookup.py",
+        STEPS,
+        {
+            "lookup-branches-from-short-ngrams": ("sorted(self._ends, reverse=True)", "sorted(self._ends)"),
+            "lookup-branches-from-the-last-occurrence-alone": ("end = self._before[n].get(end)", "end = None"),
+        },
     ),
 ]
