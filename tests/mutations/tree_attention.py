@@ -102,7 +102,7 @@ MUTATIONS: list[Mutation] = [
     *mutations(
         "python/specdec/loop/batch.py",
         STEPS,
-        {"tree-step-sees-too-few-slots": ("drafted = max(num_drafts, self.config.nodes)", "drafted = num_drafts")},
+        {"tree-step-sees-too-few-slots": ("max(num_drafts, self.config.nodes)", "num_drafts")},
     ),
     *mutations(
         "python/specdec/decoder.py",

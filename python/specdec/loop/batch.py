@@ -272,7 +272,7 @@ class Batch:
             step=self.steps,
             num_drafts=num_drafts,
             steady=steady,
-            visible=self._visible(num_drafts),
+            visible=self._visible(max(num_drafts, self.config.nodes)),
             allowed=allowed,
             table=self.table.on_device(),
             texts=texts,
@@ -298,8 +298,7 @@ class Batch:
         if self._reads_only_filled:
             return capacity
         longest = max(len(r.text) for r in self.rows if r is not None and r.live)
-        drafted = max(num_drafts, self.config.nodes)
-        return visible_slots(longest + len(self._pending) * (self.config.most_drafts + 1) + drafted, capacity)
+        return visible_slots(longest + len(self._pending) * (self.config.most_drafts + 1) + num_drafts, capacity)
 
     def _note_failed_drafts(self, session: GuardedSession) -> None:
         for row, error in session.failed_rows.items():
