@@ -88,23 +88,23 @@ def test_texts_are_those_of_plain_decoding(kind, params):
 
 
 def test_requests_that_join_while_others_decode():
-    """Three rows for seven requests, greedy and sampled; prompt lookup, whose trees have nothing for some rows."""
+    """Two rows for five requests, greedy and sampled; prompt lookup, whose trees have nothing for some rows."""
     model = tiny_model("gemma3")
-    ids = [p * 3 for p in prompts(7, 2, 9)]
-    params = [{"temperature": 0.0} if i % 2 else {"temperature": 0.3} for i in range(7)]
+    ids = [p * 3 for p in prompts(5, 2, 9)]
+    params = [{"temperature": 0.0} if i % 2 else {"temperature": 0.3} for i in range(5)]
     expected = [
-        plain(model, [p], 20 + 3 * i, params=SamplingParams(**own), seed=i, eos_token_id=[]).tokens[0]
+        plain(model, [p], 40 - 6 * i, params=SamplingParams(**own), seed=i, eos_token_id=[]).tokens[0]
         for i, (p, own) in enumerate(zip(ids, params, strict=True))
     ]
     for drafter in (PromptLookupDrafter(3, 1), Knowing([p + t for p, t in zip(ids, expected, strict=True)])):
-        scheduler = Scheduler(SpeculativeDecoder(model, drafter, 5, tree=9), rows=3, max_length=80)
+        scheduler = Scheduler(SpeculativeDecoder(model, drafter, 5, tree=9), rows=2, max_length=80)
         requests = [
-            Request(p, max_new_tokens=20 + 3 * i, params=SamplingParams(**own), seed=i, eos_token_id=[])
+            Request(p, max_new_tokens=40 - 6 * i, params=SamplingParams(**own), seed=i, eos_token_id=[])
             for i, (p, own) in enumerate(zip(ids, params, strict=True))
         ]
         outcomes = {o.number: o for o in scheduler.run(requests)}
-        assert [outcomes[i].tokens for i in range(7)] == expected and scheduler.drafter_error is None
-        assert sum(o.stats.accepted for o in outcomes.values()) > 20
+        assert [outcomes[i].tokens for i in range(5)] == expected and scheduler.drafter_error is None
+        assert sum(o.stats.accepted for o in outcomes.values()) > 10
 
 
 def test_ends_within_an_accepted_path():
@@ -148,7 +148,7 @@ def test_depths_are_counted():
         assert got.stats.accepted_by_position == [2, 2, 2, 0, 0] and got.stats.tau == 4.0
 
 
-@pytest.mark.parametrize("case", ("bloom", "mpt"))
+@pytest.mark.parametrize("case", (pytest.param("bloom", marks=pytest.mark.nightly), "mpt"))
 def test_models_without_trees_decode_chains(case):
     model, ids = model_of(case), [p * 3 for p in prompts(2, 3, 9)]
     with pytest.warns(RuntimeWarning, match=f"tree: got 12, but a target of model type '{case}' takes its positions"):
