@@ -29,6 +29,18 @@ MASKED_ATTENTION = ("sdpa", "eager")
 _ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
 
 
+class _Shape(NamedTuple):
+    """What the check feeds in one forward: a chain, if there are no parents, or a tree."""
+
+    parents: tuple[int, ...] | None
+    paths: tuple[tuple[int, ...], ...]  # columns of the fed tokens, from the root to each leaf
+
+
+_CHAIN = _Shape(None, ((0, 1, 2, 3),))
+_TREE = _Shape((-1, -1, 0), ((0, 1, 3), (0, 2)))
+_FED = 4
+
+
 def cached_model(
     model: torch.nn.Module,
     name: str,
@@ -192,18 +204,6 @@ def why_no_trees(cached: CachedModel) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-class _Shape(NamedTuple):
-    """What the check feeds in one forward: a chain, if there are no parents, or a tree."""
-
-    parents: tuple[int, ...] | None
-    paths: tuple[tuple[int, ...], ...]  # columns of the fed tokens, from the root to each leaf
-
-
-_CHAIN = _Shape(None, ((0, 1, 2, 3),))
-_TREE = _Shape((-1, -1, 0), ((0, 1, 3), (0, 2)))
-_FED = 4
 
 
 def _compare(cached: CachedModel, whole: torch.nn.Module, shape: _Shape, described: str) -> None:
