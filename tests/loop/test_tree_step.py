@@ -124,7 +124,8 @@ def test_ends_within_an_accepted_path():
 
 
 def test_depths_are_counted():
-    """A chain of three right tokens, and then one that has two wrong children, or none."""
+    """A chain of three right tokens, and then one that has two wrong children, or none. What lies below an id outside
+    the vocabulary does not count."""
     model, ids = tiny_model("llama"), prompts(1, 9, 9)
     text = ids[0] + plain(model, ids, 40, eos_token_id=[]).tokens[0]
 
@@ -132,13 +133,14 @@ def test_depths_are_counted():
         def tree(self, text: list[int]) -> Branches:
             tree, right = Branches(self.nodes), self.texts[0][len(text) :]
             tree.add(right[:3])
+            tree.add([101, 5, 6, 7, 8])
             if self.texts[1]:
                 tree.add([*right[:3], (right[3] + 1) % 101])
                 tree.add([*right[:3], (right[3] + 2) % 101])
             return tree
 
     for wrong, drawn in (([], Producer.BONUS), ([1], Producer.RECOVERED)):
-        decoder = SpeculativeDecoder(model, Three([text, wrong]), 5, tree=9)
+        decoder = SpeculativeDecoder(model, Three([text, wrong]), 5, tree=12)
         got = decoder.generate(ids, max_new_tokens=8, eos_token_id=[])
         # The second step has room for four tokens, so no node at depth four counts.
         three = [Producer.ACCEPTED] * 3

@@ -79,13 +79,14 @@ MUTATIONS: list[Mutation] = [
         STEPS,
         {
             "tree-step-leaves-accepted-keys": ("        g.target_cache.compact(out.path)\n", ""),
-            "tree-step-goes-past-the-room": (
-                "(tree.depths[:, 1:] <= step.allowed_on_device[:, None])",
-                "(tree.depths[:, 1:] <= step.num_drafts)",
-            ),
+            "tree-step-stops-short-of-the-room": ("(tree.depths[:, 1:] <= step", "(tree.depths[:, 1:] < step"),
             "tree-step-without-the-table": ("table=step.table,", "table=None,"),
             "tree-step-repeats-its-noise": ("position=step.position,", "position=step.position * 0,"),
-            "tree-step-counts-what-is-no-token": ("(drafts.tokens < self.target.vocab_size)", "True"),
+            "tree-step-counts-what-is-no-token": (" | (drafts.tokens >= self.target.vocab_size)", ""),
+            "tree-step-counts-below-what-is-no-token": (
+                "below = (tree.ancestors[:, 1:, 1:] & none[:, None]).any(-1)",
+                "below = none",
+            ),
         },
     ),
     *mutations(

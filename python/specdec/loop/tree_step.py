@@ -33,8 +33,9 @@ class TreeLoop(SpeculativeLoop):
             drafts = drafts.widened(g.nodes)
         lap("loop")
         tree, parents = Tree.of(drafts.parents), torch.atleast_2d(drafts.parents)
-        valid = (drafts.tokens >= 0) & (drafts.tokens < self.target.vocab_size)
-        counts = valid & (tree.depths[:, 1:] <= step.allowed_on_device[:, None])
+        none = (drafts.tokens < 0) | (drafts.tokens >= self.target.vocab_size)
+        below = (tree.ancestors[:, 1:, 1:] & none[:, None]).any(-1)  # none, or below one
+        counts = ~below & (tree.depths[:, 1:] <= step.allowed_on_device[:, None])
         logits = self.score_tree(step, tree, drafts.tokens, counts)
         lap("target_forwards")
         out = verify_tree(
