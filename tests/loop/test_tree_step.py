@@ -10,6 +10,7 @@ from specdec import End, Producer, PromptLookupDrafter, Request, Scheduler, Spec
 from specdec.drafters import Drafts, DraftTree, Generation, Step
 from specdec.drafters.branching import Branches, as_trees
 from specdec.drafters.prompt_lookup import NgramIndex
+from specdec.models.cached_model import CachedModel
 from support.model_types import model_of
 from support.models import POSITIONS, prompts, tiny_model
 
@@ -148,6 +149,21 @@ def test_depths_are_counted():
         counts = [2, 2, 2, len(wrong), 0]
         assert got.stats.drafted_by_position == got.stats.tested_by_position == counts
         assert got.stats.accepted_by_position == [2, 2, 2, 0, 0] and got.stats.tau == 4.0
+
+
+def test_attention_reads_the_slots_of_all_nodes(monkeypatch):
+    """A tree may need more than the 64 slots that its depth would."""
+    model, ids, layout, reads = tiny_model("llama"), prompts(1, 50, 50), CachedModel.layout, []
+    text, trash = ids[0] + plain(model, ids, 20, eos_token_id=[]).tokens[0], 50 + 20 + 14
+
+    def spied(self, positions, slots, visible, tree=None):
+        reads.append((int(slots[slots < trash].max()), visible))
+        return layout(self, positions, slots, visible, tree)
+
+    monkeypatch.setattr(CachedModel, "layout", spied)
+    SpeculativeDecoder(model, Knowing([text]), 2, tree=14).generate(ids, max_new_tokens=20, eos_token_id=[])
+    assert all(last < visible for last, visible in reads)
+    assert any(last >= 64 for last, _ in reads)
 
 
 @pytest.mark.parametrize("case", (pytest.param("bloom", marks=pytest.mark.nightly), "mpt"))
