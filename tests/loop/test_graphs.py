@@ -40,7 +40,7 @@ REST = (
 @pytest.fixture(autouse=True)
 def _values_are_not_read(monkeypatch):
     """Nor are they on a GPU."""
-    monkeypatch.setattr(validation, "check_num_drafts", lambda num_drafts, rows: None)
+    monkeypatch.setattr(validation, "check_counts", lambda *values: None)
 
 
 def requests(distributions=DISTRIBUTIONS, count: int = 9, new: int = 20, **more) -> list[Request]:

@@ -73,8 +73,8 @@ MUTATIONS: list[Mutation] = [
                 FAULTS,
             ),
             "report-counts-every-draft": (
-                "drafts[:allowed], num_accepted",
-                "drafts, num_accepted",
+                "0 <= token < vocab_size, drafts[:allowed])",
+                "0 <= token < vocab_size, drafts)",
                 "tests/loop/test_decoder.py tests/drafters/test_draft_length.py",
             ),
         },

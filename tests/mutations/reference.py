@@ -89,7 +89,7 @@ MUTATIONS: list[Mutation] = [
         VALIDATION,
         {
             "d2t-may-hold-V": ("d2t[-1] >= vocabulary", "d2t[-1] > vocabulary"),
-            "more-drafts-than-K": ("low < 0 or high >= num_rows", "low < 0 or high > num_rows"),
+            "more-drafts-than-K": ("low < 0 or high > most", "low < 0 or high > most + 1"),
             "a-seed-for-the-batch-counts-rows": (
                 "return torch.full((batch,), value, dtype=torch.int64, device=device)",
                 "return torch.arange(batch, device=device) + value",

@@ -121,21 +121,15 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/sequence.py",
         COUNTS,
         {
-            "record-counts-drafts-that-are-no-tokens": (
-                "sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, report.drafts))",
-                "len(report.drafts)",
-                "tests/loop/test_decoder.py::test_any_drafter_gives_the_same_text tests/drafters/test_drafter_faults.py",
-            ),
             "record-says-that-a-stop-was-an-end-token": (
                 "at_eos = at_eos and kept == count",
                 "at_eos = at_eos",
                 "tests/loop/test_ends.py::test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it",
             ),
             "record-takes-bonus-tokens-for-recovered": (
-                "Producer.RECOVERED if accepted < drafted",
-                "Producer.RECOVERED if accepted <= drafted",
+                "Producer.RECOVERED if report.tested > accepted",
+                "Producer.RECOVERED if report.tested >= accepted",
             ),
-            "record-counts-drafts-behind-a-rejection": ("else min(accepted + 1, drafted)", "else drafted"),
             "record-blames-rows-behind-the-end": (
                 "            status &= ~_TARGET_FAULTS  # faults in rows after the end do not matter\n",
                 "            pass\n",
@@ -152,6 +146,18 @@ MUTATIONS: list[Mutation] = [
                 "            raise",
                 "tests/loop/test_ends.py tests/serving/test_serving_faults.py",
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
+        COUNTS,
+        {
+            "record-counts-drafts-that-are-no-tokens": (
+                "sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts[:allowed]))",
+                "len(drafts[:allowed])",
+                "tests/loop/test_decoder.py::test_any_drafter_gives_the_same_text tests/drafters/test_drafter_faults.py",
+            ),
+            "record-counts-drafts-behind-a-rejection": ("tested = min(num_accepted + 1, drafted)", "tested = drafted"),
         },
     ),
     *mutations(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import SamplingParams, SpeculativeStep, Status, TokenTable
+from specdec_kernels import SamplingParams, SpeculativeStep, Status, TokenTable, TreeStep
 
 from ..drafters.protocol import Step
 
@@ -177,7 +177,7 @@ class DeviceRows:
             processed=plan.processed,
         )
 
-    def advance(self, out: SpeculativeStep) -> torch.Tensor:
+    def advance(self, out: SpeculativeStep | TreeStep) -> torch.Tensor:
         """Advances the rows by a step's emitted tokens, up to an end-of-sequence token.
 
         Returns:
