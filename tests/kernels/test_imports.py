@@ -10,9 +10,6 @@ import types
 import pytest
 import torch
 
-import pytest
-import torch
-
 from specdec_kernels import backends, build_info
 from specdec_kernels.backends import native, operation
 
