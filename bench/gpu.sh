@@ -45,7 +45,7 @@ pack() { # after every step, as whoever lends the GPU may end all of this at any
 # step NAME SECONDS COMMAND...: runs a command, at most so long and never past --minutes, with its output in a log. What
 # runs out of time gets an interrupt first, so that pytest still reports; benchmarks write their JSON after every row.
 step() {
-  local name=$1 limit=$2 begun=$SECONDS code=0 left=$((deadline - SECONDS)) why=''
+  local name=$1 limit=$2 begun=$SECONDS code=0 left=$((deadline - SECONDS)) why='' refused
   shift 2
   chosen "$name" || return 0
   [[ $device == cuda ]] || limit=$((4 * limit)) # on a CPU, which others may use
@@ -60,7 +60,7 @@ step() {
     timeout --signal=INT --kill-after=5 "$limit" "$@" >"$folder/$name.log" 2>&1 </dev/null || code=$?
     tail -n 15 "$folder/$name.log"
     ((code != 124 && code != 137)) || why="stopped after $limit s"
-    ((code == 0)) || ! why=$(grep -m1 -oE "$refusals" "$folder/$name.log" || ! echo "$why") || code=skipped
+    if ((code)) && refused=$(grep -m1 -oE "$refusals" "$folder/$name.log"); then code=skipped why=$refused; fi
   fi
   [[ -z $why ]] || echo "$name: $why"
   note "$name" "$code" $((SECONDS - begun)) "$why"
