@@ -71,7 +71,7 @@ class TreeInputs(BatchInputs):
 
     def trees(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
         """Every tree of the batch: (the rows that have it, their parents)."""
-        if len(self.seed):
+        if self.parents.numel():
             trees, which = self.parents.unique(dim=0, return_inverse=True)
             for i, parents in enumerate(trees.tolist()):
                 yield (which == i).nonzero()[:, 0], parents
