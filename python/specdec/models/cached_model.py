@@ -305,6 +305,8 @@ class CachedModel:
         mask: object = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
         if by_flex:
             mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
+        if cache.features is not None:
+            module = cache.features.recording(module, layout.slots, first_row)
         return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
