@@ -17,6 +17,7 @@ from specdec_kernels import Rule, SamplingParams
 from .checks import read_count, refuse
 from .drafters.adaptive_lengths import Learned, learned
 from .drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, most_drafts
+from .drafters.heads import HeadDrafter
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
 from .loop import saved_costs
@@ -41,9 +42,9 @@ class SpeculativeDecoder:
     Args:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one. The adapters that are active when ``generate`` is called are used.
-        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`; or
-            None for plain decoding with the same loop. A drafter that fails is dropped with a RuntimeWarning, and
-            decoding continues without drafts.
+        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`, such
+            as a head (:func:`~specdec.load_head`); or None for plain decoding with the same loop. A drafter that fails
+            is dropped with a RuntimeWarning, and decoding continues without drafts.
         num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it. By
             default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4 elsewhere, so that a
             seed gives the same text every time.
@@ -103,6 +104,8 @@ class SpeculativeDecoder:
                 compiled.model, self.drafter = model.compiled(), compiled
         else:
             self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
+        if isinstance(self.drafter, HeadDrafter):
+            self.drafter.check_target(self.target)
         if isinstance(self.drafter, ModelDrafter):
             self._max_lengths["draft"] = self.drafter.model.max_length
 

@@ -119,7 +119,8 @@ def tapped(model: nn.Module, states: Sequence[int]) -> tuple[nn.Module, dict[int
 
 
 def _copied(module: nn.Module | None, model_type: str) -> nn.Module:
-    """Returns a copy of ``module`` with the same parameters and submodules, but its own lists of submodules and hooks."""
+    """Returns a copy of ``module`` with the same parameters and submodules, and with its own lists of submodules and
+    hooks."""
     assert module is not None
     if "forward" in vars(module):  # as by accelerate's hooks: the copy would call the original module
         refuse("target", f"model type {model_type!r}, whose forward was replaced", "models that run their class's own")

@@ -1,0 +1,223 @@
+"""The formats of heads: told by their keys, and built from their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ...checks import refuse
+from ...models.cached_model import CachedModel
+from .blocks import Shape
+from .checkpoint import Checkpoint
+from .eagle import Eagle
+from .eagle3 import Eagle3, Eagle3Flags
+from .interface import Head, Variant
+from .layer_ids import LayerIds, resolve
+from .medusa import Medusa
+from .vocabulary import ascending, take_d2t, target_embedding, target_head
+
+
+@dataclass
+class Source:
+    """What a head is built from.
+
+    Attributes:
+        layer_ids: the user's, over what the checkpoint says.
+        ids: where the head's states come from, once they are resolved.
+    """
+
+    checkpoint: Checkpoint
+    target: CachedModel
+    layer_ids: Sequence[int] | None = None
+    ids: LayerIds | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.target.model
+
+    @property
+    def num_layers(self) -> int:
+        return self.target.config.num_hidden_layers
+
+    @property
+    def hidden(self) -> int:
+        return self.target.config.hidden_size
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.checkpoint.config
+
+    def resolved(self, block: int | None = None) -> tuple[int, ...]:
+        self.ids = resolve(self.config, self.num_layers, self.layer_ids, block)
+        return self.ids.states
+
+    def final_state(self) -> tuple[int, ...]:
+        """Returns the states of a format that reads the final one alone."""
+        if self.layer_ids is not None:
+            refuse("layer_ids", [*self.layer_ids], "None for a head that reads the final state")
+        self.ids = LayerIds((self.num_layers,), "the format")
+        return self.ids.states
+
+    def finished(self, head: Head, d2t: torch.Tensor | None = None) -> Head:
+        """Returns ``head`` with its weights, and with what it shares with the target."""
+        self.checkpoint.fill(head, self.target.dtype, self.target.device)
+        head.d2t = None if d2t is None else d2t.to(self.target.device)
+        return head
+
+
+def eagle3(source: Source) -> Head:
+    """EAGLE-3 as EAGLE, SpecForge, speculators and DeepSpec write it."""
+    checkpoint, config = source.checkpoint, source.config
+    speculators = config.get("speculators_model_type") is not None
+    sizes = config.get("transformer_layer_config") if speculators else config
+    if not isinstance(sizes, Mapping):
+        refuse("config.json", f"transformer_layer_config {sizes!r}", "an object")
+    tensors, eagle = checkpoint.tensors, config.get("eagle_config") or {}
+
+    def flag(name: str, default: bool = False) -> bool:
+        return bool(eagle.get(name, config.get(name, default)))
+
+    shape = Shape.read(sizes, tensors)
+    fused = flag("use_aux_hidden_state", True)
+    states = source.resolved() if fused else source.final_state()
+    for i, name in enumerate(("low", "mid", "high")):
+        if (old := tensors.pop(f"aux_norm_{name}.weight", None)) is not None:
+            tensors[f"fc_norm.{i}.weight"] = old
+    # vLLM takes it for true where speculators' files do not say it.
+    unsaid = speculators and "norm_before_residual" not in config
+    flags = Eagle3Flags(
+        fused=fused,
+        norm_before_residual=flag("norm_before_residual", unsaid),
+        norm_before_fc=flag("norm_before_fc"),
+        fc_norm=flag("fc_norm") or flag("use_aux_norm"),
+        norm_output=flag("norm_output"),
+        fc_bias="fc.bias" in tensors,
+        logit_scale=float(config.get("logit_scale", 1.0)),
+    )
+    hidden = source.hidden if fused else shape.hidden
+    if (said := config.get("target_hidden_size")) not in (None, source.hidden):
+        refuse("config.json", f"target_hidden_size {said}", f"{source.hidden}, the target's")
+    if fused:
+        _check_fc(checkpoint, len(states), source.hidden)
+    elif shape.hidden != source.hidden:
+        refuse("config.json", f"hidden_size {shape.hidden} without fc", f"{source.hidden}, the target's")
+    num_layers = checkpoint.count(r"layers\.(\d+)\.")
+    for i in range(1, num_layers):  # SGLang's name for the norm before a later layer
+        if (old := tensors.get(f"layers.{i}.hidden_norm.weight")) is not None:
+            tensors.setdefault(f"layers.{i}.input_layernorm.weight", tensors.pop(f"layers.{i}.hidden_norm.weight"))
+            if old is not tensors[f"layers.{i}.input_layernorm.weight"]:
+                refuse(f"layers.{i}.hidden_norm.weight", "a norm beside input_layernorm", "one of them")
+    vocab_size = source.target.vocab_size
+    d2t = ascending(checkpoint, take_d2t(checkpoint, vocab_size))
+    if "lm_head.weight" not in tensors and sizes.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+    said = config.get("draft_vocab_size")
+    own = "lm_head.weight" in tensors
+    columns = len(d2t) if d2t is not None else vocab_size
+    if said is not None and said != columns:
+        given = f"{columns} columns" + ("" if d2t is not None else ", as there is no such tensor")
+        refuse("d2t", given, f"the draft_vocab_size of config.json, {said}")
+    own_embedding = "embed_tokens.weight" in tensors
+    with torch.device("meta"):
+        head = Eagle3(
+            shape, flags, states, hidden, vocab_size, num_layers, columns if own else None, own_embedding,
+            source.target.device,
+        )  # fmt: skip
+    if not own_embedding:
+        head.target_embedding = target_embedding(source.model, shape.hidden)
+    if not own:
+        head.target_head = target_head(source.model, shape.hidden, d2t)
+    assert source.ids is not None
+    head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
+    if unsaid:
+        head.doubts.append(Variant("norm_before_residual false", {"norm_before_residual": False}))
+    if flags.norm_output:  # SpecForge's older files recycled the output before the norm
+        head.doubts.append(Variant("norm_output false", {"norm_output": False}))
+    return source.finished(head, d2t)
+
+
+def _check_fc(checkpoint: Checkpoint, count: int, hidden: int) -> None:
+    """Raises ValueError unless ``fc`` reads ``count`` states of ``hidden`` numbers."""
+    out, inputs = checkpoint.shape("fc.weight", 2)
+    if inputs != count * hidden:
+        allowed = f"[{out}, {count * hidden}], for {count} states of {hidden} numbers"
+        refuse("fc.weight", f"shape {[out, inputs]}", f"{allowed}; other states with layer_ids")
+
+
+def eagle(source: Source) -> Head:
+    """EAGLE-1 and EAGLE-2."""
+    checkpoint = source.checkpoint
+    shape = Shape.read(source.config, checkpoint.tensors)
+    if shape.hidden != source.hidden:
+        refuse("config.json", f"hidden_size {shape.hidden}", f"{source.hidden}, the target's")
+    num_layers, vocab_size = checkpoint.count(r"layers\.(\d+)\."), source.target.vocab_size
+    own = "embed_tokens.weight" in checkpoint.tensors
+    # Without the entry there is a bias, unless the file has none.
+    biased = "fc.bias" in checkpoint.tensors or bool(source.config.get("bias"))
+    with torch.device("meta"):
+        head = Eagle(shape, source.final_state(), vocab_size, num_layers, biased, own, source.target.device)
+    if not own:
+        head.target_embedding = target_embedding(source.model, shape.hidden)
+    head.target_head = target_head(source.model, shape.hidden)
+    return source.finished(head)
+
+
+def medusa(source: Source) -> Head:
+    checkpoint, config = source.checkpoint, source.config
+    num_heads = checkpoint.count(r"medusa_head\.(\d+)\.")
+    num_blocks = checkpoint.count(r"medusa_head\.0\.(\d+)\.") - 1
+    for name, found in (("medusa_num_heads", num_heads), ("medusa_num_layers", num_blocks)):
+        if config.get(name, found) != found:
+            refuse("medusa_head", f"tensors of {found} by their names", f"{name} {config[name]} of config.json")
+    with torch.device("meta"):
+        head = Medusa(source.final_state(), source.hidden, source.target.vocab_size, num_heads, num_blocks)
+    return source.finished(head)
+
+
+FORMATS: dict[str, Callable[[Source], Head]] = {"eagle3": eagle3, "eagle": eagle, "medusa": medusa}
+# Formats that are told apart, but not built.
+OTHERS = ("peagle", "dflash", "dflash2", "dspark", "xpress", "hydra", "mtp", "gemma4_assistant")
+
+
+def detect(checkpoint: Checkpoint) -> str:
+    """Returns the name of the format, of FORMATS or OTHERS. What config.json of speculators says goes before the keys;
+    file names and architectures say nothing.
+
+    Raises:
+        ValueError: names the tensors that were found.
+    """
+    tensors, config = checkpoint.tensors, checkpoint.config
+    said = config.get("speculators_model_type")
+    if said is not None:
+        return str(said)
+    named = {
+        "mask_hidden": "peagle",
+        "markov_head.": "dspark",
+        "candidate_selector.": "dflash2",
+        "refiner_head.": "xpress",
+        "medusa_head.": "medusa",
+        "hydra_": "hydra",
+        "pre_projection.": "gemma4_assistant",
+        "mtp": "mtp",
+    }
+    for begin, kind in named.items():
+        if any(name.startswith(begin) for name in tensors):
+            return kind
+    inputs = {name: t.shape[-1] for name, t in tensors.items() if t.dim() == 2}
+    reads, hidden = inputs.get("layers.0.self_attn.q_proj.weight"), config.get("hidden_size")
+    if reads is not None and isinstance(hidden, int):
+        if reads == 2 * hidden:
+            return "eagle3"
+        if reads == hidden and "hidden_norm.weight" in tensors and "fc.weight" in tensors:
+            return "dflash"
+        fused = inputs.get("fc.weight") == 2 * hidden
+        if reads == hidden and fused and "layers.0.input_layernorm.weight" not in tensors:
+            return "eagle"
+    if any(".eh_proj." in name for name in tensors):
+        return "mtp"
+    found = ", ".join(sorted(tensors)[:5])
+    refuse("path", f"tensors of no known format ({found}, ...)", ", ".join(FORMATS))
