@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-V = 16
+V = 32
 HIDDEN = 2 * V  # the codes of x[t] and x[t - 1]
-LAYERS = 6
+LAYERS = 7
 SHARP = 300.0  # makes attention read one position
 
 SIZES = {
@@ -128,7 +128,7 @@ def exact_eagle3(states: tuple[int, ...] = (2, 3, 5), noise: float = 0.0) -> tup
         "t2d": torch.ones(V, dtype=torch.bool),
         "d2t": torch.zeros(V, dtype=torch.int64),
     }
-    nested = {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in states], "use_aux_hidden_state": True}
+    nested: dict = {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in states], "use_aux_hidden_state": True}
     return {**SIZES, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": V, "eagle_config": nested}, tensors
 
 

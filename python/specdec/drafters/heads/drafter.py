@@ -46,7 +46,7 @@ class HeadDrafter:
         ours = head.hidden, head.vocab_size, head.weight.device
         theirs = config.hidden_size, target.vocab_size, target.device
         if ours != theirs:
-            described = "a {} head for {} hidden numbers, {} tokens and device {}".format(head.kind, *ours)
+            described = "a head ({}) for {} hidden numbers, {} tokens and device {}".format(head.kind, *ours)
             refuse("draft", described, "{} hidden numbers, {} tokens and device {}, the target's".format(*theirs))
         if max(head.states) > config.num_hidden_layers:
             refuse("draft", f"a head that reads hidden states {head.states}", f"0 to {config.num_hidden_layers}")
