@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from specdec import load_head
 from specdec.drafters.heads.checkpoint import Checkpoint, canonical
 from specdec.drafters.heads.formats import detect
 from specdec.drafters.heads.layer_ids import resolve
+from support import ROOT
 from support.heads import HIDDEN, SIZES, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, write
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -155,3 +157,28 @@ def test_medusa_and_layers_that_contradict_config_json(tmp_path):
         load_head(write(tmp_path, config, tensors), target, layer_ids=[3])
     with pytest.raises(ValueError, match=r"path: got a head in the format 'hydra', allowed: eagle3, eagle, medusa"):
         load_head(write(tmp_path, {}, {"hydra_lm_head.0.weight": torch.zeros(2, 2)}), target)
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+def test_the_converter_of_older_files(tmp_path, capsys):
+    convert = runpy.run_path(str(ROOT / "tools" / "convert_head.py"))["convert"]
+    config, tensors = exact_medusa()
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OSError, match="lacks config.json, or a file that ends in .bin"):
+        convert(folder, tmp_path / "new")
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    assert convert(folder, tmp_path / "new") == len(tensors) == 9
+    head = load_head(tmp_path / "new", predictable_target(1), check=False).model
+    assert torch.equal(head.state_dict()["medusa_head.2.1.weight"], tensors["2.1.weight"])
+    with pytest.raises(OSError):  # it would overwrite
+        convert(folder, tmp_path / "new")
+    torch.save({"0.0.linear.weight": Harmful()}, folder / "medusa_lm_head.pt")
+    with pytest.raises(ValueError, match="is no file of tensors"):
+        convert(folder, tmp_path / "other")
+    assert "unpickled" not in capsys.readouterr().out and not (tmp_path / "other").exists()

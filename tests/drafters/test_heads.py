@@ -1,4 +1,4 @@
-"""Heads in the loop: exact texts, the acceptance that a right wiring has, and what wrong wiring costs and looks like."""
+"""Heads in the loop: exact texts, the acceptance of right wiring, and what wrong wiring costs and looks like."""
 
 from __future__ import annotations
 

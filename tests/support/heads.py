@@ -1,4 +1,4 @@
-"""Targets whose next token is predictable, heads that predict it exactly, and heads with random weights in every layout.
+"""A target whose next token is predictable, and heads that predict it exactly.
 
 The target knows two tokens: its residual stream has x[t] and x[t - 1] as two one-hot codes, the first one permuted anew
 by every layer. So a head that reads the wrong layer decodes the wrong token, and one that feeds back the wrong state
@@ -129,7 +129,12 @@ def exact_eagle3(states: tuple[int, ...] = (2, 3, 5), noise: float = 0.0) -> tup
         "d2t": torch.zeros(V, dtype=torch.int64),
     }
     nested: dict = {"eagle_aux_hidden_state_layer_ids": [i - 1 for i in states], "use_aux_hidden_state": True}
-    return {**SIZES, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": V, "eagle_config": nested}, tensors
+    return {
+        **SIZES,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": V,
+        "eagle_config": nested,
+    }, tensors
 
 
 def exact_eagle() -> tuple[dict, dict[str, torch.Tensor]]:

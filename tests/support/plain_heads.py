@@ -1,4 +1,4 @@
-"""Heads written plainly, to compare with: no cache, the whole text anew for each draft, weights by the names in files."""
+"""Heads written plainly, to compare with: no cache, the whole text anew for each draft, weights by their names."""
 
 from __future__ import annotations
 

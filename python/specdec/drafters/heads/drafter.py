@@ -9,13 +9,12 @@ import torch
 
 from ...checks import refuse
 from ...models.cached_model import PREFILL_TOKENS, CachedModel
-from ...models.features import FeatureStore
 from ...models.kv_cache import visible_slots
 from ...models.prefill import PrefillChunk
 from ..drawing import Drawing
 from ..model import neighbours
 from ..protocol import Drafts, Generation, Step
-from .interface import Head, Rows, layout_of
+from .interface import Head, known_rows, layout_of
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -124,26 +123,3 @@ class HeadDraftSession:
 
     def release(self, row: int, output: list[int]) -> None:
         pass
-
-
-def known_rows(
-    store: FeatureStore,
-    places: torch.Tensor,
-    end: torch.Tensor,
-    last: torch.Tensor,
-    visible: int,
-    first_row: int = 0,
-) -> Rows:
-    """Returns what the store has of the tokens at ``places`` [n, q] int64, and the tokens after them.
-
-    Args:
-        end: [n] int64; places that are not in [0, end) are padding.
-        last: [n] int64, the token at ``end``, which the target was not fed.
-    """
-    trash = store.capacity - 1
-    valid = (places >= 0) & (places < end[:, None])
-    slots = torch.where(valid, places, trash)
-    row = torch.arange(first_row, first_row + len(places), device=places.device)[:, None]
-    following = store.tokens[row, (slots + 1).clamp(max=trash)]
-    tokens = torch.where(places + 1 == end[:, None], last[:, None], following)
-    return Rows(store.features[row, slots], tokens, layout_of(places * valid, slots, visible), first_row)

@@ -125,3 +125,26 @@ def layout_of(positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Lay
     """Returns the layout of tokens at ``positions`` [n, q] int64 in ``slots``; each sees itself and what is before."""
     keys = torch.arange(visible, device=positions.device)
     return Layout(positions, slots, visible, dense_mask(Queries(positions), keys))
+
+
+def known_rows(
+    store: FeatureStore,
+    places: torch.Tensor,
+    end: torch.Tensor,
+    last: torch.Tensor,
+    visible: int,
+    first_row: int = 0,
+) -> Rows:
+    """Returns what the store has of the tokens at ``places`` [n, q] int64, and the tokens after them.
+
+    Args:
+        end: [n] int64; places that are not in [0, end) are padding.
+        last: [n] int64, the token at ``end``, which the target was not fed.
+    """
+    trash = store.capacity - 1
+    valid = (places >= 0) & (places < end[:, None])
+    slots = torch.where(valid, places, trash)
+    row = torch.arange(first_row, first_row + len(places), device=places.device)[:, None]
+    following = store.tokens[row, (slots + 1).clamp(max=trash)]
+    tokens = torch.where(places + 1 == end[:, None], last[:, None], following)
+    return Rows(store.features[row, slots], tokens, layout_of(places * valid, slots, visible), first_row)

@@ -15,8 +15,7 @@ from specdec_kernels import SamplingParams, draft_step
 from ...models.cached_model import CachedModel
 from ...models.kv_cache import visible_slots
 from ...prompts import read_eos
-from .drafter import known_rows
-from .interface import Head, Variant, layout_of
+from .interface import Head, Variant, known_rows, layout_of
 from .layer_ids import LayerIds
 
 PLACES, DRAFTS = 24, 4  # 96 drafts
