@@ -155,7 +155,7 @@ def test_medusa_and_layers_that_contradict_config_json(tmp_path):
         load_head(write(tmp_path, config | {"medusa_num_heads": 5}, tensors), target)
     with pytest.raises(ValueError, match=r"layer_ids: got \[3\], allowed: None for a head that reads the final state"):
         load_head(write(tmp_path, config, tensors), target, layer_ids=[3])
-    with pytest.raises(ValueError, match=r"path: got a head in the format 'hydra', allowed: eagle3, eagle, medusa"):
+    with pytest.raises(ValueError, match=r"path: got a head in the format 'hydra', allowed: eagle3, peagle"):
         load_head(write(tmp_path, {}, {"hydra_lm_head.0.weight": torch.zeros(2, 2)}), target)
 
 

@@ -127,6 +127,18 @@ EAGLE3 = {
         (1, 2, 3, 4, 5),
         {},
     ),
+    "P-EAGLE of SpecForge": (
+        CONFIG | {"eagle_config": IDS, "mask_token_id": 9},
+        eagle3(**EMBEDDING, **{"mask_hidden": (1, 1, 3 * HIDDEN)}),
+        (2, 4, 5),
+        {"mask_token": 9},
+    ),
+    "P-EAGLE of speculators": (
+        SPECULATORS | IDS | {"speculators_model_type": "peagle", "ptd_token_id": 9, "norm_before_fc": True},
+        eagle3("layers.0", **LATER, **{"mask_hidden": (1, 1, 3 * HIDDEN), "input_norm.weight": (96,)}),
+        (1, 3, 4),
+        {"mask_token": 9},
+    ),
     "tied": (
         CONFIG | {"eagle_config": IDS, "tie_word_embeddings": True},
         {n: t for n, t in eagle3(**EMBEDDING).items() if n != "lm_head.weight"},
@@ -226,3 +238,47 @@ def test_medusa(tmp_path, heads, blocks, prefix):
         return plain_heads.medusa(tensors, heads, blocks, hidden[-1], text, drafts)
 
     compare(write(tmp_path, config, {prefix + n: t for n, t in tensors.items()}), logits)
+
+
+ZLAB = {"architectures": ["DFlashDraftModel"], "block_size": 5, "layer_types": ["full_attention"] * 2}
+# name: (config.json, whether causal, whether from the anchor, columns)
+DFLASH = {
+    "z-lab": (
+        CONFIG | ZLAB | {"dflash_config": {"mask_token_id": 9, "target_layer_ids": [0, 3, 4]}}, False, False, None,
+    ),
+    "z-lab, causal": (
+        CONFIG | ZLAB | {"dflash_config": {"mask_token_id": 9, "target_layer_ids": [0, 3, 4], "causal": True}},
+        True,
+        False,
+        None,
+    ),
+    "speculators": (
+        {
+            "speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 4, 5], "block_size": 3,
+            "mask_token_id": 9, "sample_from_anchor": True, "draft_vocab_size": len(ODD),
+            "transformer_layer_config": CONFIG,
+        },
+        False,
+        True,
+        len(ODD),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DFLASH)
+def test_dflash(tmp_path, name):
+    config, causal, from_anchor, columns = DFLASH[name]
+    shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    for i in range(2):
+        shapes |= layer(f"layers.{i}", HIDDEN, **{"input_layernorm.weight": (HIDDEN,)}, **QK)
+    shapes |= {} if columns is None else {"lm_head.weight": (columns, HIDDEN)}
+    tensors, target = random(**shapes), tiny_model("llama", layers=LAYERS)
+    files = tensors if columns is None else reduced(tensors, ODD)
+    weights = {"head": tensors.get("lm_head.weight", target.lm_head.weight.detach())}
+    weights["embedding"] = target.model.embed_tokens.weight.detach()
+
+    def logits(hidden, text, drafts):
+        told = {"block": config["block_size"], "mask_token": 9, "causal": causal, "from_anchor": from_anchor}
+        return plain_heads.dflash(tensors, CONFIG, [hidden[i] for i in (1, 4, 5)], text, drafts, **weights, **told)
+
+    compare(write(tmp_path, config, files), logits)

@@ -8,7 +8,7 @@ import torch
 from specdec import HeadDrafter, Request, Scheduler, SpeculativeDecoder, load_head, speculate
 from specdec.drafters.draft_length import FixedLengths
 from specdec.loop.cuda_graphs import StepGraphs
-from support.heads import LAYERS, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, write
+from support.heads import LAYERS, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, random_head, write
 from support.models import tiny_model
 from support.recorded import record
 
@@ -20,14 +20,17 @@ KINDS = {
     "eagle3": (exact_eagle3, 2, 4, 4.5),
     "eagle": (exact_eagle, 2, 4, 4.5),
     "medusa": (exact_medusa, 1, 3, 3.0),  # after a prompt, its drafts are those of the token before its end
+    "peagle": (lambda: random_head("peagle"), 2, 4, 1.0),
+    "dflash": (lambda: random_head("dflash"), 2, 4, 1.0),
 }
+EXACT = ("eagle3", "eagle", "medusa")
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory) -> dict[str, HeadDrafter]:
     folder = tmp_path_factory.mktemp("heads")
     return {
-        kind: load_head(write(folder / kind, *files()), predictable_target(order))
+        kind: load_head(write(folder / kind, *files()), predictable_target(order), check=kind in EXACT)
         for kind, (files, order, _, _) in KINDS.items()
     }
 
@@ -65,8 +68,8 @@ def test_exact_heads_are_accepted_and_greedy_texts_are_the_targets(kind, loaded)
         result = texts(target, loaded[kind], prompts, num_drafts)
         assert result.drafter_error is None and result.tokens == plain.tokens[: len(prompts)]
         # A prompt of one token has no feature before its first step.
-        assert result.stats.tau > least - (len(prompts) > 1)
-    assert not loaded[kind].report.little
+        assert result.stats.tau >= least - (len(prompts) > 1)
+    assert kind not in EXACT or not loaded[kind].report.little
     assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
 
 
@@ -93,7 +96,7 @@ def test_sequences_that_begin_beside_others(kind, loaded, imperfect, monkeypatch
     for number, (tokens, stats) in told.items():
         assert tokens == plain[number][0] == replayed[number][0]
         assert (stats.accepted, stats.drafted) == (replayed[number][1].accepted, replayed[number][1].drafted)
-        assert kind in ("imperfect", "medusa") or stats.acceptance_rate == 1.0
+        assert kind not in ("eagle3", "eagle") or stats.acceptance_rate == 1.0
     if kind == "imperfect":
         assert 0 < sum(s.accepted for _, s in told.values()) < sum(s.drafted for _, s in told.values())
 

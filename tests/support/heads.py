@@ -161,3 +161,18 @@ def exact_medusa(heads: int = 3) -> tuple[dict, dict[str, torch.Tensor]]:
         tensors[f"{i}.0.linear.bias"] = torch.zeros(HIDDEN)
         tensors[f"{i}.1.weight"] = (2 / HIDDEN) ** 0.5 * weight
     return {"medusa_num_heads": heads, "medusa_num_layers": 1, "base_model_name_or_path": "target"}, tensors
+
+
+def random_head(kind: str) -> tuple[dict, dict[str, torch.Tensor]]:
+    """A P-EAGLE or DFlash head, whose drafts are accepted by chance."""
+    block = kind == "dflash"
+    inputs, generator = HIDDEN if block else 2 * HIDDEN, torch.Generator().manual_seed(0)
+    shapes = {"fc.weight": (HIDDEN, 2 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    if not block:
+        shapes |= {"mask_hidden": (1, 1, 2 * HIDDEN), "layers.0.hidden_norm.weight": (HIDDEN,)}
+        del shapes["hidden_norm.weight"]
+    shapes |= {f"layers.0.self_attn.{n}_proj.weight": (2 * HIDDEN, inputs) for n in "qkv"}
+    shapes |= {"layers.0.self_attn.o_proj.weight": (HIDDEN, 2 * HIDDEN), "layers.0.input_layernorm.weight": (HIDDEN,)}
+    tensors = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    ids = {"mask_token_id": 3, "target_layer_ids": [1, 4], "block_size": 5}
+    return SIZES | ids, tensors | plain_layer("layers.0")

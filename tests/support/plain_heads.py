@@ -22,8 +22,11 @@ def rotate(x: torch.Tensor, theta: float) -> torch.Tensor:
     return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
 
 
-def attention(t: Tensors, prefix: str, config: Mapping, u: torch.Tensor) -> torch.Tensor:
-    """u [n, inputs] -> [n, hidden]; each row sees itself and those before."""
+def attention(
+    t: Tensors, prefix: str, config: Mapping, u: torch.Tensor, hidden: torch.Tensor | None = None, asking: int = 0
+) -> torch.Tensor:
+    """u [n, inputs] -> the last ``asking`` rows (0: all) of [n, hidden]. ``hidden`` [n, n] says what rows do not see;
+    None: those after them."""
     size, theta = config["head_dim"], config.get("rope_theta", 10000.0)
 
     def project(name: str) -> torch.Tensor:
@@ -35,8 +38,9 @@ def attention(t: Tensors, prefix: str, config: Mapping, u: torch.Tensor) -> torc
         q, k = (rms(x, t[f"{prefix}.{n}_norm.weight"], config["rms_norm_eps"]) for x, n in ((q, "q"), (k, "k")))
     groups = len(q) // len(k)
     q, k, v = rotate(q, theta), rotate(k, theta).repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
-    scores = (q @ k.mT / size**0.5).masked_fill(torch.ones(len(u), len(u)).triu(1).bool(), -torch.inf)
-    out = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+    hidden = torch.ones(len(u), len(u)).triu(1).bool() if hidden is None else hidden
+    scores = (q @ k.mT / size**0.5).masked_fill(hidden, -torch.inf)
+    out = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)[-asking:]
     return out @ t[f"{prefix}.o_proj.weight"].T + t.get(f"{prefix}.o_proj.bias", 0)
 
 
@@ -49,11 +53,15 @@ def mlp(t: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
 def eagle3(
     t: Tensors, config: Mapping, states: list[torch.Tensor], text: list[int], drafts: list[int], *,
     first: str = "layers.0", embedding: torch.Tensor, head: torch.Tensor, norm_before_residual: bool = False,
-    recycle_normed: bool = False, later_norm: str = "input_layernorm",
+    recycle_normed: bool = False, later_norm: str = "input_layernorm", mask_token: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Logits [len(drafts) + 1, columns] of the drafts after ``text`` [L]. ``states`` are the target's, [L, h] each, in
-    the order in which the head reads them."""
+    the order in which the head reads them. With ``mask_token``, those of P-EAGLE."""
     eps = config["rms_norm_eps"]
+    if mask_token is not None:  # as if they were states of tokens that are not known
+        masks = t["mask_hidden"][0].chunk(len(states), 1)
+        states = [torch.cat((x[: len(text) - 1], *[m] * len(drafts))) for x, m in zip(states, masks, strict=True)]
+        text = [*text, *[mask_token] * len(drafts)]
     if "fc_norm.0.weight" in t:
         states = [rms(x, t[f"fc_norm.{i}.weight"], eps) for i, x in enumerate(states)]
     if "aux_norm_low.weight" in t:
@@ -64,7 +72,7 @@ def eagle3(
     features = (side @ t["fc.weight"].T if "fc.weight" in t else side)[: len(text) - 1]
     known, rows = list(text), []
     later = sorted({n.split(".")[1] for n in t if n.startswith("layers.")} - {"0"})
-    for token in [*drafts, None]:
+    for token in [*drafts, None] if mask_token is None else [None]:
         g = rms(features, t[f"{first}.hidden_norm.weight"], eps)
         e = rms(embedding[torch.tensor(known[1:])], t[f"{first}.input_layernorm.weight"], eps)
         x = g if norm_before_residual else features
@@ -76,6 +84,8 @@ def eagle3(
             x = x + mlp(t, f"layers.{i}.mlp", rms(x, t[f"layers.{i}.post_attention_layernorm.weight"], eps))
         out = rms(x, t["norm.weight"], eps)
         rows.append(out[-1] @ head.T)
+        if mask_token is not None:
+            return out[-len(drafts) - 1 :] @ head.T
         features = torch.cat((features, (out if recycle_normed else x)[-1:]))
         known.append(token)
     return torch.stack(rows)
@@ -107,3 +117,22 @@ def medusa(t: Tensors, heads: int, blocks: int, final: torch.Tensor, text: list[
             x = x + silu(t[f"{i}.{j}.linear.weight"] @ x + t[f"{i}.{j}.linear.bias"])
         rows.append(t[f"{i}.{blocks}.weight"] @ x)
     return torch.stack(rows)
+
+
+def dflash(
+    t: Tensors, config: Mapping, states: list[torch.Tensor], text: list[int], drafts: list[int], *,
+    embedding: torch.Tensor, head: torch.Tensor, block: int, mask_token: int, causal: bool, from_anchor: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The same for DFlash."""
+    eps, known = config["rms_norm_eps"], len(text) - 1
+    context = rms(torch.cat(states, 1)[:known] @ t["fc.weight"].T, t["hidden_norm.weight"], eps)
+    x = embedding[torch.tensor([text[-1], *[mask_token] * (block - 1)])]
+    hidden = torch.zeros(known + block, known + block).bool()
+    if causal:
+        hidden = torch.ones_like(hidden).triu(1)
+    for i in sorted({n.split(".")[1] for n in t if n.startswith("layers.")}):
+        a = rms(x, t[f"layers.{i}.input_layernorm.weight"], eps)
+        x = x + attention(t, f"layers.{i}.self_attn", config, torch.cat((context, a)), hidden, block)
+        x = x + mlp(t, f"layers.{i}.mlp", rms(x, t[f"layers.{i}.post_attention_layernorm.weight"], eps))
+    out = rms(x, t["norm.weight"], eps) @ head.T
+    return (out if from_anchor else out[1:])[: len(drafts) + 1]

@@ -52,9 +52,7 @@ AcceptRule = Annotated[
 ]
 Drafter = Annotated[
     str,
-    typer.Option(
-        help=f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}. Of these {', '.join(NEED_DRAFT)} need --draft."
-    ),
+    typer.Option(help=f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}."),
 ]
 Drafters = Annotated[
     list[str] | None,

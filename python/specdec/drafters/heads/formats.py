@@ -13,11 +13,13 @@ from ...checks import refuse
 from ...models.cached_model import CachedModel
 from .blocks import Shape
 from .checkpoint import Checkpoint
+from .dflash import DFlash
 from .eagle import Eagle
 from .eagle3 import Eagle3, Eagle3Flags
 from .interface import Head, Variant
 from .layer_ids import LayerIds, resolve
 from .medusa import Medusa
+from .p_eagle import PEagle
 from .vocabulary import ascending, take_d2t, target_embedding, target_head
 
 
@@ -62,20 +64,25 @@ class Source:
         self.ids = LayerIds((self.num_layers,), "the format")
         return self.ids.states
 
-    def finished(self, head: Head, d2t: torch.Tensor | None = None) -> Head:
-        """Returns ``head`` with its weights, and with what it shares with the target."""
+    def finished(self, head: Head, width: int | None = None, d2t: torch.Tensor | None = None) -> Head:
+        """Returns ``head`` with its weights, and with the target's embedding and head where it has none of its own.
+
+        Args:
+            width: of embedding and head; None: it uses neither.
+        """
+        if width is not None and getattr(head, "embed_tokens", None) is None:
+            head.target_embedding = target_embedding(self.model, width)
+        if width is not None and getattr(head, "lm_head", None) is None:
+            head.target_head = target_head(self.model, width, d2t)
         self.checkpoint.fill(head, self.target.dtype, self.target.device)
         head.d2t = None if d2t is None else d2t.to(self.target.device)
         return head
 
 
 def eagle3(source: Source) -> Head:
-    """EAGLE-3 as EAGLE, SpecForge, speculators and DeepSpec write it."""
+    """EAGLE-3 as EAGLE, SpecForge, speculators and DeepSpec write it, and P-EAGLE."""
     checkpoint, config = source.checkpoint, source.config
-    speculators = config.get("speculators_model_type") is not None
-    sizes = config.get("transformer_layer_config") if speculators else config
-    if not isinstance(sizes, Mapping):
-        refuse("config.json", f"transformer_layer_config {sizes!r}", "an object")
+    sizes = _layer_sizes(config)
     tensors, eagle = checkpoint.tensors, config.get("eagle_config") or {}
 
     def flag(name: str, default: bool = False) -> bool:
@@ -88,7 +95,7 @@ def eagle3(source: Source) -> Head:
         if (old := tensors.pop(f"aux_norm_{name}.weight", None)) is not None:
             tensors[f"fc_norm.{i}.weight"] = old
     # vLLM takes it for true where speculators' files do not say it.
-    unsaid = speculators and "norm_before_residual" not in config
+    unsaid = config.get("speculators_model_type") == "eagle3" and "norm_before_residual" not in config
     flags = Eagle3Flags(
         fused=fused,
         norm_before_residual=flag("norm_before_residual", unsaid),
@@ -112,32 +119,49 @@ def eagle3(source: Source) -> Head:
             if old is not tensors[f"layers.{i}.input_layernorm.weight"]:
                 refuse(f"layers.{i}.hidden_norm.weight", "a norm beside input_layernorm", "one of them")
     vocab_size = source.target.vocab_size
-    d2t = ascending(checkpoint, take_d2t(checkpoint, vocab_size))
-    if "lm_head.weight" not in tensors and sizes.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
-    said = config.get("draft_vocab_size")
-    own = "lm_head.weight" in tensors
-    columns = len(d2t) if d2t is not None else vocab_size
-    if said is not None and said != columns:
-        given = f"{columns} columns" + ("" if d2t is not None else ", as there is no such tensor")
-        refuse("d2t", given, f"the draft_vocab_size of config.json, {said}")
+    d2t, columns = _vocabulary(source, sizes)
     own_embedding = "embed_tokens.weight" in tensors
+    parts = (shape, flags, states, hidden, vocab_size, num_layers, columns, own_embedding)
+    mask = _mask_token(source, eagle) if "mask_hidden" in tensors else None
     with torch.device("meta"):
-        head = Eagle3(
-            shape, flags, states, hidden, vocab_size, num_layers, columns if own else None, own_embedding,
-            source.target.device,
-        )  # fmt: skip
-    if not own_embedding:
-        head.target_embedding = target_embedding(source.model, shape.hidden)
-    if not own:
-        head.target_head = target_head(source.model, shape.hidden, d2t)
+        device = source.target.device
+        head = Eagle3(*parts, device) if mask is None else PEagle(mask, *parts, device)
     assert source.ids is not None
     head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
     if unsaid:
         head.doubts.append(Variant("norm_before_residual false", {"norm_before_residual": False}))
     if flags.norm_output:  # SpecForge's older files recycled the output before the norm
         head.doubts.append(Variant("norm_output false", {"norm_output": False}))
-    return source.finished(head, d2t)
+    return source.finished(head, shape.hidden, d2t)
+
+
+def _vocabulary(source: Source, sizes: Mapping[str, Any]) -> tuple[torch.Tensor | None, int | None]:
+    """Returns ``d2t``, and the columns of the head's own ``lm_head``; None: it uses the target's."""
+    tensors, vocab_size = source.checkpoint.tensors, source.target.vocab_size
+    d2t = ascending(source.checkpoint, take_d2t(source.checkpoint, vocab_size))
+    if "lm_head.weight" not in tensors and sizes.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+    columns, said = len(d2t) if d2t is not None else vocab_size, source.config.get("draft_vocab_size")
+    if said is not None and said != columns:
+        given = f"{columns} columns" + ("" if d2t is not None else ", as there is no such tensor")
+        refuse("d2t", given, f"the draft_vocab_size of config.json, {said}")
+    return d2t, columns if "lm_head.weight" in tensors else None
+
+
+def _mask_token(source: Source, nested: Mapping[str, Any]) -> int:
+    vocab_size, names = source.target.vocab_size, ("mask_token_id", "pard_token", "ptd_token_id")
+    found = next((part[n] for part in (nested, source.config) for n in names if part.get(n) is not None), None)
+    if not isinstance(found, int) or not 0 <= found < vocab_size:
+        refuse("config.json", f"mask_token_id {found!r}", f"an id from 0 to {vocab_size - 1}")
+    return found
+
+
+def _layer_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the part of config.json that describes the layers."""
+    sizes = config if config.get("speculators_model_type") is None else config.get("transformer_layer_config")
+    if not isinstance(sizes, Mapping):
+        refuse("config.json", f"transformer_layer_config {sizes!r}", "an object")
+    return sizes
 
 
 def _check_fc(checkpoint: Checkpoint, count: int, hidden: int) -> None:
@@ -160,10 +184,7 @@ def eagle(source: Source) -> Head:
     biased = "fc.bias" in checkpoint.tensors or bool(source.config.get("bias"))
     with torch.device("meta"):
         head = Eagle(shape, source.final_state(), vocab_size, num_layers, biased, own, source.target.device)
-    if not own:
-        head.target_embedding = target_embedding(source.model, shape.hidden)
-    head.target_head = target_head(source.model, shape.hidden)
-    return source.finished(head)
+    return source.finished(head, shape.hidden)
 
 
 def medusa(source: Source) -> Head:
@@ -178,14 +199,41 @@ def medusa(source: Source) -> Head:
     return source.finished(head)
 
 
-FORMATS: dict[str, Callable[[Source], Head]] = {"eagle3": eagle3, "eagle": eagle, "medusa": medusa}
-# Formats that are told apart, but not built.
-OTHERS = ("peagle", "dflash", "dflash2", "dspark", "xpress", "hydra", "mtp", "gemma4_assistant")
+def dflash(source: Source) -> Head:
+    """DFlash as z-lab and speculators write it."""
+    checkpoint, config = source.checkpoint, source.config
+    sizes, nested = _layer_sizes(config), config.get("dflash_config") or {}
+    for name in ("use_swa", "attention_sink_bias", "attention_value_scale"):
+        if nested.get(name) not in (None, False):
+            refuse("config.json", f"{name} {nested[name]!r}", "none")
+    shape, num_layers = Shape.read(sizes, checkpoint.tensors), checkpoint.count(r"layers\.(\d+)\.")
+    states = source.resolved(num_layers)
+    _check_fc(checkpoint, len(states), source.hidden)
+    d2t, columns = _vocabulary(source, sizes)
+    block = nested.get("block_size", config.get("block_size"))
+    if not isinstance(block, int) or block < 2:
+        refuse("config.json", f"block_size {block!r}", "an integer >= 2")
+    own = "embed_tokens.weight" in checkpoint.tensors
+    with torch.device("meta"):
+        head = DFlash(
+            shape, states, source.hidden, source.target.vocab_size, num_layers, block, _mask_token(source, nested),
+            bool(nested.get("causal")), bool(config.get("sample_from_anchor")), columns, own, source.target.device,
+        )  # fmt: skip
+    return source.finished(head, shape.hidden, d2t)
+
+
+FORMATS: dict[str, Callable[[Source], Head]] = {
+    "eagle3": eagle3,
+    "peagle": eagle3,
+    "eagle": eagle,
+    "medusa": medusa,
+    "dflash": dflash,
+}
 
 
 def detect(checkpoint: Checkpoint) -> str:
-    """Returns the name of the format, of FORMATS or OTHERS. What config.json of speculators says goes before the keys;
-    file names and architectures say nothing.
+    """Returns the name of the format, whether FORMATS has it or not. What config.json of speculators says goes before
+    the keys; file names and architectures say nothing.
 
     Raises:
         ValueError: names the tensors that were found.
