@@ -58,7 +58,7 @@ class SpeculativeDecoder:
             its sequence in that step. The token itself is still verified. From 0 (off) to below 1.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
-            or a drafter that is not a model run without graphs.
+            or a drafter that is neither a model nor a head run without graphs.
         cache_dtype: keys and values of the target and of a draft model are rounded to this dtype if they are wider.
             The distribution is then that of the target with such a cache. None stores them in the dtype in which the
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``

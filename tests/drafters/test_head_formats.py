@@ -4,9 +4,13 @@ The distributions are compared that drafts were drawn from, in steps of three ra
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import specdec.loop.batch
 import torch
 from specdec import SpeculativeDecoder, load_head
+from specdec.drafters.draft_length import FixedLengths
 from support import plain_heads
 from support.heads import write
 from support.models import VOCABULARY, prompts, tiny_model
@@ -154,8 +158,8 @@ EAGLE3 = {
 }
 
 
-def compare(path, plain) -> None:
-    """Compares q in each step of sampled texts with ``plain(text, drafts)``, [len(drafts) + 1, V]."""
+def compare(path, plain, new: int = 14, **settings) -> None:
+    """Compares q in each step of sampled texts with ``plain(states, text, drafts)``, [len(drafts) + 1, V]."""
     target = tiny_model("llama", layers=LAYERS)
     head = load_head(path, target, check=False)
     steps = []
@@ -173,7 +177,8 @@ def compare(path, plain) -> None:
             return drafts
 
     decoder = SpeculativeDecoder(target, Recording(), 3)
-    decoder.generate(prompts(3, 2, 9), max_new_tokens=14, params=SamplingParams(1.0), seed=[1, 2, 3], eos_token_id=[])
+    settings |= {"params": SamplingParams(1.0), "seed": [1, 2, 3], "eos_token_id": []}
+    decoder.generate(prompts(3, 2, 9), max_new_tokens=new, **settings)
     compared = 0
     for texts, allowed, drafts in steps:
         for row, text in enumerate(texts):
@@ -209,6 +214,25 @@ def test_eagle3(tmp_path, name):
         return plain_heads.eagle3(plain, sizes, read, text, drafts, **weights, **told)
 
     compare(write(tmp_path, config, tensors), logits)
+
+
+def test_what_was_missed_in_steps_without_drafts(tmp_path, monkeypatch):
+    """Then the keys of accepted drafts, which were computed from guesses, are no longer among the last ones."""
+    lengths = itertools.cycle([3, 3, 0, 0, 0, 0, 0, 0])
+
+    class Sometimes(FixedLengths):
+        def next(self, drafting, live, remaining):
+            return dict.fromkeys(drafting, next(lengths))
+
+    monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Sometimes(3))
+    config, tensors, states, _ = EAGLE3["specforge"]
+    weights = {"embedding": tensors["embed_tokens.weight"], "head": tensors["lm_head.weight"], "first": "midlayer"}
+
+    def logits(hidden, text, drafts):
+        return plain_heads.eagle3(tensors, config, [hidden[i] for i in states], text, drafts, **weights)
+
+    few = dict.fromkeys(range(2), 30.0)  # so that half of the drafts are accepted
+    compare(write(tmp_path, config, tensors), logits, 60, logit_bias=few)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -194,8 +194,20 @@ def test_generate_of_transformers(loaded):
     assert ours.last_result.stats.tau > 4
 
 
-def test_a_head_of_another_target_is_refused(loaded):
+def test_an_embedding_that_is_the_targets_is_shared(tmp_path):
+    config, tensors = exact_eagle3()
+    table = predictable_target().get_input_embeddings().weight
+    for own, more in ((False, table.detach()), (True, table.detach() + 1)):
+        folder = write(tmp_path / str(own), config, tensors | {"embed_tokens.weight": more.bfloat16()})
+        assert (load_head(folder, predictable_target(), check=False).model.embed_tokens is not None) == own
+
+
+def test_a_head_of_another_target_is_refused(loaded, monkeypatch):
     with pytest.raises(ValueError, match="draft: got a head \\(eagle3\\) for 64 hidden numbers, 32 tokens.*101 tokens"):
         SpeculativeDecoder(tiny_model("llama", layers=LAYERS), loaded["eagle3"], 4)
     with pytest.raises(ValueError, match="compile: got True with a head"):
         SpeculativeDecoder(predictable_target(), loaded["eagle3"], 4, compile=True)
+    layer = predictable_target().model.layers[1]
+    monkeypatch.setattr(layer, "forward", layer.forward)  # as accelerate does
+    with pytest.raises(ValueError, match="target: got model type 'qwen2', whose forward was replaced"):
+        SpeculativeDecoder(predictable_target(), loaded["eagle3"], 4)

@@ -39,7 +39,11 @@ MUTATIONS: list[Mutation] = [
                 "self.window = 1",
                 FORMATS,
             ),
-            "heads-read-prompts-from-what-was-seen": ("max(starts[row] - self.window, 0)", "starts[row]"),
+            "heads-read-on-from-what-was-seen": (
+                "max(starts[row] - self.window, 0)",
+                "starts[row]",
+                "tests/drafters/test_head_formats.py -k missed",
+            ),
             "heads-forget-prompts": (
                 "            self._read(begin, [",
                 "            False and self._read(begin, [",

@@ -9,6 +9,7 @@ import torch
 
 from ...checks import refuse
 from ...models.cached_model import PREFILL_TOKENS, CachedModel
+from ...models.features import tapped
 from ...models.kv_cache import visible_slots
 from ...models.prefill import PrefillChunk
 from ..drawing import Drawing
@@ -51,6 +52,8 @@ class HeadDrafter:
             refuse("draft", f"a head that reads hidden states {head.states}", f"0 to {config.num_hidden_layers}")
         if target.is_compiled:
             refuse("compile", "True with a head, which reads the target's states by hooks", "False")
+        for part in (target.model, target.model.base_model):  # raises here what its forwards would raise
+            tapped(part, head.states)
 
 
 class HeadDraftSession:

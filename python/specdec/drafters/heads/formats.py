@@ -64,6 +64,16 @@ class Source:
         self.ids = LayerIds((self.num_layers,), "the format")
         return self.ids.states
 
+    def own_embedding(self) -> bool:
+        """Returns whether the head has an embedding other than the target's. An equal one is shared."""
+        given = self.checkpoint.tensors.get("embed_tokens.weight")
+        table = getattr(self.model.get_input_embeddings(), "weight", None)
+        if given is None or not isinstance(table, torch.Tensor) or given.shape != table.shape:
+            return given is not None
+        if same := torch.equal(given.to(table.device, table.dtype), table):
+            del self.checkpoint.tensors["embed_tokens.weight"]
+        return not same
+
     def finished(self, head: Head, width: int | None = None, d2t: torch.Tensor | None = None) -> Head:
         """Returns ``head`` with its weights, and with the target's embedding and head where it has none of its own.
 
@@ -120,7 +130,7 @@ def eagle3(source: Source) -> Head:
                 refuse(f"layers.{i}.hidden_norm.weight", "a norm beside input_layernorm", "one of them")
     vocab_size = source.target.vocab_size
     d2t, columns = _vocabulary(source, sizes)
-    own_embedding = "embed_tokens.weight" in tensors
+    own_embedding = source.own_embedding()
     parts = (shape, flags, states, hidden, vocab_size, num_layers, columns, own_embedding)
     mask = _mask_token(source, eagle) if "mask_hidden" in tensors else None
     with torch.device("meta"):
@@ -179,7 +189,7 @@ def eagle(source: Source) -> Head:
     if shape.hidden != source.hidden:
         refuse("config.json", f"hidden_size {shape.hidden}", f"{source.hidden}, the target's")
     num_layers, vocab_size = checkpoint.count(r"layers\.(\d+)\."), source.target.vocab_size
-    own = "embed_tokens.weight" in checkpoint.tensors
+    own = source.own_embedding()
     # Without the entry there is a bias, unless the file has none.
     biased = "fc.bias" in checkpoint.tensors or bool(source.config.get("bias"))
     with torch.device("meta"):
@@ -213,7 +223,7 @@ def dflash(source: Source) -> Head:
     block = nested.get("block_size", config.get("block_size"))
     if not isinstance(block, int) or block < 2:
         refuse("config.json", f"block_size {block!r}", "an integer >= 2")
-    own = "embed_tokens.weight" in checkpoint.tensors
+    own = source.own_embedding()
     with torch.device("meta"):
         head = DFlash(
             shape, states, source.hidden, source.target.vocab_size, num_layers, block, _mask_token(source, nested),
