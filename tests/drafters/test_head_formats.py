@@ -286,6 +286,15 @@ DFLASH = {
         True,
         len(ODD),
     ),
+    "dspark of DeepSpec": (
+        CONFIG | {
+            "architectures": ["Qwen3DSparkModel"], "target_layer_ids": [0, 3, 4], "mask_token_id": 9, "block_size": 3,
+            "markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True,
+        },
+        False,
+        True,
+        VOCABULARY,
+    ),
 }  # fmt: skip
 
 
@@ -296,8 +305,11 @@ def test_dflash(tmp_path, name):
     for i in range(2):
         shapes |= layer(f"layers.{i}", HIDDEN, **{"input_layernorm.weight": (HIDDEN,)}, **QK)
     shapes |= {} if columns is None else {"lm_head.weight": (columns, HIDDEN)}
+    if name.startswith("dspark"):
+        shapes |= {"markov_head.markov_w1.weight": (VOCABULARY, 6), "markov_head.markov_w2.weight": (columns, 6)}
+        shapes |= {"confidence_head.proj.weight": (1, HIDDEN + 6), "confidence_head.proj.bias": (1,)}
     tensors, target = random(**shapes), tiny_model("llama", layers=LAYERS)
-    files = tensors if columns is None else reduced(tensors, ODD)
+    files = reduced(tensors, ODD) if columns == len(ODD) else tensors
     weights = {"head": tensors.get("lm_head.weight", target.lm_head.weight.detach())}
     weights["embedding"] = target.model.embed_tokens.weight.detach()
 

@@ -22,6 +22,7 @@ KINDS = {
     "medusa": (exact_medusa, 1, 3, 3.0),  # after a prompt, its drafts are those of the token before its end
     "peagle": (lambda: random_head("peagle"), 2, 4, 1.0),
     "dflash": (lambda: random_head("dflash"), 2, 4, 1.0),
+    "dspark": (lambda: random_head("dspark"), 2, 4, 1.0),
 }
 EXACT = ("eagle3", "eagle", "medusa")
 

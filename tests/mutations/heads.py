@@ -120,6 +120,7 @@ MUTATIONS: list[Mutation] = [
         {
             "dflash-reads-the-anchor": ("x if self.from_anchor else x[:, 1:]", "x"),
             "dflash-is-always-causal": ("each_other.tril() if self.causal else each_other", "each_other.tril()"),
+            "dspark-forgets-the-draft-before": ("previous = yield self", "yield self"),
             "dflash-block-one-place-late": ("torch.arange(1, block + 1, device", "torch.arange(2, block + 2, device"),
             "dflash-norms-its-context": (
                 "layer.self_attn.keys_and_values(rows.features, rotation)))",
@@ -135,7 +136,7 @@ MUTATIONS: list[Mutation] = [
                 "ids = d2t.long() + torch.arange(len(d2t))",
                 "ids = d2t.long() + d2t.long() + torch.arange(len(d2t))",
             ),
-            "d2t-without-its-rows": ('checkpoint.tensors["lm_head.weight"] = weight[order]', "pass"),
+            "d2t-without-its-rows": ("checkpoint.tensors[name] = weight[order]", "pass"),
         },
     ),
     *mutations(

@@ -164,8 +164,8 @@ def exact_medusa(heads: int = 3) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def random_head(kind: str) -> tuple[dict, dict[str, torch.Tensor]]:
-    """A P-EAGLE or DFlash head, whose drafts are accepted by chance."""
-    block = kind == "dflash"
+    """A P-EAGLE, DFlash or DSpark head, whose drafts are accepted by chance."""
+    block = kind != "peagle"
     inputs, generator = HIDDEN if block else 2 * HIDDEN, torch.Generator().manual_seed(0)
     shapes = {"fc.weight": (HIDDEN, 2 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
     if not block:
@@ -173,6 +173,8 @@ def random_head(kind: str) -> tuple[dict, dict[str, torch.Tensor]]:
         del shapes["hidden_norm.weight"]
     shapes |= {f"layers.0.self_attn.{n}_proj.weight": (2 * HIDDEN, inputs) for n in "qkv"}
     shapes |= {"layers.0.self_attn.o_proj.weight": (HIDDEN, 2 * HIDDEN), "layers.0.input_layernorm.weight": (HIDDEN,)}
+    if kind == "dspark":
+        shapes |= {f"markov_head.markov_w{i}.weight": (V, 6) for i in (1, 2)}
     tensors = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
     ids = {"mask_token_id": 3, "target_layer_ids": [1, 4], "block_size": 5}
     return SIZES | ids, tensors | plain_layer("layers.0")

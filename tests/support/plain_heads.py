@@ -135,4 +135,8 @@ def dflash(
         x = x + attention(t, f"layers.{i}.self_attn", config, torch.cat((context, a)), hidden, block)
         x = x + mlp(t, f"layers.{i}.mlp", rms(x, t[f"layers.{i}.post_attention_layernorm.weight"], eps))
     out = rms(x, t["norm.weight"], eps) @ head.T
-    return (out if from_anchor else out[1:])[: len(drafts) + 1]
+    out = (out if from_anchor else out[1:])[: len(drafts) + 1]
+    if "markov_head.markov_w1.weight" in t:
+        before = torch.tensor([text[-1], *drafts])
+        out = out + t["markov_head.markov_w1.weight"][before] @ t["markov_head.markov_w2.weight"].T
+    return out

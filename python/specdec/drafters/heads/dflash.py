@@ -1,6 +1,8 @@
-"""DFlash: a block of masked tokens, filled in by one forward that reads the target's hidden states as its context."""
+"""DFlash and DSpark: a block of masked tokens, filled in by one forward with the target's hidden states as context."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -94,6 +96,31 @@ class DFlash(Head):
             both = torch.cat((keys, more[0]), 2), torch.cat((values, more[1]), 2)
             x = x + layer.self_attn.attend(layer.self_attn.queries(a, rotation), *both, mask)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        out = self.norm(x if self.from_anchor else x[:, 1:])
+        out, previous = self.norm(x if self.from_anchor else x[:, 1:]), rows.tokens[:, -1:]
         for i in range(count):
-            yield self.logits(out[:, i])
+            previous = yield self.corrected(self.logits(out[:, i]), previous)
+
+    def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Returns ``logits`` [n, columns] after the token ``previous`` [n, 1]."""
+        return logits
+
+
+class DSpark(DFlash):
+    """DFlash with a Markov head, which makes each draft depend on the one before: a term of low rank in its logits. A
+    checkpoint's confidence head, which is for the choice of K, is not used.
+
+    Args:
+        rank: of the term.
+        num_columns: of the logits.
+        others: those of :class:`DFlash`.
+    """
+
+    kind = "dspark"
+
+    def __init__(self, rank: int, num_columns: int, *others: Any):
+        super().__init__(*others)
+        first, second = nn.Embedding(self.vocab_size, rank), nn.Linear(rank, num_columns, bias=False)
+        self.markov_head = nn.ModuleDict({"markov_w1": first, "markov_w2": second})
+
+    def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        return logits + self.markov_head["markov_w2"](self.markov_head["markov_w1"](previous[:, 0]))

@@ -13,7 +13,7 @@ from ...checks import refuse
 from ...models.cached_model import CachedModel
 from .blocks import Shape
 from .checkpoint import Checkpoint
-from .dflash import DFlash
+from .dflash import DFlash, DSpark
 from .eagle import Eagle
 from .eagle3 import Eagle3, Eagle3Flags
 from .interface import Head, Variant
@@ -210,7 +210,7 @@ def medusa(source: Source) -> Head:
 
 
 def dflash(source: Source) -> Head:
-    """DFlash as z-lab and speculators write it."""
+    """DFlash as z-lab and speculators write it, and DSpark as DeepSpec and SpecForge do."""
     checkpoint, config = source.checkpoint, source.config
     sizes, nested = _layer_sizes(config), config.get("dflash_config") or {}
     for name in ("use_swa", "attention_sink_bias", "attention_value_scale"):
@@ -223,13 +223,28 @@ def dflash(source: Source) -> Head:
     block = nested.get("block_size", config.get("block_size"))
     if not isinstance(block, int) or block < 2:
         refuse("config.json", f"block_size {block!r}", "an integer >= 2")
-    own = source.own_embedding()
+    rank = _markov_rank(checkpoint, nested)
+    from_anchor = config.get("sample_from_anchor", rank is not None and config.get("speculators_model_type") is None)
+    parts = (
+        shape, states, source.hidden, source.target.vocab_size, num_layers, block, _mask_token(source, nested),
+        bool(nested.get("causal")), bool(from_anchor), columns, source.own_embedding(), source.target.device,
+    )  # fmt: skip
     with torch.device("meta"):
-        head = DFlash(
-            shape, states, source.hidden, source.target.vocab_size, num_layers, block, _mask_token(source, nested),
-            bool(nested.get("causal")), bool(config.get("sample_from_anchor")), columns, own, source.target.device,
-        )  # fmt: skip
+        num_columns = source.target.vocab_size if d2t is None else len(d2t)
+        head = DFlash(*parts) if rank is None else DSpark(rank, num_columns, *parts)
     return source.finished(head, shape.hidden, d2t)
+
+
+def _markov_rank(checkpoint: Checkpoint, nested: Mapping[str, Any]) -> int | None:
+    """Returns the rank of DSpark's Markov head; None: there is none. Drops its confidence head, which is not used."""
+    if not any(name.startswith("markov_head.") for name in checkpoint.tensors):
+        return None
+    kind = nested.get("markov_head_type", checkpoint.config.get("markov_head_type", "vanilla"))
+    if kind != "vanilla":
+        refuse("config.json", f"markov_head_type {kind!r}", "'vanilla'")
+    for name in ("confidence_head.proj.weight", "confidence_head.proj.bias"):
+        checkpoint.tensors.pop(name, None)
+    return checkpoint.shape("markov_head.markov_w1.weight", 2)[1]
 
 
 FORMATS: dict[str, Callable[[Source], Head]] = {
@@ -238,6 +253,7 @@ FORMATS: dict[str, Callable[[Source], Head]] = {
     "eagle": eagle,
     "medusa": medusa,
     "dflash": dflash,
+    "dspark": dflash,
 }
 
 

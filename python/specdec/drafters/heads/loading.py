@@ -24,9 +24,9 @@ def load_head(
     tokenizer: PreTrainedTokenizerBase | None = None,
     check: bool = True,
 ) -> HeadDrafter:
-    """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), EAGLE-1 and -2, or
-    Medusa. The format is told by the tensors' names. The head computes in the target's dtype and on its device, and
-    shares its embedding and output matrix where the file has none.
+    """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 and
+    -2, Medusa, DFlash or DSpark. The format is told by the tensors' names. The head computes in the target's dtype and
+    on its device, and shares its embedding and output matrix where the file has none of its own.
 
     After loading, a self-check has the head draft on a text that the target reads, and takes, of the readings of a
     checkpoint that does not say how it is meant, the one that drafts best. It warns if none does.

@@ -43,12 +43,13 @@ def take_d2t(checkpoint: Checkpoint, vocab_size: int) -> torch.Tensor | None:
 
 
 def ascending(checkpoint: Checkpoint, d2t: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns ``d2t`` in ascending order, as the kernels need it, and orders the rows of ``lm_head`` alike."""
+    """Returns ``d2t`` in ascending order, as the kernels need it, and orders the rows that belong to it alike."""
     if d2t is None:
         return None
     order = d2t.argsort()
-    if (weight := checkpoint.tensors.get("lm_head.weight")) is not None and len(weight) == len(d2t):
-        checkpoint.tensors["lm_head.weight"] = weight[order]
+    for name in ("lm_head.weight", "markov_head.markov_w2.weight"):
+        if (weight := checkpoint.tensors.get(name)) is not None and len(weight) == len(d2t):
+            checkpoint.tensors[name] = weight[order]
     return d2t[order]
 
 
