@@ -24,7 +24,7 @@ def load_head(
     tokenizer: PreTrainedTokenizerBase | None = None,
     check: bool = True,
 ) -> HeadDrafter:
-    """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 and
+    """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 or
     -2, Medusa, DFlash or DSpark. The format is told by the tensors' names. The head computes in the target's dtype and
     on its device, and shares its embedding and output matrix where the file has none of its own.
 
