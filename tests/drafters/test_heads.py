@@ -195,12 +195,14 @@ def test_generate_of_transformers(loaded):
     assert ours.last_result.stats.tau > 4
 
 
-def test_an_embedding_that_is_the_targets_is_shared(tmp_path):
+def test_matrices_that_are_the_targets_are_shared(tmp_path):
     config, tensors = exact_eagle3()
-    table = predictable_target().get_input_embeddings().weight
-    for own, more in ((False, table.detach()), (True, table.detach() + 1)):
-        folder = write(tmp_path / str(own), config, tensors | {"embed_tokens.weight": more.bfloat16()})
-        assert (load_head(folder, predictable_target(), check=False).model.embed_tokens is not None) == own
+    ours = (predictable_target().get_input_embeddings().weight, predictable_target().get_output_embeddings().weight)
+    for own in (False, True):
+        table, head = (weight.detach() + own for weight in ours)
+        folder = write(tmp_path / str(own), config, tensors | {"embed_tokens.weight": table, "lm_head.weight": head})
+        model = load_head(folder, predictable_target(), check=False).model
+        assert (model.embed_tokens is not None) == (model.lm_head is not None) == own
 
 
 def test_a_head_of_another_target_is_refused(loaded, monkeypatch):

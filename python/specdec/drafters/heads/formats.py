@@ -2,97 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ...checks import refuse
-from ...models.cached_model import CachedModel
 from .blocks import Shape
 from .checkpoint import Checkpoint
 from .dflash import DFlash, DSpark
 from .eagle import Eagle
 from .eagle3 import Eagle3, Eagle3Flags
 from .interface import Head, Variant
-from .layer_ids import LayerIds, resolve
 from .medusa import Medusa
 from .p_eagle import PEagle
-from .vocabulary import ascending, take_d2t, target_embedding, target_head
-
-
-@dataclass
-class Source:
-    """What a head is built from.
-
-    Attributes:
-        layer_ids: the user's, over what the checkpoint says.
-        ids: where the head's states come from, once they are resolved.
-    """
-
-    checkpoint: Checkpoint
-    target: CachedModel
-    layer_ids: Sequence[int] | None = None
-    ids: LayerIds | None = None
-
-    @property
-    def model(self) -> PreTrainedModel:
-        return self.target.model
-
-    @property
-    def num_layers(self) -> int:
-        return self.target.config.num_hidden_layers
-
-    @property
-    def hidden(self) -> int:
-        return self.target.config.hidden_size
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self.checkpoint.config
-
-    def resolved(self, block: int | None = None) -> tuple[int, ...]:
-        self.ids = resolve(self.config, self.num_layers, self.layer_ids, block)
-        return self.ids.states
-
-    def final_state(self) -> tuple[int, ...]:
-        """Returns the states of a format that reads the final one alone."""
-        if self.layer_ids is not None:
-            refuse("layer_ids", [*self.layer_ids], "None for a head that reads the final state")
-        self.ids = LayerIds((self.num_layers,), "the format")
-        return self.ids.states
-
-    def own_embedding(self) -> bool:
-        """Returns whether the head has an embedding other than the target's. An equal one is shared."""
-        given = self.checkpoint.tensors.get("embed_tokens.weight")
-        table = getattr(self.model.get_input_embeddings(), "weight", None)
-        if given is None or not isinstance(table, torch.Tensor) or given.shape != table.shape:
-            return given is not None
-        if same := torch.equal(given.to(table.device, table.dtype), table):
-            del self.checkpoint.tensors["embed_tokens.weight"]
-        return not same
-
-    def finished(self, head: Head, width: int | None = None, d2t: torch.Tensor | None = None) -> Head:
-        """Returns ``head`` with its weights, and with the target's embedding and head where it has none of its own.
-
-        Args:
-            width: of embedding and head; None: it uses neither.
-        """
-        if width is not None and getattr(head, "embed_tokens", None) is None:
-            head.target_embedding = target_embedding(self.model, width)
-        if width is not None and getattr(head, "lm_head", None) is None:
-            head.target_head = target_head(self.model, width, d2t)
-        self.checkpoint.fill(head, self.target.dtype, self.target.device)
-        head.d2t = None if d2t is None else d2t.to(self.target.device)
-        return head
+from .source import Source
 
 
 def eagle3(source: Source) -> Head:
     """EAGLE-3 as EAGLE, SpecForge, speculators and DeepSpec write it, and P-EAGLE."""
     checkpoint, config = source.checkpoint, source.config
-    sizes = _layer_sizes(config)
+    sizes = source.layer_sizes()
     tensors, eagle = checkpoint.tensors, config.get("eagle_config") or {}
 
     def flag(name: str, default: bool = False) -> bool:
@@ -119,7 +49,7 @@ def eagle3(source: Source) -> Head:
     if (said := config.get("target_hidden_size")) not in (None, source.hidden):
         refuse("config.json", f"target_hidden_size {said}", f"{source.hidden}, the target's")
     if fused:
-        _check_fc(checkpoint, len(states), source.hidden)
+        source.check_fc(len(states))
     elif shape.hidden != source.hidden:
         refuse("config.json", f"hidden_size {shape.hidden} without fc", f"{source.hidden}, the target's")
     num_layers = checkpoint.count(r"layers\.(\d+)\.")
@@ -129,10 +59,10 @@ def eagle3(source: Source) -> Head:
             if old is not tensors[f"layers.{i}.input_layernorm.weight"]:
                 refuse(f"layers.{i}.hidden_norm.weight", "a norm beside input_layernorm", "one of them")
     vocab_size = source.target.vocab_size
-    d2t, columns = _vocabulary(source, sizes)
+    d2t, columns = source.vocabulary(sizes)
     own_embedding = source.own_embedding()
     parts = (shape, flags, states, hidden, vocab_size, num_layers, columns, own_embedding)
-    mask = _mask_token(source, eagle) if "mask_hidden" in tensors else None
+    mask = source.mask_token(eagle) if "mask_hidden" in tensors else None
     with torch.device("meta"):
         device = source.target.device
         head = Eagle3(*parts, device) if mask is None else PEagle(mask, *parts, device)
@@ -143,43 +73,6 @@ def eagle3(source: Source) -> Head:
     if flags.norm_output:  # SpecForge's older files recycled the output before the norm
         head.doubts.append(Variant("norm_output false", {"norm_output": False}))
     return source.finished(head, shape.hidden, d2t)
-
-
-def _vocabulary(source: Source, sizes: Mapping[str, Any]) -> tuple[torch.Tensor | None, int | None]:
-    """Returns ``d2t``, and the columns of the head's own ``lm_head``; None: it uses the target's."""
-    tensors, vocab_size = source.checkpoint.tensors, source.target.vocab_size
-    d2t = ascending(source.checkpoint, take_d2t(source.checkpoint, vocab_size))
-    if "lm_head.weight" not in tensors and sizes.get("tie_word_embeddings") and "embed_tokens.weight" in tensors:
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
-    columns, said = len(d2t) if d2t is not None else vocab_size, source.config.get("draft_vocab_size")
-    if said is not None and said != columns:
-        given = f"{columns} columns" + ("" if d2t is not None else ", as there is no such tensor")
-        refuse("d2t", given, f"the draft_vocab_size of config.json, {said}")
-    return d2t, columns if "lm_head.weight" in tensors else None
-
-
-def _mask_token(source: Source, nested: Mapping[str, Any]) -> int:
-    vocab_size, names = source.target.vocab_size, ("mask_token_id", "pard_token", "ptd_token_id")
-    found = next((part[n] for part in (nested, source.config) for n in names if part.get(n) is not None), None)
-    if not isinstance(found, int) or not 0 <= found < vocab_size:
-        refuse("config.json", f"mask_token_id {found!r}", f"an id from 0 to {vocab_size - 1}")
-    return found
-
-
-def _layer_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the part of config.json that describes the layers."""
-    sizes = config if config.get("speculators_model_type") is None else config.get("transformer_layer_config")
-    if not isinstance(sizes, Mapping):
-        refuse("config.json", f"transformer_layer_config {sizes!r}", "an object")
-    return sizes
-
-
-def _check_fc(checkpoint: Checkpoint, count: int, hidden: int) -> None:
-    """Raises ValueError unless ``fc`` reads ``count`` states of ``hidden`` numbers."""
-    out, inputs = checkpoint.shape("fc.weight", 2)
-    if inputs != count * hidden:
-        allowed = f"[{out}, {count * hidden}], for {count} states of {hidden} numbers"
-        refuse("fc.weight", f"shape {[out, inputs]}", f"{allowed}; other states with layer_ids")
 
 
 def eagle(source: Source) -> Head:
@@ -212,21 +105,21 @@ def medusa(source: Source) -> Head:
 def dflash(source: Source) -> Head:
     """DFlash as z-lab and speculators write it, and DSpark as DeepSpec and SpecForge do."""
     checkpoint, config = source.checkpoint, source.config
-    sizes, nested = _layer_sizes(config), config.get("dflash_config") or {}
+    sizes, nested = source.layer_sizes(), config.get("dflash_config") or {}
     for name in ("use_swa", "attention_sink_bias", "attention_value_scale"):
         if nested.get(name) not in (None, False):
             refuse("config.json", f"{name} {nested[name]!r}", "none")
     shape, num_layers = Shape.read(sizes, checkpoint.tensors), checkpoint.count(r"layers\.(\d+)\.")
     states = source.resolved(num_layers)
-    _check_fc(checkpoint, len(states), source.hidden)
-    d2t, columns = _vocabulary(source, sizes)
+    source.check_fc(len(states))
+    d2t, columns = source.vocabulary(sizes)
     block = nested.get("block_size", config.get("block_size"))
     if not isinstance(block, int) or block < 2:
         refuse("config.json", f"block_size {block!r}", "an integer >= 2")
     rank = _markov_rank(checkpoint, nested)
     from_anchor = config.get("sample_from_anchor", rank is not None and config.get("speculators_model_type") is None)
     parts = (
-        shape, states, source.hidden, source.target.vocab_size, num_layers, block, _mask_token(source, nested),
+        shape, states, source.hidden, source.target.vocab_size, num_layers, block, source.mask_token(nested),
         bool(nested.get("causal")), bool(from_anchor), columns, source.own_embedding(), source.target.device,
     )  # fmt: skip
     with torch.device("meta"):

@@ -12,8 +12,9 @@ from ...checks import refuse
 from ...models.supported import cached_model
 from .checkpoint import Checkpoint
 from .drafter import HeadDrafter
-from .formats import FORMATS, Source, detect
+from .formats import FORMATS, detect
 from .self_check import self_check
+from .source import Source
 
 
 def load_head(

@@ -77,8 +77,8 @@ def self_check(head: Head, target: CachedModel, tokenizer: PreTrainedTokenizerBa
     Args:
         tokenizer: of the built-in text; None: the target writes one.
     """
-    text = [] if tokenizer is None else tokenizer(TEXT)["input_ids"][:LENGTH]
     length = min(LENGTH, target.max_length or LENGTH)
+    text = [] if tokenizer is None else tokenizer(TEXT)["input_ids"][:length]
     if len(text) < length // 2:
         text = written(target, length)
     first = {name: getattr(head, name) for variant in head.doubts for name in variant.changes}
