@@ -71,6 +71,9 @@ def test_exact_heads_are_accepted_and_greedy_texts_are_the_targets(kind, loaded)
         assert result.drafter_error is None and result.tokens == plain.tokens[: len(prompts)]
         # A prompt of one token has no feature before its first step.
         assert result.stats.tau >= least - (len(prompts) > 1)
+    steps = sum(result.stats.steps_by_drafts[1:])  # of the one sequence
+    at_once = kind not in ("eagle3", "eagle")
+    assert result.stats.draft_forwards == steps if at_once else result.stats.draft_forwards > steps
     assert kind not in EXACT or not loaded[kind].report.little
     assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
 

@@ -34,7 +34,7 @@ class DFlash(Head):
         own_embedding: whether it has ``embed_tokens``.
     """
 
-    kind = "dflash"
+    kind, at_once = "dflash", True
 
     def __init__(
         self,

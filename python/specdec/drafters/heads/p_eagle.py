@@ -22,7 +22,7 @@ class PEagle(Eagle3):
         others: those of :class:`Eagle3`.
     """
 
-    kind = "peagle"
+    kind, at_once = "peagle", True
 
     def __init__(self, mask_token: int, *others: Any):
         super().__init__(*others)
