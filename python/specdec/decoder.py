@@ -18,6 +18,7 @@ from specdec_kernels import Rule, SamplingParams
 from .checks import read_count, refuse
 from .drafters.adaptive_lengths import Learned, learned
 from .drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, most_drafts
+from .drafters.heads import HeadDrafter
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
 from .loop import saved_costs
@@ -43,9 +44,9 @@ class SpeculativeDecoder:
     Args:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one. The adapters that are active when ``generate`` is called are used.
-        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`; or
-            None for plain decoding with the same loop. A drafter that fails is dropped with a RuntimeWarning, and
-            decoding continues without drafts.
+        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`, such
+            as a head (:func:`~specdec.load_head`); or None for plain decoding with the same loop. A drafter that fails
+            is dropped with a RuntimeWarning, and decoding continues without drafts.
         num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it. By
             default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4 elsewhere, so that a
             seed gives the same text every time.
@@ -59,7 +60,7 @@ class SpeculativeDecoder:
             its sequence in that step. The token itself is still verified. From 0 (off) to below 1.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
-            or a drafter that is not a model run without graphs.
+            or a drafter that is neither a model nor a head run without graphs.
         cache_dtype: keys and values of the target and of a draft model are rounded to this dtype if they are wider.
             The distribution is then that of the target with such a cache. None stores them in the dtype in which the
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
@@ -110,6 +111,8 @@ class SpeculativeDecoder:
                 compiled.model, self.drafter = model.compiled(), compiled
         else:
             self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
+        if isinstance(self.drafter, HeadDrafter):
+            self.drafter.check_target(self.target)
         if isinstance(self.drafter, ModelDrafter):
             self._max_lengths["draft"] = self.drafter.model.max_length
         self._takes_trees = tree is not None

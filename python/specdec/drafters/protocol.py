@@ -24,6 +24,7 @@ class Generation:
 
     size: int  # B, rows
     capacity: int  # slots of a row, the trash slot included
+    most_drafts: int  # the largest K of a step
     rule: Rule
     compact_q: int  # q is truncated to this many tokens, and returned as ids and log q; 0: it is not truncated
     backend: str

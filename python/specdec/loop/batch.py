@@ -111,6 +111,7 @@ class Batch:
         self.generation = Generation(
             size=size,
             capacity=capacity,
+            most_drafts=most,
             rule=config.rule,
             compact_q=config.compact_q,
             backend=config.backend,

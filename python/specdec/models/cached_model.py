@@ -318,6 +318,8 @@ class CachedModel:
         if by_flex:
             queries = functools.partial(Queries, layout.positions, tree=layout.tree)
             mask = self._by_kind(lambda window: block_mask(queries(window), cache.capacity))
+        if cache.features is not None:
+            module = cache.features.recording(module, layout.slots, first_row)
         return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:

@@ -9,6 +9,8 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .features import FeatureStore
+
 VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
 
 
@@ -156,6 +158,7 @@ class StaticKVCache(Cache):
 
     Attributes:
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored.
+        features: what forwards over this cache record of the model's hidden states; None: nothing.
     """
 
     layers: list[_Layer]  # type: ignore[assignment]  # transformers declares its own kinds of layers
@@ -179,6 +182,7 @@ class StaticKVCache(Cache):
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._used_rows: set[int] = set()  # rows that have held a sequence
+        self.features: FeatureStore | None = None
 
     def allocate(self, slots: Sequence[LayerSlot]) -> None:
         """Allocates all storage now, so that nothing grows later. A layer whose slot is None is allocated when it
