@@ -30,6 +30,8 @@ class Drawing:
     def draw(self, logits: torch.Tensor) -> DraftStep:
         """Draws the next draft of every row from ``logits`` [B, columns]. ``keep`` takes it."""
         g, step = self.generation, self.step
+        if self.draws and (step.table is not None or g.processors):
+            self._drafts = torch.cat((self._drafts, self.draws[-1].tokens[:, None]), 1)
         if g.processors:
             logits = g.processors(logits[:, None], step.processed, step.allowed, self._drafts, self.d2t)[:, 0]
         self.rows.append(logits)
@@ -49,13 +51,14 @@ class Drawing:
         g.stopwatch.lap("kernels")
         return draw
 
-    def keep(self, draw: DraftStep) -> torch.Tensor:
-        """Adds a draft to the step's. Returns the tokens [B, 1] that the model is to be fed next."""
+    def keep(self, draw: DraftStep) -> None:
+        """Adds a draft to the step's."""
         self.draws.append(draw)
-        if self.step.table is not None or self.generation.processors:
-            self._drafts = torch.cat((self._drafts, draw.tokens[:, None]), 1)
+
+    def to_feed(self) -> torch.Tensor:
+        """Returns the tokens [B, 1] that the model is to be fed next."""
         # -1 means that there was no distribution. The drafts end there, but the model must be fed some token.
-        return draw.tokens.clamp(min=0)[:, None]
+        return self.draws[-1].tokens.clamp(min=0)[:, None]
 
     def drafts(self) -> Drafts:
         """Returns all that were kept."""

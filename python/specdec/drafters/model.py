@@ -152,9 +152,10 @@ class ModelDraftSession:
             draw = drawing.draw(logits)
             if self.confidence > 0:
                 draw, going = self._stop_unsure(draw, drawing.rows[i], going, i)
-            fed = drawing.keep(draw)
+            drawing.keep(draw)
             if not any(n > i + 1 for n in going):
                 break
+            fed = drawing.to_feed()
         drafts = drawing.drafts()
         lap("loop")
         return drafts

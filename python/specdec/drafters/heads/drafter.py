@@ -117,9 +117,9 @@ class HeadDraftSession:
         logits = next(distributions)
         for i in range(count):
             lap("draft_forwards")
-            tokens = drawing.keep(drawing.draw(logits))
+            drawing.keep(drawing.draw(logits))
             if i + 1 < count:
-                logits = distributions.send(tokens)
+                logits = distributions.send(drawing.to_feed())
         drafts = drawing.drafts()
         lap("loop")
         return drafts._replace(forwards=1) if head.at_once else drafts
