@@ -1,29 +1,89 @@
-// The cutoff of top-k, top-p and min-p, found by the threads of a block without sorting. Each pass makes a histogram of
-// 256 bins over the next 8 bits of the logits' ordered keys, from the highest bits down, so four passes suffice
-// whatever the logits are. A cheap lower bound leaves few candidates in most rows, and these are listed. If there are
-// more than the list holds, every pass reads the row again. Masses are integers, so the order of additions does not
-// matter.
+// The cutoff of top-k, top-p and min-p, found by the threads of a block without sorting. An interval that holds the
+// cutoff becomes smaller and smaller: a histogram says which of its bins the cutoff is in, and the next interval is
+// between the smallest and the largest logit in that bin, until these are equal. The first bins are linear in the
+// logits, so that flat and peaked rows spread over them, and the next ones in the logits' bits, so that few histograms
+// suffice whatever the logits are. As soon as a list has room for the logits of the interval, the row is not read any
+// more. A cheap lower bound leaves few candidates in most rows.
+//
+// Masses are integers, so the order of additions does not matter. Atomic additions are of 32 bits, for which GPUs have
+// an instruction.
 #pragma once
 
-#include "stats.h"
+#include "bins.h"
 
 namespace specdec::cuda {
 
-constexpr int kBins = 256;
-constexpr int kListed = 2048;
+// Lanes of a warp add to different copies of a bin, since additions to one place take turns.
+constexpr int kCopies = 8;
+constexpr int kListed = 2 * kBins * kCopies;
+constexpr int kMostWarps = 32;
 // The integer mass of the largest logit. The masses of 4 million tokens add up to less than 2^64.
 constexpr float kUnit = 0x1p42f;
+constexpr float kLowestFinite = -0x1.fffffep127f;
+
+// Sums of 64 bits, whose copies must be added up. `words`: [low and high halves, kBins, copies]
+template <int copies>
+struct Histogram {
+  static constexpr int kHalf = kBins * copies;
+  uint32_t* words;
+
+  SPECDEC_DEVICE void add(uint32_t bin, uint64_t amount) const {
+    uint32_t* place = words + (bin * copies + simt::thread() % copies);
+    const uint32_t low = static_cast<uint32_t>(amount), before = simt::add(place, low);
+    const uint32_t high = static_cast<uint32_t>(amount >> 32) + (before + low < low);  // with the carry
+    if (high != 0) simt::add(place + kHalf, high);
+  }
+  SPECDEC_DEVICE uint64_t sum(int bin) const {
+    uint64_t sum = 0;
+    for (int i = bin * copies; i < (bin + 1) * copies; ++i) {
+      sum += uint64_t{simt::read(&words[kHalf + i])} << 32 | simt::read(&words[i]);
+    }
+    return sum;
+  }
+  SPECDEC_DEVICE void set(int bin, uint64_t sum) const {
+    simt::write(&words[bin], static_cast<uint32_t>(sum));
+    simt::write(&words[kHalf + bin], static_cast<uint32_t>(sum >> 32));
+  }
+  // By the threads of a block.
+  SPECDEC_DEVICE void clear() const {
+    for (int i = simt::thread(); i < 2 * kHalf; i += simt::num_threads()) simt::write(&words[i], 0u);
+  }
+};
+
+// What the tokens at or above a cutoff amount to: a share of all candidates, or `most` if that is less.
+struct Wanted {
+  float share, most;
+  float sum;  // of the weights of all, or 0 if that must be counted
+
+  SPECDEC_DEVICE uint64_t of(uint64_t counted) const {
+    const double all = sum > 0.0f ? double{sum} * double{kUnit} : static_cast<double>(counted);
+    return static_cast<uint64_t>(share * all < most ? share * all : double{most});
+  }
+};
 
 struct SelectionMemory {
-  uint64_t histogram[kBins];
-  uint64_t wanted_left;  // what the bin that was found must contribute
-  uint32_t size;         // number of candidates, which may be more than the list holds
-  uint32_t bin;          // the bin that was found
+  uint32_t sums[2 * kBins];                         // a histogram
+  float smallest[kMostWarps], largest[kMostWarps];  // of the logits that a warp saw in an interval
+  float share, most, sum;                           // what is wanted
+  uint64_t left;                                    // what the bin that was found must contribute
+  uint32_t bin;                                     // the bin that was found
+  uint32_t size;                                    // number of listed logits, which may be more than the list holds
   float bound;
-  uint32_t unused;
-  float logit[kListed];
-  uint32_t block[kListed];
+  uint32_t list[kListed];  // logits in any order; before they fit, the copies of a histogram
 };
+
+// The sum over the lanes before this one; `all` gets the sum over all lanes.
+template <class T>
+SPECDEC_DEVICE T sum_before(T mine, T* all) {
+  const int lane = simt::thread() % kWarp;
+  T sum = mine;
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const T other = simt::shuffle(sum, lane >= distance ? lane - distance : lane);
+    if (lane >= distance) sum += other;
+  }
+  *all = simt::shuffle(sum, kWarp - 1);
+  return sum - mine;
+}
 
 // A row and its candidates: the tokens with logits >= `low`, except -inf.
 struct Selection {
@@ -32,109 +92,151 @@ struct Selection {
   float max, inverse_temperature;
   SelectionMemory* memory;
   float low = -INFINITY;
+  bool listed = false;  // whether the list has all candidates
 
-  SPECDEC_DEVICE bool listed() const { return simt::read(&memory->size) <= kListed; }
-  // What a candidate adds to a histogram: its mass, or 1.
-  SPECDEC_DEVICE uint64_t amount(float logit, bool masses) const {
-    return masses ? static_cast<uint64_t>(weight_of(logit, max, inverse_temperature) * kUnit) : 1;
+  // By the threads of a block together: calls function(logit) for all that are listed.
+  template <class Function>
+  SPECDEC_DEVICE void for_list(const Function& function) const {
+    const int size = static_cast<int>(simt::read(&memory->size));
+    for (int i = simt::thread(); i < size; i += simt::num_threads()) function(as_float(simt::read(&memory->list[i])));
   }
 
-  // By the threads of a block together: calls function(logit, block) for every candidate.
+  // By the threads of a block together: calls function(logits) for the blocks of logits that reach `lowest`.
   template <class Function>
-  SPECDEC_DEVICE void for_each(bool from_list, const Function& function) const {
-    if (from_list) {
-      const int size = static_cast<int>(simt::read(&memory->size));
-      for (int i = simt::thread(); i < size; i += simt::num_threads()) {
-        function(simt::read(&memory->logit[i]), static_cast<int>(simt::read(&memory->block[i])));
-      }
-      return;
-    }
+  SPECDEC_DEVICE void for_blocks(float lowest, const Function& function) const {
     for (int block = simt::thread() / kWarp; block < blocks.n; block += simt::num_threads() / kWarp) {
-      if (!(simt::read(&blocks.max[block]) >= low)) continue;
+      if (!(simt::read(&blocks.max[block]) >= lowest)) continue;
       float x[kEach];
       load_block(row, block, x);
-      const float* own = to_own(row, x);  // from memory, so that the loop need not be unrolled
-#pragma unroll 1
-      for (int i = 0; i < kEach; ++i) {
-        const float logit = simt::read(&own[i * kWarp + simt::thread() % kWarp]);
-        if (logit >= low && logit > -INFINITY) function(logit, block);
-      }
+      function(x);
     }
   }
 
-  SPECDEC_DEVICE void list() const {
-    if (simt::thread() == 0) simt::write(&memory->size, 0u);
-    simt::sync_block();
-    for_each(false, [&](float logit, int block) {
-      const uint32_t place = simt::add(&memory->size, 1u);
-      if (place >= kListed) return;
-      simt::write(&memory->logit[place], logit);
-      simt::write(&memory->block[place], static_cast<uint32_t>(block));
-    });
-    simt::sync_block();
-  }
-
-  // Makes the histogram, over bits shift .. shift + 7 of the key, of the candidates >= `lowest` whose higher bits equal
-  // those of `found`. With shift 32, all candidates are in bin 0.
-  SPECDEC_DEVICE void count(bool from_list, float lowest, bool masses, int shift, uint32_t found) const {
-    for (int bin = simt::thread(); bin < kBins; bin += simt::num_threads())
-      simt::write(&memory->histogram[bin], uint64_t{0});
-    simt::sync_block();
-    for_each(from_list, [&](float logit, int) {
-      const uint64_t key = ordered_key(logit);
-      if (logit < lowest || (shift < 24 && (key ^ found) >> (shift + 8) != 0)) return;
-      simt::add(&memory->histogram[key >> shift & 0xffu], amount(logit, masses));
-    });
-    simt::sync_block();
-  }
-
-  // The largest logit such that the candidates at or above it amount to `share` of all candidates >= `lowest`, or to
-  // `wanted` if that is less. `known`: what all of them amount to, or 0 if that must be counted.
-  SPECDEC_DEVICE float select(bool from_list, float lowest, bool masses, double known, double share,
-                              double wanted) const {
-    uint32_t found = 0;
-    uint64_t left = 0;
-#pragma unroll 1
-    for (int shift = known > 0.0 ? 24 : 32; shift >= 0; shift -= 8) {
-      count(from_list, lowest, masses, shift, found);
-      if (shift == 32) {
-        known = static_cast<double>(simt::read(&memory->histogram[0]));
-        simt::sync_block();
-        continue;
-      }
-      if (shift == 24) left = static_cast<uint64_t>(share * known < wanted ? share * known : wanted);
-      if (simt::thread() < kWarp) find_bin(left);
+  // The smallest and the largest of the logits in an interval. Lists these logits, unless `in_list` says that they
+  // are, and sets it if they fit.
+  SPECDEC_DEVICE Interval gather(Interval interval, bool* in_list) const {
+    Interval mine = {INFINITY, -INFINITY};
+    if (*in_list) {
+      for_list([&](float logit) {
+        if (interval.has(logit)) mine.include(logit);
+      });
+    } else {
+      if (simt::thread() == 0) simt::write(&memory->size, 0u);
       simt::sync_block();
-      found |= simt::read(&memory->bin) << shift;
-      left = simt::read(&memory->wanted_left);
-      simt::sync_block();
+      for_blocks(interval.low, [&](const float (&x)[kEach]) {
+        uint32_t inside = 0;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          if (interval.has(x[i])) inside |= 1u << i, mine.include(x[i]);
+        }
+        list(x, inside);
+      });
     }
-    return from_ordered_key(found);
+    const int warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp, lane = simt::thread() % kWarp;
+    const auto smaller = [](float a, float b) { return a < b ? a : b; };
+    const auto larger = [](float a, float b) { return a > b ? a : b; };
+    mine = {simt::reduce(mine.low, smaller), simt::reduce(mine.high, larger)};
+    if (lane == 0) simt::write(&memory->smallest[warp], mine.low), simt::write(&memory->largest[warp], mine.high);
+    simt::sync_block();
+    const int other = lane < warps ? lane : 0;
+    mine = {simt::reduce(simt::read(&memory->smallest[other]), smaller),
+            simt::reduce(simt::read(&memory->largest[other]), larger)};
+    *in_list = *in_list || simt::read(&memory->size) <= kListed;
+    simt::sync_block();
+    return mine;
   }
 
-  // By a warp, whose threads have 8 bins each in descending order: finds the highest bin that is not empty and at which
-  // the sum from above reaches `wanted`. Stores the bin, and what is wanted of it.
-  SPECDEC_DEVICE void find_bin(uint64_t wanted) const {
+  // By a warp: adds those of its logits to the list that have a bit in `inside`.
+  SPECDEC_DEVICE void list(const float (&x)[kEach], uint32_t inside) const {
+    uint32_t all, place = 0;
+    const uint32_t before = sum_before(simt::count_bits(inside), &all);
+    if (all == 0) return;
+    if (simt::thread() % kWarp == 0) place = simt::add(&memory->size, all);
+    place = simt::shuffle(place, 0);
+    if (place + all > kListed) return;
+    place += before;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (inside >> i & 1u) simt::write(&memory->list[place++], as_bits(x[i]));
+    }
+  }
+
+  // Makes the histogram of an interval: of the logits' masses or, if not `masses`, of their number.
+  SPECDEC_DEVICE void count(const Bins& bins, bool in_list, bool masses) const {
+    const Histogram<1> sums = {memory->sums};
+    const Histogram<kCopies> copies = {memory->list};
+    const auto add = [&](const auto& histogram, float logit) {
+      if (!bins.interval.has(logit)) return;
+      const float mass = masses ? weight_of(logit, max, inverse_temperature) * kUnit : 1.0f;
+      histogram.add(bins.bin(logit), static_cast<uint64_t>(mass));
+    };
+    if (in_list) {
+      sums.clear();
+      simt::sync_block();
+      for_list([&](float logit) { add(sums, logit); });
+    } else {
+      copies.clear();
+      simt::sync_block();
+      for_blocks(bins.interval.low, [&](const float (&x)[kEach]) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) add(copies, x[i]);
+      });
+      simt::sync_block();
+      for (int bin = simt::thread(); bin < kBins; bin += simt::num_threads()) sums.set(bin, copies.sum(bin));
+    }
+    simt::sync_block();
+  }
+
+  // Kept in memory, since registers are scarce.
+  SPECDEC_DEVICE Wanted wanted() const {
+    return {simt::read(&memory->share), simt::read(&memory->most), simt::read(&memory->sum)};
+  }
+  // By one thread.
+  SPECDEC_DEVICE void want(Wanted wanted) const {
+    simt::write(&memory->share, wanted.share), simt::write(&memory->most, wanted.most);
+    simt::write(&memory->sum, wanted.sum);
+  }
+
+  // By a warp: finds the first bin that is not empty and at which the sum reaches what is wanted; the last that is not
+  // empty, if rounding has made all less than that. Stores the bin, and what is left to it. `first`: what is
+  // wanted is still to be computed.
+  SPECDEC_DEVICE void find_bin(bool first) const {
     constexpr int each = kBins / kWarp;
-    const int lane = simt::thread() % kWarp, top = kBins - 1 - lane * each;
-    uint64_t mine = 0;
-    for (int i = 0; i < each; ++i) mine += simt::read(&memory->histogram[top - i]);
-    uint64_t above = mine;  // of this and the lanes before
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const uint64_t other = simt::shuffle(above, lane >= distance ? lane - distance : lane);
-      if (lane >= distance) above += other;
+    const Histogram<1> sums = {memory->sums};
+    const int lane = simt::thread() % kWarp;
+    uint64_t mine = 0, all;
+    for (int i = 0; i < each; ++i) mine += sums.sum(lane * each + i);
+    uint64_t sum = sum_before(mine, &all), before = sum;
+    const uint64_t left = first ? wanted().of(all) : simt::read(&memory->left);
+    int found = -1;
+    for (int i = 0; i < each && (found < 0 || sum < left); ++i) {
+      const uint64_t of_bin = sums.sum(lane * each + i);
+      if (of_bin == 0) continue;
+      found = lane * each + i, before = sum, sum += of_bin;
     }
-    above -= mine;
-    const uint32_t reached = simt::ballot(mine > 0 && above + mine >= wanted);
-    if (reached == 0 || (reached & (0u - reached)) != 1u << lane) return;
-    for (int i = 0; i < each; ++i) {
-      const uint64_t of_bin = simt::read(&memory->histogram[top - i]);
-      if (of_bin > 0 && above + of_bin >= wanted) {
-        simt::write(&memory->bin, static_cast<uint32_t>(top - i));
-        simt::write(&memory->wanted_left, wanted > above ? wanted - above : 0);
-        return;
-      }
-      above += of_bin;
+    const uint32_t reached = simt::ballot(found >= 0 && sum >= left), filled = simt::ballot(found >= 0);
+    simt::sync_warp();  // all lanes have read what was left
+    if (reached != 0 ? (reached & (0u - reached)) != 1u << lane : filled >> lane != 1u) return;
+    simt::write(&memory->bin, static_cast<uint32_t>(found));
+    simt::write(&memory->left, left > before ? left - before : 0);
+  }
+
+  // The largest logit such that the candidates at or above it amount to what is wanted of those >= `lowest`.
+  SPECDEC_DEVICE float select(float lowest, bool masses, Wanted wanted) {
+    Interval interval = {lowest > low ? lowest : low, max};
+    if (interval.low == -INFINITY) interval.low = kLowestFinite;
+    bool in_list = listed;
+    if (simt::thread() == 0) want(wanted);
+#pragma unroll 1
+    for (bool first = true;; first = false) {
+      interval = gather(interval, &in_list);
+      if (first && lowest <= low) listed = in_list;
+      if (!(interval.low < interval.high)) return interval.low;
+      const Bins bins = Bins::of(interval, first);
+      count(bins, in_list, masses);
+      if (simt::thread() < kWarp) find_bin(first);
+      simt::sync_block();
+      interval = bins.interval_of(simt::read(&memory->bin));
     }
   }
 
@@ -189,19 +291,14 @@ SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, Filters filters, int64_t
     selection.low = selection.low < selection.max ? selection.low : selection.max;
   }
   if (counts || weighs || compact > 0) {
-    selection.list();
-    const bool from_list = selection.listed();
 #pragma unroll 1
     for (int pass = counts ? 0 : weighs ? 1 : 2; pass < (compact > 0 ? 3 : 2); ++pass) {
       if (pass == 1 && !weighs) continue;
       // Without top-k, top_p is a share of the whole row, including what the bound left out.
-      const double known = pass == 1 && !counts ? static_cast<double>(sum) * static_cast<double>(kUnit) : 0.0;
-      const double share = pass == 1 ? static_cast<double>(filters.top_p) : 1.0;
-      const double most = pass == 0   ? static_cast<double>(filters.top_k)
-                          : pass == 1 ? static_cast<double>(INFINITY)
-                                      : static_cast<double>(compact);
+      const float most = pass == 0 ? filters.top_k : pass == 1 ? INFINITY : static_cast<float>(compact);
+      const Wanted wanted = {pass == 1 ? filters.top_p : 1.0f, most, pass == 1 && !counts ? sum : 0.0f};
       const float lowest = pass == 2 && of_min_p > found.kept ? of_min_p : found.kept;
-      const float cutoff = selection.select(from_list, lowest, pass == 1, known, share, most);
+      const float cutoff = selection.select(lowest, pass == 1, wanted);
       (pass == 2 ? found.compact : found.kept) = cutoff;
     }
   }

@@ -135,18 +135,13 @@ inline uint32_t larger_float16(uint32_t a, uint32_t b) {
   return larger_halves(a, b, [](uint32_t bits) { return half_to_float(bits); });
 }
 
+inline uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
+
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 
 inline uint32_t add(uint32_t* place, uint32_t value) {
   access(place, sizeof(value), Access::kAdd);
   const uint32_t before = *place;
-  *place += value;
-  return before;
-}
-
-inline uint64_t add(uint64_t* place, uint64_t value) {
-  access(place, sizeof(value), Access::kAdd);
-  const uint64_t before = *place;
   *place += value;
   return before;
 }
