@@ -50,21 +50,11 @@ struct Histogram {
   }
 };
 
-// What the tokens at or above a cutoff amount to: a share of all candidates, or `most` if that is less.
-struct Wanted {
-  float share, most;
-  float sum;  // of the weights of all, or 0 if that must be counted
-
-  SPECDEC_DEVICE uint64_t of(uint64_t counted) const {
-    const double all = sum > 0.0f ? double{sum} * double{kUnit} : static_cast<double>(counted);
-    return static_cast<uint64_t>(share * all < most ? share * all : double{most});
-  }
-};
-
 struct SelectionMemory {
   uint32_t sums[2 * kBins];                         // a histogram
   float smallest[kMostWarps], largest[kMostWarps];  // of the logits that a warp saw in an interval
-  float share, most, sum;                           // what is wanted
+  float share, most;                                // wanted: a share of all candidates, or `most` if that is less
+  float sum;                                        // of the weights of all, or 0 if that must be counted
   uint64_t left;                                    // what the bin that was found must contribute
   uint32_t bin;                                     // the bin that was found
   uint32_t size;                                    // number of listed logits, which may be more than the list holds
@@ -187,27 +177,25 @@ struct Selection {
     simt::sync_block();
   }
 
-  // Kept in memory, since registers are scarce.
-  SPECDEC_DEVICE Wanted wanted() const {
-    return {simt::read(&memory->share), simt::read(&memory->most), simt::read(&memory->sum)};
-  }
-  // By one thread.
-  SPECDEC_DEVICE void want(Wanted wanted) const {
-    simt::write(&memory->share, wanted.share), simt::write(&memory->most, wanted.most);
-    simt::write(&memory->sum, wanted.sum);
+  // What the candidates at or above the cutoff amount to. `all`: what all candidates in the histogram do.
+  SPECDEC_DEVICE uint64_t wanted_of(uint64_t all, bool masses) const {
+    const float sum = masses ? simt::read(&memory->sum) : 0.0f, most = simt::read(&memory->most);
+    const double amount =
+        simt::read(&memory->share) * (sum > 0.0f ? double{sum} * double{kUnit} : static_cast<double>(all));
+    return static_cast<uint64_t>(amount < most ? amount : double{most});
   }
 
   // By a warp: finds the first bin that is not empty and at which the sum reaches what is wanted; the last that is not
   // empty, if rounding has made all less than that. Stores the bin, and what is left to it. `first`: what is
   // wanted is still to be computed.
-  SPECDEC_DEVICE void find_bin(bool first) const {
+  SPECDEC_DEVICE void find_bin(bool first, bool masses) const {
     constexpr int each = kBins / kWarp;
     const Histogram<1> sums = {memory->sums};
     const int lane = simt::thread() % kWarp;
     uint64_t mine = 0, all;
     for (int i = 0; i < each; ++i) mine += sums.sum(lane * each + i);
     uint64_t sum = sum_before(mine, &all), before = sum;
-    const uint64_t left = first ? wanted().of(all) : simt::read(&memory->left);
+    const uint64_t left = first ? wanted_of(all, masses) : simt::read(&memory->left);
     int found = -1;
     for (int i = 0; i < each && (found < 0 || sum < left); ++i) {
       const uint64_t of_bin = sums.sum(lane * each + i);
@@ -221,12 +209,13 @@ struct Selection {
     simt::write(&memory->left, left > before ? left - before : 0);
   }
 
-  // The largest logit such that the candidates at or above it amount to what is wanted of those >= `lowest`.
-  SPECDEC_DEVICE float select(float lowest, bool masses, Wanted wanted) {
+  // The largest logit such that the candidates at or above it amount to a share of those >= `lowest`, in masses or in
+  // number, or to `most` if that is less.
+  SPECDEC_DEVICE float select(float lowest, bool masses, float share, float most) {
     Interval interval = {lowest > low ? lowest : low, max};
     if (interval.low == -INFINITY) interval.low = kLowestFinite;
     bool in_list = listed;
-    if (simt::thread() == 0) want(wanted);
+    if (simt::thread() == 0) simt::write(&memory->share, share), simt::write(&memory->most, most);
 #pragma unroll 1
     for (bool first = true;; first = false) {
       interval = gather(interval, &in_list);
@@ -234,7 +223,7 @@ struct Selection {
       if (!(interval.low < interval.high)) return interval.low;
       const Bins bins = Bins::of(interval, first);
       count(bins, in_list, masses);
-      if (simt::thread() < kWarp) find_bin(first);
+      if (simt::thread() < kWarp) find_bin(first, masses);
       simt::sync_block();
       interval = bins.interval_of(simt::read(&memory->bin));
     }
@@ -276,33 +265,40 @@ struct Cutoffs {
 };
 
 // The cutoffs of a row whose largest logit is finite. `sum`: of all weights relative to it; `compact`: k', or 0.
-SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, Filters filters, int64_t compact, float temperature,
-                                  float sum) {
-  const bool counts = filters.top_k > 0.0f, weighs = filters.top_p < 1.0f;
-  const float of_min_p = filters.min_p > 0.0f ? min_p_cutoff(selection.max, temperature, filters.min_p) : -INFINITY;
+SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, int64_t compact, float temperature, float sum) {
+  // Read again where they are needed, since registers are scarce.
+  const auto filters = [&] { return filters_of(*selection.row.sampling, selection.row.b); };
+  const auto of_min_p = [&] {
+    const float min_p = filters().min_p;
+    return min_p > 0.0f ? min_p_cutoff(selection.max, temperature, min_p) : -INFINITY;
+  };
+  const bool counts = filters().top_k > 0.0f, weighs = filters().top_p < 1.0f;
   Cutoffs found = {-INFINITY, -INFINITY};
   if (counts || (!weighs && compact > 0)) {
-    selection.low = selection.bound_of(counts ? static_cast<int64_t>(filters.top_k) : compact);
+    selection.low = selection.bound_of(counts ? static_cast<int64_t>(filters().top_k) : compact);
   } else if (weighs) {
     // All logits below this one together weigh less than 1 - top_p, so none of them is kept. Allows for rounding.
-    const float share = (1.0f - filters.top_p) * sum / static_cast<float>(selection.row.size);
+    const float share = (1.0f - filters().top_p) * sum / static_cast<float>(selection.row.size);
     selection.low = selection.max + logf(share) * temperature;
     selection.low -= 1e-5f * (1.0f + fabsf(selection.low));
     selection.low = selection.low < selection.max ? selection.low : selection.max;
   }
   if (counts || weighs || compact > 0) {
+    // Without top-k, top_p is a share of the whole row, including what the bound left out.
+    if (simt::thread() == 0) simt::write(&selection.memory->sum, counts ? 0.0f : sum);
 #pragma unroll 1
     for (int pass = counts ? 0 : weighs ? 1 : 2; pass < (compact > 0 ? 3 : 2); ++pass) {
       if (pass == 1 && !weighs) continue;
-      // Without top-k, top_p is a share of the whole row, including what the bound left out.
-      const float most = pass == 0 ? filters.top_k : pass == 1 ? INFINITY : static_cast<float>(compact);
-      const Wanted wanted = {pass == 1 ? filters.top_p : 1.0f, most, pass == 1 && !counts ? sum : 0.0f};
-      const float lowest = pass == 2 && of_min_p > found.kept ? of_min_p : found.kept;
-      const float cutoff = selection.select(lowest, pass == 1, wanted);
+      const float share = pass == 1 ? filters().top_p : 1.0f;
+      const float most = pass == 0 ? filters().top_k : pass == 1 ? INFINITY : static_cast<float>(compact);
+      const float of_others = pass == 2 ? of_min_p() : -INFINITY;
+      const float lowest = of_others > found.kept ? of_others : found.kept;
+      const float cutoff = selection.select(lowest, pass == 1, share, most);
       (pass == 2 ? found.compact : found.kept) = cutoff;
     }
   }
-  found.kept = of_min_p > found.kept ? of_min_p : found.kept;
+  const float least = of_min_p();
+  found.kept = least > found.kept ? least : found.kept;
   return found;
 }
 
