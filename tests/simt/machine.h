@@ -53,7 +53,14 @@ void look_at(const void* place, int size);              // counts as a read if i
 void init(uint64_t* arrival);
 void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
 void wait(uint64_t* arrival, int round);
-int64_t copies();  // number of copies begun so far
+// What threads have done.
+struct Work {
+  int64_t copies;     // begun
+  int64_t loads;      // of 16 bytes of logits
+  int64_t additions;  // atomic
+  int64_t most;       // additions to one word in a run
+};
+Work take_work();  // since the last call
 // Every thread of the warp contributes 16 bytes. Returns all [32][16], which stay valid until the next exchange but
 // one.
 const char* exchange(const void* bytes, int size);
