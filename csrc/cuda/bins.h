@@ -1,4 +1,4 @@
-// Intervals of logits, and the bins of equal width into which a histogram cuts them.
+// Intervals of logits, the bins of equal width into which they are cut, and histograms.
 #pragma once
 
 #include "stats.h"
@@ -6,6 +6,8 @@
 namespace specdec::cuda {
 
 constexpr int kBins = 256;
+// Lanes of a warp add to different copies of a bin, since additions to one place take turns.
+constexpr int kCopies = 8;
 
 // The logits from `low` to `high`.
 struct Interval {
@@ -57,6 +59,35 @@ struct Bins {
     const uint32_t lowest = first_key(bin, first, last);
     const uint32_t highest = bin == 0 ? last : first_key(bin - 1, lowest, last) - 1;
     return {from_ordered_key(lowest), from_ordered_key(highest)};
+  }
+};
+
+// Sums of 64 bits, whose copies must be added up. `words`: [low and high halves, kBins, copies]
+template <int copies>
+struct Histogram {
+  static constexpr int kHalf = kBins * copies;
+  uint32_t* words;
+
+  SPECDEC_DEVICE void add(uint32_t bin, uint64_t amount) const {
+    uint32_t* place = words + (bin * copies + simt::thread() % copies);
+    const uint32_t low = static_cast<uint32_t>(amount), before = simt::add(place, low);
+    const uint32_t high = static_cast<uint32_t>(amount >> 32) + (before + low < low);  // with the carry
+    if (high != 0) simt::add(place + kHalf, high);
+  }
+  SPECDEC_DEVICE uint64_t sum(int bin) const {
+    uint64_t sum = 0;
+    for (int i = bin * copies; i < (bin + 1) * copies; ++i) {
+      sum += uint64_t{simt::read(&words[kHalf + i])} << 32 | simt::read(&words[i]);
+    }
+    return sum;
+  }
+  SPECDEC_DEVICE void set(int bin, uint64_t sum) const {
+    simt::write(&words[bin], static_cast<uint32_t>(sum));
+    simt::write(&words[kHalf + bin], static_cast<uint32_t>(sum >> 32));
+  }
+  // By the threads of a block.
+  SPECDEC_DEVICE void clear() const {
+    for (int i = simt::thread(); i < 2 * kHalf; i += simt::num_threads()) simt::write(&words[i], 0u);
   }
 };
 

@@ -5,50 +5,18 @@
 // suffice whatever the logits are. As soon as a list has room for the logits of the interval, the row is not read any
 // more. A cheap lower bound leaves few candidates in most rows.
 //
-// Masses are integers, so the order of additions does not matter. Atomic additions are of 32 bits, for which GPUs have
-// an instruction.
+// Masses are integers, so the order of additions does not matter.
 #pragma once
 
 #include "bins.h"
 
 namespace specdec::cuda {
 
-// Lanes of a warp add to different copies of a bin, since additions to one place take turns.
-constexpr int kCopies = 8;
 constexpr int kListed = 2 * kBins * kCopies;
 constexpr int kMostWarps = 32;
 // The integer mass of the largest logit. The masses of 4 million tokens add up to less than 2^64.
 constexpr float kUnit = 0x1p42f;
 constexpr float kLowestFinite = -0x1.fffffep127f;
-
-// Sums of 64 bits, whose copies must be added up. `words`: [low and high halves, kBins, copies]
-template <int copies>
-struct Histogram {
-  static constexpr int kHalf = kBins * copies;
-  uint32_t* words;
-
-  SPECDEC_DEVICE void add(uint32_t bin, uint64_t amount) const {
-    uint32_t* place = words + (bin * copies + simt::thread() % copies);
-    const uint32_t low = static_cast<uint32_t>(amount), before = simt::add(place, low);
-    const uint32_t high = static_cast<uint32_t>(amount >> 32) + (before + low < low);  // with the carry
-    if (high != 0) simt::add(place + kHalf, high);
-  }
-  SPECDEC_DEVICE uint64_t sum(int bin) const {
-    uint64_t sum = 0;
-    for (int i = bin * copies; i < (bin + 1) * copies; ++i) {
-      sum += uint64_t{simt::read(&words[kHalf + i])} << 32 | simt::read(&words[i]);
-    }
-    return sum;
-  }
-  SPECDEC_DEVICE void set(int bin, uint64_t sum) const {
-    simt::write(&words[bin], static_cast<uint32_t>(sum));
-    simt::write(&words[kHalf + bin], static_cast<uint32_t>(sum >> 32));
-  }
-  // By the threads of a block.
-  SPECDEC_DEVICE void clear() const {
-    for (int i = simt::thread(); i < 2 * kHalf; i += simt::num_threads()) simt::write(&words[i], 0u);
-  }
-};
 
 struct SelectionMemory {
   uint32_t sums[2 * kBins];                         // a histogram
@@ -186,8 +154,8 @@ struct Selection {
   }
 
   // By a warp: finds the first bin that is not empty and at which the sum reaches what is wanted; the last that is not
-  // empty, if rounding has made all less than that. Stores the bin, and what is left to it. `first`: what is
-  // wanted is still to be computed.
+  // empty, if rounding has made all less than that. Stores the bin, and what is left to it. `first`: what
+  // is wanted is still to be computed.
   SPECDEC_DEVICE void find_bin(bool first, bool masses) const {
     constexpr int each = kBins / kWarp;
     const Histogram<1> sums = {memory->sums};
