@@ -215,7 +215,7 @@ MUTATIONS: list[Mutation] = [
             ),
             "cuda-lanes-list-in-one-place": ("    place += before;\n", "    place += before / 2;\n"),
             "cuda-list-of-one-filter-for-the-next": ("if (first && lowest <= low) listed", "listed", FLAT),
-            "cuda-left-to-a-bin-what-others-have": ("left > before ? left - before : 0", "left"),
+            "cuda-left-to-a-bin-what-others-have": ("left > before ? left - before : 0", "left > before ? left : 0"),
             "cuda-left-overwritten-while-it-is-read": ("    simt::sync_warp();  // all lanes have read what", "    //"),
             "cuda-bound-one-too-high": ("if (rank == k - 1)", "if (rank == (k > 1 ? k - 2 : 0))"),
         },
