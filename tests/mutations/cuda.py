@@ -234,7 +234,7 @@ MUTATIONS: list[Mutation] = [
                 "first = key(beyond) + 1",
             ),
             "cuda-flat-rows-in-few-bins": ("if (linear && width", "if (!linear && width", FLAT),
-            "cuda-carry-lost": (" + (before + low < low);  // with the carry", ";", FLAT),
+            "cuda-carry-lost": (" + (before + low < low);  // with the carry", " + 0 * before;", FLAT),
             "cuda-carry-of-the-sum-before": ("before + low < low", "before < low", FLAT),
             "cuda-copies-not-added-up": ("i < (bin + 1) * copies", "i < bin * copies + 1", FLAT),
             "cuda-lanes-add-to-one-copy": ("(bin * copies + simt::thread() % copies)", "bin * copies", FLAT),
