@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +90,8 @@ GPUS = (
 ARCHITECTURES = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS))
 SCHEDULERS, EXPONENTIALS = 4, 16  # of a multiprocessor: instructions of warps, and results of MUFU, in a cycle
 BLOCK, BYTES = 1024, 2048  # of a block of bfloat16 logits
+LOGITS = 32  # of a block that a thread has
+FILTERED, LISTED = 128_256, 4096  # logits of a row, and of a full list (kListed of csrc/cuda/select.h)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,31 @@ def measuring_turn(kernel: Kernel, origin: str) -> list[sass.Instruction]:
     return []
 
 
+def histogram_turn(kernel: Kernel) -> int:
+    """The instructions that a filter's histogram of the row takes for 1,024 logits that are already loaded, all of them
+    in its interval; 0 if the kernel has none. Its loop is unrolled, so each logit's are those between one addition of
+    low halves and the next."""
+    every = [i for block in kernel.blocks for i in block.instructions]
+    additions = [at for at, i in enumerate(every) if i.name in ("ATOM", "ATOMS") and i.within("add")]
+    # Of each logit in turn, the low and the high half; the list's logits have two more additions elsewhere.
+    for begin in range(len(additions) - 2 * LOGITS + 1):
+        low_halves = additions[begin : begin + 2 * LOGITS : 2]
+        steps = [after - before for before, after in pairwise(low_halves)]
+        if max(steps) <= 2 * min(steps):
+            return LOGITS * (low_halves[-1] - low_halves[0]) // (LOGITS - 1)
+    return 0
+
+
+def predicted_filter(architecture: str, instructions: int) -> dict[str, dict[str, float]]:
+    """Microseconds for the histogram of a row, by one multiprocessor and issue alone: a model, not a measurement. Flat:
+    all logits are candidates. Peaked: as many as the list holds, which are counted from there."""
+    found = {}
+    for gpu in (g for g in GPUS if g.architecture == architecture):
+        each = instructions / SCHEDULERS / gpu.gigahertz / 1e3
+        found[gpu.name] = {"flat": each * FILTERED / BLOCK, "peaked": each * LISTED / BLOCK}
+    return found
+
+
 def kind_of(instruction: sass.Instruction) -> str:
     return next((kind.name for kind in KINDS if kind.fits(instruction)), REST)
 
@@ -169,11 +197,14 @@ def counted(kernel: Kernel) -> dict[str, object]:
         "calls": sum(count for name, count in names.items() if name.startswith("CALL")),
         "atomic_loops": sum(i.opcode.startswith("ATOMS.CAS") for i in every),
     }
+    if turn := histogram_turn(kernel):
+        found["histogram"] = turn
+        found["histogram of 128,256 logits, predicted"] = predicted_filter(kernel.architecture, turn)
     fused = kernel.architecture != "sm_80" and "measure" not in kernel.name
     for origin in ("stay", "ring") if fused else ("in place",):
-        if turn := measuring_turn(kernel, origin):
-            found[origin] = {"all": len(turn), **Counter(map(kind_of, turn))}
-            found[f"{origin}, predicted"] = predicted(kernel.architecture, len(turn))
+        if path := measuring_turn(kernel, origin):
+            found[origin] = {"all": len(path), **Counter(map(kind_of, path))}
+            found[f"{origin}, predicted"] = predicted(kernel.architecture, len(path))
     return found
 
 

@@ -30,7 +30,7 @@ struct DraftMemory {
 inline Items DraftMemory::items(const DraftStepParams& params) {
   const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
   return {blocks_of(params.vocabulary), block_bytes(rows), aligned(rows),
-          own_copy_of(params.sampling, params.compact > 0, aligned(rows), block_bytes(rows))};
+          own_copy_of(params.sampling, false, aligned(rows), block_bytes(rows))};
 }
 
 inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut) {
@@ -193,10 +193,9 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     if (warp == 0) merge(blocks, max, inverse_temperature);
     simt::sync_block();
     float sum = total(blocks.mass, blocks.n);
-    const Filters filters = filters_of(params.sampling, b);
-    if (filters.any() || params.compact > 0) {
+    if (filters_of(params.sampling, b).any() || params.compact > 0) {
       Selection selection = {row, blocks, max, inverse_temperature, memory.selection};
-      const Cutoffs cutoffs = cutoffs_of(selection, filters, params.compact, temperature, sum);
+      const Cutoffs cutoffs = cutoffs_of(selection, params.compact, temperature, sum);
       if (params.compact > 0) {
         return draw_compact(params, row, memory, max, inverse_temperature, cutoffs.compact);
       }

@@ -34,11 +34,9 @@ struct Items {
   int own_copy;  // bytes that a warp needs for a copy of a block, or 0
 };
 
-// The size of Row::own_copy. `lists`: the kernel also needs it where no bias, penalty or filter does.
+// The size of Row::own_copy. `lists`: the kernel also needs it where no bias or penalty does.
 SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool aligned, int bytes) {
-  return sampling.has_table || sampling.filters != nullptr || lists ? kBlock * static_cast<int>(sizeof(float))
-         : aligned                                                  ? 0
-                                                                    : bytes;
+  return sampling.has_table || lists ? kBlock * static_cast<int>(sizeof(float)) : aligned ? 0 : bytes;
 }
 
 // The number of warps and slots among which memory is cut.

@@ -123,11 +123,9 @@ SPECDEC_DEVICE void write(T* place, T value) {
   *place = value;
 }
 
-// Atomic; returns the old value. For integers only, so that the order of additions does not matter.
+// Atomic; returns the old value. For integers only, so that the order of additions does not matter, and of 32 bits,
+// since GPUs add 64 bits to shared memory in a loop.
 SPECDEC_DEVICE uint32_t add(uint32_t* place, uint32_t value) { return atomicAdd(place, value); }
-SPECDEC_DEVICE uint64_t add(uint64_t* place, uint64_t value) {
-  return atomicAdd(reinterpret_cast<unsigned long long*>(place), static_cast<unsigned long long>(value));
-}
 
 // ---- Loads of logits, from device memory or the shared memory of any block of the cluster
 
@@ -219,6 +217,9 @@ SPECDEC_DEVICE uint32_t larger_float16(uint32_t a, uint32_t b) {
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
+
+// How many bits are 1.
+SPECDEC_DEVICE uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
 
 // The value of a float16, given by its 16 bits.
 SPECDEC_DEVICE float half_to_float(uint32_t bits) {

@@ -62,7 +62,7 @@ SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
     simt::sync_block();
     Selection selection = {row, blocks, max, s.inverse_temperature, s.memory.selection};
     const float sum = total(blocks.mass, blocks.n);
-    const float cutoff = cutoffs_of(selection, filters_of(s.params.sampling, s.b), 0, s.temperature, sum).kept;
+    const float cutoff = cutoffs_of(selection, 0, s.temperature, sum).kept;
     simt::sync_block();
     keep_above(row, blocks, max, s.inverse_temperature, cutoff);
     simt::sync_block();

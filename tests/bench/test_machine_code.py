@@ -90,6 +90,11 @@ def test_the_prediction_names_what_limits():
     assert few["memory"] == pytest.approx(2048 * 132 * 1.98e9 / 3.35e12)
 
 
+def test_the_prediction_of_a_histogram_is_in_microseconds():
+    (predicted,) = machine_code.predicted_filter("sm_80", 1024).values()
+    assert predicted["flat"] == pytest.approx(128_256 / 4 / 1.41e3) and predicted["peaked"] < predicted["flat"] / 30
+
+
 @pytest.mark.nvcc
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not there")
 @pytest.mark.parametrize("source", machine_code.SOURCES)
@@ -98,5 +103,6 @@ def test_the_measuring_loop_is_short(source):
     kernels = machine_code.compiled(machine_code.report.ROOT / "csrc/cuda" / f"{source}.cu", "sm_90a")
     (fused,) = (machine_code.counted(k) for k in kernels if "measure" not in k.name)
     assert fused["stay"]["all"] <= 300 and fused["ring"]["all"] <= 350
-    assert fused["spilled_bytes"] == 0
+    assert fused["spilled_bytes"] == 0 and fused["atomic_loops"] == 0
+    assert 0 < fused["histogram"] <= 1100
     assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block

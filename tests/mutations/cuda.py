@@ -8,6 +8,7 @@ COUPLED = "tests/kernels/test_parity.py -k 'cuda and coupled'"
 FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda"
 PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda"
 LISTED = "tests/kernels/test_parity.py -k 'cuda and (listed or compact or reduced)'"
+FLAT = "tests/simt/test_simt.py -k flat"
 PLAN = "tests/kernels/test_launch_plan.py"
 
 MUTATIONS: list[Mutation] = [
@@ -198,12 +199,45 @@ MUTATIONS: list[Mutation] = [
         FILTERS,
         {
             "cuda-histogram-counted-while-it-is-cleared": (
-                "simt::write(&memory->histogram[bin], uint64_t{0});\n    simt::sync_block();",
-                "simt::write(&memory->histogram[bin], uint64_t{0});",
+                "sums.clear();\n      simt::sync_block();",
+                "sums.clear();",
             ),
-            "cuda-list-without-an-end": ("      if (place >= kListed) return;\n", ""),
-            "cuda-full-list-is-taken-for-whole": ("return simt::read(&memory->size) <= kListed;", "return true;"),
+            "cuda-copies-counted-while-they-are-cleared": (
+                "copies.clear();\n      simt::sync_block();",
+                "copies.clear();",
+                FLAT,
+            ),
+            "cuda-list-without-an-end": ("    if (place + all > kListed) return;\n", "", FLAT),
+            "cuda-full-list-is-taken-for-whole": (
+                "*in_list = *in_list || simt::read(&memory->size) <= kListed;",
+                "*in_list = true;",
+                FLAT,
+            ),
+            "cuda-lanes-list-in-one-place": ("    place += before;\n", "    place += before / 2;\n"),
+            "cuda-list-of-one-filter-for-the-next": ("if (first && lowest <= low) listed", "listed", FLAT),
+            "cuda-left-to-a-bin-what-others-have": ("left > before ? left - before : 0", "left > before ? left : 0"),
+            "cuda-left-overwritten-while-it-is-read": ("    simt::sync_warp();  // all lanes have read what", "    //"),
             "cuda-bound-one-too-high": ("if (rank == k - 1)", "if (rank == (k > 1 ? k - 2 : 0))"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/bins.h",
+        FILTERS,
+        {
+            "cuda-one-bin-too-many": ("scale = (kBins - 1) / width", "scale = kBins / width"),
+            "cuda-bin-with-the-next-ones-edge": (
+                "first_key(bin - 1, lowest, last) - 1",
+                "first_key(bin - 1, lowest, last)",
+            ),
+            "cuda-bin-begins-above-its-lowest": (
+                "if (beyond > 0) first = key(beyond - 1) + 1",
+                "first = key(beyond) + 1",
+            ),
+            "cuda-flat-rows-in-few-bins": ("if (linear && width", "if (!linear && width", FLAT),
+            "cuda-carry-lost": (" + (before + low < low);  // with the carry", " + 0 * before;", FLAT),
+            "cuda-carry-of-the-sum-before": ("before + low < low", "before < low", FLAT),
+            "cuda-copies-not-added-up": ("i < (bin + 1) * copies", "i < bin * copies + 1", FLAT),
+            "cuda-lanes-add-to-one-copy": ("(bin * copies + simt::thread() % copies)", "bin * copies", FLAT),
         },
     ),
     *mutations(

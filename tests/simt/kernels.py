@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -84,6 +85,23 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(built))
     loaded.draft_step.restype = loaded.speculative_step.restype = ctypes.c_char_p
     return loaded
+
+
+class Work(NamedTuple):
+    """What kernels have done: bulk copies, loads of 16 bytes of logits, atomic additions, and of these the most to one
+    word."""
+
+    copies: int
+    loads: int
+    additions: int
+    most: int
+
+
+def take_work() -> Work:
+    """Since the last call."""
+    numbers = (int64 * len(Work._fields))()
+    library().take_work(numbers)
+    return Work(*numbers)
 
 
 def sampling_arguments(sampling: SamplingTensors, keep: list) -> SamplingArguments:

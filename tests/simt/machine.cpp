@@ -2,9 +2,11 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -31,7 +33,8 @@ struct Seen {
     Passed passed = {};
   };
   By writer = {}, reader = {};
-  bool added = false;                // the last write was an atomic addition
+  bool added = false;  // the last write was an atomic addition
+  int additions = 0;
   const uint64_t* copied = nullptr;  // the last write was a copy with this arrival,
   int copy = 0;                      // its copy of this number
 };
@@ -91,7 +94,7 @@ struct Machine {
 };
 
 thread_local Machine* machine = nullptr;
-int64_t all_copies = 0;
+Work all_work = {};
 
 extern "C" void specdec_switch_stacks(void** save, void* to);
 #if defined(__x86_64__) && !defined(SPECDEC_UCONTEXT)
@@ -282,7 +285,7 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   memset(to, 0xab, bytes);
   copies.to = place, copies.from = static_cast<const char*>(from), copies.bytes = bytes;
   ++copies.begun;
-  ++all_copies;
+  ++all_work.copies;
 }
 
 void wait(uint64_t* arrival, int round) {
@@ -302,9 +305,10 @@ void wait(uint64_t* arrival, int round) {
   ++waited;
 }
 
-int64_t copies() { return all_copies; }
+Work take_work() { return std::exchange(all_work, {}); }
 
 void look_at(const void* place, int size) {
+  ++all_work.loads;
   const char* address = static_cast<const char*>(place);
   for (const Block& block : machine->blocks) {
     const Memory& memory = block.memory;
@@ -363,6 +367,7 @@ void access(const void* place, int size, Access kind) {
       check(seen.reader, "writes what is read by", where);
       seen.writer = {current, current->passed};
       seen.added = kind == Access::kAdd;
+      if (seen.added) ++all_work.additions, all_work.most = std::max<int64_t>(all_work.most, ++seen.additions);
     }
   }
 }

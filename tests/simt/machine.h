@@ -53,7 +53,14 @@ void look_at(const void* place, int size);              // counts as a read if i
 void init(uint64_t* arrival);
 void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
 void wait(uint64_t* arrival, int round);
-int64_t copies();  // number of copies begun so far
+// What threads have done.
+struct Work {
+  int64_t copies;     // begun
+  int64_t loads;      // of 16 bytes of logits
+  int64_t additions;  // atomic
+  int64_t most;       // additions to one word in a run
+};
+Work take_work();  // since the last call
 // Every thread of the warp contributes 16 bytes. Returns all [32][16], which stay valid until the next exchange but
 // one.
 const char* exchange(const void* bytes, int size);
@@ -135,18 +142,13 @@ inline uint32_t larger_float16(uint32_t a, uint32_t b) {
   return larger_halves(a, b, [](uint32_t bits) { return half_to_float(bits); });
 }
 
+inline uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
+
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 
 inline uint32_t add(uint32_t* place, uint32_t value) {
   access(place, sizeof(value), Access::kAdd);
   const uint32_t before = *place;
-  *place += value;
-  return before;
-}
-
-inline uint64_t add(uint64_t* place, uint64_t value) {
-  access(place, sizeof(value), Access::kAdd);
-  const uint64_t before = *place;
   *place += value;
   return before;
 }

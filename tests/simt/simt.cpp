@@ -50,7 +50,12 @@ extern "C" const char* speculative_step(const SpeculativeStepParams* params, int
   return run(cuda::speculative_measure_kernel, cuda::speculative_step_kernel, *params, blocks, threads, slots, seed);
 }
 
-extern "C" int64_t copies() { return specdec::simt::copies(); }
+// What was done since the last call: copies, loads, additions, and the most additions to one word.
+extern "C" void take_work(int64_t* work) {
+  const auto [copies, loads, additions, most] = specdec::simt::take_work();
+  const int64_t numbers[] = {copies, loads, additions, most};
+  memcpy(work, numbers, sizeof(numbers));
+}
 
 // How a machine would launch the step: blocks in a cluster, threads, slots of a warp, bytes of shared memory, and
 // whether all items stay there.

@@ -15,6 +15,7 @@ import pytest
 import simt.kernels
 import torch
 
+from specdec_kernels import SamplingParams, draft_step
 from specdec_kernels.testing import assert_same_step, random_step
 from specdec_kernels.types import SpeculativeStep
 
@@ -105,6 +106,33 @@ def test_a_warp_with_more_blocks_than_lanes(slots, log_probs):
     want, margin = inputs.reference()
     got = simt.kernels.speculative_step(*inputs.operands(), blocks=1, threads=32, slots=slots)
     assert_same_step(SpeculativeStep(*got), want, margin)
+
+
+FLAT_ROWS = {
+    "normal": lambda x: x,
+    "narrow": lambda x: 20 + 1e-4 * x,
+    "three_values": lambda x: 20 + x.clamp(-1, 1).round() / 8,
+    "constant": lambda x: 0 * x + 0.7,
+}
+
+
+@pytest.mark.parametrize("kind", FLAT_ROWS)
+@pytest.mark.parametrize("setting", [{"top_p": 0.9}, {"top_k": 6000}, {"top_k": 6000, "top_p": 0.9}])
+def test_filters_read_flat_rows_few_times(kind, setting):
+    """However flat a row whose 8192 logits exceed the list: the row is measured and its kept tokens are summed, and in
+    between each filter reads it three times at most. Nor do all lanes add to one word."""
+    logits = FLAT_ROWS[kind](torch.randn(1, 8192, generator=torch.Generator().manual_seed(7)))
+    simt.kernels.take_work()
+    drawn, expected = (
+        draft_step(logits, SamplingParams(**setting), seed=1, position=3, offset=0, backend=backend)
+        for backend in ("cuda", "reference")
+    )
+    work = simt.kernels.take_work()
+    assert torch.equal(drawn.cutoff, expected.cutoff)
+    reads = work.loads / (8192 / 4)
+    between = len(setting) * (1 if kind == "constant" else 3)
+    assert 2 + between <= reads < 3 + between  # also of the one block that a token is drawn from
+    assert work.most <= 8192 / 8 and work.additions < 2.2 * 8192 * len(setting)
 
 
 def test_sanitizers():
