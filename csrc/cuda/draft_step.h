@@ -29,7 +29,7 @@ struct DraftMemory {
 
 inline Items DraftMemory::items(const DraftStepParams& params) {
   const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
-  return {blocks_of(params.vocabulary), block_bytes(rows), aligned(rows),
+  return {blocks_of(params.vocabulary), block_bytes(rows),
           own_copy_of(params.sampling, params.compact > 0, aligned(rows), block_bytes(rows))};
 }
 

@@ -51,12 +51,9 @@ Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const Cu
   };
   const int64_t without = shared_with(0);
   if (without > limit) return {0, 0, 0, 0};
-  int num_slots = 0;
-  if (items.aligned) {
-    const int64_t a_slot = warps * (items.bytes + static_cast<int64_t>(sizeof(simt::Arrival))) + 16;
-    const int64_t fit = (limit - without) / a_slot, all = (items.most + blocks * warps - 1) / (blocks * warps);
-    num_slots = static_cast<int>(all <= fit ? all : std::min<int64_t>(fit, kAhead));
-  }
+  const int64_t a_slot = warps * (items.bytes + static_cast<int64_t>(sizeof(simt::Arrival))) + 16;
+  const int64_t fit = (limit - without) / a_slot, all = (items.most + blocks * warps - 1) / (blocks * warps);
+  const int num_slots = static_cast<int>(all <= fit ? all : std::min<int64_t>(fit, kAhead));
   return {blocks, warps * kWarp, num_slots, shared_with(num_slots)};
 }
 

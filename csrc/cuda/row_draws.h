@@ -16,21 +16,23 @@ constexpr int kMostThreads = kSplitThreads;
 constexpr int kMostThreads = kThreads;
 #endif
 
-SPECDEC_HD int block_bytes(const LogitRows& rows) { return kBlock * static_cast<int>(size_in_bytes(rows.dtype)); }
-
-// Whether every block of all rows begins and ends at a multiple of 16 bytes.
+// Whether every block of all rows begins and ends with a granule.
 SPECDEC_HD bool aligned(const LogitRows& rows) {
   const uint64_t all = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.sequence_stride) |
                        static_cast<uint64_t>(rows.row_stride) |
                        static_cast<uint64_t>(rows.vocabulary * size_in_bytes(rows.dtype));
-  return all % sizeof(Bytes16) == 0;
+  return all % kGranule == 0;
+}
+
+// The most bytes that the granules of a block have.
+SPECDEC_HD int block_bytes(const LogitRows& rows) {
+  return kBlock * static_cast<int>(size_in_bytes(rows.dtype)) + (aligned(rows) ? 0 : kGranule);
 }
 
 // The items of a sequence: the blocks of logits in its rows.
 struct Items {
   int64_t most;  // how many there may be
   int bytes;     // size of the largest one
-  bool aligned;  // whether all of them are
   int own_copy;  // bytes that a warp needs for a copy of a block, or 0
 };
 
@@ -45,7 +47,7 @@ SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool a
 struct Cut {
   int warps;      // in a block
   int all_warps;  // in a cluster
-  int num_slots;  // of a warp, for copies ahead; 0 if items are not aligned
+  int num_slots;  // of a warp, for copies ahead
 };
 
 // The argument of a kernel. In a fused launch, a sequence's memory is the shared memory of its cluster. A split launch

@@ -151,11 +151,12 @@ SPECDEC_DEVICE void init(Arrival* arrival) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Begins a copy of 16-byte aligned memory, a multiple of 16 bytes, from device to shared memory. An arrival tracks one
-// copy at a time.
+// Begins a copy of 16-byte aligned memory, a multiple of 16 bytes that may be 0, from device to shared memory. An
+// arrival tracks one copy at a time.
 SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival* arrival) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
                : "memory");
+  if (bytes == 0) return;
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(arrival))
@@ -185,6 +186,11 @@ SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival*) {
 SPECDEC_DEVICE void wait(Arrival*, int) { __syncwarp(); }
 
 #endif
+
+// Has a line of device memory brought to the L2 cache.
+SPECDEC_DEVICE void prefetch(const void* place) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(place)));
+}
 
 // Returns the address, hiding from the compiler how it was computed.
 SPECDEC_DEVICE char* opaque(char* place) {

@@ -106,14 +106,12 @@ SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int 
                                      float (&p)[kEach]) {
   const Row row = s.target_row(j);
   const Touched touched = touched_of(row, block);
-  const char* data = turn < 0 ? place_of_block(row, block) : s.memory.ring.arrived(turn);
-  load_aligned(data, row.dtype, row.size_of(block), p);
+  load_raw(row, block, turn < 0 ? nullptr : s.memory.ring.arrived(turn), p);
   weigh_target(s, j, w, touched, block, part, p);
   if (!s.same_vocabulary()) return subtract_few(s, j, block, p);
   const Row of_draft = s.draft_row(j);
   float q[kEach];
-  data = turn < 0 ? place_of_block(of_draft, block) : s.memory.ring.arrived(turn + 1);
-  load_aligned(data, of_draft.dtype, of_draft.size_of(block), q);
+  load_raw(of_draft, block, turn < 0 ? nullptr : s.memory.ring.arrived(turn + 1), q);
   subtract_draft(s, j, touched, block, part, q, p);
 }
 

@@ -13,7 +13,7 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
   const int first = place.first_after(static_cast<int>(j) * s.memory.n), pairs = ring.num_slots / 2;
   const bool copies = copies_residuals(s.params, ring);
   const auto copy_block = [&](const Row& row, int block, int its_turn) {
-    ring.of_turn(its_turn).copy(row.block_in_memory(block), row.size_of(block) * row.element());
+    ring.of_turn(its_turn).copy(row.granules(block));
   };
   const auto copy_pair = [&](int block, int its_turn) {
     if (!copies || block >= s.memory.n || !place.lane0()) return;

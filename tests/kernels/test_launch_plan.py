@@ -85,14 +85,13 @@ def test_a_launch_fits_its_machine(on):
         items = rows * -(-vocabulary // 1024)
         assert (made.blocks - 1) * made.threads // 32 < items  # no block without work
         assert made.stay == (0 < items <= made.num_slots * made.blocks * made.threads // 32)
-        if vocabulary % 8:
-            assert made.num_slots == 0
     assert split < 700  # of 5250; long vocabularies on GPUs with little memory
 
 
 def test_all_of_a_small_batch_stays():
-    """K = 5 drafts over 128256 or 151936 tokens fit on an H200, so every logit is read from memory once."""
-    for batch, vocabulary in itertools.product((1, 8), (128256, 151936)):
+    """K = 5 drafts over 128256 or 151936 tokens fit on an H200, so every logit is read from memory once. So do those
+    over 50257, of which most rows are not aligned."""
+    for batch, vocabulary in itertools.product((1, 8), (50257, 128256, 151936)):
         made = plan("H200", batch, 5, vocabulary)
         assert made.blocks == 16 and made.stay, made
 

@@ -153,7 +153,25 @@ MUTATIONS: list[Mutation] = [
                 PENALTIES,
             ),
             "cuda-ends-of-the-first-sequence": ("sampling->ends + b * sampling->num_ends", "sampling->ends", PENALTIES),
-            "cuda-odd-rows-end-with-zero": (": empty) << 16", ": 0u) << 16", "tests/kernels/test_corners.py -k cuda"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/granules.h",
+        "tests/simt/test_simt.py -k anywhere",
+        {
+            "cuda-shifted-rows-off-by-one-element": (">> 8 * (shift & 2)", ">> 8 * (shift & 1)"),
+            "cuda-odd-rows-end-with-zero": ("padding >> lane % 2 * 16 & 0xffffu", "0u"),
+            "cuda-granules-end-behind-the-row": (
+                "there / kGranule * kGranule, there % kGranule",
+                "(there + 15) / 16 * 16, 0",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/row_draws.h",
+        "tests/simt/test_simt.py -k anywhere",
+        {
+            "cuda-slots-without-the-granule-that-a-shift-needs": ("(aligned(rows) ? 0 : kGranule)", "0"),
         },
     ),
     *mutations(
@@ -176,8 +194,8 @@ MUTATIONS: list[Mutation] = [
                 "return p_of(j);",
             ),
             "cuda-slots-for-the-target-alone": (
-                "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
-                "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, bytes, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, of_target, own_copy};",
                 "tests/simt/test_simt.py -k slots",
             ),
         },
@@ -211,7 +229,6 @@ MUTATIONS: list[Mutation] = [
         PLAN,
         {
             "cuda-own-blocks-are-not-counted": ("return warps * items.own_copy + cut_memory", "return cut_memory"),
-            "cuda-copies-of-rows-that-are-not-aligned": ("  if (items.aligned) {\n", "  {\n"),
             "cuda-half-a-multiprocessor-takes-all": (
                 "const int64_t limit = many ? machine.half_of_it : machine.shared_memory;",
                 "const int64_t limit = machine.shared_memory;",

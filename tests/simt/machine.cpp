@@ -270,7 +270,7 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   if (found == memory.copies.end()) fail("copy with an arrival that was never initialised");
   Copies& copies = found->second;
   if (copies.done < copies.begun) fail("copy with an arrival that another one has");
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0 || bytes == 0) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0) {
     fail("bulk copy that is not aligned");
   }
   char* place = static_cast<char*>(to);

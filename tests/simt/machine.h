@@ -108,6 +108,8 @@ void write(T* place, T value) {
   *place = value;
 }
 
+inline void prefetch(const void*) {}
+
 inline char* opaque(char* place) { return place; }
 
 inline float half_to_float(uint32_t bits) {

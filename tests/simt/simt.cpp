@@ -18,7 +18,7 @@ const char* run(void (*measure)(const Work<Params, Memory>&), void (*decide)(con
   const int warps = threads / simt::kWarp, all_warps = (blocks > 0 ? blocks : 1) * warps;
   const cuda::Items items = Memory::items(params);
   const int turns = static_cast<int>((items.most + all_warps - 1) / all_warps);
-  const int num_slots = blocks < 0 || !items.aligned ? 0 : slots < 0 || slots > turns ? turns : slots;
+  const int num_slots = blocks < 0 ? 0 : slots < 0 || slots > turns ? turns : slots;
   cuda::Arena arena;
   const Memory pieces = Memory::cut(arena, params, items, cuda::Cut{warps, all_warps, num_slots});
   Work<Params, Memory> work = {params, pieces, items.own_copy, nullptr, arena.size(), -blocks};

@@ -6,6 +6,7 @@ Every test with backend "cuda" checks that the kernels' tokens are the reference
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import subprocess
 import sys
@@ -105,6 +106,25 @@ def test_a_warp_with_more_blocks_than_lanes(slots, log_probs):
     want, margin = inputs.reference()
     got = simt.kernels.speculative_step(*inputs.operands(), blocks=1, threads=32, slots=slots)
     assert_same_step(SpeculativeStep(*got), want, margin)
+
+
+@pytest.mark.parametrize("slots", [0, 2, -1])
+@pytest.mark.parametrize("vocabulary", [2050, 3083])  # the last granule but one of 2050 logits ends behind the row
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_begin_and_end_anywhere(slots, vocabulary, dtype):
+    """Such rows are copied ahead as well, and nothing around them counts."""
+
+    def spoiled(t: torch.Tensor) -> torch.Tensor:
+        wide = torch.full((*t.shape[:2], vocabulary + 3 + vocabulary % 2), math.nan, dtype=t.dtype)
+        return wide[..., 1 : vocabulary + 1].copy_(t)
+
+    inputs = random_step(2, 3, vocabulary, dtype=dtype, draft_dtype=dtype)
+    want, margin = inputs.reference()
+    target, tokens, draft, *others = inputs.operands()
+    before, grid = simt.kernels.library().copies(), {"blocks": 2, "threads": 64, "slots": slots}
+    got = simt.kernels.speculative_step(spoiled(target), tokens, spoiled(draft), *others, **grid)
+    assert_same_step(SpeculativeStep(*got), want, margin)
+    assert (simt.kernels.library().copies() > before) == (slots != 0)
 
 
 def test_sanitizers():
