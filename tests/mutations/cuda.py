@@ -106,7 +106,7 @@ MUTATIONS: list[Mutation] = [
                 "    if (item >= end && item < measured.items) *this = at(measured, item, step);\n",
                 "",
             ),
-            "cuda-last-block-is-whole": ("block == num_blocks - 1 ? last_size : kBlock", "kBlock"),
+            "cuda-last-block-is-whole": ("aligned ? static_cast<int>(rows.size / kBlock) : 0", "aligned ? n : 0"),
             "cuda-results-of-the-lane-before": ("if (lane == count) mine", "if (lane + 1 == count) mine"),
             "cuda-results-of-a-draft-beside-the-target": ("of_target ? item : item + gap", "item"),
             "cuda-more-results-than-lanes": ("++count == kWarp || ", ""),
