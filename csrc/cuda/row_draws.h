@@ -95,13 +95,17 @@ SPECDEC_DEVICE void write_to_first(T* place, T value) {
   simt::write(simt::blocks_in_cluster() == 1 ? place : simt::in_block(place, 0), value);
 }
 
-// By a warp: the token with the largest logit, the lowest id of a tie.
-SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
+// By a warp: the first block of logits that has the row's largest one.
+SPECDEC_DEVICE int block_of_max(const Blocks& blocks, float max) {
   Candidate first = 0;
   for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
     if (simt::read(&blocks.max[i]) == max) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(i)));
   }
-  const int block = static_cast<int>(index_of(simt::reduce(first, Better())));
+  return static_cast<int>(index_of(simt::reduce(first, Better())));
+}
+
+// By a warp: the token of this block with the row's largest logit, the lowest id of a tie.
+SPECDEC_DEVICE int64_t argmax(const Row& row, int block, float max) {
   float x[kEach];
   load_block(row, block, x);
   Candidate best = 0;
@@ -112,31 +116,31 @@ SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
   return int64_t{block} * kBlock + index_of(simt::reduce(best, Better()));
 }
 
-// By the threads of a block: draws a token in two levels, the first by the blocks' masses. All warps choose the same
-// block of logits, and divide its tokens: weigh(block, part, weights) computes the weights of a warp's. `memory`:
-// [warps]
+// Draws have two levels. First, all warps of the cluster choose the same block of logits by the blocks' masses
+// (race_among). Then the thread block that keeps these logits draws one of them, since the others may have ended.
+
+// By the threads of a block: draws a token of this block of logits, -1 if that is -1. The warps divide the tokens among
+// them: weigh(part, weights) computes the weights of a warp's. `memory`: [warps]
 template <class Weigh>
-SPECDEC_DEVICE int64_t draw_by(const float* masses, int n, Noise noise, Stream block_stream, Stream token_stream,
-                               Candidate* memory, const Place& place, const Weigh& weigh) {
-  const int block = static_cast<int>(race_among(masses, n, noise, block_stream));
+SPECDEC_DEVICE int64_t draw_by(int block, Noise noise, Stream stream, Candidate* memory, const Place& place,
+                               const Weigh& weigh) {
   if (block < 0) return -1;
   const Part part = Part::of(place.warp, place.warps);
   float weights[kEach];
-  weigh(block, part, weights);
-  const Candidate mine = race_in_block(weights, block, noise, token_stream, 0, part);
+  weigh(part, weights);
+  const Candidate mine = race_in_block(weights, block, noise, stream, 0, part);
   if (place.lane0()) simt::write(&memory[place.warp], mine);
   simt::sync_block();
   return index_of(best_of(memory, place.warps));
 }
 
-// By the threads of a block: draws one of the kept tokens.
-SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_temperature, float cutoff, Noise noise,
-                            Stream block_stream, Stream token_stream, Candidate* memory, const Place& place) {
-  return draw_by(blocks.mass, blocks.n, noise, block_stream, token_stream, memory, place,
-                 [&](int block, Part part, float (&weights)[kEach]) {
-                   load_block(row, block, weights);
-                   weights_above(weights, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
-                 });
+// The same: draws one of the kept tokens.
+SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, int block, float inverse_temperature, float cutoff,
+                            Noise noise, Stream stream, Candidate* memory, const Place& place) {
+  return draw_by(block, noise, stream, memory, place, [&](Part part, float (&weights)[kEach]) {
+    load_block(row, block, weights);
+    weights_above(weights, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
+  });
 }
 
 // By a warp: its part of a row's one-level race.

@@ -31,6 +31,10 @@ struct Row {
   }
   SPECDEC_DEVICE const int64_t* ends() const { return sampling->ends + b * sampling->num_ends; }
   SPECDEC_HD int num_blocks() const { return blocks_of(size); }
+  // Whether this thread block draws from a block of logits, -1 standing for none.
+  SPECDEC_DEVICE bool drawn_here(int block) const {
+    return simt::block_in_cluster() == (block < 0 ? 0 : kept.block_of(first_item + block));
+  }
 };
 
 // The index of the last of `size` ascending ids that is <= id, or 0.

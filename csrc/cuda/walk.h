@@ -23,7 +23,7 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
   for (int pair = 0; pair < pairs; ++pair) copy_pair(first + pair * place.all_warps, *turn + 2 * pair);
   for (int block = first; block < s.memory.n; block += place.all_warps) {
     float weights[kEach], sum = 0.0f;
-    residual_weights(s, j, w, block, copies ? *turn : -1, {}, weights);
+    residual_weights(s, j, w, block, copies ? *turn : kKept, {}, weights);
     if (copies) {
       simt::sync_warp();  // all lanes have read the slots
       copy_pair(block + pairs * place.all_warps, *turn + 2 * pairs);
@@ -103,18 +103,23 @@ SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   return end;
 }
 
-// By the threads of block 0: draws the token after the kept drafts; -1 if there is none.
-SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end, const Place& place) {
+// By a warp: the block of logits that has the token after the kept drafts; -1 if there is none.
+SPECDEC_DEVICE int block_of_end(const Sequence& s, const Outcome& end) {
   if (end.state == kDone) return -1;
+  const float* masses = end.state == kDraw ? s.blocks(end.j).mass : end.masses;
+  return static_cast<int>(race_among(masses, s.memory.n, s.noise(end.j), kRecoverBlock));
+}
+
+// By the threads of a block: draws that token.
+SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end, int block, const Place& place) {
   const Noise noise = s.noise(end.j);
   if (end.state == kDraw) {
-    return draw(s.target_row(end.j), s.blocks(end.j), s.inverse_temperature, s.p_of(end.j).cutoff, noise, kRecoverBlock,
+    return draw(s.target_row(end.j), s.blocks(end.j), block, s.inverse_temperature, s.p_of(end.j).cutoff, noise,
                 kRecoverToken, s.memory.drawn, place);
   }
-  return draw_by(end.masses, s.memory.n, noise, kRecoverBlock, kRecoverToken, s.memory.drawn, place,
-                 [&](int block, Part part, float (&weights)[kEach]) {
-                   residual_weights(s, end.j, end.w, block, -1, part, weights);
-                 });
+  return draw_by(block, noise, kRecoverToken, s.memory.drawn, place, [&](Part part, float (&weights)[kEach]) {
+    residual_weights(s, end.j, end.w, block, kAlone, part, weights);
+  });
 }
 
 }  // namespace specdec::cuda

@@ -20,8 +20,8 @@ MUTATIONS: list[Mutation] = [
                 "  if (fused) measure_rows(s, place);\n  simt::sync_block();",
             ),
             "cuda-writes-to-blocks-that-may-not-run-yet": (
-                "  simt::sync_cluster();  // now all blocks run",
-                "  // now all blocks run",
+                "  simt::wait_cluster();  // now all blocks run, and may write to each other's memory\n  if (fused) measure_rows(s, place);\n",
+                "  if (fused) measure_rows(s, place);\n  simt::wait_cluster();\n",
             ),
             "cuda-cutoffs-told-without-a-barrier": (
                 "    simt::sync_block();\n  });\n  simt::sync_cluster();",
@@ -29,9 +29,20 @@ MUTATIONS: list[Mutation] = [
                 FILTERS,
             ),
             "cuda-block-leaves-while-others-read": (
-                "  if (s.memory.ring.stay) simt::sync_cluster();  // a block's",
-                "  // a block's",
-                FILTERS,
+                "  if (!place.first) simt::wait_cluster();",
+                "",
+            ),
+            "cuda-waits-where-it-has-not-arrived": (
+                "  simt::arrive_only();\n  const Place place",
+                "  const Place place",
+            ),
+            "cuda-rows-measured-before-a-barrier-that-orders-nothing": (
+                "  if (fused) measure_rows(s, place);\n  simt::sync_cluster();",
+                "  if (fused) measure_rows(s, place);\n  simt::arrive_only();\n  simt::wait_cluster();",
+            ),
+            "cuda-a-block-draws-what-another-keeps": (
+                "if (!s.target_row(end.j).drawn_here(block)) return;",
+                "if (!place.first) return;",
             ),
             "cuda-race-in-position-and-offset": (
                 "noise = {noise.seed, noise.position + noise.offset, 0};",

@@ -56,6 +56,10 @@ def test_a_right_kernel_has_no_fault(kernels, name, result):
         (7, ("aligned",)),
         (8, ("has ended",)),
         (9, ("says that it runs",)),
+        (10, ("race", "never written")),  # a write between the halves of a barrier
+        (11, ("race", "never written")),  # a barrier that orders nothing
+        (12, ("arrives again",)),
+        (13, ("has not arrived",)),
     ],
 )
 def test_a_bug_is_found_in_every_order(kernels, bug, words):
