@@ -52,7 +52,7 @@ def _within(*functions: str) -> Callable[[sass.Block], bool]:
 # What the shortest run of a fused kernel goes through, without filters: a step (rule `token`) that rejects a draft, and
 # a draft.
 RUNS = {
-    "speculative_step_kernel": (*ORIGINS["stay"], _within("walk", "weigh_residual"), _within("write_step")),
+    "speculative_step_kernel": (*ORIGINS["stay"], _within("walk", "publish"), _within("write_step")),
     "draft_step_kernel": (*ORIGINS["stay"], _within("draw_by"), _within("write_draft")),
 }
 

@@ -237,6 +237,7 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(draft_measure_kernel, kMostThreads, DraftWork) {
+  simt::start_next_launch();
   measure_row(drafting_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
@@ -246,6 +247,8 @@ SPECDEC_KERNEL(draft_step_kernel, kMostThreads, DraftWork) {
   if (params.scratch == nullptr) {
     measure_row(s, place);
     simt::sync_cluster();
+  } else {
+    simt::wait_for_launch_before();
   }
   decide_draft(s, place);
   if (!s.memory.ring.stay || !s.selects || s.params.coupled) return;

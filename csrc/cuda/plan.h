@@ -23,6 +23,14 @@ struct Machine {
   std::array<int, kMostBlocks + 1> places;  // [n]: how many clusters of n blocks, one per multiprocessor, run at once
 };
 
+// How many blocks measure a sequence in a split launch: as many as keep the machine busy. `dependent`: they leave a
+// multiprocessor to each sequence's deciding block, whose registers do not fit beside theirs.
+inline int measuring_blocks(const Machine& machine, int64_t batch, const Items& items, bool dependent) {
+  const int64_t theirs = machine.multiprocessors - (dependent ? batch : 0);
+  const int64_t wanted = dependent ? std::max<int64_t>(theirs / batch, 1) : (theirs + batch - 1) / batch;
+  return static_cast<int>(std::min(wanted, (items.most + kSplitWarps - 1) / kSplitWarps));
+}
+
 // A fused launch; with 0 blocks, the launch must be split.
 struct Plan {
   int blocks, threads, num_slots;

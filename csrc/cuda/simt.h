@@ -92,6 +92,22 @@ SPECDEC_DEVICE void sync_cluster() {
   wait_cluster();
 }
 
+// ---- Launches that overlap: the next one in the stream, if it is launched as a dependent one (csrc/cuda/launch.h)
+
+// Lets the blocks of the next launch begin once every block of this one has called this.
+SPECDEC_DEVICE void start_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Waits for the end of the launch before, and until what it wrote can be seen.
+SPECDEC_DEVICE void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- Operations of a warp, in which all its threads take part
 
 template <class T>

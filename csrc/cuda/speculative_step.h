@@ -184,6 +184,7 @@ SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(speculative_measure_kernel, kMostThreads, StepWork) {
+  simt::start_next_launch();
   measure_rows(sequence_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
@@ -222,7 +223,9 @@ SPECDEC_KERNEL(speculative_step_kernel, kMostThreads, StepWork) {
   const Sequence s = sequence_of(params, simt::cluster());
   const bool fused = params.scratch == nullptr;
   if (fused) begin_copies(s.memory.ring, s.measured(), place);
-  look_at_drafts(s);     // meanwhile, logits are being copied
+  look_at_drafts(s);  // meanwhile, logits are being copied
+  prefetch_drafts(s, place);
+  if (!fused) simt::wait_for_launch_before();
   simt::wait_cluster();  // now all blocks run, and may write to each other's memory
   if (fused) measure_rows(s, place);
   simt::sync_cluster();

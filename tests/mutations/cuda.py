@@ -240,6 +240,7 @@ MUTATIONS: list[Mutation] = [
         PLAN,
         {
             "cuda-own-blocks-are-not-counted": ("return warps * items.own_copy + cut_memory", "return cut_memory"),
+            "cuda-deciding-blocks-wait-for-measuring-ones": ("(dependent ? batch : 0)", "0"),
             "cuda-half-a-multiprocessor-takes-all": (
                 "const int64_t limit = many ? machine.half_of_it : machine.shared_memory;",
                 "const int64_t limit = machine.shared_memory;",

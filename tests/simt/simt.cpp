@@ -65,3 +65,8 @@ extern "C" void plan(const SpeculativeStepParams* params, const cuda::Machine* m
   const int64_t numbers[] = {made.blocks, made.threads, made.num_slots, made.shared, pieces.ring.stay};
   memcpy(plan, numbers, sizeof(numbers));
 }
+
+// How many blocks would measure a sequence in a split launch.
+extern "C" int measuring_blocks(const SpeculativeStepParams* params, const cuda::Machine* machine, bool dependent) {
+  return cuda::measuring_blocks(*machine, params->batch, cuda::StepMemory::items(*params), dependent);
+}
