@@ -1,4 +1,5 @@
-"""Counts the instructions of the CUDA kernels' measuring loop in their machine code, which needs no GPU.
+"""Counts the instructions of the CUDA kernels' measuring loop, and the barriers that a step meets, in their machine
+code, which needs no GPU.
 
     python bench/machine_code.py --json bench/results/machine_code.json
 
@@ -42,6 +43,18 @@ ORIGINS = {
     "stay": (MAXIMUM, EXPONENTIAL, WAIT),
     "ring": (MAXIMUM, EXPONENTIAL, WAIT, COPY),
     "in place": (MAXIMUM, EXPONENTIAL),
+}
+
+
+def _within(*functions: str) -> Callable[[sass.Block], bool]:
+    return lambda block: any(all(map(i.within, functions)) for i in block.instructions)
+
+
+# What the shortest run of a fused kernel goes through, without filters: a step (rule `token`) that rejects a draft, and
+# a draft.
+RUNS = {
+    "speculative_step_kernel": (*ORIGINS["stay"], _within("walk", "publish"), _within("write_step")),
+    "draft_step_kernel": (*ORIGINS["stay"], _within("draw_by"), _within("write_draft")),
 }
 
 
@@ -168,6 +181,23 @@ def predicted_filter(architecture: str, instructions: int) -> dict[str, dict[str
     return found
 
 
+def barriers(kernel: Kernel) -> dict[str, int]:
+    """How often threads wait for their cluster and for their block in the run of RUNS, and the fences that wait for
+    memory."""
+
+    def without_cluster(block: sass.Block) -> bool:
+        """Whether the compiler added the block to a cluster's barrier for launches that have no clusters."""
+        added = (i for i in block.instructions if i.name in ("BAR", "NOP"))
+        return any(i.within(half) for i in added for half in ("arrive_cluster", "wait_cluster"))
+
+    run = sass.shortest_run(kernel.blocks, RUNS[kernel.name], without_cluster)
+    return {
+        "cluster_barriers": sum(i.name == "UCGABAR_WAIT" for i in run),
+        "fences": sum(i.opcode == "MEMBAR.ALL.GPU" for i in run),
+        "block_barriers": sum(i.name == "BAR" for i in run),
+    }
+
+
 def kind_of(instruction: sass.Instruction) -> str:
     return next((kind.name for kind in KINDS if kind.fits(instruction)), REST)
 
@@ -205,7 +235,7 @@ def counted(kernel: Kernel) -> dict[str, object]:
         if path := measuring_turn(kernel, origin):
             found[origin] = {"all": len(path), **Counter(map(kind_of, path))}
             found[f"{origin}, predicted"] = predicted(kernel.architecture, len(path))
-    return found
+    return found | (barriers(kernel) if fused else {})
 
 
 def main(
@@ -229,6 +259,9 @@ def main(
         if rows:
             columns = ("kernel", "architecture", "registers", "all", *(k.name for k in KINDS), REST)
             results.show(f"instructions for 1,024 bfloat16 logits, {origin}", rows, columns)
+    met = ("cluster_barriers", "fences", "block_barriers")
+    fused = [{name: row[name] for name in ("kernel", "architecture", *met)} for row in results.rows if met[0] in row]
+    results.show("barriers and fences that a step meets", fused, ("kernel", "architecture", *met))
     results.finish()
 
 

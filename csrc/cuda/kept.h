@@ -60,6 +60,11 @@ struct Kept {
   char* slots;  // of this block, [warps, num_slots, slot_bytes]; null: items do not stay
   int num_slots, slot_bytes;
 
+  // The block of the cluster that has an item; block 0 if none has.
+  SPECDEC_DEVICE int block_of(int item) const {
+    const Place here = Place::here();
+    return slots == nullptr ? 0 : item % here.all_warps / here.warps;
+  }
   SPECDEC_DEVICE const char* place_of(int item) const {
     const Place here = Place::here();
     const int warp = item % here.all_warps, block = warp / here.warps;

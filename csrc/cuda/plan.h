@@ -23,6 +23,14 @@ struct Machine {
   std::array<int, kMostBlocks + 1> places;  // [n]: how many clusters of n blocks, one per multiprocessor, run at once
 };
 
+// How many blocks measure a sequence in a split launch: as many as keep the machine busy. `dependent`: they leave a
+// multiprocessor to each sequence's deciding block, whose registers do not fit beside theirs.
+inline int measuring_blocks(const Machine& machine, int64_t batch, const Items& items, bool dependent) {
+  const int64_t theirs = machine.multiprocessors - (dependent ? batch : 0);
+  const int64_t wanted = dependent ? std::max<int64_t>(theirs / batch, 1) : (theirs + batch - 1) / batch;
+  return static_cast<int>(std::min(wanted, (items.most + kSplitWarps - 1) / kSplitWarps));
+}
+
 // A fused launch; with 0 blocks, the launch must be split.
 struct Plan {
   int blocks, threads, num_slots;
@@ -51,12 +59,9 @@ Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const Cu
   };
   const int64_t without = shared_with(0);
   if (without > limit) return {0, 0, 0, 0};
-  int num_slots = 0;
-  if (items.aligned) {
-    const int64_t a_slot = warps * (items.bytes + static_cast<int64_t>(sizeof(simt::Arrival))) + 16;
-    const int64_t fit = (limit - without) / a_slot, all = (items.most + blocks * warps - 1) / (blocks * warps);
-    num_slots = static_cast<int>(all <= fit ? all : std::min<int64_t>(fit, kAhead));
-  }
+  const int64_t a_slot = warps * (items.bytes + static_cast<int64_t>(sizeof(simt::Arrival))) + 16;
+  const int64_t fit = (limit - without) / a_slot, all = (items.most + blocks * warps - 1) / (blocks * warps);
+  const int num_slots = static_cast<int>(all <= fit ? all : std::min<int64_t>(fit, kAhead));
   return {blocks, warps * kWarp, num_slots, shared_with(num_slots)};
 }
 

@@ -16,21 +16,23 @@ constexpr int kMostThreads = kSplitThreads;
 constexpr int kMostThreads = kThreads;
 #endif
 
-SPECDEC_HD int block_bytes(const LogitRows& rows) { return kBlock * static_cast<int>(size_in_bytes(rows.dtype)); }
-
-// Whether every block of all rows begins and ends at a multiple of 16 bytes.
+// Whether every block of all rows begins and ends with a granule.
 SPECDEC_HD bool aligned(const LogitRows& rows) {
   const uint64_t all = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.sequence_stride) |
                        static_cast<uint64_t>(rows.row_stride) |
                        static_cast<uint64_t>(rows.vocabulary * size_in_bytes(rows.dtype));
-  return all % sizeof(Bytes16) == 0;
+  return all % kGranule == 0;
+}
+
+// The most bytes that the granules of a block have.
+SPECDEC_HD int block_bytes(const LogitRows& rows) {
+  return kBlock * static_cast<int>(size_in_bytes(rows.dtype)) + (aligned(rows) ? 0 : kGranule);
 }
 
 // The items of a sequence: the blocks of logits in its rows.
 struct Items {
   int64_t most;  // how many there may be
   int bytes;     // size of the largest one
-  bool aligned;  // whether all of them are
   int own_copy;  // bytes that a warp needs for a copy of a block, or 0
 };
 
@@ -43,7 +45,7 @@ SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool a
 struct Cut {
   int warps;      // in a block
   int all_warps;  // in a cluster
-  int num_slots;  // of a warp, for copies ahead; 0 if items are not aligned
+  int num_slots;  // of a warp, for copies ahead
 };
 
 // The argument of a kernel. In a fused launch, a sequence's memory is the shared memory of its cluster. A split launch
@@ -91,13 +93,17 @@ SPECDEC_DEVICE void write_to_first(T* place, T value) {
   simt::write(simt::blocks_in_cluster() == 1 ? place : simt::in_block(place, 0), value);
 }
 
-// By a warp: the token with the largest logit, the lowest id of a tie.
-SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
+// By a warp: the first block of logits that has the row's largest one.
+SPECDEC_DEVICE int block_of_max(const Blocks& blocks, float max) {
   Candidate first = 0;
   for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
     if (simt::read(&blocks.max[i]) == max) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(i)));
   }
-  const int block = static_cast<int>(index_of(simt::reduce(first, Better())));
+  return static_cast<int>(index_of(simt::reduce(first, Better())));
+}
+
+// By a warp: the token of this block with the row's largest logit, the lowest id of a tie.
+SPECDEC_DEVICE int64_t argmax(const Row& row, int block, float max) {
   float x[kEach];
   load_block(row, block, x);
   Candidate best = 0;
@@ -108,31 +114,31 @@ SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
   return int64_t{block} * kBlock + index_of(simt::reduce(best, Better()));
 }
 
-// By the threads of a block: draws a token in two levels, the first by the blocks' masses. All warps choose the same
-// block of logits, and divide its tokens: weigh(block, part, weights) computes the weights of a warp's. `memory`:
-// [warps]
+// Draws have two levels. First, all warps of the cluster choose the same block of logits by the blocks' masses
+// (race_among). Then the thread block that keeps these logits draws one of them, since the others may have ended.
+
+// By the threads of a block: draws a token of this block of logits, -1 if that is -1. The warps divide the tokens among
+// them: weigh(part, weights) computes the weights of a warp's. `memory`: [warps]
 template <class Weigh>
-SPECDEC_DEVICE int64_t draw_by(const float* masses, int n, Noise noise, Stream block_stream, Stream token_stream,
-                               Candidate* memory, const Place& place, const Weigh& weigh) {
-  const int block = static_cast<int>(race_among(masses, n, noise, block_stream));
+SPECDEC_DEVICE int64_t draw_by(int block, Noise noise, Stream stream, Candidate* memory, const Place& place,
+                               const Weigh& weigh) {
   if (block < 0) return -1;
   const Part part = Part::of(place.warp, place.warps);
   float weights[kEach];
-  weigh(block, part, weights);
-  const Candidate mine = race_in_block(weights, block, noise, token_stream, 0, part);
+  weigh(part, weights);
+  const Candidate mine = race_in_block(weights, block, noise, stream, 0, part);
   if (place.lane0()) simt::write(&memory[place.warp], mine);
   simt::sync_block();
   return index_of(best_of(memory, place.warps));
 }
 
-// By the threads of a block: draws one of the kept tokens.
-SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_temperature, float cutoff, Noise noise,
-                            Stream block_stream, Stream token_stream, Candidate* memory, const Place& place) {
-  return draw_by(blocks.mass, blocks.n, noise, block_stream, token_stream, memory, place,
-                 [&](int block, Part part, float (&weights)[kEach]) {
-                   load_block(row, block, weights);
-                   weights_above(weights, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
-                 });
+// The same: draws one of the kept tokens.
+SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, int block, float inverse_temperature, float cutoff,
+                            Noise noise, Stream stream, Candidate* memory, const Place& place) {
+  return draw_by(block, noise, stream, memory, place, [&](Part part, float (&weights)[kEach]) {
+    load_block(row, block, weights);
+    weights_above(weights, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
+  });
 }
 
 // By a warp: its part of a row's one-level race.

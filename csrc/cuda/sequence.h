@@ -58,20 +58,18 @@ SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
 // Whether the ring brings the rows of residuals, the target's and the draft's in pairs.
 SPECDEC_HD bool copies_residuals(const SpeculativeStepParams& params, const Ring& ring) {
   return ring.num_slots >= 2 && !ring.stay && params.compact_ids == nullptr && params.d2t == nullptr &&
-         params.draft.data != nullptr && aligned(params.draft);
+         params.draft.data != nullptr;
 }
 
 inline Items StepMemory::items(const SpeculativeStepParams& params) {
   const LogitRows &target = params.target, &draft = params.draft;
   const int of_target = block_bytes(target), of_draft = draft.data == nullptr ? 0 : block_bytes(draft);
   const int bytes = of_target > of_draft ? of_target : of_draft;
-  const bool target_aligned = aligned(target), draft_aligned = draft.data == nullptr || aligned(draft);
   const int64_t blocks = (params.num_drafts_max + 1) * blocks_of(params.vocabulary);
   const int own_copy = own_copy_of(params.sampling, draft.data == nullptr || params.d2t != nullptr,
-                                   target_aligned && draft_aligned, bytes);
-  if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};
-  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, target_aligned && draft_aligned,
-          own_copy};
+                                   aligned(target) && (draft.data == nullptr || aligned(draft)), bytes);
+  if (!weighs_drafts(params)) return {blocks, bytes, own_copy};
+  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, own_copy};
 }
 
 inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& params, const Items& items,

@@ -1,5 +1,6 @@
-// speculative_step in one launch: a cluster of blocks takes a sequence. All its blocks weigh rows and residuals, each
-// of them then decides for itself how far drafts are kept, and block 0 draws and writes.
+// speculative_step in one launch: a cluster of blocks takes a sequence. All its blocks weigh rows and residuals, and
+// each of them then decides for itself how far drafts are kept. The one that keeps the logits of the next token draws
+// it.
 #pragma once
 
 #include "walk.h"
@@ -100,7 +101,7 @@ SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
     if (row_fault(max) != 0) continue;
     int64_t token;
     if (s.greedy()) {
-      token = argmax(s.target_row(j), s.blocks(j), max);
+      token = argmax(s.target_row(j), block_of_max(s.blocks(j), max), max);
     } else {
       token = index_of(best_of(&memory.best[j * place.all_warps], place.all_warps));
     }
@@ -149,7 +150,7 @@ SPECDEC_DEVICE void write_log_probs(const Sequence& s, int64_t i, int64_t token)
   s.params.raw_log_probs[s.b * (s.params.num_drafts_max + 1) + i] = raw_log_p;
 }
 
-// By a warp of block 0: writes the outputs of a sequence.
+// By a warp of the cluster: writes the outputs of a sequence.
 SPECDEC_DEVICE void write_step(const Sequence& s, const Emitted& end) {
   const int64_t rows = s.params.num_drafts_max + 1;
   for (int64_t i = simt::thread() % kWarp; i < rows; i += kWarp) {
@@ -183,6 +184,7 @@ SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(speculative_measure_kernel, kMostThreads, StepWork) {
+  simt::start_next_launch();
   measure_rows(sequence_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
@@ -207,24 +209,30 @@ SPECDEC_DEVICE void decide_step(const Sequence& s, const Place& place) {
     }
     simt::sync_block();
     const Outcome end = s.params.rule == kRuleBlock ? walk_jointly(s, place) : walk(s, place);
-    if (!place.first) return;
-    emitted = {end.j, draw_end(s, end, place), end.status};
+    const int block = block_of_end(s, end);
+    if (!s.target_row(end.j).drawn_here(block)) return;
+    emitted = {end.j, draw_end(s, end, block, place), end.status};
     if (place.warp != 0) return;
   }
   write_step(s, emitted);
 }
 
 SPECDEC_KERNEL(speculative_step_kernel, kMostThreads, StepWork) {
+  simt::arrive_only();
   const Place place = Place::here();
   const Sequence s = sequence_of(params, simt::cluster());
   const bool fused = params.scratch == nullptr;
   if (fused) begin_copies(s.memory.ring, s.measured(), place);
-  look_at_drafts(s);     // meanwhile, logits are being copied
-  simt::sync_cluster();  // now all blocks run, and may write to each other's memory
+  look_at_drafts(s);  // meanwhile, logits are being copied
+  prefetch_drafts(s, place);
+  if (!fused) simt::wait_for_launch_before();
+  simt::wait_cluster();  // now all blocks run, and may write to each other's memory
   if (fused) measure_rows(s, place);
   simt::sync_cluster();
   decide_step(s, place);
-  if (s.memory.ring.stay) simt::sync_cluster();  // a block's shared memory, which others read, ends with it
+  if (!s.memory.ring.stay || !s.greedy()) return;
+  simt::arrive_only();                     // block 0 has read what others keep,
+  if (!place.first) simt::wait_cluster();  // whose shared memory ends with them
 }
 
 }  // namespace specdec::cuda

@@ -100,20 +100,23 @@ SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float 
       p);
 }
 
+// Turns that stand for logits which the ring does not bring: they are read where they are kept, or in device memory.
+constexpr int kKept = -1;
+constexpr int kAlone = -2;  // the same when other thread blocks, which may keep q's, may have ended
+
 // By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. `turn`: the ring's turn that
-// brings p's logits, the next one bringing q's; -1 if the ring does not bring them.
+// brings p's logits, the next one bringing q's; or one of the above.
 SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, int turn, Part part,
                                      float (&p)[kEach]) {
   const Row row = s.target_row(j);
   const Touched touched = touched_of(row, block);
-  const char* data = turn < 0 ? place_of_block(row, block) : s.memory.ring.arrived(turn);
-  load_aligned(data, row.dtype, row.size_of(block), p);
+  load_raw(row, block, turn < 0 ? nullptr : s.memory.ring.arrived(turn), p);
   weigh_target(s, j, w, touched, block, part, p);
   if (!s.same_vocabulary()) return subtract_few(s, j, block, p);
-  const Row of_draft = s.draft_row(j);
+  Row of_draft = s.draft_row(j);
+  if (turn == kAlone) of_draft.kept = {nullptr, 0, 0};
   float q[kEach];
-  data = turn < 0 ? place_of_block(of_draft, block) : s.memory.ring.arrived(turn + 1);
-  load_aligned(data, of_draft.dtype, of_draft.size_of(block), q);
+  load_raw(of_draft, block, turn < 0 ? nullptr : s.memory.ring.arrived(turn + 1), q);
   subtract_draft(s, j, touched, block, part, q, p);
 }
 

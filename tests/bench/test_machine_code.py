@@ -84,6 +84,14 @@ def test_the_shortest_turn(blocks):
     assert turn("MUFU") == []
 
 
+def test_the_shortest_run(blocks):
+    def run(avoided: str) -> list[str]:
+        return [i.name for i in sass.shortest_run(blocks, [], lambda block: block.instructions[0].name == avoided)]
+
+    assert run("none") == run("IADD3") == ["MOV", "FMNMX", "BRA", "BRA", "EXIT"]
+    assert run("FMNMX") == []
+
+
 def test_the_prediction_names_what_limits():
     few, many = (machine_code.predicted("sm_90a", n)["H100 SXM"] for n in (200, 2000))
     assert few["bandwidth_share"] == 1 and many["bandwidth_share"] == pytest.approx(many["memory"] / many["issue"])
@@ -105,4 +113,6 @@ def test_the_measuring_loop_is_short(source):
     assert fused["stay"]["all"] <= 300 and fused["ring"]["all"] <= 350
     assert fused["spilled_bytes"] == 0 and fused["atomic_loops"] == 0
     assert 0 < fused["histogram"] <= 1100
+    barriers, fences = (3, 2) if source == "speculative_step" else (2, 1)
+    assert 0 < fused["cluster_barriers"] <= barriers and 0 < fused["fences"] <= fences
     assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block

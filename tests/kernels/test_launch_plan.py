@@ -43,8 +43,10 @@ MACHINES = {
 }
 
 
-def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **sampling: int) -> Plan:
-    """The plan of a step. ``weighed``: with draft logits but without draft_stats; ``filters``, ``table``: with
+def step(
+    batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **sampling: int
+) -> kernels.SpeculativeStepParams:
+    """A step's parameters. ``weighed``: with draft logits but without draft_stats; ``filters``, ``table``: with
     these."""
     rows = kernels.LogitRows(1 << 20, kernels.DTYPES[getattr(torch, dtype)], 0, 0, vocabulary)
     element = 4 if dtype == "float32" else 2
@@ -59,6 +61,11 @@ def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", 
     params.sampling.has_table = bool(sampling.get("table"))
     if sampling.get("log_probs"):
         params.log_probs = 1 << 20
+    return params
+
+
+def plan(on: str, *shape: object, **sampling: int) -> Plan:
+    params = step(*shape, **sampling)
     out = (ctypes.c_int64 * 5)()
     kernels.library().plan(ctypes.byref(params), ctypes.byref(MACHINES[on]), out)
     return Plan(*out)
@@ -85,14 +92,13 @@ def test_a_launch_fits_its_machine(on):
         items = rows * -(-vocabulary // 1024)
         assert (made.blocks - 1) * made.threads // 32 < items  # no block without work
         assert made.stay == (0 < items <= made.num_slots * made.blocks * made.threads // 32)
-        if vocabulary % 8:
-            assert made.num_slots == 0
     assert split < 700  # of 5250; long vocabularies on GPUs with little memory
 
 
 def test_all_of_a_small_batch_stays():
-    """K = 5 drafts over 128256 or 151936 tokens fit on an H200, so every logit is read from memory once."""
-    for batch, vocabulary in itertools.product((1, 8), (128256, 151936)):
+    """K = 5 drafts over 128256 or 151936 tokens fit on an H200, so every logit is read from memory once. So do those
+    over 50257, of which most rows are not aligned."""
+    for batch, vocabulary in itertools.product((1, 8), (50257, 128256, 151936)):
         made = plan("H200", batch, 5, vocabulary)
         assert made.blocks == 16 and made.stay, made
 
@@ -111,3 +117,18 @@ def test_what_a_sequence_needs_with_a_table_is_counted():
 
 def test_machines_without_clusters_split():
     assert plan("A100", 8, 5, 128256).blocks == 0
+
+
+@pytest.mark.parametrize("on", MACHINES)
+def test_a_split_launch_has_a_block_for_every_multiprocessor(on):
+    """In two launches that overlap, each sequence's deciding block has a multiprocessor of its own."""
+    its = MACHINES[on].multiprocessors
+    for batch in (1, 4, 7, 60, 1000):
+        params = step(batch, 5, 151936)
+        most = -(-6 * 149 // 8)  # blocks of 8 warps that have work
+
+        def blocks(dependent: bool, params=params) -> int:
+            return kernels.library().measuring_blocks(ctypes.byref(params), ctypes.byref(MACHINES[on]), dependent)
+
+        assert blocks(False) == min(-(-its // batch), most)
+        assert blocks(True) == min(max((its - batch) // batch, 1), most)

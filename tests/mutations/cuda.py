@@ -21,8 +21,8 @@ MUTATIONS: list[Mutation] = [
                 "  if (fused) measure_rows(s, place);\n  simt::sync_block();",
             ),
             "cuda-writes-to-blocks-that-may-not-run-yet": (
-                "  simt::sync_cluster();  // now all blocks run",
-                "  // now all blocks run",
+                "  simt::wait_cluster();  // now all blocks run, and may write to each other's memory\n  if (fused) measure_rows(s, place);\n",
+                "  if (fused) measure_rows(s, place);\n  simt::wait_cluster();\n",
             ),
             "cuda-cutoffs-told-without-a-barrier": (
                 "    simt::sync_block();\n  });\n  simt::sync_cluster();",
@@ -30,9 +30,20 @@ MUTATIONS: list[Mutation] = [
                 FILTERS,
             ),
             "cuda-block-leaves-while-others-read": (
-                "  if (s.memory.ring.stay) simt::sync_cluster();  // a block's",
-                "  // a block's",
-                FILTERS,
+                "  if (!place.first) simt::wait_cluster();",
+                "",
+            ),
+            "cuda-waits-where-it-has-not-arrived": (
+                "  simt::arrive_only();\n  const Place place",
+                "  const Place place",
+            ),
+            "cuda-rows-measured-before-a-barrier-that-orders-nothing": (
+                "  if (fused) measure_rows(s, place);\n  simt::sync_cluster();",
+                "  if (fused) measure_rows(s, place);\n  simt::arrive_only();\n  simt::wait_cluster();",
+            ),
+            "cuda-a-block-draws-what-another-keeps": (
+                "if (!s.target_row(end.j).drawn_here(block)) return;",
+                "if (!place.first) return;",
             ),
             "cuda-race-in-position-and-offset": (
                 "noise = {noise.seed, noise.position + noise.offset, 0};",
@@ -107,7 +118,7 @@ MUTATIONS: list[Mutation] = [
                 "    if (item >= end && item < measured.items) *this = at(measured, item, step);\n",
                 "",
             ),
-            "cuda-last-block-is-whole": ("block == num_blocks - 1 ? last_size : kBlock", "kBlock"),
+            "cuda-last-block-is-whole": ("aligned ? static_cast<int>(rows.size / kBlock) : 0", "aligned ? n : 0"),
             "cuda-results-of-the-lane-before": ("if (lane == count) mine", "if (lane + 1 == count) mine"),
             "cuda-results-of-a-draft-beside-the-target": ("of_target ? item : item + gap", "item"),
             "cuda-more-results-than-lanes": ("++count == kWarp || ", ""),
@@ -154,7 +165,25 @@ MUTATIONS: list[Mutation] = [
                 PENALTIES,
             ),
             "cuda-ends-of-the-first-sequence": ("sampling->ends + b * sampling->num_ends", "sampling->ends", PENALTIES),
-            "cuda-odd-rows-end-with-zero": (": empty) << 16", ": 0u) << 16", "tests/kernels/test_corners.py -k cuda"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/granules.h",
+        "tests/simt/test_simt.py -k anywhere",
+        {
+            "cuda-shifted-rows-off-by-one-element": (">> 8 * (shift & 2)", ">> 8 * (shift & 1)"),
+            "cuda-odd-rows-end-with-zero": ("padding >> lane % 2 * 16 & 0xffffu", "0u"),
+            "cuda-granules-end-behind-the-row": (
+                "there / kGranule * kGranule, there % kGranule",
+                "(there + 15) / 16 * 16, 0",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/row_draws.h",
+        "tests/simt/test_simt.py -k anywhere",
+        {
+            "cuda-slots-without-the-granule-that-a-shift-needs": ("(aligned(rows) ? 0 : kGranule)", "0"),
         },
     ),
     *mutations(
@@ -177,8 +206,8 @@ MUTATIONS: list[Mutation] = [
                 "return p_of(j);",
             ),
             "cuda-slots-for-the-target-alone": (
-                "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
-                "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, bytes, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, of_target, own_copy};",
                 "tests/simt/test_simt.py -k slots",
             ),
         },
@@ -245,7 +274,7 @@ MUTATIONS: list[Mutation] = [
         PLAN,
         {
             "cuda-own-blocks-are-not-counted": ("return warps * items.own_copy + cut_memory", "return cut_memory"),
-            "cuda-copies-of-rows-that-are-not-aligned": ("  if (items.aligned) {\n", "  {\n"),
+            "cuda-deciding-blocks-wait-for-measuring-ones": ("(dependent ? batch : 0)", "0"),
             "cuda-half-a-multiprocessor-takes-all": (
                 "const int64_t limit = many ? machine.half_of_it : machine.shared_memory;",
                 "const int64_t limit = machine.shared_memory;",

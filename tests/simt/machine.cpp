@@ -22,7 +22,7 @@ thread_local Fiber* current = nullptr;
 
 // Threads that wait for each other.
 struct Meeting {
-  int expected = 0, arrived = 0;
+  int expected = 0, arrived = 0, done = 0;  // done: how often all have arrived
   std::vector<Fiber*> waiting = {};
 };
 
@@ -173,14 +173,29 @@ void yield() {
   __builtin_unreachable();
 }
 
-void meet(Meeting& meeting) {
-  if (++meeting.arrived < meeting.expected) {
-    meeting.waiting.push_back(current);
-    return give_turn();
-  }
-  meeting.arrived = 0;
+// Whether all have arrived now.
+bool arrive(Meeting& meeting) {
+  if (++meeting.arrived < meeting.expected) return false;
+  meeting.arrived = 0, ++meeting.done;
   machine->ready.insert(machine->ready.end(), meeting.waiting.begin(), meeting.waiting.end());
   meeting.waiting.clear();
+  return true;
+}
+
+void wait(Meeting& meeting) {
+  meeting.waiting.push_back(current);
+  give_turn();
+}
+
+void meet(Meeting& meeting) {
+  if (!arrive(meeting)) wait(meeting);
+}
+
+void arrive_at_cluster(bool releases) {
+  if (current->arrived) fail("a thread arrives again at a barrier that it has not left");
+  current->arrived = true, current->releases = releases;
+  current->passed.arrived += releases;
+  arrive(machine->cluster_barrier);
 }
 
 void entry() {
@@ -226,7 +241,7 @@ std::string name_of(const Fiber& fiber) {
 bool ordered(const Seen::By& before) {
   const Fiber& then = *before.fiber;
   const Fiber& now = *current;
-  if (&then == &now || now.passed.cluster > before.passed.cluster) return true;
+  if (&then == &now || now.passed.cluster > before.passed.arrived) return true;
   if (then.block != now.block) return false;
   if (now.passed.block > before.passed.block) return true;
   return then.thread / 32 == now.thread / 32 && now.passed.warp > before.passed.warp;
@@ -257,9 +272,19 @@ void sync_block() {
   ++current->passed.block;
 }
 
+void arrive_cluster() { arrive_at_cluster(true); }
+void arrive_only() { arrive_at_cluster(false); }
+
+void wait_cluster() {
+  if (!current->arrived) fail("a thread waits at a barrier where it has not arrived");
+  if (machine->cluster_barrier.done == current->meetings) wait(machine->cluster_barrier);
+  current->arrived = false, ++current->meetings;
+  current->passed.cluster += current->releases;
+}
+
 void sync_cluster() {
-  meet(machine->cluster_barrier);
-  ++current->passed.cluster;
+  arrive_cluster();
+  wait_cluster();
 }
 
 void init(uint64_t* arrival) {
@@ -273,7 +298,7 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   if (found == memory.copies.end()) fail("copy with an arrival that was never initialised");
   Copies& copies = found->second;
   if (copies.done < copies.begun) fail("copy with an arrival that another one has");
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0 || bytes == 0) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0) {
     fail("bulk copy that is not aligned");
   }
   char* place = static_cast<char*>(to);
@@ -333,7 +358,7 @@ void access(const void* place, int size, Access kind) {
   for (Block& block : machine->blocks) {
     if (!holds(block.memory)) continue;
     memory = &block.memory, rank = block.rank;
-    if (&block != current->block && current->passed.cluster == 0) {
+    if (&block != current->block && current->meetings == 0) {
       fail("access to the shared memory of another block before a barrier of the cluster says that it runs");
     }
     if (block.remaining == 0) fail("access to the shared memory of a block that has ended");

@@ -14,9 +14,10 @@
 
 namespace specdec::simt {
 
-// Counts of the barriers that a thread has passed.
+// Counts of the barriers that a thread has passed. A cluster's barrier has two halves: what a thread does between them
+// is ordered by the next one only. Barriers at which threads only arrive order nothing, and are not counted.
 struct Passed {
-  uint32_t warp = 0, block = 0, cluster = 0;
+  uint32_t warp = 0, block = 0, arrived = 0, cluster = 0;
 };
 
 struct Meeting;
@@ -27,6 +28,8 @@ struct Fiber {
   int thread;
   Passed passed = {};
   std::map<const uint64_t*, int> waited = {};  // how many copies of each arrival
+  int meetings = 0;                            // barriers of the cluster that the thread has left
+  bool arrived = false, releases = false;      // at one that it has not left; as one of those that order
   void* stack_pointer = nullptr;
   void* stack = nullptr;
   bool done = false;
@@ -44,6 +47,9 @@ int blocks_in_cluster();
 int64_t cluster();
 void sync_warp();
 void sync_block();
+void arrive_cluster();
+void arrive_only();
+void wait_cluster();
 void sync_cluster();
 char* shared_memory();
 char* in_block(char* place, int block);
@@ -114,6 +120,10 @@ void write(T* place, T value) {
   access(place, sizeof(T), Access::kWrite);
   *place = value;
 }
+
+inline void prefetch(const void*) {}
+inline void start_next_launch() {}  // launches do not overlap here
+inline void wait_for_launch_before() {}
 
 inline char* opaque(char* place) { return place; }
 

@@ -18,7 +18,7 @@ const char* run(void (*measure)(const Work<Params, Memory>&), void (*decide)(con
   const int warps = threads / simt::kWarp, all_warps = (blocks > 0 ? blocks : 1) * warps;
   const cuda::Items items = Memory::items(params);
   const int turns = static_cast<int>((items.most + all_warps - 1) / all_warps);
-  const int num_slots = blocks < 0 || !items.aligned ? 0 : slots < 0 || slots > turns ? turns : slots;
+  const int num_slots = blocks < 0 ? 0 : slots < 0 || slots > turns ? turns : slots;
   cuda::Arena arena;
   const Memory pieces = Memory::cut(arena, params, items, cuda::Cut{warps, all_warps, num_slots});
   Work<Params, Memory> work = {params, pieces, items.own_copy, nullptr, arena.size(), -blocks};
@@ -69,4 +69,9 @@ extern "C" void plan(const SpeculativeStepParams* params, const cuda::Machine* m
   });
   const int64_t numbers[] = {made.blocks, made.threads, made.num_slots, made.shared, pieces.ring.stay};
   memcpy(plan, numbers, sizeof(numbers));
+}
+
+// How many blocks would measure a sequence in a split launch.
+extern "C" int measuring_blocks(const SpeculativeStepParams* params, const cuda::Machine* machine, bool dependent) {
+  return cuda::measuring_blocks(*machine, params->batch, cuda::StepMemory::items(*params), dependent);
 }

@@ -6,6 +6,7 @@ Every test with backend "cuda" checks that the kernels' tokens are the reference
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import subprocess
 import sys
@@ -56,6 +57,10 @@ def test_a_right_kernel_has_no_fault(kernels, name, result):
         (7, ("aligned",)),
         (8, ("has ended",)),
         (9, ("says that it runs",)),
+        (10, ("race", "never written")),  # a write between the halves of a barrier
+        (11, ("race", "never written")),  # a barrier that orders nothing
+        (12, ("arrives again",)),
+        (13, ("has not arrived",)),
     ],
 )
 def test_a_bug_is_found_in_every_order(kernels, bug, words):
@@ -133,6 +138,27 @@ def test_filters_read_flat_rows_few_times(kind, setting):
     between = len(setting) * (1 if kind == "constant" else 3)
     assert 2 + between <= reads < 3 + between  # also of the one block that a token is drawn from
     assert work.most <= 8192 / 8 and work.additions < 2.2 * 8192 * len(setting)
+
+
+@pytest.mark.parametrize("slots", [0, 2, -1])
+@pytest.mark.parametrize("vocabulary", [2050, 3083])  # the last granule but one of 2050 logits ends behind the row
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_begin_and_end_anywhere(slots, vocabulary, dtype):
+    """Such rows are copied ahead as well, and nothing around them counts."""
+
+    def spoiled(t: torch.Tensor) -> torch.Tensor:
+        wide = torch.full((*t.shape[:2], vocabulary + 3 + vocabulary % 2), math.nan, dtype=t.dtype)
+        return wide[..., 1 : vocabulary + 1].copy_(t)
+
+    inputs = random_step(2, 3, vocabulary, dtype=dtype, draft_dtype=dtype)
+    inputs.target_logits -= 40.0  # beside these, a 0 behind the row would have all the mass
+    inputs.draft_logits -= 40.0
+    want, margin = inputs.reference()
+    target, tokens, draft, *others = inputs.operands()
+    before, grid = simt.kernels.library().copies(), {"blocks": 2, "threads": 64, "slots": slots}
+    got = simt.kernels.speculative_step(spoiled(target), tokens, spoiled(draft), *others, **grid)
+    assert_same_step(SpeculativeStep(*got), want, margin)
+    assert (simt.kernels.library().copies() > before) == (slots != 0)
 
 
 def test_sanitizers():
