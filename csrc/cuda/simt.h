@@ -66,14 +66,23 @@ SPECDEC_DEVICE int64_t cluster() { return static_cast<int64_t>(blockIdx.x) / blo
 SPECDEC_DEVICE void sync_warp() { __syncwarp(); }
 SPECDEC_DEVICE void sync_block() { __syncthreads(); }
 
-SPECDEC_DEVICE void sync_cluster() {
+// The barrier of a cluster in two parts, between which a thread may do other work. After the wait, it sees what all
+// threads wrote before they arrived. Without .aligned, since the lanes of a warp may have diverged.
+SPECDEC_DEVICE void arrive_cluster() {
 #if __CUDA_ARCH__ >= 900
-  // Without .aligned, since the lanes of a warp may have diverged.
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
+SPECDEC_DEVICE void wait_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #else
   __syncthreads();
 #endif
 }
+
+SPECDEC_DEVICE void sync_cluster() { arrive_cluster(), wait_cluster(); }
 
 // ---- Operations of a warp, in which all its threads take part
 

@@ -21,6 +21,7 @@ thread_local Fiber* current = nullptr;
 // Threads that wait for each other.
 struct Meeting {
   int expected = 0, arrived = 0;
+  uint32_t times = 0;  // that all have arrived, of the cluster's barrier
   std::vector<Fiber*> waiting = {};
 };
 
@@ -44,8 +45,9 @@ struct Copies {
   int bytes = 0;
   std::vector<Seen::By> waiters = {};  // the first thread that waited for each copy
 
+  bool in_flight() const { return done < begun; }
   void finish() {
-    if (done < begun) memcpy(to, from, bytes), ++done;
+    if (in_flight()) memcpy(to, from, bytes), ++done;
   }
 };
 
@@ -187,7 +189,11 @@ void entry() {
   machine->body();
   current->done = true;
   --machine->remaining;
-  --current->block->remaining;
+  if (--current->block->remaining == 0) {
+    for (const auto& [arrival, copies] : current->block->memory.copies) {
+      if (copies.in_flight()) fail("a block ends while a copy to its memory is in flight");
+    }
+  }
   give_turn();
   __builtin_unreachable();
 }
@@ -223,7 +229,7 @@ std::string name_of(const Fiber& fiber) {
 bool ordered(const Seen::By& before) {
   const Fiber& then = *before.fiber;
   const Fiber& now = *current;
-  if (&then == &now || now.passed.cluster > before.passed.cluster) return true;
+  if (&then == &now || now.passed.cluster > before.passed.arrived) return true;
   if (then.block != now.block) return false;
   if (now.passed.block > before.passed.block) return true;
   return then.thread / 32 == now.thread / 32 && now.passed.warp > before.passed.warp;
@@ -254,8 +260,22 @@ void sync_block() {
   ++current->passed.block;
 }
 
-void sync_cluster() {
-  meet(machine->cluster_barrier);
+void arrive_cluster() {
+  Meeting& meeting = machine->cluster_barrier;
+  if (current->passed.arrived++ > current->passed.cluster) fail("a second arrival at a barrier, without a wait");
+  if (++meeting.arrived < meeting.expected) return;
+  meeting.arrived = 0, ++meeting.times;
+  machine->ready.insert(machine->ready.end(), meeting.waiting.begin(), meeting.waiting.end());
+  meeting.waiting.clear();
+}
+
+void wait_cluster() {
+  Meeting& meeting = machine->cluster_barrier;
+  if (current->passed.arrived == current->passed.cluster) fail("a wait at a barrier, without an arrival");
+  if (meeting.times == current->passed.cluster) {
+    meeting.waiting.push_back(current);
+    give_turn();
+  }
   ++current->passed.cluster;
 }
 
@@ -269,7 +289,7 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   const auto found = memory.copies.find(arrival);
   if (found == memory.copies.end()) fail("copy with an arrival that was never initialised");
   Copies& copies = found->second;
-  if (copies.done < copies.begun) fail("copy with an arrival that another one has");
+  if (copies.in_flight()) fail("copy with an arrival that another one has");
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0 || bytes == 0) {
     fail("bulk copy that is not aligned");
   }

@@ -14,9 +14,10 @@
 
 namespace specdec::simt {
 
-// Counts of the barriers that a thread has passed.
+// Counts of the barriers that a thread has passed. `arrived`: of the cluster's barriers at which it has arrived, which
+// is one more between arrival and wait.
 struct Passed {
-  uint32_t warp = 0, block = 0, cluster = 0;
+  uint32_t warp = 0, block = 0, cluster = 0, arrived = 0;
 };
 
 struct Meeting;
@@ -44,7 +45,9 @@ int blocks_in_cluster();
 int64_t cluster();
 void sync_warp();
 void sync_block();
-void sync_cluster();
+void arrive_cluster();
+void wait_cluster();
+inline void sync_cluster() { arrive_cluster(), wait_cluster(); }
 char* shared_memory();
 char* in_block(char* place, int block);
 void access(const void* place, int size, Access kind);  // another fiber may run first

@@ -24,7 +24,12 @@ void row_max(int bug) {
     write(in_block(&mine[8 + block_in_cluster()], 0), max);
   }
   if (bug == 2) sync_block();
-  if (bug != 2) sync_cluster();
+  if (bug == 10) arrive_cluster();  // between the two parts of the barrier, a write that it does not order
+  if (bug == 10) write(in_block(&mine[8 + block_in_cluster()], 0), max);
+  if (bug == 10) wait_cluster();
+  if (bug == 11) arrive_cluster(), arrive_cluster();
+  if (bug == 12) wait_cluster();
+  if (bug != 2 && bug != 10) sync_cluster();
   if (bug == 3) write(&mine[8], max);                    // every thread
   if (bug == 4 && thread() < 7) sync_block();            // not every thread
   if (bug == 5 && thread() == 5) write(&mine[16], max);  // after the end
@@ -59,6 +64,7 @@ void sum_copies(int bug, const float* numbers) {
     memcpy(four, &bytes, sizeof(four));
     for (float number : four) sum += number;
   }
+  if (bug == 9) copy(0);  // nobody waits for it
   sum = reduce(sum, [](float a, float b) { return a + b; });
   if (thread() == 0) largest = sum;
 }

@@ -55,6 +55,9 @@ def test_a_right_kernel_has_no_fault(kernels, name, result):
         (7, ("aligned",)),
         (8, ("has ended",)),
         (9, ("says that it runs",)),
+        (10, ("race",)),
+        (11, ("without a wait",)),
+        (12, ("without an arrival",)),
     ],
 )
 def test_a_bug_is_found_in_every_order(kernels, bug, words):
@@ -73,6 +76,7 @@ def test_a_bug_is_found_in_every_order(kernels, bug, words):
         (5, ("another round",)),
         (6, ("race", "another one has")),  # the next copy while lanes still read
         (8, ("may still write", "writes what is read")),  # a read after the next copy has begun
+        (9, ("in flight",)),
     ],
 )
 def test_a_bug_in_copies_is_found_in_every_order(kernels, bug, words):
