@@ -10,6 +10,10 @@ namespace specdec::cuda {
 
 constexpr int kMostBlocks = 16;  // in a cluster; more than 8 only where the GPU can place them
 constexpr int kAhead = 4;        // slots of a warp whose items do not all fit
+// Of a row or a pair of rows, for each block of the cluster, if they are decided one by one: an H200's multiprocessor
+// reads as much in the microsecond that a decision takes.
+constexpr int64_t kLeastBytes = 32 * 1024;
+constexpr int kNearRows = 3;  // how many decisions' rows are near: of what is read after a rejection, nothing is used
 constexpr int kWarps = kThreads / kWarp, kSplitWarps = kSplitThreads / kWarp;
 
 // A split launch uses shared memory for own copies only, within the 48 KiB that need no opting in.
@@ -27,13 +31,14 @@ struct Machine {
 struct Plan {
   int blocks, threads, num_slots;
   int64_t shared;  // bytes a block
+  bool by_rows;    // each row is decided before the rows that do not fit are read
 };
 
 // The plan that finishes soonest. cut_memory(cut) cuts a sequence's memory and returns its size in bytes; the last call
 // is made with the plan's own cut.
 template <class CutMemory>
 Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const CutMemory& cut_memory) {
-  if (!machine.has_clusters) return {0, 0, 0, 0};
+  if (!machine.has_clusters) return {0, 0, 0, 0, false};
   // With more sequences than multiprocessors, two share one: while one decides, the other one measures.
   const bool many = batch > machine.multiprocessors;
   const int warps = many ? kWarps / 2 : kWarps;
@@ -46,18 +51,24 @@ Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const Cu
     if (soonest == 0.0 || time < soonest) blocks = n, soonest = time;
   }
   const int64_t limit = many ? machine.half_of_it : machine.shared_memory;
-  const auto shared_with = [&](int num_slots) {
-    return warps * items.own_copy + cut_memory(Cut{warps, blocks * warps, num_slots});
+  const auto shared_with = [&](int num_slots, bool by_rows = false) {
+    return warps * items.own_copy + cut_memory(Cut{warps, blocks * warps, num_slots, by_rows});
   };
   const int64_t without = shared_with(0);
-  if (without > limit) return {0, 0, 0, 0};
+  if (without > limit) return {0, 0, 0, 0, false};
   int num_slots = 0;
   if (items.aligned) {
     const int64_t a_slot = warps * (items.bytes + static_cast<int64_t>(sizeof(simt::Arrival))) + 16;
     const int64_t fit = (limit - without) / a_slot, all = (items.most + blocks * warps - 1) / (blocks * warps);
+    const int of_decision = items.slots_of_decision(blocks * warps);
+    const bool long_enough = items.rows * items.of_row * items.bytes >= kLeastBytes * blocks;
+    if (items.rows > 0 && !many && all > fit && of_decision + kLeastAhead <= fit && long_enough) {
+      num_slots = static_cast<int>(std::min<int64_t>(fit, kNearRows * of_decision));
+      return {blocks, warps * kWarp, num_slots, shared_with(num_slots, true), true};
+    }
     num_slots = static_cast<int>(all <= fit ? all : std::min<int64_t>(fit, kAhead));
   }
-  return {blocks, warps * kWarp, num_slots, shared_with(num_slots)};
+  return {blocks, warps * kWarp, num_slots, shared_with(num_slots), false};
 }
 
 }  // namespace specdec::cuda

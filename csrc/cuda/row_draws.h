@@ -16,6 +16,9 @@ constexpr int kMostThreads = kSplitThreads;
 constexpr int kMostThreads = kThreads;
 #endif
 
+// How many slots a warp has for the next rows, at least, if rows are decided one by one.
+constexpr int kLeastAhead = 2;
+
 SPECDEC_HD int block_bytes(const LogitRows& rows) { return kBlock * static_cast<int>(size_in_bytes(rows.dtype)); }
 
 // Whether every block of all rows begins and ends at a multiple of 16 bytes.
@@ -32,6 +35,15 @@ struct Items {
   int bytes;     // size of the largest one
   bool aligned;  // whether all of them are
   int own_copy;  // bytes that a warp needs for a copy of a block, or 0
+  // For a step that can be decided row by row: the blocks of a row, and the rows that a decision needs near, which are
+  // the target's, or the target's and the draft's. Otherwise 0 rows.
+  int64_t of_row = 0;
+  int rows = 0;
+
+  // How many slots a warp needs for the rows of a decision.
+  SPECDEC_HD int slots_of_decision(int all_warps) const {
+    return rows * static_cast<int>((of_row + all_warps - 1) / all_warps);
+  }
 };
 
 // The size of Row::own_copy. `lists`: the kernel also needs it where no bias, penalty or filter does.
@@ -46,6 +58,7 @@ struct Cut {
   int warps;      // in a block
   int all_warps;  // in a cluster
   int num_slots;  // of a warp, for copies ahead; 0 if items are not aligned
+  bool by_rows = false;
 };
 
 // The argument of a kernel. In a fused launch, a sequence's memory is the shared memory of its cluster. A split launch
@@ -71,7 +84,7 @@ struct Work {
 inline Ring ring_of(Arena& arena, const Items& items, const Cut& cut) {
   if (cut.num_slots == 0) return {nullptr, nullptr, 0, 0, false};
   const int64_t slots = int64_t{cut.num_slots} * cut.warps;
-  const bool stay = int64_t{cut.num_slots} * cut.all_warps >= items.most;
+  const bool stay = !cut.by_rows && int64_t{cut.num_slots} * cut.all_warps >= items.most;
   return {arena.take<char>(slots * items.bytes), arena.take<simt::Arrival>(slots), cut.num_slots, items.bytes, stay};
 }
 

@@ -100,20 +100,19 @@ SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float 
       p);
 }
 
-// By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. `turn`: the ring's turn that
-// brings p's logits, the next one bringing q's; -1 if the ring does not bring them.
-SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, int turn, Part part,
+// By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. near(row, 0) returns where
+// p's logits are, and near(row, 1) where q's are.
+template <class Near>
+SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, Part part, const Near& near,
                                      float (&p)[kEach]) {
   const Row row = s.target_row(j);
   const Touched touched = touched_of(row, block);
-  const char* data = turn < 0 ? place_of_block(row, block) : s.memory.ring.arrived(turn);
-  load_aligned(data, row.dtype, row.size_of(block), p);
+  load_aligned(near(row, 0), row.dtype, row.size_of(block), p);
   weigh_target(s, j, w, touched, block, part, p);
   if (!s.same_vocabulary()) return subtract_few(s, j, block, p);
   const Row of_draft = s.draft_row(j);
   float q[kEach];
-  data = turn < 0 ? place_of_block(of_draft, block) : s.memory.ring.arrived(turn + 1);
-  load_aligned(data, of_draft.dtype, of_draft.size_of(block), q);
+  load_aligned(near(of_draft, 1), of_draft.dtype, of_draft.size_of(block), q);
   subtract_draft(s, j, touched, block, part, q, p);
 }
 

@@ -26,6 +26,7 @@ class Plan(NamedTuple):
     num_slots: int
     shared: int
     stay: int
+    by_rows: int
 
 
 def machine(groups: list[int], shared: int, of_multiprocessor: int, most_blocks: int) -> Machine:
@@ -59,7 +60,7 @@ def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", 
     params.sampling.has_table = bool(sampling.get("table"))
     if sampling.get("log_probs"):
         params.log_probs = 1 << 20
-    out = (ctypes.c_int64 * 5)()
+    out = (ctypes.c_int64 * 6)()
     kernels.library().plan(ctypes.byref(params), ctypes.byref(MACHINES[on]), out)
     return Plan(*out)
 
