@@ -27,11 +27,11 @@ struct Window {
   bool weighs;     // the draft's rows are measured, too
   bool behind;     // a row is decided after the next one is measured, which hides the barrier between the two
   int mine;        // blocks of a row that are the warp's
-  int row, block;  // what is copied next, to turn `ahead`
+  int row, block;  // what is copied next
   bool of_draft;
-  int free, unread;         // slots for further copies; copies that no one has waited for
-  Turn ahead, now, oldest;  // what is copied next, measured next, and decided next
-  bool arrived = false;     // at the cluster's barrier, without having waited
+  int free, unread;      // slots for further copies; copies that no one has waited for
+  Turn now, oldest;      // what is measured next, and decided next
+  bool arrived = false;  // at the cluster's barrier, without having waited
 
   SPECDEC_DEVICE static Window of(const Sequence& s, const Place& place) {
     const int num_slots = s.memory.ring.num_slots, mine = place.turns(s.memory.n);
@@ -49,7 +49,6 @@ struct Window {
             num_slots,
             0,
             {},
-            {},
             {}};
   }
 
@@ -62,6 +61,9 @@ struct Window {
 
   // By a warp: begins as many copies as there are free slots.
   SPECDEC_DEVICE void copy_ahead() {
+    Turn ahead = oldest;
+    next(&ahead, s.memory.ring.num_slots - free);
+#pragma unroll 1
     for (; free > 0 && row <= s.limit; --free, ++unread) {
       if (place.lane0() && of_draft) copy(slot(ahead), s.draft_row(row), block);
       if (place.lane0() && !of_draft) copy(slot(ahead), s.target_row(row), block);
@@ -101,42 +103,46 @@ struct Window {
     arrived = false;
   }
 
-  // By a warp: the statistics of a block of row i in the numbering of StepMemory, in every block of the cluster.
-  SPECDEC_DEVICE void measure_block(int64_t i, int its_block, const char* data) const {
-    const Row its_row = s.row(i);
-    const bool wants_raw = s.params.log_probs != nullptr && i <= s.limit;
+  // By a warp: the statistics of a block of row j, the target's or the draft's.
+  SPECDEC_DEVICE void measure_block(int j, bool is_draft, int its, const char* data) const {
+    const bool wants_raw = s.params.log_probs != nullptr && !is_draft;
+    const int i = is_draft ? static_cast<int>(s.params.num_drafts_max) + 1 + j : j;  // as in StepMemory
     BlockStats stats, raw = {};
     if (s.params.sampling.has_table) {
-      stats = adjusted_stats(data, its_row, its_block, s.inverse_temperature, wants_raw, &raw, [] {});
+      stats = adjusted_stats(data, s.row(i), its, s.inverse_temperature, wants_raw, &raw, [] {});
     } else {
-      with_format(its_row.dtype, [&](auto format) {
+      with_format(is_draft ? s.params.draft.dtype : s.params.target.dtype, [&](auto format) {
         Logits<decltype(format)> logits;
-        const int size = its_row.size_of(its_block);
-        if (size == kBlock) {
+        const int left = static_cast<int>(s.params.vocabulary) - its * kBlock;
+        if (left >= kBlock) {
           logits.load(data);
         } else {
-          logits.load_part(data, size);
+          logits.load_part(data, left);
         }
         if (wants_raw) raw = block_stats(logits, 1.0f);
         stats = block_stats(logits, s.inverse_temperature);
       });
     }
-    const Blocks blocks = s.blocks(i);
-    publish(&blocks.max[its_block], stats.max), publish(&blocks.mass[its_block], stats.sum);
-    if (!wants_raw) return;
-    const int64_t at = i * s.memory.n + its_block;
-    publish(&s.memory.raw_max[at], raw.max), publish(&s.memory.raw_sum[at], raw.sum);
+    const int at = i * s.memory.n + its, blocks = simt::blocks_in_cluster();
+    for (int block = simt::thread() % kWarp; block < blocks; block += kWarp) {
+      simt::write(simt::in_block(&s.memory.max[at], block), stats.max);
+      simt::write(simt::in_block(&s.memory.mass[at], block), stats.sum);
+      if (!wants_raw) continue;
+      simt::write(simt::in_block(&s.memory.raw_max[at], block), raw.max);
+      simt::write(simt::in_block(&s.memory.raw_sum[at], block), raw.sum);
+    }
   }
 
   // By a warp: the statistics of its blocks of row j, and of the draft's row beside it.
   SPECDEC_DEVICE void measure_row(int j) {
-    const int rows = pairs && j < s.limit ? 2 : 1;
-    for (int its = place.my_warp; its < s.memory.n; its += place.all_warps) {
-      for (int k = 0; k < rows; ++k) {
-        const char* data = slot(now).arrived(now.round);
-        if (k == 0 || weighs) measure_block(k == 0 ? j : s.params.num_drafts_max + 1 + j, its, data);
-        next(&now, 1), --unread;
-      }
+    bool is_draft = false;
+#pragma unroll 1
+    for (int its = place.my_warp; its < s.memory.n;) {
+      const char* data = slot(now).arrived(now.round);
+      if (!is_draft || weighs) measure_block(j, is_draft, its, data);
+      next(&now, 1), --unread;
+      is_draft = pairs && !is_draft && j < s.limit;
+      if (!is_draft) its += place.all_warps;
     }
   }
 
@@ -201,28 +207,29 @@ SPECDEC_DEVICE void conclude_row(const Sequence& s, const Place& place, int j) {
   simt::sync_block();
 }
 
-// Rule `token` at row end->j: whether its draft is kept.
-SPECDEC_DEVICE bool keeps_row(const Sequence& s, Window* window, Outcome* end) {
-  const Examined row = simt::read(&s.memory.examined[end->j]);
+// Rule `token` at row j: whether its draft is kept. If not, *state is that of the sequence.
+SPECDEC_DEVICE bool keeps_row(const Sequence& s, Window* window, int j, int32_t* state, int32_t* status) {
+  const Examined row = simt::read(&s.memory.examined[j]);
   if (row.kept()) return true;
-  end->state = row.state, end->status |= row.flags;
+  *state = row.state, *status |= row.flags;
   if (row.state != kRecover) return false;
-  window->weigh_row(static_cast<int>(end->j), 1.0f, s.memory.residual);
+  window->weigh_row(j, 1.0f, s.memory.residual);
   window->wait(), window->arrive(), window->wait();
   if (total(s.memory.residual, s.memory.n) > 0.0f) return false;
   // A residual without mass, as in `walk`.
-  end->state = kDraw;
+  *state = kDraw;
   if (row.log_p == -INFINITY) return false;
-  window->restore_next(static_cast<int>(end->j));
+  window->restore_next(j);
   if (window->behind) window->arrive();  // no block weighs the next residual before all have read this one
   return true;
 }
 
-// Walks along the rows until no more of them count. Greedy: *emitted; rule `token`: *end; rule `block`: returns the
-// number of rows with a residual.
-SPECDEC_DEVICE int walk_rows(const Sequence& s, const Place& place, Window* window, Outcome* end, Emitted* emitted) {
+// Walks along the rows until no more of them count, and returns the last one. With rule `block`, those before it have
+// a residual.
+SPECDEC_DEVICE int walk_rows(const Sequence& s, const Place& place, Window* window, int32_t* state, int32_t* status) {
   bool possible = true;
   float w = 1.0f;
+#pragma unroll 1
   for (int measured = 0;; ++measured) {
     if (measured <= s.limit) window->measure_row(measured);
     window->wait();
@@ -231,12 +238,9 @@ SPECDEC_DEVICE int walk_rows(const Sequence& s, const Place& place, Window* wind
     const int j = window->behind ? measured - 1 : measured;
     if (j < 0) continue;
     conclude_row(s, place, j);
-    if (s.greedy()) {
-      if (!is_favourite(s, emitted)) return j;
-      window->release_row();
-    } else if (s.params.rule == kRuleToken) {
-      end->j = j;
-      if (!keeps_row(s, window, end)) return j;
+    if (s.greedy() || s.params.rule == kRuleToken) {
+      Emitted so_far = {j, -1, 0};
+      if (s.greedy() ? !is_favourite(s, &so_far) : !keeps_row(s, window, j, state, status)) return j;
       window->release_row();
     } else {
       const Examined row = simt::read(&s.memory.examined[j]);
@@ -255,14 +259,17 @@ SPECDEC_KERNEL(speculative_rows_kernel, kMostThreads, StepWork) {
   window.begin();
   look_at_drafts(s);
   simt::sync_cluster();  // now all blocks run, and may write to each other's memory
-  Outcome end = {0, kDone, 0, 1.0f, s.memory.residual};
-  Emitted emitted = {0, -1, 0};
-  const int drafted = walk_rows(s, place, &window, &end, &emitted);
+  int32_t state = kDone, status = 0;
+  const int last = walk_rows(s, place, &window, &state, &status);
   window.drain();
   window.wait();  // no block writes to another one's memory any more
   if (!place.first) return;
-  if (!s.greedy()) {
-    if (s.params.rule == kRuleBlock) end = joint_end(s, place, drafted);
+  Emitted emitted = {last, -1, 0};
+  if (s.greedy()) {
+    is_favourite(s, &emitted);
+  } else {
+    Outcome end = {last, state, status, 1.0f, s.memory.residual};
+    if (s.params.rule == kRuleBlock) end = joint_end(s, place, last);
     emitted = {end.j, draw_end(s, end, place), end.status};
   }
   if (place.warp == 0) write_step(s, emitted);
