@@ -36,12 +36,11 @@ struct Window {
   SPECDEC_DEVICE static Window of(const Sequence& s, const Place& place) {
     const int num_slots = s.memory.ring.num_slots, mine = place.turns(s.memory.n);
     const bool pairs = rows_of_decision(s.params) == 2 && !s.greedy();
-    const int most = (pairs ? 2 : 1) * ((s.memory.n + place.all_warps - 1) / place.all_warps);
     return {s,
             place,
             pairs,
             s.draft_rows() > 0,
-            num_slots >= 2 * most + kLeastAhead,
+            slots_hold(num_slots, pairs ? 4 : 2, s.memory.n, place.all_warps),
             mine,
             mine > 0 ? 0 : s.limit + 1,
             place.my_warp,

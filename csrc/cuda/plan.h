@@ -10,9 +10,9 @@ namespace specdec::cuda {
 
 constexpr int kMostBlocks = 16;  // in a cluster; more than 8 only where the GPU can place them
 constexpr int kAhead = 4;        // slots of a warp whose items do not all fit
-// Of a row or a pair of rows, for each block of the cluster, if they are decided one by one: an H200's multiprocessor
-// reads as much in the microsecond that a decision takes.
-constexpr int64_t kLeastBytes = 32 * 1024;
+// Of a row, for each block of the cluster, if rows are decided one by one: an H100's multiprocessor reads as much in
+// the microsecond that a decision takes.
+constexpr int64_t kLeastBytes = 24 * 1024;
 constexpr int kNearRows = 3;  // how many decisions' rows are near: of what is read after a rejection, nothing is used
 constexpr int kWarps = kThreads / kWarp, kSplitWarps = kSplitThreads / kWarp;
 
@@ -60,10 +60,11 @@ Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const Cu
   if (items.aligned) {
     const int64_t a_slot = warps * (items.bytes + static_cast<int64_t>(sizeof(simt::Arrival))) + 16;
     const int64_t fit = (limit - without) / a_slot, all = (items.most + blocks * warps - 1) / (blocks * warps);
-    const int of_decision = items.slots_of_decision(blocks * warps);
-    const bool long_enough = items.rows * items.of_row * items.bytes >= kLeastBytes * blocks;
-    if (items.rows > 0 && !many && all > fit && of_decision + kLeastAhead <= fit && long_enough) {
-      num_slots = static_cast<int>(std::min<int64_t>(fit, kNearRows * of_decision));
+    const int all_warps = blocks * warps;
+    const bool long_enough = items.of_row * items.bytes >= kLeastBytes * blocks;
+    if (items.rows > 0 && !many && all > fit && long_enough &&
+        slots_hold(static_cast<int>(fit), items.rows, items.of_row, all_warps)) {
+      num_slots = static_cast<int>(std::min<int64_t>(fit, slots_of(kNearRows * items.rows, items.of_row, all_warps)));
       return {blocks, warps * kWarp, num_slots, shared_with(num_slots, true), true};
     }
     num_slots = static_cast<int>(all <= fit ? all : std::min<int64_t>(fit, kAhead));

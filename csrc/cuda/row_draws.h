@@ -16,9 +16,6 @@ constexpr int kMostThreads = kSplitThreads;
 constexpr int kMostThreads = kThreads;
 #endif
 
-// How many slots a warp has for the next rows, at least, if rows are decided one by one.
-constexpr int kLeastAhead = 2;
-
 SPECDEC_HD int block_bytes(const LogitRows& rows) { return kBlock * static_cast<int>(size_in_bytes(rows.dtype)); }
 
 // Whether every block of all rows begins and ends at a multiple of 16 bytes.
@@ -39,12 +36,17 @@ struct Items {
   // the target's, or the target's and the draft's. Otherwise 0 rows.
   int64_t of_row = 0;
   int rows = 0;
-
-  // How many slots a warp needs for the rows of a decision.
-  SPECDEC_HD int slots_of_decision(int all_warps) const {
-    return rows * static_cast<int>((of_row + all_warps - 1) / all_warps);
-  }
 };
+
+// How many slots a warp needs for `rows` rows of n blocks each, which stay until they are decided.
+SPECDEC_HD int slots_of(int rows, int64_t n, int all_warps) {
+  return rows * static_cast<int>((n + all_warps - 1) / all_warps);
+}
+
+// Whether the slots hold these rows and, on average, each warp's next block.
+SPECDEC_HD bool slots_hold(int num_slots, int rows, int64_t n, int all_warps) {
+  return slots_of(rows, n, all_warps) <= num_slots && rows * n + all_warps <= int64_t{num_slots} * all_warps;
+}
 
 // The size of Row::own_copy. `lists`: the kernel also needs it where no bias, penalty or filter does.
 SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool aligned, int bytes) {

@@ -22,7 +22,7 @@ const char* run(void (*measure)(const Work<Params, Memory>&), void (*decide)(con
   const cuda::Items items = Memory::items(params);
   const int turns = static_cast<int>((items.most + all_warps - 1) / all_warps);
   const bool rows = ahead > 0 && by_rows != nullptr && items.rows > 0;
-  const int num_slots = rows                           ? items.slots_of_decision(all_warps) + ahead
+  const int num_slots = rows                           ? cuda::slots_of(items.rows, items.of_row, all_warps) + ahead
                         : blocks < 0 || !items.aligned ? 0
                         : slots < 0 || slots > turns   ? turns
                                                        : slots;
