@@ -170,7 +170,8 @@ def counted(kernel: Kernel) -> dict[str, object]:
         "atomic_loops": sum(i.opcode.startswith("ATOMS.CAS") for i in every),
     }
     fused = kernel.architecture != "sm_80" and "measure" not in kernel.name
-    for origin in ("stay", "ring") if fused else ("in place",):
+    near = ("stay",) if "rows" in kernel.name else ("stay", "ring")
+    for origin in near if fused else ("in place",):
         if turn := measuring_turn(kernel, origin):
             found[origin] = {"all": len(turn), **Counter(map(kind_of, turn))}
             found[f"{origin}, predicted"] = predicted(kernel.architecture, len(turn))

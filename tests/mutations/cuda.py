@@ -8,6 +8,7 @@ COUPLED = "tests/kernels/test_parity.py -k 'cuda and coupled'"
 FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda"
 PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda"
 LISTED = "tests/kernels/test_parity.py -k 'cuda and (listed or compact or reduced)'"
+BY_ROWS = "tests/simt/test_by_rows.py"
 PLAN = "tests/kernels/test_launch_plan.py"
 
 MUTATIONS: list[Mutation] = [
@@ -176,9 +177,14 @@ MUTATIONS: list[Mutation] = [
                 "return p_of(j);",
             ),
             "cuda-slots-for-the-target-alone": (
-                "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
-                "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy, of_row, rows};",
+                "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy, of_row, rows};",
                 "tests/simt/test_simt.py -k slots",
+            ),
+            "cuda-rows-with-filters-one-by-one": (
+                "params.rule == kRuleCoupled || params.sampling.filters != nullptr ||",
+                "params.rule == kRuleCoupled ||",
+                PLAN,
             ),
         },
     ),
@@ -204,6 +210,55 @@ MUTATIONS: list[Mutation] = [
             "cuda-list-without-an-end": ("      if (place >= kListed) return;\n", ""),
             "cuda-full-list-is-taken-for-whole": ("return simt::read(&memory->size) <= kListed;", "return true;"),
             "cuda-bound-one-too-high": ("if (rank == k - 1)", "if (rank == (k > 1 ? k - 2 : 0))"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/by_rows.h",
+        BY_ROWS,
+        {
+            "cuda-rows-overwritten-while-they-are-read": (
+                "    simt::sync_warp();  // all lanes have read the slots\n    next(&oldest",
+                "    next(&oldest",
+            ),
+            "cuda-row-decided-before-it-is-measured": ("    if (!window->behind) window->wait();\n", ""),
+            "cuda-row-decided-with-the-one-behind": ("window->behind ? measured - 1 : measured;", "measured;"),
+            "cuda-last-row-is-not-measured": ("if (measured <= s.limit)", "if (measured < s.limit)"),
+            "cuda-rows-in-flight-when-the-block-ends": ("  window.drain();\n", ""),
+            "cuda-block-leaves-before-the-last-statistics": ("  window.wait();  // no block", "  // no block"),
+            "cuda-slots-awaited-in-the-first-round": ("slot -= num_slots, round ^= 1;", "slot -= num_slots;"),
+            "cuda-two-rows-of-the-target-for-a-pair": (
+                "of_draft) copy(slot(ahead), s.draft_row(row)",
+                "of_draft) copy(slot(ahead), s.target_row(row)",
+            ),
+            "cuda-slots-of-one-row-for-a-pair": ("release((pairs ? 2 : 1) * mine)", "release(mine)"),
+            "cuda-draft-read-before-it-replaces-a-row": ("slot(of_q).arrived(of_q.round ^ 1)", "slot(of_q).data"),
+            "cuda-replaced-row-is-not-brought-back": ("  window->restore_next(j);\n", ""),
+            "cuda-row-after-the-next-is-brought-back": (
+                "replace_next(s.target_row(j + 1))",
+                "replace_next(s.target_row(j))",
+            ),
+            "cuda-next-residual-weighed-while-one-is-read": (
+                "  if (window->behind) window->arrive();  // no block",
+                "  // no block",
+            ),
+            "cuda-residual-without-mass-ends-the-walk": (
+                "s.memory.n) > 0.0f) return false;",
+                "s.memory.n) >= 0.0f) return false;",
+            ),
+            "cuda-rows-joint-ratio-of-one-draft": (
+                "      w = joint_ratio(w, row.log_p, row.log_q);",
+                "      w = joint_ratio(1.0f, row.log_p, row.log_q);",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/row_draws.h",
+        PLAN,
+        {
+            "cuda-rows-without-a-slot-for-each-block": (
+                "slots_of(rows, n, all_warps) <= num_slots && rows",
+                "rows",
+            ),
         },
     ),
     *mutations(

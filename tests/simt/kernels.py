@@ -23,10 +23,10 @@ from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
-# Launches of speculative_step, used in turn: blocks in a cluster, threads in a block, slots of a warp, and slots ahead of
-# a decision. Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each
-# block of logits. Slots ahead: if the step can be decided row by row, it is, with these and no others; with 1 each row
-# alone, with many a row behind the measured one.
+# Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and slots ahead of a decision.
+# Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each block of
+# logits. With slots ahead, a step that can be decided row by row is, with these besides those that a decision needs:
+# with few, a row is decided before the next one is measured, with many after it.
 GRIDS = [
     {"blocks": blocks, "threads": threads, "slots": slots, "ahead": ahead}
     for blocks, threads, slots, ahead in (
@@ -140,7 +140,6 @@ def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
 def draft_step(
     logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0
 ) -> tuple[torch.Tensor, ...]:
-    """``ahead`` is for the other step."""
     logits = dense_rows(logits)
     *sampling, drafts, d2t, seed, position, offset, rule, compact = arguments
     (batch, vocabulary), keep = logits.shape, []
