@@ -156,10 +156,29 @@ struct Window {
     for (int its = place.my_warp; its < s.memory.n; its += place.all_warps) copy(slot(turn), by, its), next(&turn, 1);
   }
 
+  // By a warp: the mass of a whole block of row j's residual, if both rows have one format and nothing adjusts them: in
+  // fewer instructions, since no filter cuts off any p.
+  SPECDEC_DEVICE float plain_mass(int j, float w, const char* of_p, const char* of_q) const {
+    const Distribution p = s.p_of(j), q = s.q_of(j);
+    float sum = 0.0f;
+    with_format(s.params.target.dtype, [&](auto format) {
+      Logits<decltype(format)> x, y;
+      x.load(of_p), y.load(of_q);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const float its = simt::exp2_of(log_probability(x[i], p.inverse_temperature, p.lse) * kLog2e);
+        sum += residual(rounded_product(w, its), probability_of(y[i], q));
+      }
+    });
+    return sum;
+  }
+
   // By a warp: the masses of its blocks of row j's residual, in every block's memory. Row j is the oldest one. With
   // rule `block`, which is done with the row then, releases it.
   SPECDEC_DEVICE void weigh_row(int j, float w, float* masses) {
     if (replaces()) replace_next(s.draft_row(j));
+    const bool plain =
+        (pairs || replaces()) && !s.params.sampling.has_table && s.params.draft.dtype == s.params.target.dtype;
     Turn of_p = oldest, of_q = oldest;
     next(&of_q, pairs ? 1 : mine);
     for (int its = place.my_warp; its < s.memory.n; its += place.all_warps) {
@@ -168,10 +187,15 @@ struct Window {
         if (pairs) return slot(of_q).data;
         return replaces() ? slot(of_q).arrived(of_q.round ^ 1) : place_of_block(its_row, its);
       };
-      float weights[kEach], sum = 0.0f;
-      residual_weights(s, j, w, its, {}, near, weights);
+      float sum = 0.0f;
+      if (plain && (its + 1) * kBlock <= s.params.vocabulary) {
+        sum = plain_mass(j, w, slot(of_p).data, near(s.draft_row(j), 1));
+      } else {
+        float weights[kEach];
+        residual_weights(s, j, w, its, {}, near, weights);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) sum += weights[i];
+        for (int i = 0; i < kEach; ++i) sum += weights[i];
+      }
       publish(&masses[its], simt::reduce(sum, Sum()));
       next(&of_p, pairs ? 2 : 1), next(&of_q, pairs ? 2 : 1);
       if (s.params.rule == kRuleBlock) release(pairs ? 2 : 1);

@@ -66,6 +66,7 @@ def test_rows_after_a_residual_without_mass(rule, arrangement):
     cutoff, lse = (statistic.clone() for statistic in inputs.draft_stats)
     target = inputs.target_logits.clone()
     target[:, 0:6:2] = inputs.draft_logits[:, ::2]
+    target[::2, 1, :3072] = -float("inf")  # a residual of one block, unlike that of row 0
     lse[:, ::2] -= 1.5
     inputs = inputs.replace(target_logits=target, draft_stats=(cutoff, lse))
     want, _ = run(inputs, 2, 64, 0)
