@@ -253,7 +253,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cuda/row_draws.h",
-        PLAN,
+        BY_ROWS,
         {
             "cuda-rows-without-a-slot-for-each-block": (
                 "slots_of(rows, n, all_warps) <= num_slots && rows",
