@@ -213,30 +213,36 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cuda/by_rows.h",
+        "csrc/cuda/window.h",
         BY_ROWS,
         {
             "cuda-rows-overwritten-while-they-are-read": (
-                "    simt::sync_warp();  // all lanes have read the slots\n    next(&oldest",
-                "    next(&oldest",
+                "    simt::sync_warp();  // all lanes have read the slots\n",
+                "",
             ),
+            "cuda-slots-awaited-in-the-first-round": ("slot -= num_slots, round ^= 1;", "slot -= num_slots;"),
+            "cuda-two-rows-of-the-target-for-a-pair": (
+                "copy(slot(ahead), s.draft_row(next_row)",
+                "copy(slot(ahead), s.target_row(next_row)",
+            ),
+            "cuda-slots-of-one-row-for-a-pair": ("release(rows() * mine)", "release(mine)"),
+            "cuda-draft-read-before-it-replaces-a-row": ("slot(of_q).arrived(of_q.round ^ 1)", "slot(of_q).data"),
+            "cuda-row-before-the-next-is-brought-back": (
+                "replace_next(s.target_row(j + 1))",
+                "replace_next(s.target_row(j))",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/by_rows.h",
+        BY_ROWS,
+        {
             "cuda-row-decided-before-it-is-measured": ("    if (!window->behind) window->wait();\n", ""),
             "cuda-row-decided-with-the-one-behind": ("window->behind ? measured - 1 : measured;", "measured;"),
             "cuda-last-row-is-not-measured": ("if (measured <= s.limit)", "if (measured < s.limit)"),
             "cuda-rows-in-flight-when-the-block-ends": ("  window.drain();\n", ""),
             "cuda-block-leaves-before-the-last-statistics": ("  window.wait();  // no block", "  // no block"),
-            "cuda-slots-awaited-in-the-first-round": ("slot -= num_slots, round ^= 1;", "slot -= num_slots;"),
-            "cuda-two-rows-of-the-target-for-a-pair": (
-                "of_draft) copy(slot(ahead), s.draft_row(row)",
-                "of_draft) copy(slot(ahead), s.target_row(row)",
-            ),
-            "cuda-slots-of-one-row-for-a-pair": ("release((pairs ? 2 : 1) * mine)", "release(mine)"),
-            "cuda-draft-read-before-it-replaces-a-row": ("slot(of_q).arrived(of_q.round ^ 1)", "slot(of_q).data"),
             "cuda-replaced-row-is-not-brought-back": ("  window->restore_next(j);\n", ""),
-            "cuda-row-after-the-next-is-brought-back": (
-                "replace_next(s.target_row(j + 1))",
-                "replace_next(s.target_row(j))",
-            ),
             "cuda-next-residual-weighed-while-one-is-read": (
                 "  if (window->behind) window->arrive();  // no block",
                 "  // no block",
