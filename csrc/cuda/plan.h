@@ -62,8 +62,8 @@ Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const Cu
     const int64_t fit = (limit - without) / a_slot, all = (items.most + blocks * warps - 1) / (blocks * warps);
     const int all_warps = blocks * warps;
     const bool long_enough = items.of_row * items.bytes >= kLeastBytes * blocks;
-    if (items.rows > 0 && !many && all > fit && long_enough &&
-        slots_hold(static_cast<int>(fit), items.rows, items.of_row, all_warps)) {
+    const bool near = slots_hold(static_cast<int>(fit), items.rows, items.of_row, all_warps);
+    if (items.rows > 0 && !many && all > fit && long_enough && near) {
       num_slots = static_cast<int>(std::min<int64_t>(fit, slots_of(kNearRows * items.rows, items.of_row, all_warps)));
       return {blocks, warps * kWarp, num_slots, shared_with(num_slots, true), true};
     }

@@ -126,8 +126,7 @@ def serve() -> None:
     def operation(stem: str, backend: str, device_type: str) -> Callable:
         if backend != "cuda" or device_type != "cpu":
             return real(stem, backend, device_type)
-        step = {"draft_step": draft_step, "speculative_step": speculative_step}[stem]
-        return functools.partial(step, **next(_grids))
+        return functools.partial({"draft_step": draft_step, "speculative_step": speculative_step}[stem], **next(_grids))
 
     api.operation = operation
 
