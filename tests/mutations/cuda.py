@@ -52,7 +52,7 @@ MUTATIONS: list[Mutation] = [
             "cuda-residual-weighed-while-it-is-read": (
                 "return end;\n    simt::sync_cluster();\n    // A residual without mass",
                 "return end;\n    // A residual without mass",
-                "tests/kernels/test_corners.py -k cuda",
+                "tests/simt/test_by_rows.py -k without_mass",
             ),
             "cuda-joint-tests-with-the-next-number": (
                 "    u = row.u;\n",

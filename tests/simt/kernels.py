@@ -25,13 +25,14 @@ HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
 # Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and slots ahead of a decision.
 # Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each block of
-# logits. With slots ahead, a step that can be decided row by row is, with these besides those that a decision needs:
-# with few, a row is decided before the next one is measured, with many after it.
+# logits. With slots ahead, which every second turn has, a step that can be decided row by row is, with these besides
+# those that a decision needs: with few, a row is decided before the next one is measured, with many after it.
 GRIDS = [
-    {"blocks": blocks, "threads": threads, "slots": slots, "ahead": ahead}
-    for blocks, threads, slots, ahead in (
-        (2, 64, -1, 0), (-3, 64, 0, 0), (1, 32, 2, 0), (4, 32, 1, 0), (2, 96, 0, 0), (-1, 128, 0, 0), (3, 32, -1, 0),
-        (2, 64, 3, 0), (2, 64, 4, 1), (3, 32, 2, 9), (1, 96, 0, 4),
+    {"blocks": blocks, "threads": threads, "slots": slots, "ahead": ahead[turn]}
+    for turn in range(2)
+    for blocks, threads, slots, *ahead in (
+        (2, 64, -1, 0, 1), (-3, 64, 0, 0, 0), (1, 32, 2, 0, 0), (4, 32, 1, 0, 0), (2, 96, 0, 0, 0), (-1, 128, 0, 0, 0),
+        (3, 32, -1, 0, 9), (2, 64, 3, 0, 0),
     )
 ]  # fmt: skip
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
