@@ -51,7 +51,7 @@ def _within(*functions: str) -> Callable[[sass.Block], bool]:
 
 
 # What the shortest run of a fused kernel goes through, without filters: a step (rule `token`) that rejects a draft, and
-# a draft.
+# a draft. Steps that are decided row by row meet a barrier for each row.
 RUNS = {
     "speculative_step_kernel": (*ORIGINS["stay"], _within("walk", "publish"), _within("write_step")),
     "draft_step_kernel": (*ORIGINS["stay"], _within("draw_by"), _within("write_draft")),
@@ -231,11 +231,12 @@ def counted(kernel: Kernel) -> dict[str, object]:
         found["histogram"] = turn
         found["histogram of 128,256 logits, predicted"] = predicted_filter(kernel.architecture, turn)
     fused = kernel.architecture != "sm_80" and "measure" not in kernel.name
-    for origin in ("stay", "ring") if fused else ("in place",):
+    near = ("stay",) if "rows" in kernel.name else ("stay", "ring")
+    for origin in near if fused else ("in place",):
         if path := measuring_turn(kernel, origin):
             found[origin] = {"all": len(path), **Counter(map(kind_of, path))}
             found[f"{origin}, predicted"] = predicted(kernel.architecture, len(path))
-    return found | (barriers(kernel) if fused else {})
+    return found | (barriers(kernel) if fused and kernel.name in RUNS else {})
 
 
 def main(

@@ -81,7 +81,7 @@ void launch_one(void (*kernel)(Work), const Work& work, const cudaLaunchConfig_t
 
 template <class Params, class Memory>
 void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, Memory>), const Params& params,
-            void* stream, const Allocate& allocate) {
+            void* stream, const Allocate& allocate, void (*by_rows)(Work<Params, Memory>) = nullptr) {
   if (params.batch == 0) return;
   const Machine machine = current_machine(decide);
   const Items items = Memory::items(params);
@@ -92,10 +92,11 @@ void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, M
     return arena.size();
   };
   const Launches how = launches;
-  const Plan plan = how == Launches::kPlanned ? plan_of(machine, params.batch, items, cut) : Plan{0, 0, 0, 0};
+  const Plan plan = how == Launches::kPlanned ? plan_of(machine, params.batch, items, cut) : Plan{};
   cudaLaunchAttribute attribute;
+  if (plan.by_rows) current_machine(by_rows);  // sets what it may use
   if (plan.blocks > 0) {
-    return launch_one(decide, work,
+    return launch_one(plan.by_rows ? by_rows : decide, work,
                       config_of(params.batch * plan.blocks, plan.threads, plan.shared, &attribute, plan.blocks),
                       stream);
   }

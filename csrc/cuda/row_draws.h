@@ -34,7 +34,21 @@ struct Items {
   int64_t most;  // how many there may be
   int bytes;     // size of the largest one
   int own_copy;  // bytes that a warp needs for a copy of a block, or 0
+  // For a step that can be decided row by row: the blocks of a row, and the rows that a decision needs near, which are
+  // the target's, or the target's and the draft's. Otherwise 0 rows.
+  int64_t of_row = 0;
+  int rows = 0;
 };
+
+// How many slots a warp needs for `rows` rows of n blocks each, which stay until they are decided.
+SPECDEC_HD int slots_of(int rows, int64_t n, int all_warps) {
+  return rows * static_cast<int>((n + all_warps - 1) / all_warps);
+}
+
+// Whether the slots hold these rows and, on average, each warp's next block.
+SPECDEC_HD bool slots_hold(int num_slots, int rows, int64_t n, int all_warps) {
+  return slots_of(rows, n, all_warps) <= num_slots && rows * n + all_warps <= int64_t{num_slots} * all_warps;
+}
 
 // The size of Row::own_copy. `lists`: the kernel also needs it where no bias or penalty does.
 SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool aligned, int bytes) {
@@ -46,6 +60,7 @@ struct Cut {
   int warps;      // in a block
   int all_warps;  // in a cluster
   int num_slots;  // of a warp, for copies ahead
+  bool by_rows = false;
 };
 
 // The argument of a kernel. In a fused launch, a sequence's memory is the shared memory of its cluster. A split launch
@@ -71,7 +86,7 @@ struct Work {
 inline Ring ring_of(Arena& arena, const Items& items, const Cut& cut) {
   if (cut.num_slots == 0) return {nullptr, nullptr, 0, 0, false};
   const int64_t slots = int64_t{cut.num_slots} * cut.warps;
-  const bool stay = int64_t{cut.num_slots} * cut.all_warps >= items.most;
+  const bool stay = !cut.by_rows && int64_t{cut.num_slots} * cut.all_warps >= items.most;
   return {arena.take<char>(slots * items.bytes), arena.take<simt::Arrival>(slots), cut.num_slots, items.bytes, stay};
 }
 

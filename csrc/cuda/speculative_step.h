@@ -37,20 +37,23 @@ SPECDEC_DEVICE float lse_of(const Sequence& s, int64_t i, float max) {
   return max * s.inverse_temperature + logf(total(s.blocks(i).mass, s.blocks(i).n));
 }
 
+// By a warp: computes a row's largest logit and, if it is not `filtered`, its masses, cutoff and lse.
+SPECDEC_DEVICE void merge_row(const Sequence& s, const Place& place, int64_t i, bool filtered) {
+  const Blocks blocks = s.blocks(i);
+  const float max = max_of_blocks(blocks);
+  if (!s.greedy() && !filtered) merge(blocks, max, s.inverse_temperature);
+  simt::sync_warp();
+  const float lse = s.greedy() || filtered ? max : lse_of(s, i, max);
+  if (place.lane0()) {
+    simt::write(&s.memory.row_max[i], max);
+    if (!filtered) simt::write(&s.memory.lse[i], lse), simt::write(&s.memory.cutoff[i], -INFINITY);
+  }
+}
+
 // Computes the rows' largest logits, masses, cutoffs and lse, in every block of the cluster.
 SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
   const bool filtered = filters_of(s.params.sampling, s.b).any() && !s.greedy();
-  for_rows(s, place.warp, place.warps, [&](int64_t i) {
-    const Blocks blocks = s.blocks(i);
-    const float max = max_of_blocks(blocks);
-    if (!s.greedy() && !filtered) merge(blocks, max, s.inverse_temperature);
-    simt::sync_warp();
-    const float lse = s.greedy() || filtered ? max : lse_of(s, i, max);
-    if (place.lane0()) {
-      simt::write(&s.memory.row_max[i], max);
-      if (!filtered) simt::write(&s.memory.lse[i], lse), simt::write(&s.memory.cutoff[i], -INFINITY);
-    }
-  });
+  for_rows(s, place.warp, place.warps, [&](int64_t i) { merge_row(s, place, i, filtered); });
   simt::sync_block();
   if (!filtered) return;
   // The filters of each row are the work of one block, which writes the results to the others.
@@ -116,17 +119,23 @@ struct Emitted {
   int32_t status;
 };
 
+// Whether the draft after the accepted ones is the token that the target picks, which then is accepted, too.
+SPECDEC_DEVICE bool is_favourite(const Sequence& s, Emitted* end) {
+  const int32_t fault = row_fault(simt::read(&s.memory.row_max[end->accepted]));
+  int32_t flags = 0;
+  const int64_t x = s.draft(end->accepted, &flags);
+  end->status |= fault != 0 ? fault : flags;
+  end->token = fault != 0 ? -1 : simt::read(&s.memory.favourite[end->accepted]);
+  if (end->token < 0 || x != end->token) return false;
+  ++end->accepted;
+  return true;
+}
+
 SPECDEC_DEVICE Emitted walk_favourites(const Sequence& s) {
   Emitted end = {0, -1, 0};
-  while (true) {
-    const int32_t fault = row_fault(simt::read(&s.memory.row_max[end.accepted]));
-    int32_t flags = 0;
-    const int64_t x = s.draft(end.accepted, &flags);
-    end.status |= fault != 0 ? fault : flags;
-    end.token = fault != 0 ? -1 : simt::read(&s.memory.favourite[end.accepted]);
-    if (end.token < 0 || x != end.token) return end;
-    ++end.accepted;
+  while (is_favourite(s, &end)) {
   }
+  return end;
 }
 
 // By a warp: writes the log-probabilities of the token that row i emitted; NaN if it emitted none (-1).

@@ -31,12 +31,12 @@ SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
   if (fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
   if (seen.state != kRecover) return seen;
   if (s.full_q()) {
-    const Distribution q = s.q_of(j);
+    const int64_t k = s.params.num_drafts_max;
     const bool handed_over = s.params.draft_lse != nullptr;
     const int32_t q_fault =
-        row_fault(handed_over ? q.lse : simt::read(&s.memory.row_max[s.params.num_drafts_max + 1 + j]));
+        row_fault(handed_over ? s.params.draft_lse[s.b * k + j] : simt::read(&s.memory.row_max[k + 1 + j]));
     if (q_fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(q_fault << kDraftFlagShift), kDraw};
-    seen.log_q = log_probability(seen.log_q, q);
+    seen.log_q = log_probability(seen.log_q, s.q_of(j));  // which a row with a fault does not have
   }
   seen.log_p = log_probability(seen.log_p, s.p_of(j));
   if (seen.log_q == -INFINITY) seen.flags = kDraftZeroProbability;
@@ -100,23 +100,20 @@ SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float 
       p);
 }
 
-// Turns that stand for logits which the ring does not bring: they are read where they are kept, or in device memory.
-constexpr int kKept = -1;
-constexpr int kAlone = -2;  // the same when other thread blocks, which may keep q's, may have ended
-
-// By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. `turn`: the ring's turn that
-// brings p's logits, the next one bringing q's; or one of the above.
-SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, int turn, Part part,
+// By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. near(row, 0) returns where
+// the granules of p's logits are copied to, and near(row, 1) those of q's; null: they are read where they are kept, or
+// in device memory.
+template <class Near>
+SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, Part part, const Near& near,
                                      float (&p)[kEach]) {
   const Row row = s.target_row(j);
   const Touched touched = touched_of(row, block);
-  load_raw(row, block, turn < 0 ? nullptr : s.memory.ring.arrived(turn), p);
+  load_raw(row, block, near(row, 0), p);
   weigh_target(s, j, w, touched, block, part, p);
   if (!s.same_vocabulary()) return subtract_few(s, j, block, p);
-  Row of_draft = s.draft_row(j);
-  if (turn == kAlone) of_draft.kept = {nullptr, 0, 0};
+  const Row of_draft = s.draft_row(j);
   float q[kEach];
-  load_raw(of_draft, block, turn < 0 ? nullptr : s.memory.ring.arrived(turn + 1), q);
+  load_raw(of_draft, block, near(of_draft, 1), q);
   subtract_draft(s, j, touched, block, part, q, p);
 }
 

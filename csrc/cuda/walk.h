@@ -53,7 +53,8 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
   for (int pair = 0; pair < pairs; ++pair) copy_pair(first + pair * place.all_warps, *turn + 2 * pair);
   for (int block = first; block < s.memory.n; block += place.all_warps) {
     float weights[kEach], sum = 0.0f;
-    residual_weights(s, j, w, block, copies ? *turn : kKept, {}, weights);
+    const auto near = [&](const Row&, int of_draft) { return copies ? ring.arrived(*turn + of_draft) : nullptr; };
+    residual_weights(s, j, w, block, {}, near, weights);
     if (copies) {
       simt::sync_warp();  // all lanes have read the slots
       copy_pair(block + pairs * place.all_warps, *turn + 2 * pairs);
@@ -93,26 +94,16 @@ SPECDEC_DEVICE Outcome walk(const Sequence& s, const Place& place) {
   }
 }
 
-SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
+// By the threads of a block: which prefix is kept, when the residuals of the first `drafted` rows are weighed.
+SPECDEC_DEVICE Outcome joint_end(const Sequence& s, const Place& place, int drafted) {
   const StepMemory& memory = s.memory;
-  int turn = place.turns(s.items());
-  int drafted = 0;  // number of rows with a residual
-  float w = 1.0f;
-  for (bool possible = true; possible && simt::read(&memory.examined[drafted]).state == kRecover; ++drafted) {
-    const Examined row = simt::read(&memory.examined[drafted]);
-    weigh_residual(s, place, drafted, w, memory.residual + int64_t{drafted} * memory.n, &turn);
-    possible = row.possible();
-    w = joint_ratio(w, row.log_p, row.log_q);
-  }
-  simt::sync_cluster();
   for (int j = place.warp; j < drafted; j += place.warps) {
     const float sum = total(memory.residual + int64_t{j} * memory.n, memory.n);
     if (place.lane0()) simt::write(&memory.total[j], sum);
   }
   simt::sync_block();
   Outcome end = {0, kDone, 0, 1.0f, nullptr};
-  w = 1.0f;
-  float u = 0.0f;  // tests the prefix: the number of its last draft
+  float w = 1.0f, u = 0.0f;  // tests the prefix: the number of its last draft
   for (int64_t j = 0;; ++j) {
     const Examined row = simt::read(&memory.examined[j]);
     const float keep = row.state == kRecover ? keep_probability(w, simt::read(&memory.total[j])) : w;
@@ -133,6 +124,21 @@ SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   return end;
 }
 
+SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
+  const StepMemory& memory = s.memory;
+  int turn = place.turns(s.items());
+  int drafted = 0;  // number of rows with a residual
+  float w = 1.0f;
+  for (bool possible = true; possible && simt::read(&memory.examined[drafted]).state == kRecover; ++drafted) {
+    const Examined row = simt::read(&memory.examined[drafted]);
+    weigh_residual(s, place, drafted, w, memory.residual + int64_t{drafted} * memory.n, &turn);
+    possible = row.possible();
+    w = joint_ratio(w, row.log_p, row.log_q);
+  }
+  simt::sync_cluster();
+  return joint_end(s, place, drafted);
+}
+
 // By a warp: the block of logits that has the token after the kept drafts; -1 if there is none.
 SPECDEC_DEVICE int block_of_end(const Sequence& s, const Outcome& end) {
   if (end.state == kDone) return -1;
@@ -147,8 +153,10 @@ SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end, int block
     return draw(s.target_row(end.j), s.blocks(end.j), block, s.inverse_temperature, s.p_of(end.j).cutoff, noise,
                 kRecoverToken, s.memory.drawn, place);
   }
+  // Other thread blocks, which may keep q's logits, may have ended.
+  const auto near = [&](const Row& row, int of_draft) { return of_draft ? row.granules(block).first : nullptr; };
   return draw_by(block, noise, kRecoverToken, s.memory.drawn, place, [&](Part part, float (&weights)[kEach]) {
-    residual_weights(s, end.j, end.w, block, kAlone, part, weights);
+    residual_weights(s, end.j, end.w, block, part, near, weights);
   });
 }
 

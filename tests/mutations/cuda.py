@@ -9,6 +9,7 @@ FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda"
 PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda"
 LISTED = "tests/kernels/test_parity.py -k 'cuda and (listed or compact or reduced)'"
 FLAT = "tests/simt/test_simt.py -k flat"
+BY_ROWS = "tests/simt/test_by_rows.py"
 PLAN = "tests/kernels/test_launch_plan.py"
 
 MUTATIONS: list[Mutation] = [
@@ -63,7 +64,7 @@ MUTATIONS: list[Mutation] = [
             "cuda-residual-weighed-while-it-is-read": (
                 "return end;\n    simt::sync_cluster();\n    // A residual without mass",
                 "return end;\n    // A residual without mass",
-                "tests/kernels/test_corners.py -k cuda",
+                "tests/simt/test_by_rows.py -k without_mass",
             ),
             "cuda-joint-tests-with-the-next-number": (
                 "    u = row.u;\n",
@@ -206,9 +207,14 @@ MUTATIONS: list[Mutation] = [
                 "return p_of(j);",
             ),
             "cuda-slots-for-the-target-alone": (
-                "if (!weighs_drafts(params)) return {blocks, bytes, own_copy};",
-                "if (!weighs_drafts(params)) return {blocks, of_target, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, bytes, own_copy, of_row, rows};",
+                "if (!weighs_drafts(params)) return {blocks, of_target, own_copy, of_row, rows};",
                 "tests/simt/test_simt.py -k slots",
+            ),
+            "cuda-rows-with-filters-one-by-one": (
+                "params.rule == kRuleCoupled || params.sampling.filters != nullptr ||",
+                "params.rule == kRuleCoupled ||",
+                PLAN,
             ),
         },
     ),
@@ -267,6 +273,69 @@ MUTATIONS: list[Mutation] = [
             "cuda-carry-of-the-sum-before": ("before + low < low", "before < low", FLAT),
             "cuda-copies-not-added-up": ("i < (bin + 1) * copies", "i < bin * copies + 1", FLAT),
             "cuda-lanes-add-to-one-copy": ("(bin * copies + simt::thread() % copies)", "bin * copies", FLAT),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/window.h",
+        BY_ROWS,
+        {
+            "cuda-rows-overwritten-while-they-are-read": (
+                "    simt::sync_warp();  // all lanes have read the slots\n",
+                "",
+            ),
+            "cuda-slots-awaited-in-the-first-round": ("return number >= num_slots; }", "return 0; }"),
+            "cuda-two-rows-of-the-target-for-a-pair": (
+                "copy(slot(ahead), s.draft_row(next_row)",
+                "copy(slot(ahead), s.target_row(next_row)",
+            ),
+            "cuda-mass-of-shifted-rows-without-the-shift": (
+                "plain && block < whole_blocks",
+                "plain && (block + 1) * kBlock <= s.params.vocabulary",
+            ),
+            "cuda-near-block-read-as-if-aligned": (
+                "        if (block < whole_blocks)",
+                "        if ((block + 1) * kBlock <= s.params.vocabulary)",
+            ),
+            "cuda-slots-of-one-row-for-a-pair": ("release(rows() * mine)", "release(mine)"),
+            "cuda-draft-read-before-it-replaces-a-row": ("slot(of_q).arrived(round(of_q) ^ 1)", "slot(of_q).data"),
+            "cuda-row-before-the-next-is-brought-back": (
+                "replace_next(s.target_row(j + 1))",
+                "replace_next(s.target_row(j))",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/by_rows.h",
+        BY_ROWS,
+        {
+            "cuda-row-decided-before-it-is-measured": ("    if (!window->behind) window->wait();\n", ""),
+            "cuda-row-decided-with-the-one-behind": ("window->behind ? measured - 1 : measured;", "measured;"),
+            "cuda-last-row-is-not-measured": ("if (measured <= s.limit)", "if (measured < s.limit)"),
+            "cuda-rows-in-flight-when-the-block-ends": ("  window.drain();\n", ""),
+            "cuda-block-leaves-before-the-last-statistics": ("  window.wait();  // no block", "  // no block"),
+            "cuda-replaced-row-is-not-brought-back": ("  window->restore_next(j);\n", ""),
+            "cuda-next-residual-weighed-while-one-is-read": (
+                "  if (window->behind) window->arrive();  // no block",
+                "  // no block",
+            ),
+            "cuda-residual-without-mass-ends-the-walk": (
+                "s.memory.n) > 0.0f) return false;",
+                "s.memory.n) >= 0.0f) return false;",
+            ),
+            "cuda-rows-joint-ratio-of-one-draft": (
+                "      w = joint_ratio(w, row.log_p, row.log_q);",
+                "      w = joint_ratio(1.0f, row.log_p, row.log_q);",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/row_draws.h",
+        BY_ROWS,
+        {
+            "cuda-rows-without-a-slot-for-each-block": (
+                "slots_of(rows, n, all_warps) <= num_slots && rows",
+                "rows",
+            ),
         },
     ),
     *mutations(

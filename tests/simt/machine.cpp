@@ -47,8 +47,9 @@ struct Copies {
   int bytes = 0;
   std::vector<Seen::By> waiters = {};  // the first thread that waited for each copy
 
+  bool in_flight() const { return done < begun; }
   void finish() {
-    if (done < begun) memcpy(to, from, bytes), ++done;
+    if (in_flight()) memcpy(to, from, bytes), ++done;
   }
 };
 
@@ -205,7 +206,11 @@ void entry() {
   machine->body();
   current->done = true;
   --machine->remaining;
-  --current->block->remaining;
+  if (--current->block->remaining == 0) {
+    for (const auto& [arrival, copies] : current->block->memory.copies) {
+      if (copies.in_flight()) fail("a block ends while a copy to its memory is in flight");
+    }
+  }
   give_turn();
   __builtin_unreachable();
 }
@@ -297,7 +302,7 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   const auto found = memory.copies.find(arrival);
   if (found == memory.copies.end()) fail("copy with an arrival that was never initialised");
   Copies& copies = found->second;
-  if (copies.done < copies.begun) fail("copy with an arrival that another one has");
+  if (copies.in_flight()) fail("copy with an arrival that another one has");
   if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0) {
     fail("bulk copy that is not aligned");
   }

@@ -64,6 +64,7 @@ void sum_copies(int bug, const float* numbers) {
     memcpy(four, &bytes, sizeof(four));
     for (float number : four) sum += number;
   }
+  if (bug == 9) copy(0);  // nobody waits for it
   sum = reduce(sum, [](float a, float b) { return a + b; });
   if (thread() == 0) largest = sum;
 }
