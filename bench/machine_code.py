@@ -1,5 +1,5 @@
-"""Counts the instructions of the CUDA kernels' measuring loop in their machine code, and predicts from them, and from
-what a step does besides, how long the goals' steps take. Needs no GPU.
+"""Counts the instructions of the CUDA kernels' measuring loop, and the barriers that a step meets, in their machine
+code. Predicts from them, and from what a step does besides, how long the goals' steps take. Needs no GPU.
 
     python bench/machine_code.py --json bench/results/machine_code.json
 
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ import report
 import sass
 import torch
 import typer
-from predicted_times import GPUS, bandwidth_share
+from predicted_times import BLOCK, GPUS, SCHEDULERS, bandwidth_share
 from ptxas import NVCC, ptxas_report
 from step_counts import predictions
 
@@ -44,6 +45,18 @@ ORIGINS = {
     "stay": (MAXIMUM, EXPONENTIAL, WAIT),
     "ring": (MAXIMUM, EXPONENTIAL, WAIT, COPY),
     "in place": (MAXIMUM, EXPONENTIAL),
+}
+
+
+def _within(*functions: str) -> Callable[[sass.Block], bool]:
+    return lambda block: any(all(map(i.within, functions)) for i in block.instructions)
+
+
+# What the shortest run of a fused kernel goes through, without filters: a step (rule `token`) that rejects a draft, and
+# a draft. Steps that are decided row by row meet a barrier for each row.
+RUNS = {
+    "speculative_step_kernel": (*ORIGINS["stay"], _within("walk", "publish"), _within("write_step")),
+    "draft_step_kernel": (*ORIGINS["stay"], _within("draw_by"), _within("write_draft")),
 }
 
 
@@ -72,6 +85,8 @@ REST = "address and bookkeeping"
 
 
 ARCHITECTURES = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS))
+LOGITS = 32  # of a block that a thread has
+FILTERED, LISTED = 128_256, 4096  # logits of a row, and of a full list (kListed of csrc/cuda/select.h)
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,48 @@ def measuring_turn(kernel: Kernel, origin: str) -> list[sass.Instruction]:
     return []
 
 
+def histogram_turn(kernel: Kernel) -> int:
+    """The instructions that a filter's histogram of the row takes for 1,024 logits that are already loaded, all of them
+    in its interval; 0 if the kernel has none. Its loop is unrolled, so each logit's are those between one addition of
+    low halves and the next."""
+    every = [i for block in kernel.blocks for i in block.instructions]
+    additions = [at for at, i in enumerate(every) if i.name in ("ATOM", "ATOMS") and i.within("add")]
+    # Of each logit in turn, the low and the high half; the list's logits have two more additions elsewhere.
+    for begin in range(len(additions) - 2 * LOGITS + 1):
+        low_halves = additions[begin : begin + 2 * LOGITS : 2]
+        steps = [after - before for before, after in pairwise(low_halves)]
+        if max(steps) <= 2 * min(steps):
+            return LOGITS * (low_halves[-1] - low_halves[0]) // (LOGITS - 1)
+    return 0
+
+
+def predicted_filter(architecture: str, instructions: int) -> dict[str, dict[str, float]]:
+    """Microseconds for the histogram of a row, by one multiprocessor and issue alone: a model, not a measurement. Flat:
+    all logits are candidates. Peaked: as many as the list holds, which are counted from there."""
+    found = {}
+    for gpu in (g for g in GPUS if g.architecture == architecture):
+        each = instructions / SCHEDULERS / gpu.gigahertz / 1e3
+        found[gpu.name] = {"flat": each * FILTERED / BLOCK, "peaked": each * LISTED / BLOCK}
+    return found
+
+
+def barriers(kernel: Kernel) -> dict[str, int]:
+    """How often threads wait for their cluster and for their block in the run of RUNS, and the fences that wait for
+    memory."""
+
+    def without_cluster(block: sass.Block) -> bool:
+        """Whether the compiler added the block to a cluster's barrier for launches that have no clusters."""
+        added = (i for i in block.instructions if i.name in ("BAR", "NOP"))
+        return any(i.within(half) for i in added for half in ("arrive_cluster", "wait_cluster"))
+
+    run = sass.shortest_run(kernel.blocks, RUNS[kernel.name], without_cluster)
+    return {
+        "cluster_barriers": sum(i.name == "UCGABAR_WAIT" for i in run),
+        "fences": sum(i.opcode == "MEMBAR.ALL.GPU" for i in run),
+        "block_barriers": sum(i.name == "BAR" for i in run),
+    }
+
+
 def kind_of(instruction: sass.Instruction) -> str:
     return next((kind.name for kind in KINDS if kind.fits(instruction)), REST)
 
@@ -139,22 +196,27 @@ def counted(kernel: Kernel) -> dict[str, object]:
         "calls": sum(count for name, count in names.items() if name.startswith("CALL")),
         "atomic_loops": sum(i.opcode.startswith("ATOMS.CAS") for i in every),
     }
+    if turn := histogram_turn(kernel):
+        found["histogram"] = turn
+        found["histogram of 128,256 logits, predicted"] = predicted_filter(kernel.architecture, turn)
     fused = kernel.architecture != "sm_80" and "measure" not in kernel.name
-    for origin in ("stay", "ring") if fused else ("in place",):
-        if turn := measuring_turn(kernel, origin):
-            found[origin] = {"all": len(turn), **Counter(map(kind_of, turn))}
+    near = ("stay",) if "rows" in kernel.name else ("stay", "ring")
+    for origin in near if fused else ("in place",):
+        if path := measuring_turn(kernel, origin):
+            found[origin] = {"all": len(path), **Counter(map(kind_of, path))}
             on = (gpu for gpu in GPUS if gpu.architecture == kernel.architecture)
-            found[f"{origin}, predicted"] = {gpu.name: bandwidth_share(gpu, len(turn)) for gpu in on}
-    return found
+            found[f"{origin}, predicted"] = {gpu.name: bandwidth_share(gpu, len(path)) for gpu in on}
+    return found | (barriers(kernel) if fused and kernel.name in RUNS else {})
 
 
 def instructions_of(rows: list[dict]) -> dict[str, int]:
     """For a block of logits of a target's row, by where it comes from."""
-    kernels = {"stay": "speculative_step_kernel", "ring": "speculative_step_kernel"}
-    kernels["in place"] = "speculative_measure_kernel"
+    fused = "speculative_step_kernel"
+    kernels = {"stay": (fused, "stay"), "ring": (fused, "ring"), "rows": ("speculative_rows_kernel", "stay")}
+    kernels["in place"] = ("speculative_measure_kernel", "in place")
     return {
-        origin: row[origin]["all"]
-        for origin, kernel in kernels.items()
+        name: row[origin]["all"]
+        for name, (kernel, origin) in kernels.items()
         for row in rows
         if row["kernel"] == kernel and origin in row
     }
@@ -181,6 +243,9 @@ def main(
         if rows:
             columns = ("kernel", "architecture", "registers", "all", *(k.name for k in KINDS), REST)
             results.show(f"instructions for 1,024 bfloat16 logits, {origin}", rows, columns)
+    met = ("cluster_barriers", "fences", "block_barriers")
+    fused = [{name: row[name] for name in ("kernel", "architecture", *met)} for row in results.rows if met[0] in row]
+    results.show("barriers and fences that a step meets", fused, ("kernel", "architecture", *met))
     steps = []
     for gpu in (gpu for gpu in GPUS if gpu.architecture in asked):
         of_gpu = [row for row in results.rows if row["architecture"] == gpu.architecture]

@@ -35,10 +35,8 @@ GPUS = (
     Gpu("B200", "sm_100", "B200", 148, 1.97, 8.0, 126),
     Gpu("RTX 5090", "sm_120", "sm_120", 170, 2.41, 1.79, 96),
 )
-SCHEDULERS, EXPONENTIALS = (
-    4,
-    16,
-)  # of a multiprocessor: instructions of warps, results of MUFU, in a cycle (CUDA's guide)
+# Of a multiprocessor, in a cycle (CUDA's guide): instructions of warps, and results of MUFU.
+SCHEDULERS, EXPONENTIALS = 4, 16
 REACHED = 0.9  # share of the data sheet's bandwidth that a plain reduction reaches; published for H100s
 FROM_L2 = 2.0  # times the bandwidth of device memory; assumed
 BYTES_A_CYCLE = 64  # that a multiprocessor takes from the L2 cache; published measurements of A100 and H100

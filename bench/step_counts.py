@@ -17,7 +17,6 @@ from specdec_kernels import testing
 
 SPLIT_WARPS, SPLIT_RESIDENT = 8, 1 << 30  # of a split launch, whose blocks wait for no others
 
-
 SETS = 8  # of logits, of which a typical one is chosen
 CASES = {case.name: case for case in GOALS}
 
@@ -54,23 +53,30 @@ def launch_of(case: Case, gpu: Gpu) -> tuple[Launch, dict[str, int]]:
         return launch, {"blocks": -blocks, "threads": 32 * SPLIT_WARPS, "slots": 0}
     sharing = 2 if B > machine.multiprocessors else 1
     launch = Launch(1, made.blocks, made.blocks, made.threads // 32, sharing * machine.places[made.blocks], sharing)
-    return launch, {"blocks": made.blocks, "threads": made.threads, "slots": made.num_slots}
+    grid = {"blocks": made.blocks, "threads": made.threads}
+    if made.by_rows:  # the fibers are told the slots beyond those that a decision needs
+        near = (2 if case.rule == "block" else 1) * math.ceil(math.ceil(V / 1024) / (made.blocks * launch.warps))
+        return launch, {**grid, "ahead": made.num_slots - near}
+    return launch, {**grid, "slots": made.num_slots}
 
 
 @cache
 def work_of(goal: str, split: bool, **grid: int) -> Work:
-    """Runs a sequence. Of a split launch, the fibers count the second half."""
+    """Runs a sequence. All that it reads counts as measured if it is decided row by row."""
     from simt import kernels
 
+    kernels.take_counts()
     kernels.speculative_step(*typical(goal).operands(), **grid)
-    counts, shape = kernels.counts(), CASES[goal].shape
+    counts, shape = kernels.take_counts(), CASES[goal].shape
     measured, measured_bytes = (shape.K + 1) * math.ceil(shape.V / 1024), (shape.K + 1) * shape.row_bytes
-    looked_at = (counts.from_device + counts.from_shared) // BYTES
+    read, looked_at = counts.copied + counts.from_device, (counts.from_device + counts.from_shared) // BYTES
+    if "ahead" in grid:
+        measured, measured_bytes = looked_at, read
     return Work(
         measured,
         measured_bytes,
-        max(0, counts.copied + counts.from_device - (0 if split else measured_bytes)),
-        max(0, looked_at - (0 if split else measured)),
+        max(0, read - measured_bytes),
+        max(0, looked_at - measured),
         0 if split else counts.cluster_barriers,  # without clusters they are of a block
         counts.block_barriers + (counts.cluster_barriers if split else 0),
         counts.additions,
@@ -84,11 +90,12 @@ def predictions(gpu: Gpu, instructions: dict[str, int]) -> list[dict[str, object
     for case in CASES.values():
         launch, grid = launch_of(case, gpu)
         work = work_of(case.name, launch.launches == 2, **grid)
-        stays = grid["slots"] * launch.measuring * launch.warps >= work.measured
-        each = instructions["in place" if launch.launches == 2 else "stay" if stays else "ring"]
+        stays = grid.get("slots", 0) * launch.measuring * launch.warps >= work.measured
+        origin = "in place" if launch.launches == 2 else "rows" if "ahead" in grid else "stay" if stays else "ring"
+        each = instructions[origin]
         rows.append(
             {
-                "goal": case.name, "gpu": gpu.name, "launch": dataclasses.asdict(launch), "stay": stays,
+                "goal": case.name, "gpu": gpu.name, "launch": dataclasses.asdict(launch), "origin": origin,
                 "work": dataclasses.asdict(work), "instructions": each,
                 "seconds": step_seconds(gpu, case.shape.B, launch, work, each),
             }

@@ -89,6 +89,14 @@ def test_the_shortest_turn(blocks):
     assert turn("MUFU") == []
 
 
+def test_the_shortest_run(blocks):
+    def run(avoided: str) -> list[str]:
+        return [i.name for i in sass.shortest_run(blocks, [], lambda block: block.instructions[0].name == avoided)]
+
+    assert run("none") == run("IADD3") == ["MOV", "FMNMX", "BRA", "BRA", "EXIT"]
+    assert run("FMNMX") == []
+
+
 H100 = next(gpu for gpu in predicted_times.GPUS if gpu.name == "H100 SXM")
 ONE = predicted_times.Launch(1, measuring=16, deciding=16, warps=12, resident=8, sharing=1)
 WORK = predicted_times.Work(756, 756 * 2048, 256 * 1024, 260, cluster_barriers=3, block_barriers=3, additions=0)
@@ -135,13 +143,23 @@ def test_what_a_step_does_is_counted():
     assert 2 <= work.cluster_barriers <= 5 and work.block_barriers >= 1 and work.additions == 0
 
 
+def test_the_prediction_of_a_histogram_is_in_microseconds():
+    (predicted,) = machine_code.predicted_filter("sm_80", 1024).values()
+    assert predicted["flat"] == pytest.approx(128_256 / 4 / 1.41e3) and predicted["peaked"] < predicted["flat"] / 30
+
+
 @pytest.mark.nvcc
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not there")
 @pytest.mark.parametrize("source", machine_code.SOURCES)
 def test_the_measuring_loop_is_short(source):
     """Times need a GPU; instructions are exact without one."""
     kernels = machine_code.compiled(machine_code.report.ROOT / "csrc/cuda" / f"{source}.cu", "sm_90a")
-    (fused,) = (machine_code.counted(k) for k in kernels if "measure" not in k.name)
-    assert fused["stay"]["all"] <= 300 and fused["ring"]["all"] <= 350
-    assert fused["spilled_bytes"] == 0
-    assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block
+    found = {k.name: machine_code.counted(k) for k in kernels if "measure" not in k.name}
+    for fused in found.values():
+        assert fused["stay"]["all"] <= 300
+        assert fused["spilled_bytes"] == 0 and fused["atomic_loops"] == 0
+        assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block
+    step = found[f"{source}_kernel"]
+    assert step["ring"]["all"] <= 350 and 0 < step["histogram"] <= 1100
+    barriers, fences = (3, 2) if source == "speculative_step" else (2, 1)
+    assert 0 < step["cluster_barriers"] <= barriers and 0 < step["fences"] <= fences

@@ -25,6 +25,7 @@ class Plan(NamedTuple):
     num_slots: int
     shared: int
     stay: int
+    by_rows: int
 
 
 def machine(groups: list[int], shared: int, of_multiprocessor: int, most_blocks: int) -> Machine:
@@ -42,8 +43,10 @@ MACHINES = {
 }
 
 
-def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **sampling: int) -> Plan:
-    """The plan of a step. ``weighed``: with draft logits but without draft_stats; ``filters``, ``table``: with
+def step(
+    batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", rule: int = 0, **sampling: int
+) -> kernels.SpeculativeStepParams:
+    """A step's parameters. ``weighed``: with draft logits but without draft_stats; ``filters``, ``table``: with
     these."""
     rows = kernels.LogitRows(1 << 20, kernels.DTYPES[getattr(torch, dtype)], 0, 0, vocabulary)
     element = 4 if dtype == "float32" else 2
@@ -58,6 +61,11 @@ def plan(on: str, batch: int, k: int, vocabulary: int, dtype: str = "bfloat16", 
     params.sampling.has_table = bool(sampling.get("table"))
     if sampling.get("log_probs"):
         params.log_probs = 1 << 20
-    out = (ctypes.c_int64 * 8)()
+    return params
+
+
+def plan(on: str, *shape: object, **sampling: int) -> Plan:
+    params = step(*shape, **sampling)
+    out = (ctypes.c_int64 * len(Plan._fields))()
     kernels.library().plan(ctypes.byref(params), ctypes.byref(MACHINES[on]), out)
-    return Plan(*out[: len(Plan._fields)])
+    return Plan(*out)
