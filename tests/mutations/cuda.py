@@ -192,6 +192,11 @@ MUTATIONS: list[Mutation] = [
         LISTED,
         {
             "cuda-listed-q-read-while-it-is-subtracted": ("q_of(at)));\n  }\n  simt::sync_warp();", "q_of(at)));\n  }"),
+            "cuda-cutoff-of-a-draft-row-with-a-fault": (
+                "    const int64_t k = s.params.num_drafts_max;\n",
+                "    const int64_t k = s.params.num_drafts_max;\n    s.q_of(j);\n",
+                "tests/simt/test_simt.py -k no_cutoff",
+            ),
         },
     ),
     *mutations(

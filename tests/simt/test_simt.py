@@ -163,6 +163,16 @@ def test_rows_begin_and_end_anywhere(slots, vocabulary, dtype):
     assert (simt.kernels.take_counts().copies > 0) == (slots != 0)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_draft_row_with_a_fault_has_no_cutoff(rule):
+    """Filters compute none for it, so none may be read."""
+    inputs = random_step(2, 3, 2048, top_k=20, rule=rule)
+    inputs.draft_logits[:, 1] = math.nan
+    want, margin = inputs.reference()
+    got = simt.kernels.speculative_step(*inputs.operands(), blocks=2, threads=64, slots=-1)
+    assert_same_step(SpeculativeStep(*got), want, margin)
+
+
 def test_sanitizers():
     """No sanitizer, of addresses or undefined behaviour, reports a fault in steps of every rule, form of q and
     setting."""
