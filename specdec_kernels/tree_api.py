@@ -112,9 +112,10 @@ def verify_tree(
     children c of a node in order, and accepts with probability min(1, p(c) / q(c)); after a rejection, p becomes max(0,
     p - q) and q loses c, both renormalised (SpecInfer, arXiv 2305.09781; without replacement as in Sequoia, arXiv
     2402.12374). ``block`` tests paths jointly, from the leaves to the root (Traversal verification, arXiv 2505.12398),
-    and accepts more. Both are for children that ``draft_children`` sampled. On a chain, ``walk``, ``token`` and
-    ``block`` return the same tokens as ``coupled``, ``token`` and ``block`` of ``speculative_step``. At temperature 0
-    every rule goes to the child that has the target's largest logit (the lowest id of a tie).
+    and accepted at least as many in expectation wherever that was enumerated. Both are for children that
+    ``draft_children`` sampled. On a chain, ``walk``, ``token`` and ``block`` return the same tokens as ``coupled``,
+    ``token`` and ``block`` of ``speculative_step``. At temperature 0 every rule goes to the
+    child that has the target's largest logit (the lowest id of a tie).
 
     Args:
         target_logits: [B, N+1, V] raw logits, N >= 0. Row 0 decides the token after the known text, row 1 + i the one

@@ -44,10 +44,11 @@ TREES = {
 @pytest.mark.parametrize(("rule", "of_chains"), [("walk", "coupled"), ("token", "token"), ("block", "block")])
 def test_a_chain_is_verified_as_by_speculative_step(tree_backend, rule, of_chains, sampling):
     """The same tokens, counts and status with the same random numbers, and also if drafts are strange."""
-    for random_state, vocabulary in enumerate((3, 40, 1100)):
+    for random_state, vocabulary in enumerate((3, 1100)):
         step = random_step(
-            40, 4, vocabulary, rule=of_chains, temperature=MIXED, random_state=random_state, **SAMPLING[sampling]
-        )
+            40, 4, vocabulary, rule=of_chains, temperature=MIXED, random_state=random_state, drafter="cpu",
+            **SAMPLING[sampling],
+        )  # fmt: skip
         step = step.replace(num_drafts=torch.arange(40) % 5)
         step.draft_tokens[::7, 2] = torch.tensor([-1, -2, vocabulary, 2**40, -1, -2])
         row = torch.full((40, 1, vocabulary), NAN)
@@ -65,10 +66,10 @@ def test_a_chain_is_verified_as_by_speculative_step(tree_backend, rule, of_chain
 
 def test_walk_emits_the_text_of_plain_sampling(tree_backend):
     """Whatever the tree, the tokens are those that ``coupled`` draws at the same positions."""
-    inputs = random_tree_step(TREES["several"], 60, 12, temperature=(0.7, 1.0), random_state=4)
+    inputs = random_tree_step(TREES["several"], 20, 12, temperature=(0.7, 1.0), random_state=4)
     out = inputs.run(tree_backend)
     assert out.num_accepted.max() >= 2
-    for b in range(60):
+    for b in range(20):
         for i in range(int(out.num_emitted[b])):
             row = 0 if i == 0 else int(out.path[b, i - 1]) + 1
             params = SamplingParams(inputs.params.temperature[b].item())
@@ -131,11 +132,11 @@ FAST = [b for b in TREE_BACKENDS if b != "reference"]
 def test_parity(fast, rule, sampling):
     near_ties = sequences = 0
     dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float16))
-    for i, (name, vocabulary) in enumerate(itertools.product(TREES, (1, 5, 40, 1100, 2500))):
+    for i, (name, vocabulary) in enumerate(itertools.product(TREES, (1, 5, 40, 1100))):
         dtype, draft_dtype = next(dtypes), next(dtypes)
         inputs = random_tree_step(
             TREES[name], 12, vocabulary, rule=rule, dtype=dtype, draft_dtype=draft_dtype, temperature=MIXED,
-            random_state=i, similar=i % 4 > 0, reduced=(2 * vocabulary + 2) // 3 if i % 3 == 0 else 0,
+            random_state=i, drafter="cpu", similar=i % 4 > 0, reduced=(2 * vocabulary + 2) // 3 if i % 3 == 0 else 0,
             **SAMPLING[sampling],
         )  # fmt: skip
         nodes = inputs.node_tokens.shape[1]
@@ -150,6 +151,19 @@ def test_parity(fast, rule, sampling):
             arguments = (logits[:, row], row, path_of(inputs.parents[0].tolist(), row), 1 + i % 9)
             near_ties += assert_same_children(inputs.draft(*arguments, fast), *inputs.reference_draft(*arguments))
     assert near_ties < max(2, 2e-3 * sequences)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("fast", FAST)
+def test_parity_where_many_are_rejected(fast, rule):
+    """Several siblings that are far from the target's favourites, of a whole and of a reduced vocabulary."""
+    for vocabulary, reduced in ((7, 0), (7, 5), (1500, 0), (1500, 1030)):
+        inputs = random_tree_step(
+            (-1, -1, -1, -1, 0, 0, 1), 100, vocabulary, rule=rule, similar=False, reduced=reduced, random_state=reduced
+        )
+        want, margin = inputs.reference()
+        assert assert_same_tree_step(inputs.run(fast), want, margin, f"V={vocabulary}") < 2
+        assert (want.path[:, 0] > 1).float().mean() > 0.05 * (vocabulary < 10)
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)

@@ -7,6 +7,7 @@ distribution, so only whole texts can show it. ``test_power`` computes what the 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from support import TREE_BACKENDS
 from support.cells import DRAWS, GENERATED, LEVEL, NIGHTLY, ROWS, SETTINGS, STATISTICS, TEMPERATURES, marginal
 from support.exact import Context, Setting, params_of, table_of
 
-from specdec_kernels import TokenTable, draft_children, verify_tree
+from specdec_kernels import SamplingParams, TokenTable, draft_children, verify_tree
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import TREE_RULES
 from specdec_kernels.testing import (
@@ -26,6 +27,7 @@ from specdec_kernels.testing import (
     TreeInputs,
     multi_round_distribution,
     path_of,
+    probabilities,
     text_distribution,
     traversal_distribution,
     walk_distribution,
@@ -113,26 +115,30 @@ def distribution_of(cells: Cells, row: int) -> Distribution:
 def counted(cells: Cells, backend: str, draws: int) -> list[dict]:
     """For every row, how often it emitted each text."""
     contexts, parents = cells.contexts(), TREES[cells.tree]
-    counts: list[dict] = [{} for _ in contexts]
-    for seed in torch.arange(draws).split(10_000 if backend == "reference" else 50_000):
+    table = table_of(contexts)
+    common = {
+        "params": params_of([context.setting for context in contexts]),
+        "seed": torch.arange(ROWS),
+        "position": torch.tensor([context.position() for context in contexts]),
+    }
+    last = torch.tensor([context.text[-1] if context.text else -1 for context in contexts])
+    nothing = torch.zeros(ROWS, 0, dtype=torch.int64)
+    step = TreeInputs(TARGET[last], nothing, nothing, None, table=table, **common)
+    base, columns = VOCABULARY + 1, len(parents) + 1
+    counts, powers = torch.zeros(ROWS, base**columns, dtype=torch.int64), [base**i for i in range(columns)]
+    for seed in torch.arange(draws).split(2_000 if backend == "reference" else 10_000):
         n = len(seed)
-        table = table_of(contexts)
-        common = {
-            "params": params_of([context.setting for context in contexts * n]),
-            "seed": seed.repeat_interleave(ROWS),
-            "position": torch.tensor([context.position() for context in contexts]).repeat(n),
-            "table": table and TokenTable(*(column.repeat(n, *[1] * (column.dim() - 1)) for column in table)),
-        }
-        last = torch.tensor([context.text[-1] if context.text else -1 for context in contexts]).repeat(n)
-        out = drafted(cells.rule, parents, last, None, False, backend, **common).run(backend)
+        whole = step.map(lambda t, n=n: t.repeat(n, *[1] * (t.dim() - 1)))
+        common = {"params": whole.params, "position": whole.position, "table": whole.table}
+        common["seed"] = seed.repeat_interleave(ROWS)
+        out = drafted(cells.rule, parents, last.repeat(n), None, False, backend, **common).run(backend)
         assert not out.status.any() and torch.equal(out.num_emitted, out.num_accepted + 1)
-        tokens = out.tokens.view(n, ROWS, -1)
-        for row, found in enumerate(counts):
-            texts, times = tokens[:, row].unique(dim=0, return_counts=True)
-            for text, count in zip(texts.tolist(), times.tolist(), strict=True):
-                key = tuple(t for t in text if t >= 0)
-                found[key] = found.get(key, 0) + count
-    return counts
+        code = (out.tokens + 1) @ torch.tensor(powers) + base**columns * torch.arange(ROWS).repeat(n)
+        counts += code.bincount(minlength=counts.numel()).view_as(counts)
+    return [
+        {tuple(c // p % base - 1 for p in powers if c // p % base): int(row[c]) for c in row.nonzero()[:, 0].tolist()}
+        for row in counts
+    ]
 
 
 FAST = [b for b in TREE_BACKENDS if b != "reference"]
@@ -148,7 +154,7 @@ def test_one_step(backend, cells):
 @pytest.mark.parametrize("cells", CELLS, ids=str)
 @pytest.mark.parametrize("backend", TREE_BACKENDS)
 def test_one_step_of_many(backend, cells):
-    check_cells(cells, backend, DRAWS // 5 if backend == "reference" else NIGHTLY // 5)
+    check_cells(cells, backend, DRAWS // 5 if backend == "reference" else NIGHTLY // 20)
 
 
 def check_cells(cells: Cells, backend: str, draws: int) -> None:
@@ -157,6 +163,26 @@ def check_cells(cells: Cells, backend: str, draws: int) -> None:
             expected = marginal(distribution_of(cells, row), key)
             result = chi_square(marginal(counts, key), expected, LEVEL)
             assert result.p_value > LEVEL, (row, name, result)
+
+
+@pytest.mark.parametrize(
+    ("rule", "published"), [("token", multi_round_distribution), ("block", traversal_distribution)]
+)
+@pytest.mark.parametrize("backend", TREE_BACKENDS)
+def test_second_children_of_a_peaked_q(backend, rule, published):
+    """The first child takes all of q but 2e-5, and the second one is tested against what is left. In float32, a
+    difference from 1 would be wrong by a fifth."""
+    target, draft = torch.tensor([0.0, 1.0, 0.3, -0.5]), torch.tensor([112.0, 100.0, 100.5, 99.0])
+    n = DRAWS // 5
+    common = {"params": SamplingParams(), "seed": torch.arange(n), "position": 0, "backend": backend}
+    tokens = draft_children(draft.expand(n, -1), 2, offset=0, **common).tokens
+    rows = (logits.expand(n, 3, -1) for logits in (target, draft))
+    out = verify_tree(next(rows), tokens, torch.tensor([-1, -1]), next(rows), rule=rule, depth=1, **common)
+    counts = Counter(zip(out.num_emitted.tolist(), out.tokens[:, 0].tolist(), strict=True))
+    p, q = (probabilities(logits.tolist(), 1.0) for logits in (target, draft))
+    expected = published(lambda text: p, lambda text: q, (-1, -1))
+    result = chi_square(counts, marginal(expected, lambda text: (len(text), text[0])), LEVEL)
+    assert result.p_value > LEVEL and result.detectable < 0.1, result
 
 
 # ---- Whole texts -----------------------------------------------------------------------------------------------------
@@ -241,7 +267,7 @@ def test_whole_texts(backend, decoding):
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
 @pytest.mark.parametrize("backend", FAST)
 def test_whole_texts_of_many(backend, decoding):
-    for name, result in results(decoding, backend, NIGHTLY):
+    for name, result in results(decoding, backend, NIGHTLY // 4):
         assert result.p_value > LEVEL, (name, result)
 
 
@@ -269,11 +295,11 @@ def test_noise_by_absolute_position_is_found_in_block(monkeypatch):
 
 def test_power():
     """With power 0.999, a cell finds that probabilities of 16 pairs of tokens are wrong by a factor of 1 +- 0.081, and
-    a window of three tokens of a text 1 +- 0.061. Nightly, these figures are 0.0081 and 0.0043."""
+    a window of three tokens of a text 1 +- 0.061. Nightly, these figures are 0.0163 and 0.0087."""
     for draws, outcomes, figure in (
         (DRAWS // 5, VOCABULARY**2, 0.081),
         (DRAWS // 2, VOCABULARY**3, 0.061),
-        (NIGHTLY // 5, VOCABULARY**2, 0.0081),
-        (NIGHTLY, VOCABULARY**3, 0.0043),
+        (NIGHTLY // 20, VOCABULARY**2, 0.0163),
+        (NIGHTLY // 4, VOCABULARY**3, 0.0087),
     ):
         assert figure / 1.1 < detectable_bias(draws, outcomes - 1, LEVEL) < figure

@@ -42,7 +42,7 @@ TREES = {
 }
 LARGE = {
     "threes": (3, (-1, -1, -1, *(parent for parent in range(3) for _ in range(3)))),
-    "three levels of two": (3, (-1, -1, 0, 0, 1, 1, *(parent for parent in range(2, 6) for _ in range(2)))),
+    "three levels": (3, (-1, -1, 0, 0, 1, 1, 2, 3, 4, 5)),
     "three, two and one of five": (5, (-1, -1, -1, 0, 2, 2)),
     "three, three, two of five": (5, (-1, -1, -1, 1, 1, 1, 3, 3)),
 }

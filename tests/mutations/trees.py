@@ -27,7 +27,7 @@ MUTATIONS: list[Mutation] = [
             "tree-reference-sampled-children-are-the-likely-ones": (
                 "(weights / -torch.log1p(-u)).sort(",
                 "(weights / -torch.log1p(-u).mean()).sort(",
-                f"{TEXTS}::test_one_step",
+                f"{TEXTS}::test_whole_texts -k reference",
             ),
             # Anticipation: what was sampled is dropped because of its own probability.
             "tree-reference-unlikely-children-are-dropped": (
@@ -77,6 +77,11 @@ MUTATIONS: list[Mutation] = [
                 "self.seed, self.position + len(self.nodes[row]))",
                 "self.seed, self.position)",
             ),
+            "tree-reference-no-mass-rejects": (
+                "(mass == 0) & (h == 1) & (p_x > 0)",
+                "(mass < 0) & (h == 1) & (p_x > 0)",
+                "tests/kernels/test_trees_corners.py::test_a_residual_without_mass -k reference",
+            ),
             "tree-reference-num-nodes-ignored": ("looking & (child < self.num_nodes)", "looking & (child >= 0)"),
             "tree-reference-faults-off-the-path-are-told": (
                 "self.status = torch.where(where, flags, self.status)",
@@ -110,6 +115,11 @@ MUTATIONS: list[Mutation] = [
         PARITY,
         {
             "tree-q-keeps-the-rejected-child": ("changed |= patch->logit == -INFINITY;", "changed = false;"),
+            "tree-what-is-left-of-q-is-a-difference-from-one": (
+                "mass, left_of(place), joint_);",
+                "mass, place.siblings.left - expf(place.read.q.log_probability(place.rejected.back())), joint_);",
+                f"{TEXTS}::test_second_children_of_a_peaked_q",
+            ),
             "tree-a-rejected-token-may-come-again": (
                 "rejected ? -INFINITY : place",
                 "false ? -INFINITY : place",
@@ -139,6 +149,7 @@ MUTATIONS: list[Mutation] = [
             "tree-faults-off-the-path-are-told": (
                 "      sequence.places.pop_back();",
                 "      params_.status[sequence.b] |= place.read.flags;\n      sequence.places.pop_back();",
+                CORNERS,
             ),
             "tree-draft-fault-unseen": (
                 "if (const int32_t fault = row_fault(place.q.max)) {",
