@@ -131,10 +131,10 @@ def test_auto_prefers_native_code():
 def test_auto_on_a_gpu(monkeypatch, able, chosen):
     monkeypatch.setattr(backends, "unavailable", lambda name, device: None if name in able else f"no {name}, {device}")
     choose = backends._loaded.__wrapped__
-    assert choose("auto", "cuda") == chosen
+    assert choose("draft_step", "auto", "cuda") == chosen
     if "cuda" not in able:
         with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: no cuda, cuda"):
-            choose("cuda", "cuda")
+            choose("draft_step", "cuda", "cuda")
 
 
 def test_why_there_are_no_cuda_kernels(monkeypatch):
@@ -142,7 +142,8 @@ def test_why_there_are_no_cuda_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", None)  # import raises ImportError
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert missing().startswith("the CUDA extension is not built or does not load")
-    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", native)
+    loaded = types.SimpleNamespace(build=lambda: "architectures=9.0a")
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", loaded)
     assert missing() is None
     monkeypatch.setattr(torch.version, "cuda", None)
     assert missing().endswith("has no CUDA")

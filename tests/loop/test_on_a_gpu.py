@@ -76,7 +76,7 @@ def test_a_report_is_read_when_its_copy_is_there():
     result = StepResult(drafts, torch.zeros(2, 3, 20), None, report.as_subclass(OnDevice), 0)
     pending = PendingReport(result)
     assert len(Pinned.waiting) == 1
-    assert pending.read() == unpack(report, 2)
+    assert pending.read() == unpack(report, 2, 20)
 
 
 def test_what_the_host_sends_is_pinned_and_not_waited_for():
