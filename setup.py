@@ -21,7 +21,8 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ABI_TARGET = (2, 11)  # the oldest torch whose runtime may load what is built here
 PY_LIMITED_API = "cp311"  # torch defines Py_LIMITED_API itself
-CUDA_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0;12.0+PTX"
+# PTX serves later GPUs, which compile it themselves. That of 10.0 serves 11.0 (Thor) too, which older nvcc do not know.
+CUDA_ARCHITECTURES = "8.0;8.6;8.9;9.0a;10.0+PTX;12.0"
 
 if platform.system() == "Windows":
     raise SystemExit("specdec builds on Linux and macOS; Windows is not supported")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from figures import Results, milliseconds, page, percent, source, spread, table, times_faster
+from figures import Results, milliseconds, number, page, percent, source, spread, table, times_faster
 
 
 def accepted(row: dict) -> str:
@@ -109,3 +112,51 @@ def drafts(results: Results) -> str:
         time = milliseconds(row["seconds"]["cpu"])
         rows.append([str(row["V"]), str(row["B"]), time, *_faster(row["ratios"], peers)])
     return page(table(["V", "B", "time", *_head(peers)], rows), source("draft_step", r))
+
+
+def measured_steps(folder: Path) -> dict[tuple[str, str], float]:
+    """Seconds of the goals' steps by (model of the GPU, goal), out of what bench/gpu.sh brought: <GPU>/A/goals.json."""
+    found = {}
+    for path in sorted(folder.glob("*/A/goals.json")):
+        r = json.loads(path.read_text(encoding="utf-8"))
+        for row in r["rows"] if r["device"] == "cuda" and not r["quick"] else ():
+            timed = row["seconds"].get("cuda+stats [cold]")
+            if timed is not None and row["drafts"] == "typical":
+                found[model_of(r["hardware"]["gpu"]), row["goal"]] = timed["median"]
+    return found
+
+
+def model_of(gpu: str) -> str:
+    """What tells a GPU from others in its name: H100, 5090."""
+    found = re.search(r"\b[A-Z]?\d{3,4}\b", gpu)
+    return found[0] if found else gpu
+
+
+def predicted_steps(results: Results) -> str:
+    r = results["machine_code"]
+    measured = measured_steps(results.folder.parent)
+    goals = dict.fromkeys(step["goal"] for step in r["steps"])
+    gpus = dict.fromkeys(step["gpu"] for step in r["steps"])
+    by = {(step["goal"], step["gpu"]): step for step in r["steps"]}
+
+    def cell(goal: str, gpu: str) -> str:
+        seconds = measured.get((model_of(gpu), goal))
+        told = number(1e6 * by[goal, gpu]["seconds"]["total"])
+        return told if seconds is None else f"{told}, measured {number(1e6 * seconds)}"
+
+    def parts(goal: str) -> list[str]:
+        seconds = by[goal, "H200 SXM"]["seconds"]
+        phases = seconds["measuring"] + seconds["later"]
+        return [number(1e6 * x) for x in (seconds["memory"], seconds["instructions"], seconds["total"] - phases)]
+
+    rows = [[f"`{goal}`", *(cell(goal, gpu) for gpu in gpus), *parts(goal)] for goal in goals]
+    head = ["case", *gpus, "H200: memory", "H200: instructions", "H200: the rest"]
+    said = (
+        "Microseconds of a step, **predicted**, not measured: a model ([bench/predicted_times.py]"
+        "(../bench/predicted_times.py)) of what the kernels do, which is counted, at the data sheets' rates, with "
+        "assumed costs of launches, barriers and draws. One of the drafts of each sequence is rejected. "
+        f"{'' if measured else 'No GPU has measured any of it yet. '}"
+        f"`bench/results/cpu/machine_code.json` (commit {r['commit'][:10]}{' with changes' if r['dirty'] else ''}, "
+        f"{r['date'][:10]}): `python bench/machine_code.py`"
+    )
+    return page(table(head, rows), said)

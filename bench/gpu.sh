@@ -1,63 +1,106 @@
 #!/usr/bin/env bash
-# Builds, tests and benchmarks on a machine with an NVIDIA GPU, without a network. README.md says how to use it.
+# What there is to do on an NVIDIA GPU that is at hand for minutes, without a network: three parts, each of which is
+# complete in itself and ends within --minutes. README.md says how to use it.
 set -uo pipefail
 
-stages=(build test fuzz sanitize kernels decode serve)
-usage="usage: bench/gpu.sh [--stage NAME]... [--minutes N] [--dry-run]; stages: ${stages[*]} (default: all)"
-chosen=() minutes=9.5 dry=
+usage="usage: bench/gpu.sh A|B|C [--step NAME]... [--minutes N] [--dry-run] [--rehearse]"
+part='' only=() minutes=9 dry='' device=cuda pair=8b+1b quick=() paths=(tests/kernels tests/loop tests/models tests/fuzz)
 fail() { echo "gpu.sh: $1" >&2; exit 2; }
 while (($#)); do
   case $1 in
-    --stage) [[ " ${stages[*]} " == *" ${2:-} "* ]] || fail "--stage: got '${2:-}', allowed: ${stages[*]}"; chosen+=("$2"); shift 2 ;;
+    A | B | C) part=$1; shift ;;
+    --step) only+=("${2:-}"); shift $(($# > 1 ? 2 : 1)) ;;
     --minutes) [[ ${2:-} =~ ^[0-9]+(\.[0-9]+)?$ && $2 =~ [1-9] ]] || fail "--minutes: got '${2:-}', allowed: > 0"; minutes=$2; shift 2 ;;
     --dry-run) dry=1; shift ;;
+    --rehearse) device=cpu pair=tiny quick=(--quick) paths=(tests/kernels/test_imports.py tests/kernels/test_numbers_for_all.py); shift ;;
     --help) echo "$usage"; exit 0 ;;
     *) fail "got '$1'; $usage" ;;
   esac
 done
-((${#chosen[@]})) || chosen=("${stages[@]}")
+[[ -n $part ]] || fail "no part is named; $usage"
 python=$(command -v "${PYTHON:-python3}") || fail "no '${PYTHON:-python3}' here or on the PATH; set PYTHON to a Python >= 3.11 with torch"
 [[ $python == /* ]] || python=$PWD/$python
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "PYTHON: '$python' is older than 3.11"
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-results=${OUT:-$root/bench/results}
-[[ $results == /* ]] || results=$PWD/$results
+out=${OUT:-$root/build/gpu}
+[[ $out == /* ]] || out=$PWD/$out
 cd "$root"
 export PYTHONPATH="$root/python:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin"
 gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -1; }
-name=$(gpu name | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
-folder=$results/$(date -u +%Y-%m-%d)-${name:-none}
+card=$(gpu name | tr 'A-Z' 'a-z' | tr -cs 'a-z0-9\n' '-')
+card=${card:-none}
+folder=$root/build/gpu/results/$card/$part
 deadline=$(awk "BEGIN {print int($minutes * 60)}")
-failed=()
+ran=0 failed=()
+# A tool says so where it may not look at this device; that is no failure of ours.
+refusals='ERR_NVGPUCTRPERM|LibraryNotLoaded|Device not supported'
 
+chosen() { ((${#only[@]} == 0)) || [[ $1 == build* || " ${only[*]} " == *" $1 "* ]]; } # what does not load is always built
+note() { echo "$1,$2,$3,${4:-}" | tee -a "$folder/steps.csv" >>"$out/$part.csv"; } # NAME CODE SECONDS [WHY]
+pack() { # after every step, as whoever lends the GPU may end all of this at any time
+  (cd "$root/build/gpu/results" && find "$card/$part" -type f -size -8M -print0 | tar --null -T - -czf "$out/.$part") &&
+    mv "$out/.$part" "$out/$part.tar.gz"
+}
 # step NAME SECONDS COMMAND...: runs a command, at most so long and never past --minutes, with its output in a log. What
 # runs out of time gets an interrupt first, so that pytest still reports; benchmarks write their JSON after every row.
 step() {
-  local name=$1 limit=$2 begun=$SECONDS code=0 left=$((deadline - SECONDS))
+  local name=$1 limit=$2 begun=$SECONDS code=0 left=$((deadline - SECONDS)) why='' refused
   shift 2
-  ((limit < left)) || limit=$left
+  chosen "$name" || return 0
+  [[ $device == cuda ]] || limit=$((4 * limit)) # on a CPU, which others may use
+  ran=$((ran + 1)) limit=$((limit < left ? limit : left))
   echo "== $name (at most $limit s): $*"
   [[ -z $dry ]] || return 0
-  if ((limit > 5)); then
-    timeout --signal=INT --kill-after=10 "$limit" "$@" >"$folder/$name.log" 2>&1 </dev/null || code=$?
-    tail -n 15 "$folder/$name.log"
+  if ((limit < 2)); then
+    code=124 why='no time was left (--minutes)'
+  elif ! command -v "$1" >/dev/null; then
+    code=skipped why="$1 is not there"
   else
-    echo "no time was left (--minutes)" >"$folder/$name.log"; code=124
+    timeout --signal=INT --kill-after=5 "$limit" "$@" >"$folder/$name.log" 2>&1 </dev/null || code=$?
+    tail -n 15 "$folder/$name.log"
+    ((code != 124 && code != 137)) || why="stopped after $limit s"
+    if ((code)) && refused=$(grep -m1 -oE "$refusals" "$folder/$name.log"); then code=skipped why=$refused; fi
   fi
-  echo "$name,$code,$((SECONDS - begun))" >>"$folder/steps.csv"
-  ((code == 0)) || failed+=("$name")
-  return "$code"
+  [[ -z $why ]] || echo "$name: $why"
+  note "$name" "$code" $((SECONDS - begun)) "$why"
+  pack
+  [[ $code == 0 || $code == skipped ]] || { failed+=("$name"); return 1; }
 }
-# How long a program may begin new work that gets SECONDS in all; what it has begun then may take 90 seconds.
-begin_until() { local left=$((deadline - SECONDS)); echo $((($1 < left ? $1 : left) - 90)) | sed 's/^-.*/0/'; }
 bench() { # NAME SECONDS SCRIPT ARGUMENTS...: a benchmark, with its JSON
   local name=$1 limit=$2 script=$3
   shift 3
-  step "$name" "$limit" "$python" "bench/$script.py" "$@" --json "$folder/$name.json"
+  step "$name" "$limit" "$python" "bench/$script.py" "$@" "${quick[@]}" --json "$folder/$name.json"
 }
-
-environment() { git describe --always --dirty; nvidia-smi; nvcc --version; "$python" -m pip list; }
+compare() { # NAME SECONDS BACKENDS ARGUMENTS...: random cases; a step may take 20 s beyond what it is told
+  local name=$1 limit=$2 backends=$3
+  shift 3
+  [[ $device == cuda ]] || backends=cpu
+  step "$name" "$limit" "$python" -m tests.fuzz --device "$device" --backends "$backends" --seconds $((limit - 20)) \
+    --disagreements 50 --json "$folder/$name.json" "$@"
+}
+sanitize() { # TOOL SECONDS: each tensor is an allocation of its own, so that what is beyond it is seen
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 step "$1" "$2" compute-sanitizer --tool "$1" --error-exitcode 86 \
+    "$python" -m tests.fuzz.sanitize --device "$device" --seconds $(($2 - 35))
+}
+profile() { # GOAL SECONDS: what ncu sees of one launch, as a report, and as tables for who has no ncu
+  local page report=$folder/ncu-$1
+  step "ncu-$1" "$2" ncu --clock-control none --set full --kernel-name regex:speculative_step_kernel --launch-skip 4 \
+    --launch-count 1 -f -o "$report" "$python" bench/watched_step.py "$1" --device "$device" "${quick[@]}" || return
+  [[ ! -e $report.ncu-rep ]] || for page in details source; do
+    timeout 10 ncu --import "$report.ncu-rep" --page "$page" --csv >"$report.$page.csv" 2>&1
+  done
+}
+tests() { # NAME SECONDS WHICH: those of the everyday tests that have this in their names
+  local parallel=()
+  if [[ -n $dry ]] || "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "$(($(nproc) < 8 ? $(nproc) : 8))"); fi
+  step "$1" "$2" "$python" -m pytest -q -p no:cacheprovider --continue-on-collection-errors "${parallel[@]}" -k "$3" \
+    --durations 15 --junitxml="$folder/$1.xml" "${paths[@]}"
+}
+decode() { # NAME SECONDS BATCHES TOKENS: what has begun when its time is up may take 60 s more
+  bench "$1" "$2" bench_decoding loop --device "$device" --pair "$pair" -B "$3" --contexts 512 --new-tokens "$4" --rounds 3 \
+    --modes graphs+deferred,compiled+graphs+deferred,graphs --limit $(($2 - 60))
+}
 
 # In a copy without pyproject.toml, whose setuptools and torch may not be there. ninja builds only what has changed.
 build() {
@@ -70,60 +113,48 @@ build() {
   local command=("$python" setup.py -q build_ext --inplace)
   local flags=("NVCC_APPEND_FLAGS=-Xptxas=-v") # the log has the registers and spills of every kernel
   [[ -z $architectures ]] || flags+=("TORCH_CUDA_ARCH_LIST=$architectures")
-  step build 400 env -C build/gpu "${flags[@]}" "${command[@]}" ||
-    step build-without-cuda 400 env -C build/gpu SPECDEC_CUDA=0 "${command[@]}" || return
+  step build 100 env -C build/gpu "${flags[@]}" "${command[@]}" ||
+    step build-without-cuda 100 env -C build/gpu SPECDEC_CUDA=0 "${command[@]}" || return
   [[ -n $dry ]] || for built in build/gpu/specdec_kernels/_C*.so; do
-    cp "$built" "specdec_kernels/.${built##*/}" && mv "specdec_kernels/.${built##*/}" "specdec_kernels/${built##*/}"
+    [[ ! -e $built ]] || { cp "$built" "specdec_kernels/.${built##*/}" && mv "specdec_kernels/.${built##*/}" "specdec_kernels/${built##*/}"; }
   done
 }
 loads() { "$python" -c 'import torch; from specdec_kernels.backends import native as n
 raise SystemExit(bool(n.missing() or (torch.cuda.is_available() and n.missing_cuda())))' 2>/dev/null; }
+environment() { git describe --always --dirty; nvidia-smi; nvcc --version; "$python" -m pip list; }
 
-run_test() {
-  local parallel=()
-  if "$python" -c 'import xdist' 2>/dev/null; then parallel=(-n "$(($(nproc) < 8 ? $(nproc) : 8))"); fi
-  step test 400 "$python" -m pytest -q -p no:cacheprovider --continue-on-collection-errors "${parallel[@]}" \
-    --junitxml="$folder/junit.xml"
+part_A() { # is it right, and how fast is it
+  bench smoke 50 smoke --device "$device"
+  compare fuzz-cuda 60 cuda,cpu
+  sanitize memcheck 65
+  sanitize synccheck 50
+  bench goals 150 bench_kernels goals --device "$device" --seconds 2 --compile-seconds 0
+  profile latency 30
+  profile token 30
 }
-run_fuzz() { # a step may take 25 s beyond what it is told, for imports and the first kernels
-  local fuzz=("$python" -m tests.fuzz --device cuda --json)
-  step fuzz-cuda 115 "${fuzz[@]}" "$folder/fuzz-cuda.json" --backends cuda,cpu --seconds 90
+part_B() { # all that the tests know
+  tests test-cuda 200 "cuda or gpu"
+  tests test-triton 110 "triton and not cuda"
   # Triton compiles every mix of rule, dtypes and form, so it gets few of them, and a process of its own.
-  step fuzz-triton 85 "${fuzz[@]}" "$folder/fuzz-triton.json" --backends triton --variants 12 --seconds 60
+  compare fuzz-triton 65 triton --variants 8
+  sanitize racecheck 60 # takes bulk copies for hazards
 }
-run_sanitize() { # each tensor an allocation of its own, so that what is beyond it is seen
-  for tool in memcheck racecheck synccheck initcheck; do
-    step "sanitize-$tool" 95 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 86 \
-      "$python" -m tests.fuzz.sanitize --device cuda --seconds 60
-  done
-}
-run_kernels() {
-  if [[ -n $dry ]] || "$python" -c 'import flashinfer' 2>/dev/null; then # it compiles at its first call
-    step kernels-flashinfer 180 "$python" bench/peers.py || export SPECDEC_BENCH_WITHOUT_FLASHINFER=1
-  fi
-  bench kernels-goals 180 bench_kernels goals --device cuda --seconds 3 --compile-seconds 25
-  bench kernels-settings 60 bench_kernels settings --device cuda -B 8 --dtypes bfloat16 --seconds 15
-  bench kernels-draft 60 bench_kernels draft --device cuda --seconds 0.3 --compile-seconds 20
-  bench kernels-step 240 bench_kernels step --device cuda --seconds 0.3 --compile-seconds 60
-}
-run_decode() { # the goals of one sequence; the pair with the draft's layers inside the target
-  bench decode-loop 400 bench_decoding loop --device cuda --pair 8b+1b -B 1 --rounds 3 --limit "$(begin_until 400)" \
-    --modes compiled+graphs+deferred,graphs+deferred,graphs,eager,compiled+graphs
-  bench decode-1b 90 bench_decoding loop --device cuda --pair 1b -B 1,8 --contexts 64 --rounds 3 --modes eager --new-tokens 64
-}
-run_serve() {
-  bench serve-throughput 60 bench_throughput --device cuda --parts rows --rows 1,8,32 --rounds 3
-  bench serve-lengths 90 bench_lengths --device cuda --drafters model --rows 1,8,32 --temperatures 0 --rounds 2
-  bench serve-loop 400 bench_decoding loop --device cuda --pair 8b+1b -B 8,32 --rounds 2 --new-tokens 64 --limit "$(begin_until 400)" \
-    --modes compiled+graphs+deferred,graphs+deferred
+part_C() { # decoding, and serving
+  decode decode-1 200 1 128
+  decode decode-32 170 8,32 64
+  bench throughput 60 bench_throughput --device "$device" --parts rows --rows 1,8,32 --rounds 2
 }
 
-[[ -n $dry ]] || { mkdir -p "$folder" && environment >"$folder/environment.txt" 2>&1; }
-if [[ -z $dry ]] && ! "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null
-then failed+=("check: torch finds no GPU"); fi
-if [[ " ${chosen[*]} " == *" build "* ]] || ! { [[ -n $dry ]] || loads; }; then build; fi
-for stage in "${stages[@]:1}"; do
-  [[ " ${chosen[*]} " == *" $stage "* ]] && "run_$stage"
-done
-echo "results: $folder"
+if [[ -z $dry ]]; then
+  rm -rf "$folder" "$out/$part".*
+  mkdir -p "$folder" "$out"
+  environment >"$folder/environment.txt" 2>&1
+  if [[ $device == cuda ]] && ! "$python" -c 'import torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null
+  then failed+=("check: torch finds no GPU"); note check 1 0 'torch finds no GPU'; fi
+fi
+if [[ -n $dry ]] || ! loads; then build; fi
+ran=0 # but for the build
+"part_$part"
+((ran)) || fail "--step: no step of part $part is named ${only[*]}"
+[[ -n $dry ]] || { pack && echo "results: $out/$part.tar.gz"; }
 if ((${#failed[@]})); then printf 'not ok: %s\n' "${failed[@]}"; exit 1; fi

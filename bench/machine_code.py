@@ -1,4 +1,5 @@
-"""Counts the instructions of the CUDA kernels' measuring loop in their machine code, which needs no GPU.
+"""Counts the instructions of the CUDA kernels' measuring loop, and the barriers that a step meets, in their machine
+code. Predicts from them, and from what a step does besides, how long the goals' steps take. Needs no GPU.
 
     python bench/machine_code.py --json bench/results/machine_code.json
 
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +25,9 @@ import report
 import sass
 import torch
 import typer
+from predicted_times import BLOCK, GPUS, SCHEDULERS, bandwidth_share
 from ptxas import NVCC, ptxas_report
+from step_counts import predictions
 
 SOURCES = ("speculative_step", "draft_step")
 FLAGS = ("-O3", "-std=c++20", "-cubin", "-lineinfo", "-Xptxas", "-v")
@@ -41,6 +45,18 @@ ORIGINS = {
     "stay": (MAXIMUM, EXPONENTIAL, WAIT),
     "ring": (MAXIMUM, EXPONENTIAL, WAIT, COPY),
     "in place": (MAXIMUM, EXPONENTIAL),
+}
+
+
+def _within(*functions: str) -> Callable[[sass.Block], bool]:
+    return lambda block: any(all(map(i.within, functions)) for i in block.instructions)
+
+
+# What the shortest run of a fused kernel goes through, without filters: a step (rule `token`) that rejects a draft, and
+# a draft. Steps that are decided row by row meet a barrier for each row.
+RUNS = {
+    "speculative_step_kernel": (*ORIGINS["stay"], _within("walk", "publish"), _within("write_step")),
+    "draft_step_kernel": (*ORIGINS["stay"], _within("draw_by"), _within("write_draft")),
 }
 
 
@@ -68,27 +84,9 @@ KINDS = (
 REST = "address and bookkeeping"
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """What a model of throughput needs; from the vendor's data sheets."""
-
-    name: str
-    architecture: str
-    multiprocessors: int
-    gigahertz: float  # boost
-    terabytes: float  # a second
-
-
-GPUS = (
-    Gpu("A100 80GB SXM", "sm_80", 108, 1.41, 2.04),
-    Gpu("H100 SXM", "sm_90a", 132, 1.98, 3.35),
-    Gpu("H200 SXM", "sm_90a", 132, 1.98, 4.8),
-    Gpu("B200", "sm_100", 148, 1.97, 8.0),
-    Gpu("RTX 5090", "sm_120", 170, 2.41, 1.79),
-)
 ARCHITECTURES = tuple(dict.fromkeys(gpu.architecture for gpu in GPUS))
-SCHEDULERS, EXPONENTIALS = 4, 16  # of a multiprocessor: instructions of warps, and results of MUFU, in a cycle
-BLOCK, BYTES = 1024, 2048  # of a block of bfloat16 logits
+LOGITS = 32  # of a block that a thread has
+FILTERED, LISTED = 128_256, 4096  # logits of a row, and of a full list (kListed of csrc/cuda/select.h)
 
 
 @dataclass(frozen=True)
@@ -140,21 +138,50 @@ def measuring_turn(kernel: Kernel, origin: str) -> list[sass.Instruction]:
     return []
 
 
-def kind_of(instruction: sass.Instruction) -> str:
-    return next((kind.name for kind in KINDS if kind.fits(instruction)), REST)
+def histogram_turn(kernel: Kernel) -> int:
+    """The instructions that a filter's histogram of the row takes for 1,024 logits that are already loaded, all of them
+    in its interval; 0 if the kernel has none. Its loop is unrolled, so each logit's are those between one addition of
+    low halves and the next."""
+    every = [i for block in kernel.blocks for i in block.instructions]
+    additions = [at for at, i in enumerate(every) if i.name in ("ATOM", "ATOMS") and i.within("add")]
+    # Of each logit in turn, the low and the high half; the list's logits have two more additions elsewhere.
+    for begin in range(len(additions) - 2 * LOGITS + 1):
+        low_halves = additions[begin : begin + 2 * LOGITS : 2]
+        steps = [after - before for before, after in pairwise(low_halves)]
+        if max(steps) <= 2 * min(steps):
+            return LOGITS * (low_halves[-1] - low_halves[0]) // (LOGITS - 1)
+    return 0
 
 
-def predicted(architecture: str, instructions: int) -> dict[str, dict[str, float]]:
-    """Cycles of a multiprocessor for each block of logits, by what limits them, and the share of the bandwidth that
-    this allows. A model, not a measurement: enough warps hide all latencies, and one instruction is issued in each
-    cycle of a scheduler."""
+def predicted_filter(architecture: str, instructions: int) -> dict[str, dict[str, float]]:
+    """Microseconds for the histogram of a row, by one multiprocessor and issue alone: a model, not a measurement. Flat:
+    all logits are candidates. Peaked: as many as the list holds, which are counted from there."""
     found = {}
     for gpu in (g for g in GPUS if g.architecture == architecture):
-        memory = BYTES / (gpu.terabytes * 1e3 / gpu.gigahertz / gpu.multiprocessors)
-        issue, exponentials = instructions / SCHEDULERS, BLOCK / EXPONENTIALS
-        share = memory / max(memory, issue, exponentials)
-        found[gpu.name] = {"memory": memory, "issue": issue, "exponentials": exponentials, "bandwidth_share": share}
+        each = instructions / SCHEDULERS / gpu.gigahertz / 1e3
+        found[gpu.name] = {"flat": each * FILTERED / BLOCK, "peaked": each * LISTED / BLOCK}
     return found
+
+
+def barriers(kernel: Kernel) -> dict[str, int]:
+    """How often threads wait for their cluster and for their block in the run of RUNS, and the fences that wait for
+    memory."""
+
+    def without_cluster(block: sass.Block) -> bool:
+        """Whether the compiler added the block to a cluster's barrier for launches that have no clusters."""
+        added = (i for i in block.instructions if i.name in ("BAR", "NOP"))
+        return any(i.within(half) for i in added for half in ("arrive_cluster", "wait_cluster"))
+
+    run = sass.shortest_run(kernel.blocks, RUNS[kernel.name], without_cluster)
+    return {
+        "cluster_barriers": sum(i.name == "UCGABAR_WAIT" for i in run),
+        "fences": sum(i.opcode == "MEMBAR.ALL.GPU" for i in run),
+        "block_barriers": sum(i.name == "BAR" for i in run),
+    }
+
+
+def kind_of(instruction: sass.Instruction) -> str:
+    return next((kind.name for kind in KINDS if kind.fits(instruction)), REST)
 
 
 def counted(kernel: Kernel) -> dict[str, object]:
@@ -169,19 +196,37 @@ def counted(kernel: Kernel) -> dict[str, object]:
         "calls": sum(count for name, count in names.items() if name.startswith("CALL")),
         "atomic_loops": sum(i.opcode.startswith("ATOMS.CAS") for i in every),
     }
+    if turn := histogram_turn(kernel):
+        found["histogram"] = turn
+        found["histogram of 128,256 logits, predicted"] = predicted_filter(kernel.architecture, turn)
     fused = kernel.architecture != "sm_80" and "measure" not in kernel.name
-    for origin in ("stay", "ring") if fused else ("in place",):
-        if turn := measuring_turn(kernel, origin):
-            found[origin] = {"all": len(turn), **Counter(map(kind_of, turn))}
-            found[f"{origin}, predicted"] = predicted(kernel.architecture, len(turn))
-    return found
+    near = ("stay",) if "rows" in kernel.name else ("stay", "ring")
+    for origin in near if fused else ("in place",):
+        if path := measuring_turn(kernel, origin):
+            found[origin] = {"all": len(path), **Counter(map(kind_of, path))}
+            on = (gpu for gpu in GPUS if gpu.architecture == kernel.architecture)
+            found[f"{origin}, predicted"] = {gpu.name: bandwidth_share(gpu, len(path)) for gpu in on}
+    return found | (barriers(kernel) if fused and kernel.name in RUNS else {})
+
+
+def instructions_of(rows: list[dict]) -> dict[str, int]:
+    """For a block of logits of a target's row, by where it comes from."""
+    fused = "speculative_step_kernel"
+    kernels = {"stay": (fused, "stay"), "ring": (fused, "ring"), "rows": ("speculative_rows_kernel", "stay")}
+    kernels["in place"] = ("speculative_measure_kernel", "in place")
+    return {
+        name: row[origin]["all"]
+        for name, (kernel, origin) in kernels.items()
+        for row in rows
+        if row["kernel"] == kernel and origin in row
+    }
 
 
 def main(
     architectures: Annotated[str, typer.Option(help="separated by commas")] = ",".join(ARCHITECTURES),
     json_path: report.JsonPath = None,
 ) -> None:
-    """Counts the instructions of the measuring loop."""
+    """Counts the instructions of the measuring loop, and predicts the times of steps."""
     asked = report.read_names("architectures", architectures, ARCHITECTURES)
     results = report.Report("machine_code", torch.device("cpu"), json_path, None)
     pairs = [(report.ROOT / "csrc/cuda" / f"{source}.cu", name) for name in asked for source in SOURCES]
@@ -198,6 +243,16 @@ def main(
         if rows:
             columns = ("kernel", "architecture", "registers", "all", *(k.name for k in KINDS), REST)
             results.show(f"instructions for 1,024 bfloat16 logits, {origin}", rows, columns)
+    met = ("cluster_barriers", "fences", "block_barriers")
+    fused = [{name: row[name] for name in ("kernel", "architecture", *met)} for row in results.rows if met[0] in row]
+    results.show("barriers and fences that a step meets", fused, ("kernel", "architecture", *met))
+    steps = []
+    for gpu in (gpu for gpu in GPUS if gpu.architecture in asked):
+        of_gpu = [row for row in results.rows if row["architecture"] == gpu.architecture]
+        steps += predictions(gpu, instructions_of(of_gpu))
+    results.content["steps"] = steps
+    shown = [{**row, **{part: 1e6 * seconds for part, seconds in row["seconds"].items()}} for row in steps]
+    results.show("predicted microseconds of a step", shown, ("goal", "gpu", *steps[0]["seconds"]))
     results.finish()
 
 

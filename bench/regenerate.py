@@ -78,7 +78,10 @@ RESULTS = (
     Result(
         "machine_code",
         "bench/machine_code.py --json {json}",
-        ("csrc/core", "csrc/cuda", "bench/machine_code.py", "bench/sass.py", "bench/report.py"),
+        (
+            *("csrc/core", "csrc/cuda", "tests/simt", "bench/cases.py", "bench/report.py"),
+            *(f"bench/{name}.py" for name in ("machine_code", "sass", "ptxas", "predicted_times", "step_counts")),
+        ),
     ),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
     Result(

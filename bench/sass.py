@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -164,26 +164,44 @@ def loops(blocks: list[Block]) -> list[Loop]:
 def shortest_turn(blocks: list[Block], loop: Loop, through: Sequence[Callable[[Block], bool]]) -> list[Instruction]:
     """The instructions of the shortest turn of a loop that runs through a block of each of these kinds; [] if there is
     none. Debug information does not say as much: where a function was inlined several times, it names one place."""
+    return _shortest(blocks, loop.head, loop.body, lambda block: loop.head in block.next, through)
+
+
+def shortest_run(
+    blocks: list[Block], through: Sequence[Callable[[Block], bool]], avoided: Callable[[Block], bool]
+) -> list[Instruction]:
+    """The same from a kernel's beginning to its end, and not through avoided blocks; [] if there is none."""
+    body = {i for i, block in enumerate(blocks) if not avoided(block)}
+    return _shortest(blocks, 0, body, lambda block: block.instructions[-1].name == "EXIT", through)
+
+
+def _shortest(
+    blocks: list[Block],
+    head: int,
+    body: Container[int],
+    is_end: Callable[[Block], bool],
+    through: Sequence[Callable[[Block], bool]],
+) -> list[Instruction]:
     every = (1 << len(through)) - 1
 
     def with_kinds(number: int, kinds: int) -> tuple[int, int]:
         return number, kinds | sum(1 << i for i, kind in enumerate(through) if kind(blocks[number]))
 
-    begin = with_kinds(loop.head, 0)
-    todo, came_from, done = [(len(blocks[loop.head].instructions), begin, begin)], {}, set()
+    begin = with_kinds(head, 0)
+    todo, came_from, done = [(len(blocks[head].instructions), begin, begin)], {}, set()
     while todo:
         length, place, before = heapq.heappop(todo)
         if place in done:
             continue
         done.add(place)
         came_from[place] = before
+        if place[1] == every and is_end(blocks[place[0]]):
+            path = [place]
+            while path[-1] != begin:
+                path.append(came_from[path[-1]])
+            return [i for number, _ in reversed(path) for i in blocks[number].instructions]
         for follower in blocks[place[0]].next:
-            if follower == loop.head and place[1] == every:
-                path = [place]
-                while path[-1] != begin:
-                    path.append(came_from[path[-1]])
-                return [i for number, _ in reversed(path) for i in blocks[number].instructions]
-            if follower in loop.body and follower != loop.head:
+            if follower in body and follower != head:
                 reached = with_kinds(follower, place[1])
                 heapq.heappush(todo, (length + len(blocks[follower].instructions), reached, place))
     return []

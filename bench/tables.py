@@ -40,6 +40,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "settings": kernels.settings,
     "draft_step": kernels.drafts,
     "machine_code": kernels.instructions,
+    "predicted_steps": kernels.predicted_steps,
     "verification": decoding.verification,
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "arguments.h"
+#include "arguments_tree.h"
 #include "cpu/block.h"
 #include "cpu/operations.h"
 #include "cpu/parallel.h"
@@ -14,6 +15,8 @@ namespace {
 
 void run_draft_step(const DraftStepParams& params, const Tensor&) { draft_step(params); }
 void run_speculative_step(const SpeculativeStepParams& params, const Tensor&) { speculative_step(params); }
+void run_draft_children(const DraftChildrenParams& params, const Tensor&) { draft_children(params); }
+void run_verify_tree(const VerifyTreeParams& params, const Tensor&) { verify_tree(params); }
 
 }  // namespace
 
@@ -25,6 +28,8 @@ void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* f
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("draft_step", TORCH_BOX(&specdec::draft_step<run_draft_step>));
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));
+  m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
+  m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
 }
 
 }  // namespace specdec::cpu

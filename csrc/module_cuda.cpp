@@ -42,7 +42,19 @@ PyObject* build(PyObject*, PyObject*) {
       "runtime=" SPECDEC_STRING(CUDART_VERSION) ";architectures=" SPECDEC_STRING(SPECDEC_CUDA_ARCHITECTURES));
 }
 
+PyObject* launch_as(PyObject*, PyObject* name) {
+  const std::pair<const char*, Launches> known[] = {
+      {"planned", Launches::kPlanned}, {"split", Launches::kSplit}, {"dependent", Launches::kDependent}};
+  for (const auto& [allowed, value] : known) {
+    if (!PyUnicode_Check(name) || PyUnicode_CompareWithASCIIString(name, allowed) != 0) continue;
+    launches = value;
+    Py_RETURN_NONE;
+  }
+  return PyErr_Format(PyExc_ValueError, "launches: got %R, allowed: planned, split, dependent", name);
+}
+
 PyMethodDef methods[] = {{"build", build, METH_NOARGS, "key=value pairs, separated by ';'"},
+                         {"launch_as", launch_as, METH_O, "how later calls launch: planned, split or dependent"},
                          {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C_cuda", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

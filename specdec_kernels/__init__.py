@@ -2,19 +2,36 @@
 
 from .api import check_drafts, draft_step, speculative_step
 from .build import build_info
-from .types import Backend, DraftStep, Rule, SamplingParams, SpeculativeStep, Status, TokenTable
+from .tree_api import draft_children, verify_tree
+from .types import (
+    Backend,
+    DraftChildren,
+    DraftStep,
+    Rule,
+    SamplingParams,
+    SpeculativeStep,
+    Status,
+    TokenTable,
+    TreeRule,
+    TreeStep,
+)
 
 __all__ = [
     "Backend",
+    "DraftChildren",
     "DraftStep",
     "Rule",
     "SamplingParams",
     "SpeculativeStep",
     "Status",
     "TokenTable",
+    "TreeRule",
+    "TreeStep",
     "build_info",
     "check_drafts",
+    "draft_children",
     "draft_step",
     "speculative_step",
+    "verify_tree",
 ]
 __version__ = "0.1.0"

@@ -183,7 +183,7 @@ def speculative_step(
     q = check.check_q(draft_logits, draft_stats, compact_q, d2t, drafts, vocabulary, device, rule, backend)
     if num_drafts is not None:
         check.check_like("num_drafts", num_drafts, (batch,), check.INTEGER_DTYPES, device)
-        check.check_num_drafts(num_drafts, rows)
+        check.check_counts("num_drafts", num_drafts, rows - 1, "K")
     *step, processed, raw = operation("speculative_step", backend, device.type)(
         target_logits,
         draft_tokens.to(torch.int64),

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import torch
 
-from .backends import native, unavailable
+from .backends import native, operations_of, unavailable
 from .types import Backend
 
 
@@ -21,14 +21,20 @@ def build_info() -> dict[str, object]:
     that its operations use and ``instruction_sets``, those that this machine has, from the plainest to the best; or
     {"missing": reason}), ``native_cuda`` (likewise: the CUDA runtime and the architectures that it was built for),
     ``backends``: a list of {"backend": name, "device": "cpu" or "cuda", "available": bool, "reason": why it cannot run,
-    or None}.
+    or None, "operations": those that it has}.
 
     Raises:
         ValueError: SPECDEC_CPU_ISA names an instruction set that this machine lacks.
     """
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     backends = [
-        {"backend": str(b), "device": d, "available": (why := unavailable(b, d)) is None, "reason": why}
+        {
+            "backend": str(b),
+            "device": d,
+            "available": (why := unavailable(b, d)) is None,
+            "reason": why,
+            "operations": operations_of(b),
+        }
         for b in Backend
         if b != Backend.AUTO
         for d in devices
@@ -56,8 +62,7 @@ def _native() -> dict[str, object]:
 def _built(extension: str, missing: str | None) -> dict[str, str]:
     if missing is not None:
         return {"missing": missing}
-    text = importlib.import_module(f".{extension}", __package__).build()
-    return dict(part.split("=", 1) for part in text.split(";"))
+    return native.described(extension)
 
 
 def _version(distribution: str) -> str | None:

@@ -14,6 +14,7 @@ import torch
 NAMESPACE = "specdec_kernels"
 VARIANTS = ("", "_reference", "_triton")
 RULES = ("token", "block", "coupled")  # operations take a rule as its index here
+TREE_RULES = ("walk", "token", "block")  # verify_tree's
 
 
 class SamplingTensors(NamedTuple):
@@ -58,6 +59,18 @@ SCHEMAS = {
         f" {_SAMPLING}, Tensor seed, Tensor position, int rule, bool log_probs) -> (Tensor tokens, Tensor num_accepted,"
         " Tensor status, Tensor num_emitted, Tensor log_probs, Tensor raw_log_probs)"
     ),
+    # drafts [B, depth]: the tokens from the root's child down to the node; offset [B]: the row of the node in the tree.
+    "draft_children": (
+        f"(Tensor logits, {_SAMPLING}, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, Tensor offset,"
+        " int width, bool sampled) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status)"
+    ),
+    # parents [B, N]; draft_logits [B, N+1, V] (with d2t: [B, N+1, length of d2t]); depth: D, of which results have D +
+    # 1 columns.
+    "verify_tree": (
+        "(Tensor target_logits, Tensor node_tokens, Tensor parents, Tensor? draft_logits, Tensor? d2t,"
+        f" Tensor? num_nodes, {_SAMPLING}, Tensor seed, Tensor position, int rule, int depth) -> (Tensor path,"
+        " Tensor tokens, Tensor num_accepted, Tensor num_emitted, Tensor status)"
+    ),
 }
 
 
@@ -86,7 +99,28 @@ def _speculative_step_fake(target_logits, *rest):
     return (target_logits.new_empty((batch, rows), dtype=torch.int64), *counts, *logs)
 
 
-_FAKES = {"draft_step": _draft_step_fake, "speculative_step": _speculative_step_fake}
+def _draft_children_fake(logits, *rest):
+    (batch, _), dtype, width = logits.shape, statistics_dtype(logits), rest[-2]
+    return (
+        logits.new_empty((batch, width), dtype=torch.int64),
+        logits.new_empty((batch, width), dtype=dtype),
+        *(logits.new_empty((batch,), dtype=dtype) for _ in range(2)),
+        logits.new_empty((batch,), dtype=torch.int32),
+    )
+
+
+def _verify_tree_fake(target_logits, *rest):
+    batch, columns = target_logits.shape[0], rest[-1] + 1
+    paths = [target_logits.new_empty((batch, columns), dtype=torch.int64) for _ in range(2)]
+    return (*paths, *(target_logits.new_empty((batch,), dtype=torch.int32) for _ in range(3)))
+
+
+_FAKES = {
+    "draft_step": _draft_step_fake,
+    "speculative_step": _speculative_step_fake,
+    "draft_children": _draft_children_fake,
+    "verify_tree": _verify_tree_fake,
+}
 _library = torch.library.Library(NAMESPACE, "DEF")
 
 for _stem, _schema in SCHEMAS.items():

@@ -48,6 +48,27 @@ class Rule(enum.StrEnum):
         raise ValueError(f"rule: got {value!r}, allowed: {allowed}")
 
 
+class TreeRule(enum.StrEnum):
+    """How the nodes of a tree are accepted. The emitted text has the target's distribution under all three.
+
+    ``walk``: draws a token from the target at a node and goes on to the child that holds it. For deterministic children
+    (the most likely tokens, n-grams), of which no rule accepts more. The noise is that of ``coupled``, so the text is,
+    token for token, that of plain sampling with the same seed.
+    ``token``: tests the children of a node one after another (SpecInfer, arXiv 2305.09781; Sequoia, arXiv 2402.12374).
+    For children that were sampled without replacement. On a chain it is ``Rule.TOKEN``.
+    ``block``: tests paths jointly, from the leaves to the root (Traversal verification, arXiv 2505.12398). For the same
+    children. On a chain it is ``Rule.BLOCK``.
+    """
+
+    WALK = "walk"
+    TOKEN = "token"
+    BLOCK = "block"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"rule: got {value!r}, allowed: {', '.join(repr(str(rule)) for rule in cls)}")
+
+
 class Status(enum.IntFlag):
     """What went wrong in one sequence; 0 is fine.
 
@@ -99,6 +120,7 @@ _LIMITS = {
 
 TABLE_PADDING = 2**62  # in TokenTable.ids, where there is no token
 MAX_COMPACT = 1024  # the largest k' of a compact q
+MAX_WIDTH = 1024  # the most children of one node that ``draft_children`` draws
 
 
 @dataclass(frozen=True)
@@ -139,6 +161,9 @@ class SamplingParams:
     presence_penalty: float | torch.Tensor | None = None
     frequency_penalty: float | torch.Tensor | None = None
 
+    # As the operations take them, in what ``packed`` made: temperature [B], filters [B, 3], penalties [B, 3].
+    _packed: ClassVar[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None] = None
+
     def __post_init__(self) -> None:
         # Checked once here and not in every step: reading a tensor's values waits for its device.
         for name in _LIMITS:
@@ -149,11 +174,23 @@ class SamplingParams:
                 _check_value(name, value)
 
     @classmethod
-    def unchecked(cls, **columns: torch.Tensor) -> SamplingParams:
-        """Parameters from tensors whose values are known to be allowed. Nothing is read, so nothing waits for a GPU."""
+    def packed(
+        cls, temperature: torch.Tensor, filters: torch.Tensor | None, penalties: torch.Tensor | None
+    ) -> SamplingParams:
+        """Parameters for the steps of a decoding loop: operations take these tensors as they are and launch nothing to
+        prepare them. Their values must be known to be allowed; they are not read, so nothing waits for a GPU.
+
+        Args:
+            temperature: [B] float32.
+            filters, penalties: [B, 3] float32, with the columns ``FILTERS`` and ``PENALTIES``; None: all are off.
+        """
         params = object.__new__(cls)
+        columns: dict[str, torch.Tensor] = {"temperature": temperature}
+        for names, tensor in ((cls.FILTERS, filters), (cls.PENALTIES, penalties)):
+            columns |= {} if tensor is None else dict(zip(names, tensor.unbind(1), strict=True))
         for field in dataclasses.fields(cls):
             object.__setattr__(params, field.name, columns.get(field.name))
+        object.__setattr__(params, "_packed", (temperature, filters, penalties))
         return params
 
     @staticmethod
@@ -232,3 +269,23 @@ class SpeculativeStep(NamedTuple):
     # With log_probs=True, else None:
     log_probs: torch.Tensor | None = None  # [B, K+1] float32: log p of the emitted tokens; NaN in unused slots
     raw_log_probs: torch.Tensor | None = None  # the same under softmax(raw logits): no penalty, temperature or filter
+
+
+class DraftChildren(NamedTuple):
+    """What ``draft_children`` returns: children of one node of every sequence, and what they were drawn from."""
+
+    tokens: torch.Tensor  # [B, width] int64 ids of the target's vocabulary, in order; -1 where q has no more
+    log_q: torch.Tensor  # [B, width] float32: natural logs of their probabilities under q; -inf where there is none
+    cutoff: torch.Tensor  # [B] float32, as in DraftStep
+    lse: torch.Tensor  # [B] float32, as in DraftStep
+    status: torch.Tensor  # [B] int32, Status (the DRAFT_ flags)
+
+
+class TreeStep(NamedTuple):
+    """What ``verify_tree`` returns."""
+
+    path: torch.Tensor  # [B, D+1] int64: the accepted nodes from the root down, then -1
+    tokens: torch.Tensor  # [B, D+1] int64: their tokens, then one recovered or bonus token, then -1
+    num_accepted: torch.Tensor  # [B] int32
+    num_emitted: torch.Tensor  # [B] int32: num_accepted + 1, or num_accepted where the next row had no distribution
+    status: torch.Tensor  # [B] int32, Status: the faults that were met on the path

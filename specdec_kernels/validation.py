@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import torch
 
-from .ops import RULES, SamplingTensors, statistics_dtype
-from .types import MAX_COMPACT, TABLE_PADDING, Rule, SamplingParams, TokenTable
+from .ops import RULES, TREE_RULES, SamplingTensors, statistics_dtype
+from .types import MAX_COMPACT, TABLE_PADDING, Rule, SamplingParams, TokenTable, TreeRule
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_DTYPES = (torch.int64, torch.int32)
@@ -48,20 +48,24 @@ def check_rule(rule: str) -> int:
     return RULES.index(rule)
 
 
+def check_tree_rule(rule: str) -> int:
+    """The same for the rules of trees: its index in ``TREE_RULES``."""
+    if rule not in TREE_RULES:
+        TreeRule(rule)  # raises
+    return TREE_RULES.index(rule)
+
+
 def sampling_of(params: SamplingParams, table: TokenTable | None, batch: int, device: torch.device) -> SamplingTensors:
     """``params`` and ``table`` as the operations take them. The values of ``params`` were checked when it was made."""
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
-    temperature = _column(params, "temperature", batch, device)
-    filters = _columns(params, SamplingParams.FILTERS, batch, device)
+    temperature, filters, penalties = _packed(params, batch, device)
     if table is None:
         if params.uses(SamplingParams.PENALTIES):
             refuse("table", "None with penalties in params", "a TokenTable")
         return SamplingTensors(temperature, filters)
     ends, first_end = check_table(table, batch, device)
-    return SamplingTensors(
-        temperature, filters, _columns(params, SamplingParams.PENALTIES, batch, device), *table[:4], ends, first_end
-    )
+    return SamplingTensors(temperature, filters, penalties, *table[:4], ends, first_end)
 
 
 def check_table(table: TokenTable, batch: int, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -99,6 +103,23 @@ def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) ->
             refuse(name, "ids that are negative or do not ascend", "ascending ids >= 0, each once")
 
 
+def _packed(
+    params: SamplingParams, batch: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(temperature [B], filters [B, 3], penalties [B, 3]) float32 on ``device``; None for what is off."""
+    if params._packed is None:
+        return (
+            _column(params, "temperature", batch, device),
+            _columns(params, SamplingParams.FILTERS, batch, device),
+            _columns(params, SamplingParams.PENALTIES, batch, device),
+        )
+    shapes = {"temperature": (batch,), "filters": (batch, 3), "penalties": (batch, 3)}
+    for (name, shape), tensor in zip(shapes.items(), params._packed, strict=True):
+        if tensor is not None:
+            check_like(f"params.{name}", tensor, shape, (torch.float32,), device)
+    return params._packed
+
+
 def _columns(params: SamplingParams, names: tuple[str, ...], batch: int, device: torch.device) -> torch.Tensor | None:
     """[B, 3] float32, or None if these parameters are off."""
     if not params.uses(names):
@@ -113,8 +134,6 @@ def _column(params: SamplingParams, name: str, batch: int, device: torch.device)
         value = SamplingParams.neutral(name)
     if not isinstance(value, torch.Tensor):
         return torch.full((batch,), float(value), dtype=torch.float32, device=device)
-    if value.dtype == torch.float32 and value.shape == (batch,) and value.device == device:
-        return value  # the case of a decoding loop, where even operations that do nothing cost time
     if value.dim() == 1 and value.shape[0] != batch:
         refuse(f"params.{name}", f"shape {list(value.shape)}", f"a number or shape [{batch}]")
     return value.to(device=device, dtype=torch.float32).expand(batch)
@@ -130,12 +149,12 @@ def per_sequence(name: str, value: int | torch.Tensor, batch: int, device: torch
     return torch.full((batch,), value, dtype=torch.int64, device=device)
 
 
-def check_num_drafts(num_drafts: torch.Tensor, num_rows: int) -> None:
-    """Checks the values on a CPU, but not while torch.compile traces. Kernels clamp them to [0, K]."""
-    if num_drafts.device.type == "cpu" and not torch.compiler.is_compiling() and num_drafts.numel():
-        low, high = (int(v) for v in torch.aminmax(num_drafts))
-        if low < 0 or high >= num_rows:
-            refuse("num_drafts", f"values from {low} to {high}", f"0 to K = {num_rows - 1}")
+def check_counts(name: str, counts: torch.Tensor, most: int, letter: str) -> None:
+    """Checks the values on a CPU, but not while torch.compile traces. Kernels clamp them to [0, most]."""
+    if counts.device.type == "cpu" and not torch.compiler.is_compiling() and counts.numel():
+        low, high = (int(v) for v in torch.aminmax(counts))
+        if low < 0 or high > most:
+            refuse(name, f"values from {low} to {high}", f"0 to {letter} = {most}")
 
 
 def check_d2t(d2t: torch.Tensor, draft_vocabulary: int, device: torch.device) -> None:
@@ -164,16 +183,7 @@ def check_q(
     if compact_q is not None and draft_logits is not None:
         refuse("compact_q", "a value beside draft_logits", "one of the two")
     cutoff = lse = ids = log_q = None
-    if draft_logits is not None:
-        check_logits("draft_logits", draft_logits, "[B, K, V]", reference=backend == "reference")
-        if d2t is not None:
-            check_d2t(d2t, draft_logits.shape[-1], device)
-            if d2t.device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= vocabulary:
-                refuse("d2t", f"an id of {int(d2t[-1])}", f"ids below {vocabulary}, the target's vocabulary")
-            vocabulary = draft_logits.shape[-1]
-        check_like("draft_logits", draft_logits, (*drafts, vocabulary), (draft_logits.dtype,), device)
-    elif d2t is not None:
-        refuse("d2t", "a map", "None where draft_logits is")
+    check_draft_logits(draft_logits, d2t, "[B, K, V]", drafts, vocabulary, device, backend)
     if draft_stats is not None:
         if draft_logits is None:
             refuse("draft_stats", "statistics", "None where draft_logits is")
@@ -190,6 +200,47 @@ def check_q(
         check_like("compact_q log_q", log_q, (*drafts, size), (torch.float32, torch.float64), device)
         check_ascending("compact_q ids", ids, TABLE_PADDING)
     return draft_logits, cutoff, lse, ids, log_q, d2t
+
+
+def check_draft_logits(
+    draft_logits: torch.Tensor | None,
+    d2t: torch.Tensor | None,
+    shape: str,
+    rows: tuple[int, int],
+    vocabulary: int,
+    device: torch.device,
+    backend: str,
+) -> None:
+    """Refuses logits of q, ``rows`` of the target's vocabulary or of that of ``d2t``, that are not of this
+    ``shape``."""
+    if draft_logits is None:
+        if d2t is not None:
+            refuse("d2t", "a map", "None where draft_logits is")
+        return
+    check_logits("draft_logits", draft_logits, shape, reference=backend == "reference")
+    if d2t is not None:
+        check_d2t(d2t, draft_logits.shape[-1], device)
+        if d2t.device.type == "cpu" and not torch.compiler.is_compiling() and d2t[-1] >= vocabulary:
+            refuse("d2t", f"an id of {int(d2t[-1])}", f"ids below {vocabulary}, the target's vocabulary")
+        vocabulary = draft_logits.shape[-1]
+    check_like("draft_logits", draft_logits, (*rows, vocabulary), (draft_logits.dtype,), device)
+
+
+def check_parents(parents: torch.Tensor, batch: int, nodes: int, device: torch.device) -> torch.Tensor:
+    """[B, N] int64 from [N] or [B, N]. Their values are checked on a CPU, but not while torch.compile traces. To
+    kernels, a node whose parent does not come before it is in no tree."""
+    if isinstance(parents, torch.Tensor) and parents.dim() == 1:
+        check_like("parents", parents, (nodes,), INTEGER_DTYPES, device)
+    else:
+        check_like("parents", parents, (batch, nodes), INTEGER_DTYPES, device)
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = (parents < -1) | (parents >= torch.arange(nodes))
+        if wrong.any():
+            at = wrong.nonzero()[0]
+            refuse(
+                "parents", f"{int(parents[*at])} for node {int(at[-1])}", "-1 (the root), or a node before the child"
+            )
+    return parents.to(torch.int64).expand(batch, nodes)
 
 
 def _pair(name: str, value: object, allowed: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,9 @@ namespace specdec {
 // Indices in specdec_kernels.ops.RULES.
 enum Rule : int64_t { kRuleToken = 0, kRuleBlock = 1, kRuleCoupled = 2, kNumRules = 3 };
 
+// Indices in specdec_kernels.ops.TREE_RULES.
+enum TreeRule : int64_t { kTreeWalk = 0, kTreeToken = 1, kTreeBlock = 2, kNumTreeRules = 3 };
+
 // The flags of specdec_kernels.Status.
 enum Status : int32_t {
   kTargetNan = 1,

@@ -87,4 +87,49 @@ struct SpeculativeStepParams {
   float* raw_log_probs;   // [B, K+1], null where log_probs is
 };
 
+// Trees have N nodes, and so N + 1 rows: that of the root, and one for each node.
+struct DraftChildrenParams {
+  // inputs
+  const char* logits;  // [B, V], rows dense; V: of the draft's vocabulary
+  Dtype dtype;
+  int64_t row_stride;  // bytes from one row to the next
+  int64_t batch, vocabulary;
+  SamplingArguments sampling;
+  const int64_t* drafts;  // [B, depth] the path to the row, or null
+  int64_t depth;
+  const int64_t* d2t;       // [V] target ids, ascending, or null
+  const int64_t* seed;      // [B]
+  const int64_t* position;  // [B]
+  const int64_t* offset;    // [B]
+  int64_t width;
+  bool sampled;
+  // outputs, every slot written
+  int64_t* tokens;  // [B, width]
+  float* log_q;     // [B, width]
+  float* cutoff;    // [B]
+  float* lse;       // [B]
+  int32_t* status;  // [B]
+};
+
+struct VerifyTreeParams {
+  // inputs
+  LogitRows target;            // [B, N+1, V]
+  const int64_t* node_tokens;  // [B, N]
+  const int64_t* parents;      // [B, N]
+  LogitRows draft;             // [B, N+1, V], or with d2t [B, N+1, its length]; null with rule `walk`
+  const int64_t* d2t;          // target ids of the draft's vocabulary, ascending, or null
+  const int64_t* num_nodes;    // [B], clamped to [0, N], or null: N
+  SamplingArguments sampling;
+  const int64_t* seed;                      // [B]
+  const int64_t* position;                  // [B]
+  int64_t batch, nodes, vocabulary, depth;  // B, N, V, D
+  TreeRule rule;
+  // outputs, every slot written
+  int64_t* path;          // [B, D+1]
+  int64_t* tokens;        // [B, D+1]
+  int32_t* num_accepted;  // [B]
+  int32_t* num_emitted;   // [B]
+  int32_t* status;        // [B]
+};
+
 }  // namespace specdec

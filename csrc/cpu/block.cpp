@@ -90,14 +90,17 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
   SPECDEC_KERNEL(attributes, Candidate, race,                                                                          \
                  (Row row, int64_t block, float max, float t, float c, const int64_t* ids, Noise noise), row, row,     \
                  block, max, t, c, ids, noise)                                                                         \
+  SPECDEC_KERNEL(attributes, int64_t, arrivals,                                                                        \
+                 (Row row, int64_t block, float max, float t, float c, Noise noise, float least, Candidate* out), row, \
+                 row, block, max, t, c, noise, least, out)                                                             \
   SPECDEC_KERNEL(attributes, int64_t, find, (Row row, int64_t block, float value), row, row, block, value)             \
   attributes int64_t draw_index(const float* w, int64_t n, Noise noise, Stream s) {                                    \
     return draw_index_body(w, n, noise, s);                                                                            \
   }                                                                                                                    \
   attributes int64_t copy(Row row, int64_t block, float* out) { return copy_body(row, block, out); }                   \
-  constexpr BlockKernels kernels = {label,         max,       stats,      split, sample,       tally,                  \
-                                    sample_range,  sum_above, histogram,  range, residual_sum, draw,                   \
-                                    draw_residual, race,      draw_index, find,  copy};                                \
+  constexpr BlockKernels kernels = {label,         max,       stats,     split,      sample,       tally,              \
+                                    sample_range,  sum_above, histogram, range,      residual_sum, draw,               \
+                                    draw_residual, race,      arrivals,  draw_index, find,         copy};              \
   }
 
 SPECDEC_KERNELS(baseline, "baseline", )

@@ -127,6 +127,9 @@ struct BlockKernels {
   // determine their noise, or null if these are the target's.
   Candidate (*race)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, const int64_t* ids,
                     Noise noise);
+  // The block's tokens that score above `least` in the one-level race of children, in `out`[kBlock]; returns how many.
+  int64_t (*arrivals)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, Noise noise,
+                      float least, Candidate* out);
   // Draws an index in [0, n) by the given weights; -1 if all are 0. This is the first level of every draw.
   int64_t (*draw_index)(const float* weights, int64_t n, Noise noise, Stream stream);
   // The lowest token of the block whose logit equals `value`.

@@ -82,4 +82,17 @@ SPECDEC_BODY Candidate race_body(Row row, int64_t block, float max, float invers
   return {best.score, best.token < 0 ? -1 : block * kBlock + best.token};
 }
 
+SPECDEC_BODY int64_t arrivals_body(Row row, int64_t block, float max, float inverse_temperature, float cutoff,
+                                   Noise noise, float least, Candidate* out, int64_t n) {
+  alignas(64) float w[kBlock], e[kBlock];
+  weights_above(row, block, max, inverse_temperature, cutoff, w, n);
+  exponentials(block * kBlock, n, noise, kDraftToken, e);
+  for (int64_t i = 0; i < n; ++i) e[i] = w[i] / e[i];
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (e[i] > least) out[count++] = {e[i], block * kBlock + i};
+  }
+  return count;
+}
+
 }  // namespace specdec::cpu

@@ -9,25 +9,6 @@ namespace {
 
 constexpr int64_t kSequencesAtOnce = 1024;  // few enough for the records of their rows to stay in the cache
 
-// The `size` most likely of the kept tokens (the lowest ids of a tie), in ascending order.
-std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size) {
-  const float cutoff = std::max(stats.cutoff, stats.compact_cutoff);
-  std::vector<int64_t> above, at;
-  for (int64_t block = 0; block < row.num_blocks(); ++block) {
-    if (stats.blocks[block].max < cutoff) continue;
-    float x[kBlock];
-    const int64_t n = block_kernels().copy(row, block, x);
-    for (int64_t i = 0; i < n; ++i) {
-      if (!(x[i] >= cutoff) || x[i] == -INFINITY) continue;
-      (x[i] > cutoff ? above : at).push_back(block * kBlock + i);
-    }
-  }
-  const int64_t ties = std::min<int64_t>(at.size(), size - above.size());
-  above.insert(above.end(), at.begin(), at.begin() + ties);
-  std::sort(above.begin(), above.end());
-  return above;
-}
-
 class Drafting {
  public:
   explicit Drafting(const DraftStepParams& params) : params_(params) {}

@@ -47,6 +47,10 @@ class StatsOfRows {
 // The token with the largest logit, the lowest id of a tie.
 int64_t argmax(Row row, const RowStats& stats);
 
+// The `size` most likely of the kept tokens (the lowest ids of a tie), in ascending order. The row's `compact` was
+// `size`.
+std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size);
+
 // Draws a token from the kept logits, in two levels.
 int64_t draw(Row row, const RowStats& stats, Noise noise, Stream block_stream, Stream token_stream);
 

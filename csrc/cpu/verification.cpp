@@ -11,6 +11,8 @@ namespace {
 constexpr float kCertain = 0.0f;            // log q of a one-hot draft
 constexpr int64_t kSequencesAtOnce = 1024;  // few enough for the records of their rows to stay in the cache
 
+}  // namespace
+
 Row row_at(const LogitRows& rows, int64_t b, int64_t j) { return {rows.row(b, j), rows.dtype, rows.vocabulary}; }
 
 void set_patches(Row& row, const std::vector<Patch>& patches) {
@@ -18,12 +20,39 @@ void set_patches(Row& row, const std::vector<Patch>& patches) {
   row.num_patches = static_cast<int64_t>(patches.size());
 }
 
-}  // namespace
-
 float Residual::total() const { return std::accumulate(mass.begin(), mass.end(), 0.0f); }
 
-Verification::Verification(const SpeculativeStepParams& step)
-    : params(step), rows_(step.num_drafts_max + 1), kernel_(block_kernels()) {}
+void weigh(const std::vector<Residual*>& residuals) {
+  if (residuals.empty()) return;
+  const BlockKernels& kernel = block_kernels();
+  const int64_t blocks = residuals[0]->row->p_row.num_blocks();
+  for (Residual* residual : residuals) residual->mass.resize(blocks);
+  parallel_for(static_cast<int64_t>(residuals.size()) * blocks, kGrainBlocks / 2, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Residual& residual = *residuals[i / blocks];
+      const VerifiedRow& row = *residual.row;
+      const int64_t block = i % blocks;
+      int64_t first = 0, last = 1;
+      if (row.q.ids != nullptr) row.q.entries(block, &first, &last);
+      if (first == last) {  // q = 0 in this block, and the sum of p is known
+        const BlockStats& of_block = row.p.blocks[block];
+        residual.mass[block] =
+            residual.w * of_block.sum * probability(of_block.max, row.p.inverse_temperature, row.p.lse);
+      } else {
+        residual.mass[block] = kernel.residual_sum(row.p_row, row.p.distribution(), residual.w, row.q, block);
+      }
+    }
+  });
+}
+
+int64_t draw_residual(const Residual& residual, Noise noise) {
+  const VerifiedRow& row = *residual.row;
+  const BlockKernels& kernel = block_kernels();
+  const int64_t block = kernel.draw_index(residual.mass.data(), residual.mass.size(), noise, kRecoverBlock);
+  return kernel.draw_residual(row.p_row, row.p.distribution(), residual.w, row.q, block, noise);
+}
+
+Verification::Verification(const SpeculativeStepParams& step) : params(step), rows_(step.num_drafts_max + 1) {}
 
 std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequences, int64_t j) {
   const int64_t n = static_cast<int64_t>(sequences.size());
@@ -121,36 +150,12 @@ float Verification::uniform_at(int64_t b, int64_t j) const {
   return uniform(philox(n.seed, 0, n.position, n.offset, kAccept).word[0]);
 }
 
-void Verification::weigh(const std::vector<Residual*>& residuals) const {
-  const int64_t blocks = (params.vocabulary + kBlock - 1) / kBlock;
-  for (Residual* residual : residuals) residual->mass.resize(blocks);
-  parallel_for(static_cast<int64_t>(residuals.size()) * blocks, kGrainBlocks / 2, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      Residual& residual = *residuals[i / blocks];
-      const VerifiedRow& row = *residual.row;
-      const int64_t block = i % blocks;
-      int64_t first = 0, last = 1;
-      if (row.q.ids != nullptr) row.q.entries(block, &first, &last);
-      if (first == last) {  // q = 0 in this block, and the sum of p is known
-        const BlockStats& of_block = row.p.blocks[block];
-        residual.mass[block] =
-            residual.w * of_block.sum * probability(of_block.max, row.p.inverse_temperature, row.p.lse);
-      } else {
-        residual.mass[block] = kernel_.residual_sum(row.p_row, row.p.distribution(), residual.w, row.q, block);
-      }
-    }
-  });
-}
-
 int64_t Verification::draw_target(const VerifiedRow& row) const {
   return draw(row.p_row, row.p, noise(row.sequence, row.j), kRecoverBlock, kRecoverToken);
 }
 
 int64_t Verification::draw_residual(const Residual& residual) const {
-  const VerifiedRow& row = *residual.row;
-  const Noise n = noise(row.sequence, row.j);
-  const int64_t block = kernel_.draw_index(residual.mass.data(), residual.mass.size(), n, kRecoverBlock);
-  return kernel_.draw_residual(row.p_row, row.p.distribution(), residual.w, row.q, block, n);
+  return cpu::draw_residual(residual, noise(residual.row->sequence, residual.row->j));
 }
 
 int64_t Verification::draw_race(const VerifiedRow& row) const {

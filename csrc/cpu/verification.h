@@ -33,6 +33,13 @@ struct Residual {
   float total() const;
 };
 
+// Sums residuals over blocks, and draws a token from one.
+void weigh(const std::vector<Residual*>& residuals);
+int64_t draw_residual(const Residual& residual, Noise noise);
+
+Row row_at(const LogitRows& rows, int64_t b, int64_t j);
+void set_patches(Row& row, const std::vector<Patch>& patches);
+
 // The verification of some sequences of a batch.
 class Verification {
  public:
@@ -44,7 +51,6 @@ class Verification {
   float uniform_at(int64_t b, int64_t j) const;  // u in (0, 1), which tests draft j
   // An upper bound of p(x) / q(x) for the draft of row j, without reading the row; 0 if there is no draft.
   float ratio_bound(int64_t b, int64_t j) const;
-  void weigh(const std::vector<Residual*>& residuals) const;
   int64_t draw_target(const VerifiedRow& row) const;
   int64_t draw_residual(const Residual& residual) const;
   int64_t draw_race(const VerifiedRow& row) const;
@@ -62,8 +68,7 @@ class Verification {
   void emit(const VerifiedRow& row, int64_t token);
   Noise noise(int64_t b, int64_t j) const;
 
-  const int64_t rows_;  // per sequence: K + 1
-  const BlockKernels& kernel_;
+  const int64_t rows_;             // per sequence: K + 1
   std::deque<StatsOfRows> stats_;  // of all rows that were read
 };
 

@@ -113,7 +113,7 @@ void verify_block(Verification& verification, std::vector<int64_t> numbers) {
       sequence->residual = {&sequence->row(), sequence->w[sequence->length]};
       residuals.push_back(&sequence->residual);
     }
-    verification.weigh(residuals);
+    weigh(residuals);
     std::vector<uint8_t> decided(undecided.size(), 1);
     parallel_for(static_cast<int64_t>(undecided.size()), kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {

@@ -66,7 +66,7 @@ void verify_token(Verification& verification, std::vector<int64_t> walking) {
       if (outcomes[i] == Outcome::kRecovering) residuals.push_back({&rows[i], 1.0f}), whose.push_back(i);
     }
     for (Residual& residual : residuals) recovering.push_back(&residual);
-    verification.weigh(recovering);
+    weigh(recovering);
     parallel_for(static_cast<int64_t>(whose.size()), kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) outcomes[whose[i]] = recover(verification, residuals[i]);
     });

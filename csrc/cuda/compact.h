@@ -21,18 +21,6 @@ SPECDEC_DEVICE uint32_t counts(const float (&x)[kEach], int i, float cutoff) {
   return found;
 }
 
-// The sum over the lanes before this one; `all` gets the sum over all lanes.
-SPECDEC_DEVICE uint32_t sum_before(uint32_t mine, uint32_t* all) {
-  const int lane = simt::thread() % kWarp;
-  uint32_t sum = mine;
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    const uint32_t other = simt::shuffle(sum, lane >= distance ? lane - distance : lane);
-    if (lane >= distance) sum += other;
-  }
-  *all = simt::shuffle(sum, kWarp - 1);
-  return sum - mine;
-}
-
 // By the threads of a block: fills the slots with the tokens above a finite `cutoff` and the first ones at it, `size`
 // at most. `above`, `at`: scratch, [blocks] each. Returns the number of slots filled.
 SPECDEC_DEVICE int fill_slots(const Row& row, const Blocks& blocks, float cutoff, int size, uint32_t* above,

@@ -1,4 +1,5 @@
-// draft_step in one launch: a cluster of blocks measures a sequence's row, and its block 0 decides.
+// draft_step in one launch: a cluster of blocks measures a sequence's row. Without filters, each of them then chooses
+// the block of logits that has the draft, and the one that keeps it draws; else block 0 does all of that.
 #pragma once
 
 #include "compact.h"
@@ -29,8 +30,8 @@ struct DraftMemory {
 
 inline Items DraftMemory::items(const DraftStepParams& params) {
   const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
-  return {blocks_of(params.vocabulary), block_bytes(rows), aligned(rows),
-          own_copy_of(params.sampling, params.compact > 0, aligned(rows), block_bytes(rows))};
+  return {blocks_of(params.vocabulary), block_bytes(rows),
+          own_copy_of(params.sampling, false, aligned(rows), block_bytes(rows))};
 }
 
 inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut) {
@@ -127,6 +128,7 @@ struct Drafting {
   DraftMemory memory;
   Row row;
   float temperature, inverse_temperature;
+  bool selects;  // whether block 0 reads the row again for filters or a compact q
 };
 
 SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
@@ -146,15 +148,17 @@ SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
                    0,
                    work.place_for_copy()};
   const float temperature = params.sampling.temperature[b];
-  return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature};
+  const bool selects = temperature != 0.0f && (params.compact > 0 || filters_of(params.sampling, b).any());
+  return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature, selects};
 }
 
 // Computes the statistics of every block of the row.
 SPECDEC_DEVICE void measure_row(const Drafting& s, const Place& place) {
   const int n = s.memory.blocks.n;
   const Measured measured = {{s.row.data, 0, s.row.size, s.row.dtype}, {}, n, n};
+  simt::arrive_only();
   begin_copies(s.memory.ring, measured, place);
-  simt::sync_cluster();  // now all blocks run, and may write to each other's memory
+  simt::wait_cluster();  // now all blocks run, and may write to each other's memory
   measure(measured, s.memory.ring, place, {s.memory.blocks.max, s.memory.blocks.mass, false, nullptr, nullptr, n, 0},
           s.params.sampling.has_table, s.inverse_temperature, [&](int) { return s.row; });
 }
@@ -172,9 +176,10 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
   const float max = max_of_blocks(blocks);
   const int32_t fault = row_fault(max);
   if (fault != 0 || greedy) {
-    if (!first) return;
+    const int block = fault != 0 ? -1 : block_of_max(blocks, max);
+    if (!row.drawn_here(block)) return;
     int64_t token = -1;
-    if (warp == 0 && fault == 0) token = argmax(row, blocks, max);
+    if (warp == 0 && fault == 0) token = argmax(row, block, max);
     if (simt::thread() == 0) {
       write_draft(params, row, fault,
                   fault != 0 ? Drawn{-1, -INFINITY, -INFINITY, NAN} : Drawn{token, 0.0f, -INFINITY, max});
@@ -186,17 +191,16 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     return;
   }
 
-  // Block 0 merges, filters and draws. With rule `coupled`, the others take part in the race and need the cutoff.
-  if (!first && !params.coupled) return;
+  // Block 0 filters. With rule `coupled`, the others take part in the race and need the cutoff.
+  if (!first && !params.coupled && s.selects) return;
   float cutoff = -INFINITY, lse = 0.0f;
-  if (first) {
+  if (first || !params.coupled) {
     if (warp == 0) merge(blocks, max, inverse_temperature);
     simt::sync_block();
     float sum = total(blocks.mass, blocks.n);
-    const Filters filters = filters_of(params.sampling, b);
-    if (filters.any() || params.compact > 0) {
+    if (s.selects) {
       Selection selection = {row, blocks, max, inverse_temperature, memory.selection};
-      const Cutoffs cutoffs = cutoffs_of(selection, filters, params.compact, temperature, sum);
+      const Cutoffs cutoffs = cutoffs_of(selection, params.compact, temperature, sum);
       if (params.compact > 0) {
         return draw_compact(params, row, memory, max, inverse_temperature, cutoffs.compact);
       }
@@ -220,8 +224,10 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     if (!first || warp != 0) return;
     token = index_of(best_of(memory.best, place.all_warps));
   } else {
-    token = draw(row, blocks, inverse_temperature, cutoff, noise_of(params, row), kDraftBlock, kDraftToken, memory.best,
-                 place);
+    const Noise noise = noise_of(params, row);
+    const int block = static_cast<int>(race_among(blocks.mass, blocks.n, noise, kDraftBlock));
+    if (!s.selects && !row.drawn_here(block)) return;
+    token = draw(row, blocks, block, inverse_temperature, cutoff, noise, kDraftToken, memory.best, place);
   }
   if (simt::thread() == 0) {
     const Distribution distribution = {inverse_temperature, lse, cutoff};
@@ -231,6 +237,7 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(draft_measure_kernel, kMostThreads, DraftWork) {
+  simt::start_next_launch();
   measure_row(drafting_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
@@ -240,9 +247,13 @@ SPECDEC_KERNEL(draft_step_kernel, kMostThreads, DraftWork) {
   if (params.scratch == nullptr) {
     measure_row(s, place);
     simt::sync_cluster();
+  } else {
+    simt::wait_for_launch_before();
   }
   decide_draft(s, place);
-  if (s.memory.ring.stay) simt::sync_cluster();  // a block's shared memory, which others read, ends with it
+  if (!s.memory.ring.stay || !s.selects || s.params.coupled) return;
+  simt::arrive_only();                     // block 0 has read what others keep,
+  if (!place.first) simt::wait_cluster();  // whose shared memory ends with them
 }
 
 }  // namespace specdec::cuda

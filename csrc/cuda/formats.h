@@ -2,11 +2,9 @@
 #pragma once
 
 #include "../core/params.h"
-#include "kept.h"
+#include "granules.h"
 
 namespace specdec::cuda {
-
-using simt::Bytes16;
 
 constexpr int kEach = kBlock / kWarp;  // logits of a block that a thread holds
 constexpr int kVector = 8;             // how many of these are neighbours
@@ -80,7 +78,18 @@ struct Logits {
     for (int i = 0; i < kEach; i += kInVector) set(i, simt::load16(data + offset_of(i)));
   }
 
-  // The same of a block of `size` logits, which end with a whole vector; pads them with -inf.
+  // The same of a block that begins or ends anywhere.
+  SPECDEC_DEVICE void load(const Shifted& block) {
+    if (block.whole > kBlock * 4 / Format::kInWord) {
+#pragma unroll
+      for (int i = 0; i < kEach; i += kInVector) set(i, block.bytes_of_whole(offset_of(i)));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; i += kInVector) set(i, block.bytes(offset_of(i)));
+    }
+  }
+
+  // Loads a block of `size` logits, which end with a whole vector, from an aligned address; pads them with -inf.
   SPECDEC_DEVICE void load_part(const char* data, int size) {
     constexpr Bytes16 lowest = {{Format::kLowest, Format::kLowest, Format::kLowest, Format::kLowest}};
 #pragma unroll

@@ -40,6 +40,12 @@ struct Place {
     return {warp, warps, warps * simt::block_in_cluster() + warp, warps * simt::blocks_in_cluster(),
             simt::block_in_cluster() == 0};
   }
+  // The place where a row's blocks are divided evenly among the blocks of the cluster, too.
+  SPECDEC_DEVICE static Place spread() {
+    Place place = here();
+    place.my_warp = place.warp * simt::blocks_in_cluster() + simt::block_in_cluster();
+    return place;
+  }
   // The place in a split launch's measuring kernel, in which `blocks` blocks measure sequence cluster() / blocks.
   SPECDEC_DEVICE static Place measuring(int blocks) {
     const int warps = simt::num_threads() / kWarp, warp = simt::thread() / kWarp;
@@ -60,6 +66,11 @@ struct Kept {
   char* slots;  // of this block, [warps, num_slots, slot_bytes]; null: items do not stay
   int num_slots, slot_bytes;
 
+  // The block of the cluster that has an item; block 0 if none has.
+  SPECDEC_DEVICE int block_of(int item) const {
+    const Place here = Place::here();
+    return slots == nullptr ? 0 : item % here.all_warps / here.warps;
+  }
   SPECDEC_DEVICE const char* place_of(int item) const {
     const Place here = Place::here();
     const int warp = item % here.all_warps, block = warp / here.warps;

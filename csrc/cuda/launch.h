@@ -81,7 +81,7 @@ void launch_one(void (*kernel)(Work), const Work& work, const cudaLaunchConfig_t
 
 template <class Params, class Memory>
 void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, Memory>), const Params& params,
-            void* stream, const Allocate& allocate) {
+            void* stream, const Allocate& allocate, void (*by_rows)(Work<Params, Memory>) = nullptr) {
   if (params.batch == 0) return;
   const Machine machine = current_machine(decide);
   const Items items = Memory::items(params);
@@ -91,19 +91,28 @@ void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, M
     work.pieces = Memory::cut(arena, params, items, cut);
     return arena.size();
   };
-  const Plan plan = plan_of(machine, params.batch, items, cut);
-  cudaLaunchAttribute cluster;
+  const Launches how = launches;
+  const Plan plan = how == Launches::kPlanned ? plan_of(machine, params.batch, items, cut) : Plan{};
+  cudaLaunchAttribute attribute;
+  if (plan.by_rows) current_machine(by_rows);  // sets what it may use
   if (plan.blocks > 0) {
-    return launch_one(decide, work,
-                      config_of(params.batch * plan.blocks, plan.threads, plan.shared, &cluster, plan.blocks), stream);
+    return launch_one(plan.by_rows ? by_rows : decide, work,
+                      config_of(params.batch * plan.blocks, plan.threads, plan.shared, &attribute, plan.blocks),
+                      stream);
   }
   work.stride = cut(Cut{kSplitWarps, kSplitWarps, 0});
   work.scratch = allocate(params.batch * work.stride);
-  const int64_t wanted = (machine.multiprocessors + params.batch - 1) / params.batch;
-  work.blocks = static_cast<int>(std::min(wanted, (items.most + kSplitWarps - 1) / kSplitWarps));
+  const bool dependent = how == Launches::kDependent && machine.has_clusters;
+  work.blocks = measuring_blocks(machine, params.batch, items, dependent);
   const int64_t own_copies = kSplitWarps * items.own_copy;
-  launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &cluster, 0), stream);
-  launch_one(decide, work, config_of(params.batch, kSplitThreads, own_copies, &cluster, 0), stream);
+  launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &attribute, 0), stream);
+  cudaLaunchConfig_t deciding = config_of(params.batch, kSplitThreads, own_copies, &attribute, 0);
+  if (dependent) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    deciding.numAttrs = 1;
+  }
+  launch_one(decide, work, deciding, stream);
 }
 
 }  // namespace specdec::cuda

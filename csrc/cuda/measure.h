@@ -26,7 +26,9 @@ struct Cursor {
   const char* row;
   int64_t stride, step_bytes;  // from one row to the next; what a step adds
   int item, end;               // end: of the rows of this size
-  int block, num_blocks, step_blocks, last_size;
+  int block, num_blocks, step_blocks;
+  int whole;  // of the row's blocks, those that begin and end with a granule: [0, whole)
+  int last_size;
   Dtype dtype;
   int shift;  // a logit has 2^shift bytes
 
@@ -44,6 +46,8 @@ struct Cursor {
     found.row = rows.data + before / n * rows.stride, found.block = before % n;
     found.stride = rows.stride, found.step_bytes = step / n * rows.stride;
     found.num_blocks = n, found.step_blocks = step % n;
+    const bool aligned = (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.stride)) % kGranule == 0;
+    found.whole = aligned ? static_cast<int>(rows.size / kBlock) : 0;
     found.last_size = static_cast<int>(rows.size - int64_t{n - 1} * kBlock);
     found.dtype = rows.dtype, found.shift = rows.dtype == Dtype::kFloat32 ? 2 : 1;
     return found;
@@ -55,9 +59,15 @@ struct Cursor {
     if (item >= end && item < measured.items) *this = at(measured, item, step);
   }
 
-  SPECDEC_DEVICE int size() const { return block == num_blocks - 1 ? last_size : kBlock; }
-  SPECDEC_DEVICE int bytes(int logits) const { return logits << shift; }
   SPECDEC_DEVICE const char* data() const { return row + (int64_t{block} * kBlock << shift); }
+  SPECDEC_DEVICE Granules granules() const {
+    const int left = (num_blocks - 1 - block) * kBlock + last_size;
+    return Granules::of(data(), int64_t{left} << shift, kBlock << shift);
+  }
+  // By one thread: has the block copied.
+  SPECDEC_DEVICE void copy_to(const Slot& slot) const {
+    block < whole ? slot.copy(data(), kBlock << shift) : slot.copy(granules());
+  }
 };
 
 // By a warp: begins the copies of its first items, as many as there are slots.
@@ -67,7 +77,7 @@ SPECDEC_DEVICE void begin_copies(const Ring& ring, const Measured& measured, con
     for (int slot = 0; slot < ring.num_slots; ++slot) simt::init(ring.slot(slot).arrival);
     Cursor cursor = Cursor::at(measured, place.my_warp, place.all_warps);
     for (int slot = 0; slot < ring.num_slots && cursor.item < measured.items; ++slot) {
-      ring.slot(slot).copy(cursor.data(), cursor.bytes(cursor.size()));
+      cursor.copy_to(ring.slot(slot));
       cursor.next(measured, place.all_warps);
     }
   }
@@ -100,20 +110,12 @@ struct Results {
   }
 };
 
-// By a warp: where the logits of an item are, aligned, if no ring brings them.
-template <class RowOf>
-SPECDEC_DEVICE const char* in_place(const Cursor& cursor, const RowOf& row_of) {
-  const char* data = cursor.data();
-  const bool aligned = (reinterpret_cast<uintptr_t>(data) | cursor.bytes(cursor.size())) % sizeof(Bytes16) == 0;
-  return aligned ? data : aligned_copy(row_of(cursor.item), cursor.block);
-}
-
 // By a warp: the statistics of a block after bias and penalties. Calls read() when it has read `data`.
 template <class Read>
 SPECDEC_DEVICE BlockStats adjusted_stats(const char* data, const Row& row, int block, float inverse_temperature,
                                          bool wants_raw, BlockStats* raw, const Read& read) {
   float x[kEach];
-  load_aligned(data, row.dtype, row.size_of(block), x);
+  load_raw(row, block, data, x);
   read();
   if (wants_raw) *raw = block_stats(logits_of(x), 1.0f);
   adjust_block(touched_of(row, block), block, x);
@@ -132,11 +134,10 @@ SPECDEC_DEVICE void measure(const Measured& measured, const Ring& ring, const Pl
   BlockStats mine = {}, my_raw = {};  // of the lane's item: lane i has the i-th of those that were not written
   int my_item = now.item + lane * step;
   while (now.item < measured.items) {
-    const int size = now.size();
     Slot slot = {};
     const char* data;
     if (ring.slots == nullptr) {
-      data = in_place(now, row_of);
+      data = now.data();
     } else {
       slot = ring.slot(number);
       data = slot.arrived(round);
@@ -144,7 +145,7 @@ SPECDEC_DEVICE void measure(const Measured& measured, const Ring& ring, const Pl
     const auto release = [&] {
       if (!refills) return;
       simt::sync_warp();  // all lanes have read the slot
-      if (lane == 0 && ahead.item < measured.items) slot.copy(ahead.data(), ahead.bytes(ahead.size()));
+      if (lane == 0 && ahead.item < measured.items) ahead.copy_to(slot);
       ahead.next(measured, step);
     };
     BlockStats stats, raw = {};
@@ -153,10 +154,10 @@ SPECDEC_DEVICE void measure(const Measured& measured, const Ring& ring, const Pl
     } else {
       with_format(now.dtype, [&](auto format) {
         Logits<decltype(format)> logits;
-        if (size == kBlock) {
+        if (now.block < now.whole) {
           logits.load(data);
         } else {
-          logits.load_part(data, size);
+          logits.load(Shifted::of(now.granules(), data, format.kLowest));
         }
         release();
         if (results.wants_raw) raw = block_stats(logits, 1.0f);

@@ -11,8 +11,12 @@ struct Slot {
   char* data;
   simt::Arrival* arrival;
 
-  // By one thread of a warp, when no other thread reads the slot any more.
+  // By one thread of a warp, when no other thread reads the slot any more. `from` is aligned.
   SPECDEC_DEVICE void copy(const char* from, int bytes) const { simt::copy_bulk(data, from, bytes, arrival); }
+  SPECDEC_DEVICE void copy(const Granules& granules) const {
+    copy(granules.first, granules.whole);
+    if (granules.rest > 0) simt::prefetch(granules.first + granules.whole);
+  }
   // By a warp: waits for what is copied to the slot, an even or odd time, and returns where it is.
   SPECDEC_DEVICE const char* arrived(int round) const {
     simt::wait(arrival, round);

@@ -16,36 +16,51 @@ constexpr int kMostThreads = kSplitThreads;
 constexpr int kMostThreads = kThreads;
 #endif
 
-SPECDEC_HD int block_bytes(const LogitRows& rows) { return kBlock * static_cast<int>(size_in_bytes(rows.dtype)); }
-
-// Whether every block of all rows begins and ends at a multiple of 16 bytes.
+// Whether every block of all rows begins and ends with a granule.
 SPECDEC_HD bool aligned(const LogitRows& rows) {
   const uint64_t all = reinterpret_cast<uintptr_t>(rows.data) | static_cast<uint64_t>(rows.sequence_stride) |
                        static_cast<uint64_t>(rows.row_stride) |
                        static_cast<uint64_t>(rows.vocabulary * size_in_bytes(rows.dtype));
-  return all % sizeof(Bytes16) == 0;
+  return all % kGranule == 0;
+}
+
+// The most bytes that the granules of a block have.
+SPECDEC_HD int block_bytes(const LogitRows& rows) {
+  return kBlock * static_cast<int>(size_in_bytes(rows.dtype)) + (aligned(rows) ? 0 : kGranule);
 }
 
 // The items of a sequence: the blocks of logits in its rows.
 struct Items {
   int64_t most;  // how many there may be
   int bytes;     // size of the largest one
-  bool aligned;  // whether all of them are
   int own_copy;  // bytes that a warp needs for a copy of a block, or 0
+  // For a step that can be decided row by row: the blocks of a row, and the rows that a decision needs near, which are
+  // the target's, or the target's and the draft's. Otherwise 0 rows.
+  int64_t of_row = 0;
+  int rows = 0;
 };
 
-// The size of Row::own_copy. `lists`: the kernel also needs it where no bias, penalty or filter does.
+// How many slots a warp needs for `rows` rows of n blocks each, which stay until they are decided.
+SPECDEC_HD int slots_of(int rows, int64_t n, int all_warps) {
+  return rows * static_cast<int>((n + all_warps - 1) / all_warps);
+}
+
+// Whether the slots hold these rows and, on average, each warp's next block.
+SPECDEC_HD bool slots_hold(int num_slots, int rows, int64_t n, int all_warps) {
+  return slots_of(rows, n, all_warps) <= num_slots && rows * n + all_warps <= int64_t{num_slots} * all_warps;
+}
+
+// The size of Row::own_copy. `lists`: the kernel also needs it where no bias or penalty does.
 SPECDEC_HD int own_copy_of(const SamplingArguments& sampling, bool lists, bool aligned, int bytes) {
-  return sampling.has_table || sampling.filters != nullptr || lists ? kBlock * static_cast<int>(sizeof(float))
-         : aligned                                                  ? 0
-                                                                    : bytes;
+  return sampling.has_table || lists ? kBlock * static_cast<int>(sizeof(float)) : aligned ? 0 : bytes;
 }
 
 // The number of warps and slots among which memory is cut.
 struct Cut {
   int warps;      // in a block
   int all_warps;  // in a cluster
-  int num_slots;  // of a warp, for copies ahead; 0 if items are not aligned
+  int num_slots;  // of a warp, for copies ahead
+  bool by_rows = false;
 };
 
 // The argument of a kernel. In a fused launch, a sequence's memory is the shared memory of its cluster. A split launch
@@ -71,7 +86,7 @@ struct Work {
 inline Ring ring_of(Arena& arena, const Items& items, const Cut& cut) {
   if (cut.num_slots == 0) return {nullptr, nullptr, 0, 0, false};
   const int64_t slots = int64_t{cut.num_slots} * cut.warps;
-  const bool stay = int64_t{cut.num_slots} * cut.all_warps >= items.most;
+  const bool stay = !cut.by_rows && int64_t{cut.num_slots} * cut.all_warps >= items.most;
   return {arena.take<char>(slots * items.bytes), arena.take<simt::Arrival>(slots), cut.num_slots, items.bytes, stay};
 }
 
@@ -93,13 +108,17 @@ SPECDEC_DEVICE void write_to_first(T* place, T value) {
   simt::write(simt::blocks_in_cluster() == 1 ? place : simt::in_block(place, 0), value);
 }
 
-// By a warp: the token with the largest logit, the lowest id of a tie.
-SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
+// By a warp: the first block of logits that has the row's largest one.
+SPECDEC_DEVICE int block_of_max(const Blocks& blocks, float max) {
   Candidate first = 0;
   for (int i = simt::thread() % kWarp; i < blocks.n; i += kWarp) {
     if (simt::read(&blocks.max[i]) == max) first = Better()(first, candidate(1.0f, static_cast<uint32_t>(i)));
   }
-  const int block = static_cast<int>(index_of(simt::reduce(first, Better())));
+  return static_cast<int>(index_of(simt::reduce(first, Better())));
+}
+
+// By a warp: the token of this block with the row's largest logit, the lowest id of a tie.
+SPECDEC_DEVICE int64_t argmax(const Row& row, int block, float max) {
   float x[kEach];
   load_block(row, block, x);
   Candidate best = 0;
@@ -110,31 +129,31 @@ SPECDEC_DEVICE int64_t argmax(const Row& row, const Blocks& blocks, float max) {
   return int64_t{block} * kBlock + index_of(simt::reduce(best, Better()));
 }
 
-// By the threads of a block: draws a token in two levels, the first by the blocks' masses. All warps choose the same
-// block of logits, and divide its tokens: weigh(block, part, weights) computes the weights of a warp's. `memory`:
-// [warps]
+// Draws have two levels. First, all warps of the cluster choose the same block of logits by the blocks' masses
+// (race_among). Then the thread block that keeps these logits draws one of them, since the others may have ended.
+
+// By the threads of a block: draws a token of this block of logits, -1 if that is -1. The warps divide the tokens among
+// them: weigh(part, weights) computes the weights of a warp's. `memory`: [warps]
 template <class Weigh>
-SPECDEC_DEVICE int64_t draw_by(const float* masses, int n, Noise noise, Stream block_stream, Stream token_stream,
-                               Candidate* memory, const Place& place, const Weigh& weigh) {
-  const int block = static_cast<int>(race_among(masses, n, noise, block_stream));
+SPECDEC_DEVICE int64_t draw_by(int block, Noise noise, Stream stream, Candidate* memory, const Place& place,
+                               const Weigh& weigh) {
   if (block < 0) return -1;
   const Part part = Part::of(place.warp, place.warps);
   float weights[kEach];
-  weigh(block, part, weights);
-  const Candidate mine = race_in_block(weights, block, noise, token_stream, 0, part);
+  weigh(part, weights);
+  const Candidate mine = race_in_block(weights, block, noise, stream, 0, part);
   if (place.lane0()) simt::write(&memory[place.warp], mine);
   simt::sync_block();
   return index_of(best_of(memory, place.warps));
 }
 
-// By the threads of a block: draws one of the kept tokens.
-SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, float inverse_temperature, float cutoff, Noise noise,
-                            Stream block_stream, Stream token_stream, Candidate* memory, const Place& place) {
-  return draw_by(blocks.mass, blocks.n, noise, block_stream, token_stream, memory, place,
-                 [&](int block, Part part, float (&weights)[kEach]) {
-                   load_block(row, block, weights);
-                   weights_above(weights, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
-                 });
+// The same: draws one of the kept tokens.
+SPECDEC_DEVICE int64_t draw(const Row& row, const Blocks& blocks, int block, float inverse_temperature, float cutoff,
+                            Noise noise, Stream stream, Candidate* memory, const Place& place) {
+  return draw_by(block, noise, stream, memory, place, [&](Part part, float (&weights)[kEach]) {
+    load_block(row, block, weights);
+    weights_above(weights, simt::read(&blocks.max[block]), inverse_temperature, cutoff, part);
+  });
 }
 
 // By a warp: its part of a row's one-level race.

@@ -1,4 +1,4 @@
-// How a warp loads a row's blocks: aligned, then adjusted by bias and penalties.
+// How a warp loads a row's blocks, and adjusts them by bias and penalties.
 #pragma once
 
 #include "../core/distribution.h"
@@ -25,9 +25,16 @@ struct Row {
     const int64_t left = size - int64_t{block} * kBlock;
     return left < kBlock ? static_cast<int>(left) : kBlock;
   }
-  SPECDEC_DEVICE const char* block_in_memory(int block) const { return data + int64_t{block} * kBlock * element(); }
+  SPECDEC_DEVICE Granules granules(int block) const {
+    const int64_t before = int64_t{block} * kBlock;
+    return Granules::of(data + before * element(), (size - before) * element(), kBlock * element());
+  }
   SPECDEC_DEVICE const int64_t* ends() const { return sampling->ends + b * sampling->num_ends; }
   SPECDEC_HD int num_blocks() const { return blocks_of(size); }
+  // Whether this thread block draws from a block of logits, -1 standing for none.
+  SPECDEC_DEVICE bool drawn_here(int block) const {
+    return simt::block_in_cluster() == (block < 0 ? 0 : kept.block_of(first_item + block));
+  }
 };
 
 // The index of the last of `size` ascending ids that is <= id, or 0.
@@ -93,41 +100,31 @@ SPECDEC_DEVICE float logit_at(const Row& row, int64_t index) {
   return adjusted(row, target_id(row, index), raw_logit(row, index));
 }
 
-// By a warp: copies a block that is not aligned, or does not end with a whole vector, to the warp's own_copy, and pads
-// it with -inf to a whole vector.
-SPECDEC_DEVICE const char* aligned_copy(const Row& row, int block) {
-  uint32_t* words = reinterpret_cast<uint32_t*>(row.own_copy);
-  const int size = row.size_of(block), in_word = 4 / row.element(), in_vector = 16 / row.element();
-  const char* data = row.block_in_memory(block);
-  const uint32_t empty = row.dtype == Dtype::kFloat32 ? 0xff800000u : row.dtype == Dtype::kBFloat16 ? 0xff80u : 0xfc00u;
+// By a warp: copies a block that is not aligned, or does not end with a granule, to the warp's own_copy, and pads it
+// with -inf. Shifted while they are loaded, as `Logits` does it, the logits would need registers that draws do not
+// have.
+SPECDEC_DEVICE const char* aligned_copy(const Row& row, const char* data, const Granules& granules) {
+  const uint32_t padding = row.dtype == Dtype::kFloat32    ? Float32::kLowest
+                           : row.dtype == Dtype::kBFloat16 ? BFloat16::kLowest
+                                                           : Float16::kLowest;
+  const Shifted from = Shifted::of(granules, data, padding);
   simt::sync_warp();  // no lane reads the previous block any more
-#pragma unroll 4
-  for (int at = in_word * (simt::thread() % kWarp); at < (size + in_vector - 1) / in_vector * in_vector;
-       at += in_word * kWarp) {
-    uint32_t word;
-    if (in_word == 1) {
-      word = at < size ? reinterpret_cast<const uint32_t*>(data)[at] : empty;
-    } else {
-      const uint16_t* logits = reinterpret_cast<const uint16_t*>(data);
-      word = (at < size ? logits[at] : empty) | (at + 1 < size ? logits[at + 1] : empty) << 16;
-    }
-    simt::write(&words[at / in_word], word);
+#pragma unroll 1
+  for (int at = kGranule * (simt::thread() % kWarp); at < kBlock * row.element(); at += kGranule * kWarp) {
+    simt::write(reinterpret_cast<Bytes16*>(row.own_copy + at), from.bytes(at));
   }
   simt::sync_warp();
-  return reinterpret_cast<const char*>(words);
+  return row.own_copy;
 }
 
-// By a warp: where a block's logits are, aligned; copies them if they are not.
-SPECDEC_DEVICE const char* place_of_block(const Row& row, int block) {
-  if (row.kept.slots != nullptr) return row.kept.place_of(row.first_item + block);
-  const char* data = row.block_in_memory(block);
-  const bool aligned = (reinterpret_cast<uintptr_t>(data) | row.size_of(block) * row.element()) % sizeof(Bytes16) == 0;
-  return aligned ? data : aligned_copy(row, block);
-}
-
-// By a warp: loads a block's raw logits, padded with -inf.
-SPECDEC_DEVICE void load_raw(const Row& row, int block, float (&x)[kEach]) {
-  load_aligned(place_of_block(row, block), row.dtype, row.size_of(block), x);
+// By a warp: loads a block's raw logits, padded with -inf. `copied`: where its granules were copied to, or null.
+SPECDEC_DEVICE void load_raw(const Row& row, int block, const char* copied, float (&x)[kEach]) {
+  const Granules granules = row.granules(block);
+  const char* data = copied != nullptr           ? copied
+                     : row.kept.slots != nullptr ? row.kept.place_of(row.first_item + block)
+                                                 : granules.first;
+  if (granules.shift != 0 || granules.rest != 0) data = aligned_copy(row, data, granules);
+  load_aligned(data, row.dtype, row.size_of(block), x);
 }
 
 // A warp stores its block to own_copy so that single lanes can adjust single tokens. There, a thread's logits are 32
@@ -218,7 +215,7 @@ SPECDEC_DEVICE void adjust_block(const Touched& touched, int block, float (&x)[k
 
 SPECDEC_DEVICE void load_block(const Row& row, int block, float (&x)[kEach]) {
   const Touched touched = touched_of(row, block);
-  load_raw(row, block, x);
+  load_raw(row, block, nullptr, x);
   adjust_block(touched, block, x);
 }
 

@@ -1,29 +1,47 @@
-// The cutoff of top-k, top-p and min-p, found by the threads of a block without sorting. Each pass makes a histogram of
-// 256 bins over the next 8 bits of the logits' ordered keys, from the highest bits down, so four passes suffice
-// whatever the logits are. A cheap lower bound leaves few candidates in most rows, and these are listed. If there are
-// more than the list holds, every pass reads the row again. Masses are integers, so the order of additions does not
-// matter.
+// The cutoff of top-k, top-p and min-p, found by the threads of a block without sorting. An interval that holds the
+// cutoff becomes smaller and smaller: a histogram says which of its bins the cutoff is in, and the next interval is
+// between the smallest and the largest logit in that bin, until these are equal. The first bins are linear in the
+// logits, so that flat and peaked rows spread over them, and the next ones in the logits' bits, so that few histograms
+// suffice whatever the logits are. As soon as a list has room for the logits of the interval, the row is not read any
+// more. A cheap lower bound leaves few candidates in most rows.
+//
+// Masses are integers, so the order of additions does not matter.
 #pragma once
 
-#include "stats.h"
+#include "bins.h"
 
 namespace specdec::cuda {
 
-constexpr int kBins = 256;
-constexpr int kListed = 2048;
+constexpr int kListed = 2 * kBins * kCopies;
+constexpr int kMostWarps = 32;
 // The integer mass of the largest logit. The masses of 4 million tokens add up to less than 2^64.
 constexpr float kUnit = 0x1p42f;
+constexpr float kLowestFinite = -0x1.fffffep127f;
 
 struct SelectionMemory {
-  uint64_t histogram[kBins];
-  uint64_t wanted_left;  // what the bin that was found must contribute
-  uint32_t size;         // number of candidates, which may be more than the list holds
-  uint32_t bin;          // the bin that was found
+  uint32_t sums[2 * kBins];                         // a histogram
+  float smallest[kMostWarps], largest[kMostWarps];  // of the logits that a warp saw in an interval
+  float share, most;                                // wanted: a share of all candidates, or `most` if that is less
+  float sum;                                        // of the weights of all, or 0 if that must be counted
+  uint64_t left;                                    // what the bin that was found must contribute
+  uint32_t bin;                                     // the bin that was found
+  uint32_t size;                                    // number of listed logits, which may be more than the list holds
   float bound;
-  uint32_t unused;
-  float logit[kListed];
-  uint32_t block[kListed];
+  uint32_t list[kListed];  // logits in any order; before they fit, the copies of a histogram
 };
+
+// The sum over the lanes before this one; `all` gets the sum over all lanes.
+template <class T>
+SPECDEC_DEVICE T sum_before(T mine, T* all) {
+  const int lane = simt::thread() % kWarp;
+  T sum = mine;
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const T other = simt::shuffle(sum, lane >= distance ? lane - distance : lane);
+    if (lane >= distance) sum += other;
+  }
+  *all = simt::shuffle(sum, kWarp - 1);
+  return sum - mine;
+}
 
 // A row and its candidates: the tokens with logits >= `low`, except -inf.
 struct Selection {
@@ -32,109 +50,150 @@ struct Selection {
   float max, inverse_temperature;
   SelectionMemory* memory;
   float low = -INFINITY;
+  bool listed = false;  // whether the list has all candidates
 
-  SPECDEC_DEVICE bool listed() const { return simt::read(&memory->size) <= kListed; }
-  // What a candidate adds to a histogram: its mass, or 1.
-  SPECDEC_DEVICE uint64_t amount(float logit, bool masses) const {
-    return masses ? static_cast<uint64_t>(weight_of(logit, max, inverse_temperature) * kUnit) : 1;
+  // By the threads of a block together: calls function(logit) for all that are listed.
+  template <class Function>
+  SPECDEC_DEVICE void for_list(const Function& function) const {
+    const int size = static_cast<int>(simt::read(&memory->size));
+    for (int i = simt::thread(); i < size; i += simt::num_threads()) function(as_float(simt::read(&memory->list[i])));
   }
 
-  // By the threads of a block together: calls function(logit, block) for every candidate.
+  // By the threads of a block together: calls function(logits) for the blocks of logits that reach `lowest`.
   template <class Function>
-  SPECDEC_DEVICE void for_each(bool from_list, const Function& function) const {
-    if (from_list) {
-      const int size = static_cast<int>(simt::read(&memory->size));
-      for (int i = simt::thread(); i < size; i += simt::num_threads()) {
-        function(simt::read(&memory->logit[i]), static_cast<int>(simt::read(&memory->block[i])));
-      }
-      return;
-    }
+  SPECDEC_DEVICE void for_blocks(float lowest, const Function& function) const {
     for (int block = simt::thread() / kWarp; block < blocks.n; block += simt::num_threads() / kWarp) {
-      if (!(simt::read(&blocks.max[block]) >= low)) continue;
+      if (!(simt::read(&blocks.max[block]) >= lowest)) continue;
       float x[kEach];
       load_block(row, block, x);
-      const float* own = to_own(row, x);  // from memory, so that the loop need not be unrolled
-#pragma unroll 1
-      for (int i = 0; i < kEach; ++i) {
-        const float logit = simt::read(&own[i * kWarp + simt::thread() % kWarp]);
-        if (logit >= low && logit > -INFINITY) function(logit, block);
-      }
+      function(x);
     }
   }
 
-  SPECDEC_DEVICE void list() const {
-    if (simt::thread() == 0) simt::write(&memory->size, 0u);
-    simt::sync_block();
-    for_each(false, [&](float logit, int block) {
-      const uint32_t place = simt::add(&memory->size, 1u);
-      if (place >= kListed) return;
-      simt::write(&memory->logit[place], logit);
-      simt::write(&memory->block[place], static_cast<uint32_t>(block));
-    });
-    simt::sync_block();
-  }
-
-  // Makes the histogram, over bits shift .. shift + 7 of the key, of the candidates >= `lowest` whose higher bits equal
-  // those of `found`. With shift 32, all candidates are in bin 0.
-  SPECDEC_DEVICE void count(bool from_list, float lowest, bool masses, int shift, uint32_t found) const {
-    for (int bin = simt::thread(); bin < kBins; bin += simt::num_threads())
-      simt::write(&memory->histogram[bin], uint64_t{0});
-    simt::sync_block();
-    for_each(from_list, [&](float logit, int) {
-      const uint64_t key = ordered_key(logit);
-      if (logit < lowest || (shift < 24 && (key ^ found) >> (shift + 8) != 0)) return;
-      simt::add(&memory->histogram[key >> shift & 0xffu], amount(logit, masses));
-    });
-    simt::sync_block();
-  }
-
-  // The largest logit such that the candidates at or above it amount to `share` of all candidates >= `lowest`, or to
-  // `wanted` if that is less. `known`: what all of them amount to, or 0 if that must be counted.
-  SPECDEC_DEVICE float select(bool from_list, float lowest, bool masses, double known, double share,
-                              double wanted) const {
-    uint32_t found = 0;
-    uint64_t left = 0;
-#pragma unroll 1
-    for (int shift = known > 0.0 ? 24 : 32; shift >= 0; shift -= 8) {
-      count(from_list, lowest, masses, shift, found);
-      if (shift == 32) {
-        known = static_cast<double>(simt::read(&memory->histogram[0]));
-        simt::sync_block();
-        continue;
-      }
-      if (shift == 24) left = static_cast<uint64_t>(share * known < wanted ? share * known : wanted);
-      if (simt::thread() < kWarp) find_bin(left);
+  // The smallest and the largest of the logits in an interval. Lists these logits, unless `in_list` says that they
+  // are, and sets it if they fit.
+  SPECDEC_DEVICE Interval gather(Interval interval, bool* in_list) const {
+    Interval mine = {INFINITY, -INFINITY};
+    if (*in_list) {
+      for_list([&](float logit) {
+        if (interval.has(logit)) mine.include(logit);
+      });
+    } else {
+      if (simt::thread() == 0) simt::write(&memory->size, 0u);
       simt::sync_block();
-      found |= simt::read(&memory->bin) << shift;
-      left = simt::read(&memory->wanted_left);
-      simt::sync_block();
+      for_blocks(interval.low, [&](const float (&x)[kEach]) {
+        uint32_t inside = 0;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          if (interval.has(x[i])) inside |= 1u << i, mine.include(x[i]);
+        }
+        list(x, inside);
+      });
     }
-    return from_ordered_key(found);
+    const int warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp, lane = simt::thread() % kWarp;
+    const auto smaller = [](float a, float b) { return a < b ? a : b; };
+    const auto larger = [](float a, float b) { return a > b ? a : b; };
+    mine = {simt::reduce(mine.low, smaller), simt::reduce(mine.high, larger)};
+    if (lane == 0) simt::write(&memory->smallest[warp], mine.low), simt::write(&memory->largest[warp], mine.high);
+    simt::sync_block();
+    const int other = lane < warps ? lane : 0;
+    mine = {simt::reduce(simt::read(&memory->smallest[other]), smaller),
+            simt::reduce(simt::read(&memory->largest[other]), larger)};
+    *in_list = *in_list || simt::read(&memory->size) <= kListed;
+    simt::sync_block();
+    return mine;
   }
 
-  // By a warp, whose threads have 8 bins each in descending order: finds the highest bin that is not empty and at which
-  // the sum from above reaches `wanted`. Stores the bin, and what is wanted of it.
-  SPECDEC_DEVICE void find_bin(uint64_t wanted) const {
+  // By a warp: adds those of its logits to the list that have a bit in `inside`.
+  SPECDEC_DEVICE void list(const float (&x)[kEach], uint32_t inside) const {
+    uint32_t all, place = 0;
+    const uint32_t before = sum_before(simt::count_bits(inside), &all);
+    if (all == 0) return;
+    if (simt::thread() % kWarp == 0) place = simt::add(&memory->size, all);
+    place = simt::shuffle(place, 0);
+    if (place + all > kListed) return;
+    place += before;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (inside >> i & 1u) simt::write(&memory->list[place++], as_bits(x[i]));
+    }
+  }
+
+  // Makes the histogram of an interval: of the logits' masses or, if not `masses`, of their number.
+  SPECDEC_DEVICE void count(const Bins& bins, bool in_list, bool masses) const {
+    const Histogram<1> sums = {memory->sums};
+    const Histogram<kCopies> copies = {memory->list};
+    const auto add = [&](const auto& histogram, float logit) {
+      if (!bins.interval.has(logit)) return;
+      const float mass = masses ? weight_of(logit, max, inverse_temperature) * kUnit : 1.0f;
+      histogram.add(bins.bin(logit), static_cast<uint64_t>(mass));
+    };
+    if (in_list) {
+      sums.clear();
+      simt::sync_block();
+      for_list([&](float logit) { add(sums, logit); });
+    } else {
+      copies.clear();
+      simt::sync_block();
+      for_blocks(bins.interval.low, [&](const float (&x)[kEach]) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) add(copies, x[i]);
+      });
+      simt::sync_block();
+      for (int bin = simt::thread(); bin < kBins; bin += simt::num_threads()) sums.set(bin, copies.sum(bin));
+    }
+    simt::sync_block();
+  }
+
+  // What the candidates at or above the cutoff amount to. `all`: what all candidates in the histogram do.
+  SPECDEC_DEVICE uint64_t wanted_of(uint64_t all, bool masses) const {
+    const float sum = masses ? simt::read(&memory->sum) : 0.0f, most = simt::read(&memory->most);
+    const double amount =
+        simt::read(&memory->share) * (sum > 0.0f ? double{sum} * double{kUnit} : static_cast<double>(all));
+    return static_cast<uint64_t>(amount < most ? amount : double{most});
+  }
+
+  // By a warp: finds the first bin that is not empty and at which the sum reaches what is wanted; the last that is not
+  // empty, if rounding has made all less than that. Stores the bin, and what is left to it. `first`: what
+  // is wanted is still to be computed.
+  SPECDEC_DEVICE void find_bin(bool first, bool masses) const {
     constexpr int each = kBins / kWarp;
-    const int lane = simt::thread() % kWarp, top = kBins - 1 - lane * each;
-    uint64_t mine = 0;
-    for (int i = 0; i < each; ++i) mine += simt::read(&memory->histogram[top - i]);
-    uint64_t above = mine;  // of this and the lanes before
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      const uint64_t other = simt::shuffle(above, lane >= distance ? lane - distance : lane);
-      if (lane >= distance) above += other;
+    const Histogram<1> sums = {memory->sums};
+    const int lane = simt::thread() % kWarp;
+    uint64_t mine = 0, all;
+    for (int i = 0; i < each; ++i) mine += sums.sum(lane * each + i);
+    uint64_t sum = sum_before(mine, &all), before = sum;
+    const uint64_t left = first ? wanted_of(all, masses) : simt::read(&memory->left);
+    int found = -1;
+    for (int i = 0; i < each && (found < 0 || sum < left); ++i) {
+      const uint64_t of_bin = sums.sum(lane * each + i);
+      if (of_bin == 0) continue;
+      found = lane * each + i, before = sum, sum += of_bin;
     }
-    above -= mine;
-    const uint32_t reached = simt::ballot(mine > 0 && above + mine >= wanted);
-    if (reached == 0 || (reached & (0u - reached)) != 1u << lane) return;
-    for (int i = 0; i < each; ++i) {
-      const uint64_t of_bin = simt::read(&memory->histogram[top - i]);
-      if (of_bin > 0 && above + of_bin >= wanted) {
-        simt::write(&memory->bin, static_cast<uint32_t>(top - i));
-        simt::write(&memory->wanted_left, wanted > above ? wanted - above : 0);
-        return;
-      }
-      above += of_bin;
+    const uint32_t reached = simt::ballot(found >= 0 && sum >= left), filled = simt::ballot(found >= 0);
+    simt::sync_warp();  // all lanes have read what was left
+    if (reached != 0 ? (reached & (0u - reached)) != 1u << lane : filled >> lane != 1u) return;
+    simt::write(&memory->bin, static_cast<uint32_t>(found));
+    simt::write(&memory->left, left > before ? left - before : 0);
+  }
+
+  // The largest logit such that the candidates at or above it amount to a share of those >= `lowest`, in masses or in
+  // number, or to `most` if that is less.
+  SPECDEC_DEVICE float select(float lowest, bool masses, float share, float most) {
+    Interval interval = {lowest > low ? lowest : low, max};
+    if (interval.low == -INFINITY) interval.low = kLowestFinite;
+    bool in_list = listed;
+    if (simt::thread() == 0) simt::write(&memory->share, share), simt::write(&memory->most, most);
+#pragma unroll 1
+    for (bool first = true;; first = false) {
+      interval = gather(interval, &in_list);
+      if (first && lowest <= low) listed = in_list;
+      if (!(interval.low < interval.high)) return interval.low;
+      const Bins bins = Bins::of(interval, first);
+      count(bins, in_list, masses);
+      if (simt::thread() < kWarp) find_bin(first, masses);
+      simt::sync_block();
+      interval = bins.interval_of(simt::read(&memory->bin));
     }
   }
 
@@ -174,38 +233,40 @@ struct Cutoffs {
 };
 
 // The cutoffs of a row whose largest logit is finite. `sum`: of all weights relative to it; `compact`: k', or 0.
-SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, Filters filters, int64_t compact, float temperature,
-                                  float sum) {
-  const bool counts = filters.top_k > 0.0f, weighs = filters.top_p < 1.0f;
-  const float of_min_p = filters.min_p > 0.0f ? min_p_cutoff(selection.max, temperature, filters.min_p) : -INFINITY;
+SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, int64_t compact, float temperature, float sum) {
+  // Read again where they are needed, since registers are scarce.
+  const auto filters = [&] { return filters_of(*selection.row.sampling, selection.row.b); };
+  const auto of_min_p = [&] {
+    const float min_p = filters().min_p;
+    return min_p > 0.0f ? min_p_cutoff(selection.max, temperature, min_p) : -INFINITY;
+  };
+  const bool counts = filters().top_k > 0.0f, weighs = filters().top_p < 1.0f;
   Cutoffs found = {-INFINITY, -INFINITY};
   if (counts || (!weighs && compact > 0)) {
-    selection.low = selection.bound_of(counts ? static_cast<int64_t>(filters.top_k) : compact);
+    selection.low = selection.bound_of(counts ? static_cast<int64_t>(filters().top_k) : compact);
   } else if (weighs) {
     // All logits below this one together weigh less than 1 - top_p, so none of them is kept. Allows for rounding.
-    const float share = (1.0f - filters.top_p) * sum / static_cast<float>(selection.row.size);
+    const float share = (1.0f - filters().top_p) * sum / static_cast<float>(selection.row.size);
     selection.low = selection.max + logf(share) * temperature;
     selection.low -= 1e-5f * (1.0f + fabsf(selection.low));
     selection.low = selection.low < selection.max ? selection.low : selection.max;
   }
   if (counts || weighs || compact > 0) {
-    selection.list();
-    const bool from_list = selection.listed();
+    // Without top-k, top_p is a share of the whole row, including what the bound left out.
+    if (simt::thread() == 0) simt::write(&selection.memory->sum, counts ? 0.0f : sum);
 #pragma unroll 1
     for (int pass = counts ? 0 : weighs ? 1 : 2; pass < (compact > 0 ? 3 : 2); ++pass) {
       if (pass == 1 && !weighs) continue;
-      // Without top-k, top_p is a share of the whole row, including what the bound left out.
-      const double known = pass == 1 && !counts ? static_cast<double>(sum) * static_cast<double>(kUnit) : 0.0;
-      const double share = pass == 1 ? static_cast<double>(filters.top_p) : 1.0;
-      const double most = pass == 0   ? static_cast<double>(filters.top_k)
-                          : pass == 1 ? static_cast<double>(INFINITY)
-                                      : static_cast<double>(compact);
-      const float lowest = pass == 2 && of_min_p > found.kept ? of_min_p : found.kept;
-      const float cutoff = selection.select(from_list, lowest, pass == 1, known, share, most);
+      const float share = pass == 1 ? filters().top_p : 1.0f;
+      const float most = pass == 0 ? filters().top_k : pass == 1 ? INFINITY : static_cast<float>(compact);
+      const float of_others = pass == 2 ? of_min_p() : -INFINITY;
+      const float lowest = of_others > found.kept ? of_others : found.kept;
+      const float cutoff = selection.select(lowest, pass == 1, share, most);
       (pass == 2 ? found.compact : found.kept) = cutoff;
     }
   }
-  found.kept = of_min_p > found.kept ? of_min_p : found.kept;
+  const float least = of_min_p();
+  found.kept = least > found.kept ? least : found.kept;
   return found;
 }
 

@@ -55,23 +55,32 @@ SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
   return params.draft.data != nullptr && params.draft_lse == nullptr && params.rule != kRuleCoupled;
 }
 
+// How many rows a decision needs near if the step is decided row by row; 0 if it is not. Filters read a row many times,
+// and rule `coupled` races over all of it, so these measure all rows at once.
+SPECDEC_HD int rows_of_decision(const SpeculativeStepParams& params) {
+  const bool pairs = params.draft.data != nullptr && params.compact_ids == nullptr && params.d2t == nullptr &&
+                     (params.rule == kRuleBlock || params.draft_lse == nullptr);
+  if (params.rule == kRuleCoupled || params.sampling.filters != nullptr || params.num_drafts_max == 0) return 0;
+  return pairs ? 2 : weighs_drafts(params) ? 0 : 1;
+}
+
 // Whether the ring brings the rows of residuals, the target's and the draft's in pairs.
 SPECDEC_HD bool copies_residuals(const SpeculativeStepParams& params, const Ring& ring) {
   return ring.num_slots >= 2 && !ring.stay && params.compact_ids == nullptr && params.d2t == nullptr &&
-         params.draft.data != nullptr && aligned(params.draft);
+         params.draft.data != nullptr;
 }
 
 inline Items StepMemory::items(const SpeculativeStepParams& params) {
   const LogitRows &target = params.target, &draft = params.draft;
   const int of_target = block_bytes(target), of_draft = draft.data == nullptr ? 0 : block_bytes(draft);
   const int bytes = of_target > of_draft ? of_target : of_draft;
-  const bool target_aligned = aligned(target), draft_aligned = draft.data == nullptr || aligned(draft);
   const int64_t blocks = (params.num_drafts_max + 1) * blocks_of(params.vocabulary);
   const int own_copy = own_copy_of(params.sampling, draft.data == nullptr || params.d2t != nullptr,
-                                   target_aligned && draft_aligned, bytes);
-  if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};
-  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, target_aligned && draft_aligned,
-          own_copy};
+                                   aligned(target) && (draft.data == nullptr || aligned(draft)), bytes);
+  const int64_t of_row = blocks_of(params.vocabulary);
+  const int rows = rows_of_decision(params);
+  if (!weighs_drafts(params)) return {blocks, bytes, own_copy, of_row, rows};
+  return {blocks + params.num_drafts_max * blocks_of(draft.vocabulary), bytes, own_copy, of_row, rows};
 }
 
 inline StepMemory StepMemory::cut(Arena& arena, const SpeculativeStepParams& params, const Items& items,

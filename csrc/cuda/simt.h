@@ -66,12 +66,45 @@ SPECDEC_DEVICE int64_t cluster() { return static_cast<int64_t>(blockIdx.x) / blo
 SPECDEC_DEVICE void sync_warp() { __syncwarp(); }
 SPECDEC_DEVICE void sync_block() { __syncthreads(); }
 
-SPECDEC_DEVICE void sync_cluster() {
+// The two halves of a cluster's barrier, between which a thread does what others need not see. `arrive_only` says that
+// the thread came here, and nothing of what it wrote, which spares a fence. A thread may end without the wait.
+// Without .aligned, since the lanes of a warp may have diverged.
+SPECDEC_DEVICE void arrive_cluster() {
 #if __CUDA_ARCH__ >= 900
-  // Without .aligned, since the lanes of a warp may have diverged.
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+SPECDEC_DEVICE void arrive_only() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+SPECDEC_DEVICE void wait_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #else
   __syncthreads();
+#endif
+}
+
+SPECDEC_DEVICE void sync_cluster() {
+  arrive_cluster();
+  wait_cluster();
+}
+
+// ---- Launches that overlap: the next one in the stream, if it is launched as a dependent one (csrc/cuda/launch.h)
+
+// Lets the blocks of the next launch begin once every block of this one has called this.
+SPECDEC_DEVICE void start_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Waits for the end of the launch before, and until what it wrote can be seen.
+SPECDEC_DEVICE void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
@@ -123,11 +156,9 @@ SPECDEC_DEVICE void write(T* place, T value) {
   *place = value;
 }
 
-// Atomic; returns the old value. For integers only, so that the order of additions does not matter.
+// Atomic; returns the old value. For integers only, so that the order of additions does not matter, and of 32 bits,
+// since GPUs add 64 bits to shared memory in a loop.
 SPECDEC_DEVICE uint32_t add(uint32_t* place, uint32_t value) { return atomicAdd(place, value); }
-SPECDEC_DEVICE uint64_t add(uint64_t* place, uint64_t value) {
-  return atomicAdd(reinterpret_cast<unsigned long long*>(place), static_cast<unsigned long long>(value));
-}
 
 // ---- Loads of logits, from device memory or the shared memory of any block of the cluster
 
@@ -151,11 +182,12 @@ SPECDEC_DEVICE void init(Arrival* arrival) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Begins a copy of 16-byte aligned memory, a multiple of 16 bytes, from device to shared memory. An arrival tracks one
-// copy at a time.
+// Begins a copy of 16-byte aligned memory, a multiple of 16 bytes that may be 0, from device to shared memory. An
+// arrival tracks one copy at a time.
 SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival* arrival) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
                : "memory");
+  if (bytes == 0) return;
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(arrival))
@@ -185,6 +217,11 @@ SPECDEC_DEVICE void copy_bulk(void* to, const void* from, int bytes, Arrival*) {
 SPECDEC_DEVICE void wait(Arrival*, int) { __syncwarp(); }
 
 #endif
+
+// Has a line of device memory brought to the L2 cache.
+SPECDEC_DEVICE void prefetch(const void* place) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(place)));
+}
 
 // Returns the address, hiding from the compiler how it was computed.
 SPECDEC_DEVICE char* opaque(char* place) {
@@ -219,6 +256,9 @@ SPECDEC_DEVICE uint32_t larger_float16(uint32_t a, uint32_t b) {
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
+
+// How many bits are 1.
+SPECDEC_DEVICE uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
 
 // The value of a float16, given by its 16 bits.
 SPECDEC_DEVICE float half_to_float(uint32_t bits) {

@@ -1,5 +1,6 @@
-// speculative_step in one launch: a cluster of blocks takes a sequence. All its blocks weigh rows and residuals, each
-// of them then decides for itself how far drafts are kept, and block 0 draws and writes.
+// speculative_step in one launch: a cluster of blocks takes a sequence. All its blocks weigh rows and residuals, and
+// each of them then decides for itself how far drafts are kept. The one that keeps the logits of the next token draws
+// it.
 #pragma once
 
 #include "walk.h"
@@ -36,20 +37,23 @@ SPECDEC_DEVICE float lse_of(const Sequence& s, int64_t i, float max) {
   return max * s.inverse_temperature + logf(total(s.blocks(i).mass, s.blocks(i).n));
 }
 
+// By a warp: computes a row's largest logit and, if it is not `filtered`, its masses, cutoff and lse.
+SPECDEC_DEVICE void merge_row(const Sequence& s, const Place& place, int64_t i, bool filtered) {
+  const Blocks blocks = s.blocks(i);
+  const float max = max_of_blocks(blocks);
+  if (!s.greedy() && !filtered) merge(blocks, max, s.inverse_temperature);
+  simt::sync_warp();
+  const float lse = s.greedy() || filtered ? max : lse_of(s, i, max);
+  if (place.lane0()) {
+    simt::write(&s.memory.row_max[i], max);
+    if (!filtered) simt::write(&s.memory.lse[i], lse), simt::write(&s.memory.cutoff[i], -INFINITY);
+  }
+}
+
 // Computes the rows' largest logits, masses, cutoffs and lse, in every block of the cluster.
 SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
   const bool filtered = filters_of(s.params.sampling, s.b).any() && !s.greedy();
-  for_rows(s, place.warp, place.warps, [&](int64_t i) {
-    const Blocks blocks = s.blocks(i);
-    const float max = max_of_blocks(blocks);
-    if (!s.greedy() && !filtered) merge(blocks, max, s.inverse_temperature);
-    simt::sync_warp();
-    const float lse = s.greedy() || filtered ? max : lse_of(s, i, max);
-    if (place.lane0()) {
-      simt::write(&s.memory.row_max[i], max);
-      if (!filtered) simt::write(&s.memory.lse[i], lse), simt::write(&s.memory.cutoff[i], -INFINITY);
-    }
-  });
+  for_rows(s, place.warp, place.warps, [&](int64_t i) { merge_row(s, place, i, filtered); });
   simt::sync_block();
   if (!filtered) return;
   // The filters of each row are the work of one block, which writes the results to the others.
@@ -62,7 +66,7 @@ SPECDEC_DEVICE void merge_rows(const Sequence& s, const Place& place) {
     simt::sync_block();
     Selection selection = {row, blocks, max, s.inverse_temperature, s.memory.selection};
     const float sum = total(blocks.mass, blocks.n);
-    const float cutoff = cutoffs_of(selection, filters_of(s.params.sampling, s.b), 0, s.temperature, sum).kept;
+    const float cutoff = cutoffs_of(selection, 0, s.temperature, sum).kept;
     simt::sync_block();
     keep_above(row, blocks, max, s.inverse_temperature, cutoff);
     simt::sync_block();
@@ -100,7 +104,7 @@ SPECDEC_DEVICE void find_favourites(const Sequence& s, const Place& place) {
     if (row_fault(max) != 0) continue;
     int64_t token;
     if (s.greedy()) {
-      token = argmax(s.target_row(j), s.blocks(j), max);
+      token = argmax(s.target_row(j), block_of_max(s.blocks(j), max), max);
     } else {
       token = index_of(best_of(&memory.best[j * place.all_warps], place.all_warps));
     }
@@ -115,17 +119,23 @@ struct Emitted {
   int32_t status;
 };
 
+// Whether the draft after the accepted ones is the token that the target picks, which then is accepted, too.
+SPECDEC_DEVICE bool is_favourite(const Sequence& s, Emitted* end) {
+  const int32_t fault = row_fault(simt::read(&s.memory.row_max[end->accepted]));
+  int32_t flags = 0;
+  const int64_t x = s.draft(end->accepted, &flags);
+  end->status |= fault != 0 ? fault : flags;
+  end->token = fault != 0 ? -1 : simt::read(&s.memory.favourite[end->accepted]);
+  if (end->token < 0 || x != end->token) return false;
+  ++end->accepted;
+  return true;
+}
+
 SPECDEC_DEVICE Emitted walk_favourites(const Sequence& s) {
   Emitted end = {0, -1, 0};
-  while (true) {
-    const int32_t fault = row_fault(simt::read(&s.memory.row_max[end.accepted]));
-    int32_t flags = 0;
-    const int64_t x = s.draft(end.accepted, &flags);
-    end.status |= fault != 0 ? fault : flags;
-    end.token = fault != 0 ? -1 : simt::read(&s.memory.favourite[end.accepted]);
-    if (end.token < 0 || x != end.token) return end;
-    ++end.accepted;
+  while (is_favourite(s, &end)) {
   }
+  return end;
 }
 
 // By a warp: writes the log-probabilities of the token that row i emitted; NaN if it emitted none (-1).
@@ -149,7 +159,7 @@ SPECDEC_DEVICE void write_log_probs(const Sequence& s, int64_t i, int64_t token)
   s.params.raw_log_probs[s.b * (s.params.num_drafts_max + 1) + i] = raw_log_p;
 }
 
-// By a warp of block 0: writes the outputs of a sequence.
+// By a warp of the cluster: writes the outputs of a sequence.
 SPECDEC_DEVICE void write_step(const Sequence& s, const Emitted& end) {
   const int64_t rows = s.params.num_drafts_max + 1;
   for (int64_t i = simt::thread() % kWarp; i < rows; i += kWarp) {
@@ -183,6 +193,7 @@ SPECDEC_DEVICE Sequence sequence_of(const StepWork& work, int64_t b) {
 
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(speculative_measure_kernel, kMostThreads, StepWork) {
+  simt::start_next_launch();
   measure_rows(sequence_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
@@ -207,24 +218,30 @@ SPECDEC_DEVICE void decide_step(const Sequence& s, const Place& place) {
     }
     simt::sync_block();
     const Outcome end = s.params.rule == kRuleBlock ? walk_jointly(s, place) : walk(s, place);
-    if (!place.first) return;
-    emitted = {end.j, draw_end(s, end, place), end.status};
+    const int block = block_of_end(s, end);
+    if (!s.target_row(end.j).drawn_here(block)) return;
+    emitted = {end.j, draw_end(s, end, block, place), end.status};
     if (place.warp != 0) return;
   }
   write_step(s, emitted);
 }
 
 SPECDEC_KERNEL(speculative_step_kernel, kMostThreads, StepWork) {
+  simt::arrive_only();
   const Place place = Place::here();
   const Sequence s = sequence_of(params, simt::cluster());
   const bool fused = params.scratch == nullptr;
   if (fused) begin_copies(s.memory.ring, s.measured(), place);
-  look_at_drafts(s);     // meanwhile, logits are being copied
-  simt::sync_cluster();  // now all blocks run, and may write to each other's memory
+  look_at_drafts(s);  // meanwhile, logits are being copied
+  prefetch_drafts(s, place);
+  if (!fused) simt::wait_for_launch_before();
+  simt::wait_cluster();  // now all blocks run, and may write to each other's memory
   if (fused) measure_rows(s, place);
   simt::sync_cluster();
   decide_step(s, place);
-  if (s.memory.ring.stay) simt::sync_cluster();  // a block's shared memory, which others read, ends with it
+  if (!s.memory.ring.stay || !s.greedy()) return;
+  simt::arrive_only();                     // block 0 has read what others keep,
+  if (!place.first) simt::wait_cluster();  // whose shared memory ends with them
 }
 
 }  // namespace specdec::cuda

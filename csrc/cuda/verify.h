@@ -31,12 +31,12 @@ SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
   if (fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
   if (seen.state != kRecover) return seen;
   if (s.full_q()) {
-    const Distribution q = s.q_of(j);
+    const int64_t k = s.params.num_drafts_max;
     const bool handed_over = s.params.draft_lse != nullptr;
     const int32_t q_fault =
-        row_fault(handed_over ? q.lse : simt::read(&s.memory.row_max[s.params.num_drafts_max + 1 + j]));
+        row_fault(handed_over ? s.params.draft_lse[s.b * k + j] : simt::read(&s.memory.row_max[k + 1 + j]));
     if (q_fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(q_fault << kDraftFlagShift), kDraw};
-    seen.log_q = log_probability(seen.log_q, q);
+    seen.log_q = log_probability(seen.log_q, s.q_of(j));  // which a row with a fault does not have
   }
   seen.log_p = log_probability(seen.log_p, s.p_of(j));
   if (seen.log_q == -INFINITY) seen.flags = kDraftZeroProbability;
@@ -100,20 +100,20 @@ SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float 
       p);
 }
 
-// By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. `turn`: the ring's turn that
-// brings p's logits, the next one bringing q's; -1 if the ring does not bring them.
-SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, int turn, Part part,
+// By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. near(row, 0) returns where
+// the granules of p's logits are copied to, and near(row, 1) those of q's; null: they are read where they are kept, or
+// in device memory.
+template <class Near>
+SPECDEC_DEVICE void residual_weights(const Sequence& s, int64_t j, float w, int block, Part part, const Near& near,
                                      float (&p)[kEach]) {
   const Row row = s.target_row(j);
   const Touched touched = touched_of(row, block);
-  const char* data = turn < 0 ? place_of_block(row, block) : s.memory.ring.arrived(turn);
-  load_aligned(data, row.dtype, row.size_of(block), p);
+  load_raw(row, block, near(row, 0), p);
   weigh_target(s, j, w, touched, block, part, p);
   if (!s.same_vocabulary()) return subtract_few(s, j, block, p);
   const Row of_draft = s.draft_row(j);
   float q[kEach];
-  data = turn < 0 ? place_of_block(of_draft, block) : s.memory.ring.arrived(turn + 1);
-  load_aligned(data, of_draft.dtype, of_draft.size_of(block), q);
+  load_raw(of_draft, block, near(of_draft, 1), q);
   subtract_draft(s, j, touched, block, part, q, p);
 }
 

@@ -5,6 +5,35 @@
 
 namespace specdec::cuda {
 
+// If the draft's statistics are handed over, residuals are the first to read its rows, which would then wait for
+// memory. The rows of a whole batch that have no more bytes than this are brought to the L2 cache while the target is
+// measured; others when a draft is rejected. An A100 reads as much in a microsecond.
+constexpr int64_t kMostPrefetched = 2 << 20;
+
+SPECDEC_DEVICE bool reads_drafts_late(const Sequence& s) {
+  return s.same_vocabulary() && !weighs_drafts(s.params) && !s.favours();
+}
+
+// By a warp: has those blocks of the draft's row j that it will weigh brought to the L2 cache.
+SPECDEC_DEVICE void prefetch_draft(const Sequence& s, const Place& place, int64_t j) {
+  constexpr int line = 128;
+  const Row row = s.draft_row(j);
+  for (int block = place.first_after(static_cast<int>(j) * s.memory.n); block < s.memory.n; block += place.all_warps) {
+    const Granules granules = row.granules(block);
+    for (int at = line * (simt::thread() % kWarp); at < granules.whole; at += line * kWarp) {
+      simt::prefetch(granules.first + at);
+    }
+  }
+}
+
+// The same for all drafts, if they are few.
+SPECDEC_DEVICE void prefetch_drafts(const Sequence& s, const Place& place) {
+  const LogitRows& draft = s.params.draft;
+  const int64_t rows = s.params.batch * s.params.num_drafts_max;
+  if (!reads_drafts_late(s) || rows * draft.vocabulary * size_in_bytes(draft.dtype) > kMostPrefetched) return;
+  for (int64_t j = 0; j < s.limit; ++j) prefetch_draft(s, place, j);
+}
+
 // By the whole cluster: computes the masses of row j's residual in every block's memory. `turn`: the warp's next turn
 // of the ring.
 SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_t j, float w, float* masses,
@@ -13,17 +42,19 @@ SPECDEC_DEVICE void weigh_residual(const Sequence& s, const Place& place, int64_
   const int first = place.first_after(static_cast<int>(j) * s.memory.n), pairs = ring.num_slots / 2;
   const bool copies = copies_residuals(s.params, ring);
   const auto copy_block = [&](const Row& row, int block, int its_turn) {
-    ring.of_turn(its_turn).copy(row.block_in_memory(block), row.size_of(block) * row.element());
+    ring.of_turn(its_turn).copy(row.granules(block));
   };
   const auto copy_pair = [&](int block, int its_turn) {
     if (!copies || block >= s.memory.n || !place.lane0()) return;
     copy_block(s.target_row(j), block, its_turn);
     copy_block(s.draft_row(j), block, its_turn + 1);
   };
+  if (!copies && reads_drafts_late(s)) prefetch_draft(s, place, j);
   for (int pair = 0; pair < pairs; ++pair) copy_pair(first + pair * place.all_warps, *turn + 2 * pair);
   for (int block = first; block < s.memory.n; block += place.all_warps) {
     float weights[kEach], sum = 0.0f;
-    residual_weights(s, j, w, block, copies ? *turn : -1, {}, weights);
+    const auto near = [&](const Row&, int of_draft) { return copies ? ring.arrived(*turn + of_draft) : nullptr; };
+    residual_weights(s, j, w, block, {}, near, weights);
     if (copies) {
       simt::sync_warp();  // all lanes have read the slots
       copy_pair(block + pairs * place.all_warps, *turn + 2 * pairs);
@@ -63,26 +94,16 @@ SPECDEC_DEVICE Outcome walk(const Sequence& s, const Place& place) {
   }
 }
 
-SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
+// By the threads of a block: which prefix is kept, when the residuals of the first `drafted` rows are weighed.
+SPECDEC_DEVICE Outcome joint_end(const Sequence& s, const Place& place, int drafted) {
   const StepMemory& memory = s.memory;
-  int turn = place.turns(s.items());
-  int drafted = 0;  // number of rows with a residual
-  float w = 1.0f;
-  for (bool possible = true; possible && simt::read(&memory.examined[drafted]).state == kRecover; ++drafted) {
-    const Examined row = simt::read(&memory.examined[drafted]);
-    weigh_residual(s, place, drafted, w, memory.residual + int64_t{drafted} * memory.n, &turn);
-    possible = row.possible();
-    w = joint_ratio(w, row.log_p, row.log_q);
-  }
-  simt::sync_cluster();
   for (int j = place.warp; j < drafted; j += place.warps) {
     const float sum = total(memory.residual + int64_t{j} * memory.n, memory.n);
     if (place.lane0()) simt::write(&memory.total[j], sum);
   }
   simt::sync_block();
   Outcome end = {0, kDone, 0, 1.0f, nullptr};
-  w = 1.0f;
-  float u = 0.0f;  // tests the prefix: the number of its last draft
+  float w = 1.0f, u = 0.0f;  // tests the prefix: the number of its last draft
   for (int64_t j = 0;; ++j) {
     const Examined row = simt::read(&memory.examined[j]);
     const float keep = row.state == kRecover ? keep_probability(w, simt::read(&memory.total[j])) : w;
@@ -103,18 +124,40 @@ SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
   return end;
 }
 
-// By the threads of block 0: draws the token after the kept drafts; -1 if there is none.
-SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end, const Place& place) {
+SPECDEC_DEVICE Outcome walk_jointly(const Sequence& s, const Place& place) {
+  const StepMemory& memory = s.memory;
+  int turn = place.turns(s.items());
+  int drafted = 0;  // number of rows with a residual
+  float w = 1.0f;
+  for (bool possible = true; possible && simt::read(&memory.examined[drafted]).state == kRecover; ++drafted) {
+    const Examined row = simt::read(&memory.examined[drafted]);
+    weigh_residual(s, place, drafted, w, memory.residual + int64_t{drafted} * memory.n, &turn);
+    possible = row.possible();
+    w = joint_ratio(w, row.log_p, row.log_q);
+  }
+  simt::sync_cluster();
+  return joint_end(s, place, drafted);
+}
+
+// By a warp: the block of logits that has the token after the kept drafts; -1 if there is none.
+SPECDEC_DEVICE int block_of_end(const Sequence& s, const Outcome& end) {
   if (end.state == kDone) return -1;
+  const float* masses = end.state == kDraw ? s.blocks(end.j).mass : end.masses;
+  return static_cast<int>(race_among(masses, s.memory.n, s.noise(end.j), kRecoverBlock));
+}
+
+// By the threads of a block: draws that token.
+SPECDEC_DEVICE int64_t draw_end(const Sequence& s, const Outcome& end, int block, const Place& place) {
   const Noise noise = s.noise(end.j);
   if (end.state == kDraw) {
-    return draw(s.target_row(end.j), s.blocks(end.j), s.inverse_temperature, s.p_of(end.j).cutoff, noise, kRecoverBlock,
+    return draw(s.target_row(end.j), s.blocks(end.j), block, s.inverse_temperature, s.p_of(end.j).cutoff, noise,
                 kRecoverToken, s.memory.drawn, place);
   }
-  return draw_by(end.masses, s.memory.n, noise, kRecoverBlock, kRecoverToken, s.memory.drawn, place,
-                 [&](int block, Part part, float (&weights)[kEach]) {
-                   residual_weights(s, end.j, end.w, block, -1, part, weights);
-                 });
+  // Other thread blocks, which may keep q's logits, may have ended.
+  const auto near = [&](const Row& row, int of_draft) { return of_draft ? row.granules(block).first : nullptr; };
+  return draw_by(block, noise, kRecoverToken, s.memory.drawn, place, [&](Part part, float (&weights)[kEach]) {
+    residual_weights(s, end.j, end.w, block, part, near, weights);
+  });
 }
 
 }  // namespace specdec::cuda

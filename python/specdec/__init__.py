@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .decoder import SpeculativeDecoder
     from .drafters.draft_length import AdaptiveDrafts
     from .drafters.early_exit import EarlyExitDrafter
+    from .drafters.heads import HeadDrafter, load_head
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .drafters.universal import UniversalDrafter
@@ -33,6 +34,7 @@ __all__ = [
     "Engine",
     "EngineStopped",
     "GenerationResult",
+    "HeadDrafter",
     "Outcome",
     "Producer",
     "PromptLookupDrafter",
@@ -51,6 +53,7 @@ __all__ = [
     "UniversalDrafter",
     "chat_prompt",
     "load_embedded_pair",
+    "load_head",
     "load_model",
     "load_pair",
     "speculate",
@@ -62,6 +65,7 @@ _HOMES = {
     "hf.speculate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
     "drafters.early_exit": ("EarlyExitDrafter",),
+    "drafters.heads": ("HeadDrafter", "load_head"),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,17 +18,19 @@ from specdec_kernels import Rule, SamplingParams
 from .checks import read_count, refuse
 from .drafters.adaptive_lengths import Learned, learned
 from .drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, most_drafts
+from .drafters.heads import HeadDrafter
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
 from .loop import saved_costs
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
 from .loop.cuda_graphs import StepGraphs
+from .loop.sequence import Entry
 from .loop.token_log_probs import read_asked
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
-from .models.supported import cached_model
+from .models.supported import cached_model, why_no_trees
 from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, repeated
 from .result import Emission, End, GenerationResult
 from .sampling.params import read_rule
@@ -41,9 +44,9 @@ class SpeculativeDecoder:
     Args:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one. The adapters that are active when ``generate`` is called are used.
-        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`; or
-            None for plain decoding with the same loop. A drafter that fails is dropped with a RuntimeWarning, and
-            decoding continues without drafts.
+        draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`, such
+            as a head (:func:`~specdec.load_head`); or None for plain decoding with the same loop. A drafter that fails
+            is dropped with a RuntimeWarning, and decoding continues without drafts.
         num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it. By
             default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4 elsewhere, so that a
             seed gives the same text every time.
@@ -57,11 +60,15 @@ class SpeculativeDecoder:
             its sequence in that step. The token itself is still verified. From 0 (off) to below 1.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
-            or a drafter that is not a model run without graphs.
+            or a drafter that is neither a model nor a head run without graphs.
         cache_dtype: keys and values of the target and of a draft model are rounded to this dtype if they are wider.
             The distribution is then that of the target with such a cache. None stores them in the dtype in which the
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
             raises.
+        tree: N, the nodes of a tree of drafts that each step verifies, >= 1; None: chains. ``draft`` must be a drafter
+            that proposes trees, and ``num_drafts`` an integer: the most nodes of a path. Texts are those of rule
+            ``coupled``. For a target that cannot be fed a tree, a RuntimeWarning says why, and each step drafts the
+            chain that the drafter likes best. In the backend "reference" only, so far.
         compile: whether decoding forwards of the target, and of a draft model or a drafter's model, go through
             ``torch.compile``, as one graph for all lengths. The first forwards can then take minutes.
 
@@ -82,6 +89,7 @@ class SpeculativeDecoder:
         graph_bytes: int = 2 << 30,
         cache_dtype: torch.dtype | None = None,
         compile: bool = False,
+        tree: int | None = None,
     ):
         if not isinstance(num_drafts, AdaptiveDrafts):
             read_count("num_drafts", num_drafts)
@@ -103,8 +111,26 @@ class SpeculativeDecoder:
                 compiled.model, self.drafter = model.compiled(), compiled
         else:
             self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
+        if isinstance(self.drafter, HeadDrafter):
+            self.drafter.check_target(self.target)
         if isinstance(self.drafter, ModelDrafter):
             self._max_lengths["draft"] = self.drafter.model.max_length
+        self._takes_trees = tree is not None
+        self.nodes = 0 if tree is None else self._read_tree(tree)
+
+    def _read_tree(self, tree: int) -> int:
+        """Returns how many nodes a step verifies; 0 if the target takes no trees."""
+        read_count("tree", tree, 1)
+        if not getattr(self.drafter, "proposes_trees", False):
+            refuse("tree", f"{tree} with draft={type(self.drafter).__name__}", "None, or a drafter that proposes trees")
+        if isinstance(self.num_drafts, AdaptiveDrafts):
+            refuse("num_drafts", f"AdaptiveDrafts with tree={tree}", "an integer, the length of a path")
+        if (why := why_no_trees(self.target)) is None:
+            return tree
+        kind = self.target.config.model_type
+        told = f"tree: got {tree}, but a target of model type {kind!r} {why}; each step drafts one chain instead"
+        warnings.warn(told, RuntimeWarning, stacklevel=3)
+        return 0
 
     def generate(
         self,
@@ -117,7 +143,7 @@ class SpeculativeDecoder:
         pad_token_id: int | None = None,
         on_emit: Callable[[Emission], None] | None = None,
         *,
-        rule: str = "token",
+        rule: str | None = None,
         logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None,
         banned_tokens: Sequence[int] | Sequence[Sequence[int]] | None = None,
         min_new_tokens: int | Sequence[int] | torch.Tensor = 0,
@@ -151,8 +177,8 @@ class SpeculativeDecoder:
             pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
             on_emit: called for every live sequence after each step with the tokens that it emitted.
-            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``). With "coupled" the text depends only on
-                the target and the seed: it is the text of K = 0, whatever the draft.
+            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. With
+                "coupled" the text depends only on the target and the seed: it is the text of K = 0, whatever the draft.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
@@ -212,14 +238,18 @@ class SpeculativeDecoder:
             copies=num_return_sequences,
             asked=asked,
         )
-        records, rule = [entry.record for entry in entries], read_rule(rule, compact_q)
+        if output_logits and self._takes_trees:
+            refuse("output_logits", "True with a tree", "False")
+        for entry in entries:
+            self.check_entry(entry)
+        records, accept_rule = [entry.record for entry in entries], self.read_rule(rule, compact_q)
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if entries:
             self.plan_caches(len(entries), longest, step=self.target.slot_step)
         config = self.batch_config(
             len(entries),
-            self.target.capacity(longest),
-            rule,
+            self.target.capacity(longest, self.nodes),
+            accept_rule,
             compact_q,
             max_eos=len(eos),
             logits=output_logits,
@@ -298,7 +328,27 @@ class SpeculativeDecoder:
             learned=self._learned_of(size) if isinstance(self.num_drafts, AdaptiveDrafts) else None,
             logits=logits,
             graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
+            nodes=self.nodes,
         )
+
+    def read_rule(self, rule: str | None, compact_q: int) -> Rule:
+        """Returns the rule of a batch. With a tree it is ``coupled``: what a step without a tree then emits is what the
+        walk down a tree would.
+
+        Raises:
+            ValueError: it is unknown, or cannot be combined with ``compact_q`` or with a tree.
+        """
+        if self._takes_trees and rule not in (None, Rule.COUPLED):
+            Rule(rule)  # refuses others
+            refuse("rule", f"{rule!r} with a tree", "'coupled'")
+        return read_rule(rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN), compact_q)
+
+    def check_entry(self, entry: Entry) -> None:
+        """Raises ValueError for a sequence with settings that cannot be combined with a tree."""
+        if self._takes_trees and entry.processors:
+            refuse("logits_processor", "processors with a tree", "none, or penalties, bias and bans in their place")
+        if self._takes_trees and entry.record.asked.emitted:
+            refuse("log_probs", "True with a tree", "False")
 
     def plan_caches(
         self,
@@ -329,6 +379,7 @@ class SpeculativeDecoder:
             positions=self._max_lengths,
             free_memory=lambda: free_memory(self.target.device),
             step=step,
+            nodes=self.nodes,
         )
 
     @property

@@ -6,8 +6,17 @@ import functools
 
 import torch
 
-from ..ops import handle
+from ..ops import SCHEMAS, handle
 from ..types import Backend
+
+# Operations that a backend does not have.
+_TREES = frozenset({"draft_children", "verify_tree"})
+_ABSENT = {Backend.TRITON: _TREES, Backend.CUDA: _TREES}
+
+
+def operations_of(backend: str) -> list[str]:
+    """The operations that a backend has, by name."""
+    return sorted(SCHEMAS.keys() - _ABSENT.get(Backend(backend), frozenset()))
 
 
 def unavailable(backend: str, device_type: str) -> str | None:
@@ -40,17 +49,17 @@ def _triton_unavailable(device_type: str) -> str | None:
 
 
 def operation(stem: str, backend: str, device_type: str) -> torch._ops.OpOverload:
-    """The callable of ``draft_step`` or ``speculative_step``; ``auto`` takes the fastest backend that can run.
+    """The callable of an operation of ``ops``; ``auto`` takes the fastest backend that has it and can run.
 
     Raises:
         ValueError: an unknown name.
         RuntimeError: an explicit choice that cannot run here, with the reason.
     """
-    return handle(stem + _suffix(backend, device_type))
+    return handle(stem + _suffix(stem, backend, device_type))
 
 
-def _suffix(backend: str, device_type: str) -> str:
-    return _loaded(backend, device_type)
+def _suffix(stem: str, backend: str, device_type: str) -> str:
+    return _loaded(stem, backend, device_type)
 
 
 # torch.compile must not trace it, since it imports and reads what is installed. torch.compiler.assume_constant_result
@@ -59,20 +68,26 @@ vars(_suffix)["_dynamo_marked_constant"] = True
 
 
 @functools.cache
-def _loaded(backend: str, device_type: str) -> str:
+def _loaded(stem: str, backend: str, device_type: str) -> str:
     """The suffix that this backend's operations have in ``ops``. Registers them, if Python implements them."""
+
+    def why_not(backend: str) -> str | None:
+        if stem not in operations_of(backend):
+            having = ", ".join(repr(str(b)) for b in Backend if b != Backend.AUTO and stem in operations_of(b))
+            return f"it has no {stem}; allowed: {having}"
+        return unavailable(backend, device_type)
+
     if backend not in Backend._value2member_map_:
         allowed = ", ".join(repr(str(b)) for b in Backend)
         raise ValueError(f"backend: got {backend!r}, allowed: {allowed}")
     if backend == Backend.AUTO:
         fastest = (Backend.CPU,) if device_type == "cpu" else (Backend.CUDA, Backend.TRITON)
-        able = (b for b in fastest if unavailable(b, device_type) is None)
-        backend = next(able, Backend.REFERENCE)
-    elif (reason := unavailable(backend, device_type)) is not None:
+        backend = next((b for b in fastest if why_not(b) is None), Backend.REFERENCE)
+    elif (reason := why_not(backend)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:
         case Backend.REFERENCE:
-            from . import reference  # noqa: F401  registers the operations
+            from . import reference, reference_tree  # noqa: F401  register the operations
 
             return "_reference"
         case Backend.TRITON:

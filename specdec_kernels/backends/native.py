@@ -43,7 +43,38 @@ def missing_cuda() -> str | None:
         importlib.import_module("specdec_kernels._C_cuda")
     except ImportError as error:
         return _why("_C_cuda", "CUDA", error, "nvcc")
+    architectures = described("_C_cuda")["architectures"]
+    found = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+    if found and not any(serves(architectures, capability) for capability in found):
+        here = ", ".join(f"{major}.{minor}" for major, minor in found)
+        return (
+            f"the CUDA extension was built for compute capability {architectures.replace(':', ', ')}, and this machine "
+            f"has {here}; reinstall with TORCH_CUDA_ARCH_LIST set to it, 8.0 or newer"
+        )
     return None
+
+
+def described(extension: str) -> dict[str, str]:
+    """What a loaded extension says of itself."""
+    text = importlib.import_module(f"specdec_kernels.{extension}").build()
+    return dict(part.split("=", 1) for part in text.split(";"))
+
+
+def serves(architectures: str, capability: tuple[int, int]) -> bool:
+    """Whether kernels that were built for these architectures run on a GPU of this compute capability.
+
+    Args:
+        architectures: as TORCH_CUDA_ARCH_LIST has them, separated by colons: "8.0:9.0a:10.0+PTX". Machine code runs on
+            the same major and no lesser minor version, PTX on all later ones, and what has a letter on that one alone.
+    """
+    for name in architectures.split(":"):
+        version = name.removesuffix("+PTX")
+        exact = not version[-1].isdigit()
+        built = tuple(map(int, version.rstrip("af").split(".")))
+        later = capability > built and (name != version or capability[0] == built[0])
+        if capability == built or (later and not exact):
+            return True
+    return False
 
 
 def _why(extension: str, language: str, error: ImportError, tool: str) -> str:

@@ -27,14 +27,16 @@ def _multiply_high_low(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return ((a >> 16) * b + (low >> 16)) >> 16, (a * b) & _LOW32
 
 
-def philox(seed: torch.Tensor, index: torch.Tensor, position: torch.Tensor, offset: int, stream: int) -> torch.Tensor:
+def philox(
+    seed: torch.Tensor, index: torch.Tensor, position: torch.Tensor, offset: int | torch.Tensor, stream: int
+) -> torch.Tensor:
     """32 random bits for every (sequence, index), as int64. Philox4x32-10, Salmon et al., SC 2011.
 
-    seed, position: [B] int64; index: [B, N] int64. The key is the seed, the counter (index // 4, position, offset,
-    stream); index % 4 picks one of the four words.
+    seed, position: [B] int64; offset: the same, or a number; index: [B, N] int64. The key is the seed, the counter
+    (index // 4, position, offset, stream); index % 4 picks one of the four words.
     """
     key = [(seed & _LOW32)[:, None], ((seed >> 32) & _LOW32)[:, None]]
-    c = [index // 4, (position & _LOW32)[:, None], torch.tensor(offset), torch.tensor(stream)]
+    c = [index // 4, (position & _LOW32)[:, None], torch.as_tensor(offset).view(-1, 1), torch.tensor(stream)]
     c = list(torch.broadcast_tensors(*(w.to(index.device) for w in c)))
     for _ in range(10):
         high0, low0 = _multiply_high_low(0xD2511F53, c[0])

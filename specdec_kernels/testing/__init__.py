@@ -30,6 +30,8 @@ from .inputs import (
     pair_of_rows,
     random_step,
 )
+from .tree_distributions import multi_round_distribution, traversal_distribution, walk_distribution
+from .trees import TreeInputs, assert_same_children, assert_same_tree_step, path_of, random_tree_step
 
 __all__ = [
     "KINDS",
@@ -38,8 +40,11 @@ __all__ = [
     "Distribution",
     "Model",
     "StepInputs",
+    "TreeInputs",
+    "assert_same_children",
     "assert_same_draft",
     "assert_same_step",
+    "assert_same_tree_step",
     "assert_statistics_close",
     "block_distribution",
     "chen_distribution",
@@ -48,13 +53,18 @@ __all__ = [
     "device_of",
     "expected_accepted",
     "leviathan_distribution",
+    "multi_round_distribution",
     "pair_of_rows",
+    "path_of",
     "penalised",
     "probabilities",
     "random_step",
+    "random_tree_step",
     "reference_draft",
     "shared_race",
     "text_distribution",
     "total_variation",
+    "traversal_distribution",
     "truncated",
+    "walk_distribution",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -41,8 +41,60 @@ def pair_of_rows(kind: str, num_drafts: int, vocabulary: int) -> tuple[torch.Ten
     return target, target[:-1] + 0.1 * torch.randn(num_drafts, vocabulary, generator=generator)
 
 
+class BatchInputs:
+    """Arguments of one call: a dataclass whose tensors have the batch as their dimension 0, but for ``d2t``."""
+
+    params: SamplingParams
+    seed: torch.Tensor
+    d2t: torch.Tensor | None
+    table: TokenTable | None
+
+    def replace(self, **changes) -> Self:
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """A copy with ``function`` applied to every tensor whose dimension 0 is the batch."""
+
+        def apply(value):
+            if isinstance(value, torch.Tensor):
+                return function(value)
+            if isinstance(value, TokenTable):
+                return TokenTable(*map(apply, value))
+            if isinstance(value, tuple):
+                return tuple(map(apply, value))
+            if isinstance(value, SamplingParams):
+                return SamplingParams(**{f.name: apply(getattr(value, f.name)) for f in dataclasses.fields(value)})
+            return value
+
+        return type(self)(**{k: v if k == "d2t" else apply(v) for k, v in self.arguments().items()})
+
+    def to(self, device: torch.device) -> Self:
+        inputs = self.map(lambda t: t.to(device))
+        if self.d2t is not None:
+            inputs = inputs.replace(d2t=self.d2t.to(device))
+        return inputs
+
+    def arguments(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors whose dimension 0 is the batch."""
+        found: list[torch.Tensor] = []
+
+        def remember(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(remember)
+        return found
+
+    def sampling(self) -> SamplingTensors:
+        """Parameters and table as the operations take them."""
+        return validation.sampling_of(self.params, self.table, len(self.seed), self.seed.device)
+
+
 @dataclasses.dataclass
-class StepInputs:
+class StepInputs(BatchInputs):
     """All arguments of one ``speculative_step``."""
 
     target_logits: torch.Tensor
@@ -59,49 +111,11 @@ class StepInputs:
     rule: str = "token"
     log_probs: bool = False
 
-    def replace(self, **changes) -> StepInputs:
-        return dataclasses.replace(self, **changes)
-
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> StepInputs:
-        """A copy with ``function`` applied to every tensor whose dimension 0 is the batch."""
-
-        def apply(value):
-            if isinstance(value, torch.Tensor):
-                return function(value)
-            if isinstance(value, TokenTable):
-                return TokenTable(*map(apply, value))
-            if isinstance(value, tuple):
-                return tuple(map(apply, value))
-            if isinstance(value, SamplingParams):
-                return SamplingParams(**{f.name: apply(getattr(value, f.name)) for f in dataclasses.fields(value)})
-            return value
-
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return StepInputs(**{k: v if k == "d2t" else apply(v) for k, v in fields.items()})
-
-    def to(self, device: torch.device) -> StepInputs:
-        inputs = self.map(lambda t: t.to(device))
-        if self.d2t is not None:
-            inputs = inputs.replace(d2t=self.d2t.to(device))
-        return inputs
-
-    def tensors(self) -> list[torch.Tensor]:
-        """All tensors whose dimension 0 is the batch."""
-        found: list[torch.Tensor] = []
-
-        def remember(tensor: torch.Tensor) -> torch.Tensor:
-            found.append(tensor)
-            return tensor
-
-        self.map(remember)
-        return found
-
     def run(self, backend: str) -> SpeculativeStep:
         """Runs the step on ``backend``; the results are moved to the CPU."""
         inputs = self.to(device_of(backend))
-        arguments = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-        result = speculative_step(**arguments, backend=backend)
-        return result._replace(**_on_cpu(result._asdict()))
+        result = speculative_step(**inputs.arguments(), backend=backend)
+        return result._replace(**on_cpu(result._asdict()))
 
     def operands(self) -> tuple:
         """The arguments of the operation ``speculative_step``."""
@@ -122,10 +136,6 @@ class StepInputs:
     def reference_margin(self) -> torch.Tensor:
         return self.reference()[1]
 
-    def sampling(self) -> SamplingTensors:
-        """Parameters and table as the operations take them."""
-        return validation.sampling_of(self.params, self.table, len(self.seed), self.seed.device)
-
     def draft(self, draft_logits: torch.Tensor, offset: int, backend: str, *, compact: int = 0) -> DraftStep:
         """Runs ``draft_step`` on ``backend`` for draft number ``offset``; the results are moved to the CPU."""
         inputs, device = self.to(device_of(backend)), device_of(backend)
@@ -134,10 +144,10 @@ class StepInputs:
             rule=self.rule, table=inputs.table, drafts=inputs.draft_tokens[:, :offset], d2t=inputs.d2t,
             compact=compact, backend=backend,
         )  # fmt: skip
-        return drawn._replace(**_on_cpu(drawn._asdict()))
+        return drawn._replace(**on_cpu(drawn._asdict()))
 
 
-def _on_cpu(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
+def on_cpu(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
     return {name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None}
 
 
@@ -201,7 +211,7 @@ def random_step(
     target = target.to(dtype)
     seed = torch.randint(-(2**63), 2**63 - 1, (batch,), generator=generator)
     position = torch.randint(0, 2**31 + 2**20, (batch,), generator=generator)
-    values: dict[str, Any] = {name: _spread(value, name, batch) for name, value in sampling.items()}
+    values: dict[str, Any] = {name: spread(value, name, batch) for name, value in sampling.items()}
     params = SamplingParams(**values)
     nothing = torch.zeros((batch, 0), dtype=torch.int64)
     inputs = StepInputs(target, nothing, None, params, seed, position, rule=rule, log_probs=log_probs)
@@ -230,7 +240,7 @@ def random_step(
     return inputs.replace(draft_logits=draft)
 
 
-def _spread(value: float | Iterable[float], name: str, batch: int) -> float | torch.Tensor:
+def spread(value: float | Iterable[float], name: str, batch: int) -> float | torch.Tensor:
     """A number as it is; several as a [batch] tensor in which they repeat."""
     if not isinstance(value, Iterable):
         return value

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import machine_code
+import predicted_times
 import pytest
 import sass
+import step_counts
+import torch
 from ptxas import NVCC
 
 SOURCE = """\
@@ -84,10 +89,63 @@ def test_the_shortest_turn(blocks):
     assert turn("MUFU") == []
 
 
-def test_the_prediction_names_what_limits():
-    few, many = (machine_code.predicted("sm_90a", n)["H100 SXM"] for n in (200, 2000))
+def test_the_shortest_run(blocks):
+    def run(avoided: str) -> list[str]:
+        return [i.name for i in sass.shortest_run(blocks, [], lambda block: block.instructions[0].name == avoided)]
+
+    assert run("none") == run("IADD3") == ["MOV", "FMNMX", "BRA", "BRA", "EXIT"]
+    assert run("FMNMX") == []
+
+
+H100 = next(gpu for gpu in predicted_times.GPUS if gpu.name == "H100 SXM")
+ONE = predicted_times.Launch(1, measuring=16, deciding=16, warps=12, resident=8, sharing=1)
+WORK = predicted_times.Work(756, 756 * 2048, 256 * 1024, 260, cluster_barriers=3, block_barriers=3, additions=0)
+
+
+def test_the_share_of_bandwidth_names_what_limits():
+    few, many = (predicted_times.bandwidth_share(H100, n) for n in (200, 2000))
     assert few["bandwidth_share"] == 1 and many["bandwidth_share"] == pytest.approx(many["memory"] / many["issue"])
     assert few["memory"] == pytest.approx(2048 * 132 * 1.98e9 / 3.35e12)
+
+
+def test_a_predicted_time_is_the_sum_of_its_parts():
+    def seconds(batch: int = 1, launch=ONE, instructions: int = 300, **work: int) -> dict[str, float]:
+        return predicted_times.step_seconds(H100, batch, launch, dataclasses.replace(WORK, **work), instructions)
+
+    one = seconds()
+    parts = ("launches", "measuring", "later", "latency", "barriers", "draw")
+    assert one["total"] == pytest.approx(sum(one[part] for part in parts))
+    # One cluster of 16 takes 64 bytes a cycle each at most, and its instructions take longer.
+    assert one["memory"] == pytest.approx((756 * 2048 + 256 * 1024) / (16 * 64 * 1.98e9))
+    assert one["measuring"] == pytest.approx(756 / 16 * 300 / 4 / 1.98e9)
+    assert seconds(instructions=150)["measuring"] == pytest.approx(756 / 16 * 64 / 1.98e9)  # by exponentials
+    assert seconds(launch=dataclasses.replace(ONE, warps=4))["measuring"] == pytest.approx(2 * one["measuring"])
+    # A second wave waits once more; a large batch is bound by device memory.
+    assert seconds(9)["latency"] == 2 * one["latency"] and seconds(8)["draw"] == one["draw"]
+    large = seconds(64)
+    assert large["measuring"] == pytest.approx(64 * 756 * 2048 / (0.9 * 3.35e12))
+    assert seconds(64, later_bytes=1 << 24)["later"] == pytest.approx(64 * 2**24 / (0.9 * 3.35e12))
+    assert seconds(8, later_bytes=1 << 24)["later"] == pytest.approx(2**27 / (2 * 0.9 * 3.35e12))  # from L2
+    split = dataclasses.replace(ONE, launches=2, deciding=1)
+    assert seconds(launch=split)["later"] > 10 * one["later"] and seconds(launch=split)["launches"] > one["launches"]
+    assert seconds(additions=1 << 20)["later"] > one["later"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the fibers are not loaded")
+def test_what_a_step_does_is_counted():
+    """B = 1 on an H200: all rows stay, so that after them no more than the rejected draft's row is read."""
+    gpu = next(gpu for gpu in predicted_times.GPUS if gpu.name == "H200 SXM")
+    launch, grid = step_counts.launch_of(step_counts.CASES["latency"], gpu)
+    assert (launch.launches, launch.measuring, launch.warps, launch.resident) == (1, 16, 12, 8)
+    work, row = step_counts.work_of("latency", False, **grid), 2 * 128256
+    assert (work.measured, work.measured_bytes) == (6 * 126, 6 * row)
+    assert row <= work.later_bytes <= row + 32 * 2048 and 2 * 125 <= work.later <= 2 * 126 + 32
+    assert 2 <= work.cluster_barriers <= 5 and work.block_barriers >= 1 and work.additions == 0
+
+
+def test_the_prediction_of_a_histogram_is_in_microseconds():
+    (predicted,) = machine_code.predicted_filter("sm_80", 1024).values()
+    assert predicted["flat"] == pytest.approx(128_256 / 4 / 1.41e3) and predicted["peaked"] < predicted["flat"] / 30
 
 
 @pytest.mark.nvcc
@@ -96,7 +154,12 @@ def test_the_prediction_names_what_limits():
 def test_the_measuring_loop_is_short(source):
     """Times need a GPU; instructions are exact without one."""
     kernels = machine_code.compiled(machine_code.report.ROOT / "csrc/cuda" / f"{source}.cu", "sm_90a")
-    (fused,) = (machine_code.counted(k) for k in kernels if "measure" not in k.name)
-    assert fused["stay"]["all"] <= 300 and fused["ring"]["all"] <= 350
-    assert fused["spilled_bytes"] == 0
-    assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block
+    found = {k.name: machine_code.counted(k) for k in kernels if "measure" not in k.name}
+    for fused in found.values():
+        assert fused["stay"]["all"] <= 300
+        assert fused["spilled_bytes"] == 0 and fused["atomic_loops"] == 0
+        assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block
+    step = found[f"{source}_kernel"]
+    assert step["ring"]["all"] <= 350 and 0 < step["histogram"] <= 1100
+    barriers, fences = (3, 2) if source == "speculative_step" else (2, 1)
+    assert 0 < step["cluster_barriers"] <= barriers and 0 < step["fences"] <= fences

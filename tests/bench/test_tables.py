@@ -105,6 +105,29 @@ def test_lengths_are_relative_to_plain(tmp_path):
     assert "| model | 0 | 8 | 1.10 | 1.30 | 1.25 | 0.960 |" in text and "has 0.960 of the best" in text
 
 
+def test_predicted_times_stand_beside_measured_ones(tmp_path):
+    def step(goal: str, gpu: str, total: float) -> dict:
+        parts = {"measuring": 2e-6, "later": 1e-6, "total": total, "memory": 2.5e-6, "instructions": 1e-6}
+        return {"goal": goal, "gpu": gpu, "seconds": parts}
+
+    steps = [step(goal, gpu, 7e-6) for gpu in ("H100 SXM", "H200 SXM") for goal in ("latency", "few")]
+    (tmp_path / "cpu").mkdir()
+    results = result(tmp_path / "cpu", "machine_code", rows=[], steps=steps)
+    text = figures_kernels.predicted_steps(results)
+    assert "| case | H100 SXM | H200 SXM |" in text and "| `few` | 7.00 | 7.00 | 2.50 | 1.00 | 4.00 |" in text
+    assert "No GPU has measured" in text
+    brought = tmp_path / "nvidia-h100-80gb-hbm3" / "A"
+    brought.mkdir(parents=True)
+    timed = {"cuda+stats [cold]": summary(8.1e-6, 8e-6, 9e-6)}
+    rows = [{"goal": "latency", "drafts": drafts, "seconds": timed} for drafts in ("typical", "all_accepted")]
+    about = {"device": "cuda", "quick": False, "hardware": {"gpu": "NVIDIA H100 80GB HBM3"}, "rows": rows}
+    (brought / "goals.json").write_text(json.dumps(about))
+    text = figures_kernels.predicted_steps(results)
+    assert "| `latency` | 7.00, measured 8.10 | 7.00 |" in text and "No GPU" not in text
+    names = ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM", "NVIDIA GeForce RTX 5090", "RTX 5090", "NVIDIA B200")
+    assert [figures_kernels.model_of(name) for name in names] == ["A100", "A100", "5090", "5090", "B200"]
+
+
 @pytest.mark.parametrize("content", [{"quick": True}, {"complete": False}])
 def test_what_is_not_whole_is_missing(tmp_path, content):
     results = result(tmp_path, "throughput", rows=[], **content)

@@ -7,9 +7,12 @@ import gzip
 import json
 
 import pytest
+import torch
 from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, load_model
+from specdec.cli import models
 from specdec.cli.drafters import NAMES, make_drafter
 from support.commands import PROMPT, invoke, refused, rows, run, save
+from support.heads import write
 
 from specdec_kernels import SamplingParams
 
@@ -219,3 +222,18 @@ def test_costs_are_kept_in_a_file(tmp_path):
     result = invoke("generate", *arguments[:-1], tmp_path / "no" / "costs.json")
     assert result.exit_code == 2 and result.stdout  # the text is not lost
     assert "(No such file or directory), allowed: a file that can be written" in " ".join(result.stderr.split())
+
+
+def test_a_folder_of_a_head(pair, tmp_path):
+    target = pair[0]
+    hidden, vocabulary = target.config.hidden_size, target.config.vocab_size
+    tensors = {"0.0.linear.weight": torch.zeros(hidden, hidden), "0.0.linear.bias": torch.zeros(hidden)}
+    tensors["0.1.weight"] = target.get_output_embeddings().weight.detach().clone()
+    folder = write(tmp_path / "head", {"medusa_num_heads": 1, "medusa_num_layers": 1}, tensors)
+    row = rows(PROMPT, *SHORT, "--drafter", folder, "-k", 3)[0]
+    assert row["token_ids"] == greedy() and row["stats"]["drafted"] > 0
+    write(folder, {}, tensors | {"0.1.weight": torch.zeros(7, hidden)})
+    told = refused("generate", PROMPT, "--drafter", folder)
+    assert f"0.1.weight: got shape [7, {hidden}], allowed: [{vocabulary}, {hidden}]" in told and "--drafter" in told
+    assert "or the folder of a head" in refused("generate", PROMPT, "--drafter", tmp_path / "none")
+    assert models.paths(None, None, str(folder))["head"] == str(folder)  # a job is resumed with the same head only

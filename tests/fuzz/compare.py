@@ -4,8 +4,8 @@
 
 A case is one sequence of one ``speculative_step`` or ``draft_step``. The reference runs on the device of the logits. On
 a GPU the backend ``cpu`` takes part in a share of the steps, as all backends return the same tokens but for near-ties.
-Step numbers decide everything, so a run that was cut short goes on with ``--first``. The first disagreement ends the
-run with exit code 1 and prints the command that shows it again.
+Step numbers decide everything, so a run that was cut short goes on with ``--first``. A disagreement is printed with the
+command that shows it again; after the first one, or ``--disagreements`` of them, the run ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -90,6 +90,16 @@ def describe(case: Case) -> str:
     return f"B={batch} K={rows - 1} V={vocabulary} {traits} {strides} ragged={case.structure.ragged}"
 
 
+def usable(device: torch.device) -> bool:
+    """Whether the device still works. After a fault in a kernel no later call of the process does."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
 def run(
     comparisons: list[Comparison],
     device: torch.device,
@@ -97,9 +107,10 @@ def run(
     first: int,
     variants: int,
     ended: Callable[[int], bool],
-) -> tuple[int, str | None]:
-    """Compares the cases first, first + 1, ... until ``ended(how many are done)``. Returns how many were right,
-    and what differs in the next one in words, or None."""
+    differs: Callable[[int, str], None],
+) -> int:
+    """Compares the cases first, first + 1, ... until ``ended(how many are done)`` or the device is of no use any more.
+    ``differs(step, in words)`` is told of disagreements. Returns how many steps were compared."""
     done = 0
     while not ended(done):
         number = first + done
@@ -112,9 +123,12 @@ def run(
                 comparison.compare(case, expected, margin)
             except Exception as error:  # a crash is a disagreement, too
                 kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-                return done, f"step {number}, backend {comparison.backend}: {kind}{error}\n{describe(case)}"
+                told = f"step {number}, backend {comparison.backend}: {kind}{error}"
+                differs(number, f"{told}\n{describe(case)}")
+                if not usable(device):
+                    return done + 1
         done += 1
-    return done, None
+    return done
 
 
 def main(
@@ -127,6 +141,7 @@ def main(
     variants: Annotated[int, typer.Option(min=0, help="mixes of rule, dtypes and form of q; 0: any")] = 0,
     max_vocabulary: Annotated[int, typer.Option(min=1)] = 200_000,
     max_logits: Annotated[int | None, typer.Option(min=1, help="of B (K+1) V; default: 2^14, on a GPU 2^22")] = None,
+    disagreements: Annotated[int, typer.Option(min=1, help="end after so many")] = 1,
     cpu_share: Annotated[int, typer.Option(min=1, help="on a GPU, cpu takes one step in so many")] = 8,
     json_path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
@@ -140,15 +155,15 @@ def main(
         for n in names
     ]
     leading = min(comparisons, key=lambda c: c.share)
-    start = time.monotonic()
+    start, found = time.monotonic(), list[str]()
 
-    def write(done: int, complete: bool, disagreement: str | None = None) -> None:
+    def write(done: int, complete: bool) -> None:
         if json_path is None:
             return
         content = {
             "benchmark": "fuzz", "complete": complete, "device": device, "torch": torch.__version__,
             "limits": dataclasses.asdict(limits), "first": first, "variants": variants, "cases_wanted": cases,
-            "steps": done, "seconds": round(time.monotonic() - start, 1), "disagreement": disagreement,
+            "steps": done, "seconds": round(time.monotonic() - start, 1), "disagreements": found,
             "rows": [c.row() for c in comparisons],
         }  # fmt: skip
         json_path.write_text(json.dumps(content, indent=1) + "\n")
@@ -157,20 +172,22 @@ def main(
         if done % 20 == 0:  # a run that is cut short leaves what it has
             write(done, False)
         late = seconds > 0 and time.monotonic() - start > seconds
-        return late or leading.cases >= cases or 0 < steps <= done
+        return late or leading.cases >= cases or 0 < steps <= done or len(found) >= disagreements
 
-    done, different = run(comparisons, where, limits, first, variants, ended)
+    def differs(number: int, told: str) -> None:
+        again = f"--device {device} --backends {','.join(names)} --first {number} --steps 1 --variants {variants}"
+        sizes = f"--max-vocabulary {max_vocabulary} --max-logits {limits.logits} --cpu-share 1"
+        found.append(f"{told}\nagain: python -m tests.fuzz {again} {sizes}")
+        print(f"DIFFERENT: {found[-1]}", flush=True)
+        write(number - first, False)  # the next step may be the end of the process
+
+    done = run(comparisons, where, limits, first, variants, ended, differs)
     for c in comparisons:
         print(f"{c.backend}: {c.cases} cases of {cases} wanted, {c.near_ties} near-ties, {done} steps")
-    if different is not None:
-        again = f"--device {device} --backends {','.join(names)} --first {first + done} --steps 1 --variants {variants}"
-        sizes = f"--max-vocabulary {max_vocabulary} --max-logits {limits.logits} --cpu-share 1"
-        print(f"DIFFERENT: {different}\nagain: python -m tests.fuzz {again} {sizes}")
-    elif crowded := ", ".join(c.backend for c in comparisons if c.too_many_near_ties):
-        different = f"too many near-ties went the other way: {crowded}"
-        print(f"DIFFERENT: {different}")
-    else:
-        print(f"to go on: --first {first + done}")
-    write(done, different is None, different)
-    if different is not None:
+    if not found and (crowded := ", ".join(c.backend for c in comparisons if c.too_many_near_ties)):
+        found.append(f"too many near-ties went the other way: {crowded}")
+        print(f"DIFFERENT: {found[-1]}")
+    write(done, not found)
+    if found:
         raise typer.Exit(1)
+    print(f"to go on: --first {first + done}")

@@ -31,7 +31,7 @@ def test_backends_agree_on_random_cases(tmp_path, backend, steps):
     assert done.exit_code == 0, done.output
     content = json.loads(path.read_text())
     (row,) = content["rows"]
-    assert content["complete"] and content["disagreement"] is None and content["steps"] == steps
+    assert content["complete"] and content["disagreements"] == [] and content["steps"] == steps
     assert row["backend"] == backend and row["cases"] > steps
     for counts in row["counts"].values():
         assert sum(counts.values()) == row["cases"]
@@ -66,10 +66,30 @@ def test_a_planted_disagreement_is_found_and_shown_again(monkeypatch, tmp_path, 
     assert found.exit_code == 1 and "DIFFERENT: step 4, backend cpu" in found.output
     assert ("launch failed" if name == "raise" else "the first is") in found.output
     content = json.loads((tmp_path / "out.json").read_text())
-    assert "step 4" in content["disagreement"] and not content["complete"] and content["rows"][0]["cases"] > 0
+    (told,) = content["disagreements"]
+    assert "step 4" in told and not content["complete"] and content["rows"][0]["cases"] > 0
     command = re.search(r"again: python -m tests.fuzz (.*)", found.output)
     again = run_main(compare, *command[1].split())
     assert again.exit_code == 1 and "DIFFERENT: step 4, backend cpu" in again.output
+
+
+def test_all_disagreements_are_collected(monkeypatch, tmp_path):
+    """As many as are asked for, each with its command; a device that has failed ends the run."""
+    right = compare.step_of
+
+    def wrong(backend, inputs):
+        out = right(backend, inputs)
+        return out._replace(status=out.status + 1) if len(inputs.seed) % 2 else out
+
+    monkeypatch.setattr(compare, "step_of", wrong)
+    done = compared("--steps", "60", "--disagreements", "3", "--json", tmp_path / "out.json")
+    content = json.loads((tmp_path / "out.json").read_text())
+    steps = [re.search(r"step (\d+), .*--first (\d+) ", told, re.DOTALL).groups() for told in content["disagreements"]]
+    assert done.exit_code == 1 and len({*steps}) == 3 and all(a == b for a, b in steps)
+    assert content["steps"] == int(steps[-1][0]) + 1 < 60
+    monkeypatch.setattr(compare, "usable", lambda device: False)
+    done = compared("--steps", "60", "--disagreements", "3")
+    assert done.exit_code == 1 and done.output.count("DIFFERENT") == 1
 
 
 def test_a_planted_draft_is_found(monkeypatch):

@@ -166,5 +166,6 @@ def test_family():
     backends = 2  # at most: cpu and a GPU
     of_cells = len(STATISTICS) * ROWS * (backends * len(BATCHES + SINGLE) + 2 * len(REFERENCE_BATCHES) + 1)
     of_many_blocks = 3 * ROWS * len(RULES) * backends
-    assert of_cells + of_many_blocks + 500 <= TESTS  # 500: test_texts.py and test_randomness.py
+    # test_texts.py and test_randomness.py have fewer than 500, test_trees_chi_square.py fewer than 1500
+    assert of_cells + of_many_blocks + 500 + 1500 <= TESTS
     assert LEVEL * TESTS <= FAMILY

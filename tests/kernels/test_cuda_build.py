@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from ptxas import NVCC, ptxas_report
 from support import ROOT
 
 ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
-KERNELS = {"draft_measure_kernel", "draft_step_kernel", "speculative_measure_kernel", "speculative_step_kernel"}
+KERNELS = {"draft_measure_kernel", "draft_step_kernel"} | {
+    f"speculative_{name}_kernel" for name in ("measure", "rows", "step")
+}
 REGISTERS = 168  # 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6
 SPLIT = {"sm_80", "sm_86", "sm_89"}  # without clusters
 REGISTERS_SPLIT = 255  # for 8 warps
@@ -79,6 +82,22 @@ def test_open_symbols(built):
     foreign = [name for kind, name in symbols if kind != "w" and not known.match(name)]
     assert symbols and not foreign
     assert any("cuda_stream" in name for _, name in symbols)
+
+
+def test_the_ptx_serves_every_later_gpu(built):
+    """A GPU for which there is no machine code, such as 11.0, compiles the PTX of an older one."""
+    from triton.knobs import nvidia
+
+    (library,) = built[0].glob("specdec_kernels/_C_cuda*.so")
+    listed = subprocess.run([nvidia.cuobjdump.path, "-lptx", library], capture_output=True, text=True, check=True)
+    assert set(re.findall(r"sm_\w+(?=\.ptx)", listed.stdout)) == {"sm_100"}, listed.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([nvidia.cuobjdump.path, "-xptx", "all", library], cwd=folder, check=True, capture_output=True)
+        for source in Path(folder).iterdir():
+            command = [Path(NVCC).with_name("ptxas"), "-v", "-arch=sm_110", source, "-o", os.devnull]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            for report in ptxas_report(done.stdout + done.stderr):
+                assert report["registers"] <= REGISTERS and report["stack"] == 0, report
 
 
 def test_a_torch_without_cuda_imports_the_packages(built):

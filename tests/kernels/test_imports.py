@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
-from specdec_kernels import build_info
+import pytest
+import torch
+
+from specdec_kernels import backends, build_info
 from specdec_kernels.backends import native, operation
 
 
@@ -87,9 +91,62 @@ def test_a_checkout_that_hides_an_installed_extension_is_named(tmp_path, monkeyp
     assert missing().startswith("the C++ extension is not built or does not load")
 
 
+ALL = "8.0:8.6:8.9:9.0a:10.0+PTX:12.0"  # as setup.py has them
+
+
+@pytest.mark.parametrize(
+    ("architectures", "served", "refused"),
+    [
+        (ALL, ["8.0", "8.7", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1", "13.0"], ["7.5"]),
+        ("8.6:9.0a:10.0:12.0+PTX", ["8.6", "8.7", "9.0", "10.3", "12.1", "13.0"], ["8.0", "9.1", "11.0"]),
+        ("9.0a+PTX", ["9.0"], ["8.9", "9.1", "10.0"]),
+    ],
+)
+def test_a_gpu_that_the_kernels_were_not_built_for_is_named(monkeypatch, architectures, served, refused):
+    """Then ``auto`` goes on to Triton, where a launch would have failed."""
+    built = types.SimpleNamespace(build=lambda: f"runtime=13000;architectures={architectures}")
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", built)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def missing(*gpus: str) -> str | None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: tuple(map(int, gpus[i].split("."))))
+        return native.missing_cuda.__wrapped__()
+
+    assert [gpu for gpu in (*served, *refused) if missing(gpu) is None] == served
+    assert missing() is None and missing(*refused, served[0]) is None
+    told = missing(*refused)
+    assert f"this machine has {', '.join(refused)}; reinstall" in told and architectures.split(":")[0] in told
+
+
 def test_auto_prefers_native_code():
     """The dispatcher says that the native operation runs."""
     assert operation("draft_step", "auto", "cpu").name() == "specdec_kernels::draft_step"
+
+
+@pytest.mark.parametrize(
+    ("able", "chosen"),
+    [(("cuda", "triton"), ""), (("triton",), "_triton"), ((), "_reference"), (("cpu",), "_reference")],
+)
+def test_auto_on_a_gpu(monkeypatch, able, chosen):
+    monkeypatch.setattr(backends, "unavailable", lambda name, device: None if name in able else f"no {name}, {device}")
+    choose = backends._loaded.__wrapped__
+    assert choose("draft_step", "auto", "cuda") == chosen
+    if "cuda" not in able:
+        with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: no cuda, cuda"):
+            choose("draft_step", "cuda", "cuda")
+
+
+def test_why_there_are_no_cuda_kernels(monkeypatch):
+    missing = native.missing_cuda.__wrapped__
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", None)  # import raises ImportError
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert missing().startswith("the CUDA extension is not built or does not load")
+    loaded = types.SimpleNamespace(build=lambda: "architectures=9.0a")
+    monkeypatch.setitem(sys.modules, "specdec_kernels._C_cuda", loaded)
+    assert missing() is None
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert missing().endswith("has no CUDA")
 
 
 def test_build_info_lists_every_backend():

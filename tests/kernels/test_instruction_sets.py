@@ -21,8 +21,16 @@ from support.cells import check, narrow_batch
 
 from specdec_kernels import SamplingParams, Status, backends, build_info, draft_step
 from specdec_kernels.backends import native
-from specdec_kernels.ops import RULES
-from specdec_kernels.testing import assert_same_draft, assert_same_step, random_step, reference_draft
+from specdec_kernels.ops import RULES, TREE_RULES
+from specdec_kernels.testing import (
+    assert_same_children,
+    assert_same_draft,
+    assert_same_step,
+    assert_same_tree_step,
+    random_step,
+    random_tree_step,
+    reference_draft,
+)
 
 assert native.missing() is None
 EXTENSION = importlib.import_module("specdec_kernels._C")
@@ -80,6 +88,24 @@ def test_same_tokens_as_the_reference(instruction_set):
         drawn = drawing.draft(logits, offset, "cpu")
         near_ties += assert_same_draft(drawn, *expected_draft, drawing, logits, offset)
     assert near_ties <= 2
+
+
+@functools.cache
+def tree_case(number: int) -> tuple:
+    """(inputs of a step with a tree, what the reference makes of them and of the root's children)."""
+    inputs = random_tree_step(
+        (-1, -1, 0, 0, 1, 3), 8, (33, 1100, 2500)[number // 3 % 3], rule=TREE_RULES[number % 3],
+        dtype=DTYPES[number % 3], temperature=(0.0, 0.5, 1.0), table=9, random_state=number, **SAMPLING, **PENALTIES,
+    )  # fmt: skip
+    return inputs, inputs.reference(), inputs.reference_draft(inputs.target_logits[:, 0], 0, (), 5)
+
+
+def test_same_trees_as_the_reference(instruction_set):
+    for number in range(9):
+        inputs, expected, children = tree_case(number)
+        near_ties = assert_same_tree_step(inputs.run("cpu"), *expected, f"{instruction_set} case {number}")
+        drawn = inputs.draft(inputs.target_logits[:, 0], 0, (), 5, "cpu")
+        assert near_ties + assert_same_children(drawn, *children, f"{instruction_set} case {number}") == 0
 
 
 @pytest.mark.skipif(len(FUSED) < 2, reason="needs two instruction sets with fused multiply-adds")

@@ -3,11 +3,15 @@ is allowed. Both operations accept valid ones."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
+from specdec_kernels.testing.inputs import random_step
 
+FILTERS, PENALTIES = SamplingParams.FILTERS, SamplingParams.PENALTIES
 NAN, INF = float("nan"), float("inf")
 REFUSED = {
     "top_k": (-1, 1.5, True, "50", 2**24 + 1, NAN),
@@ -76,3 +80,43 @@ def test_sampling_parameters_allowed(name, value):
 def test_a_top_k_of_fractions_is_refused():
     with pytest.raises(ValueError, match="^top_k: got a torch.float32 tensor .*integers"):
         SamplingParams(top_k=torch.tensor([1.0, 2.0]))
+
+
+def test_packed_parameters_are_those_of_their_columns():
+    """Of each name its own column, in both operations; what is off stays off."""
+    assert {field.name for field in dataclasses.fields(SamplingParams)} == {"temperature", *FILTERS, *PENALTIES}
+    columns = {
+        "temperature": torch.tensor([0.7, 0.0, 1.3]),
+        "top_k": torch.tensor([4, 0, 30]),
+        "top_p": torch.tensor([1.0, 0.5, 0.7]),
+        "min_p": torch.tensor([0.1, 0.0, 0.02]),
+        "repetition_penalty": torch.tensor([1.3, 1.0, 0.8]),
+        "presence_penalty": torch.tensor([0.5, 0.0, -1.0]),
+        "frequency_penalty": torch.tensor([0.0, 0.3, 2.0]),
+    }
+    parts = [torch.stack([columns[n].float() for n in names], 1) for names in (FILTERS, PENALTIES)]
+    inputs = random_step(3, 2, 40, stats=True, table=9)
+    common = {"seed": inputs.seed, "position": inputs.position, "table": inputs.table}
+    for used in ((), FILTERS, PENALTIES, FILTERS + PENALTIES):
+        kept = [part if {*names} & {*used} else None for names, part in zip((FILTERS, PENALTIES), parts, strict=True)]
+        params = SamplingParams(**{name: columns[name] for name in ("temperature", *used)})
+        packed = SamplingParams.packed(columns["temperature"], *kept)
+        for name in ALLOWED:
+            wanted, got = getattr(params, name), getattr(packed, name)
+            assert torch.equal(wanted.float(), got) if name in used else wanted is None and got is None
+        results = [
+            draft_step(inputs.draft_logits[:, 0], p, offset=0, **common)
+            + speculative_step(inputs.target_logits, inputs.draft_tokens, None, params=p, **common, log_probs=True)
+            for p in (params, packed)
+        ]
+        for wanted, got in zip(*results, strict=True):
+            assert wanted is got is None or torch.equal(wanted.nan_to_num(), got.nan_to_num())
+
+
+@pytest.mark.parametrize("part", ["temperature", "filters", "penalties"])
+@pytest.mark.parametrize(("batch", "dtype"), [(3, torch.float32), (1, torch.float32), (2, torch.float64)])
+def test_packed_parameters_of_another_form_are_refused(part, batch, dtype):
+    wrong = torch.ones((batch,) if part == "temperature" else (batch, 3), dtype=dtype)
+    given = {"temperature": torch.ones(2), "filters": None, "penalties": None, part: wrong}
+    with pytest.raises(ValueError, match=rf"^params.{part}: got .+, allowed: "):
+        use(SamplingParams.packed(**given))

@@ -71,6 +71,26 @@ def test_launch_table():
     assert tables.options("stats_kernel", device, False) == usual
 
 
+@pytest.mark.parametrize(
+    ("capability", "hip", "family", "limited"),
+    [
+        ((8, 0), None, "ampere", True), ((8, 9), None, "ampere", True), ((9, 0), None, "hopper", True),
+        ((10, 0), None, "blackwell", True), ((12, 0), None, "blackwell", True), ((9, 4), "6.4", "amd", False),
+    ],
+)  # fmt: skip
+def test_each_gpu_has_its_launches(monkeypatch, capability, hip, family, limited):
+    from specdec_kernels.backends.triton import tables
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(tables, "family", tables.family.__wrapped__)  # without what it remembers
+    numbers = dict(zip(tables.FAMILIES, tables.WARPS["filter_kernel"], strict=True))
+    device = torch.device("cuda", 0)
+    assert tables.family(device) == family
+    assert tables.options("filter_kernel", device, False) == {"num_warps": numbers[family]}
+    assert ("maxnreg" in tables.options("filter_kernel", device, True)) == limited
+
+
 @pytest.fixture
 def launched(monkeypatch) -> list[str]:
     """The names of the kernels launched so far."""

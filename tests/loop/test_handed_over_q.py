@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-import specdec.drafters.model
+import specdec.drafters.drawing
 import specdec.loop.step
 import torch
 from support.models import generate, prompts, tunable_pair
@@ -31,7 +31,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, module, name: str) -> list:
 @pytest.mark.parametrize("compact_q", [0, 3])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_q_is_what_was_drawn_from(monkeypatch, rule, compact_q):
-    draws = recorded(monkeypatch, specdec.drafters.model, "draft_step")
+    draws = recorded(monkeypatch, specdec.drafters.drawing, "draft_step")
     steps = recorded(monkeypatch, specdec.loop.step, "speculative_step")
     temperature = torch.tensor([0.7, 1.3, 1.0])
     params = SamplingParams(temperature, top_p=0.95)

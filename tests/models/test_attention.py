@@ -6,6 +6,7 @@ import pytest
 import torch
 from specdec.models import attention
 from specdec.models.attention import BLOCK, Queries, attend, block_mask, dense_mask
+from specdec.models.tree import Tree
 from support.attending import CASES, HUGE, by_blocks, oracle, random_case, read_slots
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import flex_attention as torch_flex
@@ -111,7 +112,7 @@ class NoWait(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ("nine, groups of eight", "a window and padding"))
+@pytest.mark.parametrize("name", ("nine, groups of eight", "a window and padding", "four trees"))
 @torch.inference_mode(False)  # which hides from a mode what operations are made of
 def test_nothing_waits_for_the_device(name):
     lengths, q, options = CASES[name]
@@ -124,7 +125,8 @@ def test_nothing_waits_for_the_device(name):
             with pytest.raises(AssertionError):
                 waits(queries.positions[:1, :1])
     with FakeTensorMode() as mode:  # tensors without values: nothing could be read
-        unknown = Queries(mode.from_tensor(queries.positions), queries.window)
+        tree = None if queries.tree is None else Tree(*map(mode.from_tensor, queries.tree))
+        unknown = Queries(mode.from_tensor(queries.positions), queries.window, tree)
         assert block_mask(unknown, 300).kv_num_blocks.shape == (len(lengths), 1, 1)
         assert dense_mask(unknown, mode.from_tensor(slots)).shape == (len(lengths), 1, q, 300)
 

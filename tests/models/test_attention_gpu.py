@@ -13,6 +13,7 @@ import pytest
 import torch
 from specdec.models.attention import BLOCK, Queries, attend, block_mask
 from specdec.models.cached_model import CachedModel
+from specdec.models.tree import Tree
 from support import ROOT
 from support.attending import WIDER, Case, oracle, random_case
 from support.models import DECODER, prompts
@@ -28,7 +29,9 @@ def _inference():
 
 
 def on_device(case: Case) -> Case:
-    return Case(*(t.cuda() for t in case[:3]), Queries(case.queries.positions.cuda(), case.queries.window))
+    positions, window, tree = case.queries.positions.cuda(), case.queries.window, case.queries.tree
+    tree = None if tree is None else Tree(*(t.cuda() for t in tree))
+    return Case(*(t.cuda() for t in case[:3]), Queries(positions, window, tree))
 
 
 def by_flex(case: Case, **scores) -> torch.Tensor:
@@ -60,7 +63,9 @@ def refill(case: Case, other: Case) -> None:
 
 
 @on_gpu
-@pytest.mark.parametrize("options", ({}, {"window": 9, "padding": 1}), ids=("plain", "window"))
+@pytest.mark.parametrize(
+    "options", ({}, {"window": 9, "padding": 1}, {"parents": (-1, -1, 0, 1)}), ids=("plain", "window", "tree")
+)
 def test_a_graph_serves_all_lengths(options):
     """Lengths from 0 to the last slot, changed between replays of one graph; and no second compilation."""
     lengths = ((3, 700), (990, -1), (0, 127), (128, 512))
@@ -115,7 +120,6 @@ def test_a_model_takes_it(dtype):
 
 @pytest.mark.nightly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="its kernels run there")
-@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="other private names: tests/support/gpu_flex.py")
 def test_the_kernels_of_a_gpu():
     """What they must not read is NaN here, too."""
     command, environment = [sys.executable, "-m", "tests.support.gpu_flex"], os.environ | {"TRITON_INTERPRET": "1"}

@@ -157,3 +157,24 @@ def test_ledger_against_a_model(moves, budget):
     for sequence in list(held):
         ledger.release(sequence)
     assert (ledger.used, len(ledger)) == (0, 0)
+
+
+def test_nodes_of_a_tree_take_slots_after_the_text():
+    def with_nodes(*args, nodes=16, **limits):
+        limits = {"cache_tokens": None, "cache_bytes": None, **limits}
+        how = {"slot_bytes": COST, "positions": {"target": 4096}, "free_memory": lambda: None}
+        return plan_caches(*args, **limits, **how, nodes=nodes)
+
+    budget = with_nodes(8, 2048)
+    assert (budget.capacity, budget.slots, budget.tokens) == (2065, 8 * 2065, 8 * 2048)
+    assert with_nodes(8, None, cache_tokens=8 * 100).max_length == 83
+    assert with_nodes(None, 83, cache_tokens=799).rows == 7
+    assert with_nodes(8, 2048, cache_tokens=8 * 2065) == budget
+    with pytest.raises(ValueError) as refused:
+        with_nodes(8, 2048, cache_tokens=8 * 2065 - 1)
+    assert str(refused.value) == (
+        "cache_tokens: got 16519, allowed: >= 16520 for 8 rows of 2065 slots "
+        "(max_length=2048, 16 nodes of a tree and the trash slot)"
+    )
+    with pytest.raises(ValueError, match="nodes: got -1"):
+        with_nodes(8, 2048, nodes=-1)

@@ -55,7 +55,9 @@ def test_no_call_leaves_it_to_a_default():
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             name, owner = node.func.attr, ast.unparse(node.func.value)
-            assert name not in UNSAFE and (owner, name) != ("torch", "load"), at
+            assert name not in UNSAFE, at
+            if (owner, name) == ("torch", "load"):  # the converter makes safetensors of older files
+                assert file.name == "convert_head.py" and constant(node, "weights_only") is True, at
             if name == "from_pretrained":
                 assert owner in LOADERS, at  # of others this test does not know what makes them safe
                 assert constant(node, "trust_remote_code") is False, at

@@ -145,7 +145,6 @@ MUTATIONS: list[Mutation] = [
                 "stats.max * stats.inverse_temperature + logf(sum),\n",
                 "stats.lse,\n",
             ),
-            "compact-takes-the-last-of-a-tie": ("at.begin(), at.begin() + ties", "at.end() - ties, at.end()"),
             "compact-q-in-draft-ids": (
                 "params_.compact + slot] = target_id(token);",
                 "params_.compact + slot] = token;",
@@ -176,6 +175,11 @@ MUTATIONS: list[Mutation] = [
         "csrc/cpu/row_stats.cpp",
         FILTERS,
         {
+            "compact-takes-the-last-of-a-tie": (
+                "at.begin(), at.begin() + ties",
+                "at.end() - ties, at.end()",
+                PARITY,
+            ),
             "top-p-before-top-k": (
                 "nucleus_cutoff(row, cutoff, task.top_p)",
                 "nucleus_cutoff(row, -INFINITY, task.top_p)",
@@ -300,6 +304,17 @@ MUTATIONS: list[Mutation] = [
         {
             "instruction-set-ignored": ("        extension.use_instruction_set(asked)\n", ""),
             "unknown-instruction-set-ignored": ("if asked not in has:", "if not has:"),
+            "ptx-for-its-own-family-only": (
+                "(name != version or capability[0] == built[0])",
+                "capability[0] == built[0]",
+                "tests/kernels/test_imports.py",
+            ),
+            "machine-code-for-later-families": (
+                "(name != version or capability[0] == built[0])",
+                "True",
+                "tests/kernels/test_imports.py",
+            ),
+            "architecture-letter-ignored": ("(later and not exact)", "later", "tests/kernels/test_imports.py"),
         },
     ),
     *mutations(

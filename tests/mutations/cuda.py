@@ -8,6 +8,8 @@ COUPLED = "tests/kernels/test_parity.py -k 'cuda and coupled'"
 FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cuda"
 PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cuda"
 LISTED = "tests/kernels/test_parity.py -k 'cuda and (listed or compact or reduced)'"
+FLAT = "tests/simt/test_simt.py -k flat"
+BY_ROWS = "tests/simt/test_by_rows.py"
 PLAN = "tests/kernels/test_launch_plan.py"
 
 MUTATIONS: list[Mutation] = [
@@ -20,8 +22,8 @@ MUTATIONS: list[Mutation] = [
                 "  if (fused) measure_rows(s, place);\n  simt::sync_block();",
             ),
             "cuda-writes-to-blocks-that-may-not-run-yet": (
-                "  simt::sync_cluster();  // now all blocks run",
-                "  // now all blocks run",
+                "  simt::wait_cluster();  // now all blocks run, and may write to each other's memory\n  if (fused) measure_rows(s, place);\n",
+                "  if (fused) measure_rows(s, place);\n  simt::wait_cluster();\n",
             ),
             "cuda-cutoffs-told-without-a-barrier": (
                 "    simt::sync_block();\n  });\n  simt::sync_cluster();",
@@ -29,9 +31,20 @@ MUTATIONS: list[Mutation] = [
                 FILTERS,
             ),
             "cuda-block-leaves-while-others-read": (
-                "  if (s.memory.ring.stay) simt::sync_cluster();  // a block's",
-                "  // a block's",
-                FILTERS,
+                "  if (!place.first) simt::wait_cluster();",
+                "",
+            ),
+            "cuda-waits-where-it-has-not-arrived": (
+                "  simt::arrive_only();\n  const Place place",
+                "  const Place place",
+            ),
+            "cuda-rows-measured-before-a-barrier-that-orders-nothing": (
+                "  if (fused) measure_rows(s, place);\n  simt::sync_cluster();",
+                "  if (fused) measure_rows(s, place);\n  simt::arrive_only();\n  simt::wait_cluster();",
+            ),
+            "cuda-a-block-draws-what-another-keeps": (
+                "if (!s.target_row(end.j).drawn_here(block)) return;",
+                "if (!place.first) return;",
             ),
             "cuda-race-in-position-and-offset": (
                 "noise = {noise.seed, noise.position + noise.offset, 0};",
@@ -51,7 +64,7 @@ MUTATIONS: list[Mutation] = [
             "cuda-residual-weighed-while-it-is-read": (
                 "return end;\n    simt::sync_cluster();\n    // A residual without mass",
                 "return end;\n    // A residual without mass",
-                "tests/kernels/test_corners.py -k cuda",
+                "tests/simt/test_by_rows.py -k without_mass",
             ),
             "cuda-joint-tests-with-the-next-number": (
                 "    u = row.u;\n",
@@ -106,7 +119,7 @@ MUTATIONS: list[Mutation] = [
                 "    if (item >= end && item < measured.items) *this = at(measured, item, step);\n",
                 "",
             ),
-            "cuda-last-block-is-whole": ("block == num_blocks - 1 ? last_size : kBlock", "kBlock"),
+            "cuda-last-block-is-whole": ("aligned ? static_cast<int>(rows.size / kBlock) : 0", "aligned ? n : 0"),
             "cuda-results-of-the-lane-before": ("if (lane == count) mine", "if (lane + 1 == count) mine"),
             "cuda-results-of-a-draft-beside-the-target": ("of_target ? item : item + gap", "item"),
             "cuda-more-results-than-lanes": ("++count == kWarp || ", ""),
@@ -153,7 +166,25 @@ MUTATIONS: list[Mutation] = [
                 PENALTIES,
             ),
             "cuda-ends-of-the-first-sequence": ("sampling->ends + b * sampling->num_ends", "sampling->ends", PENALTIES),
-            "cuda-odd-rows-end-with-zero": (": empty) << 16", ": 0u) << 16", "tests/kernels/test_corners.py -k cuda"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/granules.h",
+        "tests/simt/test_simt.py -k anywhere",
+        {
+            "cuda-shifted-rows-off-by-one-element": (">> 8 * (shift & 2)", ">> 8 * (shift & 1)"),
+            "cuda-odd-rows-end-with-zero": ("padding >> lane % 2 * 16 & 0xffffu", "0u"),
+            "cuda-granules-end-behind-the-row": (
+                "there / kGranule * kGranule, there % kGranule",
+                "(there + 15) / 16 * 16, 0",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/row_draws.h",
+        "tests/simt/test_simt.py -k anywhere",
+        {
+            "cuda-slots-without-the-granule-that-a-shift-needs": ("(aligned(rows) ? 0 : kGranule)", "0"),
         },
     ),
     *mutations(
@@ -161,6 +192,11 @@ MUTATIONS: list[Mutation] = [
         LISTED,
         {
             "cuda-listed-q-read-while-it-is-subtracted": ("q_of(at)));\n  }\n  simt::sync_warp();", "q_of(at)));\n  }"),
+            "cuda-cutoff-of-a-draft-row-with-a-fault": (
+                "    const int64_t k = s.params.num_drafts_max;\n",
+                "    const int64_t k = s.params.num_drafts_max;\n    s.q_of(j);\n",
+                "tests/simt/test_simt.py -k no_cutoff",
+            ),
         },
     ),
     *mutations(
@@ -176,9 +212,14 @@ MUTATIONS: list[Mutation] = [
                 "return p_of(j);",
             ),
             "cuda-slots-for-the-target-alone": (
-                "if (!weighs_drafts(params)) return {blocks, bytes, target_aligned, own_copy};",
-                "if (!weighs_drafts(params)) return {blocks, of_target, target_aligned, own_copy};",
+                "if (!weighs_drafts(params)) return {blocks, bytes, own_copy, of_row, rows};",
+                "if (!weighs_drafts(params)) return {blocks, of_target, own_copy, of_row, rows};",
                 "tests/simt/test_simt.py -k slots",
+            ),
+            "cuda-rows-with-filters-one-by-one": (
+                "params.rule == kRuleCoupled || params.sampling.filters != nullptr ||",
+                "params.rule == kRuleCoupled ||",
+                PLAN,
             ),
         },
     ),
@@ -198,12 +239,108 @@ MUTATIONS: list[Mutation] = [
         FILTERS,
         {
             "cuda-histogram-counted-while-it-is-cleared": (
-                "simt::write(&memory->histogram[bin], uint64_t{0});\n    simt::sync_block();",
-                "simt::write(&memory->histogram[bin], uint64_t{0});",
+                "sums.clear();\n      simt::sync_block();",
+                "sums.clear();",
             ),
-            "cuda-list-without-an-end": ("      if (place >= kListed) return;\n", ""),
-            "cuda-full-list-is-taken-for-whole": ("return simt::read(&memory->size) <= kListed;", "return true;"),
+            "cuda-copies-counted-while-they-are-cleared": (
+                "copies.clear();\n      simt::sync_block();",
+                "copies.clear();",
+                FLAT,
+            ),
+            "cuda-list-without-an-end": ("    if (place + all > kListed) return;\n", "", FLAT),
+            "cuda-full-list-is-taken-for-whole": (
+                "*in_list = *in_list || simt::read(&memory->size) <= kListed;",
+                "*in_list = true;",
+                FLAT,
+            ),
+            "cuda-lanes-list-in-one-place": ("    place += before;\n", "    place += before / 2;\n"),
+            "cuda-list-of-one-filter-for-the-next": ("if (first && lowest <= low) listed", "listed", FLAT),
+            "cuda-left-to-a-bin-what-others-have": ("left > before ? left - before : 0", "left > before ? left : 0"),
+            "cuda-left-overwritten-while-it-is-read": ("    simt::sync_warp();  // all lanes have read what", "    //"),
             "cuda-bound-one-too-high": ("if (rank == k - 1)", "if (rank == (k > 1 ? k - 2 : 0))"),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/bins.h",
+        FILTERS,
+        {
+            "cuda-one-bin-too-many": ("scale = (kBins - 1) / width", "scale = kBins / width"),
+            "cuda-bin-with-the-next-ones-edge": (
+                "first_key(bin - 1, lowest, last) - 1",
+                "first_key(bin - 1, lowest, last)",
+            ),
+            "cuda-bin-begins-above-its-lowest": (
+                "if (beyond > 0) first = key(beyond - 1) + 1",
+                "first = key(beyond) + 1",
+            ),
+            "cuda-flat-rows-in-few-bins": ("if (linear && width", "if (!linear && width", FLAT),
+            "cuda-carry-lost": (" + (before + low < low);  // with the carry", " + 0 * before;", FLAT),
+            "cuda-carry-of-the-sum-before": ("before + low < low", "before < low", FLAT),
+            "cuda-copies-not-added-up": ("i < (bin + 1) * copies", "i < bin * copies + 1", FLAT),
+            "cuda-lanes-add-to-one-copy": ("(bin * copies + simt::thread() % copies)", "bin * copies", FLAT),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/window.h",
+        BY_ROWS,
+        {
+            "cuda-rows-overwritten-while-they-are-read": (
+                "    simt::sync_warp();  // all lanes have read the slots\n",
+                "",
+            ),
+            "cuda-slots-awaited-in-the-first-round": ("return number >= num_slots; }", "return 0; }"),
+            "cuda-two-rows-of-the-target-for-a-pair": (
+                "copy(slot(ahead), s.draft_row(next_row)",
+                "copy(slot(ahead), s.target_row(next_row)",
+            ),
+            "cuda-mass-of-shifted-rows-without-the-shift": (
+                "plain && block < whole_blocks",
+                "plain && (block + 1) * kBlock <= s.params.vocabulary",
+            ),
+            "cuda-near-block-read-as-if-aligned": (
+                "        if (block < whole_blocks)",
+                "        if ((block + 1) * kBlock <= s.params.vocabulary)",
+            ),
+            "cuda-slots-of-one-row-for-a-pair": ("release(rows() * mine)", "release(mine)"),
+            "cuda-draft-read-before-it-replaces-a-row": ("slot(of_q).arrived(round(of_q) ^ 1)", "slot(of_q).data"),
+            "cuda-row-before-the-next-is-brought-back": (
+                "replace_next(s.target_row(j + 1))",
+                "replace_next(s.target_row(j))",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/by_rows.h",
+        BY_ROWS,
+        {
+            "cuda-row-decided-before-it-is-measured": ("    if (!window->behind) window->wait();\n", ""),
+            "cuda-row-decided-with-the-one-behind": ("window->behind ? measured - 1 : measured;", "measured;"),
+            "cuda-last-row-is-not-measured": ("if (measured <= s.limit)", "if (measured < s.limit)"),
+            "cuda-rows-in-flight-when-the-block-ends": ("  window.drain();\n", ""),
+            "cuda-block-leaves-before-the-last-statistics": ("  window.wait();  // no block", "  // no block"),
+            "cuda-replaced-row-is-not-brought-back": ("  window->restore_next(j);\n", ""),
+            "cuda-next-residual-weighed-while-one-is-read": (
+                "  if (window->behind) window->arrive();  // no block",
+                "  // no block",
+            ),
+            "cuda-residual-without-mass-ends-the-walk": (
+                "s.memory.n) > 0.0f) return false;",
+                "s.memory.n) >= 0.0f) return false;",
+            ),
+            "cuda-rows-joint-ratio-of-one-draft": (
+                "      w = joint_ratio(w, row.log_p, row.log_q);",
+                "      w = joint_ratio(1.0f, row.log_p, row.log_q);",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/row_draws.h",
+        BY_ROWS,
+        {
+            "cuda-rows-without-a-slot-for-each-block": (
+                "slots_of(rows, n, all_warps) <= num_slots && rows",
+                "rows",
+            ),
         },
     ),
     *mutations(
@@ -211,7 +348,7 @@ MUTATIONS: list[Mutation] = [
         PLAN,
         {
             "cuda-own-blocks-are-not-counted": ("return warps * items.own_copy + cut_memory", "return cut_memory"),
-            "cuda-copies-of-rows-that-are-not-aligned": ("  if (items.aligned) {\n", "  {\n"),
+            "cuda-deciding-blocks-wait-for-measuring-ones": ("(dependent ? batch : 0)", "0"),
             "cuda-half-a-multiprocessor-takes-all": (
                 "const int64_t limit = many ? machine.half_of_it : machine.shared_memory;",
                 "const int64_t limit = machine.shared_memory;",

@@ -14,7 +14,7 @@ TEXT = "tests/loop/test_decoder.py -k 'eos or seeds'"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
-        "python/specdec/drafters/model.py",
+        "python/specdec/drafters/drawing.py",
         DISTRIBUTIONS,
         {
             "loop-withdraws-unlikely-drafts": (
@@ -22,17 +22,17 @@ MUTATIONS: list[Mutation] = [
                 'Drafts(column("tokens").masked_fill(column("log_q") < -2.0, -1), ',
             ),
             "loop-keeps-q-in-bfloat16": (
-                "logits=torch.stack(rows, 1),",
-                "logits=torch.stack(rows, 1).bfloat16(),",
+                "logits=torch.stack(self.rows, 1),",
+                "logits=torch.stack(self.rows, 1).bfloat16(),",
                 Q,
             ),
             "loop-drafts-repeat-their-noise": (
-                "draw_from(logits, offset=i, drafts=drafts)",
-                "draw_from(logits, offset=0, drafts=drafts[:, :0])",
+                "offset=len(self.draws),\n            rule=g.rule,\n            table=step.table,\n            drafts=self._drafts,",
+                "offset=0,\n            rule=g.rule,\n            table=step.table,\n            drafts=self._drafts[:, :0],",
             ),
             "loop-hands-over-statistics-of-the-first-draft": (
                 'stats=(column("cutoff"), column("lse"))',
-                'stats=(column("cutoff"), column("lse")[:, :1].repeat(1, len(draws)))',
+                'stats=(column("cutoff"), column("lse")[:, :1].repeat(1, len(self.draws)))',
                 Q,
             ),
             "loop-drafts-without-the-table": ("table=step.table,", "table=None,", SETTINGS),
@@ -73,8 +73,8 @@ MUTATIONS: list[Mutation] = [
                 FAULTS,
             ),
             "report-counts-every-draft": (
-                "drafts[:allowed], num_accepted",
-                "drafts, num_accepted",
+                "0 <= token < vocab_size, drafts[:allowed])",
+                "0 <= token < vocab_size, drafts)",
                 "tests/loop/test_decoder.py tests/drafters/test_draft_length.py",
             ),
         },

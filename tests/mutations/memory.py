@@ -12,10 +12,10 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/models/cache_plan.py",
         PLAN,
         {
-            "plan-has-no-trash-slot": ("-(-(self.max_length + 1) // self.step)", "-(-self.max_length // self.step)"),
+            "plan-has-no-trash-slot": ("(self.max_length + self.nodes + 1)", "(self.max_length + self.nodes)"),
             "plan-rounds-slots-down": (
-                "-(-(self.max_length + 1) // self.step) * self.step",
-                "(self.max_length + 1) // self.step * self.step",
+                "-(-(self.max_length + self.nodes + 1) // self.step) * self.step",
+                "(self.max_length + self.nodes + 1) // self.step * self.step",
             ),
             "plan-lets-sequences-reserve-trash-slots": (
                 "return self.rows * self.max_length",
@@ -31,8 +31,8 @@ MUTATIONS: list[Mutation] = [
             ),
             "plan-refuses-what-fits-exactly": ("budget.slots > most[0]", "budget.slots >= most[0]"),
             "plan-divides-trash-slots-among-tokens": (
-                "most[0] // rows // step * step - 1",
-                "most[0] // rows // step * step",
+                "most[0] // rows // step * step - nodes - 1",
+                "most[0] // rows // step * step - nodes",
             ),
             "plan-outgrows-the-positions": ("max_length = min(fitting)", "max_length = max(fitting)"),
             "plan-refuses-the-last-position": (

@@ -89,11 +89,21 @@ MUTATIONS: list[Mutation] = [
         VALIDATION,
         {
             "d2t-may-hold-V": ("d2t[-1] >= vocabulary", "d2t[-1] > vocabulary"),
-            "more-drafts-than-K": ("low < 0 or high >= num_rows", "low < 0 or high > num_rows"),
+            "more-drafts-than-K": ("low < 0 or high > most", "low < 0 or high > most + 1"),
             "a-seed-for-the-batch-counts-rows": (
                 "return torch.full((batch,), value, dtype=torch.int64, device=device)",
                 "return torch.arange(batch, device=device) + value",
                 "tests/kernels/test_numbers_for_all.py",
+            ),
+            "packed-parameters-are-packed-again": (
+                "if params._packed is None:",
+                "if True:",
+                "tests/loop/test_step_operations.py",
+            ),
+            "packed-parameters-of-another-batch": (
+                "        if tensor is not None:\n            check_like(",
+                "        if False:\n            check_like(",
+                "tests/kernels/test_sampling_params.py",
             ),
             "a-table-may-list-a-token-twice": (
                 "wrong = ids[..., 1:] <= ids[..., :-1]",

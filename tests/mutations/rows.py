@@ -41,9 +41,24 @@ MUTATIONS: list[Mutation] = [
                 "tests/loop/test_decoder.py -k 'batches or eos' tests/drafters/test_draft_length.py",
             ),
             "rows-read-the-parameters-of-the-first": (
-                "for params in self._in_rows.values())\n            if name",
-                "for params in list(self._in_rows.values())[:1])\n            if name",
+                "for params in self._in_rows.values() for name in names)",
+                "for params in list(self._in_rows.values())[:1] for name in names)",
                 "tests/loop/test_settings.py tests/loop/test_graphs.py::test_replays_give_the_same_texts",
+            ),
+            "rows-keep-the-filters-of-the-sequence-before": (
+                "zip(self._numbers, parts, strict=True):",
+                "zip(self._numbers[:1], parts[:1], strict=True):",
+                "tests/loop/test_settings.py",
+            ),
+            "rows-move-their-filters-away-from-a-graph": (
+                "filters = self._filters if used(",
+                "filters = self._filters.clone() if used(",
+                GRAPHS,
+            ),
+            "rows-wait-for-their-settings": (
+                "tensor.pin_memory().to(device, non_blocking=True)",
+                "tensor.pin_memory().to(device)",
+                "tests/loop/test_on_a_gpu.py",
             ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
@@ -106,21 +121,15 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/sequence.py",
         COUNTS,
         {
-            "record-counts-drafts-that-are-no-tokens": (
-                "sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, report.drafts))",
-                "len(report.drafts)",
-                "tests/loop/test_decoder.py::test_any_drafter_gives_the_same_text tests/drafters/test_drafter_faults.py",
-            ),
             "record-says-that-a-stop-was-an-end-token": (
                 "at_eos = at_eos and kept == count",
                 "at_eos = at_eos",
                 "tests/loop/test_ends.py::test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it",
             ),
             "record-takes-bonus-tokens-for-recovered": (
-                "Producer.RECOVERED if accepted < drafted",
-                "Producer.RECOVERED if accepted <= drafted",
+                "Producer.RECOVERED if report.tested > accepted",
+                "Producer.RECOVERED if report.tested >= accepted",
             ),
-            "record-counts-drafts-behind-a-rejection": ("else min(accepted + 1, drafted)", "else drafted"),
             "record-blames-rows-behind-the-end": (
                 "            status &= ~_TARGET_FAULTS  # faults in rows after the end do not matter\n",
                 "            pass\n",
@@ -141,9 +150,26 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/loop/step_report.py",
+        COUNTS,
+        {
+            "record-counts-drafts-that-are-no-tokens": (
+                "sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts[:allowed]))",
+                "len(drafts[:allowed])",
+                "tests/loop/test_decoder.py::test_any_drafter_gives_the_same_text tests/drafters/test_drafter_faults.py",
+            ),
+            "record-counts-drafts-behind-a-rejection": ("tested = min(num_accepted + 1, drafted)", "tested = drafted"),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
         GRAPHS,
         {
             "report-is-overwritten-by-the-next-replay": ("self._copy = report.clone()", "self._copy = report"),
+            "report-is-read-before-its-copy": (
+                "            self._event.synchronize()\n",
+                "            pass\n",
+                "tests/loop/test_on_a_gpu.py",
+            ),
         },
     ),
     *mutations(
@@ -177,6 +203,11 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/decoder.py",
         STOPS,
         {
+            "decoder-captures-without-cuda": (
+                "and torch.version.cuda is not None and",
+                "and",
+                "tests/loop/test_on_a_gpu.py",
+            ),
             "decoder-has-no-room-for-new-tokens": (
                 "longest = max(map(len, prompts), default=0) + max_new_tokens",
                 "longest = max(map(len, prompts), default=0) + 1",

@@ -29,6 +29,7 @@ SLICE = (
     "tests/models/test_attention_models.py",
     "tests/hf/test_speculate.py", "tests/hf/test_generation_config.py", "tests/hf/test_convert_processors.py",
     "tests/hf/test_criteria.py", "tests/loop/test_decoder.py", "tests/drafters/test_universal.py",
+    "tests/loop/test_on_a_gpu.py", "tests/loop/test_step_operations.py", "tests/test_library_calls.py",
     "tests/kernels/test_ops.py", "tests/kernels/test_triton.py",
 )  # fmt: skip
 VERSIONS = {

@@ -23,13 +23,22 @@ from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
 SOURCES = (HERE, HERE.parents[1] / "csrc" / "core", HERE.parents[1] / "csrc" / "cuda")
-# (blocks in a cluster, threads in a block, slots of a warp), used in turn. Negative blocks: a split launch in which
-# this many blocks measure a sequence. Negative slots: one for each block of logits.
-GRIDS = [(2, 64, -1), (-3, 64, 0), (1, 32, 2), (4, 32, 1), (2, 96, 0), (-1, 128, 0), (3, 32, -1), (2, 64, 3)]
+# Launches, used in turn: blocks in a cluster, threads in a block, slots of a warp, and slots ahead of a decision.
+# Negative blocks: a split launch in which this many blocks measure a sequence. Negative slots: one for each block of
+# logits. With slots ahead, which every second turn has, a step that can be decided row by row is, with these besides
+# those that a decision needs: with few, a row is decided before the next one is measured, with many after it.
+GRIDS = [
+    {"blocks": blocks, "threads": threads, "slots": slots, "ahead": ahead[turn]}
+    for turn in range(2)
+    for blocks, threads, slots, *ahead in (
+        (2, 64, -1, 0, 1), (-3, 64, 0, 0, 0), (1, 32, 2, 0, 0), (4, 32, 1, 0, 0), (2, 96, 0, 0, 0), (-1, 128, 0, 0, 0),
+        (3, 32, -1, 0, 9), (2, 64, 3, 0, 0),
+    )
+]  # fmt: skip
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FLAGS = ("-std=c++20", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror")
 _seeds = itertools.count()
-_grids = itertools.cycle(dict(zip(("blocks", "threads", "slots"), grid, strict=True)) for grid in GRIDS)
+_grids = itertools.cycle(GRIDS)
 
 pointer, int64, int32, boolean = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_bool
 
@@ -86,6 +95,26 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+class Counts(ctypes.Structure):
+    """What kernels have done: bulk copies and their bytes, loads of 16 bytes of logits and where these were, atomic
+    additions and how many were to one word, and the barriers that a thread of the last cluster passed."""
+
+    _fields_ = [
+        (name, int64)
+        for name in (
+            "copies", "copied", "loads", "from_device", "from_shared", "additions", "most", "block_barriers",
+            "cluster_barriers",
+        )
+    ]  # fmt: skip
+
+
+def take_counts() -> Counts:
+    """Since the last call."""
+    found = Counts()
+    library().take_counts(ctypes.byref(found))
+    return found
+
+
 def sampling_arguments(sampling: SamplingTensors, keep: list) -> SamplingArguments:
     def at(t: torch.Tensor | None) -> int | None:
         return address(t, keep)
@@ -106,8 +135,8 @@ def address(t: torch.Tensor | None, keep: list) -> int | None:
     return keep[-1].data_ptr()
 
 
-def call(name: str, params: ctypes.Structure, blocks: int, threads: int, slots: int) -> None:
-    fault = getattr(library(), name)(ctypes.byref(params), blocks, threads, slots, ctypes.c_uint64(next(_seeds)))
+def call(name: str, params: ctypes.Structure, *grid: int) -> None:
+    fault = getattr(library(), name)(ctypes.byref(params), *grid, ctypes.c_uint64(next(_seeds)))
     assert fault == b"", fault.decode()
 
 
@@ -128,7 +157,9 @@ def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
     return logits if dense else logits.contiguous()
 
 
-def draft_step(logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0) -> tuple[torch.Tensor, ...]:
+def draft_step(
+    logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0
+) -> tuple[torch.Tensor, ...]:
     logits = dense_rows(logits)
     *sampling, drafts, d2t, seed, position, offset, rule, compact = arguments
     (batch, vocabulary), keep = logits.shape, []
@@ -156,7 +187,7 @@ def logit_rows(logits: torch.Tensor | None) -> LogitRows:
 
 def speculative_step(
     target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q, d2t, num_drafts,
-    *rest, blocks: int = 2, threads: int = 64, slots: int = 0,
+    *rest, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
     *sampling, seed, position, rule, log_probs = rest
@@ -178,5 +209,5 @@ def speculative_step(
         tokens.data_ptr(), num_accepted.data_ptr(), status.data_ptr(), num_emitted.data_ptr(),
         *(t.data_ptr() if log_probs else None for t in logs),
     )  # fmt: skip
-    call("speculative_step", params, blocks, threads, slots)
+    call("speculative_step", params, blocks, threads, slots, ahead)
     return tokens, num_accepted, status, num_emitted, *logs

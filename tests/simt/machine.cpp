@@ -2,9 +2,11 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -20,7 +22,7 @@ thread_local Fiber* current = nullptr;
 
 // Threads that wait for each other.
 struct Meeting {
-  int expected = 0, arrived = 0;
+  int expected = 0, arrived = 0, done = 0;  // done: how often all have arrived
   std::vector<Fiber*> waiting = {};
 };
 
@@ -31,7 +33,8 @@ struct Seen {
     Passed passed = {};
   };
   By writer = {}, reader = {};
-  bool added = false;                // the last write was an atomic addition
+  bool added = false;  // the last write was an atomic addition
+  int additions = 0;
   const uint64_t* copied = nullptr;  // the last write was a copy with this arrival,
   int copy = 0;                      // its copy of this number
 };
@@ -44,8 +47,9 @@ struct Copies {
   int bytes = 0;
   std::vector<Seen::By> waiters = {};  // the first thread that waited for each copy
 
+  bool in_flight() const { return done < begun; }
   void finish() {
-    if (done < begun) memcpy(to, from, bytes), ++done;
+    if (in_flight()) memcpy(to, from, bytes), ++done;
   }
 };
 
@@ -91,7 +95,7 @@ struct Machine {
 };
 
 thread_local Machine* machine = nullptr;
-int64_t all_copies = 0;
+Counts counted = {};
 
 extern "C" void specdec_switch_stacks(void** save, void* to);
 #if defined(__x86_64__) && !defined(SPECDEC_UCONTEXT)
@@ -170,14 +174,29 @@ void yield() {
   __builtin_unreachable();
 }
 
-void meet(Meeting& meeting) {
-  if (++meeting.arrived < meeting.expected) {
-    meeting.waiting.push_back(current);
-    return give_turn();
-  }
-  meeting.arrived = 0;
+// Whether all have arrived now.
+bool arrive(Meeting& meeting) {
+  if (++meeting.arrived < meeting.expected) return false;
+  meeting.arrived = 0, ++meeting.done;
   machine->ready.insert(machine->ready.end(), meeting.waiting.begin(), meeting.waiting.end());
   meeting.waiting.clear();
+  return true;
+}
+
+void wait(Meeting& meeting) {
+  meeting.waiting.push_back(current);
+  give_turn();
+}
+
+void meet(Meeting& meeting) {
+  if (!arrive(meeting)) wait(meeting);
+}
+
+void arrive_at_cluster(bool releases) {
+  if (current->arrived) fail("a thread arrives again at a barrier that it has not left");
+  current->arrived = true, current->releases = releases;
+  current->passed.arrived += releases;
+  arrive(machine->cluster_barrier);
 }
 
 void entry() {
@@ -187,7 +206,11 @@ void entry() {
   machine->body();
   current->done = true;
   --machine->remaining;
-  --current->block->remaining;
+  if (--current->block->remaining == 0) {
+    for (const auto& [arrival, copies] : current->block->memory.copies) {
+      if (copies.in_flight()) fail("a block ends while a copy to its memory is in flight");
+    }
+  }
   give_turn();
   __builtin_unreachable();
 }
@@ -223,7 +246,7 @@ std::string name_of(const Fiber& fiber) {
 bool ordered(const Seen::By& before) {
   const Fiber& then = *before.fiber;
   const Fiber& now = *current;
-  if (&then == &now || now.passed.cluster > before.passed.cluster) return true;
+  if (&then == &now || now.passed.cluster > before.passed.arrived) return true;
   if (then.block != now.block) return false;
   if (now.passed.block > before.passed.block) return true;
   return then.thread / 32 == now.thread / 32 && now.passed.warp > before.passed.warp;
@@ -254,9 +277,19 @@ void sync_block() {
   ++current->passed.block;
 }
 
+void arrive_cluster() { arrive_at_cluster(true); }
+void arrive_only() { arrive_at_cluster(false); }
+
+void wait_cluster() {
+  if (!current->arrived) fail("a thread waits at a barrier where it has not arrived");
+  if (machine->cluster_barrier.done == current->meetings) wait(machine->cluster_barrier);
+  current->arrived = false, ++current->meetings;
+  current->passed.cluster += current->releases;
+}
+
 void sync_cluster() {
-  meet(machine->cluster_barrier);
-  ++current->passed.cluster;
+  arrive_cluster();
+  wait_cluster();
 }
 
 void init(uint64_t* arrival) {
@@ -269,8 +302,8 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   const auto found = memory.copies.find(arrival);
   if (found == memory.copies.end()) fail("copy with an arrival that was never initialised");
   Copies& copies = found->second;
-  if (copies.done < copies.begun) fail("copy with an arrival that another one has");
-  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0 || bytes == 0) {
+  if (copies.in_flight()) fail("copy with an arrival that another one has");
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 != 0) {
     fail("bulk copy that is not aligned");
   }
   char* place = static_cast<char*>(to);
@@ -282,7 +315,7 @@ void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
   memset(to, 0xab, bytes);
   copies.to = place, copies.from = static_cast<const char*>(from), copies.bytes = bytes;
   ++copies.begun;
-  ++all_copies;
+  ++counted.copies, counted.copied += bytes;
 }
 
 void wait(uint64_t* arrival, int round) {
@@ -302,14 +335,18 @@ void wait(uint64_t* arrival, int round) {
   ++waited;
 }
 
-int64_t copies() { return all_copies; }
+Counts take_counts() { return std::exchange(counted, {}); }
 
 void look_at(const void* place, int size) {
+  ++counted.loads;
   const char* address = static_cast<const char*>(place);
   for (const Block& block : machine->blocks) {
     const Memory& memory = block.memory;
-    if (address >= memory.begin && address < memory.begin + memory.size) return access(place, size, Access::kRead);
+    if (address < memory.begin || address >= memory.begin + memory.size) continue;
+    counted.from_shared += size;
+    return access(place, size, Access::kRead);
   }
+  counted.from_device += size;
 }
 
 char* shared_memory() { return current->block->memory.begin; }
@@ -329,7 +366,7 @@ void access(const void* place, int size, Access kind) {
   for (Block& block : machine->blocks) {
     if (!holds(block.memory)) continue;
     memory = &block.memory, rank = block.rank;
-    if (&block != current->block && current->passed.cluster == 0) {
+    if (&block != current->block && current->meetings == 0) {
       fail("access to the shared memory of another block before a barrier of the cluster says that it runs");
     }
     if (block.remaining == 0) fail("access to the shared memory of a block that has ended");
@@ -363,6 +400,7 @@ void access(const void* place, int size, Access kind) {
       check(seen.reader, "writes what is read by", where);
       seen.writer = {current, current->passed};
       seen.added = kind == Access::kAdd;
+      if (seen.added) ++counted.additions, counted.most = std::max<int64_t>(counted.most, ++seen.additions);
     }
   }
 }
@@ -407,6 +445,7 @@ std::string run(int64_t clusters, int blocks, int threads, int shared, uint64_t 
       m.ready.push_back(&m.fibers[i]);
     }
     give_turn();
+    counted.block_barriers = m.fibers[0].passed.block, counted.cluster_barriers = m.fibers[0].passed.cluster;
   }
   machine = nullptr;
   return m.fault;

@@ -14,9 +14,10 @@
 
 namespace specdec::simt {
 
-// Counts of the barriers that a thread has passed.
+// Counts of the barriers that a thread has passed. A cluster's barrier has two halves: what a thread does between them
+// is ordered by the next one only. Barriers at which threads only arrive order nothing, and are not counted.
 struct Passed {
-  uint32_t warp = 0, block = 0, cluster = 0;
+  uint32_t warp = 0, block = 0, arrived = 0, cluster = 0;
 };
 
 struct Meeting;
@@ -27,6 +28,8 @@ struct Fiber {
   int thread;
   Passed passed = {};
   std::map<const uint64_t*, int> waited = {};  // how many copies of each arrival
+  int meetings = 0;                            // barriers of the cluster that the thread has left
+  bool arrived = false, releases = false;      // at one that it has not left; as one of those that order
   void* stack_pointer = nullptr;
   void* stack = nullptr;
   bool done = false;
@@ -44,6 +47,9 @@ int blocks_in_cluster();
 int64_t cluster();
 void sync_warp();
 void sync_block();
+void arrive_cluster();
+void arrive_only();
+void wait_cluster();
 void sync_cluster();
 char* shared_memory();
 char* in_block(char* place, int block);
@@ -53,7 +59,15 @@ void look_at(const void* place, int size);              // counts as a read if i
 void init(uint64_t* arrival);
 void copy_bulk(void* to, const void* from, int bytes, uint64_t* arrival);
 void wait(uint64_t* arrival, int round);
-int64_t copies();  // number of copies begun so far
+// What threads have done.
+struct Counts {
+  int64_t copies, copied;                    // bulk copies begun, and their bytes
+  int64_t loads;                             // of 16 bytes of logits
+  int64_t from_device, from_shared;          // bytes of these
+  int64_t additions, most;                   // atomic additions, and how many of a run were to one word
+  int64_t block_barriers, cluster_barriers;  // that the first thread of the last cluster passed
+};
+Counts take_counts();  // since the last call
 // Every thread of the warp contributes 16 bytes. Returns all [32][16], which stay valid until the next exchange but
 // one.
 const char* exchange(const void* bytes, int size);
@@ -108,6 +122,10 @@ void write(T* place, T value) {
   *place = value;
 }
 
+inline void prefetch(const void*) {}
+inline void start_next_launch() {}  // launches do not overlap here
+inline void wait_for_launch_before() {}
+
 inline char* opaque(char* place) { return place; }
 
 inline float half_to_float(uint32_t bits) {
@@ -135,18 +153,13 @@ inline uint32_t larger_float16(uint32_t a, uint32_t b) {
   return larger_halves(a, b, [](uint32_t bits) { return half_to_float(bits); });
 }
 
+inline uint32_t count_bits(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
+
 inline float exp2_of(float x) { return x < -126.0f ? 0.0f : exp2f(x); }
 
 inline uint32_t add(uint32_t* place, uint32_t value) {
   access(place, sizeof(value), Access::kAdd);
   const uint32_t before = *place;
-  *place += value;
-  return before;
-}
-
-inline uint64_t add(uint64_t* place, uint64_t value) {
-  access(place, sizeof(value), Access::kAdd);
-  const uint64_t before = *place;
   *place += value;
   return before;
 }

@@ -16,15 +16,20 @@ void row_max(int bug) {
   float max = -1.0f;
   for (int i = block_in_cluster() * num_threads() + thread(); i < 4096; i += all) max = larger(max, (i * 7919) % 4096);
   max = reduce(max, larger);
-  if (bug != 9) sync_cluster();
+  if (bug != 9 && bug != 13) arrive_only();
+  if (bug == 12) arrive_only();
+  if (bug != 9) wait_cluster();
   if (thread() % 32 == 0) write(&mine[thread() / 32], max);
   if (bug != 1) sync_block();
   if (thread() == 0) {
     for (int warp = 0; warp < warps; ++warp) max = larger(max, read(&mine[warp]));
+    if (bug == 10) arrive_cluster();
     write(in_block(&mine[8 + block_in_cluster()], 0), max);
   }
   if (bug == 2) sync_block();
-  if (bug != 2) sync_cluster();
+  if (bug == 11) arrive_only();
+  if (bug != 2 && bug != 11 && (bug != 10 || thread() != 0)) arrive_cluster();
+  if (bug != 2) wait_cluster();
   if (bug == 3) write(&mine[8], max);                    // every thread
   if (bug == 4 && thread() < 7) sync_block();            // not every thread
   if (bug == 5 && thread() == 5) write(&mine[16], max);  // after the end
@@ -59,6 +64,7 @@ void sum_copies(int bug, const float* numbers) {
     memcpy(four, &bytes, sizeof(four));
     for (float number : four) sum += number;
   }
+  if (bug == 9) copy(0);  // nobody waits for it
   sum = reduce(sum, [](float a, float b) { return a + b; });
   if (thread() == 0) largest = sum;
 }

@@ -22,7 +22,7 @@ def main() -> None:
             continue
         more = {"temperature": (0.0, 0.7, 1.3), "rule": rule, "log_probs": True, "drafter": "cpu"}
         inputs = random_step(3, 2, vocabulary, **more, **sampling, **q)
-        grid = dict(zip(("blocks", "threads", "slots"), kernels.GRIDS[steps % len(kernels.GRIDS)], strict=True))
+        grid = kernels.GRIDS[steps % len(kernels.GRIDS)]
         got = kernels.speculative_step(*inputs.operands(), **grid)
         # The reference would take most of the time here. test_parity.py compares with it what runs without sanitizers.
         assert torch.equal(got[0], inputs.run("cpu").tokens)

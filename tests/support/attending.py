@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from specdec.models.attention import BLOCK, Queries
+from specdec.models.tree import Tree
 
 HUGE = 1e30  # for slots that no query of the sequence sees: only a weight of exactly 0 removes it
 
@@ -16,6 +17,11 @@ def slots_seen(queries: Queries, b: int, i: int) -> list[int]:
     position = int(queries.positions[b, i])
     if position == 0:
         return [0]
+    if queries.tree is not None:
+        root, own = int(queries.positions[b, 0]), b if len(queries.tree.depths) > 1 else 0
+        path = [k for k in range(len(queries.positions[b])) if queries.tree.ancestors[own, i, k]]
+        first = 0 if queries.window is None else max(position - queries.window + 1, 0)
+        return [*range(first, root), *[root + k for k in path if root + queries.tree.depths[own, k] >= first]]
     return [j for j in range(position + 1) if queries.window is None or j > position - queries.window]
 
 
@@ -69,15 +75,16 @@ class Case(NamedTuple):
 
 def random_case(
     lengths, q, *, heads=4, group=2, size=64, capacity=300, window=None, padding=0, seed=0,
-    dtype=torch.float32, poison=HUGE,
+    dtype=torch.float32, poison=HUGE, parents=None,
 ) -> Case:  # fmt: skip
-    """A random case: sequences with these numbers of stored tokens, and q queries after them. The last ``padding``
-    queries do not count, and with length -1 none does. Unless ``poison`` is None, slots that no query sees hold
-    ``poison`` in blocks that a kernel reads, and NaN elsewhere."""
+    """A random case: sequences with these numbers of stored tokens, and q queries after them, or a tree of ``parents``.
+    The last ``padding`` queries do not count, and with length -1 none does. Unless ``poison`` is None, slots that no
+    query sees hold ``poison`` in blocks that a kernel reads, and NaN elsewhere."""
     generator = torch.Generator().manual_seed(seed)
     stored = torch.tensor(lengths)[:, None]
     live = (torch.arange(q) < q - padding) & (stored >= 0)
-    queries = Queries((stored + torch.arange(q)) * live, window)
+    tree = None if parents is None else Tree.of(torch.tensor(parents))
+    queries = Queries((stored + (torch.arange(q) if tree is None else tree.depths)) * live, window, tree)
     shapes = ((heads, q, size), (heads // group, capacity, size), (heads // group, capacity, size))
     query, key, value = (torch.randn(len(lengths), *shape, generator=generator) for shape in shapes)
     if poison is not None:
@@ -90,6 +97,8 @@ def random_case(
 
 
 LENGTHS = (0, 5, 127, 200)
+PARENTS = (-1, -1, 0, 0, 1, 2, 5, 6, 7, 8)  # of a broad tree with one long branch
+CHAIN, STAR = tuple(range(-1, 9)), (-1,) * 10
 
 
 CASES = {
@@ -105,6 +114,9 @@ CASES = {
     "a window and padding": ((-1, 7, 130, 280), 4, {"window": 9, "padding": 2}),
     "whole blocks": ((0, 127, 250), 5, {"capacity": 256}),
     "less than a block": ((0, 17, 60), 3, {"capacity": 70}),
+    "a tree": ((0, 5, 120, 127, 280), 11, {"parents": PARENTS}),
+    "a tree, a window and padding": ((-1, 0, 7, 125, 280), 11, {"parents": PARENTS, "window": 4, "padding": 2}),
+    "four trees": (LENGTHS, 11, {"parents": (PARENTS, STAR, CHAIN, PARENTS), "window": 100}),
 }
 
 

@@ -18,7 +18,7 @@ from .models import generate, prompts, tiny_model
 
 def start(drafter, prompts: list[list[int]], ends: list[frozenset[int]] | None = None):
     ends = [frozenset()] * len(prompts) if ends is None else ends
-    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends))
+    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends, nodes=0))
     session.admit(dict(enumerate(prompts)))
     return session
 

@@ -22,7 +22,8 @@ from unittest import mock
 import torch
 import triton
 from specdec.models import attention
-from specdec.models.attention import BLOCK, block_mask
+from specdec.models.attention import BLOCK, Queries, block_mask
+from specdec.models.tree import Tree
 from torch._inductor import config as inductor
 from torch._inductor import graph
 from torch._inductor.compile_fx import compile_fx_inner
@@ -68,6 +69,7 @@ def _gpu() -> Iterator[None]:
         "torch.cuda.get_device_capability": (9, 0), "torch.cuda.get_device_properties": HOPPER,
         "torch.cuda._get_device_properties": HOPPER, "torch.cuda._lazy_init": None,
         "torch.cuda._exchange_device": 0, "torch.cuda._maybe_exchange_device": 0,
+        "torch._subclasses.fake_tensor.init_gpu_context": None,
         "torch.cuda.get_rng_state": torch.zeros(16, dtype=torch.uint8), "torch.cuda.set_rng_state": None,
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
@@ -86,13 +88,17 @@ def _gpu() -> Iterator[None]:
             has_triton.cache_clear()
 
 
+def captured_by(queries: Queries) -> tuple[torch.Tensor, ...]:
+    return queries.positions, *(queries.tree or ())
+
+
 def written(case: Case) -> str:
     """The Python source with Triton kernels that Inductor generates for ``attend`` of such tensors on a GPU."""
     query, key, value, queries = case
     mask = block_mask(queries, key.shape[2])
 
-    def rule(b, h, i, slot, positions):
-        return attention.sees(positions[b, i], slot, queries.window)
+    def rule(b, h, i, slot, positions, *tree):
+        return attention.seen(Queries(positions, queries.window, Tree(*tree) if tree else None), b, i, slot)
 
     def traced(query, key, value, numbers, indices, *captured):
         unused = (
@@ -112,7 +118,7 @@ def written(case: Case) -> str:
 
     codes: list[str] = []
     with _gpu(), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.inference_mode(False):
-        tensors = (query, key, value, mask.kv_num_blocks, mask.kv_indices, queries.positions)
+        tensors = (query, key, value, mask.kv_num_blocks, mask.kv_indices, *captured_by(queries))
         tensors = tuple(torch.empty(t.shape, dtype=t.dtype) for t in tensors)
         traced_graph = make_fx(traced, tracing_mode="fake", decomposition_table=select_decomp_table())(*tensors)
         traced_graph.graph.eliminate_dead_code()
@@ -149,7 +155,7 @@ def interpreted(case: Case, folder: Path) -> tuple[torch.Tensor, dict[str, int]]
     query, key, value, queries = case
     mask, none = block_mask(queries, key.shape[2]), torch.empty(0)
     size, heads, q, width = query.shape
-    lists = (mask.kv_num_blocks, mask.kv_indices, none, none, *(t.contiguous() for t in (queries.positions,)))
+    lists = (mask.kv_num_blocks, mask.kv_indices, none, none, *(t.contiguous() for t in captured_by(queries)))
     tile, splits = constants["BLOCK_M"], constants.get("SPLIT_KV")
     if splits is None:  # one program for all keys of a head
         out = torch.full_like(query, math.nan)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .drafters import NAMES
+from .drafters import HEAD, NAMES, is_head
 
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
@@ -102,8 +102,8 @@ class ChatCommands:
 
     def _drafter(self, argument: str) -> str:
         name, _, layers = argument.partition(" ")
-        if name not in NAMES:
-            raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}")
+        if name not in NAMES and not is_head(name):
+            raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}, or {HEAD}")
         exit_layers = _integer(layers, 1) if layers else None
         self._use_drafter(name, exit_layers)
         self.settings.drafter, self.settings.exit_layers = name, exit_layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,12 @@ NAMES = {
     "none": "nothing: plain decoding",
 }
 NEED_DRAFT = ("model", "universal")
+HEAD = "the folder of a head"
+
+
+def is_head(name: str) -> bool:
+    """Whether ``name`` is no name, but the folder of a head."""
+    return name not in NAMES and Path(name).expanduser().is_dir()
 
 
 def make_drafter(
@@ -36,7 +43,7 @@ def make_drafter(
     """Makes what ``SpeculativeDecoder`` takes as ``draft``.
 
     Args:
-        name: of NAMES.
+        name: of NAMES, or the folder of a head.
         target: the model that is decoded from.
         draft: for the names of NEED_DRAFT.
         exit_layers: for "early-exit".
@@ -87,4 +94,18 @@ def make_drafter(
             return UniversalDrafter(draft, draft_tokenizer, tokenizer)
         case "none":
             return None
-    refuse("drafter", repr(name), ", ".join(NAMES))
+        case folder if is_head(folder):
+            return _load_head(folder, target, tokenizer)
+    refuse("drafter", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
+
+
+def _load_head(folder: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Drafter:
+    """Raises what ``load_head`` raises, as an error of ``drafter``."""
+    from ..drafters.heads import load_head
+
+    try:
+        return load_head(folder, target, tokenizer=tokenizer)
+    except OSError as error:
+        raise OSError(f"drafter: {str(error).removeprefix('path: ')}") from error
+    except ValueError as error:
+        raise ValueError(f"drafter: {folder!r}: {error}") from error

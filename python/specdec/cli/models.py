@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .drafters import NEED_DRAFT, make_drafter
+from .drafters import NEED_DRAFT, is_head, make_drafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -104,10 +104,11 @@ def _load(
 
 def paths(target: str | None, draft: str | None, drafter: str, adapter: str | None = None) -> dict[str, str | None]:
     """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
+    more = {"head": drafter} if is_head(drafter) else {}
     if target is None:
         draft = str(_EMBEDDED / "draft") if drafter in NEED_DRAFT else None
-        return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer")}
-    return {"target": target, "draft": draft} | ({} if adapter is None else {"adapter": adapter})
+        return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer"), **more}
+    return {"target": target, "draft": draft, **more} | ({} if adapter is None else {"adapter": adapter})
 
 
 def tokenizer_of(target: str | None) -> Callable[[], PreTrainedTokenizerBase]:

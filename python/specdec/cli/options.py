@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ..stopping import Stopping, StopStrings
-from .drafters import NAMES, NEED_DRAFT
+from .drafters import HEAD, NAMES, NEED_DRAFT, is_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,12 +52,12 @@ AcceptRule = Annotated[
 ]
 Drafter = Annotated[
     str,
-    typer.Option(help=f"Who proposes tokens: {', '.join(NAMES)}. lookup, suffix and early-exit need no draft model."),
+    typer.Option(help=f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}."),
 ]
 Drafters = Annotated[
     list[str] | None,
     typer.Option(
-        "--drafter", help=f"Repeatable: {', '.join(NAMES)}. Default: model (if there is one), lookup, suffix."
+        "--drafter", help=f"Repeatable: {', '.join(NAMES)}, {HEAD}. Default: model (if there is one), lookup, suffix."
     ),
 ]
 ExitLayers = Annotated[int | None, typer.Option(help="Layers of the target that draft, with --drafter early-exit.")]
@@ -218,8 +218,8 @@ def check_drafters(
 ) -> None:
     """Checks all that can be checked before models are loaded."""
     for name in names:
-        if name not in NAMES:
-            refuse("--drafter", repr(name), ", ".join(NAMES))
+        if name not in NAMES and not is_head(name):
+            refuse("--drafter", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
     if len({*names}) < len(names):
         refuse("--drafter", ", ".join(names), "each once")
     needed = [name for name in names if name in NEED_DRAFT]

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse
 from ..models.cached_model import CachedModel
+from ..models.layers import layers_path
 from ..models.supported import KNOWN_MODEL_TYPES, cached_model
 from .model import ModelDrafter, ModelDraftSession
 from .protocol import Generation
@@ -57,15 +58,7 @@ def first_layers(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     described, count = f"model type {config.model_type!r}", config.num_hidden_layers
     if isinstance(num_layers, bool) or not isinstance(num_layers, int) or not 1 <= num_layers <= count:
         refuse("num_layers", repr(num_layers), f"1 to {count}, the layers of the target")
-    # Duplicates count, because a list that is reached in two ways would have to be shortened in both.
-    lists = [
-        name
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    ]
-    if len(lists) != 1:
-        refuse("target", f"{described}, with {len(lists)} lists of {count} modules", "models with one, of their layers")
-    *way, last = lists[0].split(".")
+    *way, last = layers_path(model).split(".")
     configs: dict = {}  # modules that share a configuration share its copy
     whole = _copied(model, num_layers, configs, described)
     module: nn.Module = whole

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,7 +14,9 @@ from specdec_kernels import check_drafts
 from ..checks import refuse
 from ..models.compiled import NotCompiled
 from ..result import error_text
-from .protocol import Drafter, Drafts, DraftSession, Generation, Step
+from .protocol import Drafter, Drafts, DraftSession, DraftTree, Generation, Step
+
+D = TypeVar("D", Drafts, DraftTree)
 
 
 class GuardedSession:
@@ -77,14 +80,21 @@ class GuardedSession:
 
     def draft(self, step: Step) -> Drafts | None:
         """Returns the step's drafts; None if the session was dropped, now or before."""
+        return self._guarded(self._chain, step)
+
+    def draft_tree(self, step: Step) -> DraftTree | None:
+        """Returns the step's tree; None if the session was dropped, now or before."""
+        return self._guarded(self._tree, step)
+
+    def _guarded(self, ask: Callable[[Step], D], step: Step) -> D | None:
         if self._session is None:
             return None
         try:
-            return self._checked(step)
+            return ask(step)
         except Exception as error:
             if self.raising or isinstance(error, NotCompiled):
                 raise
-            drafts = self._asked_again(step, error) if self._isolate else None
+            drafts = self._asked_again(ask, step, error) if self._isolate else None
             if drafts is None:
                 self._drop(error)
             return drafts
@@ -100,19 +110,25 @@ class GuardedSession:
             else:  # the row's next sequence does not depend on this one
                 warnings.warn(f"the drafter failed to release a row: {error_text(error)}", RuntimeWarning, 4)
 
-    def _checked(self, step: Step) -> Drafts:
+    def _chain(self, step: Step) -> Drafts:
         assert self._session is not None
         drafts = self._session.draft(step)
         _check(drafts, step, self._generation)
         return drafts
 
-    def _asked_again(self, step: Step, error: Exception) -> Drafts | None:
-        """Calls ``draft`` again for all rows, then without one row at a time, and returns the first valid drafts. The
-        row that was left out is recorded as failed. None: every call failed."""
+    def _tree(self, step: Step) -> DraftTree:
+        session: Any = self._session  # the decoder asks only drafters that propose trees
+        tree = session.draft_tree(step)
+        _check_tree(tree, step, self._generation)
+        return tree
+
+    def _asked_again(self, ask: Callable[[Step], D], step: Step, error: Exception) -> D | None:
+        """Asks again for all rows, then without one row at a time, and returns the first valid drafts. The row that was
+        left out is recorded as failed. None: every call failed."""
         for row in [None, *(row for row, allowed in enumerate(step.allowed) if allowed)]:
             allowed = [0 if r == row else n for r, n in enumerate(step.allowed)]
             try:
-                drafts = self._checked(dataclasses.replace(step, allowed=allowed))
+                drafts = ask(dataclasses.replace(step, allowed=allowed))
             except Exception:  # caused by another row, or by all of them
                 continue
             if row is not None:  # the session may have returned drafts for this row all the same
@@ -131,14 +147,8 @@ def _check(drafts: Drafts, step: Step, generation: Generation) -> None:
     """Raises for drafts that verification would refuse, since its error would end all sequences."""
     if not isinstance(drafts, Drafts):
         raise TypeError(f"draft() returned {type(drafts).__name__}, allowed: Drafts")
-    batch, device = step.position.shape[0], step.position.device
-    tokens = drafts.tokens
-    if not isinstance(tokens, torch.Tensor):
-        refuse("tokens", type(tokens).__name__, "a tensor")
-    fits = tokens.dim() == 2 and tokens.shape[0] == batch and tokens.shape[1] <= step.num_drafts
-    if tokens.dtype != torch.int64 or not fits or tokens.device != device:
-        given = f"{tokens.dtype} of shape {list(tokens.shape)} on {tokens.device}"
-        refuse("tokens", given, f"int64 of shape [{batch}, at most {step.num_drafts}] on {device}")
+    tokens, device = drafts.tokens, step.position.device
+    _check_integers("tokens", tokens, step, step.num_drafts)
     g, status = generation, drafts.status
     q = drafts.logits, drafts.stats, drafts.compact, drafts.d2t
     check_drafts(tokens, *q, vocabulary=g.processors.vocab_size, rule=g.rule, backend=g.backend)
@@ -148,3 +158,30 @@ def _check(drafts: Drafts, step: Step, generation: Generation) -> None:
         refuse("status", f"{status.dtype} on {status.device}", f"int32 or int64 on {device}")
     if not isinstance(drafts.forwards, int):
         refuse("forwards", repr(drafts.forwards), "an integer")
+
+
+def _check_tree(tree: DraftTree, step: Step, generation: Generation) -> None:
+    """Raises for a tree that verification would refuse, or that is larger than the cache has room for."""
+    if not isinstance(tree, DraftTree):
+        raise TypeError(f"draft_tree() returned {type(tree).__name__}, allowed: DraftTree")
+    _check_integers("tokens", tree.tokens, step, generation.nodes)
+    nodes, parents = tree.tokens.shape[1], tree.parents
+    if isinstance(parents, torch.Tensor) and parents.dim() == 1:
+        parents = parents.expand(len(tree.tokens), -1)
+    _check_integers("parents", parents, step, nodes)
+    allowed = f"for each of {nodes} nodes a node before it, or -1"
+    if parents.shape[1] != nodes:
+        refuse("parents", f"shape {list(parents.shape)}", allowed)
+    # A GPU would have to be waited for. There a node whose parent does not come before it is in no tree.
+    if parents.device.type == "cpu" and ((parents < -1) | (parents >= torch.arange(nodes))).any():
+        refuse("parents", parents.tolist(), allowed)
+
+
+def _check_integers(name: str, values: torch.Tensor, step: Step, most: int) -> None:
+    batch, device = step.position.shape[0], step.position.device
+    if not isinstance(values, torch.Tensor):
+        refuse(name, type(values).__name__, "a tensor")
+    fits = values.dim() == 2 and values.shape[0] == batch and values.shape[1] <= most
+    if values.dtype != torch.int64 or not fits or values.device != device:
+        given = f"{values.dtype} of shape {list(values.shape)} on {values.device}"
+        refuse(name, given, f"int64 of shape [{batch}, at most {most}] on {device}")

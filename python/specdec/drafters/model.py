@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import torch
 from transformers import PreTrainedModel
 
-from specdec_kernels import DraftStep, Rule, draft_step
+from specdec_kernels import DraftStep
 
 from ..checks import refuse
 from ..models.cached_model import CachedModel, computing_dtype
 from ..models.kv_cache import StaticKVCache
 from ..models.supported import cached_model
+from .drawing import Drawing
 from .protocol import Drafts, Generation, Step
 
 
@@ -120,11 +120,6 @@ class ModelDraftSession:
         """Whether drafting needs the host to know the texts, so that the device cannot run ahead."""
         return self.confidence > 0
 
-    @property
-    def keeps_q(self) -> bool:
-        """Whether drafts come with their q: greedy drafts are one-hot, and ``coupled`` needs no q."""
-        return not self.generation.greedy and self.generation.rule != Rule.COUPLED
-
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         if not self.is_shared:
             for row in prompts:
@@ -143,47 +138,27 @@ class ModelDraftSession:
         self.generation.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
-        g, cache, lap = self.generation, self.cache, self.generation.stopwatch.lap
-        draw_from = partial(
-            draft_step,
-            params=g.params,
-            seed=g.seed,
-            position=step.position,
-            rule=g.rule,
-            table=step.table,
-            d2t=self.d2t,
-            compact=g.compact_q if self.keeps_q else 0,
-            backend=g.backend,
-        )
+        cache, lap = self.cache, self.generation.stopwatch.lap
+        drawing = Drawing(self.generation, step, self.d2t)
         cache.lengths = step.lengths
         skipped = slice(2 - self.first, None)
         layout = self.model.layout(step.positions[:, skipped], step.slots[:, skipped], step.visible)
         layouts = layout.split([self.first] + [1] * step.num_drafts)  # the last is not used, since draft K is never fed
         fed, going = step.last_two[:, skipped], step.allowed
-        rows: list[torch.Tensor] = []
-        draws: list[DraftStep] = []
-        drafts = step.last_two[:, :0]  # the drafts so far, if the next distribution depends on them
         lap("loop")
         for i in range(step.num_drafts):
             logits = self.model(fed, cache, layouts[i])[:, -1, : self.columns]
             lap("draft_forwards")
-            if g.processors:
-                logits = g.processors(logits[:, None], step.processed, step.allowed, drafts, self.d2t)[:, 0]
-            draw = draw_from(logits, offset=i, drafts=drafts)
-            lap("kernels")
+            draw = drawing.draw(logits)
             if self.confidence > 0:
-                draw, going = self._stop_unsure(draw, logits, going, i)
-            rows.append(logits)
-            draws.append(draw)
+                draw, going = self._stop_unsure(draw, drawing.rows[i], going, i)
+            drawing.keep(draw)
             if not any(n > i + 1 for n in going):
                 break
-            if step.table is not None or g.processors:
-                drafts = torch.cat((drafts, draw.tokens[:, None]), 1)
-            # -1 means that there was no distribution. The drafts end there, but the model must be fed some token.
-            fed = draw.tokens.clamp(min=0)[:, None]
-        whole = self._with_q(rows, draws)
+            fed = drawing.to_feed()
+        drafts = drawing.drafts()
         lap("loop")
-        return whole
+        return drafts
 
     def release(self, row: int, output: list[int]) -> None:
         pass
@@ -201,17 +176,6 @@ class ModelDraftSession:
         tokens, status = draw.tokens.masked_fill(stopped, -1), draw.status.masked_fill(stopped, 0)
         draw = draw._replace(tokens=tokens, status=status)
         return draw, [n if likely else min(n, offset + 1) for n, likely in zip(going, sure, strict=True)]
-
-    def _with_q(self, rows: list[torch.Tensor], draws: list[DraftStep]) -> Drafts:
-        def column(name: str) -> torch.Tensor:
-            return torch.stack([getattr(draw, name) for draw in draws], 1)
-
-        drafts, g = Drafts(column("tokens"), status=column("status"), forwards=len(draws)), self.generation
-        if not self.keeps_q:
-            return drafts
-        if g.compact_q:
-            return drafts._replace(compact=(column("compact_ids"), column("compact_log_q")))
-        return drafts._replace(logits=torch.stack(rows, 1), stats=(column("cutoff"), column("lse")), d2t=self.d2t)
 
 
 def neighbours(rows: Iterable[int]) -> list[list[int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from ..checks import read_count, refuse
+from .branching import Branches, as_trees
 from .copying import copy_from, one_hot
-from .protocol import Drafts, Generation, Step
+from .protocol import Drafts, DraftTree, Generation, Step
 
 
 class PromptLookupDrafter:
@@ -17,6 +18,9 @@ class PromptLookupDrafter:
     The longest n-gram that ends the text and also occurs earlier in it, in prompt or output, is looked up. The drafts
     are the tokens that followed its most recent earlier occurrence, up to an end-of-sequence token. They are a function
     of the text, so q is one-hot and the distribution is unchanged.
+
+    A tree has the continuations of several earlier occurrences: those of the longest n-gram first, of these the most
+    recent first.
 
     The defaults are the best of those tried on Python source, K = 4 to 12, where a draft costs 5 % of a step. Single
     tokens give more drafts, but most of these are rejected; n = 3 alone, as in the original, finds old versions of
@@ -29,6 +33,8 @@ class PromptLookupDrafter:
     Raises:
         ValueError: names the argument, what was given and what is allowed.
     """
+
+    proposes_trees = True
 
     def __init__(self, max_ngram: int = 5, min_ngram: int = 2):
         read_count("max_ngram", max_ngram, 1)
@@ -44,12 +50,16 @@ class PromptLookupSession:
     """One index for each sequence. A sequence that does not draft in a step is indexed at its next drafts."""
 
     def __init__(self, sizes: range, generation: Generation):
-        self.sizes, self.stopwatch, self.ends = sizes, generation.stopwatch, generation.ends
-        self.indexes = [NgramIndex(sizes) for _ in range(generation.size)]
+        self.sizes, self.nodes = sizes, generation.nodes
+        self.stopwatch, self.ends = generation.stopwatch, generation.ends
+        self.indexes = [self._new() for _ in range(generation.size)]
+
+    def _new(self) -> NgramIndex:
+        return NgramIndex(self.sizes, several=self.nodes > 0)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         for row, prompt in prompts.items():
-            self.indexes[row] = NgramIndex(self.sizes)
+            self.indexes[row] = self._new()
             self.indexes[row].update(prompt)
         self.stopwatch.lap("prefill")
 
@@ -58,24 +68,42 @@ class PromptLookupSession:
         proposals = [index.propose(text, most) if most else [] for index, text, most in sequences]
         return one_hot(proposals, self.ends, step.last_two.device)
 
+    def draft_tree(self, step: Step) -> DraftTree:
+        trees = []
+        for index, text, most, ends in zip(self.indexes, step.texts, step.allowed, self.ends, strict=True):
+            tree = Branches(self.nodes if most else 0, ends)
+            if most:
+                index.branch(text, most, tree)
+            trees.append(tree)
+        return as_trees(trees, step.last_two.device)
+
     def release(self, row: int, output: list[int]) -> None:
-        self.indexes[row] = NgramIndex(self.sizes)
+        self.indexes[row] = self._new()
 
 
 class NgramIndex:
     """The position after the most recent occurrence of each n-gram of a growing text, for each n of ``sizes``,
-    ascending. A new token costs one entry for each n."""
+    ascending. A new token costs one entry for each n.
 
-    def __init__(self, sizes: range):
+    Args:
+        several: earlier occurrences are kept as well, for ``branch``; one more entry for each n.
+    """
+
+    def __init__(self, sizes: range, several: bool = False):
         self._ends: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in sizes}
-        self._known = 0
+        self._before: dict[int, dict[int, int]] = {n: {} for n in sizes}  # an occurrence's end -> the earlier one's
+        self._known, self._several = 0, several
 
     def update(self, text: list[int]) -> None:
         """Adds the n-grams of ``text`` except those at its end, which have no token after them yet."""
         first, known = self._known, len(text)
         for n, ends in self._ends.items():
+            before = self._before[n]
             for end in range(max(first, n), known):
-                ends[tuple(text[end - n : end])] = end
+                ngram = tuple(text[end - n : end])
+                if self._several and ngram in ends:
+                    before[end] = ends[ngram]
+                ends[ngram] = end
         self._known = known
 
     def propose(self, text: list[int], most: int) -> list[int]:
@@ -89,3 +117,24 @@ class NgramIndex:
                 break  # then no longer n-gram occurred before, either
             found = end
         return [] if found is None else copy_from(text, found, most)
+
+    def branch(self, text: list[int], most: int, tree: Branches) -> None:
+        """Adds continuations of up to ``most`` tokens to ``tree`` until it is full, or as many as it may have nodes
+        have been looked at. As for ``propose``, ``text`` must begin with the text of the previous call."""
+        self.update(text)
+        for end, _ in zip(self._occurrences(text), range(tree.most), strict=False):
+            tree.add(copy_from(text, end, most))
+            if tree.full:
+                return
+
+    def _occurrences(self, text: list[int]) -> Iterator[int]:
+        """Yields where the last tokens of ``text`` occurred before, by the longest n-gram first, the most recent
+        first."""
+        seen = set()
+        for n in sorted(self._ends, reverse=True):
+            end = self._ends[n].get(tuple(text[-n:]))
+            while end is not None:
+                if end not in seen:
+                    seen.add(end)
+                    yield end
+                end = self._before[n].get(end)

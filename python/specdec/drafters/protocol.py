@@ -14,7 +14,7 @@ from ..models.kv_cache import StaticKVCache
 from ..sampling.processors import Processors
 from ..stats import Stopwatch
 
-__all__ = ["DraftSession", "Drafter", "Drafts", "Generation", "Step"]
+__all__ = ["DraftSession", "DraftTree", "Drafter", "Drafts", "Generation", "Step"]
 
 
 @dataclass
@@ -24,16 +24,18 @@ class Generation:
 
     size: int  # B, rows
     capacity: int  # slots of a row, the trash slot included
+    most_drafts: int  # the largest K of a step
     rule: Rule
     compact_q: int  # q is truncated to this many tokens, and returned as ids and log q; 0: it is not truncated
     backend: str
     stopwatch: Stopwatch  # sessions add their laps to "draft_forwards" and "kernels"
     target_cache: StaticKVCache  # holds every prompt except its last token when a sequence is admitted
     processors: Processors  # applied to raw logits before a token is drawn; false if no row has any
-    params: SamplingParams  # [B] tensors
+    params: SamplingParams  # packed [B] tensors
     seed: torch.Tensor  # [B] int64
     ends: list[frozenset[int]]  # the end-of-sequence tokens of each row's sequence; empty for a row without one
     greedy: bool = True  # all rows have temperature 0
+    nodes: int = 0  # the most nodes of a tree that a step verifies; 0: chains
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,24 @@ class Drafts(NamedTuple):
         )
 
 
+class DraftTree(NamedTuple):
+    """A tree of drafts for every sequence: several continuations, which share their beginnings. The nodes must not
+    depend on the random numbers of verification, as tokens that a text or a model makes the most likely do not; which
+    of them there are may be chosen in any way. Verified by rule ``walk``, so a text is that of rule ``coupled``."""
+
+    # [B, n] int64 of the target's vocabulary, 0 <= n <= Generation.nodes. -1: there is no such node, nor any below it.
+    # Nodes further down than a row may draft (``Step.allowed``) do not count.
+    tokens: torch.Tensor
+    parents: torch.Tensor  # [B, n] or [n] int64: the node that each one follows, which comes before it; -1: the root
+    forwards: int = 0  # model calls that drafting took
+
+    def widened(self, nodes: int) -> DraftTree:
+        """Returns the tree with ``nodes`` nodes, of which the added ones do not count."""
+        missing = nodes - self.tokens.shape[1]
+        tokens, parents = (torch.nn.functional.pad(t, (0, missing), value=-1) for t in self[:2])
+        return self._replace(tokens=tokens, parents=parents)
+
+
 class DraftSession(Protocol):
     """A drafter's state for one batch. It starts without sequences.
 
@@ -103,6 +123,9 @@ class DraftSession(Protocol):
     ``show(texts: Mapping[int, list[int]], starts: Mapping[int, int])``. It is called before ``draft``, with the texts
     of rows that draft next and of which more than the last two tokens may be new: new sequences (start 0), and those
     that have had steps without drafts. It has seen the tokens before ``starts``.
+
+    If a drafter has ``proposes_trees = True``, its sessions have a method ``draft_tree(step: Step) -> DraftTree`` as
+    well, called in the place of ``draft`` where ``Generation.nodes`` is not 0. K is then the most nodes of a path.
 
     ``draft`` may be called twice for the same step, and must then return the same drafts. If it raises,
     the loop warns and the batch continues without drafts. In a scheduler, the loop first calls it again, and then with

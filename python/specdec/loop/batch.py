@@ -32,6 +32,7 @@ from .step import SpeculativeLoop
 from .step_report import PendingReport, StepResult
 from .step_timer import StepTimer
 from .token_log_probs import MAX_TOP
+from .tree_step import TreeLoop
 from .unseen_tokens import UnseenTokens
 
 
@@ -51,6 +52,7 @@ class BatchConfig:
         isolate: a drafter that fails for one row still drafts for the others.
         ahead: how many steps the device may be ahead of the host, 0 or 1.
         graphs: runs a step as one CUDA graph; None: no graphs.
+        nodes: the most nodes of a tree that a step verifies, whose paths have up to K; 0: chains.
     """
 
     target: CachedModel
@@ -68,6 +70,7 @@ class BatchConfig:
     isolate: bool = False
     ahead: int = 0
     graphs: StepGraphs | None = None
+    nodes: int = 0
 
     @property
     def most_drafts(self) -> int:
@@ -108,6 +111,7 @@ class Batch:
         self.generation = Generation(
             size=size,
             capacity=capacity,
+            most_drafts=most,
             rule=config.rule,
             compact_q=config.compact_q,
             backend=config.backend,
@@ -117,13 +121,15 @@ class Batch:
             params=self.device_rows.params,
             seed=self.device_rows.seed,
             ends=[frozenset()] * size,
+            nodes=config.nodes,
         )
         self.steps = self.draft_forwards = 0
         self.waiting: list[int] | None = []
         self.session: GuardedSession | None = None
         if config.drafter is not None and most > 0:
             self.session = GuardedSession(config.drafter, self.generation, isolate=config.isolate)
-        self.loop = SpeculativeLoop(target, self.session, self.generation, self.device_rows)
+        loop = TreeLoop if config.nodes else SpeculativeLoop
+        self.loop = loop(target, self.session, self.generation, self.device_rows)
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._draft_lengths = _draft_lengths(config)
@@ -267,7 +273,7 @@ class Batch:
             step=self.steps,
             num_drafts=num_drafts,
             steady=steady,
-            visible=self._visible(num_drafts),
+            visible=self._visible(max(num_drafts, self.config.nodes)),
             allowed=allowed,
             table=self.table.on_device(),
             texts=texts,
@@ -340,7 +346,7 @@ class Batch:
             try:
                 if (error := self.generation.processors.errors.get(row)) is not None:
                     raise error
-                tokens, accepted = record.take(report, self.config.target.vocab_size, result.drafts.forwards)
+                tokens, accepted = record.take(report, result.drafts.forwards)
             except Exception as error:  # from its processors or its stop, so it does not concern other sequences
                 record.fail(error)
                 self.end(row)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import SamplingParams, SpeculativeStep, Status, TokenTable
+from specdec_kernels import SamplingParams, SpeculativeStep, Status, TokenTable, TreeStep
 
 from ..drafters.protocol import Step
 
-PARAMETERS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+PARAMETERS = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 
 
@@ -62,7 +61,8 @@ class DeviceRows:
         last_two: [B, 2] int64, the last two known tokens (a single known token is there twice).
         scored: [B] int64, the rows whose emitted tokens are scored; the plan says how many of them count.
         seed: [B] int64.
-        params: the kernels' parameters; one that has no effect in any row is None, so that nothing is computed for it.
+        params: the kernels' parameters, packed; filters, or penalties, that have no effect in any row are None, so that
+            nothing is computed for them.
     """
 
     def __init__(self, size: int, capacity: int, most_drafts: int, max_eos: int, device: torch.device):
@@ -74,7 +74,8 @@ class DeviceRows:
         self.wanted, self.scored = torch.zeros_like(self.known), torch.zeros_like(self.known)
         self.last_two = self._last_two.T
         off = [0.0 if name == "temperature" else SamplingParams.neutral(name) for name in PARAMETERS]
-        self._numbers = torch.tensor(off, device=device)[:, None].repeat(1, size)
+        parts = torch.tensor(off, device=device).repeat(size, 1).split((1, 3, 3), 1)
+        self._temperature, self._filters, self._penalties = self._numbers = [part.contiguous() for part in parts]
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
         self._columns = torch.arange(-2, most_drafts, device=device)
@@ -133,17 +134,19 @@ class DeviceRows:
             numbers.append([settings.params[name] for name in PARAMETERS])
         rows = upload(list(self._edits), torch.int64, self.device)
         self._integers.index_copy_(1, rows, upload(integers, torch.int64, self.device).T)
-        self._numbers.index_copy_(1, rows, upload(numbers, torch.float32, self.device).T)
+        parts = upload(numbers, torch.float32, self.device).split((1, 3, 3), 1)
+        for mine, part in zip(self._numbers, parts, strict=True):
+            mine.index_copy_(0, rows, part)
         self._edits.clear()
         self.params = self._used_params()
 
     def _used_params(self) -> SamplingParams:
-        used: dict[str, torch.Tensor] = {}
-        for name, column in zip(PARAMETERS, self._numbers, strict=True):
-            does_something = any(params[name] != self._off[name] for params in self._in_rows.values())
-            if name == "temperature" or does_something and not (name in SamplingParams.FILTERS and self.greedy):
-                used[name] = column
-        return SamplingParams.unchecked(**used)
+        def used(names: tuple[str, ...]) -> bool:
+            return any(params[name] != self._off[name] for params in self._in_rows.values() for name in names)
+
+        filters = self._filters if used(SamplingParams.FILTERS) and not self.greedy else None
+        penalties = self._penalties if used(SamplingParams.PENALTIES) else None
+        return SamplingParams.packed(self._temperature[:, 0], filters, penalties)
 
     def place(self, plan: StepPlan, wanted: torch.Tensor | None = None) -> Step:
         """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
@@ -174,7 +177,7 @@ class DeviceRows:
             processed=plan.processed,
         )
 
-    def advance(self, out: SpeculativeStep) -> torch.Tensor:
+    def advance(self, out: SpeculativeStep | TreeStep) -> torch.Tensor:
         """Advances the rows by a step's emitted tokens, up to an end-of-sequence token.
 
         Returns:

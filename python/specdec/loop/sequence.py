@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -75,7 +74,7 @@ class SequenceRecord:
         """How many tokens it may still emit."""
         return self.ends.max_new_tokens - self.emitted
 
-    def take(self, report: SequenceReport, vocab_size: int, draft_forwards: int) -> tuple[list[int], int]:
+    def take(self, report: SequenceReport, draft_forwards: int) -> tuple[list[int], int]:
         """Adds a step's report to the record.
 
         Returns:
@@ -87,7 +86,6 @@ class SequenceRecord:
         """
         tokens, accepted, status = report.tokens, report.num_accepted, report.status
         count = len(tokens)
-        drafted = sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, report.drafts))
         at_eos = count > 0 and tokens[-1] in self.ends.eos
         self.text += tokens
         try:
@@ -105,8 +103,8 @@ class SequenceRecord:
         if ended:
             status &= ~_TARGET_FAULTS  # faults in rows after the end do not matter
         failed = status & _TARGET_FAULTS != 0
-        drawn = Producer.RECOVERED if accepted < drafted else Producer.BONUS
-        tested = accepted if failed else min(accepted + 1, drafted)
+        drawn = Producer.RECOVERED if report.tested > accepted else Producer.BONUS
+        tested = accepted if failed else report.tested
         if ended:
             accepted, tested = min(accepted, len(tokens)), min(tested, len(tokens))
         if self.processed is not self.text:
@@ -114,7 +112,7 @@ class SequenceRecord:
         self.produced_by += [Producer.ACCEPTED] * accepted + [drawn] * (len(tokens) - accepted)
         if status:
             self.status |= Status(status)
-        self.stats.record(drafted, tested, accepted, len(tokens), draft_forwards)
+        self.stats.record(report.drafted, tested, accepted, len(tokens), draft_forwards)
         if failed:
             self.end = End.FAILED
         elif at_eos:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
 
-from specdec_kernels import SpeculativeStep
+from specdec_kernels import SpeculativeStep, TreeStep
 
-from ..drafters.protocol import Drafts
+from ..drafters.protocol import Drafts, DraftTree
+from ..models.tree import Tree
 
 
 class StepResult(NamedTuple):
     """The result of one step on the device, whose rows have already been advanced by it."""
 
-    drafts: Drafts
+    drafts: Drafts | DraftTree
     logits: torch.Tensor  # [B, k + 1, V], the target's own logits
-    out: SpeculativeStep
-    report: torch.Tensor  # [B, n] int64, made by ``pack``
+    out: SpeculativeStep | TreeStep
+    report: torch.Tensor  # [B, n] int64, made by ``pack`` or ``pack_tree``
     reals: int  # how many of its last columns are float64
 
 
@@ -25,7 +27,8 @@ class SequenceReport(NamedTuple):
     """What one step did for one sequence."""
 
     tokens: list[int]  # the emitted tokens, up to an end-of-sequence token
-    drafts: list[int]  # the drafts that counted
+    drafted: int  # the drafts that counted; of a tree, the nodes of its longest path
+    tested: int  # the accepted drafts, and the one or the siblings that were rejected
     num_accepted: int  # accepted drafts, including those after an end-of-sequence token
     status: int  # Status flags, including those of its drafts
     # [k + 1, w] float64, if the step computed log-probabilities: of each emitted token, under the distribution that it
@@ -70,8 +73,9 @@ def pack(
     return torch.cat((*columns, reals.view(torch.int64)), 1), reals.shape[1]
 
 
-def unpack(report: torch.Tensor, num_drafts: int, reals: int = 0) -> list[SequenceReport]:
-    """Returns each row's report from the result of ``pack``, for a step whose drafts had ``num_drafts`` columns."""
+def unpack(report: torch.Tensor, num_drafts: int, vocab_size: int, reals: int = 0) -> list[SequenceReport]:
+    """Returns each row's report from the result of ``pack``, for a step whose drafts had ``num_drafts`` columns. An id
+    outside the vocabulary ends the drafts."""
     report, bits = report.split((report.shape[1] - reals, reals), 1)
     log_probs = bits.contiguous().view(torch.float64).view(len(bits), num_drafts + 1, -1) if reals else None
     reports = []
@@ -84,8 +88,35 @@ def unpack(report: torch.Tensor, num_drafts: int, reals: int = 0) -> list[Sequen
         )
         for draft_status in statuses[:allowed]:
             status |= draft_status
+        drafted = sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts[:allowed]))
         of_row = None if log_probs is None else log_probs[i]
-        reports.append(SequenceReport(tokens[:emitted], drafts[:allowed], num_accepted, status, of_row))
+        tested = min(num_accepted + 1, drafted)
+        reports.append(SequenceReport(tokens[:emitted], drafted, tested, num_accepted, status, of_row))
+    return reports
+
+
+def pack_tree(
+    out: TreeStep, tree: Tree, parents: torch.Tensor, counts: torch.Tensor, emitted: torch.Tensor
+) -> torch.Tensor:
+    """Returns [B, D + 6] int64: four counts and the status, and D + 1 tokens.
+
+    Args:
+        parents: [B, n] or [1, n] int64, of the tree.
+        counts: [B, n] bool, the nodes that counted.
+        emitted: [B] int64, how many of ``out.tokens`` each sequence emitted.
+    """
+    drafted = torch.nn.functional.pad(tree.depths[:, 1:] * counts, (1, 0)).amax(1)
+    accepted = out.num_accepted.long()
+    last = torch.nn.functional.pad(out.path, (1, 0), value=-1).gather(1, accepted[:, None])
+    tested = accepted + ((parents == last) & counts).any(1)
+    return torch.cat((torch.stack((drafted, tested, emitted, accepted, out.status), 1), out.tokens), 1)
+
+
+def unpack_tree(report: torch.Tensor) -> list[SequenceReport]:
+    """Returns each row's report from the result of ``pack_tree``."""
+    reports = []
+    for drafted, tested, emitted, num_accepted, status, *tokens in report.tolist():
+        reports.append(SequenceReport(tokens[:emitted], drafted, tested, num_accepted, status, None))
     return reports
 
 
@@ -107,4 +138,7 @@ class PendingReport:
         """Waits for the end of the step, and returns the report of each row."""
         if self._event is not None:
             self._event.synchronize()
-        return unpack(self._copy, self.result.drafts.tokens.shape[1], self.result.reals)
+        if isinstance(self.result.drafts, DraftTree):
+            return unpack_tree(self._copy)
+        tokens, logits = self.result.drafts.tokens, self.result.logits
+        return unpack(self._copy, tokens.shape[1], logits.shape[2], self.result.reals)

@@ -17,6 +17,7 @@ from torch.utils._triton import has_triton
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ..checks import refuse
+from .tree import Tree
 
 Mask = torch.Tensor | dict[str, torch.Tensor]  # for all layers, or by kind of layer if some have a sliding window
 CHOICES = ("auto", "model", "flex", "grouped")
@@ -28,7 +29,7 @@ _KERNELS = 256  # most shapes that flex attention is compiled for; Dynamo's defa
 
 @dataclass(frozen=True)
 class Queries:
-    """The positions of the q queries of each sequence. Slot j of a cache holds position j.
+    """The positions of the q queries of each sequence. Slot j of a cache holds position j, but for the nodes of a tree.
 
     A query at position 0 sees slot 0 only. It is a first token, or padding: the result of padding is not used, but it
     must not become NaN.
@@ -36,10 +37,13 @@ class Queries:
     Attributes:
         positions: [B, q] int64, in any order.
         window: how many positions a query sees, its own included, >= 1; None: its own and all before it.
+        tree: the queries are all tokens of this tree, in its order, the root at the slot of its position; None: they
+            are tokens of the text.
     """
 
     positions: torch.Tensor
     window: int | None = None
+    tree: Tree | None = None
 
 
 def sees(position: torch.Tensor, slot: torch.Tensor, window: int | None) -> torch.Tensor:
@@ -49,9 +53,26 @@ def sees(position: torch.Tensor, slot: torch.Tensor, window: int | None) -> torc
     return causal if window is None else causal & (slot > position - window)
 
 
+def seen(queries: Queries, b: torch.Tensor, i: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    """Returns whether query i of sequence b sees ``slot``: by the rule above, for the position of what the slot holds;
+    and of a tree's slots it sees only those of its ancestors and its own."""
+    position, tree = queries.positions[b, i], queries.tree
+    if tree is None:
+        return sees(position, slot, queries.window)
+    own = b if tree.depths.shape[0] > 1 else b * 0  # a number among indices is a tensor that no kernel could read
+    root = queries.positions[b, i * 0]
+    token = (slot - root).clamp(0, tree.depths.shape[1] - 1)
+    in_tree = token == slot - root
+    held = torch.where(in_tree, root + tree.depths[own, token], slot)
+    return sees(position, held, queries.window) & (tree.ancestors[own, i, token] | ~in_tree)
+
+
 def dense_mask(queries: Queries, slots: torch.Tensor) -> torch.Tensor:
     """Returns the mask over ``slots`` [n] int64: [B, 1, q, n] bool, True = attend."""
-    return sees(queries.positions[:, None, :, None], slots, queries.window)
+    if queries.tree is None:
+        return sees(queries.positions[:, None, :, None], slots, queries.window)
+    b, i = (torch.arange(size, device=slots.device) for size in queries.positions.shape)
+    return seen(queries, b[:, None, None, None], i[:, None], slots)
 
 
 def block_mask(queries: Queries, capacity: int) -> BlockMask:
@@ -65,6 +86,9 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
     positions, window = queries.positions, queries.window
     size, q = positions.shape
     last = positions.amax(1)
+    if queries.tree is not None:  # whose last slot is beyond the last position
+        slots = positions[:, :1] + torch.arange(q, device=positions.device)
+        last = torch.where(positions > 0, slots, 0).amax(1)
     last_block = last // BLOCK
     blocks = torch.arange(-(-capacity // BLOCK), device=positions.device)
     if window is None:
@@ -81,7 +105,7 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
         numbers.to(torch.int32)[:, None, None],
         indices.to(torch.int32)[:, None, None].contiguous(),
         BLOCK_SIZE=BLOCK,
-        mask_mod=lambda b, h, i, slot: sees(positions[b, i], slot, window),
+        mask_mod=lambda b, h, i, slot: seen(queries, b, i, slot),
         seq_lengths=(q, capacity),
         compute_q_blocks=False,  # only a backward pass needs them
     )

@@ -20,11 +20,12 @@ class CacheBudget:
     max_length: int
     slot_bytes: int  # of one token of one sequence, over all layers of all caches
     step: int = 1
+    nodes: int = 0  # of a tree, which need slots after those of the text
 
     @property
     def capacity(self) -> int:
-        """Slots of a row: ``max_length`` and the trash slot, rounded up to a multiple of ``step``."""
-        return -(-(self.max_length + 1) // self.step) * self.step
+        """Slots of a row: ``max_length``, ``nodes`` and the trash slot, rounded up to a multiple of ``step``."""
+        return -(-(self.max_length + self.nodes + 1) // self.step) * self.step
 
     @property
     def slots(self) -> int:
@@ -67,6 +68,8 @@ class _Limits:
     def refuse(self, name: str, budget: CacheBudget) -> NoReturn:
         """Raises ValueError about the argument ``name``, with the smallest value that allows caches of this size."""
         length = f"max_length={budget.max_length} and the trash slot"
+        if budget.nodes:
+            length = f"max_length={budget.max_length}, {budget.nodes} nodes of a tree and the trash slot"
         if budget.step > 1:
             length += f", in steps of {budget.step}"
         purpose = f"for {budget.rows} rows of {budget.capacity} slots ({length})"
@@ -88,11 +91,12 @@ def plan_caches(
     positions: Mapping[str, int | None],
     free_memory: Callable[[], int | None],
     step: int = 1,
+    nodes: int = 0,
 ) -> CacheBudget:
     """Returns the largest caches within the budget; nothing is allocated.
 
-    A cache has rows x (max_length + 1) slots, rounded up to a multiple of ``step`` in each row; one slot of a row is
-    the trash slot. If one of ``rows`` and ``max_length`` is None, it becomes as large as the budget allows, and
+    A cache has rows x (max_length + nodes + 1) slots, rounded up to a multiple of ``step`` in each row; one slot of a
+    row is the trash slot. If one of ``rows`` and ``max_length`` is None, it becomes as large as the budget allows, and
     ``max_length`` at most the number of the models' positions.
 
     Args:
@@ -106,6 +110,8 @@ def plan_caches(
         free_memory: returns how many bytes can be allocated now, or None if that is not known. Not called for caches
             of up to 16 MiB.
         step: a row's slots are a multiple of this.
+        nodes: the most nodes of a tree that is verified in one step, >= 0; 0 for chains, whose drafts are within
+            ``max_length``.
 
     Raises:
         ValueError: names the argument, what was given, and the numbers that are allowed.
@@ -114,6 +120,7 @@ def plan_caches(
     for name, (value, smallest) in {**least, "cache_bytes": (cache_bytes, 1)}.items():
         if value is not None:
             read_count(name, value, smallest)
+    read_count("nodes", nodes)
     limits = _Limits(cache_tokens, cache_bytes, slot_bytes)
     most = limits.slots()
     longest, model = min(((n, name) for name, n in positions.items() if n is not None), default=(None, None))
@@ -122,14 +129,14 @@ def plan_caches(
     if rows is None:
         if max_length is None or most is None:
             refuse("rows", None, "an integer >= 1; or max_length and one of cache_tokens and cache_bytes")
-        rows = max(most[0] // CacheBudget(1, max_length, 0, step).capacity, 1)
+        rows = max(most[0] // CacheBudget(1, max_length, 0, step, nodes).capacity, 1)
     elif max_length is None:
-        fitting = [] if most is None else [max(most[0] // rows // step * step - 1, 1)]
+        fitting = [] if most is None else [max(most[0] // rows // step * step - nodes - 1, 1)]
         fitting += [] if longest is None else [longest]
         if not fitting:
             refuse("max_length", None, "an integer >= 1, or a budget: these models have no limit of their own")
         max_length = min(fitting)
-    budget = CacheBudget(rows, max_length, limits.each, step)
+    budget = CacheBudget(rows, max_length, limits.each, step, nodes)
     if most is not None and budget.slots > most[0]:
         limits.refuse(most[1], budget)
     free = free_memory() if budget.bytes > UNCHECKED else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -14,6 +15,7 @@ from .cache_dtype import check_cache_dtype, stored_dtype
 from .compiled import CompiledForward
 from .kv_cache import LayerSlot, Slot, StaticKVCache, visible_slots
 from .prefill import PrefillChunk
+from .tree import Tree
 
 T = TypeVar("T")
 # Called for a sequence, by its index, with the position of the first fed token and the logits [n, V] after each.
@@ -32,12 +34,14 @@ class Layout(NamedTuple):
     """
 
     positions: torch.Tensor  # [B, q] int64
-    slots: torch.Tensor  # [B, q] int64, equal to positions except for padding
+    slots: torch.Tensor  # [B, q] int64, equal to positions except for padding and the nodes of a tree
     visible: int  # slots that attention reads
     mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None if the forward itself makes it
+    tree: Tree | None = None  # the q tokens are all of this tree's
 
     def split(self, sizes: list[int]) -> list[Layout]:
-        """Returns consecutive layouts with these numbers of columns."""
+        """Returns consecutive layouts with these numbers of columns. A tree is fed whole."""
+        assert self.tree is None, "a tree cannot be split"
         masks: Sequence[Mask | None]
         if isinstance(self.mask, dict):
             by_kind = [m.split(sizes, 2) for m in self.mask.values()]
@@ -149,9 +153,17 @@ class CachedModel:
         """Capacities should be multiples of this many slots, because flex attention is compiled for each capacity."""
         return FLEX_STEP if self.reads_only_filled else 1
 
-    def capacity(self, tokens: int) -> int:
-        """Returns the slots of a row for sequences of up to ``tokens`` tokens, the trash slot included."""
-        return -(-(tokens + 1) // self.slot_step) * self.slot_step
+    @property
+    def lacks_trees(self) -> str | None:
+        """Why the model cannot be fed a tree, whatever its mask; None: it can. Both reasons are ALiBi's."""
+        if self.needs_2d_mask:
+            return "takes its positions from a 2-D mask"
+        return None if self._takes_positions else "takes its positions from the order of the slots"
+
+    def capacity(self, tokens: int, nodes: int = 0) -> int:
+        """Returns the slots of a row for sequences of up to ``tokens`` tokens with a tree of up to ``nodes`` nodes, the
+        trash slot included."""
+        return -(-(tokens + nodes + 1) // self.slot_step) * self.slot_step
 
     def compiled(self) -> CachedModel:
         """Returns the same model with ``compile=True``."""
@@ -208,11 +220,11 @@ class CachedModel:
         """
         return sum(slot.bytes for pair in self.stored_slots() if pair is not None for slot in pair)
 
-    def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
+    def layout(self, positions: torch.Tensor, slots: torch.Tensor, visible: int, tree: Tree | None = None) -> Layout:
         """Returns the layout of tokens at ``positions`` [B, q] int64 stored in ``slots`` [B, q] int64, with the masks
-        that this model needs. ``visible`` comes from ``visible_slots``."""
+        that this model needs. ``visible`` comes from ``visible_slots``; those of a tree come from ``Tree.places``."""
         by_flex = self.reads_only_filled and positions.shape[1] <= MAX_QUERIES
-        return Layout(positions, slots, visible, None if by_flex else self._mask(positions, visible))
+        return Layout(positions, slots, visible, None if by_flex else self._mask(positions, visible, tree), tree)
 
     def __call__(self, tokens: torch.Tensor, cache: StaticKVCache, layout: Layout) -> torch.Tensor:
         """Feeds ``tokens`` [B, q] int64 and stores their keys and values. Returns logits [B, q, V]."""
@@ -304,7 +316,10 @@ class CachedModel:
         inputs = {"position_ids": layout.positions} if self._takes_positions else {}
         mask: object = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
         if by_flex:
-            mask = self._by_kind(lambda window: block_mask(Queries(layout.positions, window), cache.capacity))
+            queries = functools.partial(Queries, layout.positions, tree=layout.tree)
+            mask = self._by_kind(lambda window: block_mask(queries(window), cache.capacity))
+        if cache.features is not None:
+            module = cache.features.recording(module, layout.slots, first_row)
         return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
@@ -312,11 +327,11 @@ class CachedModel:
             self._key_index[visible] = torch.arange(visible, device=self.device)
         return self._key_index[visible]
 
-    def _mask(self, positions: torch.Tensor, visible: int) -> Mask | None:
+    def _mask(self, positions: torch.Tensor, visible: int, tree: Tree | None = None) -> Mask | None:
         if self.needs_2d_mask:
             return None
         keys = self._keys(visible)
-        return self._by_kind(lambda window: self._as_model_wants(dense_mask(Queries(positions, window), keys)))
+        return self._by_kind(lambda window: self._as_model_wants(dense_mask(Queries(positions, window, tree), keys)))
 
     def _by_kind(self, mask: Callable[[int | None], T]) -> T | dict[str, T]:
         """Returns ``mask(window)`` for all layers, or one for each kind of layer if only some have a sliding

@@ -9,6 +9,8 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .features import FeatureStore
+
 VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
 
 
@@ -64,16 +66,19 @@ class _Writer:
         self._index.clear()
 
     def index(self, num_heads: int) -> torch.Tensor:
-        """Returns [B * num_heads * q] int64, in the order of the keys: their rows in the storage viewed as
-        [B * num_heads * capacity, D]."""
+        """Returns the ``flat`` rows of the slots that were set, which are found once a forward."""
         index = self._index.get(num_heads)
         if index is None:
-            if num_heads not in self._first_row:
-                rows = torch.arange(self.batch_size * num_heads, device=self.device) * self.capacity
-                self._first_row[num_heads] = rows.view(self.batch_size, num_heads, 1)
-            index = (self._first_row[num_heads][self.rows] + self._slots[:, None]).reshape(-1)
-            self._index[num_heads] = index
+            index = self._index[num_heads] = self.flat(self._slots, num_heads, self.rows)
         return index
+
+    def flat(self, slots: torch.Tensor, num_heads: int, rows: slice = slice(None)) -> torch.Tensor:
+        """Returns [n * num_heads * q] int64, in the order of keys [n, num_heads, q, D]: where ``slots`` [n, q] of the n
+        ``rows`` are in the storage viewed as [B * num_heads * capacity, D]."""
+        if num_heads not in self._first_row:
+            first = torch.arange(self.batch_size * num_heads, device=self.device) * self.capacity
+            self._first_row[num_heads] = first.view(self.batch_size, num_heads, 1)
+        return (self._first_row[num_heads][rows] + slots[:, None]).reshape(-1)
 
 
 class _Layer(CacheLayerMixin):
@@ -138,8 +143,8 @@ class StaticKVCache(Cache):
     sequence.
 
     Keys and values go to the slots given to :meth:`write_at`. Rollback is an assignment to ``lengths``: slots beyond
-    are masked, and overwritten later. Nothing is ever moved, cropped or grown. The last slot is the *trash slot*:
-    padding and finished sequences write there, and no valid query sees it.
+    are masked, and overwritten later. Nothing is cropped or grown, and only the accepted nodes of a tree are moved. The
+    last slot is the *trash slot*: padding and finished sequences write there, and no valid query sees it.
 
     Args:
         config: the model's configuration; only the number of layers is read.
@@ -153,6 +158,7 @@ class StaticKVCache(Cache):
 
     Attributes:
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored.
+        features: what forwards over this cache record of the model's hidden states; None: nothing.
     """
 
     layers: list[_Layer]  # type: ignore[assignment]  # transformers declares its own kinds of layers
@@ -176,6 +182,7 @@ class StaticKVCache(Cache):
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._used_rows: set[int] = set()  # rows that have held a sequence
+        self.features: FeatureStore | None = None
 
     def allocate(self, slots: Sequence[LayerSlot]) -> None:
         """Allocates all storage now, so that nothing grows later. A layer whose slot is None is allocated when it
@@ -203,6 +210,27 @@ class StaticKVCache(Cache):
     def show(self, visible: int) -> None:
         """Sets how many slots the next forward sees, and leaves the slots to which it writes as they are."""
         self._writer.visible = visible
+
+    def compact(self, path: torch.Tensor) -> None:
+        """Moves the keys and values of the accepted nodes of each sequence's tree to the slots after the root's, which
+        is slot ``lengths``: where they would be, had they been fed as text. ``lengths`` stays as it is. Nothing waits
+        for the device, and all shapes follow from that of ``path``.
+
+        Args:
+            path: [B, D] int64, the numbers of the accepted nodes from the root down, then -1 (``verify_tree``).
+        """
+        root, accepted = self.lengths[:, None], path >= 0
+        index = torch.arange(1, path.shape[1] + 1, device=path.device)
+        old = torch.where(accepted, root + 1 + path, self.trash)
+        new = torch.where(accepted, root + index, self.trash)
+        rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by number of heads
+        for states in self.storage():
+            heads, size = states.shape[1], states.shape[3]
+            if heads not in rows:
+                rows[heads] = self._writer.flat(old, heads), self._writer.flat(new, heads)
+            flat, (source, target) = states.view(-1, size), rows[heads]
+            # All are read before any is written: a slot can be both the old one of a node and the new one of another.
+            flat.index_copy_(0, target, flat.index_select(0, source))
 
     def storage(self) -> list[torch.Tensor]:
         """Returns all keys and values, [B, H_kv, S, D] each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..checks import refuse
 from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
+from .tree import Tree
 
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
 KNOWN_MODEL_TYPES = frozenset(
@@ -26,6 +27,18 @@ MASKED_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))
 MASKED_ATTENTION = ("sdpa", "eager")
 # Adapters that act outside of the model's modules: in the wrapper's forward, or by an extra forward before each.
 _ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
+
+
+class _Shape(NamedTuple):
+    """What the check feeds in one forward: a chain, if there are no parents, or a tree."""
+
+    parents: tuple[int, ...] | None
+    paths: tuple[tuple[int, ...], ...]  # columns of the fed tokens, from the root to each leaf
+
+
+_CHAIN = _Shape(None, ((0, 1, 2, 3),))
+_TREE = _Shape((-1, -1, 0), ((0, 1, 3), (0, 2)))
+_FED = 4
 
 
 def cached_model(
@@ -64,10 +77,14 @@ def cached_model(
         raise ValueError(f"{name}: attention implementation {given!r}, allowed: {allowed}")
     _require_one_device(model, name)
     _check_modules(whole, name)
-    ours = type(model).__module__.startswith("transformers.models.")
-    if not ours or whole is not model or model.config.model_type not in KNOWN_MODEL_TYPES:
+    if whole is not model or not _is_known(model):
         check_against_full_forward(model, name, whole)
     return CachedModel(model, name, "auto", cache_dtype, compile, fed_vocabulary)
+
+
+def _is_known(model: PreTrainedModel) -> bool:
+    ours = type(model).__module__.startswith("transformers.models.")
+    return ours and model.config.model_type in KNOWN_MODEL_TYPES
 
 
 def _without_adapters(model: Any, name: str) -> torch.nn.Module:
@@ -140,7 +157,6 @@ def _check_modules(model: torch.nn.Module, name: str) -> None:
             refuse(name, given, "quantisation by row: this one takes one scale for all tokens of a forward")
 
 
-@torch.inference_mode()
 def check_against_full_forward(model: PreTrainedModel, name: str, whole: torch.nn.Module | None = None) -> None:
     """Compares ragged cached forwards with full ones on random tokens, with two sequences and one rollback. A model
     with a sliding window is compared once more with a window shorter than the sequences.
@@ -151,11 +167,17 @@ def check_against_full_forward(model: PreTrainedModel, name: str, whole: torch.n
     Raises:
         ValueError: names the model type and the largest difference.
     """
-    _compare(CachedModel(model), name, model if whole is None else whole)
+    described = f"{name}: model type {model.config.model_type!r} cannot be driven with a static cache"
+    _check(model, model if whole is None else whole, _CHAIN, described)
+
+
+@torch.inference_mode()
+def _check(model: PreTrainedModel, whole: torch.nn.Module, shape: _Shape, described: str) -> None:
+    _compare(CachedModel(model), whole, shape, described)
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     with _short_windows(list(configs.values())) as shortened:
         if shortened:
-            _compare(CachedModel(model), name, model if whole is None else whole)
+            _compare(CachedModel(model), whole, shape, described)
 
 
 @contextmanager
@@ -172,26 +194,45 @@ def _short_windows(configs: list[PreTrainedConfig], window: int = 4) -> Iterator
             config.sliding_window = old
 
 
-def _compare(cached: CachedModel, name: str, whole: torch.nn.Module) -> None:
-    described = f"{name}: model type {cached.model.config.model_type!r} cannot be driven with a static cache"
-    device, lengths, fed = cached.device, (9, 6), 4
+def why_no_trees(cached: CachedModel) -> str | None:
+    """Returns why the model cannot be fed a tree of tokens, only a chain; None: it can. A model of an unknown type is
+    fed a tree, whose logits are compared with those of full forwards of its paths."""
+    if cached.lacks_trees is not None or _is_known(cached.model):
+        return cached.lacks_trees
+    try:
+        _check(cached.model, cached.model, _TREE, "cannot be fed a tree")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _compare(cached: CachedModel, whole: torch.nn.Module, shape: _Shape, described: str) -> None:
+    device, lengths = cached.device, (9, 6)
     # Tokens that stand for images, for example, would need image inputs.
     config = cached.model.config.to_dict()
     special = {i for key, i in config.items() if key.endswith(("_token_id", "_token_index")) and isinstance(i, int)}
     ordinary = torch.tensor([i for i in range(min(cached.vocab_size, 1000)) if i not in special])
-    draws = torch.randint(len(ordinary), (2, max(lengths) + fed), generator=torch.Generator().manual_seed(0))
+    draws = torch.randint(len(ordinary), (2, max(lengths) + _FED), generator=torch.Generator().manual_seed(0))
     tokens = ordinary[draws].to(device)
     try:
         cache = cached.new_cache(2, 2 * VISIBLE_STEP)  # attention sees empty slots, too
         cached.prefill(cache, [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)])
-        places = cache.lengths[:, None] + torch.arange(fed, device=device)
-        layout = cached.layout(places, places, visible_slots(tokens.shape[1], cache.capacity))
-        cached(tokens[:, :fed].flip(1), cache, layout)  # wrong tokens, which the next line overwrites
-        logits = cached(tokens.gather(1, places), cache, layout)
-        full = [whole(tokens[b : b + 1, : n + fed]).logits[0, n:] for b, n in enumerate(lengths)]
+        positions = slots = cache.lengths[:, None] + torch.arange(_FED, device=device)
+        fed, tree = tokens.gather(1, slots), None
+        if shape.parents is not None:
+            tree = Tree.of(torch.tensor(shape.parents, device=device))
+            positions, slots = tree.places(cache.lengths, torch.ones_like(slots, dtype=torch.bool), cache.trash)
+        layout = cached.layout(positions, slots, visible_slots(tokens.shape[1], cache.capacity), tree)
+        cached(tokens[:, :_FED].flip(1), cache, layout)  # wrong tokens, which the next line overwrites
+        logits = cached(fed, cache, layout)
+        expected = torch.empty_like(logits)
+        for b, n in enumerate(lengths):
+            for path in shape.paths:
+                own = torch.cat((tokens[b, :n], fed[b, list(path)]))
+                expected[b, list(path)] = whole(own[None]).logits[0, n:]
     except Exception as error:  # an unknown model can raise anything for this mask and cache
         raise ValueError(f"{described}: {type(error).__name__}: {error}") from error
-    expected = torch.stack(full).float()
+    expected = expected.float()
     difference = (logits.float() - expected).abs().max().item()
     allowed = torch.finfo(cached.dtype).eps ** 0.5 * expected.abs().max().item()
     if not difference <= allowed:

@@ -15,7 +15,6 @@ from ..loop.batch import Batch
 from ..loop.sequence import Entry
 from ..prompts import read_eos
 from ..result import Emission, End
-from ..sampling.params import read_rule
 from .ledger import TokenLedger
 from .requests import MAX_EOS, Limits, Outcome, Request, read_request
 
@@ -73,8 +72,9 @@ class Scheduler:
         rows: R, the sequences that decode at one time; None: as many as the budget allows.
         max_length: the most tokens of prompt and output of one sequence; None: as many as the budget and the models'
             positions allow.
-        cache_tokens: the most slots of all rows together: the cache has rows x (max_length + 1) slots, all allocated
-            here. The tokens that sequences reserve at one time (prompt + ``max_new_tokens``) stay below.
+        cache_tokens: the most slots of all rows together: the cache has rows x (max_length + 1) slots, and those of a
+            tree, all allocated here. The tokens that sequences reserve at one time (prompt + ``max_new_tokens``) stay
+            below.
         cache_bytes: the most bytes of the caches of target and draft together.
         prefill_chunk: how many tokens of a prompt are read at once. A step reads no more prompts after this many
             tokens, so it bounds the time by which a long prompt delays the other rows.
@@ -97,7 +97,7 @@ class Scheduler:
         cache_bytes: int | None = None,
         prefill_chunk: int = 256,
         max_waiting: int = 1024,
-        rule: str = "token",
+        rule: str | None = None,
         compact_q: int = 0,
         deferred: bool = False,
     ):
@@ -109,8 +109,8 @@ class Scheduler:
         max_eos = max(MAX_EOS, len(read_eos(None, target.model)))
         self.limits = Limits(self.budget.max_length, decoder.most_drafts, max_eos)
         self.ledger = TokenLedger(self.budget.tokens)
-        rule = read_rule(rule, compact_q)
-        config = decoder.batch_config(self.budget.rows, self.budget.capacity, rule, compact_q, max_eos)
+        accept_rule = decoder.read_rule(rule, compact_q)
+        config = decoder.batch_config(self.budget.rows, self.budget.capacity, accept_rule, compact_q, max_eos)
         with torch.inference_mode():
             self.batch = Batch(dataclasses.replace(config, steady=True, isolate=True, ahead=int(deferred)))
         self._numbers = 0
@@ -145,6 +145,7 @@ class Scheduler:
         """Checks a request and numbers it: the first part of ``submit``. Uses no state that ``step`` changes, so it may
         run in another thread."""
         entry = read_request(request, self._numbers, self.target, self.limits)
+        self.decoder.check_entry(entry)
         task = Task(self._numbers, request, entry)
         self._numbers += 1
         return task

@@ -1,0 +1,55 @@
+"""Shared by drafters that propose trees: merges continuations of a text, and makes one tensor of a batch's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+
+import torch
+
+from .copying import until_end
+from .protocol import DraftTree
+
+
+class Branches:
+    """A tree that grows by continuations of one text, which share the nodes of their common beginnings.
+
+    Args:
+        most: the most nodes, >= 0.
+        ends: end-of-sequence tokens, after which no node is added.
+    """
+
+    def __init__(self, most: int, ends: Set[int] = frozenset()):
+        self.most, self.ends = most, ends
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._children: dict[tuple[int, int], int] = {}  # by parent and token
+
+    @property
+    def full(self) -> bool:
+        return len(self.tokens) >= self.most
+
+    def add(self, continuation: Sequence[int]) -> None:
+        """Adds a continuation, as far as there is room."""
+        node = -1
+        for token in until_end(list(continuation), self.ends):
+            child = self._children.get((node, token))
+            if child is None:
+                if self.full:
+                    return
+                child = self._children[node, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(node)
+            node = child
+
+
+def as_trees(branches: Iterable[Branches], device: torch.device) -> DraftTree:
+    """Returns the trees of a batch, with as many columns as the largest has nodes."""
+    of_rows = list(branches)
+    most = max(len(tree.tokens) for tree in of_rows)
+
+    def column(values: list[int]) -> list[int]:
+        return values + [-1] * (most - len(values))
+
+    tokens = torch.tensor([column(tree.tokens) for tree in of_rows], dtype=torch.int64, device=device)
+    parents = torch.tensor([column(tree.parents) for tree in of_rows], dtype=torch.int64, device=device)
+    return DraftTree(tokens, parents)

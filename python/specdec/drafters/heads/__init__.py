@@ -1,0 +1,7 @@
+"""Heads: small networks that propose tokens from the target's own hidden states. One interface, and a file for each
+format."""
+
+from .drafter import HeadDrafter
+from .loading import load_head
+
+__all__ = ["HeadDrafter", "load_head"]

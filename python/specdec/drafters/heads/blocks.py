@@ -1,0 +1,140 @@
+"""The parts that heads are built of: a Llama's, over rows of a static cache."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
+
+from ...checks import refuse
+from ...models.kv_cache import StaticKVCache
+
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [n, q, head_dim] each
+# Other rotations change with the length of the text, so that a longer neighbour would change a sequence's drafts.
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a head's layers, and which optional weights they have."""
+
+    config: LlamaConfig
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], names: Container[str], layer: str = "layers.0") -> Shape:
+        """Reads a head's own configuration. Biases and norms of queries and keys are there if the first layer has
+        their weights.
+
+        Raises:
+            ValueError: names the entry of config.json.
+        """
+        for name in ("hidden_size", "intermediate_size", "num_attention_heads"):
+            if not isinstance(config.get(name), int) or config[name] < 1:
+                refuse("config.json", f"{name} {config.get(name)!r}", "an integer >= 1")
+        if config.get("hidden_act", "silu") not in ACT2FN:
+            refuse("config.json", f"hidden_act {config['hidden_act']!r}", ", ".join(sorted(ACT2FN)))
+        kinds = {k for k in config.get("layer_types") or () if k != "full_attention"}
+        if kinds or config.get("use_sliding_window"):
+            refuse("config.json", f"layers with {', '.join(kinds) or 'a sliding window'}", "full attention")
+        own = LlamaConfig.from_dict({k: v for k, v in config.items() if k not in ("layer_types", "architectures")})
+        rope: Mapping[str, Any] = own.rope_parameters or {}
+        if rope.get("rope_type") not in ROPE_TYPES or rope.get("partial_rotary_factor", 1) != 1:
+            refuse("config.json", f"the rotary embedding {rope}", ", ".join(ROPE_TYPES) + ", whole")
+        biased = bool(config.get("attention_bias"))
+        return cls(
+            own,
+            qk_norm=f"{layer}.self_attn.q_norm.weight" in names,
+            qkv_bias=biased or f"{layer}.self_attn.q_proj.bias" in names,
+            o_bias=biased or f"{layer}.self_attn.o_proj.bias" in names,
+            mlp_bias=bool(config.get("mlp_bias")) or f"{layer}.mlp.gate_proj.bias" in names,
+        )
+
+    @property
+    def hidden(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def key_heads(self) -> int:
+        return self.config.num_key_value_heads or self.config.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.config.head_dim or self.hidden // self.config.num_attention_heads
+
+    def norm(self, size: int | None = None) -> LlamaRMSNorm:
+        return LlamaRMSNorm(size or self.hidden, self.config.rms_norm_eps)
+
+    def rotary(self, device: torch.device) -> LlamaRotaryEmbedding:
+        with torch.device(device):  # the weights around it are made elsewhere, without values
+            return LlamaRotaryEmbedding(self.config)
+
+
+class Attention(nn.Module):
+    """Attention with queries, keys and values of ``inputs`` numbers."""
+
+    def __init__(self, shape: Shape, inputs: int):
+        super().__init__()
+        self.size = shape.head_dim
+        queries, keys = shape.config.num_attention_heads * self.size, shape.key_heads * self.size
+        self.q_proj = nn.Linear(inputs, queries, bias=shape.qkv_bias)
+        self.k_proj, self.v_proj = (nn.Linear(inputs, keys, bias=shape.qkv_bias) for _ in range(2))
+        self.o_proj = nn.Linear(queries, shape.hidden, bias=shape.o_bias)
+        self.q_norm, self.k_norm = (shape.norm(self.size) if shape.qk_norm else nn.Identity() for _ in range(2))
+
+    def queries(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Returns [n, H, q, D] for x [n, q, inputs]."""
+        return rotated(self.q_norm(self._heads(self.q_proj(x))), rotation)
+
+    def keys_and_values(self, x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns [n, H_kv, q, D] each."""
+        keys = rotated(self.k_norm(self._heads(self.k_proj(x))), rotation)
+        return keys, self._heads(self.v_proj(x)).transpose(1, 2)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, cache: StaticKVCache, layer: int, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Stores the keys and values of ``x`` where ``cache.write_at`` says, and attends to the slots that ``mask``
+        [n, 1, q, visible] allows. Returns [n, q, hidden]."""
+        keys, values = cache.layers[layer].update(*self.keys_and_values(x, rotation))
+        return self.attend(self.queries(x, rotation), keys, values, mask)
+
+    def attend(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        if queries.device.type == "cuda":  # with grouped queries and a mask, there is no fused kernel
+            groups = queries.shape[1] // keys.shape[1]
+            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+        out = scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=keys.shape[1] != queries.shape[1])
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (-1, self.size))
+
+
+def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Returns x [n, q, H, D] rotated to its positions, as [n, H, q, D]."""
+    cos, sin = (part[:, :, None] for part in rotation)
+    return (x * cos + rotate_half(x) * sin).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: Shape):
+        super().__init__()
+        c, bias = shape.config, shape.mlp_bias
+        self.gate_proj, self.up_proj = (nn.Linear(c.hidden_size, c.intermediate_size, bias=bias) for _ in range(2))
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=bias)
+        self.activation = ACT2FN[c.hidden_act]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))

@@ -1,0 +1,126 @@
+"""DFlash and DSpark: a block of masked tokens, filled in by one forward with the target's hidden states as context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...models.cached_model import Layout
+from ...models.kv_cache import StaticKVCache
+from .blocks import MLP, Attention, Shape
+from .interface import Head, Logits, Rows
+
+
+class DFlashLayer(nn.Module):
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = shape.norm(), shape.norm()
+        self.self_attn, self.mlp = Attention(shape, shape.hidden), MLP(shape)
+
+
+class DFlash(Head):
+    """Each layer attends to keys and values of the known tokens' features, which is all that the cache holds, and of
+    the block: the last known token, then masks. Given these, the tokens of the block are independent.
+
+    Args:
+        block: B, tokens of the block. It is computed as a whole, since its tokens see each other.
+        mask_token: the id of the masks.
+        causal: whether a token of the block sees only those before it.
+        from_anchor: whether the output at a token is for the one after it, which makes B drafts; else it is for the
+            token itself, which makes B - 1.
+        columns: of its own ``lm_head``; None: it uses the target's.
+        own_embedding: whether it has ``embed_tokens``.
+    """
+
+    kind, at_once = "dflash", True
+
+    def __init__(
+        self,
+        shape: Shape,
+        states: tuple[int, ...],
+        target_hidden: int,
+        vocab_size: int,
+        num_layers: int,
+        block: int,
+        mask_token: int,
+        causal: bool,
+        from_anchor: bool,
+        columns: int | None,
+        own_embedding: bool,
+        device: torch.device,
+    ):
+        super().__init__(states, shape.hidden, target_hidden, vocab_size, num_layers)
+        self.key_heads, self.head_dim = shape.key_heads, shape.head_dim
+        self.rotary = shape.rotary(device)
+        self.block, self.mask_token, self.causal, self.from_anchor = block, mask_token, causal, from_anchor
+        self.most_drafts = block if from_anchor else block - 1
+        self.fc = nn.Linear(len(states) * target_hidden, shape.hidden, bias=False)
+        self.hidden_norm, self.norm = shape.norm(), shape.norm()
+        self.layers = nn.ModuleList(DFlashLayer(shape) for _ in range(num_layers))
+        self.lm_head = nn.Linear(shape.hidden, columns, bias=False) if columns is not None else None
+        self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
+
+    def combine(self, states: torch.Tensor) -> torch.Tensor:
+        return self.hidden_norm(self.fc(states))
+
+    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+        self.context(rows, cache)
+
+    def context(self, rows: Rows, cache: StaticKVCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Stores keys and values of the features. Returns each layer's visible ones."""
+        cache.write_at(rows.layout.slots, rows.layout.visible, rows.first_row)
+        rotation = self.rotary(rows.features, rows.layout.positions)
+        found = []
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, DFlashLayer)
+            found.append(cache.layers[i].update(*layer.self_attn.keys_and_values(rows.features, rotation)))
+        return found
+
+    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+        known, (size, block) = self.context(rows, cache), (len(rows.tokens), self.block)
+        masks = rows.tokens.new_full((size, block - 1), self.mask_token)
+        x = self.embedded(torch.cat((rows.tokens[:, -1:], masks), 1))
+        offsets = torch.arange(1, block + 1, device=x.device)
+        rotation = self.rotary(x, rows.layout.positions[:, -1:] + offsets)
+        # The block sees what the last known feature sees, and itself.
+        assert isinstance(rows.layout.mask, torch.Tensor)
+        each_other = torch.ones(block, block, dtype=torch.bool, device=x.device)
+        each_other = (each_other.tril() if self.causal else each_other).expand(size, 1, -1, -1)
+        mask = torch.cat((rows.layout.mask[:, :, -1:].expand(-1, -1, block, -1), each_other), 3)
+        for layer, (keys, values) in zip(self.layers, known, strict=True):
+            assert isinstance(layer, DFlashLayer)
+            a = layer.input_layernorm(x)
+            more = layer.self_attn.keys_and_values(a, rotation)
+            both = torch.cat((keys, more[0]), 2), torch.cat((values, more[1]), 2)
+            x = x + layer.self_attn.attend(layer.self_attn.queries(a, rotation), *both, mask)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        out, previous = self.norm(x if self.from_anchor else x[:, 1:]), rows.tokens[:, -1:]
+        for i in range(count):
+            previous = yield self.corrected(self.logits(out[:, i]), previous)
+
+    def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """Returns ``logits`` [n, columns] after the token ``previous`` [n, 1]."""
+        return logits
+
+
+class DSpark(DFlash):
+    """DFlash with a Markov head, which makes each draft depend on the one before: a term of low rank in its logits. A
+    checkpoint's confidence head, which is for the choice of K, is not used.
+
+    Args:
+        rank: of the term.
+        num_columns: of the logits.
+        others: those of :class:`DFlash`.
+    """
+
+    kind = "dspark"
+
+    def __init__(self, rank: int, num_columns: int, *others: Any):
+        super().__init__(*others)
+        first, second = nn.Embedding(self.vocab_size, rank), nn.Linear(rank, num_columns, bias=False)
+        self.markov_head = nn.ModuleDict({"markov_w1": first, "markov_w2": second})
+
+    def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        return logits + self.markov_head["markov_w2"](self.markov_head["markov_w1"](previous[:, 0]))

@@ -1,0 +1,74 @@
+"""EAGLE-1 and EAGLE-2 (Li et al., arXiv 2401.15077 and 2406.16858), which share their weights' format."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...models.cached_model import Layout
+from ...models.kv_cache import StaticKVCache
+from .blocks import MLP, Attention, Shape
+from .interface import Head, Logits, Rows
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer. The first one has no norm before its attention."""
+
+    def __init__(self, shape: Shape, first: bool):
+        super().__init__()
+        self.input_layernorm = None if first else shape.norm()
+        self.post_attention_layernorm = shape.norm()
+        self.self_attn, self.mlp = Attention(shape, shape.hidden), MLP(shape)
+
+
+class Eagle(Head):
+    """A pair of a token's final state and the next token predicts the state of the next token, of which the target's
+    head makes the distribution of the token after both.
+
+    Args:
+        own_embedding: whether it has ``embed_tokens``.
+    """
+
+    kind = "eagle"
+
+    def __init__(
+        self,
+        shape: Shape,
+        states: tuple[int, ...],
+        vocab_size: int,
+        num_layers: int,
+        fc_bias: bool,
+        own_embedding: bool,
+        device: torch.device,
+    ):
+        super().__init__(states, shape.hidden, shape.hidden, vocab_size, num_layers)
+        self.key_heads, self.head_dim = shape.key_heads, shape.head_dim
+        self.rotary = shape.rotary(device)
+        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=fc_bias)
+        self.layers = nn.ModuleList(EagleLayer(shape, i == 0) for i in range(num_layers))
+        self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
+
+    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+        self.run(rows, cache)
+
+    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+        out = self.run(rows, cache)[:, -1:]
+        places = ahead.split([1] * (count - 1))
+        for i in range(count):
+            tokens = yield self.logits(out)[:, 0]
+            if i + 1 < count:
+                out = self.run(Rows(out, tokens, places[i]), cache)
+
+    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+        """Feeds pairs, and returns predicted states [n, q, hidden]."""
+        layout = rows.layout
+        assert isinstance(layout.mask, torch.Tensor)
+        cache.write_at(layout.slots, layout.visible, rows.first_row)
+        rotation = self.rotary(rows.features, layout.positions)
+        x = self.fc(torch.cat((self.embedded(rows.tokens), rows.features), -1))
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, EagleLayer)
+            normed = x if layer.input_layernorm is None else layer.input_layernorm(x)
+            x = x + layer.self_attn(normed, rotation, cache, i, layout.mask)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return x

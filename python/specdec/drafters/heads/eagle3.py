@@ -1,0 +1,126 @@
+"""EAGLE-3 (Li et al., arXiv 2503.01840): one or more decoder layers over several of the target's hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ...models.cached_model import Layout
+from ...models.kv_cache import StaticKVCache
+from .blocks import MLP, Attention, Rotation, Shape
+from .interface import Head, Logits, Rows
+
+
+@dataclass(frozen=True)
+class Eagle3Flags:
+    """What differs between published heads; the names are those of their config.json."""
+
+    fused: bool = True  # ``fc`` over the states (``use_aux_hidden_state``); else the one state is the feature
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    fc_bias: bool = False
+    logit_scale: float = 1.0
+
+
+class Eagle3Layer(nn.Module):
+    """The first layer reads token and feature side by side; later ones are plain decoder layers."""
+
+    def __init__(self, shape: Shape, first: bool):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = shape.norm(), shape.norm()
+        self.hidden_norm = shape.norm() if first else None
+        self.self_attn = Attention(shape, (2 if first else 1) * shape.hidden)
+        self.mlp = MLP(shape)
+
+
+class Eagle3(Head):
+    """A pair of a token's feature and the next token predicts the token after both. The output of the last layer,
+    before the norm, stands in for the feature of a drafted token.
+
+    Args:
+        columns: of its own ``lm_head``; None: it uses the target's.
+        own_embedding: whether it has ``embed_tokens``.
+    """
+
+    kind = "eagle3"
+
+    def __init__(
+        self,
+        shape: Shape,
+        flags: Eagle3Flags,
+        states: tuple[int, ...],
+        target_hidden: int,
+        vocab_size: int,
+        num_layers: int,
+        columns: int | None,
+        own_embedding: bool,
+        device: torch.device,
+    ):
+        super().__init__(states, shape.hidden, target_hidden, vocab_size, num_layers)
+        self.key_heads, self.head_dim = shape.key_heads, shape.head_dim
+        self.flags, self.rotary = flags, shape.rotary(device)
+        self.norm_before_residual, self.norm_output = flags.norm_before_residual, flags.norm_output
+        inputs = len(states) * target_hidden
+        self.fc = nn.Linear(inputs, shape.hidden, bias=flags.fc_bias) if flags.fused else None
+        self.input_norm = shape.norm(inputs) if flags.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(shape.norm(target_hidden) for _ in states) if flags.fc_norm else None
+        self.layers = nn.ModuleList(Eagle3Layer(shape, i == 0) for i in range(num_layers))
+        self.norm = shape.norm()
+        self.lm_head = nn.Linear(shape.hidden, columns, bias=False) if columns is not None else None
+        self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
+
+    def combine(self, states: torch.Tensor) -> torch.Tensor:
+        if self.fc is None:
+            return states
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.states), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        return self.fc(states)
+
+    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+        self.run(rows, cache)
+
+    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+        out = self.run(rows, cache)[:, -1:]
+        places = ahead.split([1] * (count - 1))
+        for i in range(count):
+            tokens = yield self.logits(out)[:, 0]
+            if i + 1 < count:
+                out = self.run(Rows(self.recycled(out), tokens, places[i]), cache)
+
+    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+        """Feeds pairs, and returns the output of the last layer [n, q, hidden]."""
+        layout = rows.layout
+        cache.write_at(layout.slots, layout.visible, rows.first_row)
+        rotation = self.rotary(rows.features, layout.positions)
+        out = rows.features
+        for i, layer in enumerate(self.layers):
+            out = self._layer(i, layer, out, rows, rotation, cache)
+        return out
+
+    def _layer(
+        self, i: int, layer: nn.Module, x: torch.Tensor, rows: Rows, rotation: Rotation, cache: StaticKVCache
+    ) -> torch.Tensor:
+        assert isinstance(layer, Eagle3Layer)
+        if layer.hidden_norm is None:
+            u = layer.input_layernorm(x)
+        else:
+            feature = layer.hidden_norm(x)
+            u = torch.cat((layer.input_layernorm(self.embedded(rows.tokens)), feature), -1)
+            x = feature if self.norm_before_residual else x
+        assert isinstance(rows.layout.mask, torch.Tensor)
+        x = x + layer.self_attn(u, rotation, cache, i, rows.layout.mask)
+        return x + layer.mlp(layer.post_attention_layernorm(x))
+
+    def recycled(self, out: torch.Tensor) -> torch.Tensor:
+        """Returns what stands in for the feature of a drafted token."""
+        return self.norm(out) if self.norm_output else out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(self.norm(hidden)) * self.flags.logit_scale

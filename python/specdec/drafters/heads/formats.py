@@ -1,0 +1,190 @@
+"""The formats of heads: told by their keys, and built from their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...checks import refuse
+from .blocks import Shape
+from .checkpoint import Checkpoint
+from .dflash import DFlash, DSpark
+from .eagle import Eagle
+from .eagle3 import Eagle3, Eagle3Flags
+from .interface import Head, Variant
+from .medusa import Medusa
+from .p_eagle import PEagle
+from .source import Source
+
+
+def eagle3(source: Source) -> Head:
+    """EAGLE-3 as EAGLE, SpecForge, speculators and DeepSpec write it, and P-EAGLE."""
+    checkpoint, config = source.checkpoint, source.config
+    sizes = source.layer_sizes()
+    tensors, eagle = checkpoint.tensors, config.get("eagle_config") or {}
+
+    def flag(name: str, default: bool = False) -> bool:
+        return bool(eagle.get(name, config.get(name, default)))
+
+    shape = Shape.read(sizes, tensors)
+    fused = flag("use_aux_hidden_state", True)
+    states = source.resolved() if fused else source.final_state()
+    for i, name in enumerate(("low", "mid", "high")):
+        if (old := tensors.pop(f"aux_norm_{name}.weight", None)) is not None:
+            tensors[f"fc_norm.{i}.weight"] = old
+    # vLLM takes it for true where speculators' files do not say it.
+    unsaid = config.get("speculators_model_type") == "eagle3" and "norm_before_residual" not in config
+    flags = Eagle3Flags(
+        fused=fused,
+        norm_before_residual=flag("norm_before_residual", unsaid),
+        norm_before_fc=flag("norm_before_fc"),
+        fc_norm=flag("fc_norm") or flag("use_aux_norm"),
+        norm_output=flag("norm_output"),
+        fc_bias="fc.bias" in tensors,
+        logit_scale=float(config.get("logit_scale", 1.0)),
+    )
+    hidden = source.hidden if fused else shape.hidden
+    if (said := config.get("target_hidden_size")) not in (None, source.hidden):
+        refuse("config.json", f"target_hidden_size {said}", f"{source.hidden}, the target's")
+    if fused:
+        source.check_fc(len(states))
+    elif shape.hidden != source.hidden:
+        refuse("config.json", f"hidden_size {shape.hidden} without fc", f"{source.hidden}, the target's")
+    num_layers = checkpoint.count(r"layers\.(\d+)\.")
+    for i in range(1, num_layers):  # SGLang's name for the norm before a later layer
+        if (old := tensors.get(f"layers.{i}.hidden_norm.weight")) is not None:
+            tensors.setdefault(f"layers.{i}.input_layernorm.weight", tensors.pop(f"layers.{i}.hidden_norm.weight"))
+            if old is not tensors[f"layers.{i}.input_layernorm.weight"]:
+                refuse(f"layers.{i}.hidden_norm.weight", "a norm beside input_layernorm", "one of them")
+    vocab_size = source.target.vocab_size
+    d2t, columns = source.vocabulary(sizes)
+    own_embedding = source.own_embedding()
+    parts = (shape, flags, states, hidden, vocab_size, num_layers, columns, own_embedding)
+    mask = source.mask_token(eagle) if "mask_hidden" in tensors else None
+    with torch.device("meta"):
+        device = source.target.device
+        head = Eagle3(*parts, device) if mask is None else PEagle(mask, *parts, device)
+    assert source.ids is not None
+    head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
+    if unsaid:
+        head.doubts.append(Variant("norm_before_residual false", {"norm_before_residual": False}))
+    if flags.norm_output:  # SpecForge's older files recycled the output before the norm
+        head.doubts.append(Variant("norm_output false", {"norm_output": False}))
+    return source.finished(head, shape.hidden, d2t)
+
+
+def eagle(source: Source) -> Head:
+    """EAGLE-1 and EAGLE-2."""
+    checkpoint = source.checkpoint
+    shape = Shape.read(source.config, checkpoint.tensors)
+    if shape.hidden != source.hidden:
+        refuse("config.json", f"hidden_size {shape.hidden}", f"{source.hidden}, the target's")
+    num_layers, vocab_size = checkpoint.count(r"layers\.(\d+)\."), source.target.vocab_size
+    own = source.own_embedding()
+    # Without the entry there is a bias, unless the file has none.
+    biased = "fc.bias" in checkpoint.tensors or bool(source.config.get("bias"))
+    with torch.device("meta"):
+        head = Eagle(shape, source.final_state(), vocab_size, num_layers, biased, own, source.target.device)
+    return source.finished(head, shape.hidden)
+
+
+def medusa(source: Source) -> Head:
+    checkpoint, config = source.checkpoint, source.config
+    num_heads = checkpoint.count(r"medusa_head\.(\d+)\.")
+    num_blocks = checkpoint.count(r"medusa_head\.0\.(\d+)\.") - 1
+    for name, found in (("medusa_num_heads", num_heads), ("medusa_num_layers", num_blocks)):
+        if config.get(name, found) != found:
+            refuse("medusa_head", f"tensors of {found} by their names", f"{name} {config[name]} of config.json")
+    with torch.device("meta"):
+        head = Medusa(source.final_state(), source.hidden, source.target.vocab_size, num_heads, num_blocks)
+    return source.finished(head)
+
+
+def dflash(source: Source) -> Head:
+    """DFlash as z-lab and speculators write it, and DSpark as DeepSpec and SpecForge do."""
+    checkpoint, config = source.checkpoint, source.config
+    sizes, nested = source.layer_sizes(), config.get("dflash_config") or {}
+    for name in ("use_swa", "attention_sink_bias", "attention_value_scale"):
+        if nested.get(name) not in (None, False):
+            refuse("config.json", f"{name} {nested[name]!r}", "none")
+    shape, num_layers = Shape.read(sizes, checkpoint.tensors), checkpoint.count(r"layers\.(\d+)\.")
+    states = source.resolved(num_layers)
+    source.check_fc(len(states))
+    d2t, columns = source.vocabulary(sizes)
+    block = nested.get("block_size", config.get("block_size"))
+    if not isinstance(block, int) or block < 2:
+        refuse("config.json", f"block_size {block!r}", "an integer >= 2")
+    rank = _markov_rank(checkpoint, nested)
+    from_anchor = config.get("sample_from_anchor", rank is not None and config.get("speculators_model_type") is None)
+    parts = (
+        shape, states, source.hidden, source.target.vocab_size, num_layers, block, source.mask_token(nested),
+        bool(nested.get("causal")), bool(from_anchor), columns, source.own_embedding(), source.target.device,
+    )  # fmt: skip
+    with torch.device("meta"):
+        num_columns = source.target.vocab_size if d2t is None else len(d2t)
+        head = DFlash(*parts) if rank is None else DSpark(rank, num_columns, *parts)
+    return source.finished(head, shape.hidden, d2t)
+
+
+def _markov_rank(checkpoint: Checkpoint, nested: Mapping[str, Any]) -> int | None:
+    """Returns the rank of DSpark's Markov head; None: there is none. Drops its confidence head, which is not used."""
+    if not any(name.startswith("markov_head.") for name in checkpoint.tensors):
+        return None
+    kind = nested.get("markov_head_type", checkpoint.config.get("markov_head_type", "vanilla"))
+    if kind != "vanilla":
+        refuse("config.json", f"markov_head_type {kind!r}", "'vanilla'")
+    for name in ("confidence_head.proj.weight", "confidence_head.proj.bias"):
+        checkpoint.tensors.pop(name, None)
+    return checkpoint.shape("markov_head.markov_w1.weight", 2)[1]
+
+
+FORMATS: dict[str, Callable[[Source], Head]] = {
+    "eagle3": eagle3,
+    "peagle": eagle3,
+    "eagle": eagle,
+    "medusa": medusa,
+    "dflash": dflash,
+    "dspark": dflash,
+}
+
+
+def detect(checkpoint: Checkpoint) -> str:
+    """Returns the name of the format, whether FORMATS has it or not. What config.json of speculators says goes before
+    the keys; file names and architectures say nothing.
+
+    Raises:
+        ValueError: names the tensors that were found.
+    """
+    tensors, config = checkpoint.tensors, checkpoint.config
+    said = config.get("speculators_model_type")
+    if said is not None:
+        return str(said)
+    named = {
+        "mask_hidden": "peagle",
+        "markov_head.": "dspark",
+        "candidate_selector.": "dflash2",
+        "refiner_head.": "xpress",
+        "medusa_head.": "medusa",
+        "hydra_": "hydra",
+        "pre_projection.": "gemma4_assistant",
+        "mtp": "mtp",
+    }
+    for begin, kind in named.items():
+        if any(name.startswith(begin) for name in tensors):
+            return kind
+    inputs = {name: t.shape[-1] for name, t in tensors.items() if t.dim() == 2}
+    reads, hidden = inputs.get("layers.0.self_attn.q_proj.weight"), config.get("hidden_size")
+    if reads is not None and isinstance(hidden, int):
+        if reads == 2 * hidden:
+            return "eagle3"
+        if reads == hidden and "hidden_norm.weight" in tensors and "fc.weight" in tensors:
+            return "dflash"
+        fused = inputs.get("fc.weight") == 2 * hidden
+        if reads == hidden and fused and "layers.0.input_layernorm.weight" not in tensors:
+            return "eagle"
+    if any(".eh_proj." in name for name in tensors):
+        return "mtp"
+    found = ", ".join(sorted(tensors)[:5])
+    refuse("path", f"tensors of no known format ({found}, ...)", ", ".join(FORMATS))

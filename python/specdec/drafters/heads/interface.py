@@ -1,0 +1,152 @@
+"""What every head has: a small network that reads hidden states of its target and proposes the next tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ...models.attention import Queries, dense_mask
+from ...models.cached_model import Layout
+from ...models.features import FeatureStore
+from ...models.kv_cache import Slot, StaticKVCache
+
+Logits = Generator[torch.Tensor, torch.Tensor, None]
+
+
+class Rows(NamedTuple):
+    """Known tokens of n sequences, q of each. Column c has the feature of one token and the *next* token, at the
+    position and in the slot of the first of the two."""
+
+    features: torch.Tensor  # [n, q, width], as ``Head.combine`` made them of the target's states
+    tokens: torch.Tensor  # [n, q] int64
+    layout: Layout  # its mask is [n, 1, q, visible] bool
+    first_row: int = 0  # of the cache
+
+
+class Variant(NamedTuple):
+    """Another reading of a checkpoint that does not say how it is meant."""
+
+    name: str
+    changes: Mapping[str, Any]  # attributes of the head
+
+
+class Head(nn.Module):
+    """A head in one of the formats of ``loading.FORMATS``. It has no state: what belongs to a batch is in a feature
+    store and a cache. A head that was rejected drafts needs no cropping, as a later call with the same slots writes
+    over them, and the mask hides those beyond a query's position.
+
+    Attributes:
+        kind: the format's name.
+        at_once: whether one call of the head makes all drafts of a step.
+        states: which hidden states of the target it reads, as :class:`~specdec.models.features.FeatureStore` counts.
+        width: of its features.
+        vocab_size: ids that it may be fed.
+        d2t: [columns] int64, ascending: the target's ids of the columns of its logits; None: the whole vocabulary.
+        most_drafts: the most tokens that it can propose in a step; None: any number.
+        num_layers: layers of its cache; 0: it needs none.
+        doubts: readings of the checkpoint other than the one that is set, of which the self-check takes the best.
+    """
+
+    kind: str
+    at_once = False
+    reads_only_filled = False  # attention reads all ``visible`` slots
+
+    def __init__(self, states: tuple[int, ...], width: int, hidden: int, vocab_size: int, num_layers: int = 0):
+        super().__init__()
+        self.states, self.width, self.hidden, self.vocab_size = states, width, hidden, vocab_size
+        self.num_layers, self.key_heads, self.head_dim = num_layers, 0, 0
+        self.d2t: torch.Tensor | None = None
+        self.most_drafts: int | None = None
+        self.doubts: list[Variant] = []
+        # The target's, where the head has none of its own. Functions, since a module would become a part of the head.
+        self.target_embedding: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.target_head: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return next(self.parameters())
+
+    def combine(self, states: torch.Tensor) -> torch.Tensor:
+        """Returns the features [n, q, width] of the target's states [n, q, len(self.states) * hidden], side by side."""
+        return states
+
+    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+        """Stores what later drafts need of known tokens."""
+
+    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+        """Yields logits [B, columns] of one draft after the other, ``count`` times, and is sent the token [B, 1] that
+        was drawn from each.
+
+        Args:
+            rows: the sequences' last known tokens, padded on the left. What is stored of them may stem from guesses.
+            ahead: the places of ``count - 1`` tokens after these.
+        """
+        raise NotImplementedError
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        embed = getattr(self, "embed_tokens", None) or self.target_embedding
+        assert embed is not None
+        return embed(tokens)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        head = getattr(self, "lm_head", None) or self.target_head
+        assert head is not None
+        return head(hidden)
+
+    # ---- memory ----------------------------------------------------------------------------------------------
+
+    def new_store(self, size: int, capacity: int) -> FeatureStore:
+        w = self.weight
+        return FeatureStore(self.states, self.combine, size, capacity, self.width, w.dtype, w.device)
+
+    def new_cache(self, size: int, capacity: int) -> StaticKVCache:
+        cache = StaticKVCache(_Layers(self.num_layers), size, capacity, self.weight.device)
+        slot = Slot(self.key_heads, self.head_dim, self.weight.dtype)
+        cache.allocate([(slot, slot)] * self.num_layers)
+        return cache
+
+    def slot_bytes(self) -> int:
+        """Returns the bytes of a token's features, keys and values."""
+        numbers = self.width + 2 * self.num_layers * self.key_heads * self.head_dim
+        return numbers * self.weight.dtype.itemsize + torch.int64.itemsize
+
+
+class _Layers(PreTrainedConfig):
+    """What a cache reads of a configuration."""
+
+    def __init__(self, num_hidden_layers: int = 1):
+        super().__init__()
+        self.num_hidden_layers = num_hidden_layers
+
+
+def layout_of(positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
+    """Returns the layout of tokens at ``positions`` [n, q] int64 in ``slots``; each sees itself and what is before."""
+    keys = torch.arange(visible, device=positions.device)
+    return Layout(positions, slots, visible, dense_mask(Queries(positions), keys))
+
+
+def known_rows(
+    store: FeatureStore,
+    places: torch.Tensor,
+    end: torch.Tensor,
+    last: torch.Tensor,
+    visible: int,
+    first_row: int = 0,
+) -> Rows:
+    """Returns what the store has of the tokens at ``places`` [n, q] int64, and the tokens after them.
+
+    Args:
+        end: [n] int64; places that are not in [0, end) are padding.
+        last: [n] int64, the token at ``end``, which the target was not fed.
+    """
+    trash = store.capacity - 1
+    valid = (places >= 0) & (places < end[:, None])
+    slots = torch.where(valid, places, trash)
+    row = torch.arange(first_row, first_row + len(places), device=places.device)[:, None]
+    following = store.tokens[row, (slots + 1).clamp(max=trash)]
+    tokens = torch.where(places + 1 == end[:, None], last[:, None], following)
+    return Rows(store.features[row, slots], tokens, layout_of(places * valid, slots, visible), first_row)

@@ -1,0 +1,70 @@
+"""Loads a head: tells its format, builds it, and checks that it drafts."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...checks import refuse
+from ...models.supported import cached_model
+from .checkpoint import Checkpoint
+from .drafter import HeadDrafter
+from .formats import FORMATS, detect
+from .self_check import self_check
+from .source import Source
+
+
+def load_head(
+    path: str | os.PathLike,
+    target: PreTrainedModel,
+    *,
+    layer_ids: Sequence[int] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    check: bool = True,
+) -> HeadDrafter:
+    """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 or
+    -2, Medusa, DFlash or DSpark. The format is told by the tensors' names. The head computes in the target's dtype and
+    on its device, and shares its embedding and output matrix where the file has none of its own.
+
+    After loading, a self-check has the head draft on a text that the target reads, and takes, of the readings of a
+    checkpoint that does not say how it is meant, the one that drafts best. It warns if none does.
+
+    Args:
+        path: a folder with config.json and *.safetensors.
+        target: the model that it was trained for.
+        layer_ids: which hidden states the head reads, as transformers counts them (0 is the embedding, i the output of
+            layer i - 1, and the number of layers the final state, after the norm); None: as config.json says, with a
+            warning if it does not.
+        tokenizer: the target's, for the text of the self-check; None: the target writes a text itself.
+        check: whether to run the self-check.
+
+    Raises:
+        OSError: a file is missing or cannot be read.
+        ValueError: names the tensor, with its shape and the one that is allowed, or the entry of config.json, or the
+            argument.
+    """
+    whole = cached_model(target, "target")
+    checkpoint = Checkpoint.read(path)
+    kind = detect(checkpoint)
+    if kind not in FORMATS:
+        refuse("path", f"a head in the format {kind!r}", ", ".join(FORMATS))
+    source = Source(checkpoint, whole, layer_ids)
+    head = FORMATS[kind](source)
+    assert source.ids is not None
+    if source.ids.missing:
+        warnings.warn(
+            f"config.json of {str(path)!r} does not say which hidden states the head reads; taken are "
+            f"{list(head.states)}, {source.ids.source}. Others with layer_ids.",
+            RuntimeWarning,
+            2,
+        )
+    drafter = HeadDrafter(head)
+    drafter.check_target(whole)
+    if check:
+        drafter.report = self_check(head, whole, tokenizer)
+        for line in drafter.report.troubles(source.ids):
+            warnings.warn(f"{str(path)!r}: {line}", RuntimeWarning, 2)
+    return drafter

@@ -1,0 +1,184 @@
+"""What heads are told apart by, which layers their ids mean, and which files are refused, by the tensor's name."""
+
+from __future__ import annotations
+
+import json
+import runpy
+
+import pytest
+import torch
+from specdec import load_head
+from specdec.drafters.heads.checkpoint import Checkpoint, canonical
+from specdec.drafters.heads.formats import detect
+from specdec.drafters.heads.layer_ids import resolve
+from support import ROOT
+from support.heads import HIDDEN, SIZES, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, write
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+# config.json of a head for 36 layers -> the hidden states that it reads
+CONVENTIONS = {
+    "EAGLE: none": ({}, (2, 18, 33)),
+    "speculators": ({"speculators_model_type": "eagle3", IDS: [2, 18, 33]}, (2, 18, 33)),
+    "speculators, DFlash": ({"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [2, 10]}, (2, 10)),
+    "SpecForge": ({"eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
+    "z-lab": ({"dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]}}, (2, 10, 18, 26, 34)),
+    "DeepSpec": ({"target_layer_ids": [1, 9, 17, 25, 33]}, (2, 10, 18, 26, 34)),
+    "DSpark": ({"dspark_target_layer_ids": [1, 9]}, (2, 10)),
+    "DSpark of DeepSeek": ({"model_type": "deepseek_v41", "dspark_target_layer_ids": [1, 9]}, (1, 9)),
+    "vLLM, eagle_config": ({"eagle_config": {"layer_ids": [2, 18, 33]}}, (2, 18, 33)),
+    "vLLM, dflash_config": ({"dflash_config": {"layer_ids": [2, 18]}}, (2, 18)),
+    "top level": ({IDS: [2, 18, 33]}, (2, 18, 33)),
+}
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+def test_conventions_of_layer_ids(name):
+    config, states = CONVENTIONS[name]
+    ids = resolve(config, 36)
+    assert ids.states == states and ids.missing == (not config)
+    # SGLang reads the last one as layers.
+    assert ids.doubts == (((3, 19, 34),) if name == "top level" else ())
+    assert resolve(config, 36, (5, 6)).states == (5, 6)  # the user's go first
+
+
+def test_usual_ids_of_dflash_and_ids_that_are_refused():
+    assert resolve({}, 36, block=5).states == (2, 10, 18, 26, 34) and resolve({}, 36, block=1).states == (19,)
+    for ids in ([2, 36], [2, 2], [-1, 2], [], "2", [True], 7):
+        with pytest.raises(ValueError, match=r"target_layer_ids: got .*, allowed: distinct integers from 0 to 35"):
+            resolve({"target_layer_ids": ids}, 36)
+
+
+FORMATS = {"eagle3": exact_eagle3, "eagle": exact_eagle, "medusa": exact_medusa}
+
+
+def test_formats_are_told_by_their_keys():
+    """Whatever config.json says of architectures."""
+    for kind, files in FORMATS.items():
+        config, tensors = files()
+        named = {canonical(name): t for name, t in tensors.items()}
+        assert detect(Checkpoint("", config | {"architectures": ["EagleForCausalLM"]}, named)) == kind
+        assert detect(Checkpoint("", {"speculators_model_type": "dflash"}, named)) == "dflash"
+    _, tensors = exact_eagle3()
+    others = {"mask_hidden": "peagle", "markov_head.markov_w1.weight": "dspark", "mtp.fc.weight": "mtp",
+              "hydra_lm_head.0.weight": "hydra", "pre_projection.weight": "gemma4_assistant"}  # fmt: skip
+    for name, kind in others.items():
+        assert detect(Checkpoint("", SIZES, {name: torch.zeros(1), **tensors})) == kind
+    layer = {"layers.0.self_attn.q_proj.weight": torch.zeros(HIDDEN, HIDDEN), "hidden_norm.weight": torch.ones(HIDDEN)}
+    assert detect(Checkpoint("", SIZES, {"fc.weight": torch.zeros(HIDDEN, 5 * HIDDEN), **layer})) == "dflash"
+
+
+# What is wrong with an EAGLE-3 head: (change of config.json, change of tensors, the error)
+def _without(name):
+    return lambda t: t.pop(name)
+
+
+def _put(name, value):
+    return lambda t: t.__setitem__(name, value)
+
+
+FC, LM = "fc.weight", "lm_head.weight"
+NARROW = torch.arange(V).roll(1)
+REFUSED = {
+    "a missing tensor": ({}, _without("midlayer.mlp.up_proj.weight"), r"layers.0.mlp.up_proj.weight: got no such"),
+    "a truncated tensor": (
+        {},
+        lambda t: t.__setitem__(LM, t[LM][:-1]),
+        rf"lm_head.weight: got shape \[{V - 1}, {HIDDEN}\], allowed: \[{V}, {HIDDEN}\]",
+    ),
+    "too few states": (
+        {},
+        lambda t: t.__setitem__(FC, t[FC][:, HIDDEN:]),
+        rf"fc.weight: got shape \[{HIDDEN}, {2 * HIDDEN}\], allowed: \[{HIDDEN}, {3 * HIDDEN}\], for 3 states",
+    ),
+    "a tensor of another format": ({}, _put("midlayer.extra.weight", torch.ones(3)), r"layers.0.extra.weight: .*\[3\]"),
+    "integers": ({}, _put("norm.weight", torch.ones(HIDDEN, dtype=torch.int64)), r"norm.weight: got torch.int64"),
+    "a norm that config.json wants": ({"norm_before_fc": True}, None, r"input_norm.weight: got no such tensor"),
+    "a layer in between": (
+        {},
+        _put("layers.2.input_layernorm.weight", torch.ones(HIDDEN)),
+        r"got tensors without number 1",
+    ),
+    "d2t beyond the vocabulary": ({}, _put("d2t", torch.ones(V, dtype=torch.int64)), r"d2t: got ids from 1 to 32"),
+    "d2t with ids": ({}, _put("d2t", torch.arange(V)), r"d2t: got ids from 0 to 62"),
+    "d2t that repeats": ({}, _put("d2t", NARROW * 0 - torch.arange(V)), r"d2t: got ids from 0 to 0, 1 of 32 distinct"),
+    "t2d that contradicts d2t": (
+        {},
+        _put("t2d", torch.arange(V) > 0),
+        r"t2d: got 31 ids, others than d2t's 32, allowed: the same",
+    ),
+    "t2d of another target": ({}, _put("t2d", torch.ones(9, dtype=torch.bool)), r"t2d: got torch.bool of shape \[9\]"),
+    "another draft vocabulary": ({"draft_vocab_size": 7}, None, r"d2t: got 32 columns.*draft_vocab_size.*7"),
+    "another target": ({"target_hidden_size": 9}, None, r"config.json: got target_hidden_size 9, allowed: 64"),
+    "a rope that depends on the length": (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        None,
+        r"config.json: got the rotary embedding .*dynamic",
+    ),
+    "a sliding window": ({"layer_types": ["sliding_attention"]}, None, r"layers with sliding_attention"),
+    "no sizes": ({"hidden_size": None}, None, r"(hidden_size None|no known format)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_files_are_refused_by_name(tmp_path, name):
+    config, tensors = exact_eagle3()
+    more, change, error = REFUSED[name]
+    if change is not None:
+        change(tensors)
+    with pytest.raises(ValueError, match=error):
+        load_head(write(tmp_path, config | more, tensors), predictable_target(), check=False)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    target, files = predictable_target(), exact_medusa()
+    folder = write(tmp_path / "cut", *files)
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
+    with pytest.raises(OSError, match="path: cannot read '.*model.safetensors'"):
+        load_head(folder, target)
+    folder = write(tmp_path / "shards", *files)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"9.0.linear.weight": "b"}}))
+    with pytest.raises(OSError, match="'b' with the tensor '9.0.linear.weight' is missing"):
+        load_head(folder, target)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text("{}")
+    (tmp_path / "old" / "medusa_lm_head.pt").touch()
+    with pytest.raises(OSError, match=r"no \*.safetensors but medusa_lm_head.pt, which tools/convert_head.py"):
+        load_head(tmp_path / "old", target)
+    with pytest.raises(OSError, match="there is no folder"):
+        load_head(tmp_path / "none", target)
+
+
+def test_medusa_and_layers_that_contradict_config_json(tmp_path):
+    config, tensors = exact_medusa()
+    target = predictable_target(1)
+    with pytest.raises(ValueError, match=r"medusa_head: got tensors of 3 by their names, allowed: medusa_num_heads 5"):
+        load_head(write(tmp_path, config | {"medusa_num_heads": 5}, tensors), target)
+    with pytest.raises(ValueError, match=r"layer_ids: got \[3\], allowed: None for a head that reads the final state"):
+        load_head(write(tmp_path, config, tensors), target, layer_ids=[3])
+    with pytest.raises(ValueError, match=r"path: got a head in the format 'hydra', allowed: eagle3, peagle"):
+        load_head(write(tmp_path, {}, {"hydra_lm_head.0.weight": torch.zeros(2, 2)}), target)
+
+
+class Harmful:
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+def test_the_converter_of_older_files(tmp_path, capsys):
+    convert = runpy.run_path(str(ROOT / "tools" / "convert_head.py"))["convert"]
+    config, tensors = exact_medusa()
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(OSError, match="lacks config.json, or a file that ends in .bin"):
+        convert(folder, tmp_path / "new")
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    assert convert(folder, tmp_path / "new") == len(tensors) == 9
+    head = load_head(tmp_path / "new", predictable_target(1), check=False).model
+    assert torch.equal(head.state_dict()["medusa_head.2.1.weight"], tensors["2.1.weight"])
+    with pytest.raises(OSError):  # it would overwrite
+        convert(folder, tmp_path / "new")
+    torch.save({"0.0.linear.weight": Harmful()}, folder / "medusa_lm_head.pt")
+    with pytest.raises(ValueError, match="is no file of tensors"):
+        convert(folder, tmp_path / "other")
+    assert "unpickled" not in capsys.readouterr().out and not (tmp_path / "other").exists()

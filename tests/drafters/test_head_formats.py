@@ -1,0 +1,320 @@
+"""Every layout of a head, written with the names, shapes and dtypes that are documented, against heads written plainly.
+
+The distributions are compared that drafts were drawn from, in steps of three ragged sequences after rejections."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import specdec.loop.batch
+import torch
+from specdec import SpeculativeDecoder, load_head
+from specdec.drafters.draft_length import FixedLengths
+from support import plain_heads
+from support.heads import write
+from support.models import VOCABULARY, prompts, tiny_model
+
+from specdec_kernels import SamplingParams
+
+HIDDEN, LAYERS = 32, 7
+CONFIG = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+}
+
+
+def random(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(len(shapes))
+    norms = {name for name in shapes if "norm" in name}
+    return {n: (torch.randn(s, generator=generator) * 0.3 + (n in norms)) for n, s in shapes.items()}
+
+
+def layer(prefix: str, inputs: int, **more: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    c = CONFIG
+    q, kv, ff = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"], 40
+    shapes = {
+        "self_attn.q_proj.weight": (q, inputs),
+        "self_attn.k_proj.weight": (kv, inputs),
+        "self_attn.v_proj.weight": (kv, inputs),
+        "self_attn.o_proj.weight": (HIDDEN, q),
+        "mlp.gate_proj.weight": (ff, HIDDEN),
+        "mlp.up_proj.weight": (ff, HIDDEN),
+        "mlp.down_proj.weight": (HIDDEN, ff),
+        "post_attention_layernorm.weight": (HIDDEN,),
+        **more,
+    }
+    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+
+
+def eagle3(prefix: str = "midlayer", n: int = 3, columns: int = VOCABULARY, **more) -> dict[str, torch.Tensor]:
+    norms = {"hidden_norm.weight": (HIDDEN,), "input_layernorm.weight": (HIDDEN,)}
+    shapes = {**layer(prefix, 2 * HIDDEN, **norms), "fc.weight": (HIDDEN, n * HIDDEN), "norm.weight": (HIDDEN,)}
+    return random(**shapes, **{"lm_head.weight": (columns, HIDDEN)}, **more)
+
+
+def reduced(tensors: dict[str, torch.Tensor], ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    t2d = torch.zeros(VOCABULARY, dtype=torch.bool)
+    t2d[ids] = True
+    return {**tensors, "d2t": ids - torch.arange(len(ids)), "t2d": t2d}
+
+
+QK = {f"self_attn.{n}_norm.weight": (8,) for n in "qk"}
+LATER = layer("layers.1", HIDDEN, **{"input_layernorm.weight": (HIDDEN,)})
+SGLANG = layer("layers.1", HIDDEN, **{"hidden_norm.weight": (HIDDEN,)})
+EMBEDDING = {"embed_tokens.weight": (VOCABULARY, HIDDEN)}
+SPECULATORS = {"speculators_model_type": "eagle3", "speculators_version": "0.9.0", "transformer_layer_config": CONFIG}
+IDS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
+DEEPSPEC = {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [0, 1, 2, 3, 4], "ttt_length": 7}
+ODD = torch.arange(1, VOCABULARY, 2)
+SCRAMBLED = ODD[torch.randperm(len(ODD), generator=torch.Generator().manual_seed(0))]
+BIASES = {f"midlayer.self_attn.{n}_proj.bias": (s,) for n, s in (("q", 32), ("k", 16), ("v", 16), ("o", 32))}
+
+# name: (config.json, tensors, states, what the plain head is told)
+EAGLE3 = {
+    "official": (CONFIG | {"draft_vocab_size": len(ODD)}, reduced(eagle3(columns=len(ODD)), ODD), (2, 3, 4), {}),
+    "model. prefix, order of d2t": (
+        CONFIG | {"eagle_config": IDS},
+        {f"model.{n}": t for n, t in reduced(eagle3(columns=len(ODD)), SCRAMBLED).items()},
+        (2, 4, 5),
+        {},
+    ),
+    "specforge": (CONFIG | {"eagle_config": IDS}, eagle3(**EMBEDDING), (2, 4, 5), {}),
+    "specforge, all norms": (
+        CONFIG | {"eagle_config": IDS, "norm_before_fc": True, "fc_norm": True, "norm_output": True},
+        eagle3(**{"input_norm.weight": (96,)}, **{f"fc_norm.{i}.weight": (HIDDEN,) for i in range(3)}),
+        (2, 4, 5),
+        {"recycle_normed": True},
+    ),
+    "old names of fc_norm": (
+        CONFIG | {"eagle_config": IDS | {"use_aux_norm": True}},
+        eagle3(**{f"aux_norm_{n}.weight": (HIDDEN,) for n in ("low", "mid", "high")}),
+        (2, 4, 5),
+        {},
+    ),
+    "biases, another rope": (
+        CONFIG | {"eagle_config": IDS, "attention_bias": True, "rope_theta": 77.0},
+        eagle3(**BIASES),
+        (2, 4, 5),
+        {},
+    ),
+    "final state alone": (
+        CONFIG | {"eagle_config": {"use_aux_hidden_state": False}},
+        {n: t for n, t in eagle3().items() if n != "fc.weight"},
+        (7,),
+        {},
+    ),
+    "speculators": (SPECULATORS | IDS | {"norm_before_residual": False}, eagle3("layers.0"), (1, 3, 4), {}),
+    "speculators, residual after the norm": (
+        SPECULATORS | IDS | {"norm_before_residual": True},
+        eagle3("layers.0"),
+        (1, 3, 4),
+        {"norm_before_residual": True},
+    ),
+    "speculators, not said": (SPECULATORS | IDS, eagle3("layers.0"), (1, 3, 4), {"norm_before_residual": True}),
+    "two layers": (SPECULATORS | IDS | {"norm_before_residual": False}, eagle3("layers.0", **LATER), (1, 3, 4), {}),
+    "two layers of SGLang": (
+        CONFIG | {"eagle_config": IDS},
+        eagle3("layers.0", **SGLANG),
+        (2, 4, 5),
+        {"later_norm": "hidden_norm"},
+    ),
+    "deepspec": (
+        CONFIG | DEEPSPEC,
+        eagle3("layers.0", n=5, **{f"layers.0.{n}": s for n, s in QK.items()}, **EMBEDDING),
+        (1, 2, 3, 4, 5),
+        {},
+    ),
+    "P-EAGLE of SpecForge": (
+        CONFIG | {"eagle_config": IDS, "mask_token_id": 9},
+        eagle3(**EMBEDDING, **{"mask_hidden": (1, 1, 3 * HIDDEN)}),
+        (2, 4, 5),
+        {"mask_token": 9},
+    ),
+    "P-EAGLE of speculators": (
+        SPECULATORS | IDS | {"speculators_model_type": "peagle", "ptd_token_id": 9, "norm_before_fc": True},
+        eagle3("layers.0", **LATER, **{"mask_hidden": (1, 1, 3 * HIDDEN), "input_norm.weight": (96,)}),
+        (1, 3, 4),
+        {"mask_token": 9},
+    ),
+    "tied": (
+        CONFIG | {"eagle_config": IDS, "tie_word_embeddings": True},
+        {n: t for n, t in eagle3(**EMBEDDING).items() if n != "lm_head.weight"},
+        (2, 4, 5),
+        {},
+    ),
+    "the target's output, reduced": (
+        CONFIG | {"eagle_config": IDS},
+        reduced({n: t for n, t in eagle3().items() if n != "lm_head.weight"}, ODD),
+        (2, 4, 5),
+        {},
+    ),
+}
+
+
+def compare(path, plain, new: int = 14, **settings) -> None:
+    """Compares q in each step of sampled texts with ``plain(states, text, drafts)``, [len(drafts) + 1, V]."""
+    target = tiny_model("llama", layers=LAYERS)
+    head = load_head(path, target, check=False)
+    steps = []
+
+    class Recording:
+        def start(self, generation):
+            self.session = head.start(generation)
+            for name in ("admit", "show", "release"):
+                setattr(self, name, getattr(self.session, name))
+            return self
+
+        def draft(self, step):
+            drafts = self.session.draft(step)
+            steps.append(([list(text) for text in step.texts], step.allowed, drafts))
+            return drafts
+
+    decoder = SpeculativeDecoder(target, Recording(), 3)
+    settings |= {"params": SamplingParams(1.0), "seed": [1, 2, 3], "eos_token_id": []}
+    decoder.generate(prompts(3, 2, 9), max_new_tokens=new, **settings)
+    compared = 0
+    for texts, allowed, drafts in steps:
+        for row, text in enumerate(texts):
+            count = min(allowed[row], drafts.tokens.shape[1])
+            if count == 0:
+                continue
+            with torch.no_grad():
+                states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
+            expected = plain([s[0] for s in states], text, drafts.tokens[row, : count - 1].tolist())
+            if head.model.d2t is not None:
+                assert (head.model.d2t.diff() > 0).all() and torch.equal(drafts.d2t, head.model.d2t)
+                expected = expected[:, head.model.d2t] if expected.shape[1] == VOCABULARY else expected
+            torch.testing.assert_close(drafts.logits[row, :count], expected.float(), rtol=1e-3, atol=1e-3)
+            compared += count
+    assert compared > 30
+
+
+@pytest.mark.filterwarnings("ignore:config.json of")  # "official" says no ids
+@pytest.mark.parametrize("name", EAGLE3)
+def test_eagle3(tmp_path, name):
+    config, tensors, states, told = EAGLE3[name]
+    plain = {n.removeprefix("model."): t for n, t in tensors.items()}
+    target = tiny_model("llama", layers=LAYERS)
+    embedding = plain.get("embed_tokens.weight", target.model.embed_tokens.weight.detach())
+    own = plain.get("lm_head.weight", embedding if name == "tied" else target.lm_head.weight.detach())
+    if "d2t" in plain and len(own) < VOCABULARY:  # columns in the order of the target's ids
+        own = own[(plain["d2t"] + torch.arange(len(own))).argsort()]
+    first = "layers.0" if "layers.0.mlp.up_proj.weight" in plain else "midlayer"
+
+    def logits(hidden, text, drafts):
+        read, sizes = [hidden[i] for i in states], config | CONFIG
+        weights = {"first": first, "embedding": embedding, "head": own}
+        return plain_heads.eagle3(plain, sizes, read, text, drafts, **weights, **told)
+
+    compare(write(tmp_path, config, tensors), logits)
+
+
+def test_what_was_missed_in_steps_without_drafts(tmp_path, monkeypatch):
+    """Then the keys of accepted drafts, which were computed from guesses, are no longer among the last ones."""
+    lengths = itertools.cycle([3, 3, 0, 0, 0, 0, 0, 0])
+
+    class Sometimes(FixedLengths):
+        def next(self, drafting, live, remaining):
+            return dict.fromkeys(drafting, next(lengths))
+
+    monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Sometimes(3))
+    config, tensors, states, _ = EAGLE3["specforge"]
+    weights = {"embedding": tensors["embed_tokens.weight"], "head": tensors["lm_head.weight"], "first": "midlayer"}
+
+    def logits(hidden, text, drafts):
+        return plain_heads.eagle3(tensors, config, [hidden[i] for i in states], text, drafts, **weights)
+
+    few = dict.fromkeys(range(2), 30.0)  # so that half of the drafts are accepted
+    compare(write(tmp_path, config, tensors), logits, 60, logit_bias=few)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_eagle(tmp_path, bias):
+    shapes = layer("layers.0", HIDDEN) | {"fc.weight": (HIDDEN, 2 * HIDDEN)} | ({"fc.bias": (HIDDEN,)} if bias else {})
+    tensors, target = random(**shapes), tiny_model("llama", layers=LAYERS)
+    tensors = {name: t / 2 for name, t in tensors.items()}  # without norms, larger weights amplify rounding
+    own = {"embedding": target.model.embed_tokens.weight.detach(), "head": target.lm_head.weight.detach()}
+
+    def logits(hidden, text, drafts):
+        return plain_heads.eagle(tensors, CONFIG, hidden[-1], text, drafts, **own)
+
+    compare(write(tmp_path, CONFIG | {"bias": bias}, tensors), logits)
+
+
+@pytest.mark.parametrize("heads, blocks, prefix", [(5, 1, ""), (3, 2, "medusa_head."), (1, 1, "")])
+def test_medusa(tmp_path, heads, blocks, prefix):
+    shapes = {}
+    for i in range(heads):
+        for j in range(blocks):
+            shapes |= {f"{i}.{j}.linear.weight": (HIDDEN, HIDDEN), f"{i}.{j}.linear.bias": (HIDDEN,)}
+        shapes[f"{i}.{blocks}.weight"] = (VOCABULARY, HIDDEN)
+    tensors = random(**shapes)
+    config = {"medusa_num_heads": heads, "medusa_num_layers": blocks, "base_model_name_or_path": "target"}
+
+    def logits(hidden, text, drafts):
+        return plain_heads.medusa(tensors, heads, blocks, hidden[-1], text, drafts)
+
+    compare(write(tmp_path, config, {prefix + n: t for n, t in tensors.items()}), logits)
+
+
+ZLAB = {"architectures": ["DFlashDraftModel"], "block_size": 5, "layer_types": ["full_attention"] * 2}
+# name: (config.json, whether causal, whether from the anchor, columns)
+DFLASH = {
+    "z-lab": (
+        CONFIG | ZLAB | {"dflash_config": {"mask_token_id": 9, "target_layer_ids": [0, 3, 4]}}, False, False, None,
+    ),
+    "z-lab, causal": (
+        CONFIG | ZLAB | {"dflash_config": {"mask_token_id": 9, "target_layer_ids": [0, 3, 4], "causal": True}},
+        True,
+        False,
+        None,
+    ),
+    "speculators": (
+        {
+            "speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 4, 5], "block_size": 3,
+            "mask_token_id": 9, "sample_from_anchor": True, "draft_vocab_size": len(ODD),
+            "transformer_layer_config": CONFIG,
+        },
+        False,
+        True,
+        len(ODD),
+    ),
+    "dspark of DeepSpec": (
+        CONFIG | {
+            "architectures": ["Qwen3DSparkModel"], "target_layer_ids": [0, 3, 4], "mask_token_id": 9, "block_size": 3,
+            "markov_rank": 6, "markov_head_type": "vanilla", "enable_confidence_head": True,
+        },
+        False,
+        True,
+        VOCABULARY,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DFLASH)
+def test_dflash(tmp_path, name):
+    config, causal, from_anchor, columns = DFLASH[name]
+    shapes = {"fc.weight": (HIDDEN, 3 * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    for i in range(2):
+        shapes |= layer(f"layers.{i}", HIDDEN, **{"input_layernorm.weight": (HIDDEN,)}, **QK)
+    shapes |= {} if columns is None else {"lm_head.weight": (columns, HIDDEN)}
+    if name.startswith("dspark"):
+        shapes |= {"markov_head.markov_w1.weight": (VOCABULARY, 6), "markov_head.markov_w2.weight": (columns, 6)}
+        shapes |= {"confidence_head.proj.weight": (1, HIDDEN + 6), "confidence_head.proj.bias": (1,)}
+    tensors, target = random(**shapes), tiny_model("llama", layers=LAYERS)
+    files = reduced(tensors, ODD) if columns == len(ODD) else tensors
+    weights = {"head": tensors.get("lm_head.weight", target.lm_head.weight.detach())}
+    weights["embedding"] = target.model.embed_tokens.weight.detach()
+
+    def logits(hidden, text, drafts):
+        told = {"block": config["block_size"], "mask_token": 9, "causal": causal, "from_anchor": from_anchor}
+        return plain_heads.dflash(tensors, CONFIG, [hidden[i] for i in (1, 4, 5)], text, drafts, **weights, **told)
+
+    compare(write(tmp_path, config, files), logits)

@@ -1,0 +1,88 @@
+"""What a step launches outside of models: on a GPU each of these operations is a kernel, on a CPU a call of torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from specdec import Request, Scheduler, SpeculativeDecoder
+from specdec.models.cached_model import CachedModel
+from support.models import prompts, tunable_pair
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specdec_kernels import SamplingParams, ops, validation
+
+FILTERS = {"top_k": 20, "top_p": 0.9, "min_p": 0.02}
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3}
+# Of K = 4: settings, and how many operations a step launches. q adds 3, a table one for each draft after the first.
+CASES = {
+    "greedy": ({"temperature": 0.0}, 57),
+    "temperature": ({"temperature": 0.8}, 60),
+    "one filter": ({"temperature": 0.8, "top_k": 20}, 60),
+    "filters": ({"temperature": 0.8, **FILTERS}, 60),
+    "one penalty": ({"temperature": 0.8, "frequency_penalty": 0.3}, 63),
+    "penalties": ({"temperature": 0.8, **PENALTIES}, 63),
+    "all": ({"temperature": 0.8, **FILTERS, **PENALTIES}, 63),
+}
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that compute something, and keeps the parameters that the package's own are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.sampling: list[ops.SamplingTensors] = []
+        self.in_models = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if not self.in_models:
+            memory = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+            views = all(t.untyped_storage().data_ptr() in memory for t in _tensors(out))
+            self.counts[str(func)] += func._schema.is_mutable or not views
+            if func.namespace == ops.NAMESPACE:
+                names = [argument.name for argument in func._schema.arguments]
+                first = names.index("temperature")
+                self.sampling.append(ops.SamplingTensors(*args[first : first + len(ops.SamplingTensors._fields)]))
+        return out
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_launched_for_parameters(name, monkeypatch):
+    settings, expected = CASES[name]
+    # These read values on a CPU only.
+    monkeypatch.setattr(validation, "check_counts", lambda *given: None)
+    monkeypatch.setattr(validation, "check_ascending", lambda *given: None)
+    decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=4)
+    scheduler = Scheduler(decoder, rows=2, max_length=200)
+    for i, text in enumerate(prompts(2, 4, 9)):
+        scheduler.submit(Request(text, 150, SamplingParams(**settings), seed=i, eos_token_id=[]))
+    for _ in range(2):
+        scheduler.step()
+    launches, forward = Launches(), CachedModel.__call__
+
+    def unseen(self, *inputs):
+        launches.in_models = True
+        try:
+            return forward(self, *inputs)
+        finally:
+            launches.in_models = False
+
+    monkeypatch.setattr(CachedModel, "__call__", unseen)
+    with launches:
+        scheduler.step()
+    scheduler.close()
+    assert len(launches.sampling) == 5
+    assert launches.counts.total() == expected, launches.counts
+    # The same memory for all operations, and dense, as kernels take it.
+    packed = [[t for t in sampling[:3] if t is not None] for sampling in launches.sampling]
+    assert len(packed[0]) == 1 + bool({*FILTERS} & {*settings}) + bool({*PENALTIES} & {*settings})
+    assert all(t.is_contiguous() and t.dtype == torch.float32 for t in packed[0])
+    assert len({tuple(t.data_ptr() for t in each) for each in packed}) == 1

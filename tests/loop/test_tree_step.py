@@ -1,0 +1,270 @@
+"""Steps with trees: texts, greedy and sampled, are those of plain decoding, whatever the tree holds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from specdec import End, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
+from specdec.drafters import Drafts, DraftTree, Generation, Step
+from specdec.drafters.branching import Branches, as_trees
+from specdec.drafters.prompt_lookup import NgramIndex
+from specdec.models.cached_model import CachedModel
+from support.model_types import model_of
+from support.models import POSITIONS, prompts, tiny_model
+
+from specdec_kernels import SamplingParams
+
+SAMPLED = SamplingParams(0.7, top_p=0.9)
+PENALISED = SamplingParams(0.7, repetition_penalty=1.3, frequency_penalty=0.2)
+
+
+class Knowing:
+    """Knows the texts, and hides the next tokens among wrong ones: after others of its siblings, on paths that end
+    early, or not at all. Paths are longer than allowed, and nodes lie below tokens that are none."""
+
+    proposes_trees = True
+
+    def __init__(self, texts: list[list[int]]):
+        self.texts = texts
+
+    def start(self, generation: Generation) -> Knowing:
+        self.nodes = generation.nodes
+        return self
+
+    def admit(self, prompts: dict[int, list[int]]) -> None:
+        pass
+
+    def draft(self, step: Step) -> Drafts:
+        raise AssertionError("a chain was asked for")
+
+    def draft_tree(self, step: Step) -> DraftTree:
+        trees = []
+        for text, allowed in zip(step.texts, step.allowed, strict=True):
+            trees.append(self.tree(text) if allowed else Branches(0))
+        return as_trees(trees, step.position.device)
+
+    def tree(self, text: list[int]) -> Branches:
+        draw, tree = random.Random(len(text)), Branches(self.nodes)
+        right = next((t[len(text) :] for t in self.texts if t[: len(text)] == text), [])
+        for _ in range(draw.randrange(4)):
+            tree.add([draw.choice((*range(101), -1, 4000)) for _ in range(draw.randrange(1, 4))])
+        for _ in range(draw.randrange(4)):  # right for a while, and then wrong
+            kept = draw.randrange(5)
+            tree.add([*right[:kept], draw.randrange(101), draw.randrange(101)])
+        tree.add(right[: draw.randrange(10)])
+        return tree
+
+    def release(self, row: int, output: list[int]) -> None:
+        pass
+
+
+def plain(model, ids, new, **settings):
+    return SpeculativeDecoder(model, None, 0).generate(ids, max_new_tokens=new, rule="coupled", **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        ("llama", None),
+        ("gemma3", SAMPLED),
+        *(pytest.param(k, p, marks=pytest.mark.nightly) for k in ("gpt2", "qwen3") for p in (None, SAMPLED, PENALISED)),
+        ("llama", PENALISED),
+    ],
+)
+def test_texts_are_those_of_plain_decoding(kind, params):
+    """One sequence and three of different lengths; accepted paths begin at any sibling."""
+    model, produced = tiny_model(kind), set()
+    for ids in (prompts(1, 20, 20), prompts(3, 1, 30)):
+        settings = {"eos_token_id": [], "params": params, "seed": list(range(len(ids)))}
+        expected = plain(model, ids, 60, **settings)
+        knowing = Knowing([p + t for p, t in zip(ids, expected.tokens, strict=True)])
+        got = SpeculativeDecoder(model, knowing, 6, tree=14).generate(ids, max_new_tokens=60, **settings)
+        assert got.tokens == expected.tokens and got.drafter_error is None
+        assert got.stats.tau > 2 and got.stats.accepted_by_position[5] > 0
+        assert got.stats.steps == sum(len(own) for own in got.tokens) - got.stats.accepted
+        produced.update(*got.produced_by)
+    assert produced == {Producer.ACCEPTED, Producer.RECOVERED, Producer.BONUS}
+
+
+def test_requests_that_join_while_others_decode():
+    """Two rows for five requests, greedy and sampled; prompt lookup, whose trees have nothing for some rows."""
+    model = tiny_model("gemma3")
+    ids = [p * 3 for p in prompts(5, 2, 9)]
+    params = [{"temperature": 0.0} if i % 2 else {"temperature": 0.3} for i in range(5)]
+    expected = [
+        plain(model, [p], 40 - 6 * i, params=SamplingParams(**own), seed=i, eos_token_id=[]).tokens[0]
+        for i, (p, own) in enumerate(zip(ids, params, strict=True))
+    ]
+    for drafter in (PromptLookupDrafter(3, 1), Knowing([p + t for p, t in zip(ids, expected, strict=True)])):
+        scheduler = Scheduler(SpeculativeDecoder(model, drafter, 5, tree=9), rows=2, max_length=80)
+        requests = [
+            Request(p, max_new_tokens=40 - 6 * i, params=SamplingParams(**own), seed=i, eos_token_id=[])
+            for i, (p, own) in enumerate(zip(ids, params, strict=True))
+        ]
+        outcomes = {o.number: o for o in scheduler.run(requests)}
+        assert [outcomes[i].tokens for i in range(5)] == expected and scheduler.drafter_error is None
+        assert sum(o.stats.accepted for o in outcomes.values()) > 10
+
+
+def test_ends_within_an_accepted_path():
+    """An end-of-sequence token among accepted nodes; the last position of a model; stats of depths."""
+    model, ids = tiny_model("llama"), prompts(1, 9, 9)
+    expected = plain(model, ids, 40, eos_token_id=[]).tokens[0]
+    eos = next(t for i, t in enumerate(expected) if i > 7 and t not in expected[:i])
+    knowing = Knowing([ids[0] + expected])
+    got = SpeculativeDecoder(model, knowing, 8, tree=20).generate(ids, max_new_tokens=40, eos_token_id=[eos])
+    assert got.tokens[0] == expected[: expected.index(eos) + 1] and got.end == [End.EOS]
+    gpt2 = tiny_model("gpt2")
+    ids = [prompts(1, POSITIONS - 12, POSITIONS - 12)[0]]
+    expected = plain(gpt2, ids, 12, eos_token_id=[]).tokens
+    decoder = SpeculativeDecoder(gpt2, Knowing([ids[0] + expected[0] + [7] * 9]), 8, tree=30)
+    got = decoder.generate(ids, max_new_tokens=12, eos_token_id=[])
+    assert got.tokens == expected and got.end == [End.LENGTH]
+
+
+def test_depths_are_counted():
+    """A chain of three right tokens, and then one that has two wrong children, or none. What lies below an id outside
+    the vocabulary does not count."""
+    model, ids = tiny_model("llama"), prompts(1, 9, 9)
+    text = ids[0] + plain(model, ids, 40, eos_token_id=[]).tokens[0]
+
+    class Three(Knowing):
+        def tree(self, text: list[int]) -> Branches:
+            tree, right = Branches(self.nodes), self.texts[0][len(text) :]
+            tree.add(right[:3])
+            tree.add([101, 5, 6, 7, 8])
+            if self.texts[1]:
+                tree.add([*right[:3], (right[3] + 1) % 101])
+                tree.add([*right[:3], (right[3] + 2) % 101])
+            return tree
+
+    for wrong, drawn in (([], Producer.BONUS), ([1], Producer.RECOVERED)):
+        decoder = SpeculativeDecoder(model, Three([text, wrong]), 5, tree=12)
+        got = decoder.generate(ids, max_new_tokens=8, eos_token_id=[])
+        # The second step has room for four tokens, so no node at depth four counts.
+        three = [Producer.ACCEPTED] * 3
+        assert got.produced_by[0] == [*three, drawn, *three, Producer.BONUS]
+        counts = [2, 2, 2, len(wrong), 0]
+        assert got.stats.drafted_by_position == got.stats.tested_by_position == counts
+        assert got.stats.accepted_by_position == [2, 2, 2, 0, 0] and got.stats.tau == 4.0
+
+
+def test_attention_reads_the_slots_of_all_nodes(monkeypatch):
+    """A tree may need more than the 64 slots that its depth would."""
+    model, ids, layout, reads = tiny_model("llama"), prompts(1, 50, 50), CachedModel.layout, []
+    text, trash = ids[0] + plain(model, ids, 20, eos_token_id=[]).tokens[0], 50 + 20 + 14
+
+    def spied(self, positions, slots, visible, tree=None):
+        reads.append((int(slots[slots < trash].max()), visible))
+        return layout(self, positions, slots, visible, tree)
+
+    monkeypatch.setattr(CachedModel, "layout", spied)
+    SpeculativeDecoder(model, Knowing([text]), 2, tree=14).generate(ids, max_new_tokens=20, eos_token_id=[])
+    assert all(last < visible for last, visible in reads)
+    assert any(last >= 64 for last, _ in reads)
+
+
+@pytest.mark.parametrize("case", (pytest.param("bloom", marks=pytest.mark.nightly), "mpt"))
+def test_models_without_trees_decode_chains(case):
+    model, ids = model_of(case), [p * 3 for p in prompts(2, 3, 9)]
+    with pytest.warns(RuntimeWarning, match=f"tree: got 12, but a target of model type '{case}' takes its positions"):
+        decoder = SpeculativeDecoder(model, PromptLookupDrafter(3, 1), 4, tree=12)
+    got = decoder.generate(ids, max_new_tokens=30, eos_token_id=[], params=SAMPLED)
+    assert got.tokens == plain(model, ids, 30, eos_token_id=[], params=SAMPLED).tokens and got.stats.drafted > 0
+
+
+def test_a_drafter_that_fails_is_dropped():
+    model, ids = tiny_model("llama"), prompts(2, 5, 9)
+    expected = plain(model, ids, 12, eos_token_id=[], params=SAMPLED).tokens
+    nothing = torch.zeros(2, 3, dtype=torch.int64)
+
+    class Broken(Knowing):
+        tree_of: object = None
+
+        def draft_tree(self, step: Step) -> DraftTree:
+            if step.index < 2:
+                return DraftTree(nothing - 1, nothing - 1)
+            if isinstance(self.tree_of, Exception):
+                raise self.tree_of
+            return self.tree_of
+
+    for bad, told in (
+        (RuntimeError("lost"), "RuntimeError: lost"),
+        (Drafts(nothing), "draft_tree.. returned Drafts"),
+        (DraftTree(nothing, nothing), "parents: got .*allowed: for each of 3 nodes a node before it, or -1"),
+        (DraftTree(nothing, nothing[:, :2] - 1), "parents: got shape .2, 2."),
+        (
+            DraftTree(nothing.repeat(1, 5), nothing.repeat(1, 5) - 1),
+            "tokens: got .*allowed: .*at most 9",
+        ),
+        (DraftTree(nothing.int(), nothing - 1), "tokens: got torch.int32"),
+        (DraftTree(nothing, None), "parents: got NoneType"),
+    ):
+        drafter = Broken([])
+        drafter.tree_of = bad
+        decoder = SpeculativeDecoder(model, drafter, 4, tree=9)
+        with pytest.warns(RuntimeWarning, match=told):
+            got = decoder.generate(ids, max_new_tokens=12, eos_token_id=[], params=SAMPLED)
+        assert got.tokens == expected
+
+
+def test_what_trees_cannot_do_is_refused():
+    model, lookup = tiny_model("llama"), PromptLookupDrafter()
+    for arguments, told in (
+        ((SuffixDrafter(), 4, 8), "tree: got 8 with draft=SuffixDrafter"),
+        ((None, 4, 8), "tree: got 8 with draft=NoneType"),
+        ((lookup, 4, 0), "tree: got 0"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            SpeculativeDecoder(model, arguments[0], arguments[1], tree=arguments[2])
+    with pytest.raises(ValueError, match="num_drafts: got AdaptiveDrafts with tree=8, allowed: an integer"):
+        SpeculativeDecoder(model, lookup, tree=8)
+    decoder = SpeculativeDecoder(model, lookup, 4, tree=8)
+    for settings, told in (
+        ({"rule": "block"}, "rule: got 'block' with a tree, allowed: 'coupled'"),
+        ({"compact_q": 4}, "compact_q"),
+        ({"log_probs": True}, "log_probs"),
+        ({"top_log_probs": 2}, "log_probs"),
+        ({"output_logits": True}, "output_logits"),
+        ({"logits_processor": [lambda ids, scores: scores]}, "logits_processor"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            decoder.generate([[1, 2]], max_new_tokens=4, **settings)
+    with pytest.raises(ValueError, match="rule: got 'token' with a tree"):
+        Scheduler(decoder, rows=1, max_length=9, rule="token")
+    with pytest.raises(ValueError, match="log_probs"):
+        Scheduler(decoder, rows=1, max_length=9).submit(Request([1], max_new_tokens=2, log_probs=True))
+    with pytest.raises(ValueError, match=r"2 rows of 59 slots \(max_length=50, 8 nodes of a tree and the trash"):
+        Scheduler(decoder, rows=2, max_length=50, cache_tokens=100)
+
+
+# ---- proposals
+
+
+def test_continuations_share_their_beginnings():
+    tree = Branches(6, ends=frozenset({9}))
+    for continuation in ([1, 2, 3], [1, 2, 4], [5, 9, 1], [1, 2, 3, 6], [7]):
+        tree.add(continuation)
+    assert tree.tokens == [1, 2, 3, 4, 5, 9] and tree.parents == [-1, 0, 1, 1, -1, 4] and tree.full
+    trees = as_trees([Branches(3), tree], torch.device("cpu"))
+    assert trees.tokens.tolist() == [[-1] * 6, tree.tokens] and trees.parents.tolist() == [[-1] * 6, tree.parents]
+
+
+def test_lookup_finds_several_continuations():
+    """The longest n-gram first, of these the most recent first; its first path is what a chain would be."""
+    text = [1, 2, 3, 4, 1, 2, 3, 5, 8, 2, 3, 6, 1, 2, 3]
+    index = NgramIndex(range(1, 4), several=True)
+    index.update(text[:5])
+    tree = Branches(20)
+    index.branch(text, 2, tree)
+    paths = [[5, 8], [4, 1], [6, 1]]  # after 1 2 3 twice, and after 2 3
+    expected = Branches(20)
+    for path in paths:
+        expected.add(path)
+    assert (tree.tokens, tree.parents) == (expected.tokens, expected.parents)
+    assert NgramIndex(range(1, 4)).propose(text, 2) == paths[0]
+    small = Branches(3)
+    index.branch(text, 2, small)
+    assert small.tokens == [5, 8, 4]
