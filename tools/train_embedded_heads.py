@@ -1,6 +1,7 @@
-"""Trains the small heads that ship in specdec/embedded/heads: Medusa, EAGLE-3 and DFlash, for the embedded target.
+"""Trains small heads for the embedded target: Medusa, EAGLE-3 and DFlash.
 
-    python tools/train_embedded_heads.py            # trains; run it again to resume
+    python tools/train_embedded_heads.py --out heads    # trains; run it again to resume
+    specdec generate "def read(self):" --drafter heads/eagle3
 
 All three learn from the same lessons: a text, the target's hidden states in it, and its distribution of every next
 token. Half of the texts are from the corpus of train_embedded_pair.py, half are the target's own. The files have the
@@ -136,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--embedded", type=Path, default=PACKAGE, help="folder of target and tokenizer")
-    add("--out", type=Path, default=PACKAGE / "heads", help="folder for the heads")
+    add("--out", type=Path, required=True, help="folder for the heads")
     add("--checkpoint", type=Path, default=Path("embedded_heads.safetensors"), help="resumed from")
     add("--steps", type=int, default=1200)
     add("--batch", type=int, default=4, help="texts in a step")

@@ -87,4 +87,7 @@ class Eagle3(nn.Module):
     def config(self) -> dict[str, object]:
         config = {**self.target.to_dict(), "num_hidden_layers": 1, "draft_vocab_size": len(self.kept)}
         config.update(architectures=["LlamaForCausalLMEagle3"], tie_word_embeddings=False)
+        # SpecForge's entry, which counts the outputs of layers from 0.
+        outputs = [state - 1 for state in self.states]
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs, "use_aux_hidden_state": True}
         return config
