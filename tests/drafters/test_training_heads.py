@@ -27,8 +27,8 @@ def target() -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
 def test_a_head_learns_and_its_files_load(monkeypatch, tmp_path, target, kind):
-    """After some steps on one text most of its tokens are the target's, while it trains and when it drafts: both are the
-    same network."""
+    """After some steps on one text most of its tokens are the target's, in training and in drafting, which are the same
+    network."""
     monkeypatch.syspath_prepend(ROOT / "tools")
     layers, module = (importlib.import_module(f"heads.{name}") for name in ("layers", kind))
     torch.manual_seed(1)
