@@ -114,8 +114,8 @@ def verify_tree(
     2402.12374). ``block`` tests paths jointly, from the leaves to the root (Traversal verification, arXiv 2505.12398),
     and accepted at least as many in expectation wherever that was enumerated. Both are for children that
     ``draft_children`` sampled. On a chain, ``walk``, ``token`` and ``block`` return the same tokens as ``coupled``,
-    ``token`` and ``block`` of ``speculative_step``. At temperature 0 every rule goes to the
-    child that has the target's largest logit (the lowest id of a tie).
+    ``token`` and ``block`` of ``speculative_step``. At temperature 0 every rule goes to the child that has the target's
+    largest logit (the lowest id of a tie).
 
     Args:
         target_logits: [B, N+1, V] raw logits, N >= 0. Row 0 decides the token after the known text, row 1 + i the one
@@ -136,8 +136,7 @@ def verify_tree(
 
     Returns:
         TreeStep: path [B, D+1] int64 (the accepted nodes, then -1), tokens [B, D+1] int64 (their tokens, one recovered
-        or
-        bonus token, then -1), num_accepted, num_emitted and status (:class:`Status`) [B] int32.
+        or bonus token, then -1), num_accepted, num_emitted and status (:class:`Status`) [B] int32.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.

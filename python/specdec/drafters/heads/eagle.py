@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, Shape
-from .interface import Head, Logits, Rows
+from .in_turn import DraftsInTurn
+from .interface import Rows
 
 
 class EagleLayer(nn.Module):
@@ -21,7 +21,7 @@ class EagleLayer(nn.Module):
         self.self_attn, self.mlp = Attention(shape, shape.hidden), MLP(shape)
 
 
-class Eagle(Head):
+class Eagle(DraftsInTurn):
     """A pair of a token's final state and the next token predicts the state of the next token, of which the target's
     head makes the distribution of the token after both.
 
@@ -47,17 +47,6 @@ class Eagle(Head):
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=fc_bias)
         self.layers = nn.ModuleList(EagleLayer(shape, i == 0) for i in range(num_layers))
         self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
-
-    def read(self, rows: Rows, cache: StaticKVCache) -> None:
-        self.run(rows, cache)
-
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
-        out = self.run(rows, cache)[:, -1:]
-        places = ahead.split([1] * (count - 1))
-        for i in range(count):
-            tokens = yield self.logits(out)[:, 0]
-            if i + 1 < count:
-                out = self.run(Rows(out, tokens, places[i]), cache)
 
     def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns predicted states [n, q, hidden]."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, Rotation, Shape
-from .interface import Head, Logits, Rows
+from .in_turn import DraftsInTurn
+from .interface import Rows
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Eagle3Layer(nn.Module):
         self.mlp = MLP(shape)
 
 
-class Eagle3(Head):
+class Eagle3(DraftsInTurn):
     """A pair of a token's feature and the next token predicts the token after both. The output of the last layer,
     before the norm, stands in for the feature of a drafted token.
 
@@ -83,17 +83,6 @@ class Eagle3(Head):
             states = self.input_norm(states)
         return self.fc(states)
 
-    def read(self, rows: Rows, cache: StaticKVCache) -> None:
-        self.run(rows, cache)
-
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
-        out = self.run(rows, cache)[:, -1:]
-        places = ahead.split([1] * (count - 1))
-        for i in range(count):
-            tokens = yield self.logits(out)[:, 0]
-            if i + 1 < count:
-                out = self.run(Rows(self.recycled(out), tokens, places[i]), cache)
-
     def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns the output of the last layer [n, q, hidden]."""
         layout = rows.layout
@@ -119,7 +108,6 @@ class Eagle3(Head):
         return x + layer.mlp(layer.post_attention_layernorm(x))
 
     def recycled(self, out: torch.Tensor) -> torch.Tensor:
-        """Returns what stands in for the feature of a drafted token."""
         return self.norm(out) if self.norm_output else out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

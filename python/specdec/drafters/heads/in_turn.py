@@ -1,0 +1,33 @@
+"""Heads whose drafts take one forward each, over keys and values of their own."""
+
+from __future__ import annotations
+
+import torch
+
+from ...models.cached_model import Layout
+from ...models.kv_cache import StaticKVCache
+from .interface import Head, Logits, Rows
+
+
+class DraftsInTurn(Head):
+    """A head that is fed pairs of a feature and the next token. For a drafted token, whose feature is not known, its
+    own output stands in."""
+
+    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+        """Feeds pairs, and returns what ``logits`` takes of each, [n, q, hidden]."""
+        raise NotImplementedError
+
+    def recycled(self, out: torch.Tensor) -> torch.Tensor:
+        """Returns what stands in for the feature of a drafted token."""
+        return out
+
+    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+        self.run(rows, cache)
+
+    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+        out = self.run(rows, cache)[:, -1:]
+        places = ahead.split([1] * (count - 1))
+        for i in range(count):
+            tokens = yield self.logits(out)[:, 0]
+            if i + 1 < count:
+                out = self.run(Rows(self.recycled(out), tokens, places[i]), cache)
