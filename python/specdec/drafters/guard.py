@@ -86,6 +86,18 @@ class GuardedSession:
         """Returns the step's tree; None if the session was dropped, now or before."""
         return self._guarded(self._tree, step)
 
+    def compact(self, path: torch.Tensor) -> None:
+        """Tells the session which nodes of its tree were accepted, if it wants to know."""
+        compact = getattr(self._session, "compact", None)
+        if compact is None:
+            return
+        try:
+            compact(path)
+        except Exception as error:
+            if self.raising:
+                raise
+            self._drop(error)
+
     def _guarded(self, ask: Callable[[Step], D], step: Step) -> D | None:
         if self._session is None:
             return None

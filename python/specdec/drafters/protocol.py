@@ -98,21 +98,28 @@ class Drafts(NamedTuple):
 
 
 class DraftTree(NamedTuple):
-    """A tree of drafts for every sequence: several continuations, which share their beginnings. The nodes must not
-    depend on the random numbers of verification, as tokens that a text or a model makes the most likely do not; which
-    of them there are may be chosen in any way. Verified by rule ``walk``, so a text is that of rule ``coupled``."""
+    """A tree of drafts for every sequence: several continuations, which share their beginnings.
+
+    With rule ``coupled`` there are no logits, and the tree is verified by rule ``walk``: the nodes must not depend on
+    the random numbers of verification, as tokens that a text or a model makes the most likely do not; which of them
+    there are may be chosen in any way. With ``token`` and ``block`` the children of a node are all those that
+    ``draft_children`` drew there, in its order, and which tokens these are may only decide whether they have children.
+    """
 
     # [B, n] int64 of the target's vocabulary, 0 <= n <= Generation.nodes. -1: there is no such node, nor any below it.
     # Nodes further down than a row may draft (``Step.allowed``) do not count.
     tokens: torch.Tensor
     parents: torch.Tensor  # [B, n] or [n] int64: the node that each one follows, which comes before it; -1: the root
+    logits: torch.Tensor | None = None  # [B, n + 1, V]: row r, what the children of row r were drawn from
+    d2t: torch.Tensor | None = None  # the target's ids of the logits' columns, if these are a reduced vocabulary
     forwards: int = 0  # model calls that drafting took
 
     def widened(self, nodes: int) -> DraftTree:
         """Returns the tree with ``nodes`` nodes, of which the added ones do not count."""
         missing = nodes - self.tokens.shape[1]
         tokens, parents = (torch.nn.functional.pad(t, (0, missing), value=-1) for t in self[:2])
-        return self._replace(tokens=tokens, parents=parents)
+        logits = None if self.logits is None else torch.nn.functional.pad(self.logits, (0, 0, 0, missing))
+        return self._replace(tokens=tokens, parents=parents, logits=logits)
 
 
 class DraftSession(Protocol):
@@ -125,7 +132,10 @@ class DraftSession(Protocol):
     that have had steps without drafts. It has seen the tokens before ``starts``.
 
     If a drafter has ``proposes_trees = True``, its sessions have a method ``draft_tree(step: Step) -> DraftTree`` as
-    well, called in the place of ``draft`` where ``Generation.nodes`` is not 0. K is then the most nodes of a path.
+    well, called in the place of ``draft`` where ``Generation.nodes`` is not 0. K is then the most nodes of a path. A
+    session with a cache of its own may have a method ``compact(path: Tensor)``, called after each such step with the
+    accepted nodes [B, D + 1] int64, then -1, as ``TreeStep`` has them. If a drafter has ``samples_trees = True``, its
+    sessions draw the children of nodes under rules ``token`` and ``block``.
 
     ``draft`` may be called twice for the same step, and must then return the same drafts. If it raises,
     the loop warns and the batch continues without drafts. In a scheduler, the loop first calls it again, and then with

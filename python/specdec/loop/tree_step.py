@@ -42,15 +42,18 @@ class TreeLoop(SpeculativeLoop):
             logits,
             drafts.tokens.where(counts, -1),
             drafts.parents,
+            drafts.logits,
             params=g.params,
             seed=g.seed,
             position=step.position,
+            d2t=drafts.d2t,
             table=step.table,
             depth=min(step.num_drafts, counts.shape[1]),
-            rule="walk",
+            rule="walk" if drafts.logits is None else g.rule,
             backend=g.backend,
         )
         g.target_cache.compact(out.path)
+        self.session.compact(out.path)
         emitted = self.rows.advance(out)
         report = pack_tree(out, tree, parents, counts, emitted)
         lap("kernels")
