@@ -32,7 +32,7 @@ INF = float("inf")
 @pytest.mark.parametrize(
     ("target", "variants"),
     [
-        ("sm_90", "few"),
+        pytest.param("sm_90", "few", marks=pytest.mark.nvcc),
         pytest.param("gfx942", "few", marks=pytest.mark.nightly),
         *(pytest.param(t, "all", marks=pytest.mark.nightly) for t in TARGETS),
     ],

@@ -173,6 +173,7 @@ def test_a_draft_row_with_a_fault_has_no_cutoff(rule):
     assert_same_step(SpeculativeStep(*got), want, margin)
 
 
+@pytest.mark.nvcc  # compiles all kernels once more
 def test_sanitizers():
     """No sanitizer, of addresses or undefined behaviour, reports a fault in steps of every rule, form of q and
     setting."""
