@@ -46,7 +46,7 @@ def test_compiles_ahead_of_time(target, variants, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     lines = done.stdout.splitlines()
-    assert {line.split()[0] for line in lines} == KERNELS
+    assert {line.split()[0] for line in lines} == KERNELS | {"compact_kernel"}
     spilled = [re.search(r"(\w+) bytes spilled", line)[1] for line in lines]
     if "unknown" in spilled:
         pytest.skip("compiled; registers are unknown, as this build of Triton has no cuobjdump that runs")

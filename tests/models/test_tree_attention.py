@@ -8,6 +8,7 @@ import torch
 from specdec import StaticKVCache
 from specdec.models import attention, supported
 from specdec.models.cached_model import CachedModel
+from specdec.models.compaction import Compaction
 from specdec.models.compiled import CompiledForward
 from specdec.models.kv_cache import visible_slots
 from specdec.models.supported import cached_model, why_no_trees
@@ -174,6 +175,26 @@ def test_accepted_nodes_move_and_nothing_else():
                         after[b, :, length + 1 + depth] = before[b, :, length + 1 + node]
                 assert torch.equal(states[:, :, :-1], after[:, :, :-1])
     assert addresses == [states.data_ptr() for states in cache.storage()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_launch_moves_all_layers(dtype):
+    """The kernel that a GPU runs, here interpreted: as the gather moves them, to the bit."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator().manual_seed(0)
+    states = [
+        torch.randn(3, heads, 20, size, generator=generator).to(dtype) for heads, size in ((2, 4), (3, 7), (40, 16))
+    ]
+    lengths, path = torch.tensor([0, 5, 3]), torch.tensor([[1, 2, 5], [7, -1, -1], [0, 1, 2]])
+    expected = [before.clone() for before in states]
+    for before, after in zip(states, expected, strict=True):
+        for b, nodes in enumerate(path.tolist()):
+            for depth, node in enumerate(n for n in nodes if n >= 0):
+                after[b, :, lengths[b] + 1 + depth] = before[b, :, lengths[b] + 1 + node]
+    moved = [t.to(device) for t in states]
+    Compaction(moved)(lengths.to(device), path.to(device))
+    for after, want in zip(moved, expected, strict=True):
+        assert torch.equal(after.cpu(), want)
 
 
 # ---- attention of our own, and models that cannot

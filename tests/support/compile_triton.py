@@ -18,6 +18,7 @@ import time
 
 import torch
 import triton
+from specdec.models import compaction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
@@ -101,7 +102,17 @@ def resources(compiled: CompiledKernel) -> tuple[str, str]:
     return tuple(re.search(rf"{name}:(\d+)", usage)[1] for name in ("REG", "STACK"))
 
 
+def compile_compaction(target: GPUTarget) -> None:
+    compaction.compact_kernel = Compiled(compaction.compact_kernel, target)
+    for dtype in (torch.float32, torch.bfloat16):
+        states = [torch.zeros(2, 8, 40, 64, dtype=dtype)]
+        compaction.Compaction(states)(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64))
+    states = [torch.zeros(2, 3, 40, 7, dtype=torch.bfloat16)]
+    compaction.Compaction(states)(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64))
+
+
 def compile_variants(target: GPUTarget, few: bool) -> None:
+    compile_compaction(target)
     for module in (draft_module, step_module):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name), target))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from .features import FeatureStore
+
+if TYPE_CHECKING:
+    from .compaction import Compaction
 
 VISIBLE_STEP = 64  # attention reads a multiple of this many slots, which makes few distinct shapes and few empty slots
 
@@ -183,6 +187,7 @@ class StaticKVCache(Cache):
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self._used_rows: set[int] = set()  # rows that have held a sequence
         self.features: FeatureStore | None = None
+        self._compaction: Compaction | None = None
 
     def allocate(self, slots: Sequence[LayerSlot]) -> None:
         """Allocates all storage now, so that nothing grows later. A layer whose slot is None is allocated when it
@@ -219,6 +224,13 @@ class StaticKVCache(Cache):
         Args:
             path: [B, D] int64, the numbers of the accepted nodes from the root down, then -1 (``verify_tree``).
         """
+        if path.is_cuda and importlib.util.find_spec("triton") is not None:
+            if self._compaction is None or len(self._compaction.storages) < len(self.storage()):
+                from .compaction import Compaction
+
+                self._compaction = Compaction(self.storage())
+            self._compaction(self.lengths, path)
+            return
         root, accepted = self.lengths[:, None], path >= 0
         index = torch.arange(1, path.shape[1] + 1, device=path.device)
         old = torch.where(accepted, root + 1 + path, self.trash)
