@@ -70,6 +70,16 @@ MUTATIONS: list[Mutation] = [
         {"trees-are-not-tried-first": ("if cached.lacks_trees is not None or _is_known(cached.model):", "if True:")},
     ),
     *mutations(
+        "python/specdec/models/compaction.py",
+        "tests/models/test_tree_attention.py::test_one_launch_moves_all_layers",
+        {
+            "compaction-moves-the-root": ("tl.load(lengths + row) + 1", "tl.load(lengths + row)"),
+            "compaction-of-the-first-head": ("row * count + column // size", "row * count"),
+            "compaction-moves-some-storages": ("torch.tensor([s.shape[1] for s in", "torch.tensor([1 for s in"),
+            "compaction-of-the-first-part": ("tl.program_id(0) * BLOCK", "0 * BLOCK"),
+        },
+    ),
+    *mutations(
         "python/specdec/models/cache_plan.py",
         PLAN,
         {"plan-has-no-room-for-nodes": ("step * step - nodes - 1", "step * step - 1")},
