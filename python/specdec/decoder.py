@@ -25,7 +25,6 @@ from .loop import saved_costs
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
 from .loop.cuda_graphs import StepGraphs
-from .loop.sequence import Entry
 from .loop.token_log_probs import read_asked
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
@@ -66,9 +65,9 @@ class SpeculativeDecoder:
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
             raises.
         tree: N, the nodes of a tree of drafts that each step verifies, >= 1; None: chains. ``draft`` must be a drafter
-            that proposes trees, and ``num_drafts`` an integer: the most nodes of a path. Texts are those of rule
-            ``coupled``. For a target that cannot be fed a tree, a RuntimeWarning says why, and each step drafts the
-            chain that the drafter likes best. ``verify_tree`` is slow on a GPU (backend "reference").
+            that proposes trees. ``num_drafts`` is then the most nodes of a path. For a target that cannot be fed a
+            tree, a RuntimeWarning says why, and each step drafts the chain that the drafter likes best.
+            ``verify_tree`` is slow on a GPU (backend "reference").
         compile: whether decoding forwards of the target, and of a draft model or a drafter's model, go through
             ``torch.compile``, as one graph for all lengths. The first forwards can then take minutes.
 
@@ -123,8 +122,6 @@ class SpeculativeDecoder:
         read_count("tree", tree, 1)
         if not getattr(self.drafter, "proposes_trees", False):
             refuse("tree", f"{tree} with draft={type(self.drafter).__name__}", "None, or a drafter that proposes trees")
-        if isinstance(self.num_drafts, AdaptiveDrafts):
-            refuse("num_drafts", f"AdaptiveDrafts with tree={tree}", "an integer, the length of a path")
         if (why := why_no_trees(self.target)) is None:
             return tree
         kind = self.target.config.model_type
@@ -177,8 +174,9 @@ class SpeculativeDecoder:
             pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
             on_emit: called for every live sequence after each step with the tokens that it emitted.
-            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. With
-                "coupled" the text depends only on the target and the seed: it is the text of K = 0, whatever the draft.
+            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees, which
+                need a drafter that samples them for the other two. With "coupled" the text depends only on the target
+                and the seed: it is the text of K = 0, whatever the draft.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
@@ -191,7 +189,7 @@ class SpeculativeDecoder:
             log_probs: also return the log-probabilities of the new tokens: under the distribution that they were drawn
                 from, and under the softmax of the model's own logits ("raw").
             compact_q: k' > 0 restricts the draft to its k' most likely tokens, and stores q as their ids and
-                log-probabilities: [B, K, k'] numbers instead of the draft's logits.
+                log-probabilities: [B, K, k'] numbers instead of the draft's logits. Not with trees.
             output_logits: also return the model's own logits at every new token.
             num_return_sequences: n >= 1 texts for each prompt, in neighbouring rows, as transformers returns them.
                 Text j of a prompt has the prompt's seed + j. Arguments "for each sequence" are then for each prompt.
@@ -238,10 +236,6 @@ class SpeculativeDecoder:
             copies=num_return_sequences,
             asked=asked,
         )
-        if output_logits and self._takes_trees:
-            refuse("output_logits", "True with a tree", "False")
-        for entry in entries:
-            self.check_entry(entry)
         records, accept_rule = [entry.record for entry in entries], self.read_rule(rule, compact_q)
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if entries:
@@ -332,23 +326,19 @@ class SpeculativeDecoder:
         )
 
     def read_rule(self, rule: str | None, compact_q: int) -> Rule:
-        """Returns the rule of a batch. With a tree it is ``coupled``: what a step without a tree then emits is what the
-        walk down a tree would.
+        """Returns the rule of a batch, by default ``coupled`` with trees, which every drafter that proposes them can do,
+        and ``token`` otherwise.
 
         Raises:
-            ValueError: it is unknown, or cannot be combined with ``compact_q`` or with a tree.
+            ValueError: it is unknown, or cannot be combined with ``compact_q``, or with trees of this drafter.
         """
-        if self._takes_trees and rule not in (None, Rule.COUPLED):
-            Rule(rule)  # refuses others
-            refuse("rule", f"{rule!r} with a tree", "'coupled'")
-        return read_rule(rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN), compact_q)
-
-    def check_entry(self, entry: Entry) -> None:
-        """Raises ValueError for a sequence with settings that cannot be combined with a tree."""
-        if self._takes_trees and entry.processors:
-            refuse("logits_processor", "processors with a tree", "none, or penalties, bias and bans in their place")
-        if self._takes_trees and entry.record.asked.emitted:
-            refuse("log_probs", "True with a tree", "False")
+        known = read_rule(rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN), compact_q)
+        if self._takes_trees and compact_q:
+            refuse("compact_q", f"{compact_q} with a tree", "0")
+        if self._takes_trees and known != Rule.COUPLED and not getattr(self.drafter, "samples_trees", False):
+            given = f"{rule!r} with a tree of {type(self.drafter).__name__}"
+            refuse("rule", given, "'coupled', or a drafter that samples trees")
+        return known
 
     def plan_caches(
         self,
@@ -425,7 +415,7 @@ class SpeculativeDecoder:
         return bool(found)
 
     def _described(self) -> dict[str, object]:
-        return saved_costs.described(self.target, self.drafter, self.backend)
+        return saved_costs.described(self.target, self.drafter, self.backend, self.nodes)
 
     def _learned_of(self, size: int) -> Learned:
         assert isinstance(self.num_drafts, AdaptiveDrafts)

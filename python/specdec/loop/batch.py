@@ -359,7 +359,7 @@ class Batch:
             if record.asked.emitted:
                 record.add_log_probs(report, len(tokens))
             if self.config.logits:
-                record.logits += result.logits[row, : len(tokens)].clone().unbind()
+                record.logits += result.emitted_logits(row, len(tokens)).unbind()
             self.table.add(row, tokens)
             if tokens:
                 emissions.append(record.emission(len(tokens)))

@@ -145,7 +145,6 @@ class Scheduler:
         """Checks a request and numbers it: the first part of ``submit``. Uses no state that ``step`` changes, so it may
         run in another thread."""
         entry = read_request(request, self._numbers, self.target, self.limits)
-        self.decoder.check_entry(entry)
         task = Task(self._numbers, request, entry)
         self._numbers += 1
         return task
