@@ -180,3 +180,35 @@ def test_q_that_does_not_fit_is_refused():
         with pytest.warns(RuntimeWarning, match=told):
             got = decoder.generate([[1], [2]], max_new_tokens=3, eos_token_id=[], rule=rule)
         assert got.tokens == generate(tiny_model(), None, [[1], [2]], 0, max_new_tokens=3).tokens
+
+
+# ---- K that is chosen ----------------------------------------------------------------------------------------------
+
+
+def test_k_is_the_depth_of_trees():
+    """Requests that join others; steps without drafts, and with trees. Costs are given."""
+    adaptive = AdaptiveDrafts(3, costs=[1.0, 1.25, 1.4, 1.55])
+    decoder = SpeculativeDecoder(forgetful(), tiny_trees(BUSHY), adaptive, tree=len(BUSHY))
+    requests = [
+        Request(p, 24, SamplingParams(0.7 * (i % 3 > 0)), seed=i, eos_token_id=[])
+        for i, p in enumerate(prompts(9, 1, 9))
+    ]
+    outcomes = sorted(Scheduler(decoder, rows=3, max_length=50).run(requests), key=lambda o: o.number)
+    taken = [sum(of_k) for of_k in zip(*(o.stats.steps_by_drafts for o in outcomes), strict=True)]
+    assert taken[0] > 10 and sum(taken[1:]) > 10, taken
+    for request, outcome in zip(requests, outcomes, strict=True):
+        settings = {"max_new_tokens": 24, "params": request.params, "seed": request.seed, "rule": "coupled"}
+        assert outcome.tokens == generate(forgetful(), None, [request.prompt], 0, **settings).tokens[0]
+        assert outcome.drafter_error is None
+
+
+def test_step_times_of_trees_are_learned(tmp_path):
+    """And are those of trees of this size."""
+    decoders = [
+        SpeculativeDecoder(forgetful(), tiny_trees(BUSHY), AdaptiveDrafts(3), tree=nodes) for nodes in (8, 8, 9, None)
+    ]
+    found = decoders[0].generate(prompts(2, 3, 9), max_new_tokens=80, eos_token_id=[])
+    assert found.tokens == generate(forgetful(), None, prompts(2, 3, 9), 0, max_new_tokens=80).tokens
+    assert len(found.step_costs) == 4
+    decoders[0].save_costs(tmp_path / "costs")
+    assert [each.load_costs(tmp_path / "costs") for each in decoders[1:]] == [True, False, False]
