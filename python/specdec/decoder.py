@@ -24,6 +24,7 @@ from .drafters.protocol import Drafter
 from .loop import saved_costs
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
+from .loop.collect import collect
 from .loop.cuda_graphs import StepGraphs
 from .loop.token_log_probs import read_asked
 from .models.cache_plan import CacheBudget, plan_caches
@@ -31,9 +32,8 @@ from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
 from .models.supported import cached_model, why_no_trees
 from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, repeated
-from .result import Emission, End, GenerationResult
+from .result import Emission, GenerationResult
 from .sampling.params import read_rule
-from .stats import Stats
 from .stopping import Stopping
 
 
@@ -174,9 +174,9 @@ class SpeculativeDecoder:
             pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
             on_emit: called for every live sequence after each step with the tokens that it emitted.
-            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees, which
-                need a drafter that samples them for the other two. With "coupled" the text depends only on the target
-                and the seed: it is the text of K = 0, whatever the draft.
+            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. The
+                other two need a drafter that samples its trees. With "coupled" the text depends only on the target and
+                the seed: it is the text of K = 0, whatever the draft.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
@@ -273,25 +273,8 @@ class SpeculativeDecoder:
         if isinstance(input_ids, torch.Tensor):
             input_ids = input_ids.repeat_interleave(num_return_sequences, 0)
         prompts = repeated(prompts, num_return_sequences)
-        stats = Stats.total((r.stats for r in records), self.most_drafts)
-        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
-        stats.seconds = batch.stopwatch.with_total()
-        return GenerationResult(
-            join(input_ids, prompts, [r.tokens for r in records], pad, device),
-            tokens=[r.tokens for r in records],
-            produced_by=[r.produced_by for r in records],
-            status=[r.status for r in records],
-            end=[r.end or End.LENGTH for r in records],  # with no new tokens wanted, none has begun
-            stats=stats,
-            sequence_stats=[r.stats for r in records],
-            log_probs=[r.log_probs for r in records] if asked.emitted else None,
-            raw_log_probs=[r.raw_log_probs for r in records] if asked.emitted else None,
-            top_log_probs=[r.top_log_probs for r in records] if asked.top is not None else None,
-            prompt_log_probs=[p for r in records if (p := r.prompt_log_probs) is not None] if scores_prompts else None,
-            logits=[_stacked(r.logits, self.target) for r in records] if output_logits else None,
-            drafter_error=None if batch.session is None else batch.session.error,
-            step_costs=self.costs_of(len(entries)),
-        )
+        sequences = join(input_ids, prompts, [r.tokens for r in records], pad, device)
+        return collect(batch, records, sequences, asked, self.costs_of(len(entries)))
 
     def batch_config(
         self,
@@ -326,8 +309,8 @@ class SpeculativeDecoder:
         )
 
     def read_rule(self, rule: str | None, compact_q: int) -> Rule:
-        """Returns the rule of a batch, by default ``coupled`` with trees, which every drafter that proposes them can do,
-        and ``token`` otherwise.
+        """Returns the rule of a batch: by default ``coupled`` with trees, since every drafter that proposes them can do
+        that, and ``token`` otherwise.
 
         Raises:
             ValueError: it is unknown, or cannot be combined with ``compact_q``, or with trees of this drafter.
@@ -424,7 +407,3 @@ class SpeculativeDecoder:
     @property
     def _on_graphs(self) -> bool:
         return self.target.device.type == "cuda" and torch.version.cuda is not None and self.graph_bytes > 0
-
-
-def _stacked(rows: list[torch.Tensor], target: CachedModel) -> torch.Tensor:
-    return torch.stack(rows) if rows else torch.empty(0, target.vocab_size, device=target.device)

@@ -164,8 +164,10 @@ def test_q_that_does_not_fit_is_refused():
     good = {"logits": torch.zeros(2, 3, 101), "tokens": torch.tensor([[1, 2]] * 2), "parents": torch.tensor([-1, 0])}
 
     class Wrong(TableTrees):
+        parts: dict
+
         def draft_tree(self, step: Step) -> DraftTree:
-            return DraftTree(**{**good, **wrong})
+            return DraftTree(**{**good, **self.parts})
 
     for rule, wrong, told in (
         ("token", {"logits": torch.zeros(2, 2, 101)}, "draft_logits: got .*2, 2, 101.*allowed: .*2, 3, 101"),
@@ -176,7 +178,9 @@ def test_q_that_does_not_fit_is_refused():
         ("token", {"status": torch.zeros(2, 2, dtype=torch.int32)}, "status: got .*2, 2.*allowed: .*2, 3"),
         ("token", {"forwards": None}, "forwards: got None"),
     ):
-        decoder = SpeculativeDecoder(tiny_model(), Wrong(torch.zeros(1, 1), ()), 2, tree=2)
+        drafter = Wrong(torch.zeros(1, 1), ())
+        drafter.parts = wrong
+        decoder = SpeculativeDecoder(tiny_model(), drafter, 2, tree=2)
         with pytest.warns(RuntimeWarning, match=told):
             got = decoder.generate([[1], [2]], max_new_tokens=3, eos_token_id=[], rule=rule)
         assert got.tokens == generate(tiny_model(), None, [[1], [2]], 0, max_new_tokens=3).tokens

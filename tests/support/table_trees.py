@@ -30,9 +30,7 @@ class TableTrees:
     proposes_trees = samples_trees = True
     reads_texts = False
 
-    def __init__(
-        self, table: torch.Tensor, parents: Sequence[int], barren: int = -1, d2t: torch.Tensor | None = None
-    ):
+    def __init__(self, table: torch.Tensor, parents: Sequence[int], barren: int = -1, d2t: torch.Tensor | None = None):
         self.table, self.parents, self.barren, self.d2t = table, list(parents), barren, d2t
         self.compacted = 0
 
