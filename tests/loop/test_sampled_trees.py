@@ -104,6 +104,7 @@ def same_scores(a: GenerationResult, b: GenerationResult) -> None:
     ("rule", "settings"),
     [
         ("token", {"params": PENALTIES, "logit_bias": {7: 1.5}, "logits_processor": [NoRepeatNGramLogitsProcessor(1)]}),
+        ("token", {"params": {"min_p": 0.01}, "min_new_tokens": 8, "eos_token_id": list(range(0, 101, 3))}),
         ("block", {"params": {"top_p": 0.9}, "d2t": True}),
         ("coupled", {"params": {"top_k": 20, **PENALTIES}}),
     ],

@@ -149,6 +149,7 @@ def test_depths_are_counted():
         counts = [2, 2, 2, len(wrong), 0]
         assert got.stats.drafted_by_position == got.stats.tested_by_position == counts
         assert got.stats.accepted_by_position == [2, 2, 2, 0, 0] and got.stats.tau == 4.0
+        assert got.stats.nodes == 6 + 2 * len(wrong)
 
 
 def test_attention_reads_the_slots_of_all_nodes(monkeypatch):

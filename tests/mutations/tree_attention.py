@@ -7,6 +7,7 @@ TREES = "tests/models/test_tree_attention.py"
 MASKS = "tests/models/test_attention.py"
 PLAN = "tests/models/test_cache_plan.py"
 STEPS = "tests/loop/test_tree_step.py"
+CHAINS = "tests/loop/test_sampled_trees.py -k 'chain or path'"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -80,8 +81,14 @@ MUTATIONS: list[Mutation] = [
         {
             "tree-step-leaves-accepted-keys": ("        g.target_cache.compact(out.path)\n", ""),
             "tree-step-stops-short-of-the-room": ("(tree.depths[:, 1:] <= step", "(tree.depths[:, 1:] < step"),
-            "tree-step-without-the-table": ("table=step.table,", "table=None,"),
-            "tree-step-repeats-its-noise": ("position=step.position,", "position=step.position * 0,"),
+            "tree-step-without-the-table": (
+                "d2t=drafts.d2t,\n            table=step.table,",
+                "d2t=drafts.d2t,\n            table=None,",
+            ),
+            "tree-step-repeats-its-noise": (
+                "seed=g.seed,\n            position=step.position,",
+                "seed=g.seed,\n            position=step.position * 0,",
+            ),
             "tree-step-counts-what-is-no-token": (" | (drafts.tokens >= self.target.vocab_size)", ""),
             "tree-step-counts-below-what-is-no-token": (
                 "below = (tree.ancestors[:, 1:, 1:] & none[:, None]).any(-1)",
@@ -93,12 +100,91 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/step_report.py",
         STEPS,
         {
-            "tree-report-tests-nothing-below-the-path": ("((parents == last) & counts).any(1)", "0"),
+            "tree-report-tests-nothing-below-the-path": (
+                "((torch.atleast_2d(drafts.parents) == last) & counts).any(1)",
+                "0",
+            ),
             "tree-report-counts-nodes-for-depths": (
                 "tree.depths[:, 1:] * counts, (1, 0)).amax(1)",
                 "counts.long(), (1, 0)).sum(1)",
             ),
         },
+    ),
+    *mutations(
+        "python/specdec/loop/tree_step.py",
+        CHAINS,
+        {
+            "tree-step-tests-by-another-rule": (
+                "drafts.logits is None else g.rule,",
+                "drafts.logits is None else 'token',",
+            ),
+            "tree-log-probs-of-the-next-step": (
+                "        log_probs = self.log_probs(plan, step, logits, processed, out) if plan.log_probs else None\n"
+                "        emitted = self.rows.advance(out)\n",
+                "        emitted = self.rows.advance(out)\n"
+                "        log_probs = self.log_probs(plan, step, logits, processed, out) if plan.log_probs else None\n",
+            ),
+            "tree-log-probs-before-processors": (
+                "step, on_path(processed, out.path), tokens)",
+                "step, on_path(logits, out.path), tokens)",
+            ),
+            "tree-raw-log-probs-after-processors": (
+                "on_path(logits, out.path), out",
+                "on_path(processed, out.path), out",
+            ),
+            "tree-log-probs-without-earlier-tokens": ("drafts=tokens[:, :depth],", "drafts=tokens[:, :depth] * 0,"),
+            "tree-log-probs-of-greedy-rows": (
+                "temperature)[:, None] == 0, 0.0)",
+                "temperature)[:, None] < 0, 0.0)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
+        CHAINS,
+        {
+            "tree-rows-of-the-parents": ("pad(path[:, :-1] + 1, (1, 0))", "pad(path[:, :-1], (1, 0))"),
+            "tree-logits-of-the-first-nodes": ("if isinstance(self.out, TreeStep):", "if False:"),
+            "tree-report-forgets-bad-drafts": (
+                "columns.append(drafts.status * inner)",
+                "columns.append(drafts.status * inner * 0)",
+                "tests/loop/test_sampled_trees.py -k bad",
+            ),
+            "tree-report-counts-depths-for-nodes": (
+                "torch.stack((counts.sum(1), drafted,",
+                "torch.stack((drafted, drafted,",
+                STEPS,
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/sampling/processors.py",
+        CHAINS,
+        {
+            "tree-processors-see-no-ancestors": (
+                "paths[node] = [*paths[parent], token]",
+                "paths[node] = [*text, token]",
+            ),
+            "tree-processors-change-the-parents-row": (
+                "self._process(logits, b, node + 1, paths[node])",
+                "self._process(logits, b, parent + 1, paths[node])",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/guard.py",
+        "tests/loop/test_sampled_trees.py -k fit",
+        {"tree-q-is-not-checked": ("_check_rows(rows, (tree.logits, None, None, tree.d2t), tree, generation)", "pass")},
+    ),
+    *mutations(
+        "python/specdec/loop/saved_costs.py",
+        "tests/loop/test_sampled_trees.py -k learned",
+        {"costs-of-trees-are-those-of-chains": ('**({"nodes": nodes} if nodes else {}),', "")},
+    ),
+    *mutations(
+        "python/specdec/hf/speculate.py",
+        "tests/hf/test_speculate.py -k trees",
+        {"speculate-drops-the-tree": ("tree=self._tree,", "")},
     ),
     *mutations(
         "python/specdec/loop/batch.py",
@@ -114,6 +200,7 @@ MUTATIONS: list[Mutation] = [
                 "rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN)",
                 "rule or Rule.TOKEN",
             ),
+            "tree-rules-without-samples": ('not getattr(self.drafter, "samples_trees", False):', "False:"),
         },
     ),
     *mutations(
