@@ -26,7 +26,9 @@ from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
 from .loop.collect import collect
 from .loop.cuda_graphs import StepGraphs
+from .loop.sequence import Entry
 from .loop.token_log_probs import read_asked
+from .loop.typical import TYPICAL, Typical
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
@@ -140,7 +142,7 @@ class SpeculativeDecoder:
         pad_token_id: int | None = None,
         on_emit: Callable[[Emission], None] | None = None,
         *,
-        rule: str | None = None,
+        rule: str | Typical | None = None,
         logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None,
         banned_tokens: Sequence[int] | Sequence[Sequence[int]] | None = None,
         min_new_tokens: int | Sequence[int] | torch.Tensor = 0,
@@ -176,7 +178,9 @@ class SpeculativeDecoder:
             on_emit: called for every live sequence after each step with the tokens that it emitted.
             rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. The
                 other two need a drafter that samples its trees. With "coupled" the text depends only on the target and
-                the seed: it is the text of K = 0, whatever the draft.
+                the seed: it is the text of K = 0, whatever the draft. "typical", for trees only, or a
+                :class:`~specdec.loop.typical.Typical`, is **lossy**: sampled texts do not have the target's
+                distribution.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
@@ -237,6 +241,8 @@ class SpeculativeDecoder:
             asked=asked,
         )
         records, accept_rule = [entry.record for entry in entries], self.read_rule(rule, compact_q)
+        for entry in entries:
+            self.check_entry(entry, accept_rule)
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if entries:
             self.plan_caches(len(entries), longest, step=self.target.slot_step)
@@ -280,7 +286,7 @@ class SpeculativeDecoder:
         self,
         size: int,
         capacity: int,
-        rule: Rule,
+        rule: Rule | Typical,
         compact_q: int,
         max_eos: int,
         *,
@@ -298,7 +304,7 @@ class SpeculativeDecoder:
             num_drafts=self.num_drafts,
             size=size,
             capacity=capacity,
-            rule=rule,
+            rule=Rule.COUPLED if isinstance(rule, Typical) else rule,
             compact_q=compact_q,
             backend=self.backend,
             max_eos=max_eos,
@@ -306,15 +312,21 @@ class SpeculativeDecoder:
             logits=logits,
             graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
             nodes=self.nodes,
+            typical=rule if isinstance(rule, Typical) else None,
         )
 
-    def read_rule(self, rule: str | None, compact_q: int) -> Rule:
+    def read_rule(self, rule: str | Typical | None, compact_q: int) -> Rule | Typical:
         """Returns the rule of a batch: by default ``coupled`` with trees, since every drafter that proposes them can do
         that, and ``token`` otherwise.
 
         Raises:
             ValueError: it is unknown, or cannot be combined with ``compact_q``, or with trees of this drafter.
         """
+        if rule == TYPICAL or isinstance(rule, Typical):
+            if not self.nodes:
+                refuse("rule", f"{rule!r} without a tree", "'token', 'block' or 'coupled'")
+            read_rule(Rule.COUPLED, compact_q)
+            return rule if isinstance(rule, Typical) else Typical()
         known = read_rule(rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN), compact_q)
         if self._takes_trees and compact_q:
             refuse("compact_q", f"{compact_q} with a tree", "0")
@@ -322,6 +334,12 @@ class SpeculativeDecoder:
             given = f"{rule!r} with a tree of {type(self.drafter).__name__}"
             refuse("rule", given, "'coupled', or a drafter that samples trees")
         return known
+
+    def check_entry(self, entry: Entry, rule: Rule | Typical) -> None:
+        """Raises ValueError for a sequence with settings that this rule does not know."""
+        penalised = any(entry.params[name] != SamplingParams.neutral(name) for name in SamplingParams.PENALTIES)
+        if isinstance(rule, Typical) and (penalised or entry.bias or entry.min_new_tokens):
+            refuse("rule", "'typical' with penalties, bias, bans or min_new_tokens", "none of these, or an exact rule")
 
     def plan_caches(
         self,

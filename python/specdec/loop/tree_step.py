@@ -7,6 +7,8 @@ plain sampling with the same random numbers. The keys of the accepted nodes are 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from specdec_kernels import TreeStep, draft_step, verify_tree
@@ -17,10 +19,18 @@ from .device_rows import StepPlan
 from .step import SpeculativeLoop
 from .step_report import EmittedLogProbs, StepResult, on_path, pack_tree
 from .token_log_probs import score
+from .typical import Typical, typical_step
 
 
+@dataclass
 class TreeLoop(SpeculativeLoop):
-    """Runs the steps of a batch whose drafter proposes trees. Steps without drafts are those of chains."""
+    """Runs the steps of a batch whose drafter proposes trees. Steps without drafts are those of chains.
+
+    Attributes:
+        typical: accepts by this lossy rule; None: exactly.
+    """
+
+    typical: Typical | None = None
 
     def step(self, plan: StepPlan) -> StepResult:
         if plan.num_drafts == 0 or self.session is None or not self.session.alive:
@@ -40,20 +50,23 @@ class TreeLoop(SpeculativeLoop):
         processed = logits
         if g.processors:
             processed = g.processors.of_tree(logits, step.processed, counts, drafts.tokens, parents)
-        out = verify_tree(
-            processed,
-            drafts.tokens.where(counts, -1),
-            parents,
-            drafts.logits,
-            params=g.params,
-            seed=g.seed,
-            position=step.position,
-            d2t=drafts.d2t,
-            table=step.table,
-            depth=min(step.num_drafts, counts.shape[1]),
-            rule="walk" if drafts.logits is None else g.rule,
-            backend=g.backend,
-        )
+        depth = min(step.num_drafts, counts.shape[1])
+        settings: dict = {"params": g.params, "seed": g.seed, "position": step.position, "backend": g.backend}
+        if self.typical is not None:
+            nodes = (drafts.tokens, parents, tree, counts)
+            out = typical_step(self.typical, processed, *nodes, depth=depth, **settings)
+        else:
+            out = verify_tree(
+                processed,
+                drafts.tokens.where(counts, -1),
+                parents,
+                drafts.logits,
+                d2t=drafts.d2t,
+                table=step.table,
+                depth=depth,
+                rule="walk" if drafts.logits is None else g.rule,
+                **settings,
+            )
         g.target_cache.compact(out.path)
         self.session.compact(out.path)
         log_probs = self.log_probs(plan, step, logits, processed, out) if plan.log_probs else None
