@@ -71,13 +71,13 @@ def check_texts(rule: str, count: int, biggest: float) -> None:
 @pytest.mark.parametrize("rule", [*RULES[:2], pytest.param("coupled", marks=pytest.mark.nightly)])
 def test_texts_have_the_distribution(rule):
     """Those of ``coupled`` are those of plain decoding, as test_tree_step.py sees every day."""
-    check_texts(rule, 6_000, 0.2)
+    check_texts(rule, 6_000, 0.18)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rule", RULES)
 def test_many_texts_have_the_distribution(rule):
-    check_texts(rule, 600_000, 0.02)
+    check_texts(rule, 200_000, 0.031)
 
 
 # ---- a chain is a tree ---------------------------------------------------------------------------------------------

@@ -82,13 +82,10 @@ MUTATIONS: list[Mutation] = [
             "tree-step-leaves-accepted-keys": ("        g.target_cache.compact(out.path)\n", ""),
             "tree-step-stops-short-of-the-room": ("(tree.depths[:, 1:] <= step", "(tree.depths[:, 1:] < step"),
             "tree-step-without-the-table": (
-                "d2t=drafts.d2t,\n            table=step.table,",
-                "d2t=drafts.d2t,\n            table=None,",
+                "table=step.table,\n                depth",
+                "table=None,\n                depth",
             ),
-            "tree-step-repeats-its-noise": (
-                "seed=g.seed,\n            position=step.position,",
-                "seed=g.seed,\n            position=step.position * 0,",
-            ),
+            "tree-step-repeats-its-noise": ('"position": step.position,', '"position": step.position * 0,'),
             "tree-step-counts-what-is-no-token": (" | (drafts.tokens >= self.target.vocab_size)", ""),
             "tree-step-counts-below-what-is-no-token": (
                 "below = (tree.ancestors[:, 1:, 1:] & none[:, None]).any(-1)",
@@ -156,6 +153,44 @@ MUTATIONS: list[Mutation] = [
                 STEPS,
             ),
         },
+    ),
+    *mutations(
+        "python/specdec/loop/typical.py",
+        "tests/loop/test_typical.py -k 'row or path or refused'",
+        {
+            "typical-trusts-sharp-distributions": (
+                "(-torch.special.entr(p).sum(-1))",
+                "(torch.special.entr(p).sum(-1))",
+            ),
+            "typical-takes-the-first-of-longest-paths": (
+                "depths[:, 1:] + 0.5 * of_path.exp()",
+                "depths[:, 1:].float()",
+            ),
+            "typical-takes-the-most-likely-path": ("depths[:, 1:] + 0.5 * of_path.exp()", "of_path.exp()"),
+            "typical-accepts-below-what-is-unlikely": ("~(above & ~likely[:, None]).any(-1)", "likely"),
+            "typical-draws-with-the-noise-of-the-step": (
+                "(position[:, None] + depths)",
+                "(position[:, None] + 0 * depths)",
+            ),
+            "typical-ignores-filters": ("~one_hot, logits < cutoff[:, :, None])", "~one_hot, False)"),
+            "typical-tells-of-faults-of-drafts": (
+                "status.gather(1, best) // _DRAFT_TO_TARGET",
+                "status.gather(1, best)",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/decoder.py",
+        "tests/loop/test_typical.py",
+        {
+            "typical-is-for-chains-too": ("            if not self.nodes:\n", "            if False:\n"),
+            "typical-ignores-penalties": ("(penalised or entry.bias", "(entry.bias"),
+        },
+    ),
+    *mutations(
+        "python/specdec/evaluation/contenders.py",
+        "tests/loop/test_typical.py -k refused",
+        {"compare-takes-lossy-rules": ("        Rule(self.rule)  #", "        str(self.rule)  #")},
     ),
     *mutations(
         "python/specdec/sampling/processors.py",
