@@ -130,10 +130,6 @@ MUTATIONS: list[Mutation] = [
                 "on_path(processed, out.path), out",
             ),
             "tree-log-probs-without-earlier-tokens": ("drafts=tokens[:, :depth],", "drafts=tokens[:, :depth] * 0,"),
-            "tree-log-probs-of-greedy-rows": (
-                "temperature)[:, None] == 0, 0.0)",
-                "temperature)[:, None] < 0, 0.0)",
-            ),
         },
     ),
     *mutations(

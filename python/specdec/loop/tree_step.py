@@ -111,11 +111,11 @@ class TreeLoop(SpeculativeLoop):
         return EmittedLogProbs(self.sampled_log_probs(step, on_path(processed, out.path), tokens), raw, scored)
 
     def sampled_log_probs(self, step: Step, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns [B, D + 1] float32, log p of ``tokens`` [B, D + 1] after penalties, temperature and filters: 0 for
-        greedy sequences.
+        """Returns [B, D + 1] float32, log p of ``tokens`` [B, D + 1] after penalties, temperature and filters.
 
         log p is the token's logit after penalties and temperature less the row's log-sum-exp after filters, and the
-        former is the log-sum-exp of the row in which all other tokens are banned. What is drawn here is not used.
+        former is the log-sum-exp of the row in which all other tokens are banned. Of a greedy sequence both are the
+        largest logit, so that log p is 0. What is drawn here is not used.
 
         Args:
             rows: [B, D + 1, V], that decided the tokens.
@@ -137,4 +137,4 @@ class TreeLoop(SpeculativeLoop):
                 for each in (rows, alone)
             )
             found.append(own.lse - whole.lse)
-        return torch.stack(found, 1).masked_fill(torch.as_tensor(g.params.temperature)[:, None] == 0, 0.0)
+        return torch.stack(found, 1)
