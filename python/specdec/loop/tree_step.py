@@ -1,7 +1,7 @@
 """A step of speculative decoding with a tree of drafts: one target forward scores several continuations of each text.
 
 It is the step of step.py with a tree in the place of the chain: every node sees the text and its own ancestors
-(SpecInfer, arXiv 2305.09781, section 4), and ``verify_tree`` accepts a path from the root. It walks down trees that were
+(SpecInfer, arXiv 2305.09781, section 4), and ``verify_tree`` accepts a path from the root. It walks down trees that are
 not sampled, so that with rule ``coupled`` the text is, token for token, that of plain sampling with the same random
 numbers. The keys of the accepted nodes are moved to where a plain step stores them.
 """
