@@ -24,17 +24,18 @@ from .drafters.protocol import Drafter
 from .loop import saved_costs
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
+from .loop.collect import collect
 from .loop.cuda_graphs import StepGraphs
 from .loop.sequence import Entry
 from .loop.token_log_probs import read_asked
+from .loop.typical import TYPICAL, Typical
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
 from .models.supported import cached_model, why_no_trees
 from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, repeated
-from .result import Emission, End, GenerationResult
+from .result import Emission, GenerationResult
 from .sampling.params import read_rule
-from .stats import Stats
 from .stopping import Stopping
 
 
@@ -66,9 +67,9 @@ class SpeculativeDecoder:
             model computes them; if that is narrower than the dtype of its hidden states (autocast), ``generate``
             raises.
         tree: N, the nodes of a tree of drafts that each step verifies, >= 1; None: chains. ``draft`` must be a drafter
-            that proposes trees, and ``num_drafts`` an integer: the most nodes of a path. Texts are those of rule
-            ``coupled``. For a target that cannot be fed a tree, a RuntimeWarning says why, and each step drafts the
-            chain that the drafter likes best. ``verify_tree`` is slow on a GPU (backend "reference").
+            that proposes trees. ``num_drafts`` is then the most nodes of a path. For a target that cannot be fed a
+            tree, a RuntimeWarning says why, and each step drafts the chain that the drafter likes best.
+            ``verify_tree`` is slow on a GPU (backend "reference").
         compile: whether decoding forwards of the target, and of a draft model or a drafter's model, go through
             ``torch.compile``, as one graph for all lengths. The first forwards can then take minutes.
 
@@ -123,8 +124,6 @@ class SpeculativeDecoder:
         read_count("tree", tree, 1)
         if not getattr(self.drafter, "proposes_trees", False):
             refuse("tree", f"{tree} with draft={type(self.drafter).__name__}", "None, or a drafter that proposes trees")
-        if isinstance(self.num_drafts, AdaptiveDrafts):
-            refuse("num_drafts", f"AdaptiveDrafts with tree={tree}", "an integer, the length of a path")
         if (why := why_no_trees(self.target)) is None:
             return tree
         kind = self.target.config.model_type
@@ -143,7 +142,7 @@ class SpeculativeDecoder:
         pad_token_id: int | None = None,
         on_emit: Callable[[Emission], None] | None = None,
         *,
-        rule: str | None = None,
+        rule: str | Typical | None = None,
         logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None,
         banned_tokens: Sequence[int] | Sequence[Sequence[int]] | None = None,
         min_new_tokens: int | Sequence[int] | torch.Tensor = 0,
@@ -177,8 +176,11 @@ class SpeculativeDecoder:
             pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
             on_emit: called for every live sequence after each step with the tokens that it emitted.
-            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. With
-                "coupled" the text depends only on the target and the seed: it is the text of K = 0, whatever the draft.
+            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. The
+                other two need a drafter that samples its trees. With "coupled" the text depends only on the target and
+                the seed: it is the text of K = 0, whatever the draft. "typical", for trees only, or a
+                :class:`~specdec.loop.typical.Typical`, is **lossy**: sampled texts do not have the target's
+                distribution.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
@@ -191,7 +193,7 @@ class SpeculativeDecoder:
             log_probs: also return the log-probabilities of the new tokens: under the distribution that they were drawn
                 from, and under the softmax of the model's own logits ("raw").
             compact_q: k' > 0 restricts the draft to its k' most likely tokens, and stores q as their ids and
-                log-probabilities: [B, K, k'] numbers instead of the draft's logits.
+                log-probabilities: [B, K, k'] numbers instead of the draft's logits. Not with trees.
             output_logits: also return the model's own logits at every new token.
             num_return_sequences: n >= 1 texts for each prompt, in neighbouring rows, as transformers returns them.
                 Text j of a prompt has the prompt's seed + j. Arguments "for each sequence" are then for each prompt.
@@ -238,11 +240,9 @@ class SpeculativeDecoder:
             copies=num_return_sequences,
             asked=asked,
         )
-        if output_logits and self._takes_trees:
-            refuse("output_logits", "True with a tree", "False")
-        for entry in entries:
-            self.check_entry(entry)
         records, accept_rule = [entry.record for entry in entries], self.read_rule(rule, compact_q)
+        for entry in entries:
+            self.check_entry(entry, accept_rule)
         longest = max(map(len, prompts), default=0) + max_new_tokens
         if entries:
             self.plan_caches(len(entries), longest, step=self.target.slot_step)
@@ -279,31 +279,14 @@ class SpeculativeDecoder:
         if isinstance(input_ids, torch.Tensor):
             input_ids = input_ids.repeat_interleave(num_return_sequences, 0)
         prompts = repeated(prompts, num_return_sequences)
-        stats = Stats.total((r.stats for r in records), self.most_drafts)
-        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
-        stats.seconds = batch.stopwatch.with_total()
-        return GenerationResult(
-            join(input_ids, prompts, [r.tokens for r in records], pad, device),
-            tokens=[r.tokens for r in records],
-            produced_by=[r.produced_by for r in records],
-            status=[r.status for r in records],
-            end=[r.end or End.LENGTH for r in records],  # with no new tokens wanted, none has begun
-            stats=stats,
-            sequence_stats=[r.stats for r in records],
-            log_probs=[r.log_probs for r in records] if asked.emitted else None,
-            raw_log_probs=[r.raw_log_probs for r in records] if asked.emitted else None,
-            top_log_probs=[r.top_log_probs for r in records] if asked.top is not None else None,
-            prompt_log_probs=[p for r in records if (p := r.prompt_log_probs) is not None] if scores_prompts else None,
-            logits=[_stacked(r.logits, self.target) for r in records] if output_logits else None,
-            drafter_error=None if batch.session is None else batch.session.error,
-            step_costs=self.costs_of(len(entries)),
-        )
+        sequences = join(input_ids, prompts, [r.tokens for r in records], pad, device)
+        return collect(batch, records, sequences, asked, self.costs_of(len(entries)))
 
     def batch_config(
         self,
         size: int,
         capacity: int,
-        rule: Rule,
+        rule: Rule | Typical,
         compact_q: int,
         max_eos: int,
         *,
@@ -321,7 +304,7 @@ class SpeculativeDecoder:
             num_drafts=self.num_drafts,
             size=size,
             capacity=capacity,
-            rule=rule,
+            rule=Rule.COUPLED if isinstance(rule, Typical) else rule,
             compact_q=compact_q,
             backend=self.backend,
             max_eos=max_eos,
@@ -329,26 +312,34 @@ class SpeculativeDecoder:
             logits=logits,
             graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
             nodes=self.nodes,
+            typical=rule if isinstance(rule, Typical) else None,
         )
 
-    def read_rule(self, rule: str | None, compact_q: int) -> Rule:
-        """Returns the rule of a batch. With a tree it is ``coupled``: what a step without a tree then emits is what the
-        walk down a tree would.
+    def read_rule(self, rule: str | Typical | None, compact_q: int) -> Rule | Typical:
+        """Returns the rule of a batch: by default ``coupled`` with trees, since every drafter that proposes them can do
+        that, and ``token`` otherwise.
 
         Raises:
-            ValueError: it is unknown, or cannot be combined with ``compact_q`` or with a tree.
+            ValueError: it is unknown, or cannot be combined with ``compact_q``, or with trees of this drafter.
         """
-        if self._takes_trees and rule not in (None, Rule.COUPLED):
-            Rule(rule)  # refuses others
-            refuse("rule", f"{rule!r} with a tree", "'coupled'")
-        return read_rule(rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN), compact_q)
+        if rule == TYPICAL or isinstance(rule, Typical):
+            if not self.nodes:
+                refuse("rule", f"{rule!r} without a tree", "'token', 'block' or 'coupled'")
+            read_rule(Rule.COUPLED, compact_q)
+            return rule if isinstance(rule, Typical) else Typical()
+        known = read_rule(rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN), compact_q)
+        if self._takes_trees and compact_q:
+            refuse("compact_q", f"{compact_q} with a tree", "0")
+        if self._takes_trees and known != Rule.COUPLED and not getattr(self.drafter, "samples_trees", False):
+            given = f"{rule!r} with a tree of {type(self.drafter).__name__}"
+            refuse("rule", given, "'coupled', or a drafter that samples trees")
+        return known
 
-    def check_entry(self, entry: Entry) -> None:
-        """Raises ValueError for a sequence with settings that cannot be combined with a tree."""
-        if self._takes_trees and entry.processors:
-            refuse("logits_processor", "processors with a tree", "none, or penalties, bias and bans in their place")
-        if self._takes_trees and entry.record.asked.emitted:
-            refuse("log_probs", "True with a tree", "False")
+    def check_entry(self, entry: Entry, rule: Rule | Typical) -> None:
+        """Raises ValueError for a sequence with settings that this rule does not know."""
+        penalised = any(entry.params[name] != SamplingParams.neutral(name) for name in SamplingParams.PENALTIES)
+        if isinstance(rule, Typical) and (penalised or entry.bias or entry.min_new_tokens):
+            refuse("rule", "'typical' with penalties, bias, bans or min_new_tokens", "none of these, or an exact rule")
 
     def plan_caches(
         self,
@@ -425,7 +416,7 @@ class SpeculativeDecoder:
         return bool(found)
 
     def _described(self) -> dict[str, object]:
-        return saved_costs.described(self.target, self.drafter, self.backend)
+        return saved_costs.described(self.target, self.drafter, self.backend, self.nodes)
 
     def _learned_of(self, size: int) -> Learned:
         assert isinstance(self.num_drafts, AdaptiveDrafts)
@@ -434,7 +425,3 @@ class SpeculativeDecoder:
     @property
     def _on_graphs(self) -> bool:
         return self.target.device.type == "cuda" and torch.version.cuda is not None and self.graph_bytes > 0
-
-
-def _stacked(rows: list[torch.Tensor], target: CachedModel) -> torch.Tensor:
-    return torch.stack(rows) if rows else torch.empty(0, target.vocab_size, device=target.device)

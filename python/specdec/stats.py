@@ -21,11 +21,16 @@ class Stats:
     but not as tested. Nothing is drafted past ``max_new_tokens``. In the lists by position, index i is the (i+1)-th
     draft of its step. Rule ``block`` decides about all drafts jointly; as with the other rules, the accepted drafts
     and the one after them count as tested.
+
+    Of a tree, what is drafted, tested and accepted is counted by depth, and each depth counts once: all depths of the
+    tree as drafted, the nodes of the path as accepted, and these and the depth of siblings that were all rejected as
+    tested. ``nodes`` has the nodes themselves.
     """
 
     steps: int = 0  # a step of a batch counts once for each live sequence
     cut_steps: int = 0
     emitted: int = 0
+    nodes: int = 0  # drafts that counted: of a tree all its nodes, of a chain as many as were drafted
     drafted_by_position: list[int] = field(default_factory=list)
     tested_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
@@ -46,7 +51,7 @@ class Stats:
         """Returns the sum over the sequences of a batch, without forwards and seconds, which the sequences share."""
         total = cls.empty(num_drafts)
         for part in parts:
-            for name in ("steps", "cut_steps", "emitted"):
+            for name in ("steps", "cut_steps", "emitted", "nodes"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             for name in ("drafted_by_position", "tested_by_position", "accepted_by_position"):
                 setattr(
@@ -56,10 +61,17 @@ class Stats:
                 )
         return total
 
-    def record(self, drafted: int, tested: int, accepted: int, emitted: int, draft_forwards: int) -> None:
+    def record(
+        self, drafted: int, tested: int, accepted: int, emitted: int, draft_forwards: int, nodes: int | None = None
+    ) -> None:
         """Adds one step with ``drafted`` drafts, the first ``tested`` of them tested, the first ``accepted``
-        accepted."""
+        accepted.
+
+        Args:
+            nodes: of a tree; None: the drafts are a chain.
+        """
         self.steps += 1
+        self.nodes += drafted if nodes is None else nodes
         self.cut_steps += emitted == accepted
         self.emitted += emitted
         self.target_forwards += 1

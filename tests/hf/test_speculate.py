@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 import torch
-from specdec import SpeculativeDecoder, speculate
+from specdec import PromptLookupDrafter, SpeculativeDecoder, speculate
 from specdec.hf.assistance import DEFAULTS as ASSISTANCE
 from support.generates import both, ragged
 from support.models import tiny_model, tunable_pair
@@ -49,6 +49,22 @@ def test_the_embedded_pair_with_stop_strings_as_transformers_finds_them(pair):
 def test_plain_decoding_and_an_unpadded_prompt_without_a_mask():
     theirs, ours = both(speculate(), {"input_ids": ragged((0,))["input_ids"]}, eos_token_id=None)
     assert torch.equal(theirs, ours) and ours.shape[1] == 30
+
+
+def test_trees_of_prompt_lookup():
+    theirs, ours = both(
+        speculator := speculate(drafter=PromptLookupDrafter(min_ngram=1), num_drafts=4, tree=9),
+        ragged((0, 4)),
+        eos_token_id=None,
+        max_new_tokens=40,
+        bad_words_ids=[[i] for i in range(6, 101)],
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    assert torch.equal(theirs.sequences, ours.sequences) and speculator.last_result.stats.accepted > 5
+    stats = speculator.last_result.stats
+    assert stats.nodes > stats.drafted
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(theirs.logits), rtol=0, atol=1e-3)
 
 
 def test_a_draft_with_a_tokenizer_of_its_own(pair):

@@ -167,6 +167,7 @@ def test_what_else_the_model_would_be_fed_is_refused():
     [
         ({"rule": "best"}, "rule: got"),
         ({"num_drafts": -1}, "num_drafts: got -1"),
+        ({"tree": 0}, "tree: got 0"),
         ({"num_drafts": 2.0}, "num_drafts: got 2.0"),
         ({"drafter": object(), "draft_model": object()}, "drafter: got one beside draft_model"),
         ({"draft_tokenizer": object()}, "draft_model: got None with draft_tokenizer"),

@@ -146,11 +146,11 @@ def test_plain_decoding_takes_any_k():
 
 def test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it():
     record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), After(5)))
-    record.take(SequenceReport([5, 7], 1, 1, 1, 0, None), 1)
+    record.take(SequenceReport([5, 7], 1, 1, 1, 1, 0, None), 1)
     assert (record.end, record.tokens) == (End.STOP, [5])
 
 
 def test_a_fault_behind_the_end_is_none():
     record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), None))
-    record.take(SequenceReport([5, 7], 2, 2, 2, int(Status.TARGET_NAN), None), 1)
+    record.take(SequenceReport([5, 7], 2, 2, 2, 2, int(Status.TARGET_NAN), None), 1)
     assert (record.end, record.status) == (End.EOS, Status.OK)

@@ -13,11 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, Stats
+from specdec.drafters import guard
 from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.drafters.step_times import StepTimes
 from specdec.loop.cuda_graphs import StepGraphs
 from support.models import prompts, tiny_model, tunable_pair
 from support.recorded import Synchronised, record
+from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
 from transformers import NoRepeatNGramLogitsProcessor
 
 from specdec_kernels import SamplingParams, validation
@@ -41,6 +43,8 @@ REST = (
 def _values_are_not_read(monkeypatch):
     """Nor are they on a GPU."""
     monkeypatch.setattr(validation, "check_counts", lambda *values: None)
+    monkeypatch.setattr(validation, "check_parents", lambda parents, batch, nodes, device: parents)
+    monkeypatch.setattr(guard, "_out_of_order", lambda parents: False)
 
 
 def requests(distributions=DISTRIBUTIONS, count: int = 9, new: int = 20, **more) -> list[Request]:
@@ -86,6 +90,22 @@ def test_replays_give_the_same_texts(drafter, rule):
         texts, scheduler = texts_of(decoder, asked, graphs, deferred, rule=rule)
         assert texts == plain
         assert 0 < len(graphs) <= 8 and graphs.replays > scheduler.batch.steps // 2
+
+
+@pytest.mark.parametrize("rule", ("block", *(pytest.param(r, marks=pytest.mark.nightly) for r in ("token", "coupled"))))
+def test_trees_are_replayed(rule):
+    """Trees that are drawn on the device, in one graph with their verification, but not those of texts."""
+    asked = requests((None, SamplingParams(0.6), SamplingParams(0.8, top_k=20)))
+    asked += requests((SamplingParams(0.7),), 3, 8, log_probs=True)
+    decoder = SpeculativeDecoder(forgetful(), TableTrees(bigrams(forgetful()), BUSHY), 3, tree=len(BUSHY))
+    plain, _ = texts_of(decoder, asked, rule=rule)
+    assert sum(stats.accepted_by_position[1] for _, _, stats in plain.values()) > 5
+    graphs = recorded_graphs()
+    texts, scheduler = texts_of(decoder, asked, graphs, True, rule=rule)
+    assert texts == plain and scheduler.drafter_error is None
+    assert 0 < len(graphs) <= 8 and graphs.replays > scheduler.batch.steps // 2
+    decoder, graphs = SpeculativeDecoder(forgetful(), PromptLookupDrafter(), 3, tree=8), recorded_graphs()
+    assert texts_of(decoder, asked, graphs, True)[0].keys() == plain.keys() and graphs.replays == 0
 
 
 @pytest.mark.parametrize("kind", ("gemma3", "bloom"))

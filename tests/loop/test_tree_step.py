@@ -149,6 +149,7 @@ def test_depths_are_counted():
         counts = [2, 2, 2, len(wrong), 0]
         assert got.stats.drafted_by_position == got.stats.tested_by_position == counts
         assert got.stats.accepted_by_position == [2, 2, 2, 0, 0] and got.stats.tau == 4.0
+        assert got.stats.nodes == 6 + 2 * len(wrong)
 
 
 def test_attention_reads_the_slots_of_all_nodes(monkeypatch):
@@ -219,23 +220,15 @@ def test_what_trees_cannot_do_is_refused():
     ):
         with pytest.raises(ValueError, match=told):
             SpeculativeDecoder(model, arguments[0], arguments[1], tree=arguments[2])
-    with pytest.raises(ValueError, match="num_drafts: got AdaptiveDrafts with tree=8, allowed: an integer"):
-        SpeculativeDecoder(model, lookup, tree=8)
     decoder = SpeculativeDecoder(model, lookup, 4, tree=8)
     for settings, told in (
-        ({"rule": "block"}, "rule: got 'block' with a tree, allowed: 'coupled'"),
+        ({"rule": "block"}, "rule: got 'block' with a tree of PromptLookupDrafter, allowed: 'coupled', or a drafter"),
         ({"compact_q": 4}, "compact_q"),
-        ({"log_probs": True}, "log_probs"),
-        ({"top_log_probs": 2}, "log_probs"),
-        ({"output_logits": True}, "output_logits"),
-        ({"logits_processor": [lambda ids, scores: scores]}, "logits_processor"),
     ):
         with pytest.raises(ValueError, match=told):
             decoder.generate([[1, 2]], max_new_tokens=4, **settings)
     with pytest.raises(ValueError, match="rule: got 'token' with a tree"):
         Scheduler(decoder, rows=1, max_length=9, rule="token")
-    with pytest.raises(ValueError, match="log_probs"):
-        Scheduler(decoder, rows=1, max_length=9).submit(Request([1], max_new_tokens=2, log_probs=True))
     with pytest.raises(ValueError, match=r"2 rows of 59 slots \(max_length=50, 8 nodes of a tree and the trash"):
         Scheduler(decoder, rows=2, max_length=50, cache_tokens=100)
 

@@ -226,15 +226,20 @@ MUTATIONS: list[Mutation] = [
                 "input_ids.repeat_interleave(num_return_sequences, 0)",
                 "input_ids.repeat(num_return_sequences, 1)",
             ),
-            "decoder-counts-a-shared-forward-for-each-row": (
-                "        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards\n",
-                "",
-                COUNTS,
-            ),
             "decoder-prefills-one-token-too-few": (
                 "[record.text[:-1] for record in records]",
                 "[record.text[:-2] for record in records]",
                 GREEDY,
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/collect.py",
+        COUNTS,
+        {
+            "decoder-counts-a-shared-forward-for-each-row": (
+                "    stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards\n",
+                "",
             ),
         },
     ),

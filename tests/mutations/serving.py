@@ -90,7 +90,7 @@ MUTATIONS: list[Mutation] = [
         FAULTS,
         {
             "guard-blames-the-first-row": ("for row in [None, *(", "for row in [*("),
-            "guard-trusts-any-shape-of-q": ("    check_drafts(tokens, *q,", "    False and check_drafts(tokens, *q,"),
+            "guard-trusts-any-shape-of-q": ("    check_drafts(rows, *q,", "    False and check_drafts(rows, *q,"),
         },
     ),
     *mutations(

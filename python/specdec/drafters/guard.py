@@ -159,17 +159,9 @@ def _check(drafts: Drafts, step: Step, generation: Generation) -> None:
     """Raises for drafts that verification would refuse, since its error would end all sequences."""
     if not isinstance(drafts, Drafts):
         raise TypeError(f"draft() returned {type(drafts).__name__}, allowed: Drafts")
-    tokens, device = drafts.tokens, step.position.device
+    tokens = drafts.tokens
     _check_integers("tokens", tokens, step, step.num_drafts)
-    g, status = generation, drafts.status
-    q = drafts.logits, drafts.stats, drafts.compact, drafts.d2t
-    check_drafts(tokens, *q, vocabulary=g.processors.vocab_size, rule=g.rule, backend=g.backend)
-    if status is not None and (not isinstance(status, torch.Tensor) or status.shape != tokens.shape):
-        refuse("status", getattr(status, "shape", type(status).__name__), f"a tensor of shape {list(tokens.shape)}")
-    if status is not None and (status.dtype not in (torch.int32, torch.int64) or status.device != device):
-        refuse("status", f"{status.dtype} on {status.device}", f"int32 or int64 on {device}")
-    if not isinstance(drafts.forwards, int):
-        refuse("forwards", repr(drafts.forwards), "an integer")
+    _check_rows(tokens, (drafts.logits, drafts.stats, drafts.compact, drafts.d2t), drafts, generation)
 
 
 def _check_tree(tree: DraftTree, step: Step, generation: Generation) -> None:
@@ -184,9 +176,33 @@ def _check_tree(tree: DraftTree, step: Step, generation: Generation) -> None:
     allowed = f"for each of {nodes} nodes a node before it, or -1"
     if parents.shape[1] != nodes:
         refuse("parents", f"shape {list(parents.shape)}", allowed)
-    # A GPU would have to be waited for. There a node whose parent does not come before it is in no tree.
-    if parents.device.type == "cpu" and ((parents < -1) | (parents >= torch.arange(nodes))).any():
+    if _out_of_order(parents):
         refuse("parents", parents.tolist(), allowed)
+    rows = step.position[:, None].expand(-1, nodes + 1)  # children are drawn from the root's row and those of nodes
+    _check_rows(rows, (tree.logits, None, None, tree.d2t), tree, generation)
+
+
+def _out_of_order(parents: torch.Tensor) -> bool:
+    """Whether a parent does not come before its child. Not looked at on a GPU, which would have to be waited for; there
+    such a node is in no tree."""
+    return parents.device.type == "cpu" and bool(((parents < -1) | (parents >= torch.arange(parents.shape[1]))).any())
+
+
+def _check_rows(rows: torch.Tensor, q: tuple, drafts: Drafts | DraftTree, generation: Generation) -> None:
+    """Raises for a q or a status that does not fit the rows from which tokens were drawn.
+
+    Args:
+        rows: [B, n] int64, whose values say nothing.
+        q: logits, statistics, compact q and d2t.
+    """
+    g, status = generation, drafts.status
+    check_drafts(rows, *q, vocabulary=g.processors.vocab_size, rule=g.rule, backend=g.backend)
+    if status is not None and (not isinstance(status, torch.Tensor) or status.shape != rows.shape):
+        refuse("status", getattr(status, "shape", type(status).__name__), f"a tensor of shape {list(rows.shape)}")
+    if status is not None and (status.dtype not in (torch.int32, torch.int64) or status.device != rows.device):
+        refuse("status", f"{status.dtype} on {status.device}", f"int32 or int64 on {rows.device}")
+    if not isinstance(drafts.forwards, int):
+        refuse("forwards", repr(drafts.forwards), "an integer")
 
 
 def _check_integers(name: str, values: torch.Tensor, step: Step, most: int) -> None:

@@ -100,26 +100,31 @@ class Drafts(NamedTuple):
 class DraftTree(NamedTuple):
     """A tree of drafts for every sequence: several continuations, which share their beginnings.
 
-    With rule ``coupled`` there are no logits, and the tree is verified by rule ``walk``: the nodes must not depend on
+    A tree without logits is verified by rule ``walk``, whatever the rule of other steps: the nodes must not depend on
     the random numbers of verification, as tokens that a text or a model makes the most likely do not; which of them
-    there are may be chosen in any way. With ``token`` and ``block`` the children of a node are all those that
-    ``draft_children`` drew there, in its order, and which tokens these are may only decide whether they have children.
+    there are may be chosen in any way. With ``coupled`` there are no logits. With ``token`` and ``block``, the children
+    of a node are all those that ``draft_children`` drew there, in its order, and which tokens these are may only decide
+    whether they have children.
     """
 
     # [B, n] int64 of the target's vocabulary, 0 <= n <= Generation.nodes. -1: there is no such node, nor any below it.
     # Nodes further down than a row may draft (``Step.allowed``) do not count.
     tokens: torch.Tensor
     parents: torch.Tensor  # [B, n] or [n] int64: the node that each one follows, which comes before it; -1: the root
-    logits: torch.Tensor | None = None  # [B, n + 1, V]: row r, what the children of row r were drawn from
+    # [B, n + 1, V]: what the children of row r were drawn from; row 0 is the root, row 1 + i node i. After processors.
+    logits: torch.Tensor | None = None
     d2t: torch.Tensor | None = None  # the target's ids of the logits' columns, if these are a reduced vocabulary
     forwards: int = 0  # model calls that drafting took
+    # [B, n + 1] int32, Status of the rows that children were drawn from, 0 in others; None: nothing to report
+    status: torch.Tensor | None = None
 
     def widened(self, nodes: int) -> DraftTree:
         """Returns the tree with ``nodes`` nodes, of which the added ones do not count."""
         missing = nodes - self.tokens.shape[1]
         tokens, parents = (torch.nn.functional.pad(t, (0, missing), value=-1) for t in self[:2])
         logits = None if self.logits is None else torch.nn.functional.pad(self.logits, (0, 0, 0, missing))
-        return self._replace(tokens=tokens, parents=parents, logits=logits)
+        status = None if self.status is None else torch.nn.functional.pad(self.status, (0, missing))
+        return self._replace(tokens=tokens, parents=parents, logits=logits, status=status)
 
 
 class DraftSession(Protocol):

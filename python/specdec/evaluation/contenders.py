@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from specdec_kernels import SamplingParams
+from specdec_kernels import Rule, SamplingParams
 
 from ..decoder import SpeculativeDecoder
 from ..drafters.draft_length import AdaptiveDrafts
@@ -35,6 +35,9 @@ class CompareSettings:
     min_p: float | None = None
     repetition_penalty: float | None = None
     rule: str = "token"  # for specdec; transformers has only one
+
+    def __post_init__(self) -> None:
+        Rule(self.rule)  # refuses others, lossy ones among them: greedy texts are compared
 
     def params(self) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)

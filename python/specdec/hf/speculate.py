@@ -34,7 +34,7 @@ def speculate(
     *,
     drafter: Drafter | None = None,
     num_drafts: int | AdaptiveDrafts | None = None,
-    rule: str = "token",
+    rule: str | None = None,
     seed: int | Sequence[int] | torch.Tensor | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -45,6 +45,7 @@ def speculate(
     compact_q: int = 0,
     backend: str = "auto",
     cache_dtype: torch.dtype | None = None,
+    tree: int | None = None,
 ) -> Speculator:
     """A callable for ``model.generate(**inputs, custom_generate=...)``. The text has the distribution that ``generate``
     itself would sample from; a greedy text is the one that ``generate`` gives. Batches, ``num_return_sequences``,
@@ -59,7 +60,7 @@ def speculate(
         drafter: another drafter in the place of a model, such as ``PromptLookupDrafter()``.
         num_drafts: K >= 0, or ``AdaptiveDrafts``; None: ``num_assistant_tokens`` where that was set, else as in
             :class:`SpeculativeDecoder`.
-        rule, d2t, compact_q, backend, cache_dtype: as in :class:`SpeculativeDecoder`.
+        rule, d2t, compact_q, backend, cache_dtype, tree: as in :class:`SpeculativeDecoder` and its ``generate``.
         seed: of sampled texts. A signed 64-bit integer s gives text j of each prompt's ``num_return_sequences`` the
             seed s + j; a list or tensor has one for each row. None draws one for each row from torch's global
             generator, so ``torch.manual_seed`` decides.
@@ -76,7 +77,10 @@ def speculate(
         ValueError: names the argument, what was given and what is allowed. The callable raises it as well, for
             arguments of ``generate`` that it receives and cannot honour.
     """
-    Rule(rule)  # refuses others
+    if rule is not None:
+        Rule(rule)  # refuses others
+    if tree is not None:
+        read_count("tree", tree, 1)
     if draft_model is not None and drafter is not None:
         refuse("drafter", "one beside draft_model", "one of them")
     if num_drafts is not None and not isinstance(num_drafts, AdaptiveDrafts):
@@ -92,7 +96,7 @@ def speculate(
         refuse("tokenizer", "None with stop_strings", "the target's tokenizer")
     stop = None if stop_strings is None or tokenizer is None else StopStrings(tokenizer, stop_strings)
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
-    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, compact_q, backend, cache_dtype)
+    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, compact_q, backend, cache_dtype, tree)
 
 
 class _Prepared(NamedTuple):
@@ -113,7 +117,7 @@ class Speculator:
     def __init__(
         self,
         assistance: Assistance,
-        rule: str,
+        rule: str | None,
         seed: int | Sequence[int] | torch.Tensor | None,
         streamer: BaseStreamer | None,
         tokenizer: PreTrainedTokenizerBase | None,
@@ -122,10 +126,12 @@ class Speculator:
         compact_q: int,
         backend: str,
         cache_dtype: torch.dtype | None,
+        tree: int | None,
     ):
         self._assistance, self._rule, self._seed, self._streamer = assistance, rule, seed, streamer
         self._tokenizer, self._stop = tokenizer, stop
-        self._d2t, self._compact_q, self._backend, self._cache_dtype = d2t, compact_q, backend, cache_dtype
+        self._d2t, self._compact_q, self._backend = d2t, compact_q, backend
+        self._cache_dtype, self._tree = cache_dtype, tree
         self._prepared: _Prepared | None = None
         self.last_result: GenerationResult | None = None
 
@@ -244,8 +250,16 @@ class Speculator:
         if self._prepared is None or self._prepared.model is not model or self._prepared.key != key:
             self._prepared = None  # so that an error leaves nothing behind
             num_drafts = DEFAULT_DRAFTS if assistance.num_drafts is None else assistance.num_drafts
-            arguments = (model, assistance.drafter_for(model), num_drafts, self._backend, self._d2t)
-            decoder = SpeculativeDecoder(*arguments, assistance.confidence or 0.0, cache_dtype=self._cache_dtype)
+            decoder = SpeculativeDecoder(
+                model,
+                assistance.drafter_for(model),
+                num_drafts,
+                self._backend,
+                self._d2t,
+                assistance.confidence or 0.0,
+                cache_dtype=self._cache_dtype,
+                tree=self._tree,
+            )
             self._prepared = _Prepared(model, key, decoder)
         return self._prepared.decoder
 

@@ -33,6 +33,7 @@ from .step_report import PendingReport, StepResult
 from .step_timer import StepTimer
 from .token_log_probs import MAX_TOP
 from .tree_step import TreeLoop
+from .typical import Typical
 from .unseen_tokens import UnseenTokens
 
 
@@ -53,6 +54,7 @@ class BatchConfig:
         ahead: how many steps the device may be ahead of the host, 0 or 1.
         graphs: runs a step as one CUDA graph; None: no graphs.
         nodes: the most nodes of a tree that a step verifies, whose paths have up to K; 0: chains.
+        typical: accepts the nodes of trees by this lossy rule, with ``rule`` coupled elsewhere; None: exactly.
     """
 
     target: CachedModel
@@ -71,6 +73,7 @@ class BatchConfig:
     ahead: int = 0
     graphs: StepGraphs | None = None
     nodes: int = 0
+    typical: Typical | None = None
 
     @property
     def most_drafts(self) -> int:
@@ -128,15 +131,16 @@ class Batch:
         self.session: GuardedSession | None = None
         if config.drafter is not None and most > 0:
             self.session = GuardedSession(config.drafter, self.generation, isolate=config.isolate)
-        loop = TreeLoop if config.nodes else SpeculativeLoop
-        self.loop = loop(target, self.session, self.generation, self.device_rows)
+        parts = (target, self.session, self.generation, self.device_rows)
+        self.loop = TreeLoop(*parts, config.typical) if config.nodes else SpeculativeLoop(*parts)
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
         self._draft_lengths = _draft_lengths(config)
         adaptive = config.num_drafts if isinstance(config.num_drafts, AdaptiveDrafts) else None
         self._adapts = adaptive is not None and self.session is not None
         # K while a row's text depends on K
-        self._sampled = adaptive.sampled if adaptive is not None and config.rule != Rule.COUPLED else None
+        depends = config.rule != Rule.COUPLED or config.typical is not None
+        self._sampled = adaptive.sampled if adaptive is not None and depends else None
         self._unseen = UnseenTokens()
         self._pending: deque[_Launched] = deque()
         # Graphs are captured on the current device, which is set for each thread.
@@ -359,7 +363,7 @@ class Batch:
             if record.asked.emitted:
                 record.add_log_probs(report, len(tokens))
             if self.config.logits:
-                record.logits += result.logits[row, : len(tokens)].clone().unbind()
+                record.logits += result.emitted_logits(row, len(tokens)).unbind()
             self.table.add(row, tokens)
             if tokens:
                 emissions.append(record.emission(len(tokens)))

@@ -20,8 +20,9 @@ FORMAT = "specdec step times 1"
 Seconds = Mapping[int, Mapping[int, float]]  # by batch size, by K
 
 
-def described(target: CachedModel, drafter: Drafter | None, backend: str) -> dict[str, object]:
-    """Returns all on which step times depend: models, drafter, device, threads, backend and versions."""
+def described(target: CachedModel, drafter: Drafter | None, backend: str, nodes: int) -> dict[str, object]:
+    """Returns all on which step times depend: models, drafter, device, threads, backend and versions, and the nodes of
+    trees, if any."""
     model, settings = getattr(drafter, "model", None), getattr(drafter, "__dict__", {})  # None and slots have none
     return {
         "target": _model(target),
@@ -31,6 +32,7 @@ def described(target: CachedModel, drafter: Drafter | None, backend: str) -> dic
         "threads": torch.get_num_threads(),
         "backend": backend,
         "torch": torch.__version__,
+        **({"nodes": nodes} if nodes else {}),
     }
 
 

@@ -112,7 +112,7 @@ class SequenceRecord:
         self.produced_by += [Producer.ACCEPTED] * accepted + [drawn] * (len(tokens) - accepted)
         if status:
             self.status |= Status(status)
-        self.stats.record(report.drafted, tested, accepted, len(tokens), draft_forwards)
+        self.stats.record(report.drafted, tested, accepted, len(tokens), draft_forwards, report.nodes)
         if failed:
             self.end = End.FAILED
         elif at_eos:

@@ -86,13 +86,54 @@ class Processors:
                     break
                 if row > 0 and logits[b, row - 1, before[-1]] == -torch.inf:
                     break
-                ids = torch.tensor([[*text, *before]], device=logits.device)
-                try:
-                    logits[b, row] = self._processed(self.of_rows[b], ids, logits[b, row][None], d2t)
-                except Exception as error:  # whatever it is, it concerns only this sequence
-                    self.errors[b] = error
+                if not self._process(logits, b, row, [*text, *before], d2t):
                     break
         return logits
+
+    def of_tree(
+        self,
+        logits: torch.Tensor,
+        texts: Sequence[Sequence[int]],
+        counts: torch.Tensor,
+        nodes: torch.Tensor,
+        parents: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns the logits of the nodes of a tree with processors applied wherever verification can read them.
+
+        Args:
+            logits: [B, n + 1, V]: row 0 after the text, row 1 + i after node i.
+            texts: as for chains.
+            counts: [B, n] bool, the nodes that count; with a node its ancestors count.
+            nodes, parents: [B, n] int64, the tokens, and the nodes that these follow; -1: the text.
+
+        Returns:
+            [B, n + 1, V] float32.
+        """
+        logits = logits.to(torch.float32, copy=True)
+        trees = zip(texts, counts.tolist(), nodes.tolist(), parents.tolist(), strict=True)
+        for b, (text, counted, tokens, before) in enumerate(trees):
+            if not text or not self.of_rows[b] or b in self.errors or not self._process(logits, b, 0, text):
+                continue
+            paths = {-1: list(text)}  # the whole text up to a node that can be accepted
+            for node, (counts_here, token, parent) in enumerate(zip(counted, tokens, before, strict=True)):
+                if not counts_here or parent not in paths or logits[b, parent + 1, token] == -torch.inf:
+                    continue
+                paths[node] = [*paths[parent], token]
+                if not self._process(logits, b, node + 1, paths[node]):
+                    break
+        return logits
+
+    def _process(
+        self, logits: torch.Tensor, b: int, row: int, text: Sequence[int], d2t: torch.Tensor | None = None
+    ) -> bool:
+        """Applies the processors of batch row ``b`` to one of its rows of logits, in place. False: one raised."""
+        ids = torch.tensor([text], device=logits.device)
+        try:
+            logits[b, row] = self._processed(self.of_rows[b], ids, logits[b, row][None], d2t)
+        except Exception as error:  # whatever it is, it concerns only this sequence
+            self.errors[b] = error
+            return False
+        return True
 
     def _processed(
         self, processors: LogitsProcessorList, ids: torch.Tensor, scores: torch.Tensor, d2t: torch.Tensor | None

@@ -13,6 +13,7 @@ from ..checks import read_count
 from ..decoder import SpeculativeDecoder
 from ..loop.batch import Batch
 from ..loop.sequence import Entry
+from ..loop.typical import Typical
 from ..prompts import read_eos
 from ..result import Emission, End
 from .ledger import TokenLedger
@@ -97,7 +98,7 @@ class Scheduler:
         cache_bytes: int | None = None,
         prefill_chunk: int = 256,
         max_waiting: int = 1024,
-        rule: str | None = None,
+        rule: str | Typical | None = None,
         compact_q: int = 0,
         deferred: bool = False,
     ):
@@ -109,8 +110,8 @@ class Scheduler:
         max_eos = max(MAX_EOS, len(read_eos(None, target.model)))
         self.limits = Limits(self.budget.max_length, decoder.most_drafts, max_eos)
         self.ledger = TokenLedger(self.budget.tokens)
-        accept_rule = decoder.read_rule(rule, compact_q)
-        config = decoder.batch_config(self.budget.rows, self.budget.capacity, accept_rule, compact_q, max_eos)
+        self.rule = decoder.read_rule(rule, compact_q)
+        config = decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, compact_q, max_eos)
         with torch.inference_mode():
             self.batch = Batch(dataclasses.replace(config, steady=True, isolate=True, ahead=int(deferred)))
         self._numbers = 0
@@ -145,7 +146,7 @@ class Scheduler:
         """Checks a request and numbers it: the first part of ``submit``. Uses no state that ``step`` changes, so it may
         run in another thread."""
         entry = read_request(request, self._numbers, self.target, self.limits)
-        self.decoder.check_entry(entry)
+        self.decoder.check_entry(entry, self.rule)
         task = Task(self._numbers, request, entry)
         self._numbers += 1
         return task
