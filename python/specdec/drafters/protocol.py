@@ -154,6 +154,7 @@ class DraftSession(Protocol):
 @runtime_checkable
 class Drafter(Protocol):
     """Starts a session for each batch. A drafter with its own caches also has ``slot_bytes() -> int``, the bytes that
-    they take for each token of a sequence, for the planning of memory."""
+    they take for each token of a sequence, for the planning of memory; and if it needs more than N slots after a text
+    to grow a tree of N nodes, ``tree_slots(nodes: int, depth: int) -> int``, how many for N and K."""
 
     def start(self, generation: Generation) -> DraftSession: ...
