@@ -36,19 +36,18 @@ class TreeGrowth:
     """How a model grows a tree of N nodes, of paths of up to K.
 
     Args:
-        width: how many nodes of a level are fed, each of which proposes as many children, where children are the most
-            likely tokens (greedy decoding, and rule ``coupled``), from 1; None: 2 N / K, from 2 to 10. EAGLE-2 has 10
-            for 59 nodes. With 1 the tree is a chain.
-        acceptance: for sampled children (the other rules): a guess of the probability that the first, the second, ...
-            child of a node is accepted, above 0 and below 1, not ascending. The best tree for it is grown. A node has
-            at most as many children as there are numbers.
+        width: for greedy text, how many nodes of a level are fed, each of which proposes as many children, 1 to 1024.
+            With 1 the tree is a chain. None: N / K, from 2 to 10. EAGLE-2 has 10, with N = 59 and K = 8.
+        acceptance: for sampled text, a guess of the probability that the first, the second, ... child of a node is
+            accepted, above 0 and below 1, not ascending. The best tree for it is grown, so a node has at most as many
+            children. The default was measured with the embedded pair.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
     """
 
     width: int | None = None
-    acceptance: tuple[float, ...] = (0.6, 0.2, 0.1, 0.05, 0.03, 0.02)
+    acceptance: tuple[float, ...] = (0.7, 0.15, 0.06, 0.03, 0.015, 0.01)
 
     def __post_init__(self) -> None:
         if self.width is not None and read_count("width", self.width, 1) > 1024:
@@ -60,7 +59,7 @@ class TreeGrowth:
 
     def width_of(self, nodes: int, depth: int) -> int:
         """Returns the width for N and K, both >= 1."""
-        return self.width or min(max(2 * nodes // depth, 2), 10)
+        return self.width or min(max(-(-nodes // depth), 2), 10)
 
     def slots(self, nodes: int, depth: int) -> int:
         """Returns how many slots after a text the model's cache needs for N and K: one for each node that is fed, if
