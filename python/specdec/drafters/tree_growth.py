@@ -6,7 +6,7 @@ There is no model here. A session feeds the root, and then level after level, an
     growing.take(logits_of_the_root)
     while (level := growing.next()) is not None:
         growing.take(logits_of(level))
-    tree = growing.tree()
+    tree = growth.tree(growing, forwards)
 
 For greedy text, children are the most likely tokens, and the nodes with the largest joint probabilities are fed and, at
 the end, verified: EAGLE-2's dynamic tree (Li et al., arXiv 2406.16858, section 4). Where children are drawn, the shape
@@ -203,9 +203,9 @@ class LikelyTree:
 class ShapedTree:
     """Feeds the nodes of each level that have children, as many as ``shape`` says.
 
-    With rule ``coupled``, children are the first arrivals of the race that verification runs as well, so that likely
-    ones are the target's own. Other than with rules ``token`` and ``block`` they may share its random numbers, as the
-    text is plain sampling's whatever the tree."""
+    With rules ``token`` and ``block``, children are sampled without replacement. With ``coupled`` they are the first
+    arrivals of the race that verification runs as well, so that they often are the target's own. They may share its
+    random numbers there, since the text is that of plain sampling whatever the tree."""
 
     def __init__(self, children: _Children, shape: list[LevelShape]):
         self.children, self.shape, self.depth = children, shape, 0
