@@ -49,7 +49,7 @@ MUTATIONS: list[Mutation] = [
             ),
             "growth-draws-a-child-twice": (
                 "rows = rows.scatter(1, column, -torch.inf)",
-                "rows = rows.scatter(1, column, -30.0)",
+                "rows = rows.clone()",
                 DRAWN,
             ),
             "growth-offset-of-the-node-before": (

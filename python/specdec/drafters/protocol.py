@@ -100,10 +100,10 @@ class Drafts(NamedTuple):
 class DraftTree(NamedTuple):
     """A tree of drafts for every sequence: several continuations, which share their beginnings.
 
-    With rule ``coupled`` there are no logits, and the tree is verified by rule ``walk``: the nodes must not depend on
-    the random numbers of verification, as tokens that a text or a model makes the most likely do not; which of them
-    there are may be chosen in any way. With ``token`` and ``block`` the children of a node are all those that
-    ``draft_children`` drew there, in its order, and which tokens these are may only decide whether they have children.
+    With rule ``coupled`` there are no logits, and the tree is verified by rule ``walk``, which emits the text of plain
+    sampling whatever the nodes are: they may depend on anything, the random numbers of that rule included. With
+    ``token`` and ``block`` the children of a node are all those that ``draft_children`` drew there, in its order, and
+    which tokens these are may only decide whether they have children.
     """
 
     # [B, n] int64 of the target's vocabulary, 0 <= n <= Generation.nodes. -1: there is no such node, nor any below it.
