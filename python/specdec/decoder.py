@@ -124,12 +124,16 @@ class SpeculativeDecoder:
         read_count("tree", tree, 1)
         if not getattr(self.drafter, "proposes_trees", False):
             refuse("tree", f"{tree} with draft={type(self.drafter).__name__}", "None, or a drafter that proposes trees")
-        if (why := why_no_trees(self.target)) is None:
-            return tree
-        kind = self.target.config.model_type
-        told = f"tree: got {tree}, but a target of model type {kind!r} {why}; each step drafts one chain instead"
-        warnings.warn(told, RuntimeWarning, stacklevel=3)
-        return 0
+        if confidence := getattr(self.drafter, "confidence", 0.0):
+            refuse("confidence", f"{confidence} with tree={tree}", "0")
+        models = {"target": self.target, "draft": getattr(self.drafter, "model", None)}
+        for name, model in models.items():
+            if isinstance(model, CachedModel) and (why := why_no_trees(model)) is not None:
+                kind = model.config.model_type
+                told = f"tree: got {tree}, but a {name} of model type {kind!r} {why}"
+                warnings.warn(f"{told}; each step drafts one chain instead", RuntimeWarning, stacklevel=3)
+                return 0
+        return tree
 
     def generate(
         self,
@@ -248,7 +252,7 @@ class SpeculativeDecoder:
             self.plan_caches(len(entries), longest, step=self.target.slot_step)
         config = self.batch_config(
             len(entries),
-            self.target.capacity(longest, self.nodes),
+            self.target.capacity(longest, self._tree_slots),
             accept_rule,
             compact_q,
             max_eos=len(eos),
@@ -370,8 +374,14 @@ class SpeculativeDecoder:
             positions=self._max_lengths,
             free_memory=lambda: free_memory(self.target.device),
             step=step,
-            nodes=self.nodes,
+            nodes=self._tree_slots,
         )
+
+    @property
+    def _tree_slots(self) -> int:
+        """How many slots after a text the caches need for a tree: a drafter may look at more nodes than it proposes."""
+        own = getattr(self.drafter, "tree_slots", None)
+        return max(self.nodes, own(self.nodes, self.most_drafts)) if self.nodes and own is not None else self.nodes
 
     @property
     def most_drafts(self) -> int:

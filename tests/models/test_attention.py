@@ -112,7 +112,7 @@ class NoWait(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ("nine, groups of eight", "a window and padding", "four trees"))
+@pytest.mark.parametrize("name", ("nine, groups of eight", "a window and padding", "four trees", "a tree's last level"))
 @torch.inference_mode(False)  # which hides from a mode what operations are made of
 def test_nothing_waits_for_the_device(name):
     lengths, q, options = CASES[name]
@@ -125,7 +125,11 @@ def test_nothing_waits_for_the_device(name):
             with pytest.raises(AssertionError):
                 waits(queries.positions[:1, :1])
     with FakeTensorMode() as mode:  # tensors without values: nothing could be read
-        tree = None if queries.tree is None else Tree(*map(mode.from_tensor, queries.tree))
+        tree = (
+            None
+            if queries.tree is None
+            else Tree(*(part if part is None else mode.from_tensor(part) for part in queries.tree))
+        )
         unknown = Queries(mode.from_tensor(queries.positions), queries.window, tree)
         assert block_mask(unknown, 300).kv_num_blocks.shape == (len(lengths), 1, 1)
         assert dense_mask(unknown, mode.from_tensor(slots)).shape == (len(lengths), 1, q, 300)

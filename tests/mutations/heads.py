@@ -50,8 +50,8 @@ MUTATIONS: list[Mutation] = [
                 FORMATS,
             ),
             "heads-are-fed-the-token-before-the-last": (
-                "end, step.last_two[:, 1], step",
-                "end, step.last_two[:, 0], step",
+                "end, step.last_two[:, 1], visible",
+                "end, step.last_two[:, 0], visible",
             ),
             "heads-draft-one-place-early": (
                 "step.positions[:, 1:count], ",

@@ -236,7 +236,7 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/decoder.py",
         STEPS,
         {
-            "tree-has-no-slots": ("self.target.capacity(longest, self.nodes)", "self.target.capacity(longest)"),
+            "tree-has-no-slots": ("self.target.capacity(longest, self._tree_slots)", "self.target.capacity(longest)"),
             "tree-falls-back-to-another-rule": (
                 "rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN)",
                 "rule or Rule.TOKEN",

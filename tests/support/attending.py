@@ -17,11 +17,12 @@ def slots_seen(queries: Queries, b: int, i: int) -> list[int]:
     position = int(queries.positions[b, i])
     if position == 0:
         return [0]
-    if queries.tree is not None:
-        root, own = int(queries.positions[b, 0]), b if len(queries.tree.depths) > 1 else 0
-        path = [k for k in range(len(queries.positions[b])) if queries.tree.ancestors[own, i, k]]
+    if (tree := queries.tree) is not None:
+        root = int(queries.positions[b, 0] if tree.root is None else tree.root[b])
+        own = b if len(tree.depths) > 1 else 0
+        path = [k for k in range(tree.depths.shape[1]) if tree.ancestors[own, i, k]]
         first = 0 if queries.window is None else max(position - queries.window + 1, 0)
-        return [*range(first, root), *[root + k for k in path if root + queries.tree.depths[own, k] >= first]]
+        return [*range(first, root), *[root + k for k in path if root + tree.depths[own, k] >= first]]
     return [j for j in range(position + 1) if queries.window is None or j > position - queries.window]
 
 
@@ -77,14 +78,17 @@ def random_case(
     lengths, q, *, heads=4, group=2, size=64, capacity=300, window=None, padding=0, seed=0,
     dtype=torch.float32, poison=HUGE, parents=None,
 ) -> Case:  # fmt: skip
-    """A random case: sequences with these numbers of stored tokens, and q queries after them, or a tree of ``parents``.
+    """A random case: sequences with these numbers of stored tokens, and q queries after them, or a tree of ``parents``,
+    or its last q tokens.
     The last ``padding`` queries do not count, and with length -1 none does. Unless ``poison`` is None, slots that no
     query sees hold ``poison`` in blocks that a kernel reads, and NaN elsewhere."""
     generator = torch.Generator().manual_seed(seed)
     stored = torch.tensor(lengths)[:, None]
     live = (torch.arange(q) < q - padding) & (stored >= 0)
     tree = None if parents is None else Tree.of(torch.tensor(parents))
-    queries = Queries((stored + (torch.arange(q) if tree is None else tree.depths)) * live, window, tree)
+    if tree is not None and q < tree.depths.shape[1]:
+        tree = Tree(tree.depths, tree.ancestors[:, -q:], stored[:, 0].clamp(min=0))
+    queries = Queries((stored + (torch.arange(q) if tree is None else tree.depths[:, -q:])) * live, window, tree)
     shapes = ((heads, q, size), (heads // group, capacity, size), (heads // group, capacity, size))
     query, key, value = (torch.randn(len(lengths), *shape, generator=generator) for shape in shapes)
     if poison is not None:
@@ -98,6 +102,7 @@ def random_case(
 
 LENGTHS = (0, 5, 127, 200)
 PARENTS = (-1, -1, 0, 0, 1, 2, 5, 6, 7, 8)  # of a broad tree with one long branch
+LEVELS = (-1, -1, 0, 0, 1, 2, 2, 3, 4, 4)  # whose last four are one level
 CHAIN, STAR = tuple(range(-1, 9)), (-1,) * 10
 
 
@@ -116,6 +121,7 @@ CASES = {
     "less than a block": ((0, 17, 60), 3, {"capacity": 70}),
     "a tree": ((0, 5, 120, 127, 280), 11, {"parents": PARENTS}),
     "a tree, a window and padding": ((-1, 0, 7, 125, 280), 11, {"parents": PARENTS, "window": 4, "padding": 2}),
+    "a tree's last level": ((-1, 1, 5, 118, 125, 280), 4, {"parents": LEVELS, "window": 4}),
     "four trees": (LENGTHS, 11, {"parents": (PARENTS, STAR, CHAIN, PARENTS), "window": 100}),
 }
 

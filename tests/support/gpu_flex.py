@@ -89,7 +89,7 @@ def _gpu() -> Iterator[None]:
 
 
 def captured_by(queries: Queries) -> tuple[torch.Tensor, ...]:
-    return queries.positions, *(queries.tree or ())
+    return queries.positions, *(part for part in queries.tree or () if part is not None)
 
 
 def written(case: Case) -> str:

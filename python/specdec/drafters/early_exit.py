@@ -15,6 +15,7 @@ from ..models.layers import layers_path
 from ..models.supported import KNOWN_MODEL_TYPES, cached_model
 from .model import ModelDrafter, ModelDraftSession
 from .protocol import Generation
+from .tree_growth import TreeGrowth
 
 
 class EarlyExitDrafter(ModelDrafter):
@@ -28,15 +29,18 @@ class EarlyExitDrafter(ModelDrafter):
         target: the target model.
         num_layers: 1 to the target's number of layers.
         confidence: as in :class:`~specdec.SpeculativeDecoder`.
+        growth: how it grows trees, where the decoder asks for them.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed. A model in which the list of layers cannot
             be found is refused by the name of its type.
     """
 
-    def __init__(self, target: PreTrainedModel, num_layers: int, confidence: float = 0.0):
+    def __init__(
+        self, target: PreTrainedModel, num_layers: int, confidence: float = 0.0, growth: TreeGrowth | None = None
+    ):
         whole = cached_model(target, "target")
-        super().__init__(CachedModel(first_layers(target, num_layers)), confidence=confidence)
+        super().__init__(CachedModel(first_layers(target, num_layers)), confidence=confidence, growth=growth)
         if whole.config.model_type not in KNOWN_MODEL_TYPES:
             check_keys_are_shared(whole, self.model)
 

@@ -11,11 +11,12 @@ from transformers import PreTrainedModel
 from specdec_kernels import DraftStep
 
 from ..checks import refuse
-from ..models.cached_model import CachedModel, computing_dtype
+from ..models.cached_model import CachedModel, Layout, computing_dtype
 from ..models.kv_cache import StaticKVCache
 from ..models.supported import cached_model
 from .drawing import Drawing
-from .protocol import Drafts, Generation, Step
+from .protocol import Drafts, DraftTree, Generation, Step
+from .tree_growth import Growth, TreeGrowth
 
 
 class ModelDrafter:
@@ -28,7 +29,10 @@ class ModelDrafter:
             the step. It is still verified, because withdrawing a token after it was drawn would change the
             distribution. 0: off. Otherwise each draft costs one synchronisation with the device.
         columns: how many columns of its logits count, from the first; None: all of them.
+        growth: how it grows trees, where the decoder asks for them.
     """
+
+    proposes_trees = samples_trees = True
 
     def __init__(
         self,
@@ -36,14 +40,19 @@ class ModelDrafter:
         d2t: torch.Tensor | None = None,
         confidence: float = 0.0,
         columns: int | None = None,
+        growth: TreeGrowth | None = None,
     ):
         self.model, self.d2t, self.confidence, self.columns = model, d2t, confidence, columns
+        self.growth = growth or TreeGrowth()
 
     def start(self, generation: Generation) -> ModelDraftSession:
         return ModelDraftSession(self, generation)
 
     def slot_bytes(self) -> int:
         return self.model.slot_bytes()
+
+    def tree_slots(self, nodes: int, depth: int) -> int:
+        return self.growth.slots(nodes, depth)
 
 
 def model_drafter(
@@ -114,6 +123,7 @@ class ModelDraftSession:
         # acceptance. In the target's cache that key would replace the target's own, whose rounding may differ.
         self.first = 1 if self.is_shared else 2
         self.cache = shared or self.model.new_cache(generation.size, generation.capacity)
+        self.growth = Growth(drafter.growth, generation, self.d2t)
 
     @property
     def reads_texts(self) -> bool:
@@ -147,8 +157,7 @@ class ModelDraftSession:
         fed, going = step.last_two[:, skipped], step.allowed
         lap("loop")
         for i in range(step.num_drafts):
-            logits = self.model(fed, cache, layouts[i])[:, -1, : self.columns]
-            lap("draft_forwards")
+            logits = self._logits(fed, layouts[i])[:, -1]
             draw = drawing.draw(logits)
             if self.confidence > 0:
                 draw, going = self._stop_unsure(draw, drawing.rows[i], going, i)
@@ -159,6 +168,34 @@ class ModelDraftSession:
         drafts = drawing.drafts()
         lap("loop")
         return drafts
+
+    def draft_tree(self, step: Step) -> DraftTree:
+        cache, lap, root = self.cache, self.generation.stopwatch.lap, step.lengths
+        growing, visible = self.growth.begin(step, step.num_drafts), self.growth.visible(step, self.cache.capacity)
+        cache.lengths = root
+        known, forwards = slice(2 - self.first, 2), 1
+        layout = self.model.layout(step.positions[:, known], step.slots[:, known], visible)
+        lap("loop")
+        growing.take(self._logits(step.last_two[:, known], layout)[:, -1:])
+        while (level := growing.next()) is not None:
+            positions, slots = level.places(root, cache.trash)
+            layout = self.model.layout(positions * level.counts, slots, visible, level.tree._replace(root=root))
+            growing.take(self._logits(level.tokens, layout))
+            forwards += 1
+        tree = self.growth.tree(growing, forwards)
+        lap("loop")
+        return tree
+
+    def compact(self, path: torch.Tensor) -> None:
+        """Moves the keys of accepted nodes to where those of text are. A node that was not fed is one of the last two
+        tokens, which are fed with the next drafts."""
+        if not self.is_shared:  # else the target's are moved
+            self.cache.compact(self.growth.fed(path))
+
+    def _logits(self, tokens: torch.Tensor, layout: Layout) -> torch.Tensor:
+        logits = self.model(tokens, self.cache, layout)[:, :, : self.columns]
+        self.generation.stopwatch.lap("draft_forwards")
+        return logits
 
     def release(self, row: int, output: list[int]) -> None:
         pass

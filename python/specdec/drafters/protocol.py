@@ -100,11 +100,10 @@ class Drafts(NamedTuple):
 class DraftTree(NamedTuple):
     """A tree of drafts for every sequence: several continuations, which share their beginnings.
 
-    A tree without logits is verified by rule ``walk``, whatever the rule of other steps: the nodes must not depend on
-    the random numbers of verification, as tokens that a text or a model makes the most likely do not; which of them
-    there are may be chosen in any way. With ``coupled`` there are no logits. With ``token`` and ``block``, the children
-    of a node are all those that ``draft_children`` drew there, in its order, and which tokens these are may only decide
-    whether they have children.
+    A tree without logits is verified by rule ``walk``, whatever the rule of other steps. It emits the text of plain
+    sampling whatever the nodes are: they may depend on anything, the random numbers of that rule included. With
+    ``coupled`` there are no logits. With ``token`` and ``block``, the children of a node are all those that
+    ``draft_children`` drew there, in its order, and which tokens these are may only decide whether they have children.
     """
 
     # [B, n] int64 of the target's vocabulary, 0 <= n <= Generation.nodes. -1: there is no such node, nor any below it.
@@ -159,6 +158,7 @@ class DraftSession(Protocol):
 @runtime_checkable
 class Drafter(Protocol):
     """Starts a session for each batch. A drafter with its own caches also has ``slot_bytes() -> int``, the bytes that
-    they take for each token of a sequence, for the planning of memory."""
+    they take for each token of a sequence, for the planning of memory; and if it needs more than N slots after a text
+    to grow a tree of N nodes, ``tree_slots(nodes: int, depth: int) -> int``, how many for N and K."""
 
     def start(self, generation: Generation) -> DraftSession: ...

@@ -37,8 +37,8 @@ class Queries:
     Attributes:
         positions: [B, q] int64, in any order.
         window: how many positions a query sees, its own included, >= 1; None: its own and all before it.
-        tree: the queries are all tokens of this tree, in its order, the root at the slot of its position; None: they
-            are tokens of the text.
+        tree: the queries are all tokens of this tree, or its last ones, in its order, the root at the slot of its
+            position; None: they are tokens of the text.
     """
 
     positions: torch.Tensor
@@ -60,7 +60,7 @@ def seen(queries: Queries, b: torch.Tensor, i: torch.Tensor, slot: torch.Tensor)
     if tree is None:
         return sees(position, slot, queries.window)
     own = b if tree.depths.shape[0] > 1 else b * 0  # a number among indices is a tensor that no kernel could read
-    root = queries.positions[b, i * 0]
+    root = queries.positions[b, i * 0] if tree.root is None else tree.root[b]
     token = (slot - root).clamp(0, tree.depths.shape[1] - 1)
     in_tree = token == slot - root
     held = torch.where(in_tree, root + tree.depths[own, token], slot)
@@ -86,8 +86,9 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
     positions, window = queries.positions, queries.window
     size, q = positions.shape
     last = positions.amax(1)
-    if queries.tree is not None:  # whose last slot is beyond the last position
-        slots = positions[:, :1] + torch.arange(q, device=positions.device)
+    if (tree := queries.tree) is not None:  # whose last slot is beyond the last position
+        first = positions[:, 0] if tree.root is None else tree.root + tree.depths.shape[1] - q
+        slots = first[:, None] + torch.arange(q, device=positions.device)
         last = torch.where(positions > 0, slots, 0).amax(1)
     last_block = last // BLOCK
     blocks = torch.arange(-(-capacity // BLOCK), device=positions.device)

@@ -37,7 +37,7 @@ class Layout(NamedTuple):
     slots: torch.Tensor  # [B, q] int64, equal to positions except for padding and the nodes of a tree
     visible: int  # slots that attention reads
     mask: Mask | None  # [B, 1, q, visible], or one for each kind of layer; None if the forward itself makes it
-    tree: Tree | None = None  # the q tokens are all of this tree's
+    tree: Tree | None = None  # the q tokens are all of this tree's, or its last ones
 
     def split(self, sizes: list[int]) -> list[Layout]:
         """Returns consecutive layouts with these numbers of columns. A tree is fed whole."""

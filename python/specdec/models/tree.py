@@ -12,11 +12,14 @@ class Tree(NamedTuple):
     after its parent. Each token's keys go to the slot of its place in this order, counted from the root's; its position
     is the root's and its depth. So two nodes may have one position, and slots no longer say positions.
 
+    One forward feeds all of the tokens, or the last q of them after earlier forwards fed the others.
+
     b is the number of sequences, or 1 if all of them have the same tree.
     """
 
     depths: torch.Tensor  # [b, N + 1] int64: edges from the root
-    ancestors: torch.Tensor  # [b, N + 1, N + 1] bool: [i, k] says whether token k is token i or an ancestor of it
+    ancestors: torch.Tensor  # [b, q, N + 1] bool: [i, k] says whether token k is fed token i or an ancestor of it
+    root: torch.Tensor | None = None  # [B] int64, position and slot of the root; None: the first fed token is the root
 
     @classmethod
     def of(cls, parents: torch.Tensor) -> Tree:

@@ -54,6 +54,18 @@ def repeat_params(params: SamplingParams, times: int) -> SamplingParams:
     return SamplingParams(**{n: v.repeat_interleave(times) for n, v in columns.items() if v is not None})
 
 
+def repeated_rows(params: SamplingParams, times: int) -> SamplingParams:
+    """Does what ``repeat_params`` does for parameters that ``SamplingParams.packed`` made. Their values are not
+    read."""
+
+    def stacked(names: tuple[str, ...]) -> torch.Tensor | None:
+        columns = [c for name in names if (c := getattr(params, name)) is not None]
+        return torch.stack(columns, 1).repeat_interleave(times, 0) if columns else None
+
+    temperature = torch.as_tensor(params.temperature).repeat_interleave(times, 0)
+    return SamplingParams.packed(temperature, stacked(SamplingParams.FILTERS), stacked(SamplingParams.PENALTIES))
+
+
 def read_rule(rule: str, compact_q: int) -> Rule:
     """Returns the rule. Raises ValueError if it is unknown, or cannot be combined with ``compact_q``."""
     known = Rule(rule)  # raises for an unknown rule

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...checks import refuse
-from ...models.cached_model import PREFILL_TOKENS, CachedModel
+from ...models.cached_model import PREFILL_TOKENS, CachedModel, Layout
 from ...models.features import tapped
 from ...models.kv_cache import visible_slots
 from ...models.prefill import PrefillChunk
 from ..drawing import Drawing
 from ..model import neighbours
-from ..protocol import Drafts, Generation, Step
-from .interface import Head, known_rows, layout_of
+from ..protocol import Drafts, DraftTree, Generation, Step
+from ..tree_growth import Growth, Level, TreeGrowth
+from .interface import Head, Rows, known_rows, layout_of
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -28,17 +29,29 @@ class HeadDrafter:
         model: the head.
         num_parameters: of the head.
         report: what the self-check after loading found; None: there was none.
+        growth: how it grows trees, where the decoder asks for them.
     """
 
-    def __init__(self, model: Head, report: Report | None = None):
-        self.model, self.report = model, report
+    def __init__(self, model: Head, report: Report | None = None, growth: TreeGrowth | None = None):
+        self.model, self.report, self.growth = model, report, growth or TreeGrowth()
         self.num_parameters = sum(p.numel() for p in model.parameters())
+
+    @property
+    def proposes_trees(self) -> bool:
+        return self.model.grows_trees
+
+    @property
+    def samples_trees(self) -> bool:
+        return self.model.grows_trees
 
     def start(self, generation: Generation) -> HeadDraftSession:
         return HeadDraftSession(self, generation)
 
     def slot_bytes(self) -> int:
         return self.model.slot_bytes()
+
+    def tree_slots(self, nodes: int, depth: int) -> int:
+        return self.growth.slots(nodes, depth) if self.model.grows_trees else nodes
 
     def check_target(self, target: CachedModel) -> None:
         """Raises ValueError unless the head can read this target's states."""
@@ -71,6 +84,7 @@ class HeadDraftSession:
         self.cache = self.head.new_cache(size, capacity)
         self.window = generation.most_drafts + 1
         self.chunk = PrefillChunk(PREFILL_TOKENS)
+        self.growth = Growth(drafter.growth, generation, self.head.d2t)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         for row in prompts:
@@ -104,13 +118,8 @@ class HeadDraftSession:
             first = self.chunk.run(feed, columns - first, len(texts))
 
     def draft(self, step: Step) -> Drafts:
-        head, lap, known = self.head, self.generation.stopwatch.lap, step.position
-        count = min(step.num_drafts, head.most_drafts or step.num_drafts)
-        drawing = Drawing(self.generation, step, head.d2t)
-        places = known[:, None] + torch.arange(-1 - self.window, -1, device=known.device)
-        # A row without a sequence has the trash slot in all columns of the step.
-        end = torch.where(step.slots[:, 1] == self.cache.trash, 0, known - 1)
-        rows = known_rows(self.store, places, end, step.last_two[:, 1], step.visible)
+        head, lap, count = self.head, self.generation.stopwatch.lap, self._most(step)
+        drawing, rows = Drawing(self.generation, step, head.d2t), self._known(step, step.visible)
         ahead = layout_of(step.positions[:, 1:count], step.slots[:, 1:count], step.visible)
         lap("loop")
         distributions = head.draft(rows, ahead, self.cache, count)
@@ -123,6 +132,29 @@ class HeadDraftSession:
         drafts = drawing.drafts()
         lap("loop")
         return drafts._replace(forwards=1) if head.at_once else drafts
+
+    def draft_tree(self, step: Step) -> DraftTree:
+        lap, visible = self.generation.stopwatch.lap, self.growth.visible(step, self.cache.capacity)
+        growing, rows = self.growth.begin(step, self._most(step)), self._known(step, visible)
+        root = step.lengths - 1  # the last known token with a feature
+
+        def layout(level: Level) -> Layout:
+            return layout_of(*level.places(root, self.cache.trash), visible, level.tree._replace(root=root))
+
+        lap("loop")
+        tree = self.growth.tree(growing, self.head.grow(rows, growing, layout, self.cache))
+        lap("draft_forwards")
+        return tree
+
+    def _most(self, step: Step) -> int:
+        return min(step.num_drafts, self.head.most_drafts or step.num_drafts)
+
+    def _known(self, step: Step, visible: int) -> Rows:
+        """Returns the last known tokens that have features."""
+        places = step.position[:, None] + torch.arange(-1 - self.window, -1, device=step.position.device)
+        # A row without a sequence has the trash slot in all columns of the step.
+        end = torch.where(step.slots[:, 1] == self.cache.trash, 0, step.position - 1)
+        return known_rows(self.store, places, end, step.last_two[:, 1], visible)
 
     def release(self, row: int, output: list[int]) -> None:
         pass

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
+from ..tree_growth import Growing, Level
 from .interface import Head, Logits, Rows
 
 
 class DraftsInTurn(Head):
     """A head that is fed pairs of a feature and the next token. For a drafted token, whose feature is not known, its
     own output stands in."""
+
+    grows_trees = True
 
     def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns what ``logits`` takes of each, [n, q, hidden]."""
@@ -31,3 +36,13 @@ class DraftsInTurn(Head):
             tokens = yield self.logits(out)[:, 0]
             if i + 1 < count:
                 out = self.run(Rows(self.recycled(out), tokens, places[i]), cache)
+
+    def grow(self, rows: Rows, growing: Growing, layout: Callable[[Level], Layout], cache: StaticKVCache) -> int:
+        out, forwards = self.run(rows, cache)[:, -1:], 1
+        growing.take(self.logits(out))
+        while (level := growing.next()) is not None:
+            parents = level.parents[..., None].expand(len(out), -1, out.shape[2])
+            out = self.run(Rows(self.recycled(out).gather(1, parents), level.tokens, layout(level)), cache)
+            growing.take(self.logits(out))
+            forwards += 1
+        return forwards

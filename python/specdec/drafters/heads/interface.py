@@ -13,6 +13,8 @@ from ...models.attention import Queries, dense_mask
 from ...models.cached_model import Layout
 from ...models.features import FeatureStore
 from ...models.kv_cache import Slot, StaticKVCache
+from ...models.tree import Tree
+from ..tree_growth import Growing, Level
 
 Logits = Generator[torch.Tensor, torch.Tensor, None]
 
@@ -42,6 +44,7 @@ class Head(nn.Module):
     Attributes:
         kind: the format's name.
         at_once: whether one call of the head makes all drafts of a step.
+        grows_trees: whether ``grow`` is there.
         states: which hidden states of the target it reads, as :class:`~specdec.models.features.FeatureStore` counts.
         width: of its features.
         vocab_size: ids that it may be fed.
@@ -52,7 +55,7 @@ class Head(nn.Module):
     """
 
     kind: str
-    at_once = False
+    at_once = grows_trees = False
     reads_only_filled = False  # attention reads all ``visible`` slots
 
     def __init__(self, states: tuple[int, ...], width: int, hidden: int, vocab_size: int, num_layers: int = 0):
@@ -84,6 +87,14 @@ class Head(nn.Module):
         Args:
             rows: the sequences' last known tokens, padded on the left. What is stored of them may stem from guesses.
             ahead: the places of ``count - 1`` tokens after these.
+        """
+        raise NotImplementedError
+
+    def grow(self, rows: Rows, growing: Growing, layout: Callable[[Level], Layout], cache: StaticKVCache) -> int:
+        """Grows trees after the last of ``rows``, which are those of ``draft``. Returns how many forwards it took.
+
+        Args:
+            layout: returns the places of nodes.
         """
         raise NotImplementedError
 
@@ -123,10 +134,11 @@ class _Layers(PreTrainedConfig):
         self.num_hidden_layers = num_hidden_layers
 
 
-def layout_of(positions: torch.Tensor, slots: torch.Tensor, visible: int) -> Layout:
-    """Returns the layout of tokens at ``positions`` [n, q] int64 in ``slots``; each sees itself and what is before."""
+def layout_of(positions: torch.Tensor, slots: torch.Tensor, visible: int, tree: Tree | None = None) -> Layout:
+    """Returns the layout of tokens at ``positions`` [n, q] int64 in ``slots``. Each sees itself and what is before; of
+    a tree, only its ancestors."""
     keys = torch.arange(visible, device=positions.device)
-    return Layout(positions, slots, visible, dense_mask(Queries(positions), keys))
+    return Layout(positions, slots, visible, dense_mask(Queries(positions, tree=tree), keys), tree)
 
 
 def known_rows(
