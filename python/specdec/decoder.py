@@ -125,6 +125,8 @@ class SpeculativeDecoder:
             refuse("tree", f"{tree} with draft={type(self.drafter).__name__}", "None, or a drafter that proposes trees")
         if isinstance(self.num_drafts, AdaptiveDrafts):
             refuse("num_drafts", f"AdaptiveDrafts with tree={tree}", "an integer, the length of a path")
+        if isinstance(self.drafter, HeadDrafter):
+            self.drafter.check_tree(tree, self.num_drafts)
         if (why := why_no_trees(self.target)) is None:
             return tree
         kind = self.target.config.model_type

@@ -212,9 +212,9 @@ class StaticKVCache(Cache):
         self._writer.visible = visible
 
     def compact(self, path: torch.Tensor) -> None:
-        """Moves the keys and values of the accepted nodes of each sequence's tree to the slots after the root's, which
-        is slot ``lengths``: where they would be, had they been fed as text. ``lengths`` stays as it is. Nothing waits
-        for the device, and all shapes follow from that of ``path``.
+        """Moves the keys, values and features of the accepted nodes of each sequence's tree to the slots after the
+        root's, which is slot ``lengths``: where they would be, had they been fed as text. ``lengths`` stays as it is.
+        Nothing waits for the device, and all shapes follow from that of ``path``.
 
         Args:
             path: [B, D] int64, the numbers of the accepted nodes from the root down, then -1 (``verify_tree``).
@@ -231,6 +231,8 @@ class StaticKVCache(Cache):
             flat, (source, target) = states.view(-1, size), rows[heads]
             # All are read before any is written: a slot can be both the old one of a node and the new one of another.
             flat.index_copy_(0, target, flat.index_select(0, source))
+        if self.features is not None:
+            self.features.move(old, new)
 
     def storage(self) -> list[torch.Tensor]:
         """Returns all keys and values, [B, H_kv, S, D] each."""

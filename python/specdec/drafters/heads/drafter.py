@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +14,10 @@ from ...models.kv_cache import visible_slots
 from ...models.prefill import PrefillChunk
 from ..drawing import Drawing
 from ..model import neighbours
-from ..protocol import Drafts, Generation, Step
-from .interface import Head, known_rows, layout_of
+from ..product_tree import ProductTrees
+from ..protocol import Drafts, DraftTree, Generation, Step
+from ..tree_paths import read_paths
+from .interface import Head, Logits, known_rows, layout_of
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -28,11 +30,19 @@ class HeadDrafter:
         model: the head.
         num_parameters: of the head.
         report: what the self-check after loading found; None: there was none.
+        choices: the paths of a static tree; None: trees have the most probable paths.
     """
 
-    def __init__(self, model: Head, report: Report | None = None):
-        self.model, self.report = model, report
+    proposes_trees = samples_trees = True  # of heads for which ``check_tree`` does not raise
+
+    def __init__(self, model: Head, report: Report | None = None, choices: Sequence[Sequence[int]] | None = None):
+        self.model, self.report, self.choices = model, report, None
         self.num_parameters = sum(p.numel() for p in model.parameters())
+        if choices is not None:
+            if not model.independent:
+                refuse("choices", f"a value with a head of the format {model.kind!r}", "None")
+            columns = model.vocab_size if model.d2t is None else len(model.d2t)
+            self.choices = read_paths("choices", choices, model.most_drafts, columns)
 
     def start(self, generation: Generation) -> HeadDraftSession:
         return HeadDraftSession(self, generation)
@@ -55,6 +65,18 @@ class HeadDrafter:
         for part in (target.model, target.model.base_model):  # raises here what its forwards would raise
             tapped(part, head.states)
 
+    def check_tree(self, nodes: int, num_drafts: int) -> None:
+        """Raises ValueError unless the head proposes trees of so many nodes, of paths of so many drafts."""
+        if not self.model.independent:
+            allowed = "None, or a head whose drafts do not depend on each other (Medusa, DFlash, P-EAGLE)"
+            refuse("tree", f"{nodes} with a head of the format {self.model.kind!r}", allowed)
+        if self.choices is not None:
+            longest = len(self.choices[-1])
+            if nodes < len(self.choices):
+                refuse("tree", f"{nodes} with {len(self.choices)} choices", f"{len(self.choices)} or more")
+            if num_drafts < longest:
+                refuse("num_drafts", f"{num_drafts} with choices of {longest} tokens", f"{longest} or more")
+
 
 class HeadDraftSession:
     """Drafts for one batch. Every forward of the target records the features of the tokens that it is fed. A head's
@@ -71,6 +93,10 @@ class HeadDraftSession:
         self.cache = self.head.new_cache(size, capacity)
         self.window = generation.most_drafts + 1
         self.chunk = PrefillChunk(PREFILL_TOKENS)
+        self.trees: ProductTrees | None = None
+        if generation.nodes:
+            most = min(generation.most_drafts, self.head.most_drafts or generation.most_drafts)
+            self.trees = ProductTrees(generation, most, self.store.tokens.device, drafter.choices)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         for row in prompts:
@@ -104,16 +130,8 @@ class HeadDraftSession:
             first = self.chunk.run(feed, columns - first, len(texts))
 
     def draft(self, step: Step) -> Drafts:
-        head, lap, known = self.head, self.generation.stopwatch.lap, step.position
-        count = min(step.num_drafts, head.most_drafts or step.num_drafts)
-        drawing = Drawing(self.generation, step, head.d2t)
-        places = known[:, None] + torch.arange(-1 - self.window, -1, device=known.device)
-        # A row without a sequence has the trash slot in all columns of the step.
-        end = torch.where(step.slots[:, 1] == self.cache.trash, 0, known - 1)
-        rows = known_rows(self.store, places, end, step.last_two[:, 1], step.visible)
-        ahead = layout_of(step.positions[:, 1:count], step.slots[:, 1:count], step.visible)
-        lap("loop")
-        distributions = head.draft(rows, ahead, self.cache, count)
+        head, lap, drawing = self.head, self.generation.stopwatch.lap, Drawing(self.generation, step, self.head.d2t)
+        distributions, count = self._distributions(step)
         logits = next(distributions)
         for i in range(count):
             lap("draft_forwards")
@@ -123,6 +141,22 @@ class HeadDraftSession:
         drafts = drawing.drafts()
         lap("loop")
         return drafts._replace(forwards=1) if head.at_once else drafts
+
+    def draft_tree(self, step: Step) -> DraftTree:
+        assert self.trees is not None  # as Generation.nodes is not 0
+        return self.trees.tree(self._distributions(step)[0], step, self.head.d2t)
+
+    def _distributions(self, step: Step) -> tuple[Logits, int]:
+        """Returns what the head's ``draft`` yields for this step, and how often."""
+        head, known = self.head, step.position
+        count = min(step.num_drafts, head.most_drafts or step.num_drafts)
+        places = known[:, None] + torch.arange(-1 - self.window, -1, device=known.device)
+        # A row without a sequence has the trash slot in all columns of the step.
+        end = torch.where(step.slots[:, 1] == self.cache.trash, 0, known - 1)
+        rows = known_rows(self.store, places, end, step.last_two[:, 1], step.visible)
+        ahead = layout_of(step.positions[:, 1:count], step.slots[:, 1:count], step.visible)
+        self.generation.stopwatch.lap("loop")
+        return head.draft(rows, ahead, self.cache, count), count
 
     def release(self, row: int, output: list[int]) -> None:
         pass
