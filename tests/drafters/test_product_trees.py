@@ -1,4 +1,4 @@
-"""Trees of marginals: their nodes against an enumeration of all paths; texts and acceptance of heads that propose them."""
+"""Trees of marginals: their nodes against an enumeration of all paths, and texts of heads that propose them."""
 
 from __future__ import annotations
 
