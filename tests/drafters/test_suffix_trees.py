@@ -123,11 +123,12 @@ def test_examples():
     drafter = SuffixDrafter(memory)
     # First after 7 1 2, its own text before the memory, and then after 2.
     assert tree(drafter, own, 1) == [(3,), (5,), (4,), (6,)]
-    session = start(drafter, [own], nodes=9)
-    before = paths_of(session, [own], 1)
-    memory.add([[2, 4]] * 9)
-    assert paths_of(session, [own], 1) == before  # the same step
-    assert paths_of(session, [[*own, 4]], 0) == [[]]
+    session = start(drafter, [[8, 2]], nodes=9)
+    assert paths_of(session, [[8, 2]], 1) == [[(6,), (5,)]]
+    memory.add([[2, 5], [2, 30]] * 9)
+    assert paths_of(session, [[8, 2]], 1) == [[(6,), (5,)]]  # the same step
+    assert sorted(paths_of(session, [[8, 2, 7, 2]], 1)[0]) == [(5,), (6,), (7,)]  # 30 came too late
+    assert paths_of(session, [[8, 2, 7, 2, 4]], 0) == [[]]
 
 
 # ---- in the loop -----------------------------------------------------------------------------------------
