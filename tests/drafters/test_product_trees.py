@@ -161,9 +161,9 @@ def decoded(drafter, order, tree=None, num_drafts=4, prompts=PROMPTS, new=24, **
 def test_texts_are_those_of_plain_decoding(kind, folders):
     drafter, order = head_of(folders, kind), ORDER[kind]
     penalised = {"params": SamplingParams(0.9, repetition_penalty=1.4), "seed": [1, 2, 3]}
-    for given in ({}, SAMPLED, penalised)[: 3 if kind == "medusa" else 2]:
-        plain = decoded(None, order, num_drafts=0, **given)
-        result = decoded(drafter, order, 13, **given)
+    for drawn in ({}, SAMPLED, penalised)[: 3 if kind == "medusa" else 2]:
+        plain = decoded(None, order, num_drafts=0, **drawn)
+        result = decoded(drafter, order, 13, **drawn)
         assert result.tokens == plain.tokens and result.stats.accepted > 0
 
 

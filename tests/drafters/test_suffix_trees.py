@@ -118,6 +118,8 @@ def test_examples():
     assert tree(SuffixDrafter(), own, 2, ends=frozenset({3})) == [(3,), (4,), (4, 9), (4, 7)]
     assert tree(SuffixDrafter(), [1, 2, 1, 2, 1, 2], 9, nodes=5)[-1] == (1, 2, 1, 2, 1)  # a period goes on
     assert tree(SuffixDrafter(), [1, 2, 3], 9) == []
+    often = [5, 1, 2] * 3 + [6, 1, 2, 7, 1, 3, 8, 1, 3, 4, 1, 3, 9, 1]
+    assert tree(SuffixDrafter(), often, 1) == [(2,), (3,)]  # four times, and three times
     memory = SuffixMemory()
     memory.add([[7, 1, 2, 5], [2, 6], [2, 6, 6]])
     drafter = SuffixDrafter(memory)
