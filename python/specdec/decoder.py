@@ -126,6 +126,8 @@ class SpeculativeDecoder:
             refuse("tree", f"{tree} with draft={type(self.drafter).__name__}", "None, or a drafter that proposes trees")
         if confidence := getattr(self.drafter, "confidence", 0.0):
             refuse("confidence", f"{confidence} with tree={tree}", "0")
+        if isinstance(self.drafter, HeadDrafter):
+            self.drafter.check_tree(tree, self.most_drafts)
         models = {"target": self.target, "draft": getattr(self.drafter, "model", None)}
         for name, model in models.items():
             if isinstance(model, CachedModel) and (why := why_no_trees(model)) is not None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from specdec import End, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
+from specdec import End, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import Drafts, DraftTree, Generation, Step
 from specdec.drafters.branching import Branches, as_trees
 from specdec.drafters.prompt_lookup import NgramIndex
@@ -213,8 +213,12 @@ def test_a_drafter_that_fails_is_dropped():
 
 def test_what_trees_cannot_do_is_refused():
     model, lookup = tiny_model("llama"), PromptLookupDrafter()
+
+    class Chains:
+        def start(self, generation: Generation) -> None: ...
+
     for arguments, told in (
-        ((SuffixDrafter(), 4, 8), "tree: got 8 with draft=SuffixDrafter"),
+        ((Chains(), 4, 8), "tree: got 8 with draft=Chains"),
         ((None, 4, 8), "tree: got 8 with draft=NoneType"),
         ((lookup, 4, 0), "tree: got 0"),
     ):

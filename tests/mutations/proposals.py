@@ -4,6 +4,9 @@ from .mutation import Mutation, mutations
 
 LOOKUP = "tests/drafters/test_prompt_lookup.py"
 SUFFIX = "tests/drafters/test_suffix.py"
+SUFFIX_TREES = "tests/drafters/test_suffix_trees.py -k 'likeliest or examples'"
+PRODUCTS = "tests/drafters/test_product_trees.py"
+PATHS = f"{PRODUCTS} -k 'paths or probabilities'"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -51,6 +54,77 @@ MUTATIONS: list[Mutation] = [
                 "        automaton = self._automaton\n        automaton.__init__()\n",
             ),
             "suffix-reads-while-another-writes": ("memory is None else memory.reading", "True else memory.reading"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/suffix_automaton.py",
+        SUFFIX_TREES,
+        {
+            "automaton-counts-of-split-states-begin-anew": ("count.append(count[old])", "count.append(1)"),
+            "cursor-follows-what-came-later": ("if t >= 0 and first_end[after] <= self._limit]", "if t >= 0]"),
+            "suffix-branches-end-with-the-text": (
+                "        if state == self._last:\n            state = self._link[state]\n        if state",
+                "        if state",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/suffix_branches.py",
+        SUFFIX_TREES,
+        {
+            "suffix-branches-count-kinds": (
+                "weight=match.weight * n / whole)",
+                "weight=match.weight / len(following))",
+            ),
+            "suffix-branches-score-the-token-alone": ("weight=match.weight * n / whole)", "weight=n / whole)"),
+            "suffix-branches-are-longer-than-allowed": ("if depth < match.most:", "if depth < 4:"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/suffix.py",
+        SUFFIX_TREES,
+        {"suffix-tree-changes-within-a-step": ("        if (made := ", "        if False and (made := ")},
+    ),
+    *mutations(
+        "python/specdec/drafters/tree_paths.py",
+        PATHS,
+        {
+            "product-tree-scores-the-token-alone": (
+                "_best(scores[:, self.prefix] + log_q[:, depth, self.rank], nodes)",
+                "_best(log_q[:, depth, self.rank].where(scores[:, self.prefix] > -torch.inf, -torch.inf), nodes)",
+            ),
+            "product-tree-parents-one-off": ("+ self.prefix[order])", "+ self.prefix[order] - 1)"),
+            "product-tree-of-another-marginal": ("log_q[:, depth, self.rank]", "log_q[:, 0, self.rank]"),
+            "product-tree-tokens-of-another-depth": ("tokens[:, depth].gather", "tokens[:, 0].gather"),
+            "product-tree-with-too-few-pairs": ("min(nodes // (i + 1), ", "min(max(nodes // (i + 1) - 1, 1), "),
+            "product-tree-child-before-its-parent": ("self.nodes, log_q.clamp(max=0)", "self.nodes, log_q"),
+            "static-paths-of-the-first-marginal": ("tokens[:, self._depth, ", "tokens[:, 0 * self._depth, "),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/product_tree.py",
+        f"{PRODUCTS} -k drawn",
+        {
+            "sampled-tree-siblings-share-noise": ('"offset": row,', '"offset": 0,'),
+            "sampled-tree-with-q-of-another-depth": (
+                "[marginals[depth] for depth",
+                "[marginals[max(depth - 1, 0)] for depth",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/kv_cache.py",
+        f"{PRODUCTS} -k given_paths",
+        {"features-of-nodes-stay-where-they-were": ("self.features.move(old, new)", "pass")},
+    ),
+    *mutations(
+        "python/specdec/models/features.py",
+        f"{PRODUCTS} -k features",
+        {
+            "features-move-without-their-tokens": (
+                "(self.features.flatten(0, 1), self.tokens.view(-1))",
+                "(self.features.flatten(0, 1),)",
+            )
         },
     ),
 ]

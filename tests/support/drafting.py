@@ -16,9 +16,9 @@ from specdec_kernels import SamplingParams
 from .models import generate, prompts, tiny_model
 
 
-def start(drafter, prompts: list[list[int]], ends: list[frozenset[int]] | None = None):
+def start(drafter, prompts: list[list[int]], ends: list[frozenset[int]] | None = None, nodes: int = 0):
     ends = [frozenset()] * len(prompts) if ends is None else ends
-    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends, nodes=0))
+    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends, nodes=nodes))
     session.admit(dict(enumerate(prompts)))
     return session
 

@@ -32,14 +32,20 @@ class Branches:
         """Adds a continuation, as far as there is room."""
         node = -1
         for token in until_end(list(continuation), self.ends):
-            child = self._children.get((node, token))
+            child = self.child(node, token)
             if child is None:
-                if self.full:
-                    return
-                child = self._children[node, token] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(node)
+                return
             node = child
+
+    def child(self, node: int, token: int) -> int | None:
+        """Returns the number of the child of ``node`` (-1: the root) that holds ``token``, which is added if there is
+        none. None: there is no room."""
+        child = self._children.get((node, token))
+        if child is None and not self.full:
+            child = self._children[node, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(node)
+        return child
 
 
 def as_trees(branches: Iterable[Branches], device: torch.device) -> DraftTree:

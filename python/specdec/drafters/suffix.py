@@ -10,9 +10,11 @@ from itertools import takewhile
 from threading import Lock
 
 from ..checks import read_count, refuse
+from .branching import Branches, as_trees
 from .copying import copy_from, one_hot
-from .protocol import Drafts, Generation, Step
+from .protocol import Drafts, DraftTree, Generation, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
+from .suffix_branches import branch
 
 
 class SuffixMemory:
@@ -86,6 +88,9 @@ class SuffixDrafter:
     tau of 1.54 for 2.3 drafts a step; without the factor, ``min_match=2`` gives 1.42 for as many drafts, and
     ``min_match=1`` gives 1.59 for 5.9 drafts.
 
+    A tree has the continuations of several matches, those that occurred more often first (``suffix_branches.py``). Each
+    match limits the length of its own continuations.
+
     The drafts are a function of text and memory, so q is one-hot and the distribution is unchanged. With a memory and
     rule ``token`` or ``block``, the text of a seed depends on what was decoded before. Greedy texts and those of
     ``coupled`` do not depend on it, and neither do texts without a memory.
@@ -100,6 +105,8 @@ class SuffixDrafter:
         ValueError: names the argument, what was given and what is allowed.
     """
 
+    proposes_trees = True
+
     def __init__(self, memory: SuffixMemory | None = None, min_match: int = 1, max_spec_factor: float = 2.0):
         if memory is not None and not isinstance(memory, SuffixMemory):
             refuse("memory", type(memory).__name__, "a SuffixMemory or None")
@@ -112,6 +119,10 @@ class SuffixDrafter:
     def start(self, generation: Generation) -> SuffixSession:
         return SuffixSession(self, generation)
 
+    def longest(self, match: int, most: int) -> int:
+        """Returns how many of ``most`` tokens are proposed after a match of ``match`` tokens."""
+        return max(1, int(min(most, self.max_spec_factor * match)))
+
 
 class SuffixSession:
     """Each sequence's automaton of its own text, and its cursor in the memory's automaton. A sequence that does not
@@ -119,9 +130,11 @@ class SuffixSession:
 
     def __init__(self, drafter: SuffixDrafter, generation: Generation):
         self.drafter, memory = drafter, drafter.memory
-        self.stopwatch, self.ends = generation.stopwatch, generation.ends
+        self.stopwatch, self.ends, self.nodes = generation.stopwatch, generation.ends, generation.nodes
         self.own = [SuffixAutomaton() for _ in range(generation.size)]
         self.past: list[Cursor | None] = [None] * generation.size
+        # Each row's last tree, and the length of its text and path: a memory may grow between two calls for a step.
+        self.trees: dict[int, tuple[int, int, Branches]] = {}
         self.reading = nullcontext() if memory is None else memory.reading
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
@@ -131,13 +144,36 @@ class SuffixSession:
         self.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
-        for own, text, most in zip(self.own, step.texts, step.allowed, strict=True):
-            if most:
-                own.extend(text[len(own) :])
+        self._read(step)
         sequences = zip(self.own, self.past, step.texts, step.allowed, strict=True)
         with self.reading:
             proposals = [self._propose(*sequence) if sequence[-1] else [] for sequence in sequences]
         return one_hot(proposals, self.ends, step.last_two.device)
+
+    def draft_tree(self, step: Step) -> DraftTree:
+        self._read(step)
+        with self.reading:
+            trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
+        return as_trees(trees, step.last_two.device)
+
+    def _read(self, step: Step) -> None:
+        for own, text, most in zip(self.own, step.texts, step.allowed, strict=True):
+            if most:
+                own.extend(text[len(own) :])
+
+    def _tree(self, row: int, text: list[int], most: int) -> Branches:
+        if not most:
+            return Branches(0)
+        if (made := self.trees.get(row)) is not None and made[:2] == (len(text), most):
+            return made[2]
+        tree, past = Branches(self.nodes, self.ends[row]), self.past[row]
+        sources: list[SuffixAutomaton | Cursor] = [self.own[row]]
+        if past is not None:
+            past.follow(text[past.followed :])
+            sources.append(past)
+        branch(sources, self.drafter.min_match, lambda length: self.drafter.longest(length, most), tree)
+        self.trees[row] = len(text), most, tree
+        return tree
 
     def _propose(self, own: SuffixAutomaton, past: Cursor | None, text: list[int], most: int) -> list[int]:
         (length, end), tokens = own.longest_earlier_suffix(), own.tokens
@@ -148,11 +184,12 @@ class SuffixSession:
                 length, end, tokens = longest, there, past.tokens
         if length < self.drafter.min_match:
             return []
-        most = max(1, int(min(most, self.drafter.max_spec_factor * length)))
+        most = self.drafter.longest(length, most)
         # Every text of a memory ends in a separator (< 0), and proposals stop there.
         return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
 
     def release(self, row: int, output: list[int]) -> None:
         self.own[row], self.past[row] = SuffixAutomaton(), None
+        self.trees.pop(row, None)
         if self.drafter.memory is not None:
             self.drafter.memory.add([output])

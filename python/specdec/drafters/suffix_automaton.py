@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _ROOT = 0
 _RECENT = 32  # most links that are followed for each token to update where substrings ended last
@@ -20,7 +20,8 @@ class SuffixAutomaton:
     Two of the places where a state's substrings end are stored. The first one never changes, so it tells whether a
     substring occurred when the text was still shorter (:class:`Cursor`). The last one would have to change with every
     token for every suffix of the text. Only 32 links are followed, so that the time stays O(1). Source code has fewer
-    (1.4 on average, at most 19 in 63,000 tokens); ``aaa...`` has more.
+    (1.4 on average, at most 19 in 63,000 tokens); ``aaa...`` has more. How often a state's substrings occurred is
+    counted in the same way.
 
     Tokens are integers >= 0. Negative ones separate texts (:meth:`separate`). Each separator is used only once, so no
     substring that occurs twice contains one.
@@ -33,6 +34,7 @@ class SuffixAutomaton:
         self._length = [0]
         self._first_end = [0]
         self._last_end = [0]
+        self._count = [0]
         self._last = _ROOT
         self._separators = 0
         self.extend(tokens)
@@ -44,7 +46,7 @@ class SuffixAutomaton:
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends ``tokens`` to the text."""
         text, transitions, link, length = self.tokens, self._next, self._link, self._length
-        first_end, last_end = self._first_end, self._last_end
+        first_end, last_end, count = self._first_end, self._last_end, self._count
         last = self._last
         for token in tokens:
             # Suffixes that end here become earlier occurrences only now, as a token follows them.
@@ -53,6 +55,7 @@ class SuffixAutomaton:
                 if state <= _ROOT:
                     break
                 last_end[state] = end
+                count[state] += 1
                 state = link[state]
             text.append(token)
             new = len(transitions)
@@ -60,6 +63,7 @@ class SuffixAutomaton:
             length.append(end + 1)
             first_end.append(end + 1)
             last_end.append(end + 1)
+            count.append(1)
             state = last
             last = new
             # Adds a transition to the suffixes that this token had never followed before.
@@ -80,6 +84,7 @@ class SuffixAutomaton:
             length.append(length[state] + 1)
             first_end.append(first_end[old])
             last_end.append(last_end[old])
+            count.append(count[old])
             link.append(link[old])
             link[old] = split
             while state != -1 and transitions[state].get(token) == old:
@@ -98,6 +103,27 @@ class SuffixAutomaton:
         more than 32 links, ``end`` may belong to an occurrence before the most recent one."""
         state = self._link[self._last]
         return (0, 0) if state <= _ROOT else (self._length[state], self._last_end[state])
+
+    def suffixes(self) -> Iterator[tuple[int, int]]:
+        """Yields (length, state) of suffixes of the text that also occur earlier, the longest first. Those between two
+        of these lengths occur as often as the longer one."""
+        return _suffixes(self, self._link[self._last])
+
+    def following(self, state: int) -> list[tuple[int, int, int]]:
+        """Returns (token, state, count) of each token that follows the substrings of ``state``: the state of these
+        substrings with the token, and how often that occurred. At the end of the text they are what follows its longest
+        earlier suffix, as a text with a period goes on."""
+        if state == self._last:
+            state = self._link[state]
+        if state <= _ROOT:
+            return []
+        return [(token, after, self._count[after]) for token, after in self._next[state].items() if token >= 0]
+
+
+def _suffixes(automaton: SuffixAutomaton, state: int) -> Iterator[tuple[int, int]]:
+    while state > _ROOT:
+        yield automaton._length[state], state
+        state = automaton._link[state]
 
 
 class Cursor:
@@ -137,3 +163,15 @@ class Cursor:
         """Returns (length, end): the length of the longest suffix of the text read so far that occurs in ``tokens``,
         and the index after its first occurrence there. (0, 0): none occurs."""
         return self._matched, self._automaton._first_end[self._state]
+
+    def suffixes(self) -> Iterator[tuple[int, int]]:
+        """As those of an automaton, of the text read so far: its suffixes that occur in ``tokens``."""
+        if self._state != _ROOT:
+            yield self._matched, self._state
+            yield from _suffixes(self._automaton, self._automaton._link[self._state])
+
+    def following(self, state: int) -> list[tuple[int, int, int]]:
+        """As an automaton's. What came after the time of construction does not follow, but is counted."""
+        found, first_end = self._automaton._next[state].items(), self._automaton._first_end
+        counts = self._automaton._count
+        return [(t, after, counts[after]) for t, after in found if t >= 0 and first_end[after] <= self._limit]

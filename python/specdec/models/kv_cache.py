@@ -224,17 +224,15 @@ class StaticKVCache(Cache):
         Args:
             path: [B, D] int64, the numbers of the accepted nodes from the root down, then -1 (``verify_tree``).
         """
-        if path.is_cuda and importlib.util.find_spec("triton") is not None:
-            if self._compaction is None or len(self._compaction.storages) < len(self.storage()):
-                from .compaction import Compaction
-
-                self._compaction = Compaction(self.storage())
-            self._compaction(self.lengths, path)
-            return
         root, accepted = self.lengths[:, None], path >= 0
         index = torch.arange(1, path.shape[1] + 1, device=path.device)
         old = torch.where(accepted, root + 1 + path, self.trash)
         new = torch.where(accepted, root + index, self.trash)
+        if self.features is not None:
+            self.features.move(old, new)
+        if path.is_cuda and importlib.util.find_spec("triton") is not None:
+            self._all_layers()(self.lengths, path)
+            return
         rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by number of heads
         for states in self.storage():
             heads, size = states.shape[1], states.shape[3]
@@ -243,8 +241,15 @@ class StaticKVCache(Cache):
             flat, (source, target) = states.view(-1, size), rows[heads]
             # All are read before any is written: a slot can be both the old one of a node and the new one of another.
             flat.index_copy_(0, target, flat.index_select(0, source))
-        if self.features is not None:
-            self.features.move(old, new)
+
+    def _all_layers(self) -> Compaction:
+        """Returns what moves the nodes of all layers in one launch."""
+        storage = self.storage()
+        if self._compaction is None or len(self._compaction.storages) < len(storage):
+            from .compaction import Compaction
+
+            self._compaction = Compaction(storage)
+        return self._compaction
 
     def storage(self) -> list[torch.Tensor]:
         """Returns all keys and values, [B, H_kv, S, D] each."""

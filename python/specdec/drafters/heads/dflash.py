@@ -34,7 +34,7 @@ class DFlash(Head):
         own_embedding: whether it has ``embed_tokens``.
     """
 
-    kind, at_once = "dflash", True
+    kind, at_once, independent = "dflash", True, True
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class DSpark(DFlash):
         others: those of :class:`DFlash`.
     """
 
-    kind = "dspark"
+    kind, independent = "dspark", False
 
     def __init__(self, rank: int, num_columns: int, *others: Any):
         super().__init__(*others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +14,11 @@ from ...models.kv_cache import visible_slots
 from ...models.prefill import PrefillChunk
 from ..drawing import Drawing
 from ..model import neighbours
+from ..product_tree import ProductTrees
 from ..protocol import Drafts, DraftTree, Generation, Step
 from ..tree_growth import Growth, Level, TreeGrowth
-from .interface import Head, Rows, known_rows, layout_of
+from ..tree_paths import read_paths
+from .interface import Head, Logits, Rows, known_rows, layout_of
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -29,20 +31,32 @@ class HeadDrafter:
         model: the head.
         num_parameters: of the head.
         report: what the self-check after loading found; None: there was none.
-        growth: how it grows trees, where the decoder asks for them.
+        growth: how it grows trees, where its drafts depend on each other.
+        choices: where they do not, the paths of a static tree; None: trees have the most probable paths.
     """
 
-    def __init__(self, model: Head, report: Report | None = None, growth: TreeGrowth | None = None):
-        self.model, self.report, self.growth = model, report, growth or TreeGrowth()
+    def __init__(
+        self,
+        model: Head,
+        report: Report | None = None,
+        growth: TreeGrowth | None = None,
+        choices: Sequence[Sequence[int]] | None = None,
+    ):
+        self.model, self.report, self.growth, self.choices = model, report, growth or TreeGrowth(), None
         self.num_parameters = sum(p.numel() for p in model.parameters())
+        if choices is not None:
+            if not model.independent:
+                refuse("choices", f"a value with a head of the format {model.kind!r}", "None")
+            columns = model.vocab_size if model.d2t is None else len(model.d2t)
+            self.choices = read_paths("choices", choices, model.most_drafts, columns)
 
     @property
     def proposes_trees(self) -> bool:
-        return self.model.grows_trees
+        return self.model.independent or self.model.grows_trees
 
     @property
     def samples_trees(self) -> bool:
-        return self.model.grows_trees
+        return self.proposes_trees
 
     def start(self, generation: Generation) -> HeadDraftSession:
         return HeadDraftSession(self, generation)
@@ -51,7 +65,7 @@ class HeadDrafter:
         return self.model.slot_bytes()
 
     def tree_slots(self, nodes: int, depth: int) -> int:
-        return self.growth.slots(nodes, depth) if self.model.grows_trees else nodes
+        return nodes if self.model.independent else self.growth.slots(nodes, depth)
 
     def check_target(self, target: CachedModel) -> None:
         """Raises ValueError unless the head can read this target's states."""
@@ -67,6 +81,15 @@ class HeadDrafter:
             refuse("compile", "True with a head, which reads the target's states by hooks", "False")
         for part in (target.model, target.model.base_model):  # raises here what its forwards would raise
             tapped(part, head.states)
+
+    def check_tree(self, nodes: int, num_drafts: int) -> None:
+        """Raises ValueError unless the choices are in trees of so many nodes, of paths of so many drafts."""
+        if self.choices is not None:
+            longest = len(self.choices[-1])
+            if nodes < len(self.choices):
+                refuse("tree", f"{nodes} with {len(self.choices)} choices", f"{len(self.choices)} or more")
+            if num_drafts < longest:
+                refuse("num_drafts", f"{num_drafts} with choices of {longest} tokens", f"{longest} or more")
 
 
 class HeadDraftSession:
@@ -85,6 +108,10 @@ class HeadDraftSession:
         self.window = generation.most_drafts + 1
         self.chunk = PrefillChunk(PREFILL_TOKENS)
         self.growth = Growth(drafter.growth, generation, self.head.d2t)
+        self.trees: ProductTrees | None = None
+        if generation.nodes and self.head.independent:
+            most = min(generation.most_drafts, self.head.most_drafts or generation.most_drafts)
+            self.trees = ProductTrees(generation, most, self.store.tokens.device, drafter.choices)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         for row in prompts:
@@ -118,11 +145,8 @@ class HeadDraftSession:
             first = self.chunk.run(feed, columns - first, len(texts))
 
     def draft(self, step: Step) -> Drafts:
-        head, lap, count = self.head, self.generation.stopwatch.lap, self._most(step)
-        drawing, rows = Drawing(self.generation, step, head.d2t), self._known(step, step.visible)
-        ahead = layout_of(step.positions[:, 1:count], step.slots[:, 1:count], step.visible)
-        lap("loop")
-        distributions = head.draft(rows, ahead, self.cache, count)
+        head, lap, drawing = self.head, self.generation.stopwatch.lap, Drawing(self.generation, step, self.head.d2t)
+        distributions, count = self._distributions(step), self._most(step)
         logits = next(distributions)
         for i in range(count):
             lap("draft_forwards")
@@ -134,6 +158,8 @@ class HeadDraftSession:
         return drafts._replace(forwards=1) if head.at_once else drafts
 
     def draft_tree(self, step: Step) -> DraftTree:
+        if self.trees is not None:
+            return self.trees.tree(self._distributions(step), step, self.head.d2t)
         lap, visible = self.generation.stopwatch.lap, self.growth.visible(step, self.cache.capacity)
         growing, rows = self.growth.begin(step, self._most(step)), self._known(step, visible)
         root = step.lengths - 1  # the last known token with a feature
@@ -145,6 +171,13 @@ class HeadDraftSession:
         tree = self.growth.tree(growing, self.head.grow(rows, growing, layout, self.cache))
         lap("draft_forwards")
         return tree
+
+    def _distributions(self, step: Step) -> Logits:
+        """Returns what the head's ``draft`` yields for this step, ``_most`` times."""
+        count, rows = self._most(step), self._known(step, step.visible)
+        ahead = layout_of(step.positions[:, 1:count], step.slots[:, 1:count], step.visible)
+        self.generation.stopwatch.lap("loop")
+        return self.head.draft(rows, ahead, self.cache, count)
 
     def _most(self, step: Step) -> int:
         return min(step.num_drafts, self.head.most_drafts or step.num_drafts)

@@ -44,6 +44,7 @@ class Head(nn.Module):
     Attributes:
         kind: the format's name.
         at_once: whether one call of the head makes all drafts of a step.
+        independent: whether, beyond that, each draft's distribution does not depend on the drafts before it.
         grows_trees: whether ``grow`` is there.
         states: which hidden states of the target it reads, as :class:`~specdec.models.features.FeatureStore` counts.
         width: of its features.
@@ -55,7 +56,7 @@ class Head(nn.Module):
     """
 
     kind: str
-    at_once = grows_trees = False
+    at_once = independent = grows_trees = False
     reads_only_filled = False  # attention reads all ``visible`` slots
 
     def __init__(self, states: tuple[int, ...], width: int, hidden: int, vocab_size: int, num_layers: int = 0):

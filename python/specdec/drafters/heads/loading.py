@@ -24,6 +24,7 @@ def load_head(
     layer_ids: Sequence[int] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     check: bool = True,
+    choices: Sequence[Sequence[int]] | None = None,
 ) -> HeadDrafter:
     """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 or
     -2, Medusa, DFlash or DSpark. The format is told by the tensors' names. The head computes in the target's dtype and
@@ -40,6 +41,10 @@ def load_head(
             warning if it does not.
         tokenizer: the target's, for the text of the self-check; None: the target writes a text itself.
         check: whether to run the self-check.
+        choices: for ``SpeculativeDecoder(tree=N)``, the paths of a static tree of at most N nodes, as Medusa's
+            ``medusa_choices``: [0, 2] is the third most likely second token, after the most likely first one. Only for
+            heads whose drafts do not depend on each other (Medusa, DFlash, P-EAGLE). None: each tree has the N most
+            probable paths.
 
     Raises:
         OSError: a file is missing or cannot be read.
@@ -61,7 +66,7 @@ def load_head(
             RuntimeWarning,
             2,
         )
-    drafter = HeadDrafter(head)
+    drafter = HeadDrafter(head, choices=choices)
     drafter.check_target(whole)
     if check:
         drafter.report = self_check(head, whole, tokenizer)

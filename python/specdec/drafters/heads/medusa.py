@@ -29,7 +29,7 @@ class Medusa(Head):
         num_blocks: residual blocks of each head.
     """
 
-    kind, at_once = "medusa", True
+    kind, at_once, independent = "medusa", True, True
 
     def __init__(self, states: tuple[int, ...], hidden: int, vocab_size: int, num_heads: int, num_blocks: int):
         super().__init__(states, hidden, hidden, vocab_size)

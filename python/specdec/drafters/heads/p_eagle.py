@@ -22,7 +22,7 @@ class PEagle(Eagle3):
         others: those of :class:`Eagle3`.
     """
 
-    kind, at_once = "peagle", True
+    kind, at_once, independent = "peagle", True, True
 
     def __init__(self, mask_token: int, *others: Any):
         super().__init__(*others)

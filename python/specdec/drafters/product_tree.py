@@ -1,0 +1,84 @@
+"""Trees of drafters that know the distributions of all next tokens at once, each without the drafts before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from specdec_kernels import DraftChildren, Rule, draft_children
+
+from .protocol import DraftTree, Generation, Step
+from .tree_paths import BestPaths, Path, StaticPaths, likely_paths
+
+ACCEPTANCE = 0.6  # with which the shape of sampled trees is planned
+
+
+class ProductTrees:
+    """Makes the trees of a batch. Under rule ``coupled``, and for greedy text, they are made of the most likely tokens
+    under the batch's sampling parameters. Under ``token`` and ``block`` their shape is the same in every step, and the
+    children of a node are drawn.
+
+    Args:
+        depth: the most tokens of a path.
+        paths: of the same tree in every step, as ranks; if children are drawn, by order. None: deterministic trees have
+            the most probable paths, and sampled ones those that would be if 60 % of the tokens of each rank were
+            accepted.
+    """
+
+    def __init__(self, generation: Generation, depth: int, device: torch.device, paths: Sequence[Path] | None = None):
+        self.generation, nodes = generation, generation.nodes
+        self.static = StaticPaths(paths or likely_paths(nodes, depth, ACCEPTANCE), device)
+        self.best = BestPaths(nodes, device) if paths is None else self.static
+
+    def tree(self, marginals: Iterable[torch.Tensor], step: Step, d2t: torch.Tensor | None = None) -> DraftTree:
+        """Returns a step's tree, drafted by one call of a model.
+
+        Args:
+            marginals: logits [B, columns] of one depth after the other, at most K.
+            d2t: [columns] int64, ascending: the target's ids of the columns; None: they are the same ids.
+        """
+        g, logits = self.generation, []
+        for each in marginals:
+            logits.append(each)
+            g.stopwatch.lap("draft_forwards")
+        walks = g.greedy or g.rule == Rule.COUPLED
+        tree = self._most_likely(logits, step, d2t) if walks else self._drawn(logits, step, d2t)
+        g.stopwatch.lap("kernels")
+        return tree._replace(forwards=1)
+
+    def _most_likely(self, marginals: list[torch.Tensor], step: Step, d2t: torch.Tensor | None) -> DraftTree:
+        """Penalties do not count the tokens of a path here, since each node would need a distribution of its own. Texts
+        do not depend on that."""
+        tokens, log_q = [], []
+        for depth, logits in enumerate(marginals):
+            position = step.position + depth
+            children = self._children(logits, self.best.width, step, d2t, position=position, offset=0, sampled=False)
+            tokens.append(children.tokens)
+            log_q.append(children.log_q.where(step.allowed_on_device[:, None] > depth, -torch.inf))
+        return DraftTree(*self.best.choose(torch.stack(tokens, 1), torch.stack(log_q, 1)))
+
+    def _drawn(self, marginals: list[torch.Tensor], step: Step, d2t: torch.Tensor | None) -> DraftTree:
+        """Verification needs the distribution of every row. They are copies of the marginals, [B, N + 1, columns], as
+        large as what the target's forward returns."""
+        nodes = [torch.full_like(step.position, -1)] * len(self.static.parents)
+        for row, (path, children) in enumerate(self.static.rows):
+            if not children or len(path) >= len(marginals):
+                continue
+            drafts = torch.stack([nodes[i] for i in path], 1) if path else step.last_two[:, :0]
+            settings = {"position": step.position, "offset": row, "drafts": drafts}
+            drawn = self._children(marginals[len(path)], len(children), step, d2t, **settings)
+            for node, token in zip(children, drawn.tokens.unbind(1), strict=True):
+                nodes[node] = token
+        depths = [min(len(path), len(marginals) - 1) for path, _ in self.static.rows]
+        logits = torch.stack([marginals[depth] for depth in depths], 1)
+        return DraftTree(torch.stack(nodes, 1), self.static.parents, logits, d2t)
+
+    def _children(
+        self, logits: torch.Tensor, width: int, step: Step, d2t: torch.Tensor | None, **settings: Any
+    ) -> DraftChildren:
+        g = self.generation
+        return draft_children(
+            logits, width, g.params, seed=g.seed, table=step.table, d2t=d2t, backend=g.backend, **settings
+        )
