@@ -69,7 +69,7 @@ class HeadDraftSession:
         self.store = self.head.new_store(size, capacity)
         generation.target_cache.features = self.store
         self.cache = self.head.new_cache(size, capacity)
-        self.window = generation.most_drafts + 1
+        self.window = generation.most_drafts + 1 + self.head.lookahead
         self.chunk = PrefillChunk(PREFILL_TOKENS)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
@@ -97,7 +97,8 @@ class HeadDraftSession:
         def feed(count: int) -> int:
             places = (starts + first)[:, None] + torch.arange(count, device=device)
             visible = visible_slots(longest, self.cache.capacity)
-            self.head.read(known_rows(self.store, places, end, last, visible, first_row), self.cache)
+            rows = known_rows(self.store, places, end, last, visible, first_row, self.head.lookahead)
+            self.head.read(rows, self.cache)
             return first + count
 
         while first < columns:

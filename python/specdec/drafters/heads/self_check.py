@@ -36,7 +36,7 @@ class Report:
     Attributes:
         acceptance: of each draft of a step, the mean probability that it is accepted after those before it were.
         accepted: how many of ``DRAFTS`` drafts are accepted in a step, on average.
-        reading: which of the readings in doubt was taken; None: there was no doubt.
+        reading: which of the readings in doubt was taken; None: there was no doubt, or it was unfounded.
         others: what the other readings came to.
         hints: if hardly any draft is accepted: what other hidden states came to.
     """
@@ -93,7 +93,7 @@ def self_check(head: Head, target: CachedModel, tokenizer: PreTrainedTokenizerBa
         best = each if each[0] > CLEARLY * best[0] else best
     _set(head, {**first, **best[2].changes})
     others = {v.name: accepted for accepted, _, v in found if v is not best[2]}
-    reading = best[2].name if head.doubts else None
+    reading = None if not head.doubts or (head.certain and best is found[0]) else best[2].name
     report = Report(head.states, best[1], best[0], reading, others)
     if report.little:
         report.hints = _neighbours(head, target, text)
