@@ -68,11 +68,14 @@ class HeadDraftSession:
         size, capacity = generation.size, generation.capacity
         self.store = self.head.new_store(size, capacity)
         generation.target_cache.features = self.store
-        self.cache = self.head.new_cache(size, capacity)
+        shared = self.head.reads_target_cache
+        self.cache = generation.target_cache if shared else self.head.new_cache(size, capacity)
         self.window = generation.most_drafts + 1 + self.head.lookahead
         self.chunk = PrefillChunk(PREFILL_TOKENS)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
+        if self.head.reads_target_cache:
+            return
         for row in prompts:
             self.cache.begin(row)
 

@@ -13,6 +13,7 @@ from .checkpoint import Checkpoint
 from .dflash import DFlash, DSpark
 from .eagle import Eagle
 from .eagle3 import Eagle3, Eagle3Flags
+from .gemma4 import gemma4_assistant
 from .interface import Head, Variant
 from .medusa import Medusa
 from .mtp_files import mtp
@@ -149,6 +150,7 @@ FORMATS: dict[str, Callable[[Source], Head]] = {
     "dflash": dflash,
     "dspark": dflash,
     "mtp": mtp,
+    "gemma4_assistant": gemma4_assistant,
 }
 
 

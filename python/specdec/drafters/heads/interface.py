@@ -50,6 +50,7 @@ class Head(nn.Module):
         num_layers: layers of its cache; 0: it needs none.
         lookahead: how many tokens beyond the next one ``read`` takes.
         doubts: readings of the checkpoint other than the one that is set, of which the self-check takes the best.
+        reads_target_cache: whether ``draft`` is given the target's cache, since it has none of its own.
         certain: whether the format says which reading is right, so that only another one is worth a warning.
     """
 
@@ -57,7 +58,7 @@ class Head(nn.Module):
     at_once = False
     reads_only_filled = False  # attention reads all ``visible`` slots
     lookahead = 0
-    certain = False
+    reads_target_cache = certain = False
     in_float32: tuple[str, ...] = ()  # how the names of weights end that are not of the target's dtype
 
     def __init__(self, states: tuple[int, ...], width: int, hidden: int, vocab_size: int, num_layers: int = 0):

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from specdec_kernels import SamplingParams, draft_step
 
 from ...models.cached_model import CachedModel
-from ...models.kv_cache import visible_slots
+from ...models.kv_cache import StaticKVCache, visible_slots
 from ...prompts import read_eos
 from .interface import Head, Variant, known_rows, layout_of
 from .layer_ids import LayerIds
@@ -140,7 +140,8 @@ def acceptance_on(head: Head, target: CachedModel, text: list[int]) -> list[floa
     rows = known_rows(every, places, known - 1, tokens[known - 1], visible_slots(capacity, capacity))
     after = known[:, None] - 1 + torch.arange(count - 1, device=device)
     ahead = layout_of(after, after, rows.layout.visible)
-    distributions = head.draft(rows, ahead, head.new_cache(PLACES, capacity), count)
+    own = _repeated(cache) if head.reads_target_cache else head.new_cache(PLACES, capacity)
+    distributions = head.draft(rows, ahead, own, count)
     means: list[float] = []
     q = next(distributions)
     for i in range(count):
@@ -150,6 +151,16 @@ def acceptance_on(head: Head, target: CachedModel, text: list[int]) -> list[floa
         if i + 1 < count:
             q = distributions.send(tokens[known + i][:, None])
     return means
+
+
+def _repeated(cache: StaticKVCache) -> StaticKVCache:
+    """Returns a view of a cache of one row as one of ``PLACES`` rows, to be read."""
+    every = copy.copy(cache)
+    every.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in every.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = (t.expand(PLACES, -1, -1, -1) for t in (layer.keys, layer.values))
+    return every
 
 
 def written(target: CachedModel, count: int) -> list[int]:
