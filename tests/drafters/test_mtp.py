@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import warnings
 
 import pytest
+import specdec.loop.batch
 import torch
 from safetensors.torch import save_file
 from specdec import SpeculativeDecoder, load_head
+from specdec.drafters.draft_length import FixedLengths
 from support.compare_heads import compare
 from support.heads import HIDDEN, LAYERS, V, exact_mtp, predictable_target, write
 from support.model_types import SHARED_EXPERTS, model_of
@@ -160,6 +163,25 @@ def test_layouts(tmp_path, name):
         return plain_mtp(target, layers, layout == "mimo", own, hidden[-1], text, drafts)
 
     compare(tmp_path, logits, target=target)
+
+
+def test_layers_that_were_not_asked(tmp_path, monkeypatch):
+    """In steps with fewer drafts than layers, or with none, the later layers read what they will need."""
+    lengths = itertools.cycle([3, 3, 1, 1, 1, 1, 2, 1, 3, 0, 0, 0, 0])
+
+    class Varied(FixedLengths):
+        def next(self, drafting, live, remaining):
+            return dict.fromkeys(drafting, next(lengths))
+
+    monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Varied(3))
+    target, (config, tensors, layers) = _target("glm4_moe"), mtp_files("glm4_moe", "deepseek", 3, False)
+
+    @torch.no_grad()
+    def logits(hidden, text, drafts):
+        return plain_mtp(target, layers, False, False, hidden[-1], text, drafts)
+
+    few = dict.fromkeys(range(2), 30.0)  # so that half of the drafts are accepted
+    compare(write(tmp_path, config, tensors), logits, 40, target, logit_bias=few)
 
 
 def test_routers_stay_in_float32(tmp_path):

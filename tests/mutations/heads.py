@@ -37,7 +37,7 @@ MUTATIONS: list[Mutation] = [
         WIRING,
         {
             "heads-keep-guessed-features": (
-                "self.window = generation.most_drafts + 1",
+                "self.window = max(generation.most_drafts, self.head.lookahead) + 1",
                 "self.window = 1",
                 FORMATS,
             ),
@@ -45,11 +45,6 @@ MUTATIONS: list[Mutation] = [
                 "max(starts[row] - self.window, 0)",
                 "starts[row]",
                 "tests/drafters/test_head_formats.py -k missed",
-            ),
-            "heads-of-several-layers-keep-guessed-rows": (
-                "generation.most_drafts + 1 + self.head.lookahead",
-                "generation.most_drafts + 1",
-                MTP,
             ),
             "heads-begin-rows-of-the-targets-cache": (
                 "        if self.head.reads_target_cache:\n            return\n",
@@ -156,16 +151,14 @@ MUTATIONS: list[Mutation] = [
                 "return self.normed(0, out)",
             ),
             "mtp-without-the-last-norm": ("super().logits(self.normed(0, hidden))", "super().logits(hidden)"),
-            "mtp-one-layer-for-all-drafts": (
-                "out = self.feed(i, rows._replace(features=features, tokens=tokens)",
-                "out = self.feed(0, rows._replace(features=features, tokens=tokens)",
+            "mtp-one-layer-for-all-drafts": ("out = self.feed(i, rows, cache)", "out = self.feed(0, rows, cache)"),
+            "mtp-later-layers-miss-prompts": (
+                "        self._read_from(0, rows, cache)",
+                "        self.feed(0, rows, cache)",
             ),
-            "mtp-reads-prompts-by-the-first-layer-alone": (
-                "for i in range(len(self.layers)):\n            out = self.feed",
-                "for i in range(1):\n            out = self.feed",
-            ),
-            "mtp-reads-prompts-without-the-shift": ("rows.tokens[:, i : i + count]", "rows.tokens[:, :count]"),
-            "mtp-drafts-without-the-shift": ("torch.cat((tokens[:, 1:], token), 1)", "tokens"),
+            "mtp-later-layers-miss-shorter-steps": ("if i + 1 == count:", "if False:"),
+            "mtp-reads-prompts-without-the-shift": ("tokens[:, i - first : i - first + count]", "tokens[:, :count]"),
+            "mtp-drafts-without-the-shift": ("torch.cat((rows.tokens[:, 1:], token), 1)", "rows.tokens"),
         },
     ),
     *mutations(
@@ -186,10 +179,6 @@ MUTATIONS: list[Mutation] = [
         GEMMA4,
         {
             "gemma4-a-place-early": ("place, slots = fed + 1, ", "place, slots = fed, "),
-            "gemma4-moves-on": (
-                "            token = yield",
-                "            place = place + 1\n            token = yield",
-            ),
             "gemma4-narrower-window": ("self.window + 1}", "self.window}"),
             "gemma4-feature-before-embedding": (
                 "(self.embedded(token), state)",

@@ -70,7 +70,7 @@ class HeadDraftSession:
         generation.target_cache.features = self.store
         shared = self.head.reads_target_cache
         self.cache = generation.target_cache if shared else self.head.new_cache(size, capacity)
-        self.window = generation.most_drafts + 1 + self.head.lookahead
+        self.window = max(generation.most_drafts, self.head.lookahead) + 1
         self.chunk = PrefillChunk(PREFILL_TOKENS)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:

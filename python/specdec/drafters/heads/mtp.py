@@ -112,15 +112,24 @@ class MtpInSuccession(MtpHead):
         self.most_drafts, self.lookahead = len(layers), len(layers) - 1
 
     def read(self, rows: Rows, cache: StaticKVCache) -> None:
-        features, count = rows.features, rows.features.shape[1]
-        for i in range(len(self.layers)):
-            out = self.feed(i, rows._replace(features=features, tokens=rows.tokens[:, i : i + count]), cache)
-            features = self.normed(i, out) if self.recycle_normed else out
+        self._read_from(0, rows, cache)
 
     def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
-        features, tokens = rows.features, rows.tokens
         for i in range(count):
-            out = self.feed(i, rows._replace(features=features, tokens=tokens), cache)
+            out = self.feed(i, rows, cache)
+            rows = rows._replace(features=self._passed_on(i, out))
+            if i + 1 == count:  # later layers read what is known, for a step with more drafts
+                unknown = rows.tokens[:, -1:].expand(-1, len(self.layers))
+                self._read_from(count, rows._replace(tokens=torch.cat((rows.tokens[:, 1:], unknown), 1)), cache)
             token = yield self.logits(self.normed(i, out[:, -1]))
-            features = self.normed(i, out) if self.recycle_normed else out
-            tokens = torch.cat((tokens[:, 1:], token), 1)
+            rows = rows._replace(tokens=torch.cat((rows.tokens[:, 1:], token), 1))
+
+    def _read_from(self, first: int, rows: Rows, cache: StaticKVCache) -> None:
+        """Feeds layer ``first`` and all after it, whose tokens begin in the first columns."""
+        tokens, count = rows.tokens, rows.features.shape[1]
+        for i in range(first, len(self.layers)):
+            out = self.feed(i, rows._replace(tokens=tokens[:, i - first : i - first + count]), cache)
+            rows = rows._replace(features=self._passed_on(i, out))
+
+    def _passed_on(self, i: int, out: torch.Tensor) -> torch.Tensor:
+        return self.normed(i, out) if self.recycle_normed else out
