@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from ...checks import refuse
@@ -98,11 +97,9 @@ class Gemma4Assistant(Head):
 
 def gemma4_assistant(source: Source) -> Head:
     """The assistants of Gemma 4, as transformers has them."""
-    try:
-        from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
-        from transformers.models.gemma4_assistant import Gemma4AssistantConfig
-    except ImportError:
-        refuse("transformers", f"{transformers.__version__} for a Gemma 4 assistant", "5.23, which has its layers")
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextModel
+    from transformers.models.gemma4_assistant import Gemma4AssistantConfig
+
     checkpoint, target, theirs = source.checkpoint, source.target, source.target.config
     if theirs.model_type != "gemma4_text":
         refuse("target", f"model type {theirs.model_type!r} for a Gemma 4 assistant", "gemma4_text")
@@ -119,13 +116,11 @@ def gemma4_assistant(source: Source) -> Head:
     stores = {kind: i for i, kind in enumerate(kinds) if slots[i] is not None}
     if lacking := set(own.layer_types) - stores.keys():
         refuse("target", f"no layer with {', '.join(lacking)}", "one of each kind that the assistant has")
-    with torch.device(target.device):
+    read_layers, ordered = {kind: stores[kind] for kind in own.layer_types}, config.use_ordered_embeddings
+    centroids = (config.num_centroids, config.centroid_intermediate_top_k) if ordered else None
+    parts = source.final_state(), source.hidden, target.vocab_size, own.sliding_window, read_layers, centroids
+    with torch.device(target.device):  # not "meta", since the rotary embedding's tables are no part of the files
         text_model = Gemma4TextModel(own)
-        read_layers = {kind: stores[kind] for kind in own.layer_types}
-        centroids = (
-            (config.num_centroids, config.centroid_intermediate_top_k) if config.use_ordered_embeddings else None
-        )
-        parts = source.final_state(), source.hidden, target.vocab_size, own.sliding_window, read_layers, centroids
         head = Gemma4Assistant(text_model, *parts)
     attentions: list[Any] = [layer.self_attn for layer in text_model.layers]
     for attention in attentions:
