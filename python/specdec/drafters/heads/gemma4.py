@@ -12,6 +12,7 @@ from ...checks import refuse
 from ...models.attention import Queries, dense_mask
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
+from .checkpoint import Checkpoint
 from .interface import Head, Logits, Rows
 from .source import Source
 
@@ -149,7 +150,7 @@ def _share_all(config: Any) -> None:
     config.__class__ = AllShared
 
 
-def _ordering(checkpoint: Any, vocab_size: int, count: int) -> torch.Tensor:
+def _ordering(checkpoint: Checkpoint, vocab_size: int, count: int) -> torch.Tensor:
     """Takes the tokens of each centroid out of the checkpoint, [count, tokens] int64."""
     name = "masked_embedding.token_ordering"
     [found] = checkpoint.shape(name, 1)
