@@ -8,7 +8,17 @@ import torch
 from specdec import HeadDrafter, Request, Scheduler, SpeculativeDecoder, load_head, speculate
 from specdec.drafters.draft_length import FixedLengths
 from specdec.loop.cuda_graphs import StepGraphs
-from support.heads import LAYERS, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, random_head, write
+from support.heads import (
+    LAYERS,
+    V,
+    exact_eagle,
+    exact_eagle3,
+    exact_medusa,
+    exact_mtp,
+    predictable_target,
+    random_head,
+    write,
+)
 from support.models import tiny_model
 from support.recorded import record
 
@@ -19,12 +29,14 @@ PROMPTS = [[1, 2, 3, 9, 9, 4], [5], [3, 3, 1, 2, 8, 1, 7, 0, 15, 4, 4]]
 KINDS = {
     "eagle3": (exact_eagle3, 2, 4, 4.5),
     "eagle": (exact_eagle, 2, 4, 4.5),
+    "mtp": (exact_mtp, 2, 4, 4.5),
     "medusa": (exact_medusa, 1, 3, 3.0),  # after a prompt, its drafts are those of the token before its end
     "peagle": (lambda: random_head("peagle"), 2, 4, 1.0),
     "dflash": (lambda: random_head("dflash"), 2, 4, 1.0),
     "dspark": (lambda: random_head("dspark"), 2, 4, 1.0),
 }
-EXACT = ("eagle3", "eagle", "medusa")
+IN_TURN = ("eagle3", "eagle", "mtp")
+EXACT = (*IN_TURN, "medusa")
 DAILY = ("eagle3", "dflash")  # in a scheduler; the others' steps differ in no shape
 
 
@@ -72,7 +84,7 @@ def test_exact_heads_are_accepted_and_greedy_texts_are_the_targets(kind, loaded)
         # A prompt of one token has no feature before its first step.
         assert result.stats.tau >= least - (len(prompts) > 1)
     steps = sum(result.stats.steps_by_drafts[1:])  # of the one sequence
-    at_once = kind not in ("eagle3", "eagle")
+    at_once = kind not in IN_TURN
     assert result.stats.draft_forwards == steps if at_once else result.stats.draft_forwards > steps
     assert kind not in EXACT or not loaded[kind].report.little
     assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
@@ -104,7 +116,7 @@ def test_sequences_that_begin_beside_others(kind, loaded, imperfect, monkeypatch
     for number, (tokens, stats) in told.items():
         assert tokens == plain[number][0] == replayed[number][0]
         assert (stats.accepted, stats.drafted) == (replayed[number][1].accepted, replayed[number][1].drafted)
-        assert kind not in ("eagle3", "eagle") or stats.acceptance_rate == 1.0
+        assert kind not in IN_TURN or stats.acceptance_rate == 1.0
     if kind == "imperfect":
         assert 0 < sum(s.accepted for _, s in told.values()) < sum(s.drafted for _, s in told.values())
 

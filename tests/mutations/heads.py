@@ -7,6 +7,8 @@ PARALLEL = "tests/drafters/test_head_formats.py -k P-EAGLE"
 DFLASH = "tests/drafters/test_head_formats.py -k dflash"
 WIRING = "tests/drafters/test_heads.py"
 FILES = "tests/drafters/test_head_files.py"
+MTP = "tests/drafters/test_mtp.py"
+GEMMA4 = "tests/drafters/test_gemma4_assistant.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -35,7 +37,7 @@ MUTATIONS: list[Mutation] = [
         WIRING,
         {
             "heads-keep-guessed-features": (
-                "self.window = generation.most_drafts + 1",
+                "self.window = max(generation.most_drafts, self.head.lookahead) + 1",
                 "self.window = 1",
                 FORMATS,
             ),
@@ -43,6 +45,11 @@ MUTATIONS: list[Mutation] = [
                 "max(starts[row] - self.window, 0)",
                 "starts[row]",
                 "tests/drafters/test_head_formats.py -k missed",
+            ),
+            "heads-begin-rows-of-the-targets-cache": (
+                "        if self.head.reads_target_cache:\n            return\n",
+                "",
+                GEMMA4,
             ),
             "heads-forget-prompts": (
                 "            self._read(begin, [",
@@ -65,8 +72,8 @@ MUTATIONS: list[Mutation] = [
         FORMATS,
         {
             "heads-pair-a-feature-with-its-own-token": (
-                "store.tokens[row, (slots + 1).clamp(max=trash)]",
-                "store.tokens[row, slots]",
+                "torch.cat((slots, more), 1) + 1",
+                "torch.cat((slots, more), 1)",
             ),
         },
     ),
@@ -129,6 +136,68 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/drafters/heads/mtp.py",
+        MTP,
+        {
+            "mtp-feature-before-embedding": ("if self.hidden_first else parts", "if not self.hidden_first else parts"),
+            "mtp-without-hnorm": ("layer.hnorm(rows.features)", "rows.features"),
+            "mtp-without-enorm": ("layer.enorm(self.embedded(rows.tokens))", "self.embedded(rows.tokens)"),
+            "mtp-feeds-back-before-the-norm": (
+                "return self.normed(0, out) if self.recycle_normed else out",
+                "return out",
+            ),
+            "mtp-never-feeds-back-before-the-norm": (
+                "return self.normed(0, out) if self.recycle_normed else out",
+                "return self.normed(0, out)",
+            ),
+            "mtp-without-the-last-norm": ("super().logits(self.normed(0, hidden))", "super().logits(hidden)"),
+            "mtp-one-layer-for-all-drafts": ("out = self.feed(i, rows, cache)", "out = self.feed(0, rows, cache)"),
+            "mtp-later-layers-miss-prompts": (
+                "        self._read_from(0, rows, cache)",
+                "        self.feed(0, rows, cache)",
+            ),
+            "mtp-later-layers-miss-shorter-steps": ("if i + 1 == count:", "if False:"),
+            "mtp-reads-prompts-without-the-shift": ("tokens[:, i - first : i - first + count]", "tokens[:, :count]"),
+            "mtp-drafts-without-the-shift": ("torch.cat((rows.tokens[:, 1:], token), 1)", "rows.tokens"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/mtp_files.py",
+        MTP,
+        {
+            "mtp-layers-without-experts": ("        own.first_k_dense_replace = 0\n", "        pass\n"),
+            "mtp-experts-up-before-gate": ("torch.cat((gate, up), 1)", "torch.cat((up, gate), 1)"),
+            "mtp-takes-scaled-weights": ("tensor.itemsize < 2 or name", "name"),
+            "mtp-takes-another-targets-layers": ("if number < 0:", "if False:"),
+            "mtp-layers-with-embeddings-of-their-own": ("not torch.equal(renamed[new], tensor)", "False"),
+            "mtp-of-fewer-layers-than-said": ("if isinstance(said, int) and said != count:", "if False:"),
+            "mtp-has-no-doubts": ('{"recycle_normed": False}', '{"recycle_normed": True}'),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/gemma4.py",
+        GEMMA4,
+        {
+            "gemma4-a-place-early": ("place, slots = fed + 1, ", "place, slots = fed, "),
+            "gemma4-narrower-window": ("self.window + 1}", "self.window}"),
+            "gemma4-feature-before-embedding": (
+                "(self.embedded(token), state)",
+                "(state, self.embedded(token))",
+            ),
+            "gemma4-feeds-back-the-own-state": ("state = self.post_projection(x)", "self.post_projection(x)"),
+            "gemma4-reads-the-first-layers": (
+                "{kind: i for i, kind in enumerate(kinds) if slots[i] is not None}",
+                "{kind: i for i, kind in reversed([*enumerate(kinds)]) if slots[i] is not None}",
+            ),
+            "gemma4-embedding-without-its-scale": (
+                "head.target_embedding = lambda tokens: embedding(tokens)",
+                "head.target_embedding = lambda tokens: nn.functional.embedding(tokens, embedding.weight)",
+            ),
+            "gemma4-centroids-in-order": ("return ids.view(count, -1)", "return ids.sort().values.view(count, -1)"),
+            "gemma4-other-key-heads": ("if given != slot[0][:2]:", "if False:"),
+        },
+    ),
+    *mutations(
         "python/specdec/drafters/heads/vocabulary.py",
         FORMATS,
         {
@@ -163,6 +232,7 @@ MUTATIONS: list[Mutation] = [
                 " or min(self.acceptance) < COLLAPSE * self.acceptance[0]",
                 "",
             ),
+            "self-check-tells-of-unfounded-doubts": ("(head.certain and best is found[0])", "False", MTP),
             "self-check-is-silent": (
                 "        if self.little:\n            said",
                 "        if False:\n            said",
@@ -173,6 +243,12 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/drafters/heads/checkpoint.py",
         FILES,
         {
+            "heads-round-routers-to-the-targets-dtype": (
+                "torch.float32 if name.endswith(in_float32) else dtype",
+                "dtype",
+                MTP,
+            ),
+            "heads-read-whole-targets": ("if name.startswith(roots)} if roots else names", "}", MTP),
             "heads-take-other-shapes": ("if given.shape != weight.shape:", "if False:"),
             "heads-ignore-unknown-tensors": ("if unknown := sorted(", "if unknown := sorted(() and "),
         },

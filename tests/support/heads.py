@@ -149,6 +149,25 @@ def exact_eagle() -> tuple[dict, dict[str, torch.Tensor]]:
     return {**SIZES, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}, tensors
 
 
+def exact_mtp() -> tuple[dict, dict[str, torch.Tensor]]:
+    """The same as an MTP layer in DeepSeek's layout. The signs in its norms tell which states they were applied to."""
+    change, root, ones = torch.zeros(HIDDEN, 2 * HIDDEN), f"model.layers.{LAYERS}", torch.ones(HIDDEN)
+    change[:V, :V] = -permutation(LAYERS) / HIDDEN**0.5
+    change[V:, HIDDEN : HIDDEN + V] = -permutation(LAYERS).T / V**0.5
+    layer = plain_layer(root) | {f"{root}.input_layernorm.weight": ones}
+    for name in ("q_proj", "k_proj", "v_proj"):
+        layer |= {f"{root}.self_attn.{name}.weight": torch.zeros(2 * HIDDEN, HIDDEN)}
+        layer |= {f"{root}.self_attn.{name}.bias": torch.zeros(2 * HIDDEN)}
+    tensors = {
+        f"{root}.enorm.weight": ones,
+        f"{root}.hnorm.weight": -ones,
+        f"{root}.eh_proj.weight": change,
+        f"{root}.self_attn.o_proj.weight": torch.zeros(HIDDEN, 2 * HIDDEN),
+        f"{root}.shared_head.norm.weight": torch.cat((-ones[:V], ones[V:])),
+    }
+    return {**SIZES, "num_nextn_predict_layers": 1}, tensors | layer
+
+
 def exact_medusa(heads: int = 3) -> tuple[dict, dict[str, torch.Tensor]]:
     """For the target of order 1."""
     now, _ = affinities(1)

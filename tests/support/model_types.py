@@ -18,6 +18,14 @@ _QWEN_MIXED = {"use_sliding_window": True, "max_window_layers": 1, **_SLIDES}
 _GEMMA = {"query_pre_attn_scalar": 8, **_MIXED}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _MORE_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SHARED_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _SIGHT = {
     "hidden_size": 16,
@@ -50,6 +58,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "gemma3_text": ("gemma3_text", {**_DECODER, **_GEMMA, "num_key_value_heads": 1}),
     "glm": ("glm", _DECODER),
     "glm4": ("glm4", _DECODER),
+    "glm4_moe": ("glm4_moe", {**_DECODER, **SHARED_EXPERTS, "use_qk_norm": True}),
     "gpt2": ("gpt2", _GPT2),
     "gpt_bigcode": ("gpt_bigcode", _GPT2),  # one key head
     "gpt_neox": ("gpt_neox", _DECODER),

@@ -17,10 +17,10 @@ from .tree import Tree
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
 KNOWN_MODEL_TYPES = frozenset(
     (
-        "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "gpt2",
-        "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "llama", "ministral", "mistral",
-        "mixtral", "mpt", "olmo", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
-        "smollm3", "stablelm", "starcoder2",
+        "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4_moe",
+        "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "llama", "ministral",
+        "mistral", "mixtral", "mpt", "olmo", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3",
+        "qwen3_moe", "smollm3", "stablelm", "starcoder2",
     )
 )  # fmt: skip
 MASKED_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))

@@ -104,8 +104,9 @@ class HeadDraftSession:
         size, capacity = generation.size, generation.capacity
         self.store = self.head.new_store(size, capacity)
         generation.target_cache.features = self.store
-        self.cache = self.head.new_cache(size, capacity)
-        self.window = generation.most_drafts + 1
+        shared = self.head.reads_target_cache
+        self.cache = generation.target_cache if shared else self.head.new_cache(size, capacity)
+        self.window = max(generation.most_drafts, self.head.lookahead) + 1
         self.chunk = PrefillChunk(PREFILL_TOKENS)
         self.growth = Growth(drafter.growth, generation, self.head.d2t)
         self.trees: ProductTrees | None = None
@@ -114,6 +115,8 @@ class HeadDraftSession:
             self.trees = ProductTrees(generation, most, self.store.tokens.device, drafter.choices)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
+        if self.head.reads_target_cache:
+            return
         for row in prompts:
             self.cache.begin(row)
 
@@ -138,7 +141,8 @@ class HeadDraftSession:
         def feed(count: int) -> int:
             places = (starts + first)[:, None] + torch.arange(count, device=device)
             visible = visible_slots(longest, self.cache.capacity)
-            self.head.read(known_rows(self.store, places, end, last, visible, first_row), self.cache)
+            rows = known_rows(self.store, places, end, last, visible, first_row, self.head.lookahead)
+            self.head.read(rows, self.cache)
             return first + count
 
         while first < columns:

@@ -13,8 +13,10 @@ from .checkpoint import Checkpoint
 from .dflash import DFlash, DSpark
 from .eagle import Eagle
 from .eagle3 import Eagle3, Eagle3Flags
+from .gemma4 import gemma4_assistant
 from .interface import Head, Variant
 from .medusa import Medusa
+from .mtp_files import mtp
 from .p_eagle import PEagle
 from .source import Source
 
@@ -147,6 +149,8 @@ FORMATS: dict[str, Callable[[Source], Head]] = {
     "medusa": medusa,
     "dflash": dflash,
     "dspark": dflash,
+    "mtp": mtp,
+    "gemma4_assistant": gemma4_assistant,
 }
 
 
@@ -184,7 +188,7 @@ def detect(checkpoint: Checkpoint) -> str:
         fused = inputs.get("fc.weight") == 2 * hidden
         if reads == hidden and fused and "layers.0.input_layernorm.weight" not in tensors:
             return "eagle"
-    if any(".eh_proj." in name for name in tensors):
+    if any(part in name for name in tensors for part in (".eh_proj.", ".enorm.", ".hnorm.")):
         return "mtp"
     found = ", ".join(sorted(tensors)[:5])
     refuse("path", f"tensors of no known format ({found}, ...)", ", ".join(FORMATS))

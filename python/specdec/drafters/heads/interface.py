@@ -24,7 +24,7 @@ class Rows(NamedTuple):
     position and in the slot of the first of the two."""
 
     features: torch.Tensor  # [n, q, width], as ``Head.combine`` made them of the target's states
-    tokens: torch.Tensor  # [n, q] int64
+    tokens: torch.Tensor  # [n, q] int64; [n, q + lookahead] to be read
     layout: Layout  # its mask is [n, 1, q, visible] bool
     first_row: int = 0  # of the cache
 
@@ -52,12 +52,18 @@ class Head(nn.Module):
         d2t: [columns] int64, ascending: the target's ids of the columns of its logits; None: the whole vocabulary.
         most_drafts: the most tokens that it can propose in a step; None: any number.
         num_layers: layers of its cache; 0: it needs none.
+        lookahead: how many tokens beyond the next one ``read`` takes.
         doubts: readings of the checkpoint other than the one that is set, of which the self-check takes the best.
+        reads_target_cache: whether ``draft`` is given the target's cache, since it has none of its own.
+        certain: whether the format says which reading is right, so that only another one is worth a warning.
     """
 
     kind: str
     at_once = independent = grows_trees = False
     reads_only_filled = False  # attention reads all ``visible`` slots
+    lookahead = 0
+    reads_target_cache = certain = False
+    in_float32: tuple[str, ...] = ()  # how the names of weights end that are not of the target's dtype
 
     def __init__(self, states: tuple[int, ...], width: int, hidden: int, vocab_size: int, num_layers: int = 0):
         super().__init__()
@@ -117,14 +123,18 @@ class Head(nn.Module):
 
     def new_cache(self, size: int, capacity: int) -> StaticKVCache:
         cache = StaticKVCache(_Layers(self.num_layers), size, capacity, self.weight.device)
-        slot = Slot(self.key_heads, self.head_dim, self.weight.dtype)
-        cache.allocate([(slot, slot)] * self.num_layers)
+        cache.allocate([self.layer_slot()] * self.num_layers)
         return cache
+
+    def layer_slot(self) -> tuple[Slot, Slot]:
+        """Returns the keys and the values that a token stores in a layer."""
+        slot = Slot(self.key_heads, self.head_dim, self.weight.dtype)
+        return slot, slot
 
     def slot_bytes(self) -> int:
         """Returns the bytes of a token's features, keys and values."""
-        numbers = self.width + 2 * self.num_layers * self.key_heads * self.head_dim
-        return numbers * self.weight.dtype.itemsize + torch.int64.itemsize
+        stored = self.num_layers * sum(slot.bytes for slot in self.layer_slot())
+        return self.width * self.weight.dtype.itemsize + stored + torch.int64.itemsize
 
 
 class _Layers(PreTrainedConfig):
@@ -149,17 +159,21 @@ def known_rows(
     last: torch.Tensor,
     visible: int,
     first_row: int = 0,
+    lookahead: int = 0,
 ) -> Rows:
     """Returns what the store has of the tokens at ``places`` [n, q] int64, and the tokens after them.
 
     Args:
         end: [n] int64; places that are not in [0, end) are padding.
         last: [n] int64, the token at ``end``, which the target was not fed.
+        lookahead: how many more tokens, after the next one of the last place. Those after ``end`` are arbitrary.
     """
     trash = store.capacity - 1
     valid = (places >= 0) & (places < end[:, None])
     slots = torch.where(valid, places, trash)
     row = torch.arange(first_row, first_row + len(places), device=places.device)[:, None]
-    following = store.tokens[row, (slots + 1).clamp(max=trash)]
-    tokens = torch.where(places + 1 == end[:, None], last[:, None], following)
+    more = places[:, -1:] + torch.arange(1, lookahead + 1, device=places.device)
+    following = torch.cat((slots, more), 1) + 1
+    known = store.tokens[row, following.clamp(max=trash)]
+    tokens = torch.where(torch.cat((places, more), 1) + 1 == end[:, None], last[:, None], known)
     return Rows(store.features[row, slots], tokens, layout_of(places * valid, slots, visible), first_row)

@@ -27,14 +27,16 @@ def load_head(
     choices: Sequence[Sequence[int]] | None = None,
 ) -> HeadDrafter:
     """Loads a head for ``target``: EAGLE-3 (as EAGLE, SpecForge, speculators or DeepSpec write it), P-EAGLE, EAGLE-1 or
-    -2, Medusa, DFlash or DSpark. The format is told by the tensors' names. The head computes in the target's dtype and
-    on its device, and shares its embedding and output matrix where the file has none of its own.
+    -2, Medusa, DFlash, DSpark, an assistant of Gemma 4, or the MTP layers in the files of a DeepSeek-V3, GLM-4.5 or
+    MiMo. The format is told by the tensors' names. The head computes in the target's dtype and on its device, and
+    shares its embedding and output matrix where the file has none of its own.
 
     After loading, a self-check has the head draft on a text that the target reads, and takes, of the readings of a
     checkpoint that does not say how it is meant, the one that drafts best. It warns if none does.
 
     Args:
-        path: a folder with config.json and *.safetensors.
+        path: a folder with config.json and *.safetensors. MTP layers are in the target's own, of which nothing else is
+            read.
         target: the model that it was trained for.
         layer_ids: which hidden states the head reads, as transformers counts them (0 is the embedding, i the output of
             layer i - 1, and the number of layers the final state, after the norm); None: as config.json says, with a

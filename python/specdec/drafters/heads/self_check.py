@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from specdec_kernels import SamplingParams, draft_step
 
 from ...models.cached_model import CachedModel
-from ...models.kv_cache import visible_slots
+from ...models.kv_cache import StaticKVCache, visible_slots
 from ...prompts import read_eos
 from .interface import Head, Variant, known_rows, layout_of
 from .layer_ids import LayerIds
@@ -36,7 +36,7 @@ class Report:
     Attributes:
         acceptance: of each draft of a step, the mean probability that it is accepted after those before it were.
         accepted: how many of ``DRAFTS`` drafts are accepted in a step, on average.
-        reading: which of the readings in doubt was taken; None: there was no doubt.
+        reading: which of the readings in doubt was taken; None: there was no doubt, or it was unfounded.
         others: what the other readings came to.
         hints: if hardly any draft is accepted: what other hidden states came to.
     """
@@ -93,7 +93,7 @@ def self_check(head: Head, target: CachedModel, tokenizer: PreTrainedTokenizerBa
         best = each if each[0] > CLEARLY * best[0] else best
     _set(head, {**first, **best[2].changes})
     others = {v.name: accepted for accepted, _, v in found if v is not best[2]}
-    reading = best[2].name if head.doubts else None
+    reading = None if not head.doubts or (head.certain and best is found[0]) else best[2].name
     report = Report(head.states, best[1], best[0], reading, others)
     if report.little:
         report.hints = _neighbours(head, target, text)
@@ -140,7 +140,8 @@ def acceptance_on(head: Head, target: CachedModel, text: list[int]) -> list[floa
     rows = known_rows(every, places, known - 1, tokens[known - 1], visible_slots(capacity, capacity))
     after = known[:, None] - 1 + torch.arange(count - 1, device=device)
     ahead = layout_of(after, after, rows.layout.visible)
-    distributions = head.draft(rows, ahead, head.new_cache(PLACES, capacity), count)
+    own = _repeated(cache) if head.reads_target_cache else head.new_cache(PLACES, capacity)
+    distributions = head.draft(rows, ahead, own, count)
     means: list[float] = []
     q = next(distributions)
     for i in range(count):
@@ -150,6 +151,16 @@ def acceptance_on(head: Head, target: CachedModel, text: list[int]) -> list[floa
         if i + 1 < count:
             q = distributions.send(tokens[known + i][:, None])
     return means
+
+
+def _repeated(cache: StaticKVCache) -> StaticKVCache:
+    """Returns a view of a cache of one row as one of ``PLACES`` rows, to be read."""
+    every = copy.copy(cache)
+    every.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in every.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = (t.expand(PLACES, -1, -1, -1) for t in (layer.keys, layer.values))
+    return every
 
 
 def written(target: CachedModel, count: int) -> list[int]:

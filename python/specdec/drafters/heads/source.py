@@ -83,7 +83,7 @@ class Source:
             head.target_embedding = target_embedding(self.model, width)
         if width is not None and getattr(head, "lm_head", None) is None:
             head.target_head = target_head(self.model, width, d2t)
-        self.checkpoint.fill(head, self.target.dtype, self.target.device)
+        self.checkpoint.fill(head, self.target.dtype, self.target.device, head.in_float32)
         head.d2t = None if d2t is None else d2t.to(self.target.device)
         return head
 

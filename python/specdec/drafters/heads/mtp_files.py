@@ -1,0 +1,129 @@
+"""MTP layers in the files of a target, as their publishers name them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ...checks import refuse
+from ...models.layers import layers_path
+from .checkpoint import Checkpoint
+from .interface import Head, Variant
+from .mtp import Mtp, MtpInSuccession, MtpLayer
+from .source import Source
+
+# Of these the tests know that a layer can be built from transformers' class. MiMo's layers are those of qwen2.
+TARGETS = ("deepseek_v3", "glm4_moe", "mimo", "qwen2")
+# What is beside the decoder layer, as DeepSeek and GLM name it, and MiMo. All else is the decoder layer's.
+_DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
+_MIMO = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
+_SHARED = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+
+
+def mtp(source: Source) -> Head:
+    """The MTP layers of DeepSeek-V3 and GLM-4.5 (``layers.{number of layers}``) and of MiMo (``mtp_layers.0``)."""
+    checkpoint, target = source.checkpoint, source.target
+    config, said = target.config, source.config.get("num_nextn_predict_layers")
+    if config.model_type not in TARGETS:
+        refuse("target", f"model type {config.model_type!r} with MTP layers", ", ".join(TARGETS))
+    hidden_first = any(name.startswith("mtp_layers.") for name in checkpoint.tensors)  # MiMo's
+    count = _rename(checkpoint, source.num_layers, hidden_first)
+    if isinstance(said, int) and said != count:
+        refuse("num_nextn_predict_layers", f"{said} in config.json, and tensors of {count} layers", "as many")
+    for k in range(count):
+        _fuse_experts(checkpoint, f"layers.{k}.block.mlp.experts")
+    slot = target.layer_slots()[-1]
+    assert slot is not None
+    own = source.own_embedding(), source.has_own("lm_head.weight", source.model.get_output_embeddings())
+    base: Any = source.model.base_model
+    own_layers: Any = source.model.get_submodule(layers_path(source.model))
+    decoder_layer, norm = type(own_layers[-1]), type(base.norm)
+    layers_config = _layers_config(config, count)
+
+    def layer(k: int) -> MtpLayer:
+        block: nn.Module = decoder_layer(layers_config, k)
+        return MtpLayer(block, source.hidden, lambda: norm(source.hidden, config.rms_norm_eps))
+
+    with torch.device("meta"):
+        kind = Mtp if count == 1 else MtpInSuccession
+        states, rotary = source.final_state(), base.rotary_emb.forward
+        layers = [layer(k) for k in range(count)]
+        head = kind(layers, states, source.hidden, target.vocab_size, slot, rotary, hidden_first, *own)
+    other = "token's embedding" if hidden_first else "feature"
+    head.doubts = [
+        Variant("outputs fed back before the norm", {"recycle_normed": False}),
+        Variant(f"the {other} first", {"hidden_first": not hidden_first}),
+    ]
+    return source.finished(head, source.hidden)
+
+
+def _layers_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
+    """Returns the target's configuration for MTP layers: all have full attention, and experts if the target has."""
+    own = copy.deepcopy(config)
+    own.num_hidden_layers = count
+    if getattr(own, "layer_types", None):
+        own.layer_types = ["full_attention"] * count
+    if hasattr(own, "first_k_dense_replace"):
+        own.first_k_dense_replace = 0
+    return own
+
+
+def _rename(checkpoint: Checkpoint, num_layers: int, mimo: bool) -> int:
+    """Gives the tensors the names of :class:`~.mtp.MtpLayer`. Returns the number of layers.
+
+    Raises:
+        ValueError: names a tensor of another target's layers, of an 8-bit dtype, or in another layout.
+    """
+    root, parts, first = ("mtp_layers", _MIMO, 0) if mimo else ("layers", _DEEPSEEK, num_layers)
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in checkpoint.tensors.items():
+        if (match := re.match(root + r"\.(\d+)\.(.+)$", name)) is None:
+            refuse(name, "MTP in another layout", "layers.N.eh_proj, or mtp_layers.N.input_proj")
+        if tensor.itemsize < 2 or name.endswith("weight_scale_inv"):
+            refuse(name, f"quantised MTP layers ({tensor.dtype})", "a floating dtype of 16 bits or more")
+        number, rest = int(match[1]) - first, match[2]
+        if number < 0:
+            refuse(name, "an MTP layer of another target", f"{root}.{first} and later, after the target's own")
+        part, _, kind = rest.rpartition(".")
+        new = f"layers.{number}." + (f"{parts[part]}.{kind}" if part in parts else f"block.{rest}")
+        new = _SHARED.get(rest, new)
+        if new in renamed and not torch.equal(renamed[new], tensor):
+            refuse(name, "other values than in the layer before", "the same in all MTP layers")
+        renamed[new] = tensor
+    back = {ours: theirs for theirs, ours in parts.items()}
+
+    def written(name: str) -> str:
+        if (match := re.match(r"layers\.(\d+)\.(block\.)?(.+)$", name)) is None:
+            return name
+        part, _, kind = match[3].rpartition(".")
+        rest = match[3] if match[2] else f"{back[part]}.{kind}"
+        return f"{root}.{int(match[1]) + first}.{rest}"
+
+    checkpoint.tensors, checkpoint.written = renamed, written
+    return checkpoint.count(r"layers\.(\d+)\.")
+
+
+def _fuse_experts(checkpoint: Checkpoint, prefix: str) -> None:
+    """Stacks the experts' matrices, which files have one by one and transformers' modules together."""
+    tensors = checkpoint.tensors
+    count = checkpoint.count(re.escape(prefix) + r"\.(\d+)\.")
+    if count == 0:
+        return
+
+    def stacked(kind: str) -> torch.Tensor:
+        names = [f"{prefix}.{e}.{kind}.weight" for e in range(count)]
+        for name in names:
+            if name not in tensors:
+                refuse(checkpoint.written(name), f"no such tensor in {checkpoint.path!r}", "one of each expert")
+            if tensors[name].shape != tensors[names[0]].shape:
+                given, first = ([*tensors[n].shape] for n in (name, names[0]))
+                refuse(checkpoint.written(name), f"shape {given}", f"{first}, as of expert 0")
+        return torch.stack([tensors.pop(name) for name in names])
+
+    gate, up, down = (stacked(kind) for kind in ("gate_proj", "up_proj", "down_proj"))
+    tensors[f"{prefix}.gate_up_proj"], tensors[f"{prefix}.down_proj"] = torch.cat((gate, up), 1), down
