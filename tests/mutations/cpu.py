@@ -211,8 +211,9 @@ MUTATIONS: list[Mutation] = [
                 "tests/kernels/test_trees.py -k parity",
             ),
             "greedy-takes-the-last-block": (
-                "  int64_t block = 0;\n  while (stats.blocks[block].max != stats.max) ++block;",
-                "  int64_t block = row.num_blocks() - 1;\n  while (stats.blocks[block].max != stats.max) --block;",
+                "return block_kernels().find(row, block_of_max(stats), stats.max);",
+                "int64_t block = row.num_blocks() - 1;\n  while (stats.blocks[block].max != stats.max) --block;\n"
+                "  return block_kernels().find(row, block, stats.max);",
                 CORNERS,
             ),
         },
@@ -345,7 +346,7 @@ MUTATIONS: list[Mutation] = [
                 "exponentials(philox_words, block * kBlock, n, noise, stream, e);",
                 "exponentials(philox_words, 0, n, noise, stream, e);",
             ),
-            "race-drops-the-block's-maximum": ("* 0x1.0001p32f / least;", "* 0x1p30f / least;"),
+            "race-limit-too-small": ("* 0x1.0001p32f / least;", "* 0x1p30f / least;"),
             "race-keeps-what-filters-drop": ("const float w = x >= race.cutoff ?", "const float w = x >= -INFINITY ?"),
         },
     ),
@@ -353,7 +354,7 @@ MUTATIONS: list[Mutation] = [
         "csrc/cpu/block_noise.h",
         PARITY,
         {
-            "words-of-calls-out-of-order": ("lane / 2 + lane % 2 * (kCalls / 2)", "lane                              "),
+            "words-of-calls-out-of-order": ("lane / 2 + lane % 2 * (kCalls / 2)", "lane"),
             "group-of-words-kept-too-long": (
                 "if (ids[i] / kGroup != group) {",
                 "if (group < 0 || ids[i] / kGroup > group + 1) {",
