@@ -76,6 +76,11 @@ RESULTS = (
         OF_KERNELS,
     ),
     Result(
+        "trees",
+        "bench/bench_trees.py --json {json}",
+        (*OF_KERNELS, "bench/bench_trees.py", "bench/eager_trees.py"),
+    ),
+    Result(
         "machine_code",
         "bench/machine_code.py --json {json}",
         (

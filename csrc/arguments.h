@@ -48,10 +48,11 @@ inline void prepare(Tensor& tensor, std::initializer_list<int64_t> shape, Scalar
   tensor = dense(tensor);
 }
 
-// The arguments that all operations share: `_SAMPLING` in ops.py.
+// The arguments that all operations share: `_SAMPLING` in ops.py, and where a sequence's random numbers begin.
 struct SamplingTensors {
   Tensor temperature;
   MaybeTensor filters, penalties, table_ids, table_bias, table_in_prompt, table_count, ends, first_end;
+  Tensor seed, position;
 
   SamplingArguments prepared(int64_t batch) {
     prepare(temperature, {batch}, ScalarType::Float, "temperature");
@@ -65,6 +66,8 @@ struct SamplingTensors {
     prepare(table_count, {batch, size}, ScalarType::Int, "table_count");
     prepare(ends, {batch, num_ends}, ScalarType::Long, "ends");
     prepare(first_end, {batch}, ScalarType::Long, "first_end");
+    prepare(seed, {batch}, ScalarType::Long, "seed");
+    prepare(position, {batch}, ScalarType::Long, "position");
     STD_TORCH_CHECK(table_ids.has_value() == (table_bias && table_in_prompt && table_count),
                     "specdec_kernels: a table has ids, bias, in_prompt and count");
     STD_TORCH_CHECK(ends.has_value() == first_end.has_value() && (table_ids || (!ends && !penalties)),
@@ -86,6 +89,21 @@ struct SamplingTensors {
   }
 };
 
+inline LogitRows rows_of(const Tensor& logits) {
+  return {bytes(logits), dtype_of(logits), stride_in_bytes(logits, 0), stride_in_bytes(logits, 1), logits.size(2)};
+}
+
+// The draft's logits [B, rows, V], or the length of d2t in the place of V, if there are any.
+inline LogitRows prepared_draft(MaybeTensor& logits, MaybeTensor& d2t, int64_t batch, int64_t rows,
+                                int64_t vocabulary) {
+  if (!logits) return {};
+  const int64_t width = d2t && d2t->dim() == 1 ? d2t->size(0) : vocabulary;
+  check_shape(*logits, {batch, rows, width}, logits->scalar_type(), "draft_logits");
+  prepare(d2t, {width}, ScalarType::Long, "d2t");
+  logits = with_dense_rows(*logits);
+  return rows_of(*logits);
+}
+
 inline Rule rule_of(int64_t rule) {
   STD_TORCH_CHECK(rule >= 0 && rule < kNumRules, "specdec_kernels: rule must be an index in ops.RULES");
   return static_cast<Rule>(rule);
@@ -100,13 +118,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "specdec_kernels: logits must be [B, V]");
   STD_TORCH_CHECK(compact >= 0 && offset >= 0, "specdec_kernels: compact and offset must not be negative");
   const int64_t batch = logits.size(0);
-  SamplingTensors sampling = {temperature,     filters,     penalties, table_ids, table_bias,
-                              table_in_prompt, table_count, ends,      first_end};
+  SamplingTensors sampling = {temperature, filters, penalties, table_ids, table_bias, table_in_prompt,
+                              table_count, ends,    first_end, seed,      position};
   const SamplingArguments sampling_arguments = sampling.prepared(batch);
   prepare(drafts, {batch, offset}, ScalarType::Long, "drafts");
   prepare(d2t, {logits.size(1)}, ScalarType::Long, "d2t");
-  prepare(seed, {batch}, ScalarType::Long, "seed");
-  prepare(position, {batch}, ScalarType::Long, "position");
   logits = with_dense_rows(logits);
   Tensor tokens = empty_on(logits, {batch}, ScalarType::Long);
   Tensor log_q = empty_on(logits, {batch}, ScalarType::Float);
@@ -124,8 +140,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(
       .sampling = sampling_arguments,
       .drafts = data_of<int64_t>(drafts),
       .d2t = data_of<int64_t>(d2t),
-      .seed = seed.const_data_ptr<int64_t>(),
-      .position = position.const_data_ptr<int64_t>(),
+      .seed = sampling.seed.const_data_ptr<int64_t>(),
+      .position = sampling.position.const_data_ptr<int64_t>(),
       .offset = offset,
       .coupled = rule_of(rule) == kRuleCoupled,
       .compact = compact,
@@ -141,10 +157,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> draft_step(
   return {tokens, log_q, cutoff, lse, status, compact_ids, compact_log_q};
 }
 
-inline LogitRows rows_of(const Tensor& logits) {
-  return {bytes(logits), dtype_of(logits), stride_in_bytes(logits, 0), stride_in_bytes(logits, 1), logits.size(2)};
-}
-
 template <void (*run)(const SpeculativeStepParams&, const Tensor&)>
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
     Tensor target_logits, Tensor draft_tokens, MaybeTensor draft_logits, MaybeTensor draft_cutoff,
@@ -155,24 +167,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
   STD_TORCH_CHECK(target_logits.dim() == 3 && target_logits.size(1) > 0 && target_logits.size(2) > 0,
                   "specdec_kernels: target_logits must be [B, K+1, V]");
   const int64_t batch = target_logits.size(0), k = target_logits.size(1) - 1, vocabulary = target_logits.size(2);
-  SamplingTensors sampling = {temperature,     filters,     penalties, table_ids, table_bias,
-                              table_in_prompt, table_count, ends,      first_end};
+  SamplingTensors sampling = {temperature, filters, penalties, table_ids, table_bias, table_in_prompt,
+                              table_count, ends,    first_end, seed,      position};
   const SamplingArguments sampling_arguments = sampling.prepared(batch);
   prepare(draft_tokens, {batch, k}, ScalarType::Long, "draft_tokens");
-  prepare(seed, {batch}, ScalarType::Long, "seed");
-  prepare(position, {batch}, ScalarType::Long, "position");
   prepare(num_drafts, {batch}, ScalarType::Long, "num_drafts");
   prepare(draft_cutoff, {batch, k}, ScalarType::Float, "draft_cutoff");
   prepare(draft_lse, {batch, k}, ScalarType::Float, "draft_lse");
   target_logits = with_dense_rows(target_logits);
-  LogitRows draft = {};
-  if (draft_logits) {
-    const int64_t width = d2t && d2t->dim() == 1 ? d2t->size(0) : vocabulary;
-    check_shape(*draft_logits, {batch, k, width}, draft_logits->scalar_type(), "draft_logits");
-    prepare(d2t, {width}, ScalarType::Long, "d2t");
-    draft_logits = with_dense_rows(*draft_logits);
-    draft = rows_of(*draft_logits);
-  }
+  const LogitRows draft = prepared_draft(draft_logits, d2t, batch, k, vocabulary);
   STD_TORCH_CHECK(draft_cutoff.has_value() == draft_lse.has_value() && (draft_logits || (!draft_lse && !d2t)),
                   "specdec_kernels: draft_cutoff, draft_lse and d2t belong to draft_logits");
   const int64_t compact_size = compact_ids && compact_ids->dim() == 3 ? compact_ids->size(2) : 0;
@@ -201,8 +204,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> speculative_step(
       .compact_size = compact_size,
       .num_drafts = data_of<int64_t>(num_drafts),
       .sampling = sampling_arguments,
-      .seed = seed.const_data_ptr<int64_t>(),
-      .position = position.const_data_ptr<int64_t>(),
+      .seed = sampling.seed.const_data_ptr<int64_t>(),
+      .position = sampling.position.const_data_ptr<int64_t>(),
       .batch = batch,
       .num_drafts_max = k,
       .vocabulary = vocabulary,

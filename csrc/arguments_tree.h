@@ -14,13 +14,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_children(
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0, "specdec_kernels: logits must be [B, V]");
   STD_TORCH_CHECK(width > 0, "specdec_kernels: width must be positive");
   const int64_t batch = logits.size(0), depth = drafts && drafts->dim() == 2 ? drafts->size(1) : 0;
-  SamplingTensors sampling = {temperature,     filters,     penalties, table_ids, table_bias,
-                              table_in_prompt, table_count, ends,      first_end};
+  SamplingTensors sampling = {temperature, filters, penalties, table_ids, table_bias, table_in_prompt,
+                              table_count, ends,    first_end, seed,      position};
   const SamplingArguments sampling_arguments = sampling.prepared(batch);
   prepare(drafts, {batch, depth}, ScalarType::Long, "drafts");
   prepare(d2t, {logits.size(1)}, ScalarType::Long, "d2t");
-  prepare(seed, {batch}, ScalarType::Long, "seed");
-  prepare(position, {batch}, ScalarType::Long, "position");
   prepare(offset, {batch}, ScalarType::Long, "offset");
   logits = with_dense_rows(logits);
   Tensor tokens = empty_on(logits, {batch, width}, ScalarType::Long);
@@ -38,8 +36,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> draft_children(
       .drafts = data_of<int64_t>(drafts),
       .depth = depth,
       .d2t = data_of<int64_t>(d2t),
-      .seed = seed.const_data_ptr<int64_t>(),
-      .position = position.const_data_ptr<int64_t>(),
+      .seed = sampling.seed.const_data_ptr<int64_t>(),
+      .position = sampling.position.const_data_ptr<int64_t>(),
       .offset = offset.const_data_ptr<int64_t>(),
       .width = width,
       .sampled = sampled,
@@ -65,24 +63,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_tree(
   STD_TORCH_CHECK((rule == kTreeWalk) != draft_logits.has_value() && depth >= 0,
                   "specdec_kernels: every rule but walk needs draft_logits, and depth must not be negative");
   const int64_t batch = target_logits.size(0), nodes = target_logits.size(1) - 1, vocabulary = target_logits.size(2);
-  SamplingTensors sampling = {temperature,     filters,     penalties, table_ids, table_bias,
-                              table_in_prompt, table_count, ends,      first_end};
+  SamplingTensors sampling = {temperature, filters, penalties, table_ids, table_bias, table_in_prompt,
+                              table_count, ends,    first_end, seed,      position};
   const SamplingArguments sampling_arguments = sampling.prepared(batch);
   prepare(node_tokens, {batch, nodes}, ScalarType::Long, "node_tokens");
   prepare(parents, {batch, nodes}, ScalarType::Long, "parents");
   prepare(num_nodes, {batch}, ScalarType::Long, "num_nodes");
-  prepare(seed, {batch}, ScalarType::Long, "seed");
-  prepare(position, {batch}, ScalarType::Long, "position");
   target_logits = with_dense_rows(target_logits);
   STD_TORCH_CHECK(draft_logits || !d2t, "specdec_kernels: d2t belongs to draft_logits");
-  LogitRows draft = {};
-  if (draft_logits) {
-    const int64_t width = d2t && d2t->dim() == 1 ? d2t->size(0) : vocabulary;
-    check_shape(*draft_logits, {batch, nodes + 1, width}, draft_logits->scalar_type(), "draft_logits");
-    prepare(d2t, {width}, ScalarType::Long, "d2t");
-    draft_logits = with_dense_rows(*draft_logits);
-    draft = rows_of(*draft_logits);
-  }
+  const LogitRows draft = prepared_draft(draft_logits, d2t, batch, nodes + 1, vocabulary);
   Tensor path = empty_on(target_logits, {batch, depth + 1}, ScalarType::Long);
   Tensor tokens = empty_on(target_logits, {batch, depth + 1}, ScalarType::Long);
   Tensor num_accepted = empty_on(target_logits, {batch}, ScalarType::Int);
@@ -96,8 +85,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> verify_tree(
       .d2t = data_of<int64_t>(d2t),
       .num_nodes = data_of<int64_t>(num_nodes),
       .sampling = sampling_arguments,
-      .seed = seed.const_data_ptr<int64_t>(),
-      .position = position.const_data_ptr<int64_t>(),
+      .seed = sampling.seed.const_data_ptr<int64_t>(),
+      .position = sampling.position.const_data_ptr<int64_t>(),
       .batch = batch,
       .nodes = nodes,
       .vocabulary = vocabulary,

@@ -22,18 +22,21 @@ struct Words {
   uint32_t word[4];
 };
 
+constexpr uint32_t kPhiloxMultiplier0 = 0xD2511F53u, kPhiloxMultiplier1 = 0xCD9E8D57u;
+constexpr uint32_t kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;  // added to the key after each round
+
 SPECDEC_HD Words philox(uint64_t seed, uint32_t index_div_4, uint32_t position, uint32_t offset, uint32_t stream) {
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   uint32_t c0 = index_div_4, c1 = position, c2 = offset, c3 = stream;
   for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53u} * c0;
-    const uint64_t product1 = uint64_t{0xCD9E8D57u} * c2;
+    const uint64_t product0 = uint64_t{kPhiloxMultiplier0} * c0;
+    const uint64_t product1 = uint64_t{kPhiloxMultiplier1} * c2;
     c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ k0;
     c2 = static_cast<uint32_t>(product0 >> 32) ^ c3 ^ k1;
     c1 = static_cast<uint32_t>(product1);
     c3 = static_cast<uint32_t>(product0);
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    k0 += kPhiloxKey0;
+    k1 += kPhiloxKey1;
   }
   return {{c0, c1, c2, c3}};
 }

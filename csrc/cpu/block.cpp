@@ -33,8 +33,9 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
 #define SPECDEC_ALONE __attribute__((noinline))
 
 // All functions for one instruction set, `attributes`. t: inverse temperature; c: cutoff; s: stream.
-#define SPECDEC_KERNELS(name, label, attributes)                                                                       \
+#define SPECDEC_KERNELS(name, label, attributes, Vector, prefix)                                                       \
   namespace name {                                                                                                     \
+  SPECDEC_PHILOX_WORDS(attributes, Vector, prefix)                                                                     \
   SPECDEC_KERNEL(attributes, float, max, (Row row, int64_t block, float* lanes), row, row, block, lanes)               \
   attributes SPECDEC_ALONE BlockStats stats_of_block(const float* x, float t, float* lanes, const void* next) {        \
     return stats_of_floats(x, kBlock, t, lanes, next, [](int64_t, int, float) {});                                     \
@@ -82,35 +83,34 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
                  (Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block), p_row, p_row, p, w,  \
                  q, block)                                                                                             \
   SPECDEC_KERNEL(attributes, int64_t, draw,                                                                            \
-                 (Row row, int64_t block, float max, float t, float c, Noise noise, Stream s), row, row, block, max,   \
-                 t, c, noise, s)                                                                                       \
+                 (Row row, int64_t block, float max, float t, float c, Noise noise, Stream s), row, philox_words, row, \
+                 block, max, t, c, noise, s)                                                                           \
   SPECDEC_KERNEL(attributes, int64_t, draw_residual,                                                                   \
                  (Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block, Noise noise), p_row,  \
-                 p_row, p, w, q, block, noise)                                                                         \
-  SPECDEC_KERNEL(attributes, Candidate, race,                                                                          \
-                 (Row row, int64_t block, float max, float t, float c, const int64_t* ids, Noise noise), row, row,     \
-                 block, max, t, c, ids, noise)                                                                         \
+                 philox_words, p_row, p, w, q, block, noise)                                                           \
   SPECDEC_KERNEL(attributes, int64_t, arrivals,                                                                        \
-                 (Row row, int64_t block, float max, float t, float c, Noise noise, float least, Candidate* out), row, \
-                 row, block, max, t, c, noise, least, out)                                                             \
+                 (Row row, int64_t block, const Race& race, float block_max, float least, Candidate* out), row,        \
+                 philox_words, row, block, race, block_max, least, out)                                                \
   SPECDEC_KERNEL(attributes, int64_t, find, (Row row, int64_t block, float value), row, row, block, value)             \
   attributes int64_t draw_index(const float* w, int64_t n, Noise noise, Stream s) {                                    \
-    return draw_index_body(w, n, noise, s);                                                                            \
+    return draw_index_body(philox_words, w, n, noise, s);                                                              \
   }                                                                                                                    \
   attributes int64_t copy(Row row, int64_t block, float* out) { return copy_body(row, block, out); }                   \
-  constexpr BlockKernels kernels = {label,         max,       stats,     split,      sample,       tally,              \
-                                    sample_range,  sum_above, histogram, range,      residual_sum, draw,               \
-                                    draw_residual, race,      arrivals,  draw_index, find,         copy};              \
+  constexpr BlockKernels kernels = {label,         max,       stats,      split, sample,       tally,                  \
+                                    sample_range,  sum_above, histogram,  range, residual_sum, draw,                   \
+                                    draw_residual, arrivals,  draw_index, find,  copy};                                \
   }
 
-SPECDEC_KERNELS(baseline, "baseline", )
+SPECDEC_KERNELS(baseline, "baseline", , __m128i, _mm)
 #if defined(__x86_64__)
-SPECDEC_KERNELS(avx2, "avx2", __attribute__((target("avx2,fma"))))
+SPECDEC_KERNELS(avx2, "avx2", __attribute__((target("avx2,fma"))), __m256i, _mm256)
 #if defined(__clang__)
-SPECDEC_KERNELS(avx512, "avx512", __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))))
+SPECDEC_KERNELS(avx512, "avx512", __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), __m512i,
+                _mm512)
 #else
 SPECDEC_KERNELS(avx512, "avx512",
-                __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512"))))
+                __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512"))), __m512i,
+                _mm512)
 #endif
 #endif
 

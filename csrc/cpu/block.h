@@ -96,6 +96,15 @@ struct Candidate {
   int64_t token;  // or -1
 };
 
+// A race over the single tokens of a row, in one level. The weights are those of `sum_above`.
+struct Race {
+  float max, inverse_temperature, cutoff;
+  const int64_t* ids;  // the target's ids of the row's tokens, which determine their noise, or null if these are the
+                       // target's
+  Noise noise;
+  Stream stream;
+};
+
 struct BlockKernels {
   const char* instruction_set;
   // The largest logit of a block, NaN if any is NaN. Stores every lane's largest in `lanes`, unless that is null.
@@ -123,13 +132,9 @@ struct BlockKernels {
                   Stream stream);
   // Draws a token of the block by the weights max(0, w p - q).
   int64_t (*draw_residual)(Row p_row, Distribution p, float w, const DraftDistribution& q, int64_t block, Noise noise);
-  // The block's best token in the one-level race of stream kRace. `ids`: the target's ids of the row's tokens, which
-  // determine their noise, or null if these are the target's.
-  Candidate (*race)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, const int64_t* ids,
-                    Noise noise);
-  // The block's tokens that score above `least` in the one-level race of children, in `out`[kBlock]; returns how many.
-  int64_t (*arrivals)(Row row, int64_t block, float max, float inverse_temperature, float cutoff, Noise noise,
-                      float least, Candidate* out);
+  // The block's tokens that score at least `least` in a race, in `out`[kBlock]; returns how many. `block_max`: the
+  // block's largest logit.
+  int64_t (*arrivals)(Row row, int64_t block, const Race& race, float block_max, float least, Candidate* out);
   // Draws an index in [0, n) by the given weights; -1 if all are 0. This is the first level of every draw.
   int64_t (*draw_index)(const float* weights, int64_t n, Noise noise, Stream stream);
   // The lowest token of the block whose logit equals `value`.

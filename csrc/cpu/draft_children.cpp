@@ -9,40 +9,6 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 1024;  // few enough for the records of rows to stay in the cache
 
-// Sorts arrivals, the first at the beginning (the lowest token of a tie), and keeps the first `count`.
-void keep_first(std::vector<Candidate>& arrivals, int64_t count) {
-  std::sort(arrivals.begin(), arrivals.end(),
-            [](Candidate a, Candidate b) { return a.score != b.score ? a.score > b.score : a.token < b.token; });
-  if (static_cast<int64_t>(arrivals.size()) > count) arrivals.resize(count);
-}
-
-// The first `count` tokens to arrive in a one-level race of the kept logits: draws without replacement.
-std::vector<int64_t> first_arrivals(Row row, const RowStats& stats, int64_t count, Noise noise) {
-  const BlockKernels& kernel = block_kernels();
-  std::vector<std::vector<Candidate>> found(row.num_blocks());  // of each range of blocks, at its first one
-  parallel_for(row.num_blocks(), kGrainBlocks / 8, [&](int64_t begin, int64_t end) {
-    std::vector<Candidate>& first = found[begin];
-    Candidate candidates[kBlock];
-    for (int64_t block = begin; block < end; ++block) {
-      const float least = static_cast<int64_t>(first.size()) < count ? 0.0f : first.back().score;
-      // E is at least 2^-33. A block whose largest weight could not arrive even with that needs no random numbers.
-      const float max = stats.blocks[block].max;
-      if (max < stats.cutoff || weight(max, stats.max, stats.inverse_temperature) * 0x1.01p33f < least) continue;
-      const int64_t n =
-          kernel.arrivals(row, block, stats.max, stats.inverse_temperature, stats.cutoff, noise, least, candidates);
-      if (n == 0) continue;
-      first.insert(first.end(), candidates, candidates + n);
-      keep_first(first, count);
-    }
-  });
-  std::vector<Candidate> all;
-  for (const std::vector<Candidate>& each : found) all.insert(all.end(), each.begin(), each.end());
-  keep_first(all, count);
-  std::vector<int64_t> tokens;
-  for (const Candidate& each : all) tokens.push_back(each.token);
-  return tokens;
-}
-
 class Drafting {
  public:
   explicit Drafting(const DraftChildrenParams& params) : params_(params) {}
@@ -55,26 +21,19 @@ class Drafting {
 
  private:
   void draw_some(int64_t first, int64_t n) const {
-    std::vector<RowTask> tasks(n);
-    std::vector<std::vector<Patch>> patches(n);
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t b = first + i;
-      Row row = {params_.logits + b * params_.row_stride, params_.dtype, params_.vocabulary};
-      const int64_t* drafts = params_.drafts == nullptr ? nullptr : params_.drafts + b * params_.depth;
-      patches[i] = patches_of(params_.sampling, b, row, params_.d2t, params_.position[b], drafts, params_.depth);
-      row.patches = patches[i].data();
-      row.num_patches = static_cast<int64_t>(patches[i].size());
-      tasks[i] = task_of(params_.sampling, b, row);
+    DraftRows rows = draft_rows(params_, params_.depth, first, n);
+    for (RowTask& task : rows.tasks) {
       if (params_.sampled) continue;
-      if (tasks[i].temperature == 0.0f) {  // the likely tokens are those of temperature 1, without filters
-        tasks[i] = {};
-        tasks[i].row = row, tasks[i].temperature = 1.0f;
+      if (task.temperature == 0.0f) {  // the likely tokens are those of temperature 1, without filters
+        const Row row = task.row;
+        task = {};
+        task.row = row, task.temperature = 1.0f;
       }
-      tasks[i].compact = params_.width;
+      task.compact = params_.width;
     }
-    const StatsOfRows stats(tasks);
+    const StatsOfRows stats(rows.tasks);
     parallel_for(n, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) draw_one(first + i, tasks[i].row, stats[i]);
+      for (int64_t i = begin; i < end; ++i) draw_one(first + i, rows.tasks[i].row, stats[i]);
     });
   }
 
@@ -94,9 +53,9 @@ class Drafting {
   std::vector<int64_t> children(int64_t b, Row row, const RowStats& stats) const {
     if (params_.sampled) {
       if (stats.inverse_temperature == 0.0f) return {argmax(row, stats)};
-      return first_arrivals(row, stats, params_.width,
-                            {static_cast<uint64_t>(params_.seed[b]), static_cast<uint32_t>(params_.position[b]),
-                             static_cast<uint32_t>(params_.offset[b])});
+      const Noise noise = {static_cast<uint64_t>(params_.seed[b]), static_cast<uint32_t>(params_.position[b]),
+                           static_cast<uint32_t>(params_.offset[b])};
+      return first_arrivals(row, stats, params_.width, nullptr, noise, kDraftToken);
     }
     std::vector<int64_t> tokens = most_likely(row, stats, params_.width);
     std::stable_sort(tokens.begin(), tokens.end(),

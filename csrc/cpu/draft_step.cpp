@@ -21,22 +21,13 @@ class Drafting {
 
  private:
   void draw_some(int64_t first, int64_t n) const {
-    std::vector<RowTask> tasks(n);
-    std::vector<std::vector<Patch>> patches(n);
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t b = first + i;
-      Row row = {params_.logits + b * params_.row_stride, params_.dtype, params_.vocabulary};
-      const int64_t* drafts = params_.drafts == nullptr ? nullptr : params_.drafts + b * params_.offset;
-      patches[i] = patches_of(params_.sampling, b, row, params_.d2t, params_.position[b], drafts,
-                              drafts == nullptr ? 0 : params_.offset);
-      row.patches = patches[i].data();
-      row.num_patches = static_cast<int64_t>(patches[i].size());
-      tasks[i] = task_of(params_.sampling, b, row);
-      if (tasks[i].temperature != 0.0f) tasks[i].compact = params_.compact;
+    DraftRows rows = draft_rows(params_, params_.offset, first, n);
+    for (RowTask& task : rows.tasks) {
+      if (task.temperature != 0.0f) task.compact = params_.compact;
     }
-    const StatsOfRows stats(tasks);
+    const StatsOfRows stats(rows.tasks);
     parallel_for(n, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) draw_one(first + i, tasks[i].row, stats[i]);
+      for (int64_t i = begin; i < end; ++i) draw_one(first + i, rows.tasks[i].row, stats[i]);
     });
   }
 

@@ -73,6 +73,21 @@ struct Search {
 
 bool finite(float max) { return max - max == 0.0f; }
 
+int64_t block_of_max(const RowStats& stats) {
+  int64_t block = 0;
+  while (stats.blocks[block].max != stats.max) ++block;
+  return block;
+}
+
+// Sorts the first `count` to arrive to the front (the lowest token of a tie), and drops the others.
+void keep_first(std::vector<Candidate>& arrivals, int64_t count) {
+  const int64_t kept = std::min<int64_t>(count, arrivals.size());
+  std::partial_sort(arrivals.begin(), arrivals.begin() + kept, arrivals.end(), [](Candidate a, Candidate b) {
+    return a.score != b.score ? a.score > b.score : a.token < b.token;
+  });
+  arrivals.resize(kept);
+}
+
 }  // namespace
 
 StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size()) {
@@ -197,11 +212,7 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
   }
 }
 
-int64_t argmax(Row row, const RowStats& stats) {
-  int64_t block = 0;
-  while (stats.blocks[block].max != stats.max) ++block;
-  return block_kernels().find(row, block, stats.max);
-}
+int64_t argmax(Row row, const RowStats& stats) { return block_kernels().find(row, block_of_max(stats), stats.max); }
 
 std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size) {
   const float cutoff = std::max(stats.cutoff, stats.compact_cutoff);
@@ -232,24 +243,43 @@ int64_t draw(Row row, const RowStats& stats, Noise noise, Stream block_stream, S
   return kernel.draw(row, block, stats.blocks[block].max, stats.inverse_temperature, stats.cutoff, noise, token_stream);
 }
 
-int64_t draw_coupled(Row row, const RowStats& stats, const int64_t* ids, Noise noise) {
+std::vector<int64_t> first_arrivals(Row row, const RowStats& stats, int64_t count, const int64_t* ids, Noise noise,
+                                    Stream stream) {
   const BlockKernels& kernel = block_kernels();
-  std::vector<Candidate> best(row.num_blocks(), Candidate{0.0f, -1});
-  parallel_for(row.num_blocks(), kGrainBlocks / 8, [&](int64_t begin, int64_t end) {
-    float leading = 0.0f;
-    for (int64_t b = begin; b < end; ++b) {
-      // E is at least 2^-33. A block whose largest weight could not win even with that needs no random numbers.
-      const float max = stats.blocks[b].max;
-      if (max < stats.cutoff || weight(max, stats.max, stats.inverse_temperature) * 0x1.01p33f < leading) continue;
-      best[b] = kernel.race(row, b, stats.max, stats.inverse_temperature, stats.cutoff, ids, noise);
-      leading = std::max(leading, best[b].score);
+  const Race race = {stats.max, stats.inverse_temperature, stats.cutoff, ids, noise, stream};
+  const auto add_block = [&](int64_t block, float least, std::vector<Candidate>& first) {
+    const float max = stats.blocks[block].max;
+    if (static_cast<int64_t>(first.size()) == count) least = std::max(least, first.back().score);
+    // E is at least 2^-33. A block whose largest weight could not arrive even with that needs no random numbers.
+    if (max < stats.cutoff || weight(max, stats.max, stats.inverse_temperature) * 0x1.01p33f < least) return;
+    Candidate candidates[kBlock];
+    const int64_t n = kernel.arrivals(row, block, race, max, least, candidates);
+    if (n == 0) return;
+    first.insert(first.end(), candidates, candidates + n);
+    keep_first(first, count);
+  };
+  std::vector<std::vector<Candidate>> found(row.num_blocks() + 1);  // of each range of blocks, at its first one
+  // First of all the block of the largest logit: what arrives there rules out most others.
+  std::vector<Candidate>& near = found.back();
+  const int64_t nearest = block_of_max(stats);
+  add_block(nearest, 0.0f, near);
+  const float least = static_cast<int64_t>(near.size()) == count ? near.back().score : 0.0f;
+  parallel_for(row.num_blocks(), kGrainBlocks / 2, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      if (block != nearest) add_block(block, least, found[begin]);
     }
   });
-  Candidate winner = {0.0f, -1};
-  for (const Candidate& candidate : best) {
-    if (candidate.score > winner.score) winner = candidate;
-  }
-  return winner.token;
+  std::vector<Candidate> all;
+  for (const std::vector<Candidate>& each : found) all.insert(all.end(), each.begin(), each.end());
+  keep_first(all, count);
+  std::vector<int64_t> tokens;
+  for (const Candidate& each : all) tokens.push_back(each.token);
+  return tokens;
+}
+
+int64_t draw_coupled(Row row, const RowStats& stats, const int64_t* ids, Noise noise) {
+  const std::vector<int64_t> winner = first_arrivals(row, stats, 1, ids, noise, kRace);
+  return winner.empty() ? -1 : winner[0];
 }
 
 }  // namespace specdec::cpu

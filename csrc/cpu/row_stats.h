@@ -54,7 +54,12 @@ std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size);
 // Draws a token from the kept logits, in two levels.
 int64_t draw(Row row, const RowStats& stats, Noise noise, Stream block_stream, Stream token_stream);
 
-// The winner of the one-level race of rule `coupled`. `ids`: the target's ids of a reduced vocabulary, or null.
+// The first `count` tokens to arrive in a one-level race of the kept logits, fewer if fewer are kept: draws without
+// replacement. `ids`: the target's ids of a reduced vocabulary, which determine the noise, or null.
+std::vector<int64_t> first_arrivals(Row row, const RowStats& stats, int64_t count, const int64_t* ids, Noise noise,
+                                    Stream stream);
+
+// The winner of the race of rule `coupled`, with `ids` as above.
 int64_t draw_coupled(Row row, const RowStats& stats, const int64_t* ids, Noise noise);
 
 }  // namespace specdec::cpu

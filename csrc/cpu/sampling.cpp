@@ -71,4 +71,9 @@ std::vector<Patch> patches_of(const SamplingArguments& sampling, int64_t b, Row 
   return patches;
 }
 
+void set_patches(Row& row, const std::vector<Patch>& patches) {
+  row.patches = patches.data();
+  row.num_patches = static_cast<int64_t>(patches.size());
+}
+
 }  // namespace specdec::cpu

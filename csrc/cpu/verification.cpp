@@ -15,11 +15,6 @@ constexpr int64_t kSequencesAtOnce = 1024;  // few enough for the records of the
 
 Row row_at(const LogitRows& rows, int64_t b, int64_t j) { return {rows.row(b, j), rows.dtype, rows.vocabulary}; }
 
-void set_patches(Row& row, const std::vector<Patch>& patches) {
-  row.patches = patches.data();
-  row.num_patches = static_cast<int64_t>(patches.size());
-}
-
 float Residual::total() const { return std::accumulate(mass.begin(), mass.end(), 0.0f); }
 
 void weigh(const std::vector<Residual*>& residuals) {

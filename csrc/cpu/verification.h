@@ -38,7 +38,6 @@ void weigh(const std::vector<Residual*>& residuals);
 int64_t draw_residual(const Residual& residual, Noise noise);
 
 Row row_at(const LogitRows& rows, int64_t b, int64_t j);
-void set_patches(Row& row, const std::vector<Patch>& patches);
 
 // The verification of some sequences of a batch.
 class Verification {

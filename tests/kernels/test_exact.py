@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from support.exact import Context, Probe, Rows, Setting, Step
+from support.exact import ALL, EXACT, FILTERS, INF, TEMPERATURES, Context, Probe, Rows, Setting, Step
 
 from specdec_kernels.testing import (
     Distribution,
@@ -24,8 +24,6 @@ from specdec_kernels.testing import (
     total_variation,
 )
 
-INF = float("inf")
-EXACT = 1e-9
 PUBLISHED = {
     "token": (leviathan_distribution, chen_distribution),
     "block": (block_distribution,),
@@ -34,14 +32,6 @@ PUBLISHED = {
 FORMS = [(rule, q) for rule in ("token", "block") for q in ("one_hot", "full", "stats", "compact", "compact_stats")]
 FORMS += [("coupled", "one_hot"), ("coupled", "full")]
 FEWER_FORMS = [(rule, q) for rule, q in FORMS if q in ("one_hot", "full", "compact")]
-TEMPERATURES = (0.0, 0.5, 1.0, 2.0)
-FILTERS = (
-    {},
-    {"top_k": 2},
-    {"top_p": 0.7},
-    {"min_p": 0.25},
-    {"top_k": 3, "top_p": 0.85, "min_p": 0.1},
-)
 TABLES = {
     "no_table": ({},),
     "table": (
@@ -50,16 +40,6 @@ TABLES = {
         {"repetition_penalty": 1.5, "prompt": (1, 1, 2)},
         {"presence_penalty": 0.8, "frequency_penalty": 0.5, "prompt": (1,), "ends": (3, 5), "min_new_tokens": 2},
     ),
-}
-ALL = {
-    **FILTERS[-1],
-    "bias": ((0, 0.5), (1, -0.3)),
-    "repetition_penalty": 1.5,
-    "presence_penalty": -0.4,
-    "frequency_penalty": 0.3,
-    "prompt": (2, 0),
-    "ends": (1,),
-    "min_new_tokens": 2,
 }
 
 

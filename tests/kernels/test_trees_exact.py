@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from support.exact import Context, Rows, Setting
+from support.exact import ALL, EXACT, FILTERS, INF, TEMPERATURES, Context, Rows, Setting
 from support.exact_trees import TreeProbe, TreeStep
 
 from specdec_kernels.ops import TREE_RULES
@@ -27,8 +27,6 @@ from specdec_kernels.testing import (
     walk_distribution,
 )
 
-INF = float("inf")
-EXACT = 1e-9
 TREES = {
     # name: (vocabulary, parents)
     "root": (3, ()),
@@ -46,23 +44,11 @@ LARGE = {
     "three, two and one of five": (5, (-1, -1, -1, 0, 2, 2)),
     "three, three, two of five": (5, (-1, -1, -1, 1, 1, 1, 3, 3)),
 }
-TEMPERATURES = (0.0, 0.5, 1.0, 2.0)
-FILTERS = ({}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.25}, {"top_k": 3, "top_p": 0.85, "min_p": 0.1})
 TABLES = (
     {},
     {"bias": ((0, 0.5), (1, -INF))},
     {"presence_penalty": 0.8, "frequency_penalty": 0.5, "prompt": (1,), "ends": (3, 5), "min_new_tokens": 2},
 )
-ALL = {
-    **FILTERS[-1],
-    "bias": ((0, 0.5), (1, -0.3)),
-    "repetition_penalty": 1.5,
-    "presence_penalty": -0.4,
-    "frequency_penalty": 0.3,
-    "prompt": (2, 0),
-    "ends": (1,),
-    "min_new_tokens": 2,
-}
 
 
 @pytest.fixture

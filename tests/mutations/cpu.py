@@ -203,10 +203,17 @@ MUTATIONS: list[Mutation] = [
                 SAMPLED,
             ),
             "nan-in-another-block-unseen": ("return nan ? NAN : max;", "return max;", FAULTS),
-            "coupled-race-skips-blocks": ("* 0x1.01p33f < leading", "* 0x1.01p3f < leading", PARITY),
+            "coupled-race-skips-blocks": ("* 0x1.01p33f < least", "* 0x1.01p3f < least", PARITY),
+            "race-without-the-block-of-the-maximum": ("add_block(nearest, 0.0f, near);", "", PARITY),
+            "race-ranges-know-one-arrival": (
+                "static_cast<int64_t>(near.size()) == count ? near.back().score : 0.0f;",
+                "near.empty() ? 0.0f : near.front().score;",
+                "tests/kernels/test_trees.py -k parity",
+            ),
             "greedy-takes-the-last-block": (
-                "  int64_t block = 0;\n  while (stats.blocks[block].max != stats.max) ++block;",
-                "  int64_t block = row.num_blocks() - 1;\n  while (stats.blocks[block].max != stats.max) --block;",
+                "return block_kernels().find(row, block_of_max(stats), stats.max);",
+                "int64_t block = row.num_blocks() - 1;\n  while (stats.blocks[block].max != stats.max) --block;\n"
+                "  return block_kernels().find(row, block, stats.max);",
                 CORNERS,
             ),
         },
@@ -335,10 +342,26 @@ MUTATIONS: list[Mutation] = [
         "csrc/cpu/block_draws.h",
         PARITY,
         {
-            "one-number-for-four-tokens": ("bits[i][call] = words.word[i];", "bits[i][call] = words.word[0];"),
             "blocks-share-their-noise": (
-                "exponentials(block * kBlock, n, noise, stream, e);",
-                "exponentials(0, n, noise, stream, e);",
+                "exponentials(philox_words, block * kBlock, n, noise, stream, e);",
+                "exponentials(philox_words, 0, n, noise, stream, e);",
+            ),
+            "race-limit-too-small": ("* 0x1.0001p32f / least;", "* 0x1p30f / least;"),
+            "race-keeps-what-filters-drop": ("const float w = x >= race.cutoff ?", "const float w = x >= -INFINITY ?"),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/block_noise.h",
+        PARITY,
+        {
+            "words-of-calls-out-of-order": ("lane / 2 + lane % 2 * (kCalls / 2)", "lane"),
+            "group-of-words-kept-too-long": (
+                "if (ids[i] / kGroup != group) {",
+                "if (group < 0 || ids[i] / kGroup > group + 1) {",
+            ),
+            "group-of-words-begins-at-its-first-token": (
+                "philox_words(group * kGroup, kGroup",
+                "philox_words(ids[i] / kLanes * kLanes, kGroup",
             ),
         },
     ),

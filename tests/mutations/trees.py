@@ -184,10 +184,9 @@ MUTATIONS: list[Mutation] = [
             ),
             "tree-children-in-draft-ids": ("there ? target_id(tokens[i])", "there ? tokens[i]"),
             "tree-likely-children-of-a-greedy-sequence": (
-                "tasks[i].temperature = 1.0f;",
-                "tasks[i].temperature = 0.0f;",
+                "task.temperature = 1.0f;",
+                "task.temperature = 0.0f;",
             ),
-            "tree-blocks-that-might-arrive-are-left-out": ("0x1.01p33f", "0x1.01p3f"),
         },
     ),
     *mutations(
@@ -195,12 +194,8 @@ MUTATIONS: list[Mutation] = [
         PARITY,
         {
             "tree-sampled-children-are-the-likely-ones": (
-                "e[i] = w[i] / e[i];\n  int64_t count",
-                "e[i] = w[i];\n  int64_t count",
-            ),
-            "tree-children-share-noise-with-recovery": (
-                "exponentials(block * kBlock, n, noise, kDraftToken, e);",
-                "exponentials(block * kBlock, n, noise, kRecoverToken, e);",
+                "scores[i] /= exponential(uniform(words[i]));",
+                "scores[i] /= exponential(uniform(words[0]));",
             ),
         },
     ),

@@ -26,6 +26,26 @@ from specdec_kernels.backends import reference
 from specdec_kernels.testing import Distribution, Model, penalised, probabilities, shared_race, truncated
 from specdec_kernels.types import DraftStep, SpeculativeStep, TokenTable
 
+INF = float("inf")
+EXACT = 1e-9  # what tests of exactness allow as total variation
+TEMPERATURES = (0.0, 0.5, 1.0, 2.0)
+FILTERS = (
+    {},
+    {"top_k": 2},
+    {"top_p": 0.7},
+    {"min_p": 0.25},
+    {"top_k": 3, "top_p": 0.85, "min_p": 0.1},
+)
+ALL = {
+    **FILTERS[-1],
+    "bias": ((0, 0.5), (1, -0.3)),
+    "repetition_penalty": 1.5,
+    "presence_penalty": -0.4,
+    "frequency_penalty": 0.3,
+    "prompt": (2, 0),
+    "ends": (1,),
+    "min_new_tokens": 2,
+}
 BISECTIONS = 33  # thresholds to 2^-33 = 1.2e-10
 CERTAIN, IMPOSSIBLE = 1e-300, 1.0  # u that passes every test u < h with h > 0, and u that passes none
 
