@@ -79,6 +79,7 @@ void launch_one(void (*kernel)(Work), const Work& work, const cudaLaunchConfig_t
   check(cudaLaunchKernelEx(&on_stream, kernel, work), "launch");
 }
 
+// `measure`: null if `decide` measures, also where it has one block.
 template <class Params, class Memory>
 void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, Memory>), const Params& params,
             void* stream, const Allocate& allocate, void (*by_rows)(Work<Params, Memory>) = nullptr) {
@@ -102,10 +103,12 @@ void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, M
   }
   work.stride = cut(Cut{kSplitWarps, kSplitWarps, 0});
   work.scratch = allocate(params.batch * work.stride);
-  const bool dependent = how == Launches::kDependent && machine.has_clusters;
+  const bool dependent = how == Launches::kDependent && machine.has_clusters && measure != nullptr;
   work.blocks = measuring_blocks(machine, params.batch, items, dependent);
   const int64_t own_copies = kSplitWarps * items.own_copy;
-  launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &attribute, 0), stream);
+  if (measure != nullptr) {
+    launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &attribute, 0), stream);
+  }
   cudaLaunchConfig_t deciding = config_of(params.batch, kSplitThreads, own_copies, &attribute, 0);
   if (dependent) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
