@@ -68,6 +68,7 @@ struct alignas(16) Next {
   Deed deed;
   int32_t level;     // of the last visit
   int32_t reads_q;   // kRead: whether children may be tested
+  int32_t near;      // the row that was read last
   int32_t residual;  // which of the two residuals is that of the row, if a child was rejected
   float scale;       // kWeigh: of the residual that is wanted
   int64_t token;     // kFinish: the one after the path, if it is known; else -1, and it is to be drawn
@@ -144,22 +145,26 @@ inline TreeMemory TreeMemory::cut(Arena& arena, const VerifyTreeParams& params, 
 
 using TreeWork = Work<VerifyTreeParams, TreeMemory>;
 
-// What every thread of a cluster knows of its sequence.
+// What every thread of a cluster knows of its sequence. It is little, since registers are scarce.
 struct TreeSequence {
+  const TreeWork& work;
   const VerifyTreeParams& params;
   TreeMemory memory;
-  char* own_copy;  // as in Row
-  int64_t b;
-  int nodes;  // how many count
-  float temperature, inverse_temperature;
+  int b;
+  float inverse_temperature;
 
-  SPECDEC_DEVICE bool greedy() const { return temperature == 0.0f; }
+  SPECDEC_DEVICE bool greedy() const { return inverse_temperature == 0.0f; }
   // Whether the path follows the tokens that the target picks.
   SPECDEC_DEVICE bool walks() const { return greedy() || params.rule == kTreeWalk; }
   SPECDEC_DEVICE bool joint() const { return params.rule == kTreeBlock; }
   SPECDEC_DEVICE bool filtered() const { return !greedy() && filters_of(params.sampling, b).any(); }
-  SPECDEC_DEVICE int64_t token(int64_t node) const { return params.node_tokens[b * params.nodes + node]; }
-  SPECDEC_DEVICE int64_t parent(int64_t node) const { return params.parents[b * params.nodes + node]; }
+  // How many nodes count.
+  SPECDEC_DEVICE int nodes() const {
+    const int64_t asked = params.num_nodes == nullptr ? params.nodes : params.num_nodes[b];
+    return static_cast<int>(asked < params.nodes ? asked : params.nodes);
+  }
+  SPECDEC_DEVICE int64_t token(int64_t node) const { return params.node_tokens[int64_t{b} * params.nodes + node]; }
+  SPECDEC_DEVICE int64_t parent(int64_t node) const { return params.parents[int64_t{b} * params.nodes + node]; }
   SPECDEC_DEVICE Noise noise(int64_t offset) const {
     return {static_cast<uint64_t>(params.seed[b]), static_cast<uint32_t>(params.position[b]),
             static_cast<uint32_t>(offset)};
@@ -184,22 +189,23 @@ struct TreeSequence {
             level,
             near ? memory.slots.kept(is_q) : Kept{nullptr, 0, 0},
             0,
-            own_copy};
+            work.place_for_copy()};
   }
 };
 
+// The row of the last visit, which is read.
+struct Reading {
+  int row, level, reads_q;
+};
+
+SPECDEC_DEVICE Reading reading_of(const TreeSequence& s) {
+  const int level = simt::read(&s.memory.next->level);
+  return {simt::read(&s.memory.visits[level].row), level, simt::read(&s.memory.next->reads_q)};
+}
+
 SPECDEC_DEVICE TreeSequence tree_of(const TreeWork& work, int64_t b) {
-  const VerifyTreeParams& params = work.params;
-  const int64_t asked = params.num_nodes == nullptr ? params.nodes : params.num_nodes[b];
-  const int64_t nodes = asked < params.nodes ? asked : params.nodes;
-  const float temperature = params.sampling.temperature[b];
-  return {params,
-          work.memory(b),
-          work.place_for_copy(),
-          b,
-          static_cast<int>(nodes),
-          temperature,
-          temperature == 0.0f ? 0.0f : 1.0f / temperature};
+  const float temperature = work.params.sampling.temperature[b];
+  return {work, work.params, work.memory(b), static_cast<int>(b), temperature == 0.0f ? 0.0f : 1.0f / temperature};
 }
 
 }  // namespace specdec::cuda

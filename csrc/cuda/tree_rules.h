@@ -10,10 +10,11 @@ namespace specdec::cuda {
 // -1; -1 if there is none. Flags ids out of range among the children before it.
 SPECDEC_DEVICE int find_child(const TreeSequence& s, int row, int level, int from, int64_t token, int32_t* flags) {
   if (level >= s.params.depth) return -1;
+  const int nodes = s.nodes();
 #pragma unroll 1
-  for (int first = from; first < s.nodes; first += kWarp) {
+  for (int first = from; first < nodes; first += kWarp) {
     const int node = first + simt::thread() % kWarp;
-    const bool is_child = node < s.nodes && s.parent(node) == row - 1;
+    const bool is_child = node < nodes && s.parent(node) == row - 1;
     const int64_t x = is_child ? s.token(node) : -1;
     const bool in_range = x >= 0 && x < s.params.vocabulary;
     const uint32_t found = simt::ballot(in_range && (token < 0 || x == token));
@@ -82,7 +83,7 @@ SPECDEC_DEVICE void enter(const TreeSequence& s, int row, int level, int removed
   visit.removed_from = visit.removed = removed;
   visit.siblings.h = h;
   if (level > 0 && simt::thread() % kWarp == 0) simt::write(&s.memory.path[level - 1], s.token(row - 1));
-  store(s, visit, {Deed::kRead, level, !s.walks() && has_candidates(s, row, level), residual, 0.0f, -1});
+  store(s, visit, {Deed::kRead, level, !s.walks() && has_candidates(s, row, level), row, residual, 0.0f, -1});
 }
 
 // The same to a child of the last visit.
@@ -94,11 +95,11 @@ SPECDEC_DEVICE void enter_child(const TreeSequence& s, const Visit& visit, const
 // Rejects the present child of the visit at `level`, for which its residual must be known.
 SPECDEC_DEVICE void want_residual(const TreeSequence& s, const Visit& visit, const Next& now, int level) {
   if (simt::thread() % kWarp == 0) simt::write(&s.memory.removed[visit.removed], s.token(visit.child));
-  store(s, visit, {Deed::kWeigh, level, 0, now.residual, next_scale(visit.siblings), -1});
+  store(s, visit, {Deed::kWeigh, level, 0, now.near, now.residual, next_scale(visit.siblings), -1});
 }
 
 SPECDEC_DEVICE void finish(const TreeSequence& s, const Visit& visit, const Next& now, int64_t token) {
-  store(s, visit, {Deed::kFinish, now.level, 0, now.residual, 0.0f, token});
+  store(s, visit, {Deed::kFinish, now.level, 0, now.near, now.residual, 0.0f, token});
 }
 
 // Rule `walk`: goes on to the child that holds what the target picks.

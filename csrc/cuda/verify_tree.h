@@ -21,7 +21,7 @@ SPECDEC_DEVICE int64_t token_after_path(const TreeSequence& s, const Place& plac
   }
   const int block = static_cast<int>(race_among(memory.residual + next.residual * n, n, noise, kRecoverBlock));
   return draw_by(block, noise, kRecoverToken, memory.drawn, place, [&](Part part, float (&weights)[kEach]) {
-    sibling_weights(s, visit, next.level, false, visit.siblings.scale, block, part, 0, nullptr, weights);
+    sibling_weights(s, false, visit.siblings.scale, block, part, nullptr, weights);
   });
 }
 
@@ -51,26 +51,23 @@ SPECDEC_KERNEL(verify_tree_kernel, kMostThreads, TreeWork) {
   if (place.lane0()) init_arrivals(memory.slots);
   if (place.warp == 0) enter(s, 0, 0, 0, 0, 1.0f);
   simt::sync_block();
-  int rounds[2] = {0, 0};
-  int read_last = -1;  // the row that the slots hold
+  uint32_t rounds = 0;
 #pragma unroll 1
-  for (Next next = read_all(memory.next); next.deed != Deed::kFinish; next = read_all(memory.next)) {
-    const bool reads = next.deed == Deed::kRead;
-    const int row = simt::read(&memory.visits[next.level].row);
-    if (reads && place.lane0()) begin_copies(s, place, next, row);
+  while (simt::read(&memory.next->deed) != Deed::kFinish) {
+    const bool reads = simt::read(&memory.next->deed) == Deed::kRead;
+    if (reads && place.lane0()) begin_copies(s, place);
     simt::wait_cluster();  // all blocks run, and have read what is now replaced in their memory
     if (reads) {
-      measure_visit(s, place, next, row, rounds);
-      ++rounds[0], rounds[1] += next.reads_q;
-      read_last = row;
+      measure_visit(s, place, rounds);
+      rounds ^= reading_of(s).reads_q ? 3u : 1u;
     } else {
-      weigh_siblings(s, place, read_all(&memory.visits[next.level]), next, read_last == row);
+      weigh_siblings(s, place);
     }
     simt::sync_cluster();
     int64_t picked = -1;
     if (reads) {
-      merge_visit(s, place, next, row);
-      if (s.walks() && row_fault(simt::read(&memory.row_max[0])) == 0) picked = picked_token(s, place, next, row);
+      merge_visit(s, place);
+      if (s.walks() && row_fault(simt::read(&memory.row_max[0])) == 0) picked = picked_token(s, place);
     }
     simt::sync_block();  // all warps have read what is going to be decided anew
     if (place.warp == 0) {

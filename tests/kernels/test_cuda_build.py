@@ -16,9 +16,13 @@ from ptxas import NVCC, ptxas_report
 from support import ROOT
 
 ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
-KERNELS = {"draft_measure_kernel", "draft_step_kernel"} | {
-    f"speculative_{name}_kernel" for name in ("measure", "rows", "step")
-}
+KERNELS = {
+    f"{name}_kernel"
+    for name in (
+        "draft_measure", "draft_step", "speculative_measure", "speculative_rows", "speculative_step",
+        "children_measure", "draft_children", "verify_tree",
+    )
+}  # fmt: skip
 REGISTERS = 168  # 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6
 SPLIT = {"sm_80", "sm_86", "sm_89"}  # without clusters
 REGISTERS_SPLIT = 255  # for 8 warps

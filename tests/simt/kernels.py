@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from specdec_kernels import api
+from specdec_kernels import api, tree_api
 from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
@@ -168,7 +168,7 @@ def serve() -> None:
             return real(stem, backend, device_type)
         return functools.partial(OPERATIONS[stem], **next(_grids))
 
-    api.operation = operation
+    api.operation = tree_api.operation = operation
 
 
 def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
