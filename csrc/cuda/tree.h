@@ -6,6 +6,9 @@
 
 namespace specdec::cuda {
 
+// Fewer than other kernels have: so each has the registers that a pair of rows needs, beside what is known of a visit.
+constexpr int kTreeThreads = 320;
+
 // The places of the blocks of logits of the row that was read last, if they stay in shared memory: p's block and that
 // of q beside it, so that the same warp has both.
 struct PairSlots {
@@ -119,7 +122,9 @@ inline Items TreeMemory::items(const VerifyTreeParams& params) {
   const int of_p_blocks = blocks_of(params.vocabulary), of_q_blocks = has_q ? blocks_of(draft.vocabulary) : 0;
   const int own_copy = own_copy_of(params.sampling, params.d2t != nullptr,
                                    aligned(target) && (!has_q || aligned(draft)), of_p > of_q ? of_p : of_q);
-  return {of_p_blocks > of_q_blocks ? of_p_blocks : of_q_blocks, of_p + of_q + PairSlots::kArrivals, own_copy};
+  Items items = {of_p_blocks > of_q_blocks ? of_p_blocks : of_q_blocks, of_p + of_q + PairSlots::kArrivals, own_copy};
+  items.warps = kTreeThreads / kWarp;
+  return items;
 }
 
 inline TreeMemory TreeMemory::cut(Arena& arena, const VerifyTreeParams& params, const Items& items, const Cut& cut) {

@@ -43,7 +43,7 @@ SPECDEC_DEVICE void write_path(const TreeSequence& s, int accepted, int64_t toke
   s.params.status[s.b] = status;
 }
 
-SPECDEC_KERNEL(verify_tree_kernel, kMostThreads, TreeWork) {
+SPECDEC_KERNEL(verify_tree_kernel, kMostThreads < kTreeThreads ? kMostThreads : kTreeThreads, TreeWork) {
   simt::arrive_only();
   const Place place = Place::here();
   const TreeSequence s = tree_of(params, simt::cluster());

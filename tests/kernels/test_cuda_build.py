@@ -23,7 +23,8 @@ KERNELS = {
         "children_measure", "draft_children", "verify_tree",
     )
 }  # fmt: skip
-REGISTERS = 168  # 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6
+# 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6; those of verify_tree have 10, or 5
+REGISTERS = dict.fromkeys(KERNELS, 168) | {"verify_tree_kernel": 200}
 SPLIT = {"sm_80", "sm_86", "sm_89"}  # without clusters
 REGISTERS_SPLIT = 255  # for 8 warps
 
@@ -66,7 +67,7 @@ def test_registers_and_memory(built):
     assert found.keys() == {(kernel, architecture) for kernel in KERNELS for architecture in ARCHITECTURES}
     for which, report in found.items():
         assert [report[name] for name in ("stack", "spill_stores", "spill_loads", "static_shared")] == [0] * 4, which
-        assert 0 < report["registers"] <= (REGISTERS_SPLIT if which[1] in SPLIT else REGISTERS), which
+        assert 0 < report["registers"] <= (REGISTERS_SPLIT if which[1] in SPLIT else REGISTERS[which[0]]), which
 
 
 def test_no_warnings(built):
@@ -101,7 +102,8 @@ def test_the_ptx_serves_every_later_gpu(built):
             command = [Path(NVCC).with_name("ptxas"), "-v", "-arch=sm_110", source, "-o", os.devnull]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             for report in ptxas_report(done.stdout + done.stderr):
-                assert report["registers"] <= REGISTERS and report["stack"] == 0, report
+                most = REGISTERS[report["kernel"].split("::")[-1]]
+                assert report["registers"] <= most and report["stack"] == 0, report
 
 
 def test_a_torch_without_cuda_imports_the_packages(built):
