@@ -29,7 +29,7 @@ from predicted_times import BLOCK, GPUS, SCHEDULERS, bandwidth_share
 from ptxas import NVCC, ptxas_report
 from step_counts import predictions
 
-SOURCES = ("speculative_step", "draft_step")
+SOURCES = ("speculative_step", "draft_step", "verify_tree", "draft_children")
 FLAGS = ("-O3", "-std=c++20", "-cubin", "-lineinfo", "-Xptxas", "-v")
 
 
@@ -46,6 +46,8 @@ ORIGINS = {
     "ring": (MAXIMUM, EXPONENTIAL, WAIT, COPY),
     "in place": (MAXIMUM, EXPONENTIAL),
 }
+# Of fused kernels; of the others, they stay or come through the ring.
+NEAR = {"speculative_rows_kernel": ("stay",), "verify_tree_kernel": ("stay", "in place")}
 
 
 def _within(*functions: str) -> Callable[[sass.Block], bool]:
@@ -200,8 +202,7 @@ def counted(kernel: Kernel) -> dict[str, object]:
         found["histogram"] = turn
         found["histogram of 128,256 logits, predicted"] = predicted_filter(kernel.architecture, turn)
     fused = kernel.architecture != "sm_80" and "measure" not in kernel.name
-    near = ("stay",) if "rows" in kernel.name else ("stay", "ring")
-    for origin in near if fused else ("in place",):
+    for origin in NEAR.get(kernel.name, ("stay", "ring")) if fused else ("in place",):
         if path := measuring_turn(kernel, origin):
             found[origin] = {"all": len(path), **Counter(map(kind_of, path))}
             on = (gpu for gpu in GPUS if gpu.architecture == kernel.architecture)

@@ -5,7 +5,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
-#include "arguments.h"
+#include "arguments_tree.h"
 #include "cuda/operations.h"
 
 namespace specdec::cuda {
@@ -28,10 +28,16 @@ void run_draft_step(const DraftStepParams& params, const Tensor& logits) { run_o
 void run_speculative_step(const SpeculativeStepParams& params, const Tensor& logits) {
   run_on(logits, params, speculative_step);
 }
+void run_draft_children(const DraftChildrenParams& params, const Tensor& logits) {
+  run_on(logits, params, draft_children);
+}
+void run_verify_tree(const VerifyTreeParams& params, const Tensor& logits) { run_on(logits, params, verify_tree); }
 
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CUDA, m) {
   m.impl("draft_step", TORCH_BOX(&specdec::draft_step<run_draft_step>));
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));
+  m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
+  m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
 }
 
 #define SPECDEC_STRING_(x) #x

@@ -31,14 +31,22 @@ torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Triton's interpreter takes up to a second for a sequence: without a GPU, of every test's cases on it the first
-    and then every twelfth run every day, the others nightly."""
+    and then every twelfth run every day, the others nightly. Of trees on fibers, it is every fourth."""
     seen: Counter = Counter()
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if "triton" in (params.get("backend"), params.get("fast_backend")) and not torch.cuda.is_available():
-            if seen[item.function] % 12:
-                item.add_marker(pytest.mark.nightly)
-            seen[item.function] += 1
+        trees = (params.get("tree_backend"), params.get("fast"))
+        if "triton" in (params.get("backend"), params.get("fast_backend"), *trees):
+            backend, each = "triton", 12
+        elif "cuda" in trees:
+            backend, each = "cuda", 4
+        else:
+            continue
+        if torch.cuda.is_available():
+            continue
+        if seen[item.function, backend] % each:
+            item.add_marker(pytest.mark.nightly)
+        seen[item.function, backend] += 1
 
 
 def pytest_collection_finish() -> None:

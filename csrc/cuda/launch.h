@@ -31,7 +31,7 @@ inline cudaLaunchConfig_t config_of(int64_t blocks, int threads, int64_t shared,
 }
 
 template <class Kernel>
-Machine machine_of(Kernel* kernel, int device) {
+Machine machine_of(Kernel* kernel, int device, int threads) {
   const auto attribute = [&](cudaDeviceAttr which) {
     int value;
     check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
@@ -49,7 +49,7 @@ Machine machine_of(Kernel* kernel, int device) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
   for (int blocks = 1; blocks <= kMostBlocks; ++blocks) {
     cudaLaunchAttribute cluster;
-    const cudaLaunchConfig_t config = config_of(blocks, kThreads, shared, &cluster, blocks);
+    const cudaLaunchConfig_t config = config_of(blocks, threads, shared, &cluster, blocks);
     // A size that does not fit on this GPU is not an error.
     if (cudaOccupancyMaxActiveClusters(&machine.places[blocks], kernel, &config) != cudaSuccess) {
       machine.places[blocks] = 0;
@@ -59,16 +59,16 @@ Machine machine_of(Kernel* kernel, int device) {
   return machine;
 }
 
-// The same for the current device; each device is asked once.
+// The same for the current device; each device is asked once. `threads`: of the kernel's blocks, at most.
 template <class Kernel>
-Machine current_machine(Kernel* kernel) {
+Machine current_machine(Kernel* kernel, int threads) {
   static std::mutex mutex;
   static std::map<std::pair<Kernel*, int>, Machine> known;
   int device;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const std::lock_guard<std::mutex> lock(mutex);
   const auto key = std::make_pair(kernel, device);
-  if (known.count(key) == 0) known.emplace(key, machine_of(kernel, device));
+  if (known.count(key) == 0) known.emplace(key, machine_of(kernel, device, threads));
   return known.at(key);
 }
 
@@ -79,12 +79,13 @@ void launch_one(void (*kernel)(Work), const Work& work, const cudaLaunchConfig_t
   check(cudaLaunchKernelEx(&on_stream, kernel, work), "launch");
 }
 
+// `measure`: null if `decide` measures, also where it has one block.
 template <class Params, class Memory>
 void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, Memory>), const Params& params,
             void* stream, const Allocate& allocate, void (*by_rows)(Work<Params, Memory>) = nullptr) {
   if (params.batch == 0) return;
-  const Machine machine = current_machine(decide);
   const Items items = Memory::items(params);
+  const Machine machine = current_machine(decide, items.warps * kWarp);
   Work<Params, Memory> work = {params, {}, items.own_copy, nullptr, 0, 0};
   const auto cut = [&](const Cut& cut) {
     Arena arena;
@@ -94,7 +95,7 @@ void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, M
   const Launches how = launches;
   const Plan plan = how == Launches::kPlanned ? plan_of(machine, params.batch, items, cut) : Plan{};
   cudaLaunchAttribute attribute;
-  if (plan.by_rows) current_machine(by_rows);  // sets what it may use
+  if (plan.by_rows) current_machine(by_rows, plan.threads);  // sets what it may use
   if (plan.blocks > 0) {
     return launch_one(plan.by_rows ? by_rows : decide, work,
                       config_of(params.batch * plan.blocks, plan.threads, plan.shared, &attribute, plan.blocks),
@@ -102,10 +103,12 @@ void launch(void (*measure)(Work<Params, Memory>), void (*decide)(Work<Params, M
   }
   work.stride = cut(Cut{kSplitWarps, kSplitWarps, 0});
   work.scratch = allocate(params.batch * work.stride);
-  const bool dependent = how == Launches::kDependent && machine.has_clusters;
+  const bool dependent = how == Launches::kDependent && machine.has_clusters && measure != nullptr;
   work.blocks = measuring_blocks(machine, params.batch, items, dependent);
   const int64_t own_copies = kSplitWarps * items.own_copy;
-  launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &attribute, 0), stream);
+  if (measure != nullptr) {
+    launch_one(measure, work, config_of(params.batch * work.blocks, kSplitThreads, own_copies, &attribute, 0), stream);
+  }
   cudaLaunchConfig_t deciding = config_of(params.batch, kSplitThreads, own_copies, &attribute, 0);
   if (dependent) {
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -21,5 +21,7 @@ inline std::atomic<Launches> launches = Launches::kPlanned;
 
 void draft_step(const DraftStepParams& params, void* stream, const Allocate& allocate);
 void speculative_step(const SpeculativeStepParams& params, void* stream, const Allocate& allocate);
+void draft_children(const DraftChildrenParams& params, void* stream, const Allocate& allocate);
+void verify_tree(const VerifyTreeParams& params, void* stream, const Allocate& allocate);
 
 }  // namespace specdec::cuda

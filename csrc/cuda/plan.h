@@ -14,7 +14,7 @@ constexpr int kAhead = 4;        // slots of a warp whose items do not all fit
 // the microsecond that a decision takes.
 constexpr int64_t kLeastBytes = 24 * 1024;
 constexpr int kNearRows = 3;  // how many decisions' rows are near: of what is read after a rejection, nothing is used
-constexpr int kWarps = kThreads / kWarp, kSplitWarps = kSplitThreads / kWarp;
+constexpr int kSplitWarps = kSplitThreads / kWarp;
 
 // A split launch uses shared memory for own copies only, within the 48 KiB that need no opting in.
 static_assert(kSplitWarps * kBlock * 4 <= 48 * 1024);
@@ -49,7 +49,7 @@ Plan plan_of(const Machine& machine, int64_t batch, const Items& items, const Cu
   if (!machine.has_clusters) return {};
   // With more sequences than multiprocessors, two share one: while one decides, the other one measures.
   const bool many = batch > machine.multiprocessors;
-  const int warps = many ? kWarps / 2 : kWarps;
+  const int warps = many ? items.warps / 2 : items.warps;
   int blocks = 1;
   double soonest = 0.0;
   for (int n = 1; !many && n <= kMostBlocks && (n - 1) * warps < items.most; ++n) {

@@ -38,6 +38,7 @@ struct Items {
   // the target's, or the target's and the draft's. Otherwise 0 rows.
   int64_t of_row = 0;
   int rows = 0;
+  int warps = kThreads / kWarp;  // of a block, at most
 };
 
 // How many slots a warp needs for `rows` rows of n blocks each, which stay until they are decided.

@@ -1,5 +1,5 @@
-"""Loads the compiled extensions. Their static initialisers register ``draft_step`` and ``speculative_step`` of ``ops``
-for tensors on a CPU and on an NVIDIA GPU."""
+"""Loads the compiled extensions. Their static initialisers register the operations of ``ops`` for tensors on a CPU and
+on an NVIDIA GPU."""
 
 from __future__ import annotations
 

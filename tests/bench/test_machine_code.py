@@ -160,6 +160,9 @@ def test_the_measuring_loop_is_short(source):
         assert fused["spilled_bytes"] == 0 and fused["atomic_loops"] == 0
         assert fused["stay"]["exponential and sum"] >= 4 * 32  # of one block
     step = found[f"{source}_kernel"]
-    assert step["ring"]["all"] <= 350 and 0 < step["histogram"] <= 1100
+    elsewhere = "in place" if source == "verify_tree" else "ring"
+    assert step[elsewhere]["all"] <= 350 and 0 < step["histogram"] <= 1100
+    if f"{source}_kernel" not in machine_code.RUNS:
+        return
     barriers, fences = (3, 2) if source == "speculative_step" else (2, 1)
     assert 0 < step["cluster_barriers"] <= barriers and 0 < step["fences"] <= fences

@@ -1,6 +1,6 @@
 """The CUDA kernels on a CPU: compiled by g++ with the host's implementation of csrc/cuda/simt.h, called through ctypes.
 
-``draft_step`` and ``speculative_step`` have the operations' signatures (specdec_kernels/ops.py). The launches take
+The functions in OPERATIONS have the operations' signatures (specdec_kernels/ops.py). The launches take
 turns over the shapes in GRIDS.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from specdec_kernels import api
+from specdec_kernels import api, tree_api
 from specdec_kernels.ops import RULES, SamplingTensors
 
 HERE = Path(__file__).parent
@@ -78,6 +78,24 @@ class SpeculativeStepParams(ctypes.Structure):
     ]  # fmt: skip
 
 
+class VerifyTreeParams(ctypes.Structure):
+    _fields_ = [
+        ("target", LogitRows), ("node_tokens", pointer), ("parents", pointer), ("draft", LogitRows), ("d2t", pointer),
+        ("num_nodes", pointer), ("sampling", SamplingArguments), ("seed", pointer), ("position", pointer),
+        ("batch", int64), ("nodes", int64), ("vocabulary", int64), ("depth", int64), ("rule", int64), ("path", pointer),
+        ("tokens", pointer), ("num_accepted", pointer), ("num_emitted", pointer), ("status", pointer),
+    ]  # fmt: skip
+
+
+class DraftChildrenParams(ctypes.Structure):
+    _fields_ = [
+        ("logits", pointer), ("dtype", int32), ("row_stride", int64), ("batch", int64), ("vocabulary", int64),
+        ("sampling", SamplingArguments), ("drafts", pointer), ("depth", int64), ("d2t", pointer), ("seed", pointer),
+        ("position", pointer), ("offset", pointer), ("width", int64), ("sampled", boolean), ("tokens", pointer),
+        ("log_q", pointer), ("cutoff", pointer), ("lse", pointer), ("status", pointer),
+    ]  # fmt: skip
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled kernels, built once for all test processes, and again if a source has changed. SPECDEC_SIMT_FLAGS:
@@ -91,7 +109,8 @@ def library() -> ctypes.CDLL:
         subprocess.run(["g++", *flags, HERE / "simt.cpp", HERE / "machine.cpp", "-o", mine], check=True)
         mine.replace(built)
     loaded = ctypes.CDLL(str(built))
-    loaded.draft_step.restype = loaded.speculative_step.restype = ctypes.c_char_p
+    for name in OPERATIONS:
+        getattr(loaded, name).restype = ctypes.c_char_p
     return loaded
 
 
@@ -147,9 +166,9 @@ def serve() -> None:
     def operation(stem: str, backend: str, device_type: str) -> Callable:
         if backend != "cuda" or device_type != "cpu":
             return real(stem, backend, device_type)
-        return functools.partial({"draft_step": draft_step, "speculative_step": speculative_step}[stem], **next(_grids))
+        return functools.partial(OPERATIONS[stem], **next(_grids))
 
-    api.operation = operation
+    api.operation = tree_api.operation = operation
 
 
 def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
@@ -211,3 +230,45 @@ def speculative_step(
     )  # fmt: skip
     call("speculative_step", params, blocks, threads, slots, ahead)
     return tokens, num_accepted, status, num_emitted, *logs
+
+
+def draft_children(
+    logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0
+) -> tuple[torch.Tensor, ...]:
+    logits = dense_rows(logits)
+    *sampling, drafts, d2t, seed, position, offset, width, sampled = arguments
+    (batch, vocabulary), keep = logits.shape, []
+    out = (
+        torch.full((batch, width), -7), torch.full((batch, width), float("nan")),
+        *(torch.full((batch,), float("nan")) for _ in range(2)), torch.full((batch,), -7, dtype=torch.int32),
+    )  # fmt: skip
+    params = DraftChildrenParams(
+        logits.data_ptr(), DTYPES[logits.dtype], logits.stride(0) * logits.element_size(), batch, vocabulary,
+        sampling_arguments(SamplingTensors(*sampling), keep), address(drafts, keep),
+        0 if drafts is None else drafts.shape[1], address(d2t, keep), address(seed, keep), address(position, keep),
+        address(offset, keep), width, sampled, *(t.data_ptr() for t in out),
+    )  # fmt: skip
+    call("draft_children", params, blocks, threads, slots)
+    return out
+
+
+def verify_tree(
+    target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, *rest, blocks: int = 2, threads: int = 64,
+    slots: int = 0, ahead: int = 0,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
+    *sampling, seed, position, rule, depth = rest
+    (batch, rows, vocabulary), keep = target_logits.shape, []
+    path, tokens = (torch.full((batch, depth + 1), -7) for _ in range(2))
+    counts = [torch.full((batch,), -7, dtype=torch.int32) for _ in range(3)]
+    params = VerifyTreeParams(
+        logit_rows(target_logits), address(node_tokens, keep), address(parents, keep), logit_rows(draft_logits),
+        address(d2t, keep), address(num_nodes, keep), sampling_arguments(SamplingTensors(*sampling), keep),
+        address(seed, keep), address(position, keep), batch, rows - 1, vocabulary, depth, rule, path.data_ptr(),
+        tokens.data_ptr(), *(t.data_ptr() for t in counts),
+    )  # fmt: skip
+    call("verify_tree", params, blocks, threads, slots)
+    return path, tokens, *counts
+
+
+OPERATIONS = {f.__name__: f for f in (draft_step, speculative_step, draft_children, verify_tree)}

@@ -1,7 +1,9 @@
 // Runs the kernels on fibers; called through ctypes.
 #include "../../csrc/cuda/by_rows.h"
+#include "../../csrc/cuda/draft_children.h"
 #include "../../csrc/cuda/draft_step.h"
 #include "../../csrc/cuda/plan.h"
+#include "../../csrc/cuda/verify_tree.h"
 
 namespace {
 
@@ -11,9 +13,9 @@ using cuda::Work;
 std::string fault;
 
 // A fused launch for `blocks` > 0; else a split one, in which -blocks blocks measure a sequence. A warp has `slots`
-// slots for copies, or, if that is negative, one for each of its items. With `ahead` > 0 and a kernel for it, rows are
-// decided one by one, and a warp has so many slots more than it needs for a decision; if the step cannot be decided so,
-// `ahead` is ignored. Returns the fault, or "".
+// slots for copies, or, if that is negative, one for each of its items. A null `measure`: `decide` measures. With
+// `ahead` > 0 and a kernel for it, rows are decided one by one, and a warp has so many slots more than it needs for a
+// decision; if the step cannot be decided so, `ahead` is ignored. Returns the fault, or "".
 template <class Params, class Memory>
 const char* run(void (*measure)(const Work<Params, Memory>&), void (*decide)(const Work<Params, Memory>&),
                 const Params& params, int blocks, int threads, int slots, uint64_t seed,
@@ -38,8 +40,9 @@ const char* run(void (*measure)(const Work<Params, Memory>&), void (*decide)(con
   std::vector<char> scratch(params.batch * arena.size());
   work.scratch = scratch.data();
   const int64_t size = static_cast<int64_t>(scratch.size());
+  fault.clear();
   for (const auto& [kernel, clusters] : {std::pair{measure, params.batch * -blocks}, std::pair{decide, params.batch}}) {
-    if (fault.empty() || kernel == measure) {
+    if (kernel != nullptr && fault.empty()) {
       fault = simt::run(clusters, 1, threads, own_copies, seed, [&] { kernel(work); }, work.scratch, size);
     }
   }
@@ -56,6 +59,15 @@ extern "C" const char* speculative_step(const SpeculativeStepParams* params, int
                                         int ahead, uint64_t seed) {
   return run(cuda::speculative_measure_kernel, cuda::speculative_step_kernel, *params, blocks, threads, slots, seed,
              cuda::speculative_rows_kernel, ahead);
+}
+
+extern "C" const char* draft_children(const DraftChildrenParams* params, int blocks, int threads, int slots,
+                                      uint64_t seed) {
+  return run(cuda::children_measure_kernel, cuda::draft_children_kernel, *params, blocks, threads, slots, seed);
+}
+
+extern "C" const char* verify_tree(const VerifyTreeParams* params, int blocks, int threads, int slots, uint64_t seed) {
+  return run({}, cuda::verify_tree_kernel, *params, blocks, threads, slots, seed);
 }
 
 // What was done since the last call.
