@@ -11,7 +11,7 @@ from ..types import Backend
 
 # Operations that a backend does not have.
 _TREES = frozenset({"draft_children", "verify_tree"})
-_ABSENT = {Backend.TRITON: _TREES, Backend.CUDA: _TREES}
+_ABSENT = {Backend.CUDA: _TREES}
 
 
 def operations_of(backend: str) -> list[str]:

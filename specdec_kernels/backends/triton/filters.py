@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .core import BLOCK, INFINITY, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, weight
-from .rows import load_limit, load_tokens, stats_row
+from .rows import is_drafted_from, load_limit, load_tokens, stats_row
 
 GROUP = tl.constexpr(4)  # blocks that a pass reads at once; with 8, registers would spill
 LOWEST = tl.constexpr(-2139095041)  # ordered_key(-inf)
@@ -129,5 +129,5 @@ def filter_kernel(
             filter_row(target, b, i + first_row, compact_size, BLOCKS)
     elif draft.ptr is not None:
         b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
-        if i < load_limit(num_drafts_ptr, b, num_rows - 1):
+        if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
             filter_row(draft, b, i + first_row, compact_size, BLOCKS)

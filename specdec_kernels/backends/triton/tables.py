@@ -31,6 +31,8 @@ WARPS = {
     "draft_draw_kernel":   (4, 4, 4, 2),
     "draft_race_kernel":   (4, 4, 4, 2),
     "compact_draw_kernel": (8, 8, 8, 4),
+    "children_kernel":     (4, 4, 4, 2),
+    "verify_tree_kernel":  (8, 8, 8, 4),
 }
 # fmt: on
 
