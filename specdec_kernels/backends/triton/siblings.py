@@ -26,10 +26,12 @@ from .core import (
     row_fault,
 )
 from .draw import draw
-from .filters import GROUP, load_group_max
+from .filters import load_group_max
 from .rows import load_row, load_token, load_tokens, parent_of
 from .tree import find_child, load_nodes
 from .verify import load_q, log_q_of, recover
+
+PAIR = tl.constexpr(2)  # blocks that are weighed at once; with 4, registers would spill
 
 # What is to be done at a row.
 DONE = tl.constexpr(0)
@@ -43,27 +45,27 @@ END = tl.constexpr(4)  # end the path here
 def weigh_row(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, gone, tokens, BLOCKS: tl.constexpr):
     """([BLOCKS] masses of max(0, w p - q) in row j; the mass of q without the ``tokens`` that are ``gone``)."""
     inverse_temperature = inverse(tl.load(step.target.sampling.temperature_ptr + b))
-    its_group = tl.arange(0, BLOCKS // GROUP)[:, None]
-    mass = tl.zeros([BLOCKS // GROUP, GROUP], tl.float32)
+    its_group = tl.arange(0, BLOCKS // PAIR)[:, None]
+    mass = tl.zeros([BLOCKS // PAIR, PAIR], tl.float32)
     left = tl.full([], 0.0, tl.float32)
-    for group in range(0, tl.cdiv(step.target.num_blocks, GROUP)):
-        has_weights = tl.max(load_group_max(step.target, b, j, group), 0) >= p_cutoff
+    for group in range(0, tl.cdiv(step.target.num_blocks, PAIR)):
+        has_weights = tl.max(load_group_max(step.target, b, j, group, PAIR), 0) >= p_cutoff
         if step.draft.d2t_ptr is None:
-            has_weights = has_weights | (tl.max(load_group_max(step.draft, b, j, group), 0) >= q_cutoff)
+            has_weights = has_weights | (tl.max(load_group_max(step.draft, b, j, group, PAIR), 0) >= q_cutoff)
         else:
             has_weights = True
         if has_weights:
-            first = tl.cast(group, tl.int64) * (GROUP * BLOCK)
-            ids = first + tl.arange(0, GROUP * BLOCK)
-            x = load_tokens(step.target, b, j, first, GROUP * BLOCK)
+            first = tl.cast(group, tl.int64) * (PAIR * BLOCK)
+            ids = tl.cast(first, tl.int32) + tl.arange(0, PAIR * BLOCK)
+            x = load_tokens(step.target, b, j, first, PAIR * BLOCK)
             p = probability(x, inverse_temperature, p_lse, p_cutoff)
             q = tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E)
-            total = tl.sum(tl.reshape(residual(w * p, q), [GROUP, BLOCK]), 1)
+            total = tl.sum(tl.reshape(residual(w * p, q), [PAIR, BLOCK]), 1)
             mass = tl.where(its_group == group, total[None, :], mass)
-            missing = tl.min(tl.where((gone != 0) & (tokens >= first), tokens, first + GROUP * BLOCK), 0)
-            while missing < first + GROUP * BLOCK:
+            missing = tl.min(tl.where((gone != 0) & (tokens >= first), tokens, first + PAIR * BLOCK), 0)
+            while missing < first + PAIR * BLOCK:
                 q = tl.where(ids == missing, 0.0, q)
-                missing = tl.min(tl.where((gone != 0) & (tokens > missing), tokens, first + GROUP * BLOCK), 0)
+                missing = tl.min(tl.where((gone != 0) & (tokens > missing), tokens, first + PAIR * BLOCK), 0)
             left += tl.sum(q, 0)
     return tl.reshape(mass, [BLOCKS]), left
 

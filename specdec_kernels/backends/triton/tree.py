@@ -55,7 +55,7 @@ def race_row(rows, b, j, level, largest, cutoff):
     inverse_temperature = inverse(tl.load(sampling.temperature_ptr + b))
     best, token = tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int64)
     for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
-        its_max = load_group_max(rows, b, j, group)
+        its_max = load_group_max(rows, b, j, group, GROUP)
         if tl.max(its_max, 0) >= cutoff:
             first = tl.cast(group, tl.int64) * (GROUP * BLOCK)
             x = tl.reshape(load_tokens(rows, b, j, first, GROUP * BLOCK), [GROUP, BLOCK])
