@@ -31,12 +31,15 @@ torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Triton's interpreter takes up to a second for a sequence: without a GPU, of every test's cases on it the first
-    and then every twelfth run every day, the others nightly."""
+    and then every twelfth run every day, the others nightly. All those of test_trees*.py do, which have hundreds of
+    sequences; test_trees_triton.py, which has few, runs every day."""
     seen: Counter = Counter()
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        if "triton" in (params.get("backend"), params.get("fast_backend")) and not torch.cuda.is_available():
-            if seen[item.function] % 12:
+        trees = item.path.name.startswith("test_trees")
+        names = ("backend", "fast_backend", *(("tree_backend", "fast") if trees else ()))
+        if "triton" in map(params.get, names) and not torch.cuda.is_available():
+            if trees or seen[item.function] % 12:
                 item.add_marker(pytest.mark.nightly)
             seen[item.function] += 1
 

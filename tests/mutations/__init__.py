@@ -21,6 +21,7 @@ from . import (
     tree_attention,
     trees,
     triton,
+    triton_trees,
     verification,
 )
 from .mutation import Mutation
@@ -42,6 +43,7 @@ MUTATIONS: list[Mutation] = [
     *verification.MUTATIONS,
     *trees.MUTATIONS,
     *triton.MUTATIONS,
+    *triton_trees.MUTATIONS,
     *cpu.MUTATIONS,
     *cuda.MUTATIONS,
 ]
