@@ -71,7 +71,7 @@ def test_parents_that_come_too_late(rule):
         assert torch.equal(got, want)
 
 
-def test_rows_of_q_without_children_are_not_read():
+def test_rows_of_q_without_children_have_no_effect():
     inputs = random_tree_step((-1, -1, 0), 3, 6, rule="block", drafter="cpu", top_k=4)
     want = inputs.run("triton")
     inputs.draft_logits[:, 2:] = NAN

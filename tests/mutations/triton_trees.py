@@ -74,10 +74,10 @@ MUTATIONS: list[Mutation] = [
                 "                node = node - 1\n",
                 f"{FILE}::test_filters_and_penalties",
             ),
-            "triton-tree-reads-q-of-leaves": (
+            "triton-tree-q-of-first-children-only": (
                 "        return found > 0",
-                "        return i < limit",
-                f"{FILE}::test_rows_of_q_without_children_are_not_read",
+                "        return found == i",
+                RULES,
             ),
         },
     ),
