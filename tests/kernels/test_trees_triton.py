@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.arrangements import LAYOUTS, NAN
+from support.arrangements import INF, LAYOUTS, NAN
 
 from specdec_kernels import SamplingParams, draft_children
 from specdec_kernels.ops import TREE_RULES
-from specdec_kernels.testing import assert_same_children, assert_same_tree_step, random_tree_step
+from specdec_kernels.testing import TreeInputs, assert_same_children, assert_same_tree_step, random_tree_step
 
 FORK = (-1, -1, 0, 0, 1, 3, -1)
 TABLE = {"table": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
@@ -48,6 +48,7 @@ def test_filters_and_penalties(rule):
 def test_several_blocks(rule):
     """Five blocks are more than one pass reads at once; the children of a flat row are all over them."""
     inputs = random_tree_step((-1, -1, -1, 1), 2, 4500, rule=rule, temperature=1.5, drafter="cpu", random_state=1)
+    inputs.target_logits[..., 4096:] += 3.0
     compare(inputs, width=6)
 
 
@@ -56,6 +57,23 @@ def test_many_are_rejected(rule):
     """A residual of several rejections, which all blocks of 1024 have a part in."""
     inputs = random_tree_step((-1, -1, -1, 0, 1), 3, 2100, rule=rule, similar=False, drafter="cpu", temperature=2.0)
     compare(inputs)
+    options = {"similar": False, "drafter": "cpu", "temperature": 1.5, "random_state": 1}
+    inputs = random_tree_step((-1,) * 4, 10, 8, rule=rule, **options).rows(torch.arange(3))
+    out = compare(inputs)
+    assert (out.path[:, 0] == -1).any()
+
+
+def test_the_residual_of_an_earlier_rejection():
+    """The second child holds the token of the first one, and p and q are equal without it: it is as if it were not
+    there, and the token is drawn from what the first one left of p."""
+    constant = torch.linspace(0, 5, 8)[:, None]
+    target = torch.tensor([[-INF, 1.0, 1.0]]) + constant
+    inputs = TreeInputs(
+        target[:, None].expand(8, 3, 3), torch.zeros(8, 2, dtype=torch.int64), torch.full((8, 2), -1),
+        torch.ones(8, 3, 3), SamplingParams(), torch.arange(8), torch.zeros(8, dtype=torch.int64), rule="token",
+    )  # fmt: skip
+    out = compare(inputs)
+    assert set(out.tokens[:, 0].tolist()) == {1, 2}
 
 
 @pytest.mark.parametrize("rule", ["walk", "block"])

@@ -42,7 +42,11 @@ MUTATIONS: list[Mutation] = [
                 "token = recover(step, b, row, scale",
                 "token = recover(step, b, row * 0, scale",
             ),
-            "triton-tree-recovers-from-what-was-weighed-last": ("& (weighed != scale)", "& (weighed < 0.0)"),
+            "triton-tree-recovers-from-what-was-weighed-last": (
+                "& (weighed != scale)",
+                "& (weighed < 0.0)",
+                f"{FILE}::test_the_residual_of_an_earlier_rejection",
+            ),
         },
     ),
     *mutations(

@@ -49,12 +49,11 @@ def weigh_row(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, gone, tokens, BLO
     mass = tl.zeros([BLOCKS // PAIR, PAIR], tl.float32)
     left = tl.full([], 0.0, tl.float32)
     for group in range(0, tl.cdiv(step.target.num_blocks, PAIR)):
-        has_weights = tl.max(load_group_max(step.target, b, j, group, PAIR), 0) >= p_cutoff
+        kept = True
         if step.draft.d2t_ptr is None:
-            has_weights = has_weights | (tl.max(load_group_max(step.draft, b, j, group, PAIR), 0) >= q_cutoff)
-        else:
-            has_weights = True
-        if has_weights:
+            kept = tl.max(load_group_max(step.target, b, j, group, PAIR), 0) >= p_cutoff
+            kept = kept | (tl.max(load_group_max(step.draft, b, j, group, PAIR), 0) >= q_cutoff)
+        if kept:
             first = tl.cast(group, tl.int64) * (PAIR * BLOCK)
             ids = tl.cast(first, tl.int32) + tl.arange(0, PAIR * BLOCK)
             x = load_tokens(step.target, b, j, first, PAIR * BLOCK)

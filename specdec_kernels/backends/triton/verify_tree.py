@@ -89,7 +89,7 @@ def verify_tree(target_logits, node_tokens, parents, draft_logits, d2t, num_node
                 filter_kernel[(num_rows,)](*both, 0, BLOCKS=blocks, **options("filter_kernel", device, table))
             verify_tree_kernel[(batch,)](
                 step, depth, outputs, RULE=rule, BLOCKS=blocks, NODES=triton.next_power_of_2(max(rows - 1, 1)),
-                COLUMNS=triton.next_power_of_2(depth + 1), **options("verify_tree_kernel", device, table),
+                COLUMNS=triton.next_power_of_2(depth + 1), **options("verify_tree_kernel", device, True),
             )  # fmt: skip
     return outputs
 
