@@ -9,7 +9,7 @@ from importlib import metadata
 
 import torch
 
-from .backends import native, operations_of, unavailable
+from .backends import native, unavailable
 from .types import Backend
 
 
@@ -33,7 +33,6 @@ def build_info() -> dict[str, object]:
             "device": d,
             "available": (why := unavailable(b, d)) is None,
             "reason": why,
-            "operations": operations_of(b),
         }
         for b in Backend
         if b != Backend.AUTO

@@ -47,7 +47,7 @@ def draft_children(
         d2t: as in ``draft_step``.
         sampled: False takes the most likely tokens, the largest logit first (the lowest id of a tie). At temperature 0,
             q is then that of temperature 1 without filters, since the one-hot q would have a single child.
-        backend: as in ``draft_step``; ``triton`` does not have this operation.
+        backend: as in ``draft_step``.
 
     Returns:
         DraftChildren: tokens [B, width] int64, log_q [B, width] float32, cutoff, lse [B] float32, status [B] int32. A
@@ -132,7 +132,7 @@ def verify_tree(
         table: as in ``draft_step``; in the row of a node, this node and its ancestors count as generated.
         depth: D, how many nodes a path has at most: those further down are no candidates. None: N.
         rule: ``walk``, ``token`` or ``block``.
-        backend: as in ``draft_step``; ``triton`` does not have this operation.
+        backend: as in ``draft_step``.
 
     Returns:
         TreeStep: path [B, D+1] int64 (the accepted nodes, then -1), tokens [B, D+1] int64 (their tokens, one recovered

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 
 import pytest  # noqa: E402
 import simt.kernels  # noqa: E402
-from support import BACKENDS, FAST_BACKENDS, TREE_BACKENDS  # noqa: E402
+from support import BACKENDS, FAST_BACKENDS  # noqa: E402
 
 if not torch.cuda.is_available():
     from support.interpreter import patch_once_a_launch
@@ -31,20 +31,24 @@ torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Triton's interpreter takes up to a second for a sequence: without a GPU, of every test's cases on it the first
-    and then every twelfth run every day, the others nightly. Of trees on fibers, it is every fourth."""
+    and then every twelfth run every day, the others nightly. Of trees on fibers, it is every fourth, and none of those
+    of test_trees*.py on the interpreter, which have hundreds of sequences; test_trees_triton.py has few."""
+    if torch.cuda.is_available():
+        return
     seen: Counter = Counter()
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        trees = (params.get("tree_backend"), params.get("fast"))
-        if "triton" in (params.get("backend"), params.get("fast_backend"), *trees):
+        trees = item.path.name.startswith("test_trees")
+        of_trees = [params.get(name) for name in ("tree_backend", "fast") if trees]
+        if "triton" in (params.get("backend"), params.get("fast_backend")):
             backend, each = "triton", 12
-        elif "cuda" in trees:
+        elif "triton" in of_trees:
+            backend, each = "triton", None
+        elif "cuda" in of_trees:
             backend, each = "cuda", 4
         else:
             continue
-        if torch.cuda.is_available():
-            continue
-        if seen[item.function, backend] % each:
+        if each is None or seen[item.function, backend] % each:
             item.add_marker(pytest.mark.nightly)
         seen[item.function, backend] += 1
 
@@ -71,7 +75,7 @@ def fast_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=TREE_BACKENDS)
+@pytest.fixture(params=BACKENDS)
 def tree_backend(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -69,7 +69,6 @@ class SpeculativeDecoder:
         tree: N, the nodes of a tree of drafts that each step verifies, >= 1; None: chains. ``draft`` must be a drafter
             that proposes trees. ``num_drafts`` is then the most nodes of a path. For a target that cannot be fed a
             tree, a RuntimeWarning says why, and each step drafts the chain that the drafter likes best.
-            ``verify_tree`` is slow on a GPU (backend "reference").
         compile: whether decoding forwards of the target, and of a draft model or a drafter's model, go through
             ``torch.compile``, as one graph for all lengths. The first forwards can then take minutes.
 

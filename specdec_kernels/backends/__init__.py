@@ -6,17 +6,8 @@ import functools
 
 import torch
 
-from ..ops import SCHEMAS, handle
+from ..ops import handle
 from ..types import Backend
-
-# Operations that a backend does not have.
-_TREES = frozenset({"draft_children", "verify_tree"})
-_ABSENT = {Backend.TRITON: _TREES}
-
-
-def operations_of(backend: str) -> list[str]:
-    """The operations that a backend has, by name."""
-    return sorted(SCHEMAS.keys() - _ABSENT.get(Backend(backend), frozenset()))
 
 
 def unavailable(backend: str, device_type: str) -> str | None:
@@ -70,20 +61,13 @@ vars(_suffix)["_dynamo_marked_constant"] = True
 @functools.cache
 def _loaded(stem: str, backend: str, device_type: str) -> str:
     """The suffix that this backend's operations have in ``ops``. Registers them, if Python implements them."""
-
-    def why_not(backend: str) -> str | None:
-        if stem not in operations_of(backend):
-            having = ", ".join(repr(str(b)) for b in Backend if b != Backend.AUTO and stem in operations_of(b))
-            return f"it has no {stem}; allowed: {having}"
-        return unavailable(backend, device_type)
-
     if backend not in Backend._value2member_map_:
         allowed = ", ".join(repr(str(b)) for b in Backend)
         raise ValueError(f"backend: got {backend!r}, allowed: {allowed}")
     if backend == Backend.AUTO:
         fastest = (Backend.CPU,) if device_type == "cpu" else (Backend.CUDA, Backend.TRITON)
-        backend = next((b for b in fastest if why_not(b) is None), Backend.REFERENCE)
-    elif (reason := why_not(backend)) is not None:
+        backend = next((b for b in fastest if unavailable(b, device_type) is None), Backend.REFERENCE)
+    elif (reason := unavailable(backend, device_type)) is not None:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:
         case Backend.REFERENCE:

@@ -133,6 +133,7 @@ def test_auto_on_a_gpu(monkeypatch, able, chosen):
     choose = backends._loaded.__wrapped__
     assert choose("draft_step", "auto", "cuda") == chosen
     if "cuda" not in able:
+        assert choose("verify_tree", "auto", "cuda") == chosen
         with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: no cuda, cuda"):
             choose("draft_step", "cuda", "cuda")
 

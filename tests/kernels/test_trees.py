@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 import torch
-from support import TREE_BACKENDS
+from support import FAST_BACKENDS
 from support.arrangements import LAYOUTS, NAN, identical
 from support.exact import Rows
 
-from specdec_kernels import SamplingParams, build_info, draft_children, draft_step, verify_tree
+from specdec_kernels import SamplingParams, draft_children, draft_step, verify_tree
 from specdec_kernels.backends import reference
 from specdec_kernels.ops import TREE_RULES
 from specdec_kernels.testing import (
@@ -123,12 +123,9 @@ def test_no_number_serves_twice(monkeypatch, rule):
 # ---- Backends --------------------------------------------------------------------------------------------------------
 
 
-FAST = [b for b in TREE_BACKENDS if b != "reference"]
-
-
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("rule", TREE_RULES)
-@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("fast", FAST_BACKENDS)
 def test_parity(fast, rule, sampling):
     near_ties = sequences = 0
     dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float16))
@@ -154,7 +151,7 @@ def test_parity(fast, rule, sampling):
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("fast", FAST)
+@pytest.mark.parametrize("fast", FAST_BACKENDS)
 def test_parity_where_many_are_rejected(fast, rule):
     """Several siblings that are far from the target's favourites, of a whole and of a reduced vocabulary."""
     for vocabulary, reduced in ((7, 0), (7, 5), (1500, 0), (1500, 1030)):
@@ -187,12 +184,3 @@ def test_threads_change_nothing(rule):
         torch.set_num_threads(threads)
         results.append([*inputs.run("cpu"), *inputs.draft(inputs.target_logits[:, 0], 0, (), 5, "cpu")])
     assert identical(results[1], results[0]) and identical(results[2], results[0])
-
-
-def test_build_info_lists_the_operations():
-    operations = {b["backend"]: b["operations"] for b in build_info()["backends"]}
-    assert {b for b, names in operations.items() if "verify_tree" in names} == set(TREE_BACKENDS)
-    common = {"seed": 0, "position": 0, "offset": 0}
-    for backend in operations.keys() - set(TREE_BACKENDS):
-        with pytest.raises(RuntimeError, match=f"^backend '{backend}' cannot run here: it has no draft_children; all"):
-            draft_children(torch.zeros(1, 3), 1, SamplingParams(), **common, backend=backend)

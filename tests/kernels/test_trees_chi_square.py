@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 import torch
 from specdec.evaluation.verify.chi_square import ChiSquare, chi_square, detectable_bias
-from support.cells import DRAWS, GENERATED, LEVEL, NIGHTLY, ROWS, SETTINGS, STATISTICS, TEMPERATURES, marginal
+from support.cells import (
+    BIG_BACKENDS,
+    DRAWS,
+    GENERATED,
+    LEVEL,
+    NIGHTLY,
+    ROWS,
+    SETTINGS,
+    STATISTICS,
+    TEMPERATURES,
+    marginal,
+)
 from support.exact import Context, Setting, params_of, table_of
 
 from specdec_kernels import SamplingParams, TokenTable, draft_children, verify_tree
@@ -140,19 +151,15 @@ def counted(cells: Cells, backend: str, draws: int) -> list[dict]:
     ]
 
 
-FAST = ("cpu",)  # the others are compared with it and with the reference (test_trees.py)
-TREE_BACKENDS = ("reference", *FAST)
-
-
 @pytest.mark.parametrize("cells", CELLS, ids=str)
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("backend", BIG_BACKENDS)
 def test_one_step(backend, cells):
     check_cells(cells, backend, DRAWS // 5)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cells", CELLS, ids=str)
-@pytest.mark.parametrize("backend", TREE_BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", *BIG_BACKENDS])
 def test_one_step_of_many(backend, cells):
     check_cells(cells, backend, DRAWS // 5 if backend == "reference" else NIGHTLY // 20)
 
@@ -168,7 +175,7 @@ def check_cells(cells: Cells, backend: str, draws: int) -> None:
 @pytest.mark.parametrize(
     ("rule", "published"), [("token", multi_round_distribution), ("block", traversal_distribution)]
 )
-@pytest.mark.parametrize("backend", TREE_BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", *BIG_BACKENDS])
 def test_second_children_of_a_peaked_q(backend, rule, published):
     """The first child takes all of q but 2e-5, and the second one is tested against what is left. In float32, a
     difference from 1 would be wrong by a fifth."""
@@ -256,7 +263,7 @@ def results(decoding: Decoding, backend: str, draws: int, **more) -> Iterator[tu
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
-@pytest.mark.parametrize("backend", TREE_BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", *BIG_BACKENDS])
 def test_whole_texts(backend, decoding):
     """The reference is slow, and its distributions are enumerated; what is tested here is its noise."""
     for name, result in results(decoding, backend, DRAWS // 50 if backend == "reference" else DRAWS // 2):
@@ -265,7 +272,7 @@ def test_whole_texts(backend, decoding):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("backend", BIG_BACKENDS)
 def test_whole_texts_of_many(backend, decoding):
     for name, result in results(decoding, backend, NIGHTLY // 4):
         assert result.p_value > LEVEL, (name, result)

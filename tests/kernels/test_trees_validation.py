@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import TREE_BACKENDS
+from support import BACKENDS
 from test_validation import B, V, check_refused, longs, table, zeros
 
 from specdec_kernels import SamplingParams, draft_children, verify_tree
@@ -105,7 +105,7 @@ def test_what_does_not_go_together():
 
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 TREE = (-1, -1, 0, 1, 1)
-REGISTERED = [b for b in TREE_BACKENDS if b != "cuda"]  # as operators for CPU tensors
+REGISTERED = [b for b in BACKENDS if b != "cuda"]  # as operators for CPU tensors
 
 
 @pytest.mark.parametrize("rule", TREE_RULES)

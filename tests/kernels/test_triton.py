@@ -19,12 +19,18 @@ from support import ROOT
 
 from specdec_kernels import Rule, SamplingParams, draft_step
 from specdec_kernels.backends.reference_distribution import cutoff_of
-from specdec_kernels.testing import assert_same_step, assert_statistics_close, device_of, random_step
+from specdec_kernels.testing import (
+    assert_same_step,
+    assert_statistics_close,
+    device_of,
+    random_step,
+    random_tree_step,
+)
 
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
 KERNELS = {
     "stats_kernel", "filter_kernel", "residual_kernel", "race_kernel", "draft_draw_kernel", "draft_race_kernel",
-    "compact_draw_kernel",
+    "compact_draw_kernel", "children_kernel", "verify_tree_kernel",
 }  # fmt: skip
 INF = float("inf")
 
@@ -94,8 +100,7 @@ def test_each_gpu_has_its_launches(monkeypatch, capability, hip, family, limited
 @pytest.fixture
 def launched(monkeypatch) -> list[str]:
     """The names of the kernels launched so far."""
-    from specdec_kernels.backends.triton import draft_step as draft_module
-    from specdec_kernels.backends.triton import speculative_step as step_module
+    from specdec_kernels.backends import triton as modules
 
     names: list[str] = []
 
@@ -107,7 +112,7 @@ def launched(monkeypatch) -> list[str]:
             names.append(self.name)
             return self.kernel[grid]
 
-    for module in (draft_module, step_module):
+    for module in (modules.draft_children, modules.draft_step, modules.speculative_step, modules.verify_tree):
         for name in KERNELS & set(vars(module)):
             monkeypatch.setattr(module, name, Counting(name, getattr(module, name)))
     return names
@@ -142,8 +147,27 @@ def test_at_most_three_launches(launched, rule):
             assert launched == ["stats_kernel", "filter_kernel", "compact_draw_kernel"]
 
 
+def test_launches_of_trees(launched):
+    """Two, with filters three, and none for an empty batch."""
+    for filters in ({}, {"top_k": 2}):
+        inputs = random_tree_step((-1, 0), 1, 5, rule="block", drafter="cpu", **filters)
+        first = ["stats_kernel", "filter_kernel"] if filters else ["stats_kernel"]
+        launched.clear()
+        inputs.run("triton")
+        assert launched == [*first, "verify_tree_kernel"]
+        launched.clear()
+        inputs.draft(inputs.target_logits[:, 1], 1, (0,), 2, "triton")
+        assert launched == [*first, "children_kernel"]
+    launched.clear()
+    inputs.map(lambda t: t[:0]).run("triton")
+    assert launched == []
+
+
 def outcomes(rule: str) -> list[torch.Tensor]:
-    """Results of a step over two blocks (greedy, filtered and without drafts), and of a draft."""
+    """Results of a step over two blocks (greedy, filtered and without drafts), and of a draft; or of children."""
+    if rule == "children":
+        tree = random_tree_step((-1,), 2, 1100, rule="token", temperature=(0.0, 1.3), drafter="cpu")
+        return list(tree.draft(tree.target_logits[:, 0], 0, (), 3, "triton"))
     options = {"temperature": (0.0, 0.7, 1.3), "min_p": (0.0, 0.01, 0.0), "log_probs": True}
     inputs = random_step(3, 1, 1100, rule=rule, **options).replace(num_drafts=torch.tensor([1, 1, 0]))
     drafted = inputs.draft(inputs.target_logits[:, 1], 1, "triton")
@@ -154,7 +178,7 @@ def identical(results: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     return all(torch.equal(a.nan_to_num(-9), b.nan_to_num(-9)) for a, b in zip(results, others, strict=True))
 
 
-@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("rule", [*Rule, "children"])
 def test_any_program_may_be_the_last(monkeypatch, rule):
     """The interpreter runs programs in order. Here it runs them backwards, and starting in the middle."""
     if torch.cuda.is_available():
@@ -175,7 +199,7 @@ def test_any_program_may_be_the_last(monkeypatch, rule):
     assert moved > 0
 
 
-@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("rule", [*Rule, "children"])
 def test_scratch_may_hold_anything(rule):
     """No scratch memory is read before it is written, and counters of arrivals are set to 0."""
     usual = outcomes(rule)

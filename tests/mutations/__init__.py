@@ -22,6 +22,7 @@ from . import (
     tree_growth,
     trees,
     triton,
+    triton_trees,
     verification,
 )
 from .mutation import Mutation
@@ -44,6 +45,7 @@ MUTATIONS: list[Mutation] = [
     *verification.MUTATIONS,
     *trees.MUTATIONS,
     *triton.MUTATIONS,
+    *triton_trees.MUTATIONS,
     *cpu.MUTATIONS,
     *cuda.MUTATIONS,
 ]

@@ -5,4 +5,3 @@ from pathlib import Path
 BACKENDS = ("reference", "cpu", "triton", "cuda")
 FAST_BACKENDS = BACKENDS[1:]  # those that are compared with the reference
 ROOT = Path(__file__).resolve().parents[2]
-TREE_BACKENDS = ("reference", "cpu", "cuda")  # those that have the operations on trees

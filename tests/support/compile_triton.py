@@ -22,11 +22,13 @@ from specdec.models import compaction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
+from specdec_kernels.backends.triton import draft_children as children_module
 from specdec_kernels.backends.triton import draft_step as draft_module
 from specdec_kernels.backends.triton import speculative_step as step_module
 from specdec_kernels.backends.triton import tables
-from specdec_kernels.ops import RULES
-from specdec_kernels.testing import StepInputs, random_step
+from specdec_kernels.backends.triton import verify_tree as tree_module
+from specdec_kernels.ops import RULES, TREE_RULES
+from specdec_kernels.testing import StepInputs, TreeInputs, random_step, random_tree_step
 
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
@@ -113,7 +115,7 @@ def compile_compaction(target: GPUTarget) -> None:
 
 def compile_variants(target: GPUTarget, few: bool) -> None:
     compile_compaction(target)
-    for module in (draft_module, step_module):
+    for module in (draft_module, step_module, children_module, tree_module):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name), target))
 
@@ -125,7 +127,21 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         step_module.speculative_step(*inputs.operands())
         return inputs
 
+    def tree(inputs: TreeInputs, rules: tuple[str, ...]) -> None:
+        for rule in rules:
+            its_inputs = inputs.replace(rule=rule, draft_logits=None if rule == "walk" else inputs.draft_logits)
+            tree_module.verify_tree(*its_inputs.operands())
+        children(inputs, sampled=False)
+        children(inputs, sampled=True)
+
+    def children(inputs: TreeInputs, sampled: bool) -> None:
+        rest = (inputs.node_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, inputs.seed, 3, sampled)
+        children_module.draft_children(inputs.draft_logits[:, 1], *inputs.sampling(), *rest)
+
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
+    fork = functools.partial(
+        random_tree_step, (-1, -1, 0, 1, 2, 2), 2, 128_256, rule="token", dtype=torch.bfloat16, drafter="cpu"
+    )
     filters, penalties = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}, {"table": 9, "repetition_penalty": 1.1}
     if few:
         coupled = step(rule="coupled", **filters, **penalties)
@@ -135,6 +151,7 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         draft(block, coupled.target_logits[:, 0])
         verify(block)
         verify(coupled)
+        tree(fork(), rules=("block",))
         return
     full = verify(step(draft_dtype=torch.float16, stats=True))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -149,6 +166,12 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
     verify(step(rule="coupled", log_probs=True))
     # Sizes and strides of 1 are constants of the kernel.
     verify(random_step(1, 1, 1, table=1, compact=1))
+    tree(fork(), TREE_RULES)
+    tree(fork(reduced=5000, **filters, **penalties).replace(num_nodes=torch.tensor([6, 2])), TREE_RULES)
+    tree(random_tree_step((-1,) * 300, 1, 128_256, rule="token", drafter="cpu"), ("walk", "block"))
+    tree(random_tree_step((-1,), 1, 1, rule="token", drafter="cpu", table=1), ("token",))
+    verify_root = random_tree_step((), 1, 1, rule="token").replace(draft_logits=torch.zeros(1, 1, 1))
+    tree_module.verify_tree(*verify_root.operands())
 
 
 if __name__ == "__main__":

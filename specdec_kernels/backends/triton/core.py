@@ -22,6 +22,11 @@ TOKEN_RULE = tl.constexpr(0)
 BLOCK_RULE = tl.constexpr(1)
 COUPLED_RULE = tl.constexpr(2)
 
+# Indices in specdec_kernels.ops.TREE_RULES.
+TREE_WALK = tl.constexpr(0)
+TREE_TOKEN = tl.constexpr(1)
+TREE_BLOCK = tl.constexpr(2)
+
 # specdec_kernels.Status
 TARGET_NAN = tl.constexpr(1)
 TARGET_POSITIVE_INFINITY = tl.constexpr(2)
@@ -214,3 +219,29 @@ def residual(p, q):
     """max(0, p - q); 0 if q is NaN."""
     difference = p - q
     return tl.where(difference > 0.0, difference, 0.0)
+
+
+# ---- Rejected siblings in a tree (core/tree.h) ---------------------------------------------------------------
+# After rejections, p is max(0, p - t q) of the row's own p and q, divided by its ``mass``, and q is that without the
+# rejected children, divided by what is ``left`` of it. ``scale`` is 1 / t, infinite before the first rejection, and
+# ``h`` the joint ratio of the path to the row, always 1 in rule `token`.
+
+
+@triton.jit
+def child_ratio(h, scale, mass, left, log_p, log_q):
+    """h p(x) / q(x) for the next child x, with p and q as they are after the rejections."""
+    beyond = tl.exp(log_p - log_q) - 1.0 / scale
+    return tl.where(beyond > 0.0, h * beyond * left / mass, 0.0)
+
+
+@triton.jit
+def next_scale(h, scale, mass, left):
+    """The scale after another rejection. The first one's is h, as in a chain."""
+    of_child = h * left
+    return of_child / (of_child / scale + mass)
+
+
+@triton.jit
+def ratio_after_rejection(h, mass, new_scale, weight):
+    """Rule `block`: h after another rejection, of which ``weight`` = sum max(0, new_scale p - q) is left."""
+    return keep_probability(h, weight * (h / (new_scale * mass)))

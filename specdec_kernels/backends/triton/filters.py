@@ -12,16 +12,16 @@ import triton
 import triton.language as tl
 
 from .core import BLOCK, INFINITY, from_ordered_key, inverse, min_p_cutoff, ordered_key, row_fault, weight
-from .rows import load_limit, load_tokens, stats_row
+from .rows import is_drafted_from, load_limit, load_tokens, stats_row
 
 GROUP = tl.constexpr(4)  # blocks that a pass reads at once; with 8, registers would spill
 LOWEST = tl.constexpr(-2139095041)  # ordered_key(-inf)
 
 
 @triton.jit
-def load_group_max(rows, b, j, group):
-    """[GROUP] largest logits, one for each block of the group."""
-    block = group * GROUP + tl.arange(0, GROUP)
+def load_group_max(rows, b, j, group, SIZE: tl.constexpr):
+    """[SIZE] largest logits, one for each block of the group."""
+    block = group * SIZE + tl.arange(0, SIZE)
     at = stats_row(rows, b, j) * rows.num_blocks + block
     return tl.load(rows.max_ptr + at, mask=block < rows.num_blocks, other=-INFINITY)
 
@@ -34,7 +34,7 @@ def weigh(rows, b, j, low, middle, largest, inverse_temperature, COUNT: tl.const
     above = tl.full([GROUP * BLOCK], 0x7FFFFFFF, tl.int32)
     below = tl.full([GROUP * BLOCK], LOWEST, tl.int32)
     for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
-        if tl.max(ordered_key(load_group_max(rows, b, j, group)), 0) >= low:
+        if tl.max(ordered_key(load_group_max(rows, b, j, group, GROUP)), 0) >= low:
             x = load_tokens(rows, b, j, tl.cast(group, tl.int64) * (GROUP * BLOCK), GROUP * BLOCK)
             key = ordered_key(x)
             w = 1.0 if COUNT else weight(x, largest, inverse_temperature)
@@ -100,7 +100,7 @@ def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
     tl.store(rows.cutoff_ptr + row, cutoff)
     if (cutoff > -INFINITY) & (size == 0):  # a compact q is weighed when it is drawn from
         for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
-            its_max = load_group_max(rows, b, j, group)
+            its_max = load_group_max(rows, b, j, group, GROUP)
             total = tl.zeros([GROUP], tl.float32)
             if tl.max(its_max, 0) >= cutoff:
                 x = load_tokens(rows, b, j, tl.cast(group, tl.int64) * (GROUP * BLOCK), GROUP * BLOCK)
@@ -129,5 +129,5 @@ def filter_kernel(
             filter_row(target, b, i + first_row, compact_size, BLOCKS)
     elif draft.ptr is not None:
         b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
-        if i < load_limit(num_drafts_ptr, b, num_rows - 1):
+        if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
             filter_row(draft, b, i + first_row, compact_size, BLOCKS)

@@ -30,9 +30,14 @@ def padded_blocks(num_blocks: int) -> int:
 
 
 def sampling_on_device(
-    sampling: ops.SamplingTensors, seed: torch.Tensor, position: torch.Tensor, drafts: torch.Tensor
+    sampling: ops.SamplingTensors,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor | None = None,
 ) -> Sampling:
-    """``drafts``: [B, any], the step's drafts; row j counts the first j of them as generated."""
+    """``drafts``: [B, any], the step's drafts; row j counts the first j of them as generated. With ``parents`` [B, any]
+    they are the nodes of trees; row j counts node j - 1 and its ancestors."""
     columns: list[torch.Tensor | None] = [None] * 4
     num_entries = 0
     if (table := sampling.table()) is not None:
@@ -48,6 +53,7 @@ def sampling_on_device(
         ids_column, bias_column, in_prompt_column, count_column, num_entries,
         contiguous(sampling.ends), 0 if sampling.ends is None else sampling.ends.shape[1],
         contiguous(sampling.first_end), seed.contiguous(), position.contiguous(), drafts.contiguous(), drafts.shape[1],
+        contiguous(parents),
     )  # fmt: skip
 
 

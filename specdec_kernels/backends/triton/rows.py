@@ -28,8 +28,9 @@ class Sampling(NamedTuple):
     first_end_ptr: Any  # [B]
     seed_ptr: Any  # [B]
     position_ptr: Any  # [B], of the step's first token
-    drafts_ptr: Any  # [B, drafts_stride], the step's drafts
+    drafts_ptr: Any  # [B, drafts_stride], the step's drafts, or the nodes of a tree
     drafts_stride: Any
+    parents_ptr: Any  # [B, drafts_stride], the nodes that those of a tree are children of; None: no tree
 
 
 class Rows(NamedTuple):
@@ -79,16 +80,34 @@ def target_ids(rows, index):
 
 
 @triton.jit
+def parent_of(sampling, b, node):
+    """-1 for a child of the root, and where the parent does not come before the child, so that no path is endless."""
+    parent = tl.load(sampling.parents_ptr + b * sampling.drafts_stride + node).to(tl.int32)
+    return tl.where((parent >= 0) & (parent < node), parent, -1)
+
+
+@triton.jit
 def adjusted(x, ids, sampling, b, j):
-    """Logits ``x`` of the tokens ``ids`` (a scalar or a vector) of row (b, j) after bias and penalties."""
+    """Logits ``x`` of the tokens ``ids`` (a scalar or a vector) of row (b, j) after bias and penalties: those after the
+    first j drafts, in a tree after node j - 1 and its ancestors."""
     if sampling.ids_ptr is not None:
         place, listed = find(sampling.ids_ptr + b * sampling.num_entries, sampling.num_entries, ids)
         at = b * sampling.num_entries + place
         bias = tl.load(sampling.bias_ptr + at, mask=listed, other=0.0)
         in_prompt = tl.load(sampling.in_prompt_ptr + at, mask=listed, other=0)
         count = tl.load(sampling.count_ptr + at, mask=listed, other=0)
-        for i in range(0, j.to(tl.int32)):
-            count += (ids == tl.load(sampling.drafts_ptr + b * sampling.drafts_stride + i)).to(tl.int32)
+        generated = j.to(tl.int32)
+        if sampling.parents_ptr is None:
+            for i in range(0, generated):
+                count += (ids == tl.load(sampling.drafts_ptr + b * sampling.drafts_stride + i)).to(tl.int32)
+        else:
+            node = generated - 1
+            generated = node * 0
+            while node >= 0:
+                token = tl.load(sampling.drafts_ptr + b * sampling.drafts_stride + node)
+                count += (ids == token).to(tl.int32)
+                generated += 1
+                node = parent_of(sampling, b, node)
         repetition, presence, frequency = tl.full([], 1.0, tl.float32), 0.0, 0.0
         if sampling.penalties_ptr is not None:
             repetition = tl.load(sampling.penalties_ptr + b * 3)
@@ -96,7 +115,7 @@ def adjusted(x, ids, sampling, b, j):
             frequency = tl.load(sampling.penalties_ptr + b * 3 + 2)
         x = adjust(x, bias, in_prompt, count, repetition, presence, frequency)
         if sampling.ends_ptr is not None:
-            early = tl.load(sampling.position_ptr + b) + j < tl.load(sampling.first_end_ptr + b)
+            early = tl.load(sampling.position_ptr + b) + generated < tl.load(sampling.first_end_ptr + b)
             for i in range(0, sampling.num_ends):
                 x = tl.where(early & (ids == tl.load(sampling.ends_ptr + b * sampling.num_ends + i)), -INFINITY, x)
     return x
@@ -199,6 +218,22 @@ def load_limit(num_drafts_ptr, b, num_drafts):
         return tl.minimum(tl.load(num_drafts_ptr + b), num_drafts).to(tl.int32)
 
 
+@triton.jit
+def is_drafted_from(draft, b, i, limit):
+    """Whether any of the ``limit`` drafts that count was drawn from row i of q: in a tree, a node's children were."""
+    if draft.sampling.parents_ptr is None:
+        return i < limit
+    else:
+        first, found = i.to(tl.int32), tl.full([], 0, tl.int32)
+        while (first < limit) & (found == 0):
+            node = first + tl.arange(0, 128)  # children come after their parent, which is node i - 1
+            at = b * draft.sampling.drafts_stride + node
+            parent = tl.load(draft.sampling.parents_ptr + at, mask=node < limit, other=-2)
+            found = tl.max((parent == i - 1).to(tl.int32), 0)
+            first += 128
+        return found > 0
+
+
 @triton.jit(do_not_specialize=["first_row"])
 def stats_kernel(
     target,  # Rows
@@ -222,5 +257,6 @@ def stats_kernel(
     elif draft.ptr is not None:
         b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
         # Greedy sequences treat drafts as one-hot, whatever the draft logits are.
-        if (i < load_limit(num_drafts_ptr, b, num_rows - 1)) & (tl.load(draft.sampling.temperature_ptr + b) != 0.0):
-            store_block_stats(draft, b, i + first_row, block)
+        if tl.load(draft.sampling.temperature_ptr + b) != 0.0:
+            if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
+                store_block_stats(draft, b, i + first_row, block)

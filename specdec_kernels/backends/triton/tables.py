@@ -31,6 +31,8 @@ WARPS = {
     "draft_draw_kernel":   (4, 4, 4, 2),
     "draft_race_kernel":   (4, 4, 4, 2),
     "compact_draw_kernel": (8, 8, 8, 4),
+    "children_kernel":     (4, 4, 4, 2),
+    "verify_tree_kernel":  (8, 8, 8, 4),
 }
 # fmt: on
 
@@ -48,7 +50,7 @@ def family(device: torch.device) -> str:
 
 
 def options(kernel: str, device: torch.device, table: bool) -> dict[str, int]:
-    """Options for the launch of ``kernel``. ``table``: whether there is a ``TokenTable``."""
+    """Options for the launch of ``kernel``. ``table``: whether there is a ``TokenTable``, or as much in registers."""
     its_family = family(device)
     num_warps = _overrides.get(kernel) or WARPS[kernel][FAMILIES.index(its_family)]
     if its_family == "amd" or not table:

@@ -1,0 +1,188 @@
+"""Rules `token` and `block` of trees (docs/numerics.md): a row's children are tested in turn, and each that is rejected
+changes p and q for the next ones. With `block`, a row's own node is tested after everything below it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .core import (
+    BLOCK,
+    DRAFT_FLAG_FACTOR,
+    DRAFT_ZERO_PROBABILITY,
+    INFINITY,
+    LOG2E,
+    RECOVER_BLOCK,
+    RECOVER_TOKEN,
+    TREE_BLOCK,
+    accept_noise,
+    child_ratio,
+    inverse,
+    log_probability,
+    next_scale,
+    probability,
+    ratio_after_rejection,
+    residual,
+    row_fault,
+)
+from .draw import draw
+from .filters import load_group_max
+from .rows import load_row, load_token, load_tokens, parent_of
+from .tree import find_child, load_nodes
+from .verify import load_q, log_q_of, recover
+
+PAIR = tl.constexpr(2)  # blocks that are weighed at once; with 4, registers would spill
+
+# What is to be done at a row.
+DONE = tl.constexpr(0)
+LOOK = tl.constexpr(1)  # test the next child
+REJECT = tl.constexpr(2)  # reject the present child
+BACK = tl.constexpr(3)  # go back to the row above, and reject the row's own node
+END = tl.constexpr(4)  # end the path here
+
+
+@triton.jit
+def weigh_row(step, b, j, w, p_lse, p_cutoff, q_lse, q_cutoff, gone, tokens, BLOCKS: tl.constexpr):
+    """([BLOCKS] masses of max(0, w p - q) in row j; the mass of q without the ``tokens`` that are ``gone``)."""
+    inverse_temperature = inverse(tl.load(step.target.sampling.temperature_ptr + b))
+    its_group = tl.arange(0, BLOCKS // PAIR)[:, None]
+    mass = tl.zeros([BLOCKS // PAIR, PAIR], tl.float32)
+    left = tl.full([], 0.0, tl.float32)
+    for group in range(0, tl.cdiv(step.target.num_blocks, PAIR)):
+        kept = True
+        if step.draft.d2t_ptr is None:
+            kept = tl.max(load_group_max(step.target, b, j, group, PAIR), 0) >= p_cutoff
+            kept = kept | (tl.max(load_group_max(step.draft, b, j, group, PAIR), 0) >= q_cutoff)
+        if kept:
+            first = tl.cast(group, tl.int64) * (PAIR * BLOCK)
+            ids = tl.cast(first, tl.int32) + tl.arange(0, PAIR * BLOCK)
+            x = load_tokens(step.target, b, j, first, PAIR * BLOCK)
+            p = probability(x, inverse_temperature, p_lse, p_cutoff)
+            q = tl.exp2(log_q_of(step, b, j, ids, q_lse, q_cutoff) * LOG2E)
+            total = tl.sum(tl.reshape(residual(w * p, q), [PAIR, BLOCK]), 1)
+            mass = tl.where(its_group == group, total[None, :], mass)
+            missing = tl.min(tl.where((gone != 0) & (tokens >= first), tokens, first + PAIR * BLOCK), 0)
+            while missing < first + PAIR * BLOCK:
+                q = tl.where(ids == missing, 0.0, q)
+                missing = tl.min(tl.where((gone != 0) & (tokens > missing), tokens, first + PAIR * BLOCK), 0)
+            left += tl.sum(q, 0)
+    return tl.reshape(mass, [BLOCKS]), left
+
+
+@triton.jit
+def ratio_of(step, b, j, x, gone, p_lse, p_cutoff, q_lse, q_cutoff, h, scale, mass, left):
+    """(the joint ratio of the path to a child x of row j, 0 if q(x) = 0; whether it is). ``gone``: q has lost x."""
+    logit, raw = load_token(step.target, b, j, x)
+    log_p = log_probability(logit, inverse(tl.load(step.target.sampling.temperature_ptr + b)), p_lse, p_cutoff)
+    log_q = tl.where(gone, -INFINITY, log_q_of(step, b, j, x, q_lse, q_cutoff))
+    impossible = log_q == -INFINITY
+    ratio = child_ratio(h, scale, mass, left, log_p, tl.where(impossible, 0.0, log_q))
+    return tl.where(impossible, 0.0, ratio), impossible
+
+
+@triton.jit
+def test_tree(step, b, depth, RULE: tl.constexpr, BLOCKS: tl.constexpr, NODES: tl.constexpr):
+    """Finds the path that is accepted. Returns (its last row, its level, status, the token drawn there or -1)."""
+    target, node = step.target, tl.arange(0, NODES)
+    seed, position = tl.load(target.sampling.seed_ptr + b), tl.load(target.sampling.position_ptr + b)
+    parents, tokens = load_nodes(step, b, NODES)
+    anything = node >= 0
+    nothing, zero, one = node * 0, tl.full([], 0.0, tl.float32), tl.full([], 1.0, tl.float32)
+    infinity = tl.full([], INFINITY, tl.float32)
+
+    # The present row, its child whose turn it is, and what p and q are after the rejections (core.py).
+    row, level, status, child = b * 0, (b * 0).to(tl.int32), tl.full([], 0, tl.int32), tl.full([], -1, tl.int32)
+    fault, q_fault = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
+    p_lse, p_cutoff, q_lse, q_cutoff = zero, zero, zero, zero
+    h, scale, mass, left = one, infinity, one, one
+    masses, weighed = tl.zeros([BLOCKS], tl.float32), zero  # of the residual of scale ``weighed``
+    # What the rows above are, each at the node below it that the path goes through.
+    above_status, above_h, above_scale = nothing, nothing.to(tl.float32), nothing.to(tl.float32)
+    above_mass, above_left = nothing.to(tl.float32), nothing.to(tl.float32)
+    removed = nothing  # 1: the row above has lost the node's token from its q
+
+    state, arrived = tl.full([], LOOK, tl.int32), True
+    while state != DONE:
+        if arrived:
+            largest, p_lse, p_cutoff, block_mass, block_max = load_row(target, b, row, BLOCKS)
+            fault, weighed = row_fault(largest), zero
+            status = status | fault
+            first, flags = find_child(step, parents, tokens, row, child - 1, anything, NODES)
+            if first < NODES:  # else there is no q
+                q_lse, q_cutoff, q_fault = load_q(step, b, row, BLOCKS)
+        lost = (removed != 0) & (parents == row - 1)
+        enter, ratio = False, one  # of a child that was entered and then rejected: more than 0
+        if state == LOOK:
+            after = tl.where((fault == 0) & (level < depth), child, NODES)
+            child, flags = find_child(step, parents, tokens, row, after, anything, NODES)
+            status = status | flags
+            testing = child < NODES
+            if testing:
+                status = status | q_fault * DRAFT_FLAG_FACTOR
+                testing = (q_fault == 0) & (h > 0.0)  # if h is 0, neither the node nor anything below can be kept
+            if testing:
+                x = tl.sum(tl.where(node == child, tokens, 0), 0)
+                gone = tl.max((lost & (tokens == x)).to(tl.int32), 0) > 0
+                ratio, impossible = ratio_of(
+                    step, b, row, x, gone, p_lse, p_cutoff, q_lse, q_cutoff, h, scale, mass, left
+                )
+                status = tl.where(impossible, status | DRAFT_ZERO_PROBABILITY, status)
+                enter = accept_noise(seed, position, child) < ratio
+                if RULE == TREE_BLOCK:
+                    # A node without candidates below it is kept iff u < h, which needs no more than this.
+                    after = tl.where(level + 1 < depth, -1, NODES)
+                    below, flags = find_child(step, parents, tokens, child + 1, after, anything, NODES)
+                    enter = enter | ((ratio > 0.0) & (below < NODES))
+                # Without anything left of q there is nothing to subtract.
+                state = tl.where((enter == 0) & (left > 0.0), REJECT, LOOK).to(tl.int32)
+            else:
+                state = tl.full([], END, tl.int32)
+                if RULE == TREE_BLOCK:
+                    if row > 0:
+                        state = tl.where(accept_noise(seed, position, row - 1) < h, END, BACK).to(tl.int32)
+        enter_h = one
+        if RULE == TREE_BLOCK:
+            enter_h = tl.minimum(ratio, 1.0)
+
+        if (state == REJECT) | ((state == END) & (scale < INFINITY) & (weighed != scale)):
+            weighed = tl.where(state == REJECT, next_scale(h, scale, mass, left), scale)
+            lost = lost | ((node == child) & (state == REJECT))
+            masses, left_then = weigh_row(step, b, row, weighed, p_lse, p_cutoff, q_lse, q_cutoff, lost, tokens, BLOCKS)
+            total = tl.sum(masses, 0)
+            if state == REJECT:
+                if (total == 0.0) & (h == 1.0):
+                    # p and q are equal up to rounding: the child is accepted after all, unless p(x) = 0.
+                    enter, enter_h = ratio > 0.0, one
+                else:
+                    removed = tl.where(node == child, 1, removed)
+                    if RULE == TREE_BLOCK:
+                        h = ratio_after_rejection(h, mass, weighed, total)
+                    scale, mass, left = weighed, total / weighed, left_then
+                state = tl.full([], LOOK, tl.int32)
+
+        arrived = enter
+        here = node == tl.where(enter, child, row.to(tl.int32) - 1)
+        if enter:
+            above_status = tl.where(here, status, above_status)
+            above_h, above_scale = tl.where(here, h, above_h), tl.where(here, scale, above_scale)
+            above_mass, above_left = tl.where(here, mass, above_mass), tl.where(here, left, above_left)
+            removed = tl.where(parents == child, 0, removed)  # by the last visit, if the row is entered once more
+            row, level, child = b * 0 + child + 1, level + 1, tl.full([], -1, tl.int32)
+            h, scale, mass, left = enter_h, infinity, one, one
+        elif state == BACK:
+            status = tl.sum(tl.where(here, above_status, 0), 0)
+            h, scale = tl.sum(tl.where(here, above_h, 0.0), 0), tl.sum(tl.where(here, above_scale, 0.0), 0)
+            mass, left = tl.sum(tl.where(here, above_mass, 0.0), 0), tl.sum(tl.where(here, above_left, 0.0), 0)
+            child = row.to(tl.int32) - 1
+            row, level = b * 0 + parent_of(target.sampling, b, child) + 1, level - 1
+            state, arrived = tl.full([], REJECT, tl.int32), True
+        elif state == END:
+            state = tl.full([], DONE, tl.int32)
+
+    token = tl.full([], -1, tl.int64)
+    if fault == 0:
+        if scale < INFINITY:
+            token = recover(step, b, row, scale, masses, BLOCKS)
+        else:
+            token = draw(target, b, row, BLOCKS, RECOVER_BLOCK, RECOVER_TOKEN)
+    return row, level, status, token

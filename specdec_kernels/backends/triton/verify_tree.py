@@ -1,0 +1,97 @@
+"""``verify_tree`` in two launches, or in three with filters.
+
+1. Statistics of every block of every row of the nodes that count; of q only of rows that have children.
+2. With filters: one program for each of these rows finds its cutoff.
+3. One program per sequence goes through its tree. Of the rows, it reads only those that its path enters.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ... import ops
+from .core import TREE_WALK
+from .filters import filter_kernel
+from .launch import (
+    contiguous,
+    dense_rows,
+    device_guard,
+    number_of_blocks,
+    padded_blocks,
+    rows_on_device,
+    sampling_on_device,
+)
+from .rows import NO_ROWS, stats_kernel
+from .siblings import test_tree
+from .tables import options
+from .tree import emit_path, walk_tree
+from .verify import Step
+
+
+@triton.jit(do_not_specialize=["depth"])
+def verify_tree_kernel(
+    step,  # Step, whose drafts are the nodes
+    depth,  # D
+    outputs,  # path, tokens: [B, D+1]; num_accepted, num_emitted, status: [B]
+    RULE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    NODES: tl.constexpr,  # N or more, a power of 2
+    COLUMNS: tl.constexpr,  # D + 1 or more, a power of 2
+):
+    b = tl.program_id(0).to(tl.int64)
+    if RULE == TREE_WALK:
+        row, level, status, token = walk_tree(step, b, depth, RULE, BLOCKS, NODES)
+    else:
+        if tl.load(step.target.sampling.temperature_ptr + b) == 0.0:
+            row, level, status, token = walk_tree(step, b, depth, RULE, BLOCKS, NODES)
+        else:
+            row, level, status, token = test_tree(step, b, depth, RULE, BLOCKS, NODES)
+    emit_path(step, b, depth, row, level, status, token, outputs, COLUMNS)
+
+
+def verify_tree(target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, *rest):
+    *tensors, seed, position, rule, depth = rest
+    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*tensors), target_logits.shape
+    device, num_blocks, limits = target_logits.device, number_of_blocks(vocabulary), contiguous(num_nodes)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    path, tokens = (empty(batch, depth + 1, dtype=torch.int64) for _ in range(2))
+    outputs = (path, tokens, *(empty(batch, dtype=torch.int32) for _ in range(3)))
+    if batch > 0:
+        on_device = sampling_on_device(sampling, seed, position, node_tokens, parents)
+        # Row N of q is that of the last node, which has no children.
+        num_target_rows, num_draft_rows = batch * rows, 0 if draft_logits is None else batch * (rows - 1)
+        num_rows = num_target_rows + num_draft_rows
+        block_max, block_sum = empty(2, num_rows, num_blocks).unbind()
+        cutoff = None if sampling.filters is None else empty(num_rows)
+
+        def rows_of(logits: torch.Tensor, ids: torch.Tensor | None, rows: int, slots: slice):
+            logits = dense_rows(logits)
+            return rows_on_device(
+                logits, (logits.stride(0), logits.stride(1)), vocabulary, ids, on_device, (rows, 1),
+                (block_max[slots], block_sum[slots]), cutoff=None if cutoff is None else cutoff[slots],
+            )  # fmt: skip
+
+        target = rows_of(target_logits, None, rows, slice(num_target_rows))
+        draft = NO_ROWS
+        if draft_logits is not None:
+            draft = rows_of(draft_logits, contiguous(d2t), rows - 1, slice(num_target_rows, None))
+        step = Step(target, draft, None, None, None, None, 0, limits, rows - 1)
+        both = (target, draft if num_draft_rows > 0 else NO_ROWS, limits, batch, rows, 0)
+        blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
+        with device_guard(target_logits):
+            stats_kernel[(num_rows * num_blocks,)](*both, None, **options("stats_kernel", device, table))
+            if sampling.filters is not None:
+                filter_kernel[(num_rows,)](*both, 0, BLOCKS=blocks, **options("filter_kernel", device, table))
+            verify_tree_kernel[(batch,)](
+                step, depth, outputs, RULE=rule, BLOCKS=blocks, NODES=triton.next_power_of_2(max(rows - 1, 1)),
+                COLUMNS=triton.next_power_of_2(depth + 1), **options("verify_tree_kernel", device, True),
+            )  # fmt: skip
+    return outputs
+
+
+ops.implement("verify_tree_triton", verify_tree)
