@@ -21,7 +21,7 @@ def build_info() -> dict[str, object]:
     that its operations use and ``instruction_sets``, those that this machine has, from the plainest to the best; or
     {"missing": reason}), ``native_cuda`` (likewise: the CUDA runtime and the architectures that it was built for),
     ``backends``: a list of {"backend": name, "device": "cpu" or "cuda", "available": bool, "reason": why it cannot run,
-    or None, "operations": those that it has}.
+    or None}.
 
     Raises:
         ValueError: SPECDEC_CPU_ISA names an instruction set that this machine lacks.

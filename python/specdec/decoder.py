@@ -122,7 +122,8 @@ class SpeculativeDecoder:
         """Returns how many nodes a step verifies; 0 if the target takes no trees."""
         read_count("tree", tree, 1)
         if not getattr(self.drafter, "proposes_trees", False):
-            refuse("tree", f"{tree} with draft={type(self.drafter).__name__}", "None, or a drafter that proposes trees")
+            kind = self.drafter.model.kind if isinstance(self.drafter, HeadDrafter) else type(self.drafter).__name__
+            refuse("tree", f"{tree} with draft={kind}", "None, or a drafter that proposes trees")
         if confidence := getattr(self.drafter, "confidence", 0.0):
             refuse("confidence", f"{confidence} with tree={tree}", "0")
         if isinstance(self.drafter, HeadDrafter):

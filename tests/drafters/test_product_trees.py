@@ -205,7 +205,7 @@ def test_given_paths(folders):
 
 
 def test_drafts_that_depend_on_each_other_make_no_product(folders):
-    with pytest.raises(ValueError, match="tree: got 8 with a head of the format 'dspark', allowed: None, or a head"):
+    with pytest.raises(ValueError, match="tree: got 8 with draft=dspark, allowed: None, or a drafter"):
         decoded(head_of(folders, "dspark"), 2, 8)
     with pytest.raises(ValueError, match="choices: got a value with a head of the format 'dspark', allowed: None"):
         head_of(folders, "dspark", choices=[[0]])
