@@ -212,9 +212,8 @@ def test_drafts_that_depend_on_each_other_make_no_product(folders):
 
 
 @pytest.mark.parametrize("rule", (pytest.param("token", marks=pytest.mark.nightly), "block"))
-def test_sampled_texts_have_the_distribution_of_the_target(rule, folders, monkeypatch):
+def test_sampled_texts_have_the_distribution_of_the_target(rule, folders):
     """The first two tokens of 3,000 sequences, against the target's probabilities: 99.99 % quantiles of chi-square."""
-    monkeypatch.setattr(SpeculativeDecoder, "read_rule", lambda self, rule, compact_q: Rule(rule))
     count, params = 3000, SamplingParams(3.0)
     settings = {"prompts": [PROMPTS[0]] * count, "new": 3, "params": params, "seed": list(range(count)), "rule": rule}
     result = decoded(head_of(folders, "medusa"), 1, 7, 3, **settings)

@@ -22,7 +22,7 @@ from support.model_types import model_of
 from support.models import VOCABULARY, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 from support.recorded import record
 
-from specdec_kernels import Rule, SamplingParams, draft_children, draft_step, validation
+from specdec_kernels import SamplingParams, draft_children, draft_step, validation
 from specdec_kernels.testing import text_distribution
 
 K, N, WIDTH = 4, 14, 3
@@ -125,10 +125,9 @@ def test_the_most_probable_nodes_of_full_forwards(kind, params):
 
 @pytest.mark.parametrize("rule", ("coupled", "token"))
 @pytest.mark.parametrize("kind", ("llama", "reduced"))
-def test_drawn_children_are_those_of_full_forwards(kind, rule, monkeypatch):
+def test_drawn_children_are_those_of_full_forwards(kind, rule):
     """Of every node, all children in order, after penalties: with rule ``token`` without replacement, with ``coupled``
     by the race that verification runs."""
-    monkeypatch.setattr(SpeculativeDecoder, "read_rule", lambda self, rule, compact_q: Rule(rule))
     target, drafter, made_of = drafters(kind, TreeGrowth(acceptance=GUESS))
     watched, ids, seeds = Watched(drafter), prompts(3, 1, 14, seed=2), [5, 6, 7]
     params = SamplingParams(0.9, repetition_penalty=1.1)
@@ -298,9 +297,8 @@ def test_requests_that_join_and_captured_steps(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ("token", pytest.param("block", marks=pytest.mark.nightly)))
-def test_sampled_texts_have_the_targets_distribution(rule, monkeypatch):
+def test_sampled_texts_have_the_targets_distribution(rule):
     """Whole texts of three tokens, of two steps or three."""
-    monkeypatch.setattr(SpeculativeDecoder, "read_rule", lambda self, rule, compact_q: Rule(rule))
     target, draft, count = toy_model(1), toy_model(2), 8_000
     result = decode(
         target, draft, [[1, 3]] * count, 5, 2, new=3, params=SamplingParams(1.2), seed=list(range(count)), rule=rule

@@ -87,7 +87,7 @@ STATEFUL = SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 16, 4, 0, "cpu")
         ("params.temperature: got shape", {"params": SamplingParams(torch.ones(3))}),
         ("params.top_k: got shape", {"params": SamplingParams(top_k=torch.ones(2, dtype=torch.int64))}),
         ("params: got float", {"params": 0.7}),
-        ("rule: got 'typical', allowed: 'token', 'block', 'coupled'", {"rule": "typical"}),
+        ("rule: got 'typical' without a tree, allowed: 'token', 'block' or 'coupled'", {"rule": "typical"}),
         ("rule: got 'google', .*'coupled' .'token' is Google's and DeepMind's, which are the same", {"rule": "google"}),
         ("rule: got 'deepmind', .*'token' is Google's and DeepMind's", {"rule": "deepmind"}),
         ("compact_q: got -1", {"compact_q": -1}),
