@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support import FAST_BACKENDS
 from support.arrangements import LAYOUTS, rules_for
 
+from specdec_kernels import SamplingParams, draft_step
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import (
     NEAR_TIE,
@@ -184,6 +185,18 @@ def test_drafts_of_a_reduced_vocabulary(fast_backend, vocabulary, rule, compact)
     for d2t in (torch.arange(0, vocabulary, 3), torch.tensor([vocabulary - 1]), torch.arange(vocabulary)):
         logits = inputs.target_logits[:, 0, d2t]
         assert compare_drafts(fast_backend, inputs.replace(d2t=d2t), logits, compact) == 0
+
+
+@pytest.mark.parametrize(("params", "apart"), [({"top_k": 2000}, 1), ({}, 77)])
+def test_races_by_words(params, apart):
+    """In a race among many, ``cpu`` looks at random words first, and at the logits of few tokens. Where the ids of a
+    reduced vocabulary are far apart, it takes few words of each group."""
+    logits = torch.randn(64, 4200, generator=torch.Generator().manual_seed(0)) * 0.1
+    at = {"seed": torch.arange(64), "position": 0, "offset": 0, "d2t": 50 + apart * torch.arange(4200)}
+    drawn, expected = (
+        draft_step(logits, SamplingParams(1.0, **params), **at, rule="coupled", backend=b) for b in ("cpu", "reference")
+    )
+    assert torch.equal(drawn.tokens, expected.tokens)
 
 
 @pytest.mark.parametrize("sampling", ["plain", "filters"])

@@ -3,6 +3,7 @@
 from .mutation import Mutation, mutations
 
 PARITY = "tests/kernels/test_parity.py -k cpu"
+RACES = "tests/kernels/test_parity.py -k races_by_words"
 BLOCK = "tests/kernels/test_parity.py -k 'cpu and block'"
 CORNERS = "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu"
 FAULTS = "tests/kernels/test_faults.py tests/kernels/test_corners.py -k cpu"
@@ -347,7 +348,11 @@ MUTATIONS: list[Mutation] = [
                 "exponentials(philox_words, 0, n, noise, stream, e);",
             ),
             "race-limit-too-small": ("* 0x1.0001p32f / least;", "* 0x1p30f / least;"),
-            "race-keeps-what-filters-drop": ("const float w = x >= race.cutoff ?", "const float w = x >= -INFINITY ?"),
+            "race-keeps-what-filters-drop": (
+                "const float w = x >= race.cutoff ?",
+                "const float w = x >= -INFINITY ?",
+                RACES,
+            ),
         },
     ),
     *mutations(
@@ -362,6 +367,7 @@ MUTATIONS: list[Mutation] = [
             "group-of-words-begins-at-its-first-token": (
                 "philox_words(group * kGroup, kGroup",
                 "philox_words(ids[i] / kLanes * kLanes, kGroup",
+                RACES,
             ),
         },
     ),

@@ -175,8 +175,8 @@ MUTATIONS: list[Mutation] = [
         PARITY,
         {
             "tree-children-share-noise-between-nodes": (
-                "static_cast<uint32_t>(params_.offset[b])});",
-                "static_cast<uint32_t>(0 * params_.offset[b])});",
+                "static_cast<uint32_t>(params_.offset[b])};",
+                "static_cast<uint32_t>(0 * params_.offset[b])};",
             ),
             "tree-unlikely-children-are-dropped": (
                 "const bool there = i < static_cast<int64_t>(tokens.size());",
