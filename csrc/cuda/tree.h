@@ -7,7 +7,8 @@
 namespace specdec::cuda {
 
 // Fewer than other kernels have: so each has the registers that a pair of rows needs, beside what is known of a visit.
-constexpr int kTreeThreads = 320;
+// With 8 warps it has 255; with 9 to 12, of which a scheduler has three, 168.
+constexpr int kTreeThreads = 256;
 
 // The places of the blocks of logits of the row that was read last, if they stay in shared memory: p's block and that
 // of q beside it, so that the same warp has both.

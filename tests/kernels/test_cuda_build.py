@@ -23,8 +23,8 @@ KERNELS = {
         "children_measure", "draft_children", "verify_tree",
     )
 }  # fmt: skip
-# 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6; those of verify_tree have 10, or 5
-REGISTERS = dict.fromkeys(KERNELS, 168) | {"verify_tree_kernel": 200}
+# 65536 of a multiprocessor, divided among 12 warps, or two blocks of 6; those of verify_tree have 8, or 4
+REGISTERS = dict.fromkeys(KERNELS, 168) | {"verify_tree_kernel": 255}
 SPLIT = {"sm_80", "sm_86", "sm_89"}  # without clusters
 REGISTERS_SPLIT = 255  # for 8 warps
 
