@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -9,7 +10,8 @@ from specdec import SpeculativeDecoder
 from specdec.cli import app, models
 from specdec.cli.drafters import EMBEDDED_HEADS, TREE_DRAFTS, TREE_NODES
 from specdec.drafters.heads.embedded import KINDS
-from support.commands import PROMPT, refused, rows, run
+from specdec.evaluation.contenders import SpecdecMethod
+from support.commands import PROMPT, invoke, refused, rows, run
 from support.jobs import finished, job_refused, write_prompts
 from typer.testing import CliRunner
 
@@ -68,8 +70,9 @@ def test_what_is_told_of_trees():
     stats = rows(TEXT, *SHORT, *LOOKUP)[0]["stats"]
     depths = ", ".join(f"{k} in {count}" for k, count in enumerate(stats["steps_by_drafts"]) if count)
     assert f"depth of the trees of up to 8 drafts: {depths} steps" in told
-    first = stats["accepted_by_position"][0] / stats["tested_by_position"][0]
-    assert f"accepted by depth, of those tested: 1: {first:.0%}" in told
+    counts = zip(stats["accepted_by_position"], stats["tested_by_position"], strict=True)
+    rates = ", ".join(f"{i}: {passed / tested:.0%}" for i, (passed, tested) in enumerate(counts, 1) if tested)
+    assert f"accepted by depth, of those tested: {rates}\n" in told and stats["tested"] < stats["drafted"]
     told = run("generate", TEXT, *SHORT, *LOOKUP[:2], "-v").stderr
     assert "drafts asked for: " in told and "accepted by place, of those tested: 1: " in told
 
@@ -99,13 +102,28 @@ def test_compare_measures_trees_beside_chains(monkeypatch, folders):
     assert list(whole["ratios"]) == [
         "specdec/plain", "specdec/assisted", "specdec-tree/plain", "specdec-tree/assisted", "specdec-tree/specdec",
     ]  # fmt: skip
+    genuine = SpecdecMethod.run
+
+    def wrong(self, prompt, seed):
+        done = genuine(self, prompt, seed)
+        return done if self.name == "specdec" else dataclasses.replace(done, tokens=[0, *done.tokens[1:]])
+
+    monkeypatch.setattr(SpecdecMethod, "run", wrong)
+    result = invoke("compare", "x = x = x = ", *options, "-k", 2)
+    assert result.exit_code == 1 and "greedy texts of specdec and plain equal: no" in result.stdout
+    assert "2 deep of 8" in result.stdout and "specdec-tree/specdec: " in result.stdout
 
 
 def test_a_job_with_trees(monkeypatch, pair, tmp_path):
     """Its texts are those without --output. It is resumed with the same trees only."""
     monkeypatch.setattr(models, "load", lambda *_: models.Models(*pair, None))
+    nodes, configure = [], SpeculativeDecoder.batch_config
+    monkeypatch.setattr(
+        SpeculativeDecoder, "batch_config", lambda self, *a, **k: nodes.append(self.nodes) or configure(self, *a, **k)
+    )
     file, output = write_prompts(tmp_path / "p.jsonl", [TEXT, "import os\n"]), tmp_path / "out.jsonl"
     lines = [json.loads(line) for line in finished(file, output, *SHORT, *LOOKUP)]
+    assert nodes == [8]
     assert [line["token_ids"] for line in lines] == [
         rows(text, *SHORT)[0]["token_ids"] for text in (TEXT, "import os\n")
     ]
@@ -113,6 +131,7 @@ def test_a_job_with_trees(monkeypatch, pair, tmp_path):
     assert sum(sum(line["stats"]["drafted_by_position"]) for line in lines) > 0
     for given, told in ((("--tree", 9), "tree: 8 then, 9 now"), ((), "tree: 8 then, null now")):
         assert told in job_refused(file, output, *SHORT, *LOOKUP[:2], *given)
+    assert models.paths(None, None, "eagle3")["head"].endswith("/embedded/heads/eagle3")
     told = job_refused(file, tmp_path / "other.jsonl", *SHORT, "--drafter", "eagle3", "--target", tmp_path)
     assert told.startswith("Invalid value for --drafter: got 'eagle3', a head of the embedded target")
 

@@ -5,6 +5,7 @@
 
 from . import (
     adaptive,
+    cli,
     cpu,
     cuda,
     heads,
@@ -39,6 +40,7 @@ MUTATIONS: list[Mutation] = [
     *heads.MUTATIONS,
     *hf.MUTATIONS,
     *jobs.MUTATIONS,
+    *cli.MUTATIONS,
     *verification.MUTATIONS,
     *trees.MUTATIONS,
     *triton.MUTATIONS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from .drafter import HeadDrafter
 from .loading import load_head
 
 KINDS = ("medusa", "eagle3", "dflash")
+SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 
 def load_embedded_head(kind: str, target: PreTrainedModel) -> HeadDrafter:
@@ -29,4 +31,8 @@ def load_embedded_head(kind: str, target: PreTrainedModel) -> HeadDrafter:
     """
     if kind not in KINDS:
         refuse("kind", repr(kind), ", ".join(map(repr, KINDS)))
-    return load_head(Path(str(resources.files("specdec") / "embedded" / "heads" / kind)), target, check=False)
+    folder = Path(str(resources.files("specdec") / "embedded"))
+    own, config = json.loads((folder / "target" / "config.json").read_text()), target.config
+    if any(getattr(config, size, None) != own[size] for size in SIZES):
+        refuse("target", f"a model of type {config.model_type!r} with other sizes", "that of load_embedded_pair()")
+    return load_head(folder / "heads" / kind, target, check=False)
