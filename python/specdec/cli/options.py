@@ -60,7 +60,9 @@ Drafter = Annotated[
 Drafters = Annotated[
     list[str] | None,
     typer.Option(
-        "--drafter", help=f"Repeatable: {', '.join(NAMES)}, {HEAD}. Default: model (if there is one), lookup, suffix."
+        "--drafter",
+        help=f"Repeatable: {', '.join(n for n in NAMES if n != 'tree')}, {HEAD}. Default: model (if there is one), "
+        "lookup, suffix.",
     ),
 ]
 ExitLayers = Annotated[int | None, typer.Option(help="Layers of the target that draft, with --drafter early-exit.")]
