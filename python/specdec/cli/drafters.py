@@ -63,7 +63,7 @@ def make_drafter(
         tokenizer: of the target. "universal" needs it and ``draft_tokenizer``, and so does a "model" whose vocabulary
             has another size than the target's, because each of the two pads the tokenizer's vocabulary.
         memory: of earlier outputs, for "suffix"; None: it has none.
-        confidence: for "model" and "tree".
+        confidence: for "model".
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.

@@ -54,8 +54,8 @@ def check_drafters(
 def check_confidence(confidence: float, drafter: str) -> None:
     if not 0 <= confidence < 1:
         refuse("--confidence", confidence, "a number from 0 (off) to below 1")
-    if confidence and drafter not in ("model", "tree"):
-        refuse("--confidence", f"{confidence} with --drafter {drafter}", "0, or --drafter model or tree")
+    if confidence and drafter != "model":
+        refuse("--confidence", f"{confidence} with --drafter {drafter}", "0, or --drafter model")
 
 
 def check_costs(costs: Path | None, num_drafts: str | None, output: Path | None, nodes: int | None) -> None:
