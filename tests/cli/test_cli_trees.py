@@ -144,8 +144,8 @@ def test_a_job_with_trees(monkeypatch, pair, tmp_path):
         ((*LOOKUP[2:], "--drafter", "universal"), "--tree: got 8 with --drafter universal, allowed: a drafter that"),
         ((*LOOKUP, "--costs", "x"), "--costs: got --costs with a tree, allowed: -k auto"),
         (
-            ("--target", "t", "--drafter", "medusa"),
-            "--drafter: got 'medusa', a head of the embedded target, with --target t, allowed: the folder of a head "
+            ("--target", "./t", "--drafter", "medusa"),
+            "--drafter: got 'medusa', a head of the embedded target, with --target ./t, allowed: the folder of a head "
             "that was trained for this target; without --target, the embedded ones",
         ),
         (("--target", "t"), "--target / --draft: got --target without --draft, allowed: both, neither (the embedded "
