@@ -58,6 +58,29 @@ def _general(name: str) -> str:
     return f"a quarter of the layers, {name.split(', ')[1]}" if name.startswith("early exit") else name
 
 
+def heads(results: Results) -> str:
+    r = results["heads"]
+    head, of_rows = ["drafter", "K"], []
+    for row in r["rows"]:
+        where = "greedy" if row["temperature"] == 0 else f"temperature {row['temperature']:g}"
+        head += [f"{where}: tau", "tokens/s", "times plain"]
+        of_rows.append({m["name"]: m for m in row["methods"]})
+    lines = []
+    for name in of_rows[0]:
+        lines.append([name, "" if name == PLAIN else str(of_rows[0][name]["K"])])
+        for m in (methods[name] for methods in of_rows):
+            lines[-1] += [f"{m['tau']:.2f}", number(m["tokens_per_second"]["median"]), spread(m["times_plain"])]
+    greedy = next(row["methods"] for row in r["rows"] if row["temperature"] == 0)
+    texts = next(m["equal_to_plain"] for m in greedy if m["name"] == PLAIN)
+    others = [m["equal_to_plain"] for m in greedy if m["name"] != PLAIN]
+    counted = "all" if min(others) == texts else f"{sum(others)} of {texts * len(others)}"
+    said = (
+        f"float32, one sequence at a time, {r['new_tokens']} new tokens a text, trees of {r['nodes']} nodes; K of a "
+        f"tree is its longest path. Of the greedy texts, {counted} are those of plain decoding. {source('heads', r)}"
+    )
+    return page(table(head, lines), said)
+
+
 def of_part(result: dict, part: str) -> list[dict]:
     return [row for row in result["rows"] if row["part"] == part]
 

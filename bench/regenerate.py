@@ -104,6 +104,7 @@ RESULTS = (
         "bench/bench_decoding.py drafters --rounds 3 --json {json}",
         (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py"),
     ),
+    Result("heads", "bench/bench_heads.py --rounds 4 --json {json}", (*MEASURING, *DECODER, "bench/bench_heads.py")),
     Result("rules", "bench/bench_decoding.py rules --json {json}", (*DECODER, "bench/bench_decoding.py")),
     Result("verify", "-m specdec verify --samples 512 --json", _EVALUATION),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", _EVALUATION),

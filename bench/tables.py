@@ -30,6 +30,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "readme": readme,
     "compare": decoding.compare,
     "drafters": decoding.drafters,
+    "heads": decoding.heads,
     "throughput": decoding.throughput,
     "lengths": decoding.lengths,
     "admission": decoding.admission,

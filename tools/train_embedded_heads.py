@@ -130,7 +130,8 @@ class Trainer:
             folder.mkdir(parents=True, exist_ok=True)
             tensors = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in head.tensors().items()}
             save_file({name: t.contiguous() for name, t in tensors.items()}, folder / head.file, {"format": "pt"})
-            (folder / "config.json").write_text(json.dumps(head.config(), indent=2, sort_keys=True) + "\n")
+            config = {name: value for name, value in head.config().items() if name != "_name_or_path"}  # a folder here
+            (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def main() -> None:

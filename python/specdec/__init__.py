@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .decoder import SpeculativeDecoder
     from .drafters.draft_length import AdaptiveDrafts
     from .drafters.early_exit import EarlyExitDrafter
-    from .drafters.heads import HeadDrafter, load_head
+    from .drafters.heads import HeadDrafter, load_embedded_head, load_head
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemory
     from .drafters.universal import UniversalDrafter
@@ -52,6 +52,7 @@ __all__ = [
     "TokenLogProb",
     "UniversalDrafter",
     "chat_prompt",
+    "load_embedded_head",
     "load_embedded_pair",
     "load_head",
     "load_model",
@@ -65,7 +66,7 @@ _HOMES = {
     "hf.speculate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
     "drafters.early_exit": ("EarlyExitDrafter",),
-    "drafters.heads": ("HeadDrafter", "load_head"),
+    "drafters.heads": ("HeadDrafter", "load_embedded_head", "load_head"),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
     "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),

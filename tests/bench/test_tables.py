@@ -105,6 +105,24 @@ def test_lengths_are_relative_to_plain(tmp_path):
     assert "| model | 0 | 8 | 1.10 | 1.30 | 1.25 | 0.960 |" in text and "has 0.960 of the best" in text
 
 
+def test_heads_have_a_line_for_chain_and_tree(tmp_path):
+    def method(name: str, tau: float, equal: int, k: int = 4) -> dict:
+        speed, times = summary(10 * tau, 9 * tau, 11 * tau), summary(tau, tau, tau)
+        about = {"name": name, "K": k, "tau": tau, "equal_to_plain": equal}
+        return about | {"tokens_per_second": speed, "times_plain": times}
+
+    def measured(temperature: float, equal: int) -> dict:
+        chain, tree = method("x, chain", 2 + temperature, 8), method("x, tree", 3, equal, 6)
+        return {"temperature": temperature, "methods": [method("plain", 1, 8, 0), chain, tree]}
+
+    rows = [measured(0.0, 7), measured(1.0, 0)]
+    text = figures_decoding.heads(result(tmp_path, "heads", rows=rows, new_tokens=64, nodes=16))
+    assert "| drafter | K | greedy: tau | tokens/s | times plain | temperature 1: tau | tokens/s |" in text
+    assert "| x, chain | 4 | 2.00 | 20.0 | 2.00 (2.00 to 2.00) | 3.00 | 30.0 | 3.00 (3.00 to 3.00) |" in text
+    assert "| plain |  | 1.00 |" in text and "| x, tree | 6 | 3.00 |" in text
+    assert "trees of 16 nodes" in text and "Of the greedy texts, 15 of 16 are" in " ".join(text.split())
+
+
 def test_predicted_times_stand_beside_measured_ones(tmp_path):
     def step(goal: str, gpu: str, total: float) -> dict:
         parts = {"measuring": 2e-6, "later": 1e-6, "total": total, "memory": 2.5e-6, "instructions": 1e-6}

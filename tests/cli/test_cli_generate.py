@@ -37,7 +37,7 @@ def test_drafters(monkeypatch, name, kind):
     row = rows(prompt, *SHORT, "--drafter", name, "-k", 3, *confidence)[0]
     assert row["token_ids"] == plain["token_ids"] and row["stats"]["drafted"] > 0 == plain["stats"]["drafted"]
     (_, drafter, k), named = made[-1]
-    assert (type(drafter).__name__, k) == (kind, 3) and named == {}
+    assert (type(drafter).__name__, k) == (kind, 3) and named == {"tree": None}
     assert getattr(drafter, "confidence", None) == (0.3 if confidence else None)
     assert made[0][0][1] is None
 
@@ -152,7 +152,7 @@ def test_make_drafter(pair):
     [
         (
             ("--drafter", "abacus"),
-            "--drafter: got 'abacus', allowed: model, lookup, suffix, early-exit, universal, none",
+            "--drafter: got 'abacus', allowed: model, lookup, suffix, early-exit, universal, tree, medusa",
         ),
         (("--drafter", "early-exit"), "--exit-layers: got none, allowed: an integer >= 1 with --drafter early-exit"),
         (("--exit-layers", 2), "--exit-layers: got 2 with --drafter model, allowed: an integer >= 1 with --drafter"),

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -27,6 +25,7 @@ from specdec import (
 from specdec.drafters import Drafts, Generation, Step
 from specdec.evaluation.near_ties import Judge
 from specdec.evaluation.verify.race_noise import RaceNoise
+from support.texts import prompts_of
 
 from specdec_kernels import SamplingParams
 
@@ -94,23 +93,6 @@ def drafter_of(name: str, pair, texts):
         "hostile": Hostile,
         "almost_right": lambda: AlmostRight(texts),
     }[name]()
-
-
-@functools.cache
-def prompts_of(tokenizer, count: int) -> list[tuple[int, ...]]:
-    """Beginnings somewhere in Python's standard library, of 1 to 48 tokens."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    generator = torch.Generator().manual_seed(0)
-    found: dict[tuple[int, ...], None] = {}
-    for i in itertools.count():
-        lines = files[i % len(files)].read_text("utf-8", errors="ignore").splitlines(True)
-        start = int(torch.randint(max(len(lines) - 12, 1), (), generator=generator))
-        ids = tokenizer("".join(lines[start : start + 12])).input_ids
-        length = int(torch.randint(1, 49, (), generator=generator))
-        if len(ids) >= length:
-            found[tuple(ids[:length])] = None
-        if len(found) == count:
-            return list(found)
 
 
 class Batch(NamedTuple):

@@ -5,6 +5,7 @@
 
 from . import (
     adaptive,
+    cli,
     cpu,
     cuda,
     heads,
@@ -42,6 +43,7 @@ MUTATIONS: list[Mutation] = [
     *heads.MUTATIONS,
     *hf.MUTATIONS,
     *jobs.MUTATIONS,
+    *cli.MUTATIONS,
     *verification.MUTATIONS,
     *trees.MUTATIONS,
     *triton.MUTATIONS,

@@ -17,6 +17,7 @@ LONG = {
     "tests/kernels/test_chi_square.py::test_ten_million_draws": 9,
     "tests/kernels/test_texts.py::test_whole_texts": 4,
     "tests/loop/test_equality.py::test_a_thousand_prompts": 10,
+    "tests/loop/test_equality_of_trees.py::test_two_hundred_prompts": 4,
 }
 # Files with nightly tests: tests/conftest.py marks most cases of a test for every backend that run on Triton.
 NIGHTLY = re.compile(r"mark\.nightly|def \w+\([^)]*\b(fast_)?backend\b")

@@ -1,14 +1,35 @@
-"""Compares texts with the target's greedy text, or with the distribution of all texts of a toy model."""
+"""Prompts; and comparisons of texts with the target's greedy text, or with the distribution of all texts of a toy
+model."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sysconfig
+from pathlib import Path
 
 import torch
 
 from specdec_kernels import SamplingParams
 
 from .models import TIE, generate
+
+
+@functools.cache
+def prompts_of(tokenizer, count: int) -> list[tuple[int, ...]]:
+    """Beginnings somewhere in Python's standard library, of 1 to 48 tokens."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    generator = torch.Generator().manual_seed(0)
+    found: dict[tuple[int, ...], None] = {}
+    for i in itertools.count():
+        lines = files[i % len(files)].read_text("utf-8", errors="ignore").splitlines(True)
+        start = int(torch.randint(max(len(lines) - 12, 1), (), generator=generator))
+        ids = tokenizer("".join(lines[start : start + 12])).input_ids
+        length = int(torch.randint(1, 49, (), generator=generator))
+        if len(ids) >= length:
+            found[tuple(ids[:length])] = None
+        if len(found) == count:
+            return list(found)
 
 
 def assert_same_greedy(model, prompt: list[int], got: list[int], expected: list[int]) -> None:

@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 class Medusa(nn.Module):
-    file = "medusa_lm_head.safetensors"
+    file = "model.safetensors"
 
     def __init__(self, target: LlamaConfig, embedding: Tensor, kept: Tensor) -> None:
         super().__init__()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from . import models, options
+from . import drafting, models, options
 from .chat_commands import ChatCommands, ChatSettings, Done, Totals
+from .drafters import nodes_of
 from .interrupt import Interrupt
 from .show import Page, print_stats, print_troubles
 from .terminal import remark
@@ -32,9 +33,10 @@ def chat(
     repetition_penalty: options.RepetitionPenalty = None,
     presence_penalty: options.PresencePenalty = None,
     frequency_penalty: options.FrequencyPenalty = None,
-    rule: options.AcceptRule = "token",
+    rule: options.AcceptRule = None,
     seed: options.Seed = 0,
     num_drafts: options.NumDrafts = None,
+    tree: options.Tree = None,
     stop: options.Stop = None,
     verbose: options.Verbose = False,
     device: options.Device = None,
@@ -44,16 +46,16 @@ def chat(
     everything is one long text.
 
     Answers are streamed, and followed by their speed and acceptance. /help lists the commands, which change drafter, k,
-    rule and sampling between answers. Ctrl-C stops an answer; /exit or the end of input ends the chat.
+    tree, rule and sampling between answers. Ctrl-C stops an answer; /exit or the end of input ends the chat.
     """
     options.check_counts(1, max_new_tokens=max_new_tokens)
-    options.check_drafters([drafter], target, draft, exit_layers, adapter)
+    drafting.check_drafters([drafter], target, draft, exit_layers, adapter, tree)
     if "" in (stop := stop or []):
         options.refuse("--stop", "an empty text", "at least one character")
-    lengths = options.read_num_drafts(num_drafts)
+    lengths = None if num_drafts is None else drafting.read_num_drafts(num_drafts)
     with options.user_errors():
         params = options.read_sampling(
-            rule,
+            drafting.read_rule(rule, tree),
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -64,7 +66,7 @@ def chat(
         )
         # A later answer may use another drafter, so the draft of the embedded pair is loaded in any case.
         loaded = models.load(target, draft, [drafter], device, dtype, adapter)
-        settings = ChatSettings(params, rule, seed, max_new_tokens, drafter, exit_layers, lengths, verbose)
+        settings = ChatSettings(params, rule, seed, max_new_tokens, drafter, exit_layers, tree, lengths, verbose)
         talk = Talk(loaded, settings, stop)
     interactive = sys.stdin.isatty()
     if interactive:
@@ -93,7 +95,7 @@ class Talk:
         self._memory: SuffixMemory | None = None
         self._conversation, self._totals = Conversation(loaded.tokenizer), Totals()
         self._commands = ChatCommands(settings, self._conversation, self._totals, self._use_drafter)
-        self._use_drafter(settings.drafter, settings.exit_layers)
+        self._use_drafter(settings.drafter, settings.exit_layers, settings.tree)
 
     def take(self, line: str) -> None:
         """Obeys a command or answers a message. Errors are printed and change nothing."""
@@ -107,23 +109,25 @@ class Talk:
         except ValueError as error:
             remark(f"{line.split()[0] if line.startswith('/') else 'not answered'}: {error}", "red")
 
-    def _use_drafter(self, name: str, exit_layers: int | None) -> None:
+    def _use_drafter(self, name: str, exit_layers: int | None, tree: int | None) -> None:
         if name == "suffix" and self._memory is None:
             from ..drafters.suffix import SuffixMemory
 
             self._memory = SuffixMemory()
         drafter = self._models.drafter(name, exit_layers, self._memory if name == "suffix" else None)
-        self._decoder = self._decoder_of(drafter)  # refuses a drafter that cannot draft for this target
+        # Refuses a drafter that cannot draft for this target, or that proposes no trees.
+        self._decoder = self._decoder_of(drafter, nodes_of(name, tree))
 
-    def _decoder_of(self, drafter: Drafter | None) -> SpeculativeDecoder:
+    def _decoder_of(self, drafter: Drafter | None, nodes: int | None) -> SpeculativeDecoder:
         from ..decoder import SpeculativeDecoder
 
-        return SpeculativeDecoder(self._models.target, drafter, self._settings.num_drafts)
+        return SpeculativeDecoder(self._models.target, drafter, self._settings.drafts(nodes), tree=nodes)
 
     def _answer(self, said: str) -> None:
         s, tokenizer = self._settings, self._models.tokenizer
-        if self._decoder.num_drafts != s.num_drafts:  # otherwise it is kept, with what it has learned of steps
-            self._decoder = self._decoder_of(self._decoder.drafter)
+        nodes = nodes_of(s.drafter, s.tree)
+        if self._decoder.num_drafts != s.drafts(nodes):  # otherwise it is kept, with what it has learned of steps
+            self._decoder = self._decoder_of(self._decoder.drafter, nodes)
         prompt = self._conversation.prompt(said)
         page = Page(tokenizer, "", prompt, s.verbose, self._stop, shows_prompt=False)
 
@@ -137,7 +141,7 @@ class Talk:
                     s.max_new_tokens,
                     s.params,
                     s.seed,
-                    rule=s.rule,
+                    rule=drafting.read_rule(s.rule, nodes),
                     banned_tokens=self._models.tail,
                     stop=interrupt,
                     on_emit=page.on_emit,
@@ -154,4 +158,4 @@ class Talk:
         self._totals.answers += 1
         self._totals.stats.append(result.stats)
         print_troubles(result.drafter_error, result.status)
-        print_stats(result.stats, result.produced_by, s.verbose, with_speed=True)
+        print_stats(result.stats, result.produced_by, s.verbose, with_speed=True, nodes=self._decoder.nodes)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .drafters import HEAD, NAMES, is_head
+from . import drafting
+from .drafters import HEAD, NAMES, is_head, nodes_of
 
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
@@ -25,13 +26,18 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pre
 @dataclass
 class ChatSettings:
     params: SamplingParams
-    rule: str
+    rule: str | None  # None: the default
     seed: int  # of the next answer; each further answer has the next seed
     max_new_tokens: int
     drafter: str
     exit_layers: int | None
-    num_drafts: int | AdaptiveDrafts
+    tree: int | None  # nodes; None: chains, or what the drafter has
+    num_drafts: int | AdaptiveDrafts | None  # None: the default
     verbose: bool
+
+    def drafts(self, nodes: int | None) -> int | AdaptiveDrafts:
+        """K, with trees of so many nodes."""
+        return drafting.default_drafts(nodes) if self.num_drafts is None else self.num_drafts
 
 
 @dataclass
@@ -52,7 +58,8 @@ class ChatCommands:
         settings: that the commands change, in place.
         conversation: likewise.
         totals: for /stats.
-        use_drafter: changes to a drafter, by name and layers (or None), or raises ValueError and changes nothing.
+        use_drafter: changes to a drafter, by name, layers (or None) and nodes of a tree (or None), or raises ValueError
+            and changes nothing.
     """
 
     def __init__(
@@ -60,14 +67,15 @@ class ChatCommands:
         settings: ChatSettings,
         conversation: Conversation,
         totals: Totals,
-        use_drafter: Callable[[str, int | None], None],
+        use_drafter: Callable[[str, int | None, int | None], None],
     ):
         self.settings, self.conversation, self.totals = settings, conversation, totals
         self._use_drafter = use_drafter
         self._commands: dict[str, tuple[Callable[[str], str], str]] = {
             "help": (self._help, "this list"),
             "drafter": (self._drafter, f"NAME: {', '.join(NAMES)}; early-exit LAYERS"),
-            "k": (self._k, "N or auto: drafted tokens a step; 0 decodes plainly"),
+            "k": (self._k, "N or auto: drafted tokens a step, or of a path through a tree; 0 decodes plainly"),
+            "tree": (self._tree, "N or off: each step verifies a tree of up to N drafts"),
             "rule": (self._rule, "token, block or coupled"),
             **{
                 name.replace("_", "-"): (self._sampling(name), "NUMBER" + "; 0 is greedy" * (name == SAMPLING[0]))
@@ -105,7 +113,7 @@ class ChatCommands:
         if name not in NAMES and not is_head(name):
             raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}, or {HEAD}")
         exit_layers = _integer(layers, 1) if layers else None
-        self._use_drafter(name, exit_layers)
+        self._use_drafter(name, exit_layers, self.settings.tree)
         self.settings.drafter, self.settings.exit_layers = name, exit_layers
         return f"drafter {argument}"
 
@@ -117,6 +125,14 @@ class ChatCommands:
         else:
             self.settings.num_drafts = _integer(argument, 0, ", or auto")
         return f"k {argument}"
+
+    def _tree(self, argument: str) -> str:
+        s, nodes = self.settings, None if argument == "off" else _integer(argument, 1, ", or off")
+        if nodes is None and nodes_of(s.drafter, None) is not None:
+            raise ValueError(f"got off with drafter {s.drafter}, allowed: an integer >= 1, or another /drafter")
+        self._use_drafter(s.drafter, s.exit_layers, nodes)
+        s.tree = nodes
+        return f"tree {argument}"
 
     def _rule(self, argument: str) -> str:
         from specdec_kernels import Rule
@@ -157,10 +173,14 @@ class ChatCommands:
         distribution = [
             f"{name.replace('_', '-')} {value:g}" for name in SAMPLING if (value := getattr(s.params, name)) is not None
         ]
-        drafts = s.num_drafts if isinstance(s.num_drafts, int) else "auto"
+        nodes = nodes_of(s.drafter, s.tree)
+        k = s.drafts(nodes)
+        drafts = k if isinstance(k, int) else "auto"
         exits = "" if s.exit_layers is None else f" {s.exit_layers}"
+        tree = "" if nodes is None else f", tree {nodes}"
         lines = [
-            f"drafter {s.drafter}{exits}, k {drafts}, rule {s.rule}, seed {s.seed}, max-new-tokens {s.max_new_tokens}",
+            f"drafter {s.drafter}{exits}, k {drafts}{tree}, rule {drafting.read_rule(s.rule, nodes)}, seed {s.seed}, "
+            f"max-new-tokens {s.max_new_tokens}",
             ", ".join(distribution),
         ]
         emitted, steps, drafted, tested, accepted = (

@@ -18,15 +18,28 @@ NAMES = {
     "suffix": "the same for matches of any length",
     "early-exit": "the tokens of the target's first --exit-layers layers",
     "universal": "a draft model's text, whatever its tokenizer",
+    "tree": "a tree of the draft model's tokens, of --tree nodes",
+    "medusa": "the embedded target's Medusa heads",
+    "eagle3": "the embedded target's EAGLE-3 head",
+    "dflash": "the embedded target's DFlash head",
     "none": "nothing: plain decoding",
 }
-NEED_DRAFT = ("model", "universal")
+NEED_DRAFT = ("model", "tree", "universal")
+EMBEDDED_HEADS = ("medusa", "eagle3", "dflash")
+NO_TREES = ("universal", "none")
 HEAD = "the folder of a head"
+TREE_NODES = 16  # of --drafter tree
+TREE_DRAFTS = 6  # K with a tree: the most nodes of a path
 
 
 def is_head(name: str) -> bool:
     """Whether ``name`` is no name, but the folder of a head."""
     return name not in NAMES and Path(name).expanduser().is_dir()
+
+
+def nodes_of(name: str, tree: int | None) -> int | None:
+    """The nodes of the trees that a drafter is to propose, where ``tree`` are asked for; None: it proposes chains."""
+    return TREE_NODES if tree is None and name == "tree" else tree
 
 
 def make_drafter(
@@ -63,7 +76,7 @@ def make_drafter(
         given = "none" if exit_layers is None else f"{exit_layers} with drafter {name!r}"
         refuse("exit_layers", given, "a number of layers with drafter 'early-exit', and none with others")
     match name:
-        case "model" if draft is not None:
+        case "model" | "tree" if draft is not None:
             from ..drafters.model import model_drafter
             from ..models.supported import cached_model
 
@@ -94,6 +107,10 @@ def make_drafter(
             return UniversalDrafter(draft, draft_tokenizer, tokenizer)
         case "none":
             return None
+        case kind if kind in EMBEDDED_HEADS:
+            from ..drafters.heads import load_embedded_head
+
+            return load_embedded_head(kind, target)
         case folder if is_head(folder):
             return _load_head(folder, target, tokenizer)
     refuse("drafter", repr(name), f"{', '.join(NAMES)}, or {HEAD}")

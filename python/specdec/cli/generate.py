@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..checks import read_as
-from . import job, models, options
+from . import drafting, job, models, options
+from .drafters import nodes_of
 from .options import refuse
 from .profiling import STEPS, check_trace, traced
 from .prompts import check_texts, read_lines, read_prompt_file
@@ -44,9 +45,10 @@ def generate(
     logit_bias: options.LogitBias = None,
     ban: options.Ban = None,
     min_new_tokens: options.MinNewTokens = 0,
-    rule: options.AcceptRule = "token",
+    rule: options.AcceptRule = None,
     seed: options.Seed = 0,
     num_drafts: options.NumDrafts = None,
+    tree: options.Tree = None,
     costs: options.Costs = None,
     batch_file: options.BatchFile = None,
     prompt_file: options.PromptFile = None,
@@ -100,14 +102,17 @@ def generate(
     bias = options.read_logit_bias(logit_bias or ())
     options.check_counts(0, max_new_tokens=max_new_tokens, min_new_tokens=min_new_tokens)
     options.check_counts(1, num_return_sequences=num_return_sequences)
-    options.check_drafters([drafter], target, draft, exit_layers, adapter)
-    options.check_confidence(confidence, drafter)
+    drafting.check_drafters([drafter], target, draft, exit_layers, adapter, tree)
+    drafting.check_confidence(confidence, drafter)
     if "" in (stop := stop or []):
         refuse("--stop", "an empty text", "at least one character")
     if profile is not None:
         check_trace(profile)
-    lengths = options.read_num_drafts(num_drafts if output is None else num_drafts or "4")
-    options.check_costs(costs, num_drafts, output)
+    nodes = nodes_of(drafter, tree)
+    rule = drafting.read_rule(rule, nodes)
+    of_job = "4" if output is not None and nodes is None else None
+    lengths = drafting.read_num_drafts(num_drafts or of_job, nodes=nodes)
+    drafting.check_costs(costs, num_drafts, output, nodes)
     sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
@@ -139,10 +144,10 @@ def generate(
         if batch_file is None:
             lines = [JobLine(0, 0, prompt or "", defaults, params)]
         elif output is not None:
-            drafting = job.Drafting(drafter, exit_layers, confidence, rule, lengths)
+            decoding = job.Drafting(drafter, exit_layers, confidence, rule, lengths, nodes)
             models_at = job.ModelsAt(target, draft, device, dtype, adapter)
             command = job.Command(
-                batch_file, output, defaults, models_at, drafting, scheduling, not no_progress, as_json
+                batch_file, output, defaults, models_at, decoding, scheduling, not no_progress, as_json
             )
             raise typer.Exit(job.run(command))
         else:
@@ -156,7 +161,7 @@ def generate(
         from .batch import decode
 
         proposer = loaded.drafter(drafter, exit_layers, confidence=confidence)
-        decoder = SpeculativeDecoder(loaded.target, proposer, lengths)
+        decoder = SpeculativeDecoder(loaded.target, proposer, lengths, tree=nodes)
         if costs is not None:
             read_as("costs", decoder.load_costs, costs)
         page: Page | None = None
@@ -193,7 +198,7 @@ def generate(
     if trace is not None:
         trace.print_operations()
     if not as_json:
-        print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose)
+        print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose, nodes=decoder.nodes)
     if costs is not None:
         try:
             decoder.save_costs(costs)

@@ -64,6 +64,7 @@ class Drafting:
     confidence: float
     rule: str
     num_drafts: int | AdaptiveDrafts
+    tree: int | None  # nodes; None: chains
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Command:
             "dtype": self.models.dtype,
             "num_drafts": d.num_drafts if isinstance(d.num_drafts, int) else "auto",
             "max_length": self.scheduling.max_length,
+            **({} if d.tree is None else {"tree": d.tree}),  # jobs that began before there were trees go on
         }
 
     def rounding(self) -> dict[str, object]:
@@ -239,10 +241,11 @@ def _scheduler(command: Command, loaded: models.Models, results: Results) -> Sch
     if isinstance(k, AdaptiveDrafts) and settings is not None:
         costs = settings["costs"]
         if costs is None:
-            costs = _learn(SpeculativeDecoder(loaded.target, drafter, k), command.scheduling.rows or 8)
+            decoder = SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree)
+            costs = _learn(decoder, command.scheduling.rows or 8)
             results.begin({**settings, "costs": costs})
         k = AdaptiveDrafts(k.max_drafts, costs, alone=True)
-    decoder = SpeculativeDecoder(loaded.target, drafter, k)
+    decoder = SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree)
     return Scheduler(decoder, rule=drafting.rule, **command.scheduling.given())
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .drafters import NEED_DRAFT, is_head, make_drafter
+from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,6 +105,8 @@ def _load(
 def paths(target: str | None, draft: str | None, drafter: str, adapter: str | None = None) -> dict[str, str | None]:
     """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
     more = {"head": drafter} if is_head(drafter) else {}
+    if drafter in EMBEDDED_HEADS:
+        more = {"head": str(_EMBEDDED / "heads" / drafter)}
     if target is None:
         draft = str(_EMBEDDED / "draft") if drafter in NEED_DRAFT else None
         return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer"), **more}

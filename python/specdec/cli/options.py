@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from ..stopping import Stopping, StopStrings
-from .drafters import HEAD, NAMES, NEED_DRAFT, is_head
+from .drafters import HEAD, NAMES, NO_TREES, TREE_DRAFTS, TREE_NODES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from specdec_kernels import SamplingParams
 
-    from ..drafters.draft_length import AdaptiveDrafts
 
 Target = Annotated[str | None, typer.Option(help="Folder or hub name of the target. Default: the embedded pair.")]
 Adapter = Annotated[
@@ -48,7 +47,11 @@ LogitBias = Annotated[
 Ban = Annotated[list[int] | None, typer.Option(metavar="ID", help="A token that is never generated. Repeatable.")]
 MinNewTokens = Annotated[int, typer.Option(help="No end of sequence before so many tokens.")]
 AcceptRule = Annotated[
-    str, typer.Option(help="token, block (accepts more), or coupled (the text depends on target and seed alone).")
+    str | None,
+    typer.Option(
+        help="token, block (accepts more), or coupled (the text depends on target and seed alone). Default: token; "
+        "with a tree, coupled."
+    ),
 ]
 Drafter = Annotated[
     str,
@@ -57,7 +60,9 @@ Drafter = Annotated[
 Drafters = Annotated[
     list[str] | None,
     typer.Option(
-        "--drafter", help=f"Repeatable: {', '.join(NAMES)}, {HEAD}. Default: model (if there is one), lookup, suffix."
+        "--drafter",
+        help=f"Repeatable: {', '.join(n for n in NAMES if n != 'tree')}, {HEAD}. Default: model (if there is one), "
+        "lookup, suffix.",
     ),
 ]
 ExitLayers = Annotated[int | None, typer.Option(help="Layers of the target that draft, with --drafter early-exit.")]
@@ -70,7 +75,17 @@ NumDrafts = Annotated[
         "--num-drafts",
         "-k",
         help="K, drafted tokens a step; 0 decodes plainly; auto adapts it. Default: auto where no text depends on it, "
-        "which is at temperature 0 and with --rule coupled; 4 elsewhere, and with --output.",
+        "which is at temperature 0 and with --rule coupled; 4 elsewhere, and with --output. With a tree: the most "
+        f"tokens of a path through it; default {TREE_DRAFTS}.",
+    ),
+]
+Tree = Annotated[
+    int | None,
+    typer.Option(
+        "--tree",
+        metavar="N",
+        help="Verify a tree of up to N drafts in each step, in the place of one chain: several continuations, which "
+        f"share their beginnings. For every drafter but {' and '.join(NO_TREES)}; --drafter tree has {TREE_NODES}.",
     ),
 ]
 Costs = Annotated[
@@ -135,7 +150,7 @@ _SETTINGS = (
     "costs",
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
-    *("top_log_probs", "prompt_log_probs"),
+    *("tree", "log_probs", "top_log_probs", "prompt_log_probs"),
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
 )
 # Arguments whose option has another name.
@@ -170,28 +185,6 @@ def check_counts(smallest: int, **counts: int | None) -> None:
             refuse(_option(name), count, f"an integer >= {smallest}")
 
 
-def check_costs(costs: Path | None, num_drafts: str | None, output: Path | None) -> None:
-    if costs is not None and num_drafts not in ("auto", None):
-        refuse("--costs", f"--costs with -k {num_drafts}", "-k auto")
-    if costs is not None and output is not None:
-        refuse("--costs", "--costs with --output", "one of the two: a job keeps the times of its first run")
-
-
-def read_num_drafts(given: str | None, smallest: int = 0) -> int | AdaptiveDrafts:
-    """K, or how to choose it. None: the default."""
-    if given in ("auto", None):
-        from ..drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
-
-        return DEFAULT_DRAFTS if given is None else AdaptiveDrafts()
-    try:
-        count = int(given)
-    except ValueError:
-        count = smallest - 1
-    if count < smallest:
-        refuse("--num-drafts", given, f"an integer >= {smallest}, or auto")
-    return count
-
-
 def read_bytes(option: str, given: str) -> int:
     """A size: a number of bytes, or with a unit of 1000 or 1024."""
     units = {
@@ -207,43 +200,6 @@ def read_bytes(option: str, given: str) -> int:
 
 
 _PREFIXES = tuple(enumerate("kMGT", 1))
-
-
-def check_drafters(
-    names: Sequence[str],
-    target: str | None,
-    draft: str | None,
-    exit_layers: int | None,
-    adapter: str | None = None,
-) -> None:
-    """Checks all that can be checked before models are loaded."""
-    for name in names:
-        if name not in NAMES and not is_head(name):
-            refuse("--drafter", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
-    if len({*names}) < len(names):
-        refuse("--drafter", ", ".join(names), "each once")
-    needed = [name for name in names if name in NEED_DRAFT]
-    if target is None and draft is not None:
-        refuse("--target / --draft", "--draft without --target", "both, or neither (the embedded pair)")
-    if target is None and adapter is not None:
-        refuse("--adapter", "--adapter without --target", "both, or neither")
-    if target is not None and draft is None and needed:
-        others = ", ".join(name for name in NAMES if name not in NEED_DRAFT)
-        allowed = f"both, neither (the embedded pair), or a --drafter that needs no draft: {others}"
-        refuse("--target / --draft", "--target without --draft", allowed)
-    if draft is not None and not needed:
-        refuse("--draft", f"a model with --drafter {', '.join(names)}", f"none; with {' or '.join(NEED_DRAFT)} one")
-    if (exit_layers is None) == ("early-exit" in names):
-        given = "none" if exit_layers is None else f"{exit_layers} with --drafter {', '.join(names)}"
-        refuse("--exit-layers", given, "an integer >= 1 with --drafter early-exit, and none with others")
-    check_counts(1, exit_layers=exit_layers)
-
-
-def check_confidence(confidence: float, drafter: str) -> None:
-    if not 0 <= confidence < 1:
-        refuse("--confidence", confidence, "a number from 0 (off) to below 1")
-    if confidence and drafter != "model":
-        refuse("--confidence", f"{confidence} with --drafter {drafter}", "0, or --drafter model")
 
 
 def read_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Stopping | None:

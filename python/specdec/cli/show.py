@@ -80,10 +80,18 @@ class Page:
 
 
 def print_stats(
-    stats: Stats, produced_by: Sequence[Sequence[Producer]], verbose: bool, with_speed: bool = False
+    stats: Stats,
+    produced_by: Sequence[Sequence[Producer]],
+    verbose: bool,
+    with_speed: bool = False,
+    nodes: int = 0,
 ) -> None:
     """A line on stderr about the texts whose tokens came from ``produced_by``; with ``verbose`` also how many tokens
-    have which colour, and where the time went."""
+    have which colour, where the time went, how far drafts went, and how often those of each place were accepted.
+
+    Args:
+        nodes: of the trees that were verified; 0: chains.
+    """
     if verbose:
         producers = [str(p) for row in produced_by for p in row]
         legend = (Text(f"{name} {producers.count(name)}", c) for name, c in COLOURS.items())
@@ -91,7 +99,11 @@ def print_stats(
         parts = (f"{part} {value:.3f}" for part, value in stats.seconds.items())
         remark("seconds: " + ", ".join(parts), "dim")
         taken = (f"{k} in {count}" for k, count in enumerate(stats.steps_by_drafts) if count)
-        remark("drafts asked for: " + ", ".join(taken) + " steps", "dim")
+        what = f"depth of the trees of up to {nodes} drafts" if nodes else "drafts asked for"
+        remark(f"{what}: " + ", ".join(taken) + " steps", "dim")
+        tests = zip(stats.accepted_by_position, stats.tested_by_position, strict=True)
+        accepted = (f"{i}: {passed / tested:.0%}" for i, (passed, tested) in enumerate(tests, 1) if tested)
+        remark(f"accepted by {'depth' if nodes else 'place'}, of those tested: " + (", ".join(accepted) or "–"), "dim")
     seconds = stats.seconds["total"]
     speed = f", {stats.emitted / seconds:.1f} tokens/s" if with_speed and seconds else ""
     remark(f"{stats.emitted} tokens in {stats.steps} steps{speed}: {ratios(stats)}", "dim")
@@ -131,6 +143,8 @@ def print_comparison(
     for m in comparison.measurements:
         row = m.to_dict()
         drafts = next((str(value) for value in m.setting.values()), "–")
+        if "tree" in m.setting:
+            drafts += f" deep of {m.setting['tree']}"
         numbers = [_number(row[name]) for name in ("acceptance_rate", "alpha", "tau", "loop_fraction")]
         seconds, speed = f"{row['seconds']:.3f}", _spread(m.tokens_per_second, 1)
         rows.append((m.name, drafts + "*" * bool(m.swept), seconds, speed, *numbers))
@@ -142,8 +156,8 @@ def print_comparison(
         if m.swept:
             tried = ", ".join(f"{setting}: {speed:.1f}" for setting, speed in m.swept.items())
             remark(f"* {m.name}: the fastest of these settings in short rounds (tokens/s): {tried}", err=False)
-    for other in comparison.others:
-        remark(f"specdec/{other}: {_spread(comparison.ratio(other), 2)} times as fast", err=False)
+    for ours, other in comparison.ratios_of:
+        remark(f"{ours}/{other}: {_spread(comparison.ratio(other, ours), 2)} times as fast", err=False)
     if comparison.greedy_equal is not None:
         remark(f"greedy texts of specdec and plain equal: {'yes' if comparison.greedy_equal else 'no'}", err=False)
     for difference in comparison.differences:

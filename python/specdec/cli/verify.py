@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from . import models, options
+from . import drafting, models, options
 from .options import refuse
 from .progress import progress
 from .prompts import read_texts
@@ -55,11 +55,13 @@ def verify(
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
     drafters = drafter or ["lookup", "suffix"] if target and not draft else drafter or ["model", "lookup", "suffix"]
-    options.check_drafters(drafters, target, draft, exit_layers, adapter)
+    if "tree" in drafters:
+        refuse("--drafter", "'tree'", "drafters of chains, which are what is checked")
+    drafting.check_drafters(drafters, target, draft, exit_layers, adapter)
     texts: Sequence[str] = read_texts(prompt or [], batch_file)
     options.check_counts(1, max_new_tokens=max_new_tokens)
     for k in num_drafts or ():
-        options.read_num_drafts(k, 1)
+        drafting.read_num_drafts(k, 1)
     with options.user_errors(batch_file), progress("loading models") as show:
         from ..evaluation.verify import VerifySettings, check_scipy, prompts, verify
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
-from .contenders import CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
+from .contenders import OURS, CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
 from .machine import cpu_name
 from .near_ties import Difference, Judge
 from .progress import Tell, Work, silent
@@ -27,6 +27,7 @@ from .rounds import fastest, play_round, runs_to_halve
 
 # Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
 CANDIDATES = (1, 2, 3, 4, 6, 8)
+PATHS = (2, 4, 6, 8)  # and of a tree, the most nodes of a path
 # They are tried with this many prompts, and this many tokens after each.
 FEW_PROMPTS, SHORT_TEXT = 4, 32
 
@@ -98,19 +99,28 @@ class Comparison:
     greedy_equal: bool | None  # whether specdec and ``plain`` agree; None where the temperature is not 0
     environment: dict[str, object]
 
-    def ratio(self, other: str) -> Spread:
+    def ratio(self, other: str, ours: str = OURS) -> Spread:
         """How many times faster specdec is, round by round."""
         by_name = {m.name: m.tokens_per_second.per_round for m in self.measurements}
-        return Spread([a / b for a, b in zip(by_name["specdec"], by_name[other], strict=True)])
+        return Spread([a / b for a, b in zip(by_name[ours], by_name[other], strict=True)])
 
     @property
-    def others(self) -> list[str]:
-        return [m.name for m in self.measurements if m.name != "specdec"]
+    def ratios_of(self) -> list[tuple[str, str]]:
+        """What is compared with what: our methods with the others, and trees with chains."""
+        names = [m.name for m in self.measurements]
+        ours = [name for name in names if name.startswith(OURS)]
+        pairs = [(mine, other) for mine in ours for other in names if other not in ours]
+        return pairs + [(mine, OURS) for mine in ours if mine != OURS]
+
+    @property
+    def ours(self) -> list[Difference]:
+        """The differences of our methods."""
+        return [d for d in self.differences if _is_ours(d)]
 
     def to_dict(self) -> dict:
         return {
             "methods": [m.to_dict() for m in self.measurements],
-            "ratios": {f"specdec/{other}": self.ratio(other).to_dict() for other in self.others},
+            "ratios": {f"{ours}/{other}": self.ratio(other, ours).to_dict() for ours, other in self.ratios_of},
             "greedy_equal": self.greedy_equal,
             "differences": [dataclasses.asdict(d) for d in self.differences],
             "environment": self.environment,
@@ -131,7 +141,8 @@ def compare(
     Before that all methods warm up, and the number of drafts a step is chosen in short rounds
     (:func:`specdec.evaluation.rounds.fastest`): for ``assisted`` the fastest of CANDIDATES and of what transformers
     does by default, for ``specdec`` the fastest of CANDIDATES. If ``settings.num_drafts`` is given, both draft that
-    many, or with ``AdaptiveDrafts`` ``assisted`` does what transformers does by default, and nothing is tried.
+    many, or with ``AdaptiveDrafts`` ``assisted`` does what transformers does by default, and nothing is tried. With
+    ``settings.tree`` there is also ``specdec-tree``, whose longest path is chosen as K is.
 
     Args:
         target: on the device of ``draft``, where that is a model.
@@ -159,7 +170,11 @@ def compare(
     if assistant is not None:
         numbers = (None,) if isinstance(asked, AdaptiveDrafts) else (*CANDIDATES, None) if asked is None else (asked,)
         theirs = [TransformersMethod(target, assistant, settings, k) for k in numbers]
-    groups = [methods for methods in (theirs, ours) if methods]
+    trees: list[Method] = []
+    if settings.tree is not None:
+        depths = PATHS if asked is None else (asked,)
+        trees = [SpecdecMethod(target, draft, k, settings, settings.tree) for k in depths]
+    groups = [methods for methods in (theirs, ours, trees) if methods]
     short = [[method.shortened(SHORT_TEXT) for method in methods] for methods in groups]
     few = prompts[:FEW_PROMPTS]
     halving = len(few) * sum(map(runs_to_halve, map(len, groups)))
@@ -183,8 +198,12 @@ def compare(
     ]
     greedy = settings.temperature == 0
     differences = _differences(target, prompts, measurements, settings.repetition_penalty) if greedy else []
-    equal = all("specdec" not in d.methods for d in differences)
+    equal = not any(map(_is_ours, differences))
     return Comparison(measurements, differences, equal if greedy else None, environment(target))
+
+
+def _is_ours(difference: Difference) -> bool:
+    return any(name.startswith(OURS) for name in difference.methods)
 
 
 def _differences(

@@ -20,6 +20,7 @@ from ..drafters.protocol import Drafter
 from ..prompts import read_eos, read_pad
 
 Prompt = Sequence[int]
+OURS = "specdec"  # with which the names of our methods begin
 LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where the caller gives none, as in the original (Saxena 2023)
 
 
@@ -34,7 +35,8 @@ class CompareSettings:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    rule: str = "token"  # for specdec; transformers has only one
+    rule: str | None = None  # for specdec, as its decoder takes it; transformers has only one
+    tree: int | None = None  # nodes: trees of so many are measured beside specdec's chains
 
     def __post_init__(self) -> None:
         Rule(self.rule)  # refuses others, lossy ones among them: greedy texts are compared
@@ -67,7 +69,7 @@ class Method(Protocol):
 
 
 class SpecdecMethod:
-    name = "specdec"
+    """Chains of ``num_drafts``, or trees of ``tree`` nodes with paths of up to ``num_drafts``."""
 
     def __init__(
         self,
@@ -75,11 +77,15 @@ class SpecdecMethod:
         draft: PreTrainedModel | Drafter | None,
         num_drafts: int | AdaptiveDrafts,
         settings: CompareSettings,
+        tree: int | None = None,
     ):
+        self.name = OURS if tree is None else f"{OURS}-tree"
         self.setting: dict[str, int | str] = {
             "num_drafts": "auto" if isinstance(num_drafts, AdaptiveDrafts) else num_drafts
         }
-        self._decoder = SpeculativeDecoder(target, draft, num_drafts)
+        if tree is not None:
+            self.setting["tree"] = tree
+        self._decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree)
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
     def run(self, prompt: Prompt, seed: int) -> Run:

@@ -2,6 +2,7 @@
 format."""
 
 from .drafter import HeadDrafter
+from .embedded import load_embedded_head
 from .loading import load_head
 
-__all__ = ["HeadDrafter", "load_head"]
+__all__ = ["HeadDrafter", "load_embedded_head", "load_head"]

@@ -1,0 +1,95 @@
+"""What the options about drafts come to: their checks, and defaults that depend on each other.
+
+Nothing here imports torch before a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .drafters import EMBEDDED_HEADS, HEAD, NAMES, NEED_DRAFT, NO_TREES, TREE_DRAFTS, is_head
+from .options import check_counts, refuse
+
+if TYPE_CHECKING:
+    from ..drafters.draft_length import AdaptiveDrafts
+
+
+def check_drafters(
+    names: Sequence[str],
+    target: str | None,
+    draft: str | None,
+    exit_layers: int | None,
+    adapter: str | None = None,
+    tree: int | None = None,
+) -> None:
+    """Checks all that can be checked before models are loaded."""
+    for name in names:
+        if name not in NAMES and not is_head(name):
+            refuse("--drafter", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
+    if len({*names}) < len(names):
+        refuse("--drafter", ", ".join(names), "each once")
+    needed = [name for name in names if name in NEED_DRAFT]
+    if target is not None and (ours := [name for name in names if name in EMBEDDED_HEADS]):
+        allowed = "the folder of a head that was trained for this target; without --target, the embedded ones"
+        refuse("--drafter", f"{ours[0]!r}, a head of the embedded target, with --target {target}", allowed)
+    if tree is not None and (without := [name for name in names if name in NO_TREES]):
+        refuse("--tree", f"{tree} with --drafter {without[0]}", "a drafter that proposes trees, or no --tree")
+    if target is None and draft is not None:
+        refuse("--target / --draft", "--draft without --target", "both, or neither (the embedded pair)")
+    if target is None and adapter is not None:
+        refuse("--adapter", "--adapter without --target", "both, or neither")
+    if target is not None and draft is None and needed:
+        others = ", ".join(name for name in NAMES if name not in (*NEED_DRAFT, *EMBEDDED_HEADS))
+        allowed = f"both, neither (the embedded pair), or a --drafter that needs no draft: {others}"
+        refuse("--target / --draft", "--target without --draft", allowed)
+    if draft is not None and not needed:
+        refuse("--draft", f"a model with --drafter {', '.join(names)}", f"none; with {' or '.join(NEED_DRAFT)} one")
+    if (exit_layers is None) == ("early-exit" in names):
+        given = "none" if exit_layers is None else f"{exit_layers} with --drafter {', '.join(names)}"
+        refuse("--exit-layers", given, "an integer >= 1 with --drafter early-exit, and none with others")
+    check_counts(1, exit_layers=exit_layers, tree=tree)
+
+
+def check_confidence(confidence: float, drafter: str) -> None:
+    if not 0 <= confidence < 1:
+        refuse("--confidence", confidence, "a number from 0 (off) to below 1")
+    if confidence and drafter != "model":
+        refuse("--confidence", f"{confidence} with --drafter {drafter}", "0, or --drafter model")
+
+
+def check_costs(costs: Path | None, num_drafts: str | None, output: Path | None, nodes: int | None) -> None:
+    if costs is not None and nodes is not None and num_drafts is None:
+        refuse("--costs", "--costs with a tree", "-k auto")
+    if costs is not None and num_drafts not in ("auto", None):
+        refuse("--costs", f"--costs with -k {num_drafts}", "-k auto")
+    if costs is not None and output is not None:
+        refuse("--costs", "--costs with --output", "one of the two: a job keeps the times of its first run")
+
+
+def read_num_drafts(given: str | None, smallest: int = 0, nodes: int | None = None) -> int | AdaptiveDrafts:
+    """K, or how to choose it. None: the default, which is another one with a tree of ``nodes``."""
+    if given is None:
+        return default_drafts(nodes)
+    if given == "auto":
+        from ..drafters.draft_length import AdaptiveDrafts
+
+        return AdaptiveDrafts()
+    try:
+        count = int(given)
+    except ValueError:
+        count = smallest - 1
+    if count < smallest:
+        refuse("--num-drafts", given, f"an integer >= {smallest}, or auto")
+    return count
+
+
+def default_drafts(nodes: int | None) -> int | AdaptiveDrafts:
+    from ..drafters.draft_length import DEFAULT_DRAFTS
+
+    return DEFAULT_DRAFTS if nodes is None else TREE_DRAFTS
+
+
+def read_rule(given: str | None, nodes: int | None) -> str:
+    """The accept rule. Trees of every drafter can be verified by ``coupled``."""
+    return given or ("token" if nodes is None else "coupled")
