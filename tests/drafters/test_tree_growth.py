@@ -14,6 +14,7 @@ from specdec.drafters.model import model_drafter
 from specdec.drafters.tree_shape import best_shape
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.loop.cuda_graphs import StepGraphs
+from specdec.models.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from support import plain_heads
 from support.growing import Watched, likely_paths, paths_of
@@ -355,3 +356,25 @@ def test_what_cannot_grow_is_refused():
     decoder.drafter.growth = TreeGrowth(width=5)  # looks at 15 nodes
     with pytest.raises(ValueError, match=r"2 rows of 66 slots \(max_length=50, 15 nodes of a tree and the trash"):
         Scheduler(decoder, rows=2, max_length=50, cache_tokens=100)
+
+
+@pytest.mark.parametrize("params", (GREEDY, WARM))
+def test_a_sequence_whose_draft_is_not_a_number_drafts_no_more(params, monkeypatch):
+    """The draft's second forward of a step gives NaN for row 0 alone."""
+    target, drafter, _ = drafters("llama", TreeGrowth())
+    texts, whole = prompts(2, 3, 9), CachedModel.__call__
+    forwards: list[int] = []
+
+    def spoiled(self, tokens, *rest):
+        logits = whole(self, tokens, *rest)
+        if self is drafter.model and len(forwards) < 2:
+            forwards.append(1)
+            logits[0] += float("nan") if len(forwards) == 2 else 0.0
+        return logits
+
+    monkeypatch.setattr(CachedModel, "__call__", spoiled)
+    with pytest.warns(RuntimeWarning, match="sequence 0: its draft logits are NaN or infinite .DRAFT_NAN., it drafts"):
+        result = decode(target, drafter, texts, N, K, new=12, params=params, seed=[1, 2])
+    monkeypatch.undo()
+    assert result.tokens == plain(target, texts, new=12, params=params, seed=[1, 2])
+    assert result.sequence_stats[1].drafted > result.sequence_stats[0].drafted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from specdec_kernels import DraftStep, Rule, draft_step
@@ -12,6 +14,25 @@ from .protocol import Drafts, Generation, Step
 def keeps_q(generation: Generation) -> bool:
     """Whether drafts come with their q: greedy drafts are one-hot, and ``coupled`` needs no q."""
     return not generation.greedy and generation.rule != Rule.COUPLED
+
+
+def first_arrivals(logits: torch.Tensor, count: int, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the first ``count`` to arrive in the race of rule ``coupled``, as a target with these ``logits`` [B,
+    columns] would draw them: [B, count] int64 of the target's vocabulary, -1 where there are no more, and the status
+    [B] of the rows.
+
+    Args:
+        settings: those of ``draft_step``.
+    """
+    found: list[DraftStep] = []
+    for _ in range(count):
+        if found:  # the second is the first to arrive without the first one, and so on
+            column = found[-1].tokens.clamp(min=0)[:, None]
+            if (d2t := settings.get("d2t")) is not None:
+                column = torch.searchsorted(d2t, column)
+            logits = logits.scatter(1, column, -torch.inf)
+        found.append(draft_step(logits, rule=Rule.COUPLED, **settings))
+    return torch.stack([draw.tokens for draw in found], 1), found[0].status
 
 
 class Drawing:

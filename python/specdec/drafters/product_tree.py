@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import DraftChildren, Rule, draft_children
+from specdec_kernels import DraftChildren, draft_children
 
+from .drawing import first_arrivals, keeps_q
 from .protocol import DraftTree, Generation, Step
 from .tree_paths import BestPaths, Path, StaticPaths, likely_paths
 
@@ -16,14 +17,14 @@ ACCEPTANCE = 0.6  # with which the shape of sampled trees is planned
 
 
 class ProductTrees:
-    """Makes the trees of a batch. Under rule ``coupled``, and for greedy text, they are made of the most likely tokens
-    under the batch's sampling parameters. Under ``token`` and ``block`` their shape is the same in every step, and the
-    children of a node are drawn.
+    """Makes the trees of a batch. For greedy text they are made of the most likely tokens. Otherwise their shape is the
+    same in every step, and the children of a node are drawn; under rule ``coupled`` by the race that the target runs
+    there as well, so that they often are the target's own.
 
     Args:
         depth: the most tokens of a path.
         paths: of the same tree in every step, as ranks; if children are drawn, by order. None: deterministic trees have
-            the most probable paths, and sampled ones those that would be if 60 % of the tokens of each rank were
+            the most probable paths, and drawn ones those that would be if 60 % of the tokens of each rank were
             accepted.
     """
 
@@ -31,6 +32,7 @@ class ProductTrees:
         self.generation, nodes = generation, generation.nodes
         self.static = StaticPaths(paths or likely_paths(nodes, depth, ACCEPTANCE), device)
         self.best = BestPaths(nodes, device) if paths is None else self.static
+        self._statuses: list[torch.Tensor] = []  # of the step's draws
 
     def tree(self, marginals: Iterable[torch.Tensor], step: Step, d2t: torch.Tensor | None = None) -> DraftTree:
         """Returns a step's tree, drafted by one call of a model.
@@ -39,25 +41,41 @@ class ProductTrees:
             marginals: logits [B, columns] of one depth after the other, at most K.
             d2t: [columns] int64, ascending: the target's ids of the columns; None: they are the same ids.
         """
-        g, logits = self.generation, []
+        g, logits, self._statuses = self.generation, [], []
         for each in marginals:
             logits.append(each)
             g.stopwatch.lap("draft_forwards")
-        walks = g.greedy or g.rule == Rule.COUPLED
-        tree = self._most_likely(logits, step, d2t) if walks else self._drawn(logits, step, d2t)
+        tree = self._drawn(logits, step, d2t) if keeps_q(g) else self._walked(logits, step, d2t)
         g.stopwatch.lap("kernels")
-        return tree._replace(forwards=1)
+        return tree.with_faults(self._statuses)._replace(forwards=1)
 
-    def _most_likely(self, marginals: list[torch.Tensor], step: Step, d2t: torch.Tensor | None) -> DraftTree:
-        """Penalties do not count the tokens of a path here, since each node would need a distribution of its own. Texts
-        do not depend on that."""
-        tokens, log_q = [], []
+    def _walked(self, marginals: list[torch.Tensor], step: Step, d2t: torch.Tensor | None) -> DraftTree:
+        """All nodes of a depth have the same children. Penalties do not count the tokens of a path here, since each
+        node would need a distribution of its own. Texts do not depend on that."""
+        g, paths = self.generation, self.best if self.generation.greedy else self.static
+        of_depths: list[tuple[torch.Tensor, torch.Tensor]] = []
         for depth, logits in enumerate(marginals):
-            position = step.position + depth
-            children = self._children(logits, self.best.width, step, d2t, position=position, offset=0, sampled=False)
-            tokens.append(children.tokens)
-            log_q.append(children.log_q.where(step.allowed_on_device[:, None] > depth, -torch.inf))
-        return DraftTree(*self.best.choose(torch.stack(tokens, 1), torch.stack(log_q, 1)))
+            if g.greedy:
+                own = {"position": step.position + depth, "offset": 0, "sampled": False}
+                children = self._children(logits, paths.width, step, d2t, **own)
+                tokens, log_q = children.tokens, children.log_q
+            else:
+                tokens, status = first_arrivals(
+                    logits,
+                    min(paths.width, logits.shape[1]),
+                    params=g.params,
+                    seed=g.seed,
+                    position=step.position + depth,
+                    offset=0,
+                    table=step.table,
+                    d2t=d2t,
+                    backend=g.backend,
+                )
+                self._statuses.append(status)
+                tokens = torch.nn.functional.pad(tokens, (0, paths.width - tokens.shape[1]), value=-1)
+                log_q = torch.zeros_like(tokens, dtype=torch.float32).where(tokens >= 0, -torch.inf)
+            of_depths.append((tokens, log_q.where(step.allowed_on_device[:, None] > depth, -torch.inf)))
+        return DraftTree(*paths.choose(*(torch.stack(parts, 1) for parts in zip(*of_depths, strict=True))))
 
     def _drawn(self, marginals: list[torch.Tensor], step: Step, d2t: torch.Tensor | None) -> DraftTree:
         """Verification needs the distribution of every row. They are copies of the marginals, [B, N + 1, columns], as
@@ -79,6 +97,8 @@ class ProductTrees:
         self, logits: torch.Tensor, width: int, step: Step, d2t: torch.Tensor | None, **settings: Any
     ) -> DraftChildren:
         g = self.generation
-        return draft_children(
+        drawn = draft_children(
             logits, width, g.params, seed=g.seed, table=step.table, d2t=d2t, backend=g.backend, **settings
         )
+        self._statuses.append(drawn.status)
+        return drawn

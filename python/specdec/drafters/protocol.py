@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -116,6 +116,13 @@ class DraftTree(NamedTuple):
     forwards: int = 0  # model calls that drafting took
     # [B, n + 1] int32, Status of the rows that children were drawn from, 0 in others; None: nothing to report
     status: torch.Tensor | None = None
+
+    def with_faults(self, statuses: Sequence[torch.Tensor]) -> DraftTree:
+        """Returns the tree with the gravest of these statuses [B] as that of the root, of which one is enough for a
+        sequence to draft no more."""
+        status = self.tokens.new_zeros(len(self.tokens), self.tokens.shape[1] + 1, dtype=torch.int32)
+        status[:, 0] = torch.stack(list(statuses), 1).amax(1)
+        return self._replace(status=status)
 
     def widened(self, nodes: int) -> DraftTree:
         """Returns the tree with ``nodes`` nodes, of which the added ones do not count."""

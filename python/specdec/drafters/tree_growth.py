@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specdec_kernels import DraftChildren, Rule, TokenTable, draft_children, draft_step
+from specdec_kernels import DraftChildren, TokenTable, draft_children
 
 from ..checks import read_count, refuse
 from ..models.kv_cache import visible_slots
 from ..models.tree import Tree
 from ..sampling.params import repeated_rows
-from .drawing import keeps_q
+from .drawing import first_arrivals, keeps_q
 from .protocol import DraftTree, Generation, Step
 from .tree_shape import LevelShape, best_shape, levels
 
@@ -110,10 +110,12 @@ class Growth:
         self.options, self.generation, self.d2t = options, generation, d2t
         self._shapes: dict[int, list[LevelShape]] = {}  # by N; kept because captured steps read them
         self._fed: torch.Tensor | None = None
+        self._statuses: list[torch.Tensor] = []  # of the step's draws
 
     def begin(self, step: Step, depth: int) -> Growing:
         """Begins a step's trees of paths of up to ``depth`` >= 1, at most K."""
         g, options, children = self.generation, self.options, _Children(self.generation, step, self.d2t)
+        self._statuses = children.statuses
         if g.greedy:
             return LikelyTree(children, min(depth, g.nodes), g.nodes, options.width_of(g.nodes, g.most_drafts))
         if g.nodes not in self._shapes:
@@ -124,7 +126,7 @@ class Growth:
     def tree(self, growing: Growing, forwards: int) -> DraftTree:
         """Returns the step's tree, which took ``forwards`` forwards."""
         tree, self._fed = growing.tree()
-        return tree._replace(forwards=forwards)
+        return tree.with_faults(self._statuses)._replace(forwards=forwards)
 
     def fed(self, path: torch.Tensor) -> torch.Tensor:
         """Returns the numbers under which the nodes of ``path`` [B, D] int64, of the last tree, were fed. -1: there is
@@ -248,6 +250,7 @@ class _Children:
     def __init__(self, generation: Generation, step: Step, d2t: torch.Tensor | None):
         self.generation, self.step, self.d2t = generation, step, d2t
         self._settings: dict[int, dict[str, Any]] = {}  # by how many nodes a sequence has
+        self.statuses: list[torch.Tensor] = []  # [B] each: the gravest of the nodes of a level
 
     def _of_nodes(self, count: int) -> dict[str, Any]:
         """Returns the settings of ``count`` nodes of each sequence."""
@@ -278,24 +281,20 @@ class _Children:
             sampled=offset is not None,
             **self._of_nodes(logits.shape[1]),
         )
-        self.generation.stopwatch.lap("kernels")
+        self._note(drawn.status, paths)
         return drawn
 
     def draw_coupled(self, logits: torch.Tensor, width: int, paths: torch.Tensor) -> torch.Tensor:
-        """Returns the tokens of children [B m, width] int64 that arrive first in the race of rule ``coupled``. The
-        second is the first to arrive without the first one, and so on."""
-        rows, settings, found = logits.flatten(0, 1), self._of_nodes(logits.shape[1]), list[torch.Tensor]()
-        drafts = paths.flatten(0, 1)
-        for i in range(width):
-            drawn = draft_step(rows, offset=paths.shape[2], rule=Rule.COUPLED, drafts=drafts, **settings).tokens
-            found.append(drawn)
-            if i + 1 < width:
-                column = drawn.clamp(min=0)[:, None]
-                if self.d2t is not None:
-                    column = torch.searchsorted(self.d2t, column)
-                rows = rows.scatter(1, column, -torch.inf)
+        """Returns the tokens of children [B m, width] int64 that arrive first in the race of rule ``coupled``."""
+        settings = self._of_nodes(logits.shape[1]) | {"offset": paths.shape[2], "drafts": paths.flatten(0, 1)}
+        tokens, status = first_arrivals(logits.flatten(0, 1), width, **settings)
+        self._note(status, paths)
+        return tokens
+
+    def _note(self, status: torch.Tensor, paths: torch.Tensor) -> None:
         self.generation.stopwatch.lap("kernels")
-        return torch.stack(found, 1)
+        counts = self.step.allowed_on_device > paths.shape[2]
+        self.statuses.append(status.view(paths.shape[:2]).amax(1) * counts)
 
 
 def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
