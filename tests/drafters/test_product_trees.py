@@ -129,6 +129,7 @@ def test_the_shape_of_sampled_trees():
     """(0,) 0.6, (0, 0) 0.36, (1,) 0.24, (0, 0, 0) 0.216, (0, 1) and (1, 0) 0.144, (2,) 0.096."""
     assert likely_paths(4, 5, 0.6) == [(0,), (1,), (0, 0), (0, 0, 0)]
     assert likely_paths(4, 2, 0.6) == [(0,), (1,), (0, 0), (0, 1)]
+    assert likely_paths(1030, 1, 0.6) == [(rank,) for rank in range(1024)]
     paths = likely_paths(40, 4, 0.6)
     assert len(paths) == 40 and read_paths("paths", paths, 4, 40) == paths
 
