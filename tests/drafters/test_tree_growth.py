@@ -28,7 +28,7 @@ from specdec_kernels.testing import text_distribution
 
 K, N, WIDTH = 4, 14, 3
 GREEDY, WARM = SamplingParams(0.0), SamplingParams(0.9)
-PENALISED = SamplingParams(0.0, repetition_penalty=1.3)
+PENALISED = SamplingParams(0.0, repetition_penalty=0.8)  # which makes nodes of their ancestors' tokens likely
 GUESS = (0.6, 0.3, 0.2)
 MOST = torch.tensor([i for i in range(VOCABULARY) if i % 6])  # of the vocabulary
 
