@@ -12,7 +12,6 @@ FLAT = "tests/simt/test_simt.py -k flat"
 BY_ROWS = "tests/simt/test_by_rows.py"
 PLAN = "tests/kernels/test_launch_plan.py"
 TREES = "tests/kernels/test_trees.py -k 'parity and cuda'"
-TREE_KERNELS = "tests/simt/test_tree_kernels.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -364,60 +363,6 @@ MUTATIONS: list[Mutation] = [
             "cuda-trees-keep-the-rejected-child-in-q": (
                 "simt::read(&visit->removed) + 1, block, q);",
                 "simt::read(&visit->removed), block, q);",
-            ),
-            "cuda-trees-take-the-child-below-for-its-parent": (
-                "simt::read(&s.memory.next->near) == reading_of(s).row",
-                "simt::read(&s.memory.next->near) >= 0",
-                TREE_KERNELS,
-            ),
-            "cuda-trees-await-copies-of-p-and-q-alike": ("rounds >> which & 1", "rounds & 1", TREE_KERNELS),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/tree_rules.h",
-        TREES,
-        {
-            "cuda-trees-replace-a-visit-that-lanes-still-read": (
-                "  simt::sync_warp();  // all lanes have read what is going to be replaced\n",
-                "",
-            ),
-            "cuda-trees-flag-siblings-that-have-no-turn": (
-                "found == 0 ? ~0u : (found & (0u - found)) - 1;\n    if",
-                "found == 0 ? ~0u : (found & (0u - found)) - 1;\n    if ((simt::ballot(x != -1 && !in_range)) != 0) *flags |= kDraftOutOfRange;\n    if",
-                "tests/kernels/test_trees_corners.py -k 'cuda and without_a_token' --nightly",
-            ),
-            "cuda-trees-draw-from-the-residual-before": (
-                "now.residual = 1 - now.residual;",
-                "now.residual = now.residual;",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/verify_tree.h",
-        TREE_KERNELS,
-        {
-            "cuda-trees-replace-rows-that-others-read": (
-                "    simt::wait_cluster();  // all blocks run, and have read what is now replaced in their memory\n    if (reads) {\n      measure_visit(s, place, rounds);\n",
-                "    if (reads) measure_visit(s, place, rounds);\n    simt::wait_cluster();\n    if (reads) {\n",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cuda/arrivals.h",
-        TREE_KERNELS,
-        {
-            "cuda-arrivals-exceed-the-list": (
-                "lists = above + inside <= kMostArrivals;",
-                "lists = above + inside > 0;",
-            ),
-            "cuda-arrivals-of-the-bin-beyond-count-twice": ("return x - low < size;", "return x >= low;"),
-            "cuda-arrivals-of-block-0-alone": (
-                "for (int block = 1; block < simt::blocks_in_cluster(); ++block) {\n    const ArrivalsMemory",
-                "for (int block = 1; block < 1; ++block) {\n    const ArrivalsMemory",
-            ),
-            "cuda-arrivals-counted-while-others-read": (
-                "    simt::wait_cluster();  // all blocks run, and have read the former sums\n    if (lists) break;\n    simt::sync_block();\n",
-                "    simt::sync_block();\n    if (lists) break;\n    simt::wait_cluster();\n",
             ),
         },
     ),
