@@ -5,7 +5,7 @@
 3. One program for each (row, block) finds the first child in its block. The last program of a row takes the first of
    these, looks for the next one in the same block, and so on: as many blocks are read again as there are children.
 
-For the most likely children, a few operations on [B] numbers come before: they give greedy sequences a temperature of 1.
+For the most likely children, a few operations on [B] numbers come before, which give greedy sequences temperature 1.
 """
 
 from __future__ import annotations
