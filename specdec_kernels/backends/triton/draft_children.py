@@ -4,6 +4,8 @@
 2. With filters: one program per row finds its cutoff.
 3. One program for each (row, block) finds the first child in its block. The last program of a row takes the first of
    these, looks for the next one in the same block, and so on: as many blocks are read again as there are children.
+
+For the most likely children, a few operations on [B] numbers come before, which give greedy sequences temperature 1.
 """
 
 from __future__ import annotations
@@ -97,7 +99,9 @@ def children_kernel(
             count += 1
             score = scores_of(rows, b, j, tl.cast(its_block, tl.int64), offset_ptr, largest, cutoff)
             ids = tl.cast(its_block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            score = tl.where((score < head) | ((score == head) & (ids > token)), score, -INFINITY)
+            later = (score < head) | ((score == head) & (ids > token))
+            # The same score compiled twice might differ in its last bit: no token may come again.
+            score = tl.where(later & (ids != token), score, -INFINITY)
             heads = tl.where(blocks == its_block, tl.max(score, 0), heads)
             winners = tl.where(blocks == its_block, tl.cast(its_block, tl.int64) * BLOCK + tl.argmax(score, 0), winners)
             head = tl.max(heads, 0)
