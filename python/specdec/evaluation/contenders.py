@@ -39,7 +39,8 @@ class CompareSettings:
     tree: int | None = None  # nodes: trees of so many are measured beside specdec's chains
 
     def __post_init__(self) -> None:
-        Rule(self.rule)  # refuses others, lossy ones among them: greedy texts are compared
+        if self.rule is not None:
+            Rule(self.rule)  # refuses others, lossy ones among them: greedy texts are compared
 
     def params(self) -> SamplingParams:
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
