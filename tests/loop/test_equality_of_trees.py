@@ -24,7 +24,7 @@ from specdec.evaluation.near_ties import Judge
 from support.texts import prompts_of
 
 DRAFTERS = ("model", "early-exit", "lookup", "suffix", "universal", *KINDS)
-TREES = ("lookup",)  # those that propose trees
+TREES = tuple(name for name in DRAFTERS if name != "universal")  # those that propose trees
 CELLS = [*((name, False) for name in DRAFTERS), *((name, True) for name in TREES)]
 IDS = [f"{name}-{'tree' if tree else 'chain'}" for name, tree in CELLS]
 ROWS = 8
