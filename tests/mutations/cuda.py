@@ -12,6 +12,7 @@ FLAT = "tests/simt/test_simt.py -k flat"
 BY_ROWS = "tests/simt/test_by_rows.py"
 PLAN = "tests/kernels/test_launch_plan.py"
 TREES = "tests/kernels/test_trees.py -k 'parity and cuda'"
+TREE_KERNELS = "tests/simt/test_tree_kernels.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -363,6 +364,36 @@ MUTATIONS: list[Mutation] = [
             "cuda-trees-keep-the-rejected-child-in-q": (
                 "simt::read(&visit->removed) + 1, block, q);",
                 "simt::read(&visit->removed), block, q);",
+            ),
+            "cuda-trees-take-the-child-below-for-its-parent": (
+                "simt::read(&s.memory.next->near) == reading_of(s).row",
+                "simt::read(&s.memory.next->near) >= 0",
+                TREE_KERNELS,
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/tree_rules.h",
+        TREES,
+        {
+            "cuda-trees-draw-from-the-residual-before": (
+                "now.residual = 1 - now.residual;",
+                "now.residual = now.residual;",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cuda/arrivals.h",
+        TREE_KERNELS,
+        {
+            "cuda-arrivals-exceed-the-list": (
+                "lists = above + inside <= kMostArrivals;",
+                "lists = above + inside > 0;",
+            ),
+            "cuda-arrivals-of-the-bin-beyond-count-twice": ("return x - low < size;", "return x >= low;"),
+            "cuda-arrivals-of-block-0-alone": (
+                "for (int block = 1; block < simt::blocks_in_cluster(); ++block) {\n    const ArrivalsMemory",
+                "for (int block = 1; block < 1; ++block) {\n    const ArrivalsMemory",
             ),
         },
     ),
