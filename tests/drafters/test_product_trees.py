@@ -188,6 +188,14 @@ def test_trees_accept_more_than_chains(folders):
     assert taus[0] <= taus[1] and taus[0] < 2.8 and taus[2] > 3.2
 
 
+def test_trees_of_sampled_text_are_drawn_by_the_targets_race(folders):
+    """They hold the chain, which is drawn by the same race, and more: so the same texts take fewer steps."""
+    drafter, prompts = head_of(folders, "medusa"), [[i, i + 1] for i in range(12)]
+    drawn = {"prompts": prompts, "params": SamplingParams(3.0), "seed": list(range(12))}
+    chain, tree = (decoded(drafter, 1, nodes, 3, **drawn) for nodes in (None, 13))
+    assert tree.tokens == chain.tokens and tree.stats.tau > chain.stats.tau + 0.3, (chain.stats.tau, tree.stats.tau)
+
+
 def test_given_paths(folders):
     """The exact head's best tokens are right, so nothing is accepted of a tree without them."""
     right = [[0], [0, 0], [0, 0, 0], [1]]

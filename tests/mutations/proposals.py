@@ -105,6 +105,10 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/drafters/product_tree.py",
         f"{PRODUCTS} -k drawn",
         {
+            "walked-trees-are-drawn-by-another-race": (
+                "                    position=step.position + depth,\n",
+                "                    position=step.position + depth + 1,\n",
+            ),
             "sampled-tree-siblings-share-noise": ('"offset": row,', '"offset": 0,'),
             "sampled-tree-with-q-of-another-depth": (
                 "[marginals[depth] for depth",

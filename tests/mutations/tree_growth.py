@@ -8,6 +8,16 @@ DRAWN = f"{GROWTH} -k 'drawn or shape or distribution'"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
+        "python/specdec/drafters/drawing.py",
+        DRAWN,
+        {
+            "growth-draws-a-child-twice": (
+                "logits = logits.scatter(1, column, -torch.inf)",
+                "logits = logits.clone()",
+            )
+        },
+    ),
+    *mutations(
         "python/specdec/drafters/tree_growth.py",
         LIKELY,
         {
@@ -46,11 +56,6 @@ MUTATIONS: list[Mutation] = [
             "growth-forgets-the-room": (
                 "torch.where(allowed[:, None, None], joint, -torch.inf)",
                 "torch.where(allowed[:, None, None] | True, joint, -torch.inf)",
-            ),
-            "growth-draws-a-child-twice": (
-                "rows = rows.scatter(1, column, -torch.inf)",
-                "rows = rows.clone()",
-                DRAWN,
             ),
             "growth-offset-of-the-node-before": (
                 "paths, offset=own.numbers + 1).tokens",
