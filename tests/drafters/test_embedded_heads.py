@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from specdec import load_embedded_head
@@ -48,3 +50,7 @@ def test_others_are_refused(pair):
         ValueError, match="target: got a model of type 'llama' with other sizes, allowed: that of load_emb"
     ):
         load_embedded_head("medusa", tiny_model("llama"))
+    config = copy.copy(pair[0].config)
+    config.num_hidden_layers += 1
+    with pytest.raises(ValueError, match="target: got a model of type 'llama' with other sizes"):
+        load_embedded_head("medusa", SimpleNamespace(config=config))
