@@ -30,9 +30,10 @@ def test_rules(rule):
     """Greedy and sampling sequences whose trees differ; q of target tokens, and of a reduced vocabulary."""
     trees = [FORK, (-1, 0, 1, 2, 3, 4, 5), (-1, -1, -1, 0, 1, 2, 0)]
     inputs = random_tree_step(trees, 4, 9, rule=rule, temperature=(0.0, 1.0, 0.7, 1.5), drafter="cpu", random_state=2)
-    inputs = inputs.replace(num_nodes=torch.tensor([7, 3, 7, 1])).map(LAYOUTS["every_second"])
+    inputs = inputs.replace(num_nodes=torch.tensor([7, 7, 7, 4])).map(LAYOUTS["every_second"])
     out = compare(inputs, row=3, path=(0, 2))
     assert out.num_accepted.max() >= 2
+    compare(inputs.replace(num_nodes=torch.tensor([7, 3, 7, 1])))
     inputs = random_tree_step(FORK, 3, 9, rule=rule, reduced=6, similar=False, drafter="cpu", random_state=3)
     compare(inputs.replace(depth=2), width=7)
 
