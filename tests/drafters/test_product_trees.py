@@ -51,6 +51,11 @@ def enumerated(log_q: list[list[float]]) -> dict[tuple[int, ...], float]:
     return {path: score for path, score in scores.items() if score > -torch.inf}
 
 
+def likely_path(log_q: list[list[float]], length: int) -> tuple[int, ...]:
+    """The most likely token of each depth, of equal ones the first."""
+    return tuple(own.index(max(own)) for own in log_q[:length])
+
+
 # Few different probabilities, so that many paths are equally probable, and some tokens that there are not.
 levels = st.sampled_from([0.0, -0.125, -0.5, -1.0, -2.0, -torch.inf])
 marginals = st.tuples(st.integers(1, 3), st.integers(1, 4)).flatmap(
@@ -63,12 +68,13 @@ marginals = st.tuples(st.integers(1, 3), st.integers(1, 4)).flatmap(
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(marginals, st.integers(1, 12))
-def test_the_most_probable_paths(log_q, nodes):
+@given(marginals, st.integers(1, 12), st.integers(0, 12))
+def test_the_most_probable_paths(log_q, nodes, chain):
     given = torch.tensor(log_q)
     ordered, columns = given.sort(dim=-1, descending=True, stable=True)
     columns = columns.where(ordered > -torch.inf, -1)
-    best = BestPaths(nodes, CPU)
+    chain = min(chain, nodes)
+    best = BestPaths(nodes, CPU, chain)
     missing = best.width - given.shape[-1]
     ordered, columns = (
         torch.nn.functional.pad(part, (0, missing), value=value)[..., : best.width]
@@ -80,8 +86,21 @@ def test_the_most_probable_paths(log_q, nodes):
         scores, found = enumerated(own), paths_of(tokens[b], parents[b])
         kept = [path for path in found if path is not None]
         assert len(set(kept)) == len(kept) and None not in found[: len(kept)]
-        expected = sorted(scores.values(), reverse=True)[:nodes]
-        assert [scores[path] for path in kept] == pytest.approx(expected)
+        likely = max((path for path in scores if path == likely_path(own, len(path))), key=len, default=())[:chain]
+        assert all(likely[:length] in kept for length in range(1, len(likely) + 1))
+        others = sorted((scores[path] for path in scores if path != likely[: len(path)]), reverse=True)
+        expected = others[: nodes - len(likely)]
+        assert [scores[path] for path in kept if path != likely[: len(path)]] == pytest.approx(expected)
+
+
+def test_greedy_trees_hold_the_chain_of_the_most_likely_tokens():
+    """The flatter the distributions, the more likely are short paths; half of the nodes are a chain nevertheless."""
+    given = SimpleNamespace(nodes=8, greedy=True, rule=Rule.TOKEN, params=SamplingParams(0.0), seed=torch.tensor([0]),
+                            backend="reference", stopwatch=Stopwatch())  # fmt: skip
+    step = SimpleNamespace(position=torch.tensor([5]), table=None, allowed_on_device=torch.full((1,), 6))
+    tree = ProductTrees(given, 6, CPU).tree([torch.arange(9.0)[None] / 100] * 6, step)
+    paths = paths_of(tree.tokens[0], tree.parents[0])
+    assert paths[:4] == [(8,) * length for length in (1, 2, 3, 4)] and [len(path) for path in paths[4:]] == [1] * 4
 
 
 def test_probabilities_a_little_above_one_do_not_come_before_their_prefix():

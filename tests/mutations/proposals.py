@@ -97,14 +97,16 @@ MUTATIONS: list[Mutation] = [
             "product-tree-of-another-marginal": ("log_q[:, depth, self.rank]", "log_q[:, 0, self.rank]"),
             "product-tree-tokens-of-another-depth": ("tokens[:, depth].gather", "tokens[:, 0].gather"),
             "product-tree-with-too-few-pairs": ("min(nodes // (i + 1), ", "min(max(nodes // (i + 1) - 1, 1), "),
+            "product-tree-holds-another-chain": (": self.chain * nodes : nodes]", "1 : self.chain * nodes : nodes]"),
             "product-tree-child-before-its-parent": ("self.nodes, log_q.clamp(max=0)", "self.nodes, log_q"),
             "static-paths-of-the-first-marginal": ("tokens[:, self._depth, ", "tokens[:, 0 * self._depth, "),
         },
     ),
     *mutations(
         "python/specdec/drafters/product_tree.py",
-        f"{PRODUCTS} -k drawn",
+        f"{PRODUCTS} -k 'drawn or chain'",
         {
+            "product-trees-without-a-chain": ("BestPaths(nodes, device, nodes // 2)", "BestPaths(nodes, device)"),
             "walked-trees-are-drawn-by-another-race": (
                 "                    position=step.position + depth,\n",
                 "                    position=step.position + depth + 1,\n",

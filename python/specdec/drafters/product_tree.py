@@ -23,15 +23,15 @@ class ProductTrees:
 
     Args:
         depth: the most tokens of a path.
-        paths: of the same tree in every step, as ranks; if children are drawn, by order. None: deterministic trees have
-            the most probable paths, and drawn ones those that would be if 60 % of the tokens of each rank were
-            accepted.
+        paths: of the same tree in every step, as ranks; if children are drawn, by order. None: deterministic trees hold
+            the chain of the most likely tokens, of up to half of their nodes, and else the most probable paths; drawn
+            ones have the paths that would be most probable if 60 % of the tokens of each rank were accepted.
     """
 
     def __init__(self, generation: Generation, depth: int, device: torch.device, paths: Sequence[Path] | None = None):
         self.generation, nodes = generation, generation.nodes
         self.static = StaticPaths(paths or likely_paths(nodes, depth, ACCEPTANCE), device)
-        self.best = BestPaths(nodes, device) if paths is None else self.static
+        self.best = BestPaths(nodes, device, nodes // 2) if paths is None else self.static
         self._statuses: list[torch.Tensor] = []  # of the step's draws
 
     def tree(self, marginals: Iterable[torch.Tensor], step: Step, d2t: torch.Tensor | None = None) -> DraftTree:

@@ -22,12 +22,16 @@ class BestPaths:
     2604.12989). The prefix of a path is at least as probable, so it is among them. Of equally probable paths the
     shorter ones are taken first.
 
+    Args:
+        chain: so many nodes are the most likely token of each depth, whatever their probability. A product does not
+            know that the tokens of a path go together, so it is too small for the long ones.
+
     Attributes:
         width: how many tokens of each depth can be part of these paths.
     """
 
-    def __init__(self, nodes: int, device: torch.device):
-        self.nodes, self.width = nodes, min(nodes, MOST_RANKS)
+    def __init__(self, nodes: int, device: torch.device, chain: int = 0):
+        self.nodes, self.width, self.chain = nodes, min(nodes, MOST_RANKS), chain
         # Of the paths that end in token j after prefix i, both in falling order, (i + 1) (j + 1) - 1 are no worse.
         pairs = [(i, j) for i in range(nodes) for j in range(min(nodes // (i + 1), self.width))]
         self.prefix, self.rank = torch.tensor(pairs, device=device).T
@@ -49,7 +53,10 @@ class BestPaths:
             each_scores.append(scores)
             each_tokens.append(tokens[:, depth].gather(1, self.rank[order]))
             each_parents.append((depth - 1) * nodes + self.prefix[order])
-        scores, order = _best(torch.cat(each_scores, 1), nodes)
+        scores = torch.cat(each_scores, 1)
+        first = scores[:, : self.chain * nodes : nodes]  # the best path of each depth has the most likely tokens
+        first.masked_fill_(first > -torch.inf, 1.0)  # more than any logarithm
+        scores, order = _best(scores, nodes)
         place = order.new_full((len(order), log_q.shape[1] * nodes), -1)
         place.scatter_(1, order, torch.arange(nodes, device=order.device).expand_as(order))
         parents = torch.cat(each_parents, 1).gather(1, order)
