@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from . import chat, compare, doctor, generate, verify
+from . import chat, compare, doctor, generate, serve, verify
 
 # Without rich's boxes, which would break long paths in error messages.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
-for command in (generate.generate, chat.chat, compare.compare, verify.verify, doctor.doctor):
+for command in (generate.generate, chat.chat, compare.compare, serve.serve, verify.verify, doctor.doctor):
     app.command()(command)
 
 

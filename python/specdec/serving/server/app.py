@@ -1,0 +1,33 @@
+"""The application: routes, guards and errors put together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from .errors import ApiError
+from .service import Service
+
+
+def create_app(service: Service) -> FastAPI:
+    """Returns the ASGI application that serves ``service``."""
+    app = FastAPI(title="specdec", docs_url=None, redoc_url=None)
+    app.state.service = service
+
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body, error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def not_found(request: Request, error: HTTPException) -> JSONResponse:
+        told = ApiError(error.status_code, str(error.detail))
+        return JSONResponse(told.body, error.status_code, error.headers)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "ok"}
+
+    return app
