@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from . import page
 from .errors import ApiError
 from .service import Service
 
@@ -30,4 +31,5 @@ def create_app(service: Service) -> FastAPI:
     async def health() -> dict[str, Any]:
         return {"status": "ok"}
 
+    app.include_router(page.router)
     return app
