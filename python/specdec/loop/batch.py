@@ -157,6 +157,7 @@ class Batch:
         token, and each sequence must have room for at least one new token."""
         for row, entry in entries.items():
             record = self.rows[row] = entry.record
+            record.drafts = record.drafting.most != 0
             start = RowStart(record.text, record.room, entry.seed, record.ends.eos, entry.params)
             self.device_rows.set(row, start)
             shortest = record.ends.eos, entry.min_new_tokens
@@ -317,12 +318,16 @@ class Batch:
         if self.session is None or not self.session.alive:
             return [0] * len(self.rows), False
         drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
-        if self._sampled is not None and not self.device_rows.greedy:
-            return [self._sampled if row in drafting else 0 for row in range(len(self.rows))], False
-        rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
-        remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
-        wanted = self._draft_lengths.next(drafting, len(live), remaining)
-        return [wanted.get(row, 0) for row in range(len(self.rows))], self._adapts
+        most = {row: r.drafting.most for row in drafting if (r := self.rows[row]) is not None}
+        caps = {row: n for row, n in most.items() if n is not None}
+        chosen = self._adapts and (self._sampled is None or self.device_rows.greedy)
+        if self._sampled is not None and not chosen:
+            wanted: Mapping[int, int] = dict.fromkeys(drafting, self._sampled)
+        else:
+            rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
+            remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
+            wanted = self._draft_lengths.next(drafting, len(live), remaining, caps)
+        return [min(n := wanted.get(row, 0), caps.get(row, n)) for row in range(len(self.rows))], chosen
 
     def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:
         """Shows the drafter what was emitted in steps without drafts, and the prompts of new sequences, in the rows
@@ -366,7 +371,7 @@ class Batch:
                 record.logits += result.emitted_logits(row, len(tokens)).unbind()
             self.table.add(row, tokens)
             if tokens:
-                emissions.append(record.emission(len(tokens)))
+                emissions.append(record.emission(len(tokens), report.drafts))
             if not record.live:
                 self.end(row)
         if step.timer is not None and (seconds := step.timer.seconds) is not None:

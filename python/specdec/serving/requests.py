@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,7 @@ from specdec_kernels import SamplingParams, Status
 
 from ..checks import read_as, read_count, refuse
 from ..loop.arguments import read_entries
-from ..loop.sequence import Entry, SequenceRecord
+from ..loop.sequence import DraftSettings, Entry, SequenceRecord
 from ..loop.token_log_probs import read_asked
 from ..models.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts
@@ -39,6 +39,11 @@ class Request:
             those of the target's configuration.
         stop: must not be shared with other requests, unless it keeps no state.
         id: any object of the caller's; the outcome returns it with the request.
+        num_drafts: the most tokens that a step drafts for this request, from 0 (it is decoded plainly) to the
+            scheduler's largest K; with a tree, the most nodes of its paths. None: that K. Greedy texts and those of
+            ``coupled`` do not depend on it. Sampled texts of ``token`` and ``block`` are other draws from the same
+            distribution.
+        report_drafts: whether each ``Emission`` says what its step drafted for this request. Not of trees.
     """
 
     prompt: Sequence[int]
@@ -55,6 +60,8 @@ class Request:
     log_probs: bool = False
     top_log_probs: int | None = None
     prompt_log_probs: int | None = None
+    num_drafts: int | None = None
+    report_drafts: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,16 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
         logits_processor=request.logits_processor,
         most_drafts=limits.most_drafts,
         asked=read_asked(request.log_probs, request.top_log_probs, request.prompt_log_probs),
+        drafting=_read_drafting(request, limits),
     )
     entry.record.number = number
     return entry
+
+
+def _read_drafting(request: Request, limits: Limits) -> DraftSettings:
+    most = request.num_drafts
+    if most is not None and read_count("num_drafts", most) > limits.most_drafts:
+        refuse("num_drafts", most, f"None, or 0 to {limits.most_drafts}")
+    if not isinstance(request.report_drafts, bool):
+        refuse("report_drafts", repr(request.report_drafts), "True or False")
+    return DraftSettings(most, request.report_drafts)
