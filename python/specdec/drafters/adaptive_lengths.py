@@ -111,9 +111,7 @@ class SharedLength:
     ) -> Mapping[int, int]:
         return dict.fromkeys(drafting, self._choose(drafting, live, remaining, caps) if drafting else 0)
 
-    def _choose(
-        self, drafting: Sequence[int], live: int, remaining: Remaining | None, caps: Mapping[int, int]
-    ) -> int:
+    def _choose(self, drafting: Sequence[int], live: int, remaining: Remaining | None, caps: Mapping[int, int]) -> int:
         self._top = max(caps.get(row, self.widths[-1]) for row in drafting)
         if (missing := self.learned.times.missing_to(self._top)) is not None:
             return missing
