@@ -169,11 +169,10 @@ async def _plan(
         top, prompt_top: how many likely tokens to tell of each token of the text and of the prompt; None: nothing.
     """
     lane = await service.lanes.get(body.drafter, body.rule)
-    if body.num_drafts is not None:
-        raise _refused("num_drafts", "not supported yet")
     params = _params(body)
-    if body.prediction is not None:
-        raise _refused("prediction", "not supported yet")
+    prediction = None
+    if body.prediction is not None:  # an empty text predicts nothing
+        prediction = await _tokens(service, joined(body.prediction.content), "prediction") or None
     eos = sorted({*(() if body.ignore_eos else lane.eos), *(body.stop_token_ids or ())})
     if len(eos) > lane.max_eos:
         raise _refused("stop_token_ids", f"{len(eos)} ids with those of the model, allowed: {lane.max_eos}")
@@ -199,6 +198,10 @@ async def _plan(
                     body.min_tokens or 0,
                     top_log_probs=top,
                     prompt_log_probs=prompt_top,
+                    num_drafts=body.num_drafts,
+                    prediction=prediction,
+                    owner=owner,
+                    report_drafts=body.specdec is not None and body.specdec.steps,
                 )
             )
     return Plan(lane, list(prompts), requests, cuts, field)

@@ -127,7 +127,7 @@ class Text:
             self._read += len(added)
             text += self._cut.push(added)
         self._tokens += tokens
-        self._steps.append(Step(getattr(emission, "drafts", None), tokens))
+        self._steps.append(Step(emission.drafts, tokens))
         self._final += len(text)
         return Piece(text, _take_while(self._tokens, self._begins), _take_while(self._steps, self._ends))
 
