@@ -21,6 +21,8 @@ class Lane(NamedTuple):
     engine: Engine
     most_drafts: int  # the largest K
     max_length: int  # the most tokens of prompt and output
+    device: str = "cpu"
+    cache_bytes: int = 0
 
 
 class Lanes:
@@ -74,4 +76,5 @@ class Lanes:
         except ValueError as error:
             raise ApiError(400, str(error), "drafter") from error
         limits = scheduler.limits
-        return Lane(drafter, rule, Engine(scheduler), limits.most_drafts, limits.max_length)
+        device, size = str(scheduler.target.device), scheduler.budget.bytes
+        return Lane(drafter, rule, Engine(scheduler), limits.most_drafts, limits.max_length, device, size)

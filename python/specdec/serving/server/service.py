@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ class Service:
 
     Args:
         name: of the model, in requests and responses.
+        settings: where it listens, and what it accepts.
         tail: ids for which the tokenizer has no token, and which are never emitted.
     """
 
@@ -27,4 +29,5 @@ class Service:
     lanes: Lanes
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
+    draining: threading.Event = field(default_factory=threading.Event)  # set: no requests are taken any more
     created: int = field(default_factory=lambda: int(time.time()))
