@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -124,13 +125,11 @@ def serve(
     """Serves the target over HTTP, with OpenAI's interface, on this machine's loopback interface. Every option may be
     given by the environment: SPECDEC_SERVE_MAX_LENGTH is --max-length; of repeatable ones, values are separated by
     blanks."""
-    try:
-        from ..serving.server import life_cycle, logs
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "starlette", "uvicorn", "h11", "prometheus_client"):
-            raise
-        told = f'specdec serve needs {error.name}, of the extra [serve]: pip install "specdec[serve]"'
-        raise typer.BadParameter(told) from error
+    if missing := [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]:
+        told = f'specdec serve needs the extra [serve], {missing[0]} is missing: pip install "specdec[serve]"'
+        typer.echo(f"Error: {told}", err=True)
+        raise typer.Exit(2)
+    from ..serving.server import address, logs
     from ..serving.server.settings import ServerSettings
     from . import serving
 
@@ -155,7 +154,7 @@ def serve(
             max_body_bytes, max_header_bytes, max_connections, header_seconds, body_seconds, write_seconds,
             idle_seconds, drain_seconds,
         )  # fmt: skip
-        bound = life_cycle.bind(settings)
+        bound = address.bind(settings)
     with bound:
         logs.configure(log_format, log_level)
         service = serving.make_service(asked, capacity, settings, name)
