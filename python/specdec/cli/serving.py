@@ -55,6 +55,7 @@ def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, nam
     """Loads the models and returns what ``create_app`` serves. Each pair of a drafter and a rule decodes in a lane with
     caches of its own, so for models that were named there is one, unless more were asked for."""
     from ..decoder import SpeculativeDecoder
+    from ..drafters.suffix import SuffixMemories
     from ..serving.scheduler import Scheduler
     from ..serving.server.lanes import Lanes
     from ..serving.server.service import Service
@@ -72,9 +73,11 @@ def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, nam
     with options.user_errors():
         loaded = models.load(target, asked.draft, drafters, asked.device, asked.dtype, asked.adapter)
 
+    memories = SuffixMemories(max_owners=max(1, len(settings.api_keys)))
+
     def make(drafter: str, rule: str) -> Scheduler:
         nodes = nodes_of(drafter, tree)
-        made = loaded.drafter(drafter, asked.exit_layers if drafter == "early-exit" else None)
+        made = loaded.drafter(drafter, asked.exit_layers if drafter == "early-exit" else None, memories)
         decoder = SpeculativeDecoder(loaded.target, made, drafts_of(asked.num_drafts, rule, nodes), tree=nodes)
         return Scheduler(decoder, rule=rule, **capacity._asdict())
 
