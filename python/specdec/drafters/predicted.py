@@ -121,7 +121,9 @@ class Place:
         """Returns the place after ``text``, whose last tokens are ``new``."""
         if self._next is not None:
             expected = self.prediction[self._next : self._next + len(new)]
-            same = next((i for i, pair in enumerate(zip(expected, new, strict=False)) if pair[0] != pair[1]), len(expected))
+            same = next(
+                (i for i, pair in enumerate(zip(expected, new, strict=False)) if pair[0] != pair[1]), len(expected)
+            )
             self._last = self._next + same
             if same == len(new):
                 return self._last
@@ -129,7 +131,7 @@ class Place:
         if length < SURE:
             return None
         suffix = text[-length:]
-        places = range(max(self._last, end), len(self.prediction) + 1)
+        places = range(max(self._last + 1, end), len(self.prediction) + 1)
         following = (i for i in places if self.prediction[i - length : i] == suffix)
         self._last = next(following, end)
         return self._last
