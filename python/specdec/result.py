@@ -54,6 +54,8 @@ class Emission(NamedTuple):
     log_probs: list[float] | None = None
     raw_log_probs: list[float] | None = None
     top_log_probs: list[TokenLogProb] | None = None
+    # What the step drafted for this sequence, before verification: [] if nothing. None: not requested, or a tree.
+    drafts: list[int] | None = None
 
 
 @dataclass(frozen=True)
