@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from . import completions
 from .errors import ApiError
+from .protocol import refusal
 from .service import Service
 
 
@@ -21,6 +24,11 @@ def create_app(service: Service) -> FastAPI:
     async def refused(request: Request, error: ApiError) -> JSONResponse:
         return JSONResponse(error.body, error.status, error.headers)
 
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        told = refusal(error.errors())
+        return JSONResponse(told.body, told.status)
+
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
         told = ApiError(error.status_code, str(error.detail))
@@ -30,4 +38,5 @@ def create_app(service: Service) -> FastAPI:
     async def health() -> dict[str, Any]:
         return {"status": "ok"}
 
+    app.include_router(completions.router)
     return app

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
+import transformers
+
+from specdec_kernels import __version__
+
+from ...stopping import TokenBytes
 from .lanes import Lanes
+from .log_probs import TokenNames
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -28,3 +37,13 @@ class Service:
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """OpenAI's ``system_fingerprint``: another one may give other texts for the same seeds."""
+        versions = (self.name, __version__, torch.__version__, transformers.__version__)
+        return "fp_" + hashlib.sha256(repr(versions).encode()).hexdigest()[:12]
+
+    @cached_property
+    def names(self) -> TokenNames:
+        return TokenNames(TokenBytes(self.tokenizer))
