@@ -20,8 +20,9 @@ playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
 from specdec import Scheduler, SpeculativeDecoder  # noqa: E402
 from specdec.drafters.prompt_lookup import PromptLookupDrafter  # noqa: E402
+from specdec.serving.server.address import bind, url_of  # noqa: E402
 from specdec.serving.server.lanes import Lanes  # noqa: E402
-from specdec.serving.server.life_cycle import Server, bind, url_of  # noqa: E402
+from specdec.serving.server.life_cycle import Server  # noqa: E402
 from specdec.serving.server.service import Service  # noqa: E402
 from specdec.serving.server.settings import ServerSettings  # noqa: E402
 
