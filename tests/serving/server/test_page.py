@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this ma
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
 FLAGS += " --disable-component-update --disable-sync"
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}# assistant:"
-KEY = "a-key"
+KEY = "a-key-of-this-server"
 ASKED = {"model": "embedded", "temperature": 0.7, "top_p": 0.9, "seed": 0, "drafter": "model", "rule": "coupled"}
 PRODUCERS = ("accepted", "recovered", "bonus", "plain")
 
@@ -288,7 +288,8 @@ UNREADABLE = """() => {
   const own = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
   const shown = [...document.querySelectorAll("body *")].filter((node) =>
     node.checkVisibility() && !node.disabled && !node.closest("script") && (own(node) || "value" in node));
-  const faint = shown.filter((node) => contrast(node) < 4.5).map((node) => `${node.outerHTML.slice(0, 80)} ${contrast(node)}`);
+  const faint = shown.filter((node) => contrast(node) < 4.5)
+    .map((node) => `${node.outerHTML.slice(0, 80)} ${contrast(node)}`);
   const nameless = [...document.querySelectorAll("input, select, textarea, button")]
     .filter((node) => !(node.labels?.length || node.ariaLabel || node.textContent.trim())).map((node) => node.id);
   return [shown.length > 60, ...faint, ...nameless];
@@ -360,14 +361,20 @@ def test_generated_text_stays_text_and_hides_nothing(page):
 
 
 def test_errors_are_told_in_words(browser, server):
+    def told(message: str) -> dict:
+        return {"error": {"message": message}}
+
     cases = [
-        ({"status": 429, "headers": {"Retry-After": "3"}, "json": {"error": {"message": "full"}}}, "The server is busy: full. Try again in 3 s."),
-        ({"status": 400, "json": {"error": {"message": "top_p: got 2"}}}, "The server refused: top_p: got 2"),
+        (
+            {"status": 429, "headers": {"Retry-After": "3"}, "json": told("full")},
+            "The server is busy: full. Try again in 3 s.",
+        ),
+        ({"status": 400, "json": told("top_p: got 2")}, "The server refused: top_p: got 2"),
         ({"status": 502, "body": "<html>"}, "The server failed: Bad Gateway"),
-        ({"body": 'data: {"error": {"message": "no distribution"}}\n\n'}, "The server failed: no distribution"),
+        ({"body": f"data: {json.dumps(told('no distribution'))}\n\n"}, "The server failed: no distribution"),
         ({"body": 'data: {"choices": []}\n\n'}, "The connection ended before the text did."),
         (None, "The server does not answer. Is it still running?"),
-    ]  # fmt: skip
+    ]
     with opened(browser, server[0], tolerated="Failed to load resource") as page:
         for answer, words in cases:
             page.route("**/v1/completions", lambda route, a=answer: route.fulfill(**a) if a else route.abort())
@@ -380,11 +387,11 @@ def test_errors_are_told_in_words(browser, server):
 def test_a_key_is_asked_for_where_one_is_needed(browser, pair):
     with serving(pair, None, (KEY,)) as (url, _), opened(browser, url, tolerated="status of 401") as page:
         expect(page.locator("#key")).to_be_focused()
-        for key in ("wrong", KEY):
+        for key in ("a-wrong-key", KEY):
             assert page.evaluate("sessionStorage.length") == 0
             page.fill("#key", key)
             page.keyboard.press("Enter")
-            if key == "wrong":
+            if key != KEY:
                 expect(page.get_by_role("alert")).to_have_text("The server does not know this API key.")
         expect(page.locator("#status")).to_have_text("Ready.")
         assert page.locator("#key-form").is_hidden() and page.get_by_role("alert").text_content() == ""
