@@ -410,6 +410,7 @@ def test_a_key_is_asked_for_where_one_is_needed(browser, pair):
         assert page.evaluate("[JSON.stringify(localStorage), document.cookie, location.search]") == ["{}", "", ""]
         assert page.locator("[value=chat]").is_disabled()  # this server's tokenizer has no chat template
         page.evaluate("sessionStorage.setItem('specdec-key', 'withdrawn')")
+        page.fill("#max_tokens", "2")
         page.click("#go")
         expect(page.locator("#key")).to_be_focused()
         page.fill("#key", KEY)
