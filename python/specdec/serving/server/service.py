@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .lanes import Lanes
+from .metrics import Metrics
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ class Service:
     Args:
         name: of the model, in requests and responses.
         tail: ids for which the tokenizer has no token, and which are never emitted.
+        draining: set when the server takes no requests any more.
     """
 
     name: str
@@ -28,3 +32,8 @@ class Service:
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics(self.name, self.lanes)

@@ -13,6 +13,7 @@ from ..requests import Outcome, Request
 from ..scheduler import QueueFull
 from .errors import ApiError
 from .lanes import Lane
+from .metrics import Metrics, RequestMetrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,13 +35,21 @@ class Text:
         outcome: once it has ended.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, lane: Lane, number: int, request: Request):
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        lane: Lane,
+        number: int,
+        request: Request,
+        measured: RequestMetrics,
+    ):
         self.lane, self.number, self.request = lane, number, request
         self.outcome: Outcome | None = None
+        self._measured = measured
         self._incremental = IncrementalText(tokenizer, list(request.prompt))
 
     @classmethod
-    async def begin(cls, tokenizer: PreTrainedTokenizerBase, lane: Lane, request: Request) -> Text:
+    async def begin(cls, tokenizer: PreTrainedTokenizerBase, lane: Lane, request: Request, metrics: Metrics) -> Text:
         """Submits a request.
 
         Raises:
@@ -56,16 +65,20 @@ class Text:
             ) from error
         except EngineStopped as error:
             raise ApiError(503, "the server takes no requests any more") from error
-        return cls(tokenizer, lane, number, request)
+        return cls(tokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)))
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the text as it comes. If the reader stops early, the request is cancelled."""
-        async with aclosing(self.lane.engine.stream(self.number)) as updates:
-            async for update in updates:
-                if isinstance(update, Outcome):
-                    self.outcome = update
-                else:
-                    yield Piece(self._incremental.push(update.tokens), update)
+        try:
+            async with aclosing(self.lane.engine.stream(self.number)) as updates:
+                async for update in updates:
+                    if isinstance(update, Outcome):
+                        self.outcome = update
+                    else:
+                        self._measured.emitted(len(update.tokens))
+                        yield Piece(self._incremental.push(update.tokens), update)
+        finally:
+            self._measured.finished(self.outcome, self.finish_reason if self.outcome else "cancelled")
         if rest := self._incremental.finish():
             yield Piece(rest, Emission(self.number, [], []))
 
