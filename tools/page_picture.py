@@ -1,6 +1,6 @@
 """Takes docs/page.png, the picture of the server's page in the README: serves the embedded pair with K = 4, has the
-page generate a text twice, so that nothing is measured while caches are cold, and shows a step of which some drafts were
-accepted and one was replaced. Needs playwright and Debian's chromium.
+page generate a text twice, so that nothing is measured while caches are cold, and shows a step of which some drafts
+were accepted and one was replaced. Needs playwright and Debian's chromium.
 
     python tools/page_picture.py
 """
