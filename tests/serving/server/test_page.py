@@ -291,7 +291,7 @@ UNREADABLE = """() => {
   };
   const own = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
   const shown = [...document.querySelectorAll("body *")].filter((node) =>
-    node.checkVisibility() && !node.disabled && !node.closest("script") && (own(node) || "value" in node && node.type !== "range"));
+    node.checkVisibility() && !node.disabled && node.type !== "range" && (own(node) || "value" in node));
   const faint = shown.filter((node) => contrast(node) < 4.5)
     .map((node) => `${node.outerHTML.slice(0, 80)} ${contrast(node)}`);
   const nameless = [...document.querySelectorAll("input, select, textarea, button")]
@@ -307,6 +307,7 @@ def test_readable_on_a_narrow_screen_in_both_schemes(browser, server, scheme):
         steps = [{"drafts": [[0, "word" * 30], [2, " x"], [3, "y"]], "tokens": tokens}]
         steps += [
             {"drafts": [], "tokens": [[1, "a", "plain"]]},
+            {"drafts": None, "tokens": [[1, "a", "accepted"], [1, "b", "recovered"]]},  # a tree
             {"drafts": [[1, "a"]], "tokens": [[1, "a", "accepted"], [1, "b", "bonus"]]},
         ]
         stats = {"stats": {"tokens_per_second": 123456.78}}
@@ -314,7 +315,7 @@ def test_readable_on_a_narrow_screen_in_both_schemes(browser, server, scheme):
         page.fill("#prompt", "wide" * 100)
         page.click("#go")
         finish(page)
-        for number in range(3):
+        for number in range(4):
             page.evaluate("show", number)
             assert page.evaluate(UNREADABLE) == [True]
             assert page.evaluate("document.documentElement.scrollWidth") == 360
@@ -391,6 +392,10 @@ def test_errors_are_told_in_words(browser, server):
             expect(page.get_by_role("alert")).to_have_text(words)
             expect(page.locator("#go")).to_be_enabled()
             page.unroute("**/v1/completions")
+        broken = "new Response(new ReadableStream({ start: (controller) => controller.error(new TypeError()) }))"
+        page.evaluate(f"fetch = async () => {broken}")
+        page.click("#go")
+        expect(page.get_by_role("alert")).to_have_text("The connection ended before the text did.")
 
 
 def test_a_key_is_asked_for_where_one_is_needed(browser, pair):

@@ -17,7 +17,7 @@ from .service import Service
 router = APIRouter()
 
 
-@router.get("/", include_in_schema=False)
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def page() -> HTMLResponse:
     html, policy = _page()
     return HTMLResponse(html, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache"})
