@@ -328,6 +328,8 @@ class Batch:
         if self.session is None or not self.session.alive:
             return [0] * len(self.rows), False
         drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
+        if not drafting:
+            return [0] * len(self.rows), False
         most = {row: r.drafting.most for row in drafting if (r := self.rows[row]) is not None}
         caps = {row: n for row, n in most.items() if n is not None}
         chosen = self._adapts and (self._sampled is None or self.device_rows.greedy)
