@@ -11,7 +11,7 @@ import specdec.loop.step
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec import Emission, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import predicted
 from specdec.drafters.predicted import Place
 from specdec.evaluation.verify.chi_square import chi_square
@@ -144,6 +144,28 @@ def test_a_model_is_not_called_where_all_is_predicted_and_catches_up_later(monke
     outcomes = run(s, halves)
     assert [o.tokens for o in outcomes] == texts and s.batch.draft_forwards > 0
     assert all(o.stats.accepted == o.stats.tested for o in outcomes)
+
+
+def test_a_model_catches_up_with_a_row_that_was_predicted_beside_others(monkeypatch):
+    """The target is its own draft: what it draws from q = p is accepted, if it knows the text. Tokens are few, so that
+    some predictions are right by chance, and are not what the model drafted meanwhile."""
+    monkeypatch.setattr(predicted, "SURE", 99)
+    model, prediction = tiny_model(), [1, 2, 1, 1, 2, 2, 1, 2]
+    s = Scheduler(SpeculativeDecoder(model, model, 4), rows=8, max_length=60, rule="token")
+    few = {"params": SamplingParams(4.0), "logit_bias": {1: 200.0, 2: 200.0}, "eos_token_id": []}
+    asked = [Request([5, 6, i], 24, seed=i, report_drafts=True, **few) for i in range(32)]
+    asked[::2] = [replace(r, prediction=prediction) for r in asked[::2]]
+    emitted, followed = {s.submit(r): [] for r in asked}, []
+    while not s.idle:
+        for update in s.step():
+            if isinstance(update, Emission):
+                text = emitted[update.sequence]
+                if asked[update.sequence].prediction and text == prediction[: len(text)]:
+                    followed.append(update.produced_by.count(Producer.ACCEPTED))
+                else:
+                    assert Producer.RECOVERED not in update.produced_by
+                text += update.tokens
+    assert sum(n >= 2 for n in followed) >= 3
 
 
 def test_steps_run_ahead_once_no_row_has_a_prediction():

@@ -97,6 +97,10 @@ MUTATIONS: list[Mutation] = [
                 "rows = drafts.widened(columns), torch.tensor([*range(len(proposals))]",
             ),
             "predicted-model-misses-tokens": ("if missed := {row:", "if missed := {} and {row:"),
+            "predicted-model-sees-its-own-drafts-only": (
+                "for row in proposals if any(allowed)",
+                "for row in () if any(allowed)",
+            ),
             "predicted-model-shown-too-little": ("min(start, self._behind.get(row, start))", "start"),
             "predicted-steps-run-ahead": ("return bool(self.places or self._behind) or other", "return other"),
             "predicted-stays-where-it-was": (

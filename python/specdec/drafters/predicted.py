@@ -74,15 +74,17 @@ class PredictedSession:
 
     def _of_other(self, step: Step, proposals: Mapping[int, list[int]]) -> Drafts:
         """Returns the other session's drafts for the rows without proposals."""
+        none = Drafts(step.last_two[:, :0])
+        if self.other is None:
+            return none
         allowed = [0 if row in proposals else most for row, most in enumerate(step.allowed)]
-        if self.other is None or not any(allowed):
-            if self.other is not None:
-                for row, text in enumerate(step.texts):
-                    if text:  # the last two tokens are fed with the next drafts
-                        self._behind.setdefault(row, max(len(text) - 2, 0))
-            return Drafts(step.last_two[:, :0])
         if missed := {row: start for row, start in self._behind.items() if allowed[row]}:
             self.show({row: step.texts[row] for row in missed}, missed)
+        # It sees no other drafts than its own, and needs the last two tokens of a text in its next drafts only.
+        for row in proposals if any(allowed) else [row for row, text in enumerate(step.texts) if text]:
+            self._behind.setdefault(row, max(len(step.texts[row]) - 2, 0))
+        if not any(allowed):
+            return none
         return self.other.draft(dataclasses.replace(step, allowed=allowed) if proposals else step)
 
     def release(self, row: int, output: list[int]) -> None:
