@@ -96,7 +96,7 @@ MUTATIONS: list[Mutation] = [
                 "rows = drafts.widened(columns), torch.tensor([*proposals]",
                 "rows = drafts.widened(columns), torch.tensor([*range(len(proposals))]",
             ),
-            "predicted-model-misses-tokens": ("if missed := {row:", "if missed := {} and {row:"),
+            "predicted-model-misses-tokens": ("if step.allowed[row] and row not in proposals}", "if False}"),
             "predicted-model-sees-its-own-drafts-only": (
                 "for row in proposals if any(allowed)",
                 "for row in () if any(allowed)",

@@ -58,7 +58,7 @@ class PredictedSession:
 
     def show(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
         show = getattr(self.other, "show", None)
-        if show is not None:
+        if show is not None and texts:
             show(texts, {row: min(start, self._behind.get(row, start)) for row, start in starts.items()})
         for row in texts:
             self._behind.pop(row, None)
@@ -77,15 +77,16 @@ class PredictedSession:
         none = Drafts(step.last_two[:, :0])
         if self.other is None:
             return none
-        allowed = [0 if row in proposals else most for row, most in enumerate(step.allowed)]
-        if missed := {row: start for row, start in self._behind.items() if allowed[row]}:
+        if self._behind:
+            missed = {row: n for row, n in self._behind.items() if step.allowed[row] and row not in proposals}
             self.show({row: step.texts[row] for row in missed}, missed)
+        if not proposals:
+            return self.other.draft(step)
+        allowed = [0 if row in proposals else most for row, most in enumerate(step.allowed)]
         # It sees no other drafts than its own, and needs the last two tokens of a text in its next drafts only.
         for row in proposals if any(allowed) else [row for row, text in enumerate(step.texts) if text]:
             self._behind.setdefault(row, max(len(step.texts[row]) - 2, 0))
-        if not any(allowed):
-            return none
-        return self.other.draft(dataclasses.replace(step, allowed=allowed) if proposals else step)
+        return self.other.draft(dataclasses.replace(step, allowed=allowed)) if any(allowed) else none
 
     def release(self, row: int, output: list[int]) -> None:
         self._forget(row)
