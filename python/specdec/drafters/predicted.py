@@ -37,6 +37,8 @@ class PredictedDrafter:
 
 
 class PredictedSession:
+    """The place of each sequence in its prediction, beside another drafter's session or none."""
+
     def __init__(self, other: DraftSession | None, generation: Generation):
         self.other, self.generation = other, generation
         self.places: dict[int, Place] = {}  # of the rows with a prediction
