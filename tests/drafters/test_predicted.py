@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import specdec.loop.step
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import Emission, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import predicted
-from specdec.drafters.predicted import Place
+from specdec.drafters.predicted import Place, PredictedSession
 from specdec.evaluation.verify.chi_square import chi_square
+from specdec.stats import Stopwatch
 from support.crowds import check_empty, crowd, decoder, finish, scheduler
 from support.models import prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 
@@ -166,6 +168,19 @@ def test_a_model_catches_up_with_a_row_that_was_predicted_beside_others(monkeypa
                     assert Producer.RECOVERED not in update.produced_by
                 text += update.tokens
     assert sum(n >= 2 for n in followed) >= 3
+
+
+def test_steps_without_drafts_after_predicted_ones_hide_nothing():
+    """The loop knows that the session was asked before these steps, but not that the other drafter was not."""
+    shown = []
+    other = SimpleNamespace(admit=lambda prompts: None, show=lambda texts, starts: shown.append(starts))
+    batch = SimpleNamespace(predictions=[[1, 2, 3]], ends=[frozenset()], stopwatch=Stopwatch())
+    session = PredictedSession(other, batch)
+    session.admit({0: [9, 8, 7]})
+    session.draft(SimpleNamespace(allowed=[2], texts=[[9, 8, 7]], last_two=torch.tensor([[8, 7]])))
+    for text, start in (([9, 8, 7, 1, 2, 3, 5, 6], 6), ([9, 8, 7, 1, 2, 3, 5, 6, 4], 8)):
+        session.show({0: text}, {0: start})
+    assert shown == [{0: 1}, {0: 8}]
 
 
 def test_steps_run_ahead_once_no_row_has_a_prediction():
