@@ -87,7 +87,6 @@ MUTATIONS: list[Mutation] = [
         {
             "batch-forgets-caps": ("min(n := wanted.get(row, 0), caps.get(row, n))", "wanted.get(row, 0)"),
             "batch-caps-the-first-row-only": ("caps.get(row, n)) for row", "caps.get(0, n)) for row"),
-            "batch-drafts-for-who-asked-for-none": ("drafting.most != 0 and", "True and"),
         },
     ),
     *mutations(
