@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import json
 import re
-import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, expect  # noqa: E402
-from specdec import Scheduler, SpeculativeDecoder  # noqa: E402
-from specdec.drafters.prompt_lookup import PromptLookupDrafter  # noqa: E402
-from specdec.serving.server.address import bind, url_of  # noqa: E402
-from specdec.serving.server.lanes import Lanes  # noqa: E402
-from specdec.serving.server.life_cycle import Server  # noqa: E402
 from specdec.serving.server.service import Service  # noqa: E402
-from specdec.serving.server.settings import ServerSettings  # noqa: E402
+from support.pages import (  # noqa: E402
+    CHROMIUM,
+    FLAGS,
+    TEMPLATE,
+    UNREADABLE,
+    boxed,
+    finish,
+    generate,
+    opened,
+    sends,
+    serving,
+    texts_of,
+)
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
-FLAGS += " --disable-component-update --disable-sync"
-TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}# assistant:"
 KEY = "a-key-of-this-server"
 ASKED = {"model": "embedded", "temperature": 0.7, "top_p": 0.9, "seed": 0, "drafter": "model", "rule": "coupled"}
 PRODUCERS = ("accepted", "recovered", "bonus", "plain")
-
-
-@contextmanager
-def serving(pair, template: str | None, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, Service]]:
-    """The URL of a server in a thread, and what it serves."""
-    target, draft, tokenizer = pair
-    drafters = {"model": draft, "lookup": PromptLookupDrafter(), "none": None}
-
-    def make(drafter: str, rule: str) -> Scheduler:
-        return Scheduler(SpeculativeDecoder(target, drafters[drafter], 4), rows=2, max_length=512, rule=rule)
-
-    tokenizer = copy.copy(tokenizer)
-    tokenizer.chat_template = template
-    settings = ServerSettings(port=0, api_keys=keys, drain_seconds=1.0)
-    service = Service("embedded", tokenizer, Lanes(make, list(drafters), ["coupled", "token", "block"]), settings)
-    started = threading.Event()
-    with bind(settings) as bound:
-        server = Server(service, bound, started.set)
-        thread = threading.Thread(target=lambda: asyncio.run(server.run_until_signal()))
-        thread.start()
-        try:
-            assert started.wait(60)
-            yield url_of(bound), service
-        finally:
-            server.stop()
-            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -76,54 +48,11 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@contextmanager
-def opened(browser: Browser, url: str, tolerated: str = "$^", **settings) -> Iterator[Page]:
-    """A new page, in a profile of its own. It may ask no other host for anything, and its console stays empty but for
-    what ``tolerated`` finds."""
-    context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **settings})
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    seen: list[str] = []
-    page.on("request", lambda request: None if request.url.startswith((url, "data:")) else seen.append(request.url))
-    page.on("console", lambda m: None if re.search(tolerated, m.text) else seen.append(m.text))
-    page.on("pageerror", lambda error: seen.append(str(error)))
-    page.goto(url)
-    yield page
-    assert seen == []
-    context.close()
-
-
 @pytest.fixture
 def page(browser, server) -> Iterator[Page]:
     with opened(browser, server[0]) as page:
         expect(page.locator("#status")).to_have_text("Ready.")
         yield page
-
-
-def generate(page: Page, max_tokens: int) -> None:
-    page.fill("#max_tokens", str(max_tokens))
-    page.click("#go")
-    finish(page)
-
-
-def finish(page: Page) -> None:
-    expect(page.locator("#status")).to_contain_text("Done", timeout=60_000)
-    expect(page.locator("#go")).to_be_enabled()
-    page.evaluate("new Promise(requestAnimationFrame)")  # what is drawn once a frame
-
-
-def texts_of(page: Page, selector: str) -> list[str]:
-    return page.locator(selector).all_text_contents()
-
-
-def boxed(text: str) -> str:
-    return text.replace(" ", "·").replace("\n", "↵") or "(no text)"
-
-
-def sends(page: Page, *choices: dict, end: str = "data: [DONE]\n\n") -> None:
-    """Completions are answered with these choices instead."""
-    chunks = [f"data: {json.dumps({'choices': [{'text': '', 'finish_reason': None, **c}]})}\n\n" for c in choices]
-    page.route("**/v1/completions", lambda route: route.fulfill(body="".join(chunks) + end))
 
 
 def test_a_text_and_its_steps_are_those_of_the_api(page, server):
@@ -271,33 +200,6 @@ def test_the_keyboard_is_enough(page):
     page.keyboard.press("Enter")
     expect(page.locator("#play")).to_have_text("Pause")
     expect(page.locator("#where")).to_have_text("Step 3 of 3")
-
-
-# Of all elements with text or a value, those whose colours are too close, and those of the controls without a name.
-UNREADABLE = """() => {
-  const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = (colour) => parts(colour).slice(0, 3).map((c) => c / 255)
-    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (node) => {
-    for (; node; node = node.parentElement) {
-      const colour = parts(getComputedStyle(node).backgroundColor);
-      if (colour.length === 3 || colour[3] === 1) return getComputedStyle(node).backgroundColor;
-    }
-  };
-  const contrast = (node) => {
-    const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
-    return (a + 0.05) / (b + 0.05);
-  };
-  const own = (node) => [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  const shown = [...document.querySelectorAll("body *")].filter((node) =>
-    node.checkVisibility() && !node.disabled && node.type !== "range" && (own(node) || "value" in node));
-  const faint = shown.filter((node) => contrast(node) < 4.5)
-    .map((node) => `${node.outerHTML.slice(0, 80)} ${contrast(node)}`);
-  const nameless = [...document.querySelectorAll("input, select, textarea, button")]
-    .filter((node) => !(node.labels?.length || node.ariaLabel || node.textContent.trim())).map((node) => node.id);
-  return [shown.length > 60, ...faint, ...nameless];
-}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
