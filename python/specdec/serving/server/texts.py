@@ -86,7 +86,7 @@ class Text:
         try:
             number = await lane.engine.submit(request)
         except ValueError as error:
-            raise ApiError(400, str(error), str(error).partition(":")[0]) from error
+            raise ApiError.invalid(error) from error
         except QueueFull as error:
             raise ApiError(
                 429, f"too many requests wait: {error}", code="queue_full", headers={"Retry-After": "1"}
