@@ -113,8 +113,9 @@ class Scheduler:
         self.rule = decoder.read_rule(rule, compact_q)
         config = decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, compact_q, max_eos)
         with torch.inference_mode():
-            modes = {"steady": True, "isolate": True, "ahead": int(deferred), "predictions": decoder.nodes == 0}
-            self.batch = Batch(dataclasses.replace(config, **modes))
+            predictions = decoder.nodes == 0
+            config = dataclasses.replace(config, steady=True, isolate=True, predictions=predictions)
+            self.batch = Batch(dataclasses.replace(config, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}

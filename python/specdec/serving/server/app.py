@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from . import completions
 from .errors import ApiError
+from .guards import Guards
 from .protocol import refusal
+from .request_log import Failures, RequestLog
 from .service import Service
 
 
-def create_app(service: Service) -> FastAPI:
-    """Returns the ASGI application that serves ``service``."""
-    app = FastAPI(title="specdec", docs_url=None, redoc_url=None)
+def create_app(service: Service, on_loopback: bool = False) -> FastAPI:
+    """Returns the ASGI application that serves ``service``. The engines of the service end with the application.
+
+    Args:
+        on_loopback: whether it is reached by the loopback interface alone; names of other hosts are then refused.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.lanes.close()
+
+    app = FastAPI(
+        title="specdec",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        middleware=_middleware(service, on_loopback),
+    )
     app.state.service = service
 
     @app.exception_handler(ApiError)
@@ -40,3 +62,16 @@ def create_app(service: Service) -> FastAPI:
 
     app.include_router(completions.router)
     return app
+
+
+def _middleware(service: Service, on_loopback: bool) -> list[Middleware]:
+    """From the outermost to the innermost."""
+    cors: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    cors["expose_headers"] = ["X-Request-Id"]
+    origins = list(service.settings.cors_origins)
+    return [
+        Middleware(RequestLog, shared=bool(origins)),
+        *([Middleware(CORSMiddleware, allow_origins=origins, **cors)] if origins else []),
+        Middleware(Failures),
+        Middleware(Guards, service=service, on_loopback=on_loopback),
+    ]

@@ -25,6 +25,8 @@ class Lane(NamedTuple):
     max_length: int  # the most tokens of prompt and output
     max_eos: int  # the most end-of-sequence tokens of a request
     eos: frozenset[int]  # those of the target
+    device: str
+    cache_bytes: int
 
 
 class Lanes:
@@ -79,4 +81,14 @@ class Lanes:
         except ValueError as error:
             raise ApiError(400, str(error), "drafter", "invalid_value") from error
         limits, eos = scheduler.limits, read_eos(None, scheduler.target.model)
-        return Lane(drafter, rule, Engine(scheduler), limits.most_drafts, limits.max_length, limits.max_eos, eos)
+        return Lane(
+            drafter,
+            rule,
+            Engine(scheduler),
+            most_drafts=limits.most_drafts,
+            max_length=limits.max_length,
+            max_eos=limits.max_eos,
+            eos=eos,
+            device=str(scheduler.target.device),
+            cache_bytes=scheduler.budget.bytes,
+        )

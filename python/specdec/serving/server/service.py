@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,7 @@ class Service:
 
     Args:
         name: of the model, in requests and responses.
+        settings: where it listens, and what it accepts.
         tail: ids for which the tokenizer has no token, and which are never emitted.
     """
 
@@ -36,6 +38,7 @@ class Service:
     lanes: Lanes
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
+    draining: threading.Event = field(default_factory=threading.Event)  # set: no requests are taken any more
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
