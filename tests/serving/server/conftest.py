@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-import uvicorn
 from specdec import Scheduler, SpeculativeDecoder
 from specdec.serving.scheduler import Usage
+from specdec.serving.server.address import url_of
 from specdec.serving.server.app import create_app
 from specdec.serving.server.lanes import Lanes
+from specdec.serving.server.life_cycle import Server
 from specdec.serving.server.service import Service
 
 Call = Callable[[httpx.AsyncClient], Awaitable]
@@ -73,13 +74,10 @@ def served(pair) -> Iterator[Served]:
         return Scheduler(SpeculativeDecoder(target, draft, 4), rows=8, max_length=128, rule=rule, max_waiting=64)
 
     service = Service("embedded", tokenizer, Lanes(make, ["model"], ["coupled", "token", "block"]))
-    app = create_app(service)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([listening],))
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        server = Server(service, bound)
+        thread = threading.Thread(target=lambda: asyncio.run(server.run_until_signal()))
         thread.start()
-        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", service, lambda rule: make("model", rule))
-        server.should_exit = True
+        yield Served(url_of(bound), service, lambda rule: make("model", rule))
+        server.stop()
         thread.join()
-    asyncio.run(service.lanes.close())

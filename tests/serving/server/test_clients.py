@@ -259,7 +259,7 @@ def test_copies_and_prompts(served):
             complete(),
             complete(seed=6),
             complete(prompt="x = "),
-            complete(prompt=[PROMPT] * 3, seed=None),
+            complete(prompt=[PROMPT] * 3, seed=None, temperature=1.5, logit_bias={"0": -100}),
         ],
     )
     texts = [each.choices[0].text for each in alone]
@@ -268,7 +268,7 @@ def test_copies_and_prompts(served):
     assert [choice.index for choice in lists.choices] == [0, 1, 2, 3]
     seeds = [choice.specdec["seed"] for choice in drawn.choices]
     assert len({choice.text for choice in drawn.choices}) == len(set(seeds)) == 3
-    again = gathered(served, [complete(seed=seed) for seed in seeds])
+    again = gathered(served, [complete(seed=seed, temperature=1.5, logit_bias={"0": -100}) for seed in seeds])
     assert [each.choices[0].text for each in again] == [choice.text for choice in drawn.choices]
 
 

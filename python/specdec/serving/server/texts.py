@@ -101,10 +101,9 @@ class Text:
             async for update in updates:
                 if isinstance(update, Outcome):
                     self.outcome = update
-                elif (piece := self._take(update)).text or piece.tokens:
+                elif any(piece := self._take(update)):
                     yield piece
-        piece = self._finish()
-        if piece.text or piece.tokens:
+        if any(piece := self._finish()):
             yield piece
 
     async def close(self) -> None:
