@@ -35,6 +35,7 @@ class Usage(NamedTuple):
     cache_tokens_used: int
     steps: int  # decoding steps so far
     busy: float  # mean of live rows / rows over these steps; 0 before the first step
+    num_drafts: int  # K of the last step; 0 before the first
 
 
 class Task(NamedTuple):
@@ -196,6 +197,7 @@ class Scheduler:
             cache_tokens_used=self.ledger.used,
             steps=steps,
             busy=self._busy_rows / (steps * rows) if steps else 0.0,
+            num_drafts=self.batch.num_drafts,
         )
 
     @property

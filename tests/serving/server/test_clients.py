@@ -13,6 +13,7 @@ from specdec_kernels import SamplingParams
 
 PROMPT = "class Stack:\n    def push(self, item):\n"
 MESSAGES = [{"role": "user", "content": "Write a loop."}]
+LONG = [{"role": "user", "content": "Write a loop." + " again" * 50}]
 SAMPLED = {"prompt": PROMPT, "max_tokens": 14, "seed": 5}
 
 # Settings -> what a ``Request`` of them has beside prompt, 14 tokens and seed 5.
@@ -233,9 +234,9 @@ def test_chats(served):
             chat(user="a", safety_identifier="b", prompt_cache_key="c", service_tier="default", tools=[]),
             complete(prompt=prompt, max_tokens=12),
             chat(max_completion_tokens=None, max_tokens=2),
-            chat(max_completion_tokens=None, temperature=0, logit_bias={"0": -100}),
+            chat(max_completion_tokens=None, temperature=0, logit_bias={"0": -100}, messages=LONG),
             chat(n=2, temperature=0.5),
-            chat(prediction=predicted, temperature=0),
+            chat(prediction=predicted, temperature=0, messages=LONG),
         ],
     )
     assert all(each.choices[0].message.content == plain.choices[0].message.content for each in same)

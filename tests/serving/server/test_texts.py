@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,9 @@ def pieces(tokenizer, steps: list[list[int]], strings: list[str], keep: bool) ->
     request = Request(tokenizer("def f(x):").input_ids)
 
     async def read() -> list[Piece]:
-        text = Text(tokenizer, SimpleNamespace(engine=Engine(request, steps)), 0, request, StopCut(strings, keep))
+        text = Text(
+            tokenizer, SimpleNamespace(engine=Engine(request, steps)), 0, request, Mock(), StopCut(strings, keep)
+        )
         return [piece async for piece in text.pieces()]
 
     return asyncio.run(read())

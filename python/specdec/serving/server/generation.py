@@ -70,7 +70,9 @@ class Generation:
         plan = self._plan
         try:
             for request, cut in zip(plan.requests, plan.cuts, strict=True):
-                self._texts.append(await Text.begin(self._service.tokenizer, plan.lane, request, cut))
+                self._texts.append(
+                    await Text.begin(self._service.tokenizer, plan.lane, request, self._service.metrics, cut)
+                )
         except BaseException as error:
             await self.close()
             if isinstance(error, ApiError):

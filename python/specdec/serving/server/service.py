@@ -17,6 +17,7 @@ from specdec_kernels import __version__
 from ...stopping import TokenBytes
 from .lanes import Lanes
 from .log_probs import TokenNames
+from .metrics import Metrics
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Service:
         name: of the model, in requests and responses.
         settings: where it listens, and what it accepts.
         tail: ids for which the tokenizer has no token, and which are never emitted.
+        draining: set when the server takes no requests any more.
     """
 
     name: str
@@ -38,8 +40,12 @@ class Service:
     lanes: Lanes
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
-    draining: threading.Event = field(default_factory=threading.Event)  # set: no requests are taken any more
+    draining: threading.Event = field(default_factory=threading.Event)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics(self.name, self.lanes)
 
     @cached_property
     def fingerprint(self) -> str:

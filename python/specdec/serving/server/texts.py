@@ -14,6 +14,7 @@ from ..requests import Outcome, Request
 from ..scheduler import QueueFull
 from .errors import ApiError
 from .lanes import Lane
+from .metrics import Metrics, RequestMetrics
 from .stop_cut import StopCut
 
 if TYPE_CHECKING:
@@ -60,11 +61,17 @@ class Text:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, lane: Lane, number: int, request: Request, cut: StopCut | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        lane: Lane,
+        number: int,
+        request: Request,
+        measured: RequestMetrics,
+        cut: StopCut | None = None,
     ):
         self.lane, self.number, self.request = lane, number, request
         self.outcome: Outcome | None = None
-        self._updates = lane.engine.stream(number)
+        self._updates, self._measured = lane.engine.stream(number), measured
         self._incremental = IncrementalText(tokenizer, list(request.prompt))
         self._cut = StopCut(()) if cut is None else cut
         self._read = self._final = 0  # characters that tokens added so far, and those of them that are final
@@ -73,7 +80,12 @@ class Text:
 
     @classmethod
     async def begin(
-        cls, tokenizer: PreTrainedTokenizerBase, lane: Lane, request: Request, cut: StopCut | None = None
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        lane: Lane,
+        request: Request,
+        metrics: Metrics,
+        cut: StopCut | None = None,
     ) -> Text:
         """Submits a request.
 
@@ -93,16 +105,21 @@ class Text:
             ) from error
         except EngineStopped as error:
             raise ApiError(503, "the server takes no requests any more") from error
-        return cls(tokenizer, lane, number, request, cut)
+        return cls(tokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)), cut)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the text as it comes. If the reader stops early, the request is cancelled."""
-        async with aclosing(self._updates) as updates:
-            async for update in updates:
-                if isinstance(update, Outcome):
-                    self.outcome = update
-                elif any(piece := self._take(update)):
-                    yield piece
+        try:
+            async with aclosing(self._updates) as updates:
+                async for update in updates:
+                    if isinstance(update, Outcome):
+                        self.outcome = update
+                        continue
+                    self._measured.emitted(len(update.tokens))
+                    if any(piece := self._take(update)):
+                        yield piece
+        finally:
+            self._measured.finished(self.outcome, self.finish_reason if self.outcome else "cancelled")
         if any(piece := self._finish()):
             yield piece
 
