@@ -303,3 +303,23 @@ def test_echo_and_scores_of_prompts(served):
         assert entry[str(token)]["logprob"] == scores.log_prob and entry[str(token)]["rank"] == scores.rank
         assert min(each["rank"] for each in entry.values()) == 1 and len(entry) == 1 + (scores.rank > 1)
     assert document.choices[0].text == beginning.choices[0].text and document.usage.prompt_tokens == 1
+
+
+def test_a_prediction_is_drafted(served):
+    """A text that was predicted takes few steps, in which the drafts are those of the prediction."""
+    fields = {"temperature": 0, "max_tokens": 15}
+    (plain,) = gathered(served, [complete(**fields, num_drafts=0)])
+    told = {"type": "content", "content": plain.choices[0].text}
+    predicted, nothing = gathered(
+        served,
+        [
+            complete(**fields, prediction=told, specdec={"steps": True}),
+            complete(**fields, prediction={**told, "content": ""}),
+        ],
+    )
+    (choice,) = predicted.choices
+    assert choice.text == nothing.choices[0].text == plain.choices[0].text
+    assert choice.specdec["stats"]["steps"] == 3 and plain.choices[0].specdec["stats"]["steps"] == 15
+    assert predicted.usage.completion_tokens_details.accepted_prediction_tokens == 12
+    for step in choice.specdec["steps"]:
+        assert [draft[0] for draft in step["drafts"]] == [token[0] for token in step["tokens"][:-1]]
