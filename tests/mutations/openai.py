@@ -16,10 +16,6 @@ MUTATIONS: list[Mutation] = [
             "cut-takes-the-first-of-several": ("longest = max(longest, matched)", "longest = longest or matched"),
             "cut-holds-nothing-back": ("final = len(whole) - max(self._matched)", "final = len(whole)"),
             "cut-holds-too-much-back": ("len(whole) - max(self._matched)", "len(whole) - max(map(len, self._strings))"),
-            "text-stop-reads-the-prompt-again": (
-                "IncrementalText(tokenizer, prompt), StopCut",
-                "IncrementalText(tokenizer), StopCut",
-            ),
         },
     ),
     *mutations(

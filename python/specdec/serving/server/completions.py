@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from ...detokenize import continuation
 from ...result import TokenLogProb
 from .events import EventStream
-from .generation import Form, Generation, Whole
+from .generation import Form, Generation
 from .log_probs import TokenNames
 from .plan import Plan, plan_chat, plan_completion
 from .protocol import ChatRequest, CompletionRequest
@@ -58,7 +58,7 @@ class CompletionForm:
     def __init__(self, service: Service, body: CompletionRequest, plan: Plan):
         self._names, self._tokenizer, self._body, self._plan = service.names, service.tokenizer, body, plan
 
-    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
+    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
         tokens, echo = whole.tokens, ""
         if self._body.echo:
             echo = self._echo(index)
@@ -96,7 +96,7 @@ class ChatForm:
     def __init__(self, names: TokenNames, body: ChatRequest):
         self._names, self._body = names, body
 
-    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
+    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": whole.text, "refusal": None}
         choice = {"index": index, "message": message, "logprobs": self._log_probs(whole.tokens)}
         if (top := self._body.prompt_logprobs) is not None:

@@ -18,7 +18,7 @@ from .protocol import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, j
 from .service import Service
 from .stop_cut import StopCut, TextStop
 
-_LONG = 20_000  # characters; a longer text is tokenized in another thread
+_LONG = 20_000  # characters; longer texts are tokenized in another thread
 _COMPLETION_TOKENS = 16  # where the request does not say, as in OpenAI's interface
 # Names of the engine's requests -> what clients call them.
 _FIELDS = {
@@ -71,7 +71,11 @@ async def plan_completion(service: Service, body: CompletionRequest, owner: Hash
         raise _refused("echo", "not together with stream and logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise _refused("max_tokens", "got 0, allowed without echo: 1 or more")
-    prompts = [await _prompt(service, given, body.add_special_tokens is not False) for given in _given(service, body)]
+    given = _given(service, body)
+    ids = await _tokens(service, given, body.add_special_tokens is not False)
+    if not all(ids):
+        raise _refused("prompt", "got an empty one, allowed: at least one token")
+    prompts = [Prompt(i, each if isinstance(each, str) else None) for i, each in zip(ids, given, strict=True)]
     top = body.logprobs
     scored = top if body.echo else None
     if body.prompt_logprobs is not None:
@@ -129,25 +133,17 @@ def _given(service: Service, body: CompletionRequest) -> list[str | list[int]]:
     return list(given)  # type: ignore[arg-type]  # no list of ints
 
 
-async def _prompt(service: Service, given: str | list[int], add_special_tokens: bool) -> Prompt:
-    if not isinstance(given, str):
-        tokens, text = given, None
-    else:
-        tokens, text = await _tokens(service, given, "prompt", add_special_tokens), given
-    if not tokens:
-        raise _refused("prompt", "got an empty one, allowed: at least one token")
-    return Prompt(tokens, text)
+async def _tokens(
+    service: Service, given: Sequence[str | list[int]], add_special_tokens: bool = False
+) -> list[list[int]]:
+    """The ids of texts; ids stay what they are."""
+    texts = [each for each in given if isinstance(each, str)]
 
+    def read() -> list[list[int]]:
+        return service.tokenizer(texts, add_special_tokens=add_special_tokens).input_ids if texts else []
 
-async def _tokens(service: Service, text: str, field: str, add_special_tokens: bool = False) -> list[int]:
-    def read() -> list[int]:
-        return service.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
-
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # from a JSON escape; no tokenizer takes them
-        raise _refused(field, "got a text with lone surrogates, allowed: Unicode text") from error
-    return await asyncio.to_thread(read) if len(text) > _LONG else read()
+    ids = iter(await asyncio.to_thread(read) if sum(map(len, texts)) > _LONG else read())
+    return [next(ids) if isinstance(each, str) else each for each in given]
 
 
 async def _plan(
@@ -171,7 +167,8 @@ async def _plan(
     params = _params(body)
     prediction = None
     if body.prediction is not None:  # an empty text predicts nothing
-        prediction = await _tokens(service, joined(body.prediction.content), "prediction") or None
+        (ids,) = await _tokens(service, [joined(body.prediction.content)])
+        prediction = ids or None
     eos = sorted({*(() if body.ignore_eos else lane.eos), *(body.stop_token_ids or ())})
     if len(eos) > lane.max_eos:
         raise _refused("stop_token_ids", f"{len(eos)} ids with those of the model, allowed: {lane.max_eos}")
@@ -202,7 +199,7 @@ async def _plan(
                     num_drafts=body.num_drafts,
                     prediction=prediction,
                     owner=owner,
-                    report_drafts=body.specdec is not None and body.specdec.steps,
+                    report_drafts=body.specdec is not None and body.specdec.steps is True,
                 )
             )
     return Plan(lane, list(prompts), requests, cuts, field)
