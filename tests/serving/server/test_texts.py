@@ -69,9 +69,18 @@ def test_steps_of_any_length(pair, data):
     assert [token.id for token in told] == tokens[: len(told)]
     assert len(told) == len(tokens) or cut.found and all(token.start < len(text) for token in told)
 
-    shown, seen, length = [step for piece in divided for step in piece.steps], 0, 0
+    shown = [step for piece in divided for step in piece.steps]
     assert [token.id for step in shown for token in step.tokens] == [token.id for token in told]
     assert text.startswith("".join(token.text for step in shown for token in step.tokens))
+    seen, length, spelled = 0, 0, 0
     for piece in divided:  # nothing comes before its text
         seen, length = seen + len(piece.tokens), length + len(piece.text)
+        spelled += sum(len(token.text) for step in piece.steps for token in step.tokens)
+        assert spelled <= length
         assert piece is divided[-1] or all(token.start < length for token in told[:seen])
+
+
+def test_a_step_waits_for_all_of_its_text(pair):
+    tokens = pair[2](" = x").input_ids
+    assert pair[2].decode(tokens[0]) == " ="
+    assert pieces(pair[2], [tokens[:1], tokens[1:]], ["= y"], False)[0].steps == []
