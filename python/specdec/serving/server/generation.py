@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from .errors import ApiError
+from .events import Write
 from .plan import Plan
 from .protocol import Generation as Body
 from .service import Service
-from .texts import Piece, Step, Text, Token
+from .texts import Piece, Text
 from .usage import speculative_metrics, stats, usage
 
-Write = Callable[[str], Awaitable[None]]
-
-
-class Whole(NamedTuple):
-    """All pieces of a text."""
-
-    text: str
-    tokens: list[Token]
-    steps: list[Step]
+log = logging.getLogger(__name__)
 
 
 class Form(Protocol):
@@ -34,8 +28,12 @@ class Form(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
-        """A choice of a response, without ``finish_reason``."""
+    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
+        """A choice of a response, without ``finish_reason``.
+
+        Args:
+            whole: all pieces of the text.
+        """
 
     def openings(self, index: int) -> list[dict[str, Any]]:
         """The choices of the chunks with which a stream begins."""
@@ -111,7 +109,7 @@ class Generation:
     async def _choice(self, index: int, text: Text) -> dict[str, Any]:
         pieces = [piece async for piece in text.pieces()]
         self._check(text)
-        whole = Whole(
+        whole = Piece(
             "".join(piece.text for piece in pieces),
             [token for piece in pieces for token in piece.tokens],
             [step for piece in pieces for step in piece.steps],
@@ -137,10 +135,12 @@ class Generation:
         if text.finish_reason == "cancelled":
             raise ApiError(503, "the server is shutting down", code="cancelled")
         if text.finish_reason == "error":
+            facts = {"status": outcome.status.name, "error": outcome.error}
+            log.warning("a text failed", extra={"facts": facts})
             why = "the model's logits define no distribution" if outcome.error is None else "it could not be decoded"
             raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
-    def _steps(self, of: Piece | Whole) -> dict[str, Any]:
+    def _steps(self, of: Piece) -> dict[str, Any]:
         details, names = self._body.specdec, self._service.names
         if details is None or not details.steps:
             return {}
