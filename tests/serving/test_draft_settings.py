@@ -83,8 +83,19 @@ def test_a_cap_bounds_the_depth_of_trees():
         ("num_drafts", -1, "an integer >= 0"),
         ("num_drafts", True, "an integer >= 0"),
         ("report_drafts", 1, "True or False"),
+        ("prediction", 7, "a list of token ids"),
+        ("prediction", [], "at least one token"),
+        ("prediction", [5, 101], "0 to 100"),
+        ("prediction", [5] * 33, "up to 32"),
+        ("owner", ["me"], "None, or a hashable value"),
     ),
 )
 def test_fields_are_checked(field, given, allowed):
-    with pytest.raises(ValueError, match=f"^{field}: got {given!r}, allowed: {allowed}"):
+    with pytest.raises(ValueError, match=f"^{field}: got .*, allowed: {allowed}"):
         scheduler().submit(Request([5], 3, **{field: given}))
+
+
+def test_trees_take_no_predictions():
+    s = scheduler(decoder(PromptLookupDrafter(), tree=4))
+    with pytest.raises(ValueError, match="^prediction: got 2 tokens with a tree of drafts, allowed: None, or"):
+        s.submit(Request([5], 3, prediction=[6, 7]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import torch
 
@@ -13,15 +14,16 @@ from .copying import until_end
 from .protocol import Drafter, Drafts, DraftSession, Generation, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 
+_PADDING = SamplingParams.TABLE_PADDING
 SURE = 2  # tokens of a match by which a place is found again; a single token occurs in too many places
 
 
 class PredictedDrafter:
-    """Proposes, for each sequence with a prediction (``Generation.predictions``), the tokens that follow the place in it
-    where the text continues. Sequences without one, and those whose text is nowhere in it, get the drafts of ``drafter``.
+    """Proposes, for each sequence with a prediction (``Generation.predictions``), the tokens that follow the place in
+    it where the text continues. Sequences without one, and those whose text is nowhere in it, get the drafts of
+    ``drafter``, which is not called where there are none of these.
 
-    Where a text is in its prediction is a function of both, so q is one-hot and the distribution is unchanged. As long
-    as the prediction is right for every row that drafts, ``drafter`` is not called.
+    Where a text is in its prediction is a function of both, so q is one-hot and the distribution is unchanged.
 
     Args:
         drafter: None: nothing else is drafted. Chains only.
@@ -109,8 +111,8 @@ class Place:
         self._last = 0  # where the text was last as predicted
 
     def propose(self, text: list[int], most: int) -> list[int]:
-        """Returns up to ``most`` tokens that are expected after ``text``, which must begin with the text of the previous
-        call."""
+        """Returns up to ``most`` tokens that are expected after ``text``, which must begin with the text of the
+        previous call."""
         if new := text[self._known :]:
             self._cursor.follow(new)
             self._known = len(text)
@@ -140,27 +142,23 @@ class Place:
 def _replaced(drafts: Drafts, proposals: Mapping[int, list[int]]) -> Drafts:
     """Returns the drafts with these rows replaced by ``proposals``, whose q is one-hot."""
     d2t, device = drafts.d2t, drafts.tokens.device
-    if drafts.logits is not None and d2t is not None:  # there is no column for the other tokens
+    if d2t is not None:  # q has no column for other tokens
         known = {*d2t.tolist()}
-        ends = {row: (i for i, token in enumerate(own) if token not in known) for row, own in proposals.items()}
-        proposals = {row: own[: next(ends[row], len(own))] for row, own in proposals.items()}
+        proposals = {row: [*takewhile(known.__contains__, own)] for row, own in proposals.items()}
     columns = max(drafts.tokens.shape[1], *map(len, proposals.values()))
-    drafts = drafts.widened(columns)
-    rows = torch.tensor([*proposals], device=device)
-    own = torch.tensor([[*p, *[-1] * (columns - len(p))] for p in proposals.values()], device=device)
-    tokens, status = drafts.tokens.index_copy(0, rows, own), drafts.status
+    drafts, rows = drafts.widened(columns), torch.tensor([*proposals], device=device)
+    padded = [[*own, *[-1] * (columns - len(own))] for own in proposals.values()]
+    own = torch.tensor(padded, dtype=torch.int64, device=device)
+    tokens, status, ids = drafts.tokens.index_copy(0, rows, own), drafts.status, own.clamp(min=0)
     drafts = drafts._replace(tokens=tokens, status=None if status is None else status.index_fill(0, rows, 0))
-    own = own.clamp(min=0)[:, :, None]
+    each = rows[:, None], torch.arange(columns, device=device)
     if drafts.compact is not None:
-        ids, log_q = (part.index_select(0, rows) for part in drafts.compact)
-        ids = ids.fill_(SamplingParams.TABLE_PADDING).index_copy(2, torch.zeros_like(rows[:1]), own)
-        log_q = log_q.fill_(-torch.inf).index_fill(2, torch.zeros_like(rows[:1]), 0.0)
-        pairs = zip(drafts.compact, (ids, log_q), strict=True)
-        return drafts._replace(compact=tuple(part.index_copy(0, rows, new) for part, new in pairs))
+        kept, log_q = drafts.compact[0].index_fill(0, rows, _PADDING), drafts.compact[1].index_fill(0, rows, -torch.inf)
+        kept[(*each, 0)], log_q[(*each, 0)] = ids, 0.0
+        return drafts._replace(compact=(kept, log_q))
     if drafts.logits is not None:
-        if d2t is not None:
-            own = torch.searchsorted(d2t, own)
-        hot = torch.full_like(drafts.logits.index_select(0, rows), -torch.inf).scatter_(2, own, 0.0)
-        # Verification computes the statistics again: those of the replaced rows depend on all settings.
-        return drafts._replace(logits=drafts.logits.index_copy(0, rows, hot), stats=None)
+        logits = drafts.logits.index_fill(0, rows, -torch.inf)
+        logits[(*each, ids if d2t is None else torch.searchsorted(d2t, ids))] = 0.0
+        # Verification computes the statistics again, since those of one-hot rows depend on all settings.
+        return drafts._replace(logits=logits, stats=None)
     return drafts

@@ -48,7 +48,8 @@ class Step:
     not count and rows without a sequence have position 0 and the trash slot.
 
     If the device runs ahead of the host, ``texts`` and the rows of ``processed`` are empty, and ``allowed`` does not
-    know how much room rows have left. Only sessions with ``reads_texts = False`` are asked for drafts in such a step."""
+    know how much room rows have left. Only sessions with ``reads_texts = False`` are asked for drafts in such a
+    step."""
 
     index: int  # the number of steps before this one, drafted or not; a step that is only measured does not count
     num_drafts: int  # K of this step, the most tokens that a sequence may draft; >= 1 if any row drafts

@@ -103,6 +103,7 @@ class Batch:
 
     Attributes:
         steps, draft_forwards: forwards of target and draft so far.
+        num_drafts: K of the last step.
         waiting: how many tokens each sequence that waits for a row may emit; set by who admits them. None: there are
             many.
     """
@@ -131,7 +132,7 @@ class Batch:
             owners=[None] * size,
             nodes=config.nodes,
         )
-        self.steps = self.draft_forwards = 0
+        self.steps = self.draft_forwards = self.num_drafts = 0
         self.waiting: list[int] | None = []
         self.session: GuardedSession | None = None
         drafter = PredictedDrafter(config.drafter) if config.predictions else config.drafter
@@ -269,6 +270,7 @@ class Batch:
             self._note_failed_drafts(self.session)
         self._pending.append(_Launched(list(self.rows), PendingReport(result), plan.num_drafts, wanted, timer))
         self.steps += 1
+        self.num_drafts = plan.num_drafts
         self.draft_forwards += result.drafts.forwards
 
     def _plan(self, wanted: list[int], steady: bool, alone: bool = False) -> StepPlan:

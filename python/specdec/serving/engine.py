@@ -140,6 +140,11 @@ class Engine:
         """Why the engine takes no requests any more; None while it does."""
         return self._stopped
 
+    @property
+    def drafter_error(self) -> str | None:
+        """As ``Scheduler.drafter_error``."""
+        return self._scheduler.drafter_error
+
     async def close(self) -> None:
         """Cancels all open requests, and returns when the thread has ended. May be called more than once."""
         with self._changed:

@@ -35,6 +35,7 @@ class Usage(NamedTuple):
     cache_tokens_used: int
     steps: int  # decoding steps so far
     busy: float  # mean of live rows / rows over these steps; 0 before the first step
+    num_drafts: int  # K of the last step; 0 before the first
 
 
 class Task(NamedTuple):
@@ -113,8 +114,9 @@ class Scheduler:
         self.rule = decoder.read_rule(rule, compact_q)
         config = decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, compact_q, max_eos)
         with torch.inference_mode():
-            modes = {"steady": True, "isolate": True, "ahead": int(deferred), "predictions": decoder.nodes == 0}
-            self.batch = Batch(dataclasses.replace(config, **modes))
+            predictions = decoder.nodes == 0
+            config = dataclasses.replace(config, steady=True, isolate=True, predictions=predictions)
+            self.batch = Batch(dataclasses.replace(config, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}
@@ -195,6 +197,7 @@ class Scheduler:
             cache_tokens_used=self.ledger.used,
             steps=steps,
             busy=self._busy_rows / (steps * rows) if steps else 0.0,
+            num_drafts=self.batch.num_drafts,
         )
 
     @property

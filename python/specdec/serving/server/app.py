@@ -7,13 +7,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from . import completions, operations, page, predict
 from .errors import ApiError
 from .guards import Guards
+from .protocol import refusal
 from .request_log import Failures, RequestLog
 from .service import Service
 
@@ -43,15 +46,18 @@ def create_app(service: Service, on_loopback: bool = False) -> FastAPI:
     async def refused(request: Request, error: ApiError) -> JSONResponse:
         return JSONResponse(error.body, error.status, error.headers)
 
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        told = refusal(error.errors())
+        return JSONResponse(told.body, told.status)
+
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
         told = ApiError(error.status_code, str(error.detail))
         return JSONResponse(told.body, error.status_code, error.headers)
 
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"status": "ok"}
-
+    for routes in (completions, operations, page, predict):
+        app.include_router(routes.router)
     return app
 
 

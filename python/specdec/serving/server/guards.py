@@ -92,7 +92,7 @@ class Guards:
         """Returns the body; None: the client has left."""
         length = headers.get("content-length", "0")
         if "transfer-encoding" not in headers and length == "0":
-            return b""
+            return b"" if (await receive())["type"] == "http.request" else None
         if not length.isdecimal() or int(length) > self.settings.max_body_bytes:
             raise self._too_large(length)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -1,0 +1,193 @@
+"""Metrics for Prometheus: vLLM's names where it has them, so its dashboards and benchmarks work; ours elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from ..requests import Outcome
+from .lanes import Lane, Lanes
+
+# vLLM's metrics have exactly these; its ``engine`` is the number of a lane here, in the order in which they started.
+_LABELS = ("model_name", "engine")
+_OURS = (*_LABELS, "drafter", "rule")
+
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_REQUEST_SECONDS = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_TOKENS = tuple(mantissa * 10**power for power in range(5) for mantissa in (1, 2, 5))
+
+_GAUGES = (  # of a lane's Usage
+    ("vllm:num_requests_running", "Requests that have a row.", lambda u: u.live + u.prefilling),
+    ("vllm:num_requests_waiting", "Requests that wait for a row.", lambda u: u.waiting),
+    ("vllm:kv_cache_usage_perc", "Reserved part of the cache.", lambda u: u.cache_tokens_used / u.cache_tokens),
+    ("specdec:rows", "Rows of the batch.", lambda u: u.rows),
+    ("specdec:rows_decoding", "Rows that decode.", lambda u: u.live),
+    ("specdec:rows_prefilling", "Rows whose prompt is being read.", lambda u: u.prefilling),
+    ("specdec:cache_tokens", "Tokens that requests may reserve at one time.", lambda u: u.cache_tokens),
+    ("specdec:cache_tokens_reserved", "Tokens that requests have reserved.", lambda u: u.cache_tokens_used),
+    ("specdec:busy_ratio", "Mean part of the rows that decoded, over all steps.", lambda u: u.busy),
+    ("specdec:num_drafts", "K of the last step: the most tokens that a row drafted.", lambda u: u.num_drafts),
+)  # fmt: skip
+
+
+class Metrics(Collector):
+    """All metrics of a server, in a registry of their own.
+
+    Args:
+        model: its name, for labels.
+        lanes: whose load is read when somebody asks for it.
+    """
+
+    def __init__(self, model: str, lanes: Lanes):
+        self._model, self._lanes = model, lanes
+        self._registry = registry = CollectorRegistry()
+        self._of_lanes: dict[tuple[str, str], LaneMetrics] = {}
+
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(name, what, (*(_LABELS if name.startswith("vllm:") else _OURS), *labels), registry=registry)
+
+        def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, what, _LABELS, registry=registry, buckets=buckets)
+
+        self.steps_with_drafts = counter("vllm:spec_decode_num_drafts", "Steps in which a sequence had drafts.")
+        self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
+        self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Accepted drafts.")
+        self.accepted_by_position = counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.", "position"
+        )
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts that were read.")
+        self.generated = counter("vllm:generation_tokens", "Generated tokens.")
+        self.ended = counter("vllm:request_success", "Texts that ended, by reason.", "finished_reason")
+        self.drafter_errors = counter("specdec:drafter_errors", "Texts for which the drafter failed.")
+        self.first = histogram("vllm:time_to_first_token_seconds", "Until the first token.", _FIRST_SECONDS)
+        between = "Between two deliveries to a text; the tokens of a step come together."
+        self.between = [  # under its older name, too
+            histogram(f"vllm:{name}_seconds", between, _TOKEN_SECONDS)
+            for name in ("inter_token_latency", "time_per_output_token")
+        ]
+        mean = "Of a text: seconds a token, after the first."
+        self.each_token = histogram("vllm:request_time_per_output_token_seconds", mean, _TOKEN_SECONDS)
+        self.whole = histogram("vllm:e2e_request_latency_seconds", "From submission to the end.", _REQUEST_SECONDS)
+        self.prompt_length = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.length = histogram("vllm:request_generation_tokens", "Generated tokens of a text.", _TOKENS)
+        ProcessCollector(registry=registry)
+        registry.register(self)
+
+    def begin(self, lane: Lane, prompt_tokens: int) -> RequestMetrics:
+        """Begins to measure a request that was just submitted to ``lane``."""
+        return RequestMetrics(self._of(lane), prompt_tokens)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Returns all metrics in the format that an ``Accept`` header asks for, and its content type."""
+        for lane in self._lanes.running:
+            self._of(lane)  # so that its counters are there, at 0, before its first request
+        encode, content_type = choose_encoder(accept)
+        return encode(_WithoutTimes(self._registry)), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        """The load of every lane, for the registry."""
+        loads = [(self._of(lane).labels, lane.engine) for lane in self._lanes.running]
+        usages = [(labels, engine.usage) for labels, engine in loads]
+        for name, what, value in _GAUGES:
+            gauge = GaugeMetricFamily(name, what, labels=_LABELS if name.startswith("vllm:") else _OURS)
+            for labels, usage in usages:
+                gauge.add_metric(labels[: len(gauge._labelnames)], value(usage))
+            yield gauge
+        steps = CounterMetricFamily("specdec:steps", "Decoding steps of the batch.", labels=_OURS)
+        dropped = GaugeMetricFamily("specdec:drafter_dropped", "1: the drafter failed, and is not used.", labels=_OURS)
+        for labels, usage in usages:
+            steps.add_metric(labels, usage.steps)
+        for labels, engine in loads:
+            dropped.add_metric(labels, engine.drafter_error is not None)
+        yield from (steps, dropped)
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is read before somebody asks
+
+    def _of(self, lane: Lane) -> LaneMetrics:
+        key = (lane.drafter, lane.rule)
+        if key not in self._of_lanes:
+            labels = (self._model, str(len(self._of_lanes)), *key)
+            self._of_lanes[key] = LaneMetrics(self, labels, lane.most_drafts)
+        return self._of_lanes[key]
+
+
+class LaneMetrics:
+    """The metrics of one lane's requests, with its labels."""
+
+    def __init__(self, all: Metrics, labels: tuple[str, str, str, str], most_drafts: int):
+        self.labels, of = labels, labels[: len(_LABELS)]
+        self.drafter_errors = all.drafter_errors.labels(*labels)
+        self.steps_with_drafts, self.drafted = all.steps_with_drafts.labels(*of), all.drafted.labels(*of)
+        self.accepted, self.prompt_tokens = all.accepted.labels(*of), all.prompt_tokens.labels(*of)
+        self.accepted_by_position = [all.accepted_by_position.labels(*of, str(i)) for i in range(most_drafts)]
+        self.generated, self.first = all.generated.labels(*of), all.first.labels(*of)
+        self.ended = {reason: all.ended.labels(*of, reason) for reason in ("stop", "length", "abort", "error")}
+        self.between = [each.labels(*of) for each in all.between]
+        self.each_token, self.whole = all.each_token.labels(*of), all.whole.labels(*of)
+        self.prompt_length, self.length = all.prompt_length.labels(*of), all.length.labels(*of)
+
+
+class RequestMetrics:
+    """What is measured of one text, from its submission on."""
+
+    def __init__(self, lane: LaneMetrics, prompt_tokens: int):
+        self._lane, self._prompt_tokens = lane, prompt_tokens
+        self._begun = self._first = self._last = time.perf_counter()
+        self._tokens = 0
+
+    def emitted(self, tokens: int) -> None:
+        """A step added so many tokens, at least one."""
+        now, lane = time.perf_counter(), self._lane
+        if self._tokens == 0:
+            self._first = now
+            lane.first.observe(now - self._begun)
+            lane.prompt_tokens.inc(self._prompt_tokens)
+        else:
+            for each in lane.between:
+                each.observe(now - self._last)
+        lane.generated.inc(tokens)
+        self._last, self._tokens = now, self._tokens + tokens
+
+    def finished(self, outcome: Outcome | None, reason: str) -> None:
+        """It has ended.
+
+        Args:
+            outcome: None: its reader left before.
+            reason: stop, length, error or cancelled, which vLLM calls abort.
+        """
+        lane = self._lane
+        lane.ended["abort" if reason == "cancelled" else reason].inc()
+        lane.whole.observe(time.perf_counter() - self._begun)
+        lane.prompt_length.observe(self._prompt_tokens)
+        lane.length.observe(self._tokens)
+        if self._tokens > 1:
+            lane.each_token.observe((self._last - self._first) / (self._tokens - 1))
+        if outcome is None:
+            return
+        stats = outcome.stats
+        lane.steps_with_drafts.inc(stats.steps - stats.steps_by_drafts[0])
+        lane.drafted.inc(stats.drafted)
+        lane.accepted.inc(stats.accepted)
+        for counter, accepted in zip(lane.accepted_by_position, stats.accepted_by_position, strict=True):
+            counter.inc(accepted)
+        lane.drafter_errors.inc(outcome.drafter_error is not None)
+
+
+class _WithoutTimes(Collector):
+    """A registry without the times at which series began: vLLM's benchmark adds up all lines with a counter's name, and
+    would take such a time for a count."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family

@@ -1,0 +1,135 @@
+"""Metrics: they add up to what the requests came to, and readers of vLLM's can read them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from specdec import Request
+from specdec.serving.server.texts import Text
+
+from specdec_kernels import SamplingParams
+
+PROMPTS = ("def read(self, size=-1):\n", "import os\n", "class Stack:\n")
+
+
+def parsed(text: str) -> dict[tuple, float]:
+    """By name and all labels but the model's."""
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert family.type != "unknown", sample
+            labels = {name: value for name, value in sample.labels.items() if name != "model_name"}
+            samples[sample.name, *sorted(labels.items())] = sample.value
+    return samples
+
+
+async def scrape(client) -> Callable[..., float]:
+    answer = await client.get("/metrics")
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = parsed(answer.text)
+    return lambda name, engine="0", **labels: samples[name, *sorted({"engine": engine, **labels}.items())]
+
+
+async def decode(service, prompt: str, new: int, **lane) -> Text:
+    where = await service.lanes.get(**lane)
+    ids = service.tokenizer(prompt).input_ids
+    request = Request(ids, new, SamplingParams(0.8), seed=5, eos_token_id=[])
+    text = await Text.begin(service.tokenizer, where, request, service.metrics)
+    async for _ in text.pieces():
+        pass
+    return text
+
+
+def test_counters_are_the_sums_of_outcomes(within, service):
+    async def run(client):
+        texts = await asyncio.gather(*(decode(service, prompt, 8 + i) for i, prompt in enumerate(PROMPTS)))
+        return [text.outcome for text in texts], await scrape(client)
+
+    outcomes, value = within(run)
+    spec = {
+        name: sum(getattr(outcome.stats, of) for outcome in outcomes)
+        for name, of in (("num_draft_tokens", "drafted"), ("num_accepted_tokens", "accepted"))
+    }
+    assert spec["num_accepted_tokens"] > 0
+    for name, total in spec.items():
+        assert value(f"vllm:spec_decode_{name}_total") == total
+    with_drafts = sum(sum(outcome.stats.steps_by_drafts[1:]) for outcome in outcomes)
+    assert value("vllm:spec_decode_num_drafts_total") == with_drafts
+    by_place = [value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)]
+    assert by_place == [sum(outcome.stats.accepted_by_position[i] for outcome in outcomes) for i in range(4)]
+    assert sum(by_place) == spec["num_accepted_tokens"]
+    assert value("vllm:generation_tokens_total") == 8 + 9 + 10
+    assert value("vllm:prompt_tokens_total") == sum(len(outcome.request.prompt) for outcome in outcomes)
+    assert value("vllm:request_success_total", finished_reason="length") == 3
+    steps = sum(outcome.stats.steps for outcome in outcomes)
+    assert value("vllm:time_to_first_token_seconds_count") == 3
+    assert value("vllm:inter_token_latency_seconds_count") == steps - 3
+    assert value("vllm:e2e_request_latency_seconds_count") == 3
+    assert value("vllm:e2e_request_latency_seconds_sum") > value("vllm:time_to_first_token_seconds_sum") > 0
+    assert value("vllm:request_generation_tokens_sum") == 27
+
+
+def test_gauges_are_read_when_asked_for(within, service):
+    async def run(client):
+        lane = await service.lanes.get()
+        ids = service.tokenizer(PROMPTS[0]).input_ids
+        begun = [
+            await Text.begin(service.tokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
+            for _ in range(3)
+        ]
+        async with aclosing(begun[0].pieces()) as pieces:
+            await anext(pieces)
+            during = await scrape(client)
+            usage = lane.engine.usage
+        for text in begun[1:]:
+            async with aclosing(text.pieces()) as pieces:
+                await anext(pieces)
+        while lane.engine.usage.live or lane.engine.usage.waiting:
+            await asyncio.sleep(0.01)
+        return during, await scrape(client), usage, len(ids)
+
+    during, after, usage, length = within(run)
+    ours = {"drafter": "model", "rule": "coupled"}
+    assert during("vllm:num_requests_running") == 2 and during("vllm:num_requests_waiting") == 1
+    assert during("specdec:rows", **ours) == usage.rows == 2
+    assert during("specdec:cache_tokens_reserved", **ours) == 2 * (length + 100)
+    assert during("vllm:kv_cache_usage_perc") == pytest.approx(2 * (length + 100) / usage.cache_tokens)
+    assert during("specdec:num_drafts", **ours) == 4
+    assert after("vllm:num_requests_running") == after("specdec:cache_tokens_reserved", **ours) == 0
+    assert after("vllm:request_success_total", finished_reason="abort") == 3
+    assert 0 < during("specdec:steps_total", **ours) <= after("specdec:steps_total", **ours)
+    assert 0 < after("specdec:busy_ratio", **ours) <= 1 and after("specdec:drafter_dropped", **ours) == 0
+
+
+def test_lanes_have_numbers_and_no_counts_are_shared(within, service):
+    async def run(client):
+        await decode(service, PROMPTS[0], 4)
+        await decode(service, PROMPTS[0], 5, drafter="none", rule="token")
+        return await scrape(client)
+
+    value = within(run)
+    assert [value("vllm:generation_tokens_total", engine) for engine in ("0", "1")] == [4, 5]
+    assert value("vllm:spec_decode_num_draft_tokens_total", "1") == 0
+    assert value("specdec:steps_total", "1", drafter="none", rule="token") == 5
+
+
+def test_what_vllms_benchmark_adds_up(within, service):
+    """It adds up every line with a counter's name, so there may be no other lines with it."""
+
+    async def run(client):
+        before = (await client.get("/metrics")).text
+        text = await decode(service, PROMPTS[0], 12)
+        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
+        return before, (await client.get("/metrics")).text, await client.get("/metrics", headers=accept), text
+
+    before, after, open_metrics, text = within(run)
+    assert "vllm:" not in "".join(line for line in before.splitlines() if not line.startswith("#"))
+    drafts = [line for line in after.splitlines() if line.startswith("vllm:spec_decode") and "num_drafts" in line]
+    assert [float(line.split()[-1]) for line in drafts] == [sum(text.outcome.stats.steps_by_drafts[1:])]
+    assert "_created" not in after
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert open_metrics.text.endswith("# EOF\n")

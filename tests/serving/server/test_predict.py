@@ -1,0 +1,48 @@
+"""POST /predict, as LLMSpeculativeSampling answers it."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdec_kernels import SamplingParams
+
+PROMPT = "def read(self, size=-1):\n"
+
+
+def test_it_answers_with_prompt_and_text(pair, within, monkeypatch):
+    from specdec import SpeculativeDecoder
+
+    monkeypatch.setattr("secrets.randbits", lambda bits: 7)
+    answer = within(lambda client: client.post("/predict", json={"prompt": PROMPT}))
+    assert answer.status_code == 200
+    target, draft, tokenizer = pair
+    ids = tokenizer(PROMPT).input_ids
+    params = SamplingParams(1.0, top_k=10, top_p=0.9)
+    alone = SpeculativeDecoder(target, draft, 4).generate([ids], None, 40, params, 7, rule="coupled")
+    assert answer.json() == tokenizer.decode([*ids, *alone.tokens[0]], skip_special_tokens=True)
+    assert answer.json().startswith(PROMPT)
+
+
+def test_texts_differ(within):
+    async def twice(client):
+        return [(await client.post("/predict", json={"prompt": PROMPT})).json() for _ in range(2)]
+
+    first, second = within(twice)
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": "x", "max_tokens": 5}, "max_tokens"),
+        ({"prompt": "x " * 300}, "prompt"),
+    ],
+)
+def test_what_it_refuses(within, body, param):
+    answer = within(lambda client: client.post("/predict", json=body))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
