@@ -223,7 +223,7 @@ def test_an_unexpected_error_is_told_without_details_and_logged_without_texts(fo
         for odd in ("", "a b", "x" * 129, '"', "é"):
             answer = await client.get("/owner", headers=bearer(KEYS[1]) | {"X-Request-Id": odd.encode()})
             assert answer.headers["X-Request-Id"] == answer.json()["request_id"] != odd
-        await client.get("/\x1b[31m%0a{}", headers={"X-Request-Id": "odd-path"})
+        await client.get("/%1b[31m%0a{}", headers={"X-Request-Id": "odd-path"})
 
     try:
         run(test, api_keys=KEYS)

@@ -15,14 +15,15 @@ from .errors import ApiError
 from .settings import ServerSettings
 
 log = logging.getLogger(__name__)
+FORGOTTEN_BODIES = 4  # how much of a refused body is read, in times of the largest that is allowed
 
 
 class TimedConnection(H11Protocol):
     """HTTP/1.0 and 1.1, with the time limits of ``ServerSettings``:
 
     - the head of a request is there ``header_seconds`` after its first byte, or after the connection was opened;
-    - its body ``body_seconds`` after the head; that of a request which was refused is read, too, and forgotten, as far
-      as ``max_body_bytes``, so that the client can read the answer;
+    - its body ``body_seconds`` after the head; that of a request which was refused is read, too, and forgotten, since a
+      client that is still sending could not read the answer otherwise;
     - what is sent is taken within ``write_seconds``, otherwise the connection is aborted and the request cancelled.
 
     Beyond ``max_connections``, a connection is answered 503 and closed.
@@ -55,7 +56,7 @@ class TimedConnection(H11Protocol):
             return
         if self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY:
             self._forgotten += len(data)
-            if self._forgotten > self.limits.max_body_bytes:
+            if self._forgotten > FORGOTTEN_BODIES * self.limits.max_body_bytes:
                 self.transport.close()
                 return
         super().data_received(data)
