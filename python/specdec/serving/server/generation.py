@@ -10,13 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from .errors import ApiError
+from .events import Write
 from .plan import Plan
 from .protocol import Generation as Body
 from .service import Service
 from .texts import Piece, Step, Text, Token
 from .usage import speculative_metrics, stats, usage
-
-Write = Callable[[str], Awaitable[None]]
 
 
 class Whole(NamedTuple):

@@ -23,7 +23,6 @@ _COMPLETION_TOKENS = 16  # where the request does not say, as in OpenAI's interf
 # Names of the engine's requests -> what clients call them.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
     "eos_token_id": "stop_token_ids",
     "top_log_probs": "logprobs",
     "prompt_log_probs": "prompt_logprobs",
@@ -99,7 +98,7 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
     try:
         tokens = await asyncio.to_thread(read)  # a template is a program, and may take its time
     except ValueError as error:
-        raise ApiError(400, str(error), "messages", "invalid_value") from error
+        raise ApiError.invalid(error) from error
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
     return await _plan(service, body, [Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs, owner)
@@ -183,6 +182,8 @@ async def _plan(
     requests, cuts = [], []
     for prompt, seed in zip(prompts, seeds, strict=True):
         new = _new_tokens(lane, len(prompt.tokens), max_tokens, default_tokens, field)
+        if (body.min_tokens or 0) > new:
+            raise _refused("min_tokens", f"got {body.min_tokens}, allowed: 0 to {new}, the most tokens of this text")
         for copy in range(copies):
             cuts.append(StopCut(body.stop_strings, body.include_stop_str_in_output is True))
             requests.append(
@@ -219,7 +220,7 @@ def _params(body: Generation) -> SamplingParams:
             frequency_penalty=body.frequency_penalty,
         )
     except ValueError as error:
-        raise ApiError(400, str(error), str(error).partition(":")[0], "invalid_value") from error
+        raise ApiError.invalid(error) from error
 
 
 def _new_tokens(lane: Lane, prompt: int, asked: int | None, default: int | None, field: str) -> int:

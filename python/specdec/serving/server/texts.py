@@ -98,7 +98,7 @@ class Text:
         try:
             number = await lane.engine.submit(request)
         except ValueError as error:
-            raise ApiError(400, str(error), str(error).partition(":")[0]) from error
+            raise ApiError.invalid(error) from error
         except QueueFull as error:
             raise ApiError(
                 429, f"too many requests wait: {error}", code="queue_full", headers={"Retry-After": "1"}
@@ -116,12 +116,11 @@ class Text:
                         self.outcome = update
                         continue
                     self._measured.emitted(len(update.tokens))
-                    if (piece := self._take(update)).text or piece.tokens:
+                    if any(piece := self._take(update)):
                         yield piece
         finally:
             self._measured.finished(self.outcome, self.finish_reason if self.outcome else "cancelled")
-        piece = self._finish()
-        if piece.text or piece.tokens:
+        if any(piece := self._finish()):
             yield piece
 
     async def close(self) -> None:
