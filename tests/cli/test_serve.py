@@ -137,6 +137,7 @@ class Process:
 
 
 def test_a_process_from_its_start_to_a_second_signal():
+    """Takes 10 s, nearly all of them for the start of the process."""
     process = Process("--rows", "2", "--max-length", "1024", SPECDEC_SERVE_PORT="0", SPECDEC_SERVE_API_KEY=KEY)
     try:
         told = process.wait_for("serving")

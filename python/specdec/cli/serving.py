@@ -153,6 +153,7 @@ def tell(service: Service, lane: Lane, url: str, as_json: bool) -> None:
 def curl(service: Service, url: str) -> str:
     """A command that asks for a text."""
     key = ['-H "Authorization: Bearer $SPECDEC_SERVE_API_KEY"'] if service.settings.api_keys else []
-    body = json.dumps({"model": service.name, "prompt": "def read(self):\n", "max_tokens": 32})
+    asked = {"model": service.name, "prompt": "def read(self, size=-1):\n", "max_tokens": 32, "temperature": 0}
+    body = json.dumps(asked)
     head = ["-H 'Content-Type: application/json'", *key]
     return " ".join(["curl", f"{url}/v1/completions", *head, "-d", shlex.quote(body)])

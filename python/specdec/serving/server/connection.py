@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import sys
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from .errors import ApiError
 from .settings import ServerSettings
 
+SEND_BUFFER = 131_072  # bytes that the system holds of a response
 log = logging.getLogger(__name__)
 FORGOTTEN_BODIES = 4  # how much of a refused body is read, in times of the largest that is allowed
 
@@ -39,6 +41,8 @@ class TimedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that a response waits for its client after each message
+        # The system would hold megabytes of each, and wake a waiting writer only when a third of them is gone.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         if len(self.connections) > self.limits.max_connections:
             told = f"connections: {self.limits.max_connections} are open, which are all that are allowed"
             self._refuse(ApiError(503, told, code="too_many_connections", headers={"Retry-After": "1"}))
