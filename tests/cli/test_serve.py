@@ -153,7 +153,7 @@ def test_a_process_from_its_start_to_a_second_signal():
         )
         answer = json.loads(asked.stdout)
         assert answer["choices"][0]["text"] and answer["usage"]["completion_tokens"] > 0
-        logged = next(line for line in process.lines if line.get("path") == "/v1/completions")
+        logged = process.wait_for("request")  # probes have no line
         assert logged["status"] == 200 and logged["completion_tokens"] == answer["usage"]["completion_tokens"]
         with httpx.Client(base_url=told["url"], headers={"Authorization": f"Bearer {KEY}"}) as client:
             assert httpx.get(told["url"] + "/v1/models").status_code == 401
