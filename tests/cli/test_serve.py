@@ -160,7 +160,8 @@ def test_a_process_from_its_start_to_a_second_signal():
             body = {"model": told["model"], "prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
             body["n"] = 40  # on two rows, so that it does not end before the test
             with client.stream("POST", "/v1/completions", json=body) as stream:
-                next(stream.iter_raw())
+                parts = stream.iter_raw()  # kept, or the response would be closed
+                next(parts)
                 process.running.send_signal(signal.SIGTERM)
                 assert process.wait_for("draining")["open"] == 1
                 assert client.get("/ready").status_code == 503
