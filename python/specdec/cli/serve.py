@@ -124,7 +124,8 @@ def serve(
 ) -> None:
     """Serves the target over HTTP, with OpenAI's interface, on this machine's loopback interface. Every option may be
     given by the environment: SPECDEC_SERVE_MAX_LENGTH is --max-length; of repeatable ones, values are separated by
-    blanks."""
+    blanks. Exit codes: 0 after the first SIGTERM or SIGINT and its drain, 2 where an option is refused; a second signal
+    kills the process."""
     if missing := [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]:
         told = f'specdec serve needs the extra [serve], {missing[0]} is missing: pip install "specdec[serve]"'
         typer.echo(f"Error: {told}", err=True)

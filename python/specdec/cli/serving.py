@@ -10,6 +10,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import typer
+
 from . import drafting, models, options
 from .drafters import NO_TREES, nodes_of
 from .terminal import remark
@@ -128,6 +130,7 @@ def tell(service: Service, lane: Lane, url: str, as_json: bool) -> None:
         "cache_tokens": usage.cache_tokens,
         "cache_bytes": lane.cache_bytes,
         "api_keys": len(service.settings.api_keys),
+        "curl": curl(service, url),
     }
     if as_json:
         logging.getLogger(__name__).info("serving", extra={"facts": facts})
@@ -144,12 +147,13 @@ def tell(service: Service, lane: Lane, url: str, as_json: bool) -> None:
     remark(f"{service.name} on {lane.device}: {url}")
     for name, line in lines.items():
         remark(f"  {name:9}{line}")
-    print(curl(service, url), flush=True)
+    typer.echo(curl(service, url), err=True)  # on one line, to be copied
 
 
 def curl(service: Service, url: str) -> str:
     """A command that asks for a text."""
     key = ['-H "Authorization: Bearer $SPECDEC_SERVE_API_KEY"'] if service.settings.api_keys else []
-    body = json.dumps({"model": service.name, "prompt": "def read(self):\n", "max_tokens": 32})
+    asked = {"model": service.name, "prompt": "def read(self, size=-1):\n", "max_tokens": 32, "temperature": 0}
+    body = json.dumps(asked)
     head = ["-H 'Content-Type: application/json'", *key]
     return " ".join(["curl", f"{url}/v1/completions", *head, "-d", shlex.quote(body)])

@@ -25,14 +25,14 @@ router = APIRouter(prefix="/v1")
 async def completions(request: Request, body: CompletionRequest) -> Response:
     service: Service = request.app.state.service
     plan = await plan_completion(service, body, owner_of(request))
-    return await respond(service, body, plan, CompletionForm(service, body, plan))
+    return await respond(request, service, body, plan, CompletionForm(service, body, plan))
 
 
 @router.post("/chat/completions")
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     service: Service = request.app.state.service
     plan = await plan_chat(service, body, owner_of(request))
-    return await respond(service, body, plan, ChatForm(service.names, body))
+    return await respond(request, service, body, plan, ChatForm(service.names, body))
 
 
 def owner_of(request: Request) -> Any:
@@ -40,16 +40,21 @@ def owner_of(request: Request) -> Any:
     return getattr(request.state, "owner", None)
 
 
-async def respond(service: Service, body: Body, plan: Plan, form: Form) -> Response:
+async def respond(request: Request, service: Service, body: Body, plan: Plan, form: Form) -> Response:
     """Decodes what was planned. Where the client leaves, this is cancelled, and so are the texts."""
     generation = Generation(service, body, plan, form)
     await generation.begin()
+
+    async def close() -> None:
+        await generation.close()
+        request.state.log.update(generation.logged)
+
     if body.stream:
-        return EventStream(generation.stream, generation.close)
+        return EventStream(generation.stream, close)
     try:
         return JSONResponse(await generation.whole())
     finally:
-        await generation.close()
+        await close()
 
 
 class CompletionForm:

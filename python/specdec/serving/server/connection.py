@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import sys
 from typing import ClassVar
 
@@ -14,15 +15,17 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from .errors import ApiError
 from .settings import ServerSettings
 
+SEND_BUFFER = 131_072  # bytes that the system holds of a response
 log = logging.getLogger(__name__)
+FORGOTTEN_BODIES = 4  # how much of a refused body is read, in times of the largest that is allowed
 
 
 class TimedConnection(H11Protocol):
     """HTTP/1.0 and 1.1, with the time limits of ``ServerSettings``:
 
     - the head of a request is there ``header_seconds`` after its first byte, or after the connection was opened;
-    - its body ``body_seconds`` after the head; that of a request which was refused is read, too, and forgotten, as far
-      as ``max_body_bytes``, so that the client can read the answer;
+    - its body ``body_seconds`` after the head; that of a request which was refused is read, too, and forgotten, since a
+      client that is still sending could not read the answer otherwise;
     - what is sent is taken within ``write_seconds``, otherwise the connection is aborted and the request cancelled.
 
     Beyond ``max_connections``, a connection is answered 503 and closed.
@@ -38,6 +41,8 @@ class TimedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # so that a response waits for its client after each message
+        # The system would hold megabytes of each, and wake a waiting writer only when a third of them is gone.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         if len(self.connections) > self.limits.max_connections:
             told = f"connections: {self.limits.max_connections} are open, which are all that are allowed"
             self._refuse(ApiError(503, told, code="too_many_connections", headers={"Retry-After": "1"}))
@@ -55,7 +60,7 @@ class TimedConnection(H11Protocol):
             return
         if self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY:
             self._forgotten += len(data)
-            if self._forgotten > self.limits.max_body_bytes:
+            if self._forgotten > FORGOTTEN_BODIES * self.limits.max_body_bytes:
                 self.transport.close()
                 return
         super().data_received(data)

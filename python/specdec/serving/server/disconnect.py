@@ -21,6 +21,7 @@ async def serve_while_connected(app: ASGIApp, body: bytes, scope: Scope, receive
         nonlocal complete
         complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
         await send(message)
+        await asyncio.sleep(0)  # ``send`` itself need not wait, so a long response would keep others from being served
 
     serving = asyncio.ensure_future(app(scope, receive_read, send_watched))
     try:

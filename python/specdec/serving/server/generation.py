@@ -83,6 +83,18 @@ class Generation:
         for text in self._texts:
             await text.close()
 
+    @property
+    def logged(self) -> dict[str, Any]:
+        """What the log has of a request that has ended: counts and kinds of errors, and nothing that was said."""
+        outcomes = [text.outcome for text in self._texts if text.outcome is not None]
+        counts = usage(self._plan.prompt_tokens, outcomes)
+        facts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
+        facts["accepted_tokens"] = counts["completion_tokens_details"]["accepted_prediction_tokens"]
+        facts |= {"drafter": self._plan.lane.drafter, "rule": self._plan.lane.rule, "stream": bool(self._body.stream)}
+        facts["finish"] = sorted({text.finish_reason for text in self._texts if text.outcome is not None})
+        errors = sorted({o.error.partition(":")[0] for o in outcomes if o.error is not None})
+        return facts | ({"errors": errors} if errors else {})
+
     async def whole(self) -> dict[str, Any]:
         """The response. Raises ApiError if a text fails; the others are then cancelled."""
         choices = await _all([self._choice(i, text) for i, text in enumerate(self._texts)])

@@ -1,0 +1,174 @@
+"""``specdec serve``: its options, and one process that serves, drains and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from specdec.cli import app, drafting, serve, serving
+from specdec.drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
+from specdec.serving.server.settings import ServerSettings
+from support.commands import invoke, refused, run
+from typer.main import get_command
+
+KEY = "a-key-of-the-test"
+
+
+def test_help_is_grouped_and_whole():
+    command = get_command(app).commands["serve"]
+    names = {param.name for param in command.params}
+    grouped = [name for group in serve.ServeCommand.groups.values() for name in group]
+    assert sorted(grouped) == sorted(names - {"help"})
+    text = run("serve", "--help").stdout
+    headings = re.findall("^([A-Z].*):$", text, re.MULTILINE)
+    assert headings == [*serve.ServeCommand.groups, "Other"]
+    assert text.index("Access:") < text.index("--api-key") < text.index("Limits of requests")
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--host", "0.0.0.0"], "--host: got '0.0.0.0', which other machines can reach, without an API key"),
+        (["--api-key", "short"], "--api-key: got a key that is not, allowed: 8 to 1024"),
+        (["--api-key-file", "/nowhere"], "--api-key-file: got '/nowhere' (FileNotFoundError)"),
+        (["--cors-origin", "*"], "--cors-origin: got '*' without an API key"),
+        (["--port", "70000"], "--port: got 70000, allowed: 0 to 65535"),
+        (["--max-body-bytes", "0"], "--max-body-bytes: got 0"),
+        (["--write-seconds", "0"], "--write-seconds: got 0"),
+        (["--rows", "0"], "--rows: got 0, allowed: an integer >= 1"),
+        (["--cache-tokens", "9", "--cache-bytes", "9MB"], "--cache-tokens / --cache-bytes: got both"),
+        (["--rule", "walk"], "--rule: got walk, allowed: each once: coupled, token, block"),
+        (["--drafter", "nobody"], "--drafter: got 'nobody'"),
+        (["-k", "many"], "--num-drafts: got many"),
+    ],
+)
+def test_refused_options(options, words):
+    assert words in refused("serve", "--port", "0", *options).replace("Invalid value for ", "")
+
+
+def test_keys_come_from_everywhere_and_never_from_nowhere(tmp_path: Path, monkeypatch):
+    file = tmp_path / "keys"
+    file.write_text("key-of-the-file\n\nother-of-the-file\nkey-of-the-line\n")
+    assert serve.read_keys(["key-of-the-line"], file) == ("key-of-the-line", "key-of-the-file", "other-of-the-file")
+    assert serve.read_keys(None, None) == ()
+    file.write_text("\n")
+    assert "without a key" in refused("serve", "--port", "0", "--api-key-file", file)
+    monkeypatch.setenv("SPECDEC_SERVE_API_KEY", "")
+    assert "SPECDEC_SERVE_API_KEY: got no key" in refused("serve", "--port", "0")
+    monkeypatch.setenv("SPECDEC_SERVE_API_KEY", "a-good-key bad")
+    assert "--api-key: got a key that is not" in refused("serve", "--port", "0")
+    monkeypatch.setenv("SPECDEC_SERVE_ROWS", "0")
+    monkeypatch.delenv("SPECDEC_SERVE_API_KEY")
+    assert "--rows: got 0" in refused("serve", "--port", "0")
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
+    result = invoke("serve")
+    assert result.exit_code == 2 and 'uvicorn is missing: pip install "specdec[serve]"' in result.stderr
+
+
+def test_defaults_of_drafting(pair):
+    assert serving.drafts_of("auto", "coupled", None) == AdaptiveDrafts()
+    for rule in ("token", "block"):
+        assert serving.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.sampled == 4
+    assert serving.drafts_of("3", "token", None) == 3
+    assert serving.drafts_of("auto", "coupled", 8) == drafting.default_drafts(8)
+    capacity = serving.Capacity(2, 64, None, None, 16, 5)
+
+    def made(**changes):
+        asked = serving.Asked(None, None, None, "cpu", None, None, None, "auto", None, None)
+        return serving.make_service(asked._replace(**changes), capacity, ServerSettings(), None)
+
+    lanes = made().lanes
+    assert lanes.drafters == ["model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash"]
+    assert lanes.rules == ["coupled", "token", "block"]
+    scheduler = lanes._make("suffix", "token")
+    assert scheduler.max_waiting == 5 and scheduler.limits.max_length == 64 and len(scheduler.batch.rows) == 2
+    memories = scheduler.decoder.drafter.memory
+    assert memories is lanes._make("suffix", "coupled").decoder.drafter.memory and memories.max_owners == 1
+    assert "none" not in made(tree=8).lanes.drafters
+    some = made(drafters=["lookup", "none"], rules=["block"]).lanes
+    assert (some.drafters, some.rules) == (["lookup", "none"], ["block"])
+
+
+class Process:
+    """``specdec serve`` with its log."""
+
+    def __init__(self, *options: str, **environment: str):
+        self.lines: list[dict] = []
+        self.running = subprocess.Popen(
+            [sys.executable, "-m", "specdec", "serve", "--device", "cpu", "--log-format", "json", *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | environment,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.running.stderr:
+            if line.startswith("{"):  # and not torch's own warnings
+                self.lines.append(json.loads(line))
+
+    def wait_for(self, message: str, seconds: float = 120) -> dict:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self.running.poll() is None:
+            for line in self.lines:
+                if line["message"] == message:
+                    return line
+            time.sleep(0.05)
+        raise AssertionError(f"no line {message!r}: {self.lines}")
+
+    def end(self) -> None:
+        self.running.kill()
+        self.running.wait()
+        self._reader.join()
+        self.running.stderr.close()
+
+
+def test_a_process_from_its_start_to_a_second_signal():
+    """Takes 10 s, nearly all of them for the start of the process."""
+    process = Process("--rows", "2", "--max-length", "1024", SPECDEC_SERVE_PORT="0", SPECDEC_SERVE_API_KEY=KEY)
+    try:
+        told = process.wait_for("serving")
+        assert (told["model"], told["device"], told["rows"], told["cache_tokens"]) == (
+            "specdec-embedded",
+            "cpu",
+            2,
+            2048,
+        )
+        assert told["cache_bytes"] > 0 and told["drafters"][0] == "model" and told["rules"][0] == "coupled"
+        asked = subprocess.run(
+            told["curl"], shell=True, env=os.environ | {"SPECDEC_SERVE_API_KEY": KEY}, capture_output=True, check=True
+        )
+        answer = json.loads(asked.stdout)
+        assert answer["choices"][0]["text"] and answer["usage"]["completion_tokens"] > 0
+        logged = process.wait_for("request")  # probes have no line
+        assert logged["status"] == 200 and logged["completion_tokens"] == answer["usage"]["completion_tokens"]
+        with httpx.Client(base_url=told["url"], headers={"Authorization": f"Bearer {KEY}"}) as client:
+            assert httpx.get(told["url"] + "/v1/models").status_code == 401
+            body = {"model": told["model"], "prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+            body["n"] = 40  # on two rows, so that it does not end before the test
+            with client.stream("POST", "/v1/completions", json=body) as stream:
+                parts = stream.iter_raw()  # kept, or the response would be closed
+                next(parts)
+                process.running.send_signal(signal.SIGTERM)
+                assert process.wait_for("draining")["open"] == 1
+                assert client.get("/ready").status_code == 503
+                assert process.running.poll() is None
+                process.running.send_signal(signal.SIGTERM)
+                assert process.running.wait(timeout=5) == -signal.SIGTERM
+        text = json.dumps([line for line in process.lines if line is not told])
+        assert KEY not in text and "def read" not in text
+    finally:
+        process.end()
