@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.heads import HeadDrafter, load_embedded_head, load_head
     from .drafters.prompt_lookup import PromptLookupDrafter
-    from .drafters.suffix import SuffixDrafter, SuffixMemory
+    from .drafters.suffix import SuffixDrafter, SuffixMemories, SuffixMemory
     from .drafters.universal import UniversalDrafter
     from .hf.speculate import Speculator, speculate
     from .models.kv_cache import StaticKVCache
@@ -48,6 +48,7 @@ __all__ = [
     "Stats",
     "StopStrings",
     "SuffixDrafter",
+    "SuffixMemories",
     "SuffixMemory",
     "TokenLogProb",
     "UniversalDrafter",
@@ -68,7 +69,7 @@ _HOMES = {
     "drafters.early_exit": ("EarlyExitDrafter",),
     "drafters.heads": ("HeadDrafter", "load_embedded_head", "load_head"),
     "drafters.prompt_lookup": ("PromptLookupDrafter",),
-    "drafters.suffix": ("SuffixDrafter", "SuffixMemory"),
+    "drafters.suffix": ("SuffixDrafter", "SuffixMemories", "SuffixMemory"),
     "drafters.universal": ("UniversalDrafter",),
     "serving.engine": ("Engine", "EngineStopped"),
     "models.loading": ("load_embedded_pair", "load_model", "load_pair"),

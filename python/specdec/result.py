@@ -54,6 +54,9 @@ class Emission(NamedTuple):
     log_probs: list[float] | None = None
     raw_log_probs: list[float] | None = None
     top_log_probs: list[TokenLogProb] | None = None
+    # What the step drafted for this sequence, before verification: [] if nothing. None: not requested, or a tree.
+    drafts: list[int] | None = None
+    drafted: int = 0  # how many these were; of a tree, its depth
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class StopStrings:
         self.strings = read_stop_strings(strings)
         if not callable(getattr(tokenizer, "convert_ids_to_tokens", None)):
             refuse("tokenizer", type(tokenizer).__name__, "the target's tokenizer, which stop strings need")
-        self._read = _Reader(tokenizer)
+        self._read = TokenBytes(tokenizer)
         # Compared as UTF-8 also where tokens are read as characters: the ends are then at the same places.
         self._targets = [s.encode() for s in self.strings]
         # How many tokens transformers looks at: the length of the longest string, in characters or in bytes. Tokens
@@ -81,7 +81,7 @@ class StopStrings:
         return any(joined.find(target, max(before - len(target) + 1, 0)) >= 0 for target in self._targets)
 
 
-class _Reader:
+class TokenBytes:
     """Token id -> the UTF-8 bytes that it adds to a text; None for an id without a token."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):

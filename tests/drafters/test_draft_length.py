@@ -66,7 +66,7 @@ class Scripted(FixedLengths):
         super().__init__(0)
         self.__dict__.update(script=script, results=results, turn=-1)
 
-    def next(self, drafting: Sequence[int], live: int, rooms: object = None) -> dict[int, int]:
+    def next(self, drafting: Sequence[int], live: int, *more: object) -> dict[int, int]:
         self.__dict__["turn"] = self.turn + 1
         return {row: self.script(self.turn, row) for row in drafting}
 

@@ -181,7 +181,7 @@ def test_what_was_missed_in_steps_without_drafts(tmp_path, monkeypatch):
     lengths = itertools.cycle([3, 3, 0, 0, 0, 0, 0, 0])
 
     class Sometimes(FixedLengths):
-        def next(self, drafting, live, remaining):
+        def next(self, drafting, live, remaining, caps):
             return dict.fromkeys(drafting, next(lengths))
 
     monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Sometimes(3))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import SuffixDrafter, SuffixMemory
+from specdec import Request, Scheduler, SpeculativeDecoder, SuffixDrafter, SuffixMemories, SuffixMemory
 from specdec.drafters.suffix_automaton import Cursor, SuffixAutomaton
 from support.drafting import Repeats, check_plain_texts, copied, draft, start
 from support.models import generate, prompts, tiny_model
@@ -202,6 +203,47 @@ def test_memories_are_kept_apart():
     assert (len(mine), len(theirs)) == (4, 0)
 
 
+@pytest.mark.parametrize("tree", (None, 6))
+def test_owners_do_not_learn_of_each_other(tree):
+    """What a request drafts, and how much of it is accepted, is what it is where no other owner ever was."""
+    ids = prompts(3, 20, 20)
+    said = [Request(p, 30, eos_token_id=[], owner=owner) for p, owner in zip(ids, ("a", "b", None), strict=True)]
+
+    def stats(*batches: list[Request]) -> list:
+        drafter = SuffixDrafter(SuffixMemories())
+        s = Scheduler(SpeculativeDecoder(tiny_model(), drafter, 4, tree=tree), rows=3, max_length=60)
+        for batch in batches:
+            outcomes = sorted(s.run(batch), key=lambda o: o.number)
+        assert s.drafter_error is None
+        return [(o.tokens, o.stats.steps, o.stats.drafted_by_position, o.stats.accepted) for o in outcomes]
+
+    def by(owner: str | None) -> list[Request]:
+        return [replace(r, owner=owner) for r in said]
+
+    assert stats(said, by("c")) == stats(by("c"))  # nobody's texts are in no memory
+    assert stats(said, by(None)) == stats(by(None))
+    assert stats(said, by("a")) == stats(said[:1], by("a"))
+    assert stats(said, by("b")) == stats([said[1]], by("b"))
+    again, new = stats(said, said), stats(said)
+    assert all(known[1] < first[1] / 2 for known, first in zip(again[:2], new[:2], strict=True))  # their own they know
+    assert again[2] == new[2]
+
+
+def test_the_owner_that_asked_longest_ago_is_forgotten():
+    memories = SuffixMemories(max_tokens=5, max_owners=2)
+    for owner in ("a", "b", "a", "c"):
+        memories.of(owner).add([[1, 2, 3]])
+    assert len(memories) == 2
+    assert len(memories.of("a")) == 5 - 2 and len(memories.of("c")) == 3 and len(memories.of("b")) == 0
+    assert memories.of(None) is None and len(memories) == 2
+    text = [[9, 1, 2], [9, 1, 2], [9, 1, 2]]
+    session = start(SuffixDrafter(memories), text, owners=["c", "b", None])
+    assert draft(session, text, 1) == [[3], [], []]
+    for row, new in enumerate(([7], [8], [5])):
+        session.release(row, new)
+    assert len(memories.of("c")) == 4 and len(memories.of("b")) == 1
+
+
 @exploring
 @given(st.lists(texts, max_size=12), st.integers(1, 20))
 def test_memory_is_bounded_and_forgets_the_oldest(added, max_tokens):
@@ -214,7 +256,7 @@ def test_memory_is_bounded_and_forgets_the_oldest(added, max_tokens):
             while len(kept) > 1 and sum(map(len, kept)) > max_tokens // 2:
                 kept.pop(0)
         assert len(memory) == sum(map(len, kept)) <= max_tokens
-        tokens = memory.cursors(1)[0].tokens
+        tokens = memory.cursor().tokens
         assert [t for t in tokens if t >= 0] == [t for text in kept for t in text]
         assert len(tokens) == len(memory) + len(kept)
 
@@ -261,7 +303,7 @@ def test_memory_shared_by_threads():
         sys.setswitchinterval(interval)
     assert not errors
     assert 1000 < len(memory) <= 2000
-    tokens = memory.cursors(1)[0].tokens
+    tokens = memory.cursor().tokens
     assert tokens == SuffixAutomaton(tokens).tokens and sum(token < 0 for token in tokens) * 10 == len(memory)
 
 
@@ -296,6 +338,8 @@ def test_memory_does_not_grow_while_it_is_read():
         (SuffixDrafter, {"max_spec_factor": "2"}),
         (SuffixMemory, {"max_tokens": 0}),
         (SuffixMemory, {"max_tokens": 1.5}),
+        (SuffixMemories, {"max_tokens": 0}),
+        (SuffixMemories, {"max_owners": 0}),
     ),
 )
 def test_arguments_are_checked(new, arguments):

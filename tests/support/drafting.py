@@ -16,9 +16,17 @@ from specdec_kernels import SamplingParams
 from .models import generate, prompts, tiny_model
 
 
-def start(drafter, prompts: list[list[int]], ends: list[frozenset[int]] | None = None, nodes: int = 0):
+def start(
+    drafter,
+    prompts: list[list[int]],
+    ends: list[frozenset[int]] | None = None,
+    nodes: int = 0,
+    owners: list | None = None,
+):
     ends = [frozenset()] * len(prompts) if ends is None else ends
-    session = drafter.start(SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends, nodes=nodes))
+    owners = [None] * len(prompts) if owners is None else owners
+    generation = SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends, nodes=nodes, owners=owners)
+    session = drafter.start(generation)
     session.admit(dict(enumerate(prompts)))
     return session
 

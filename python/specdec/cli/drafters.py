@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..drafters.protocol import Drafter
-    from ..drafters.suffix import SuffixMemory
+    from ..drafters.suffix import SuffixMemories, SuffixMemory
 
 # name -> what it proposes
 NAMES = {
@@ -50,7 +50,7 @@ def make_drafter(
     exit_layers: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     draft_tokenizer: PreTrainedTokenizerBase | None = None,
-    memory: SuffixMemory | None = None,
+    memory: SuffixMemory | SuffixMemories | None = None,
     confidence: float = 0.0,
 ) -> Drafter | None:
     """Makes what ``SpeculativeDecoder`` takes as ``draft``.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..drafters.protocol import Drafter
-    from ..drafters.suffix import SuffixMemory
+    from ..drafters.suffix import SuffixMemories, SuffixMemory
 
 _EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would make --help slower
 
@@ -44,7 +44,7 @@ class Models:
         self,
         name: str,
         exit_layers: int | None = None,
-        memory: SuffixMemory | None = None,
+        memory: SuffixMemory | SuffixMemories | None = None,
         confidence: float = 0.0,
     ) -> Drafter | None:
         """The drafter of this name, as :func:`~specdec.cli.drafters.make_drafter` makes it for these models."""

@@ -171,6 +171,8 @@ _SETTINGS = (
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
     *("tree", "log_probs", "top_log_probs", "prompt_log_probs"),
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
+    *("host", "port", "max_body_bytes", "max_header_bytes", "max_connections"),
+    *("header_seconds", "body_seconds", "write_seconds", "idle_seconds", "drain_seconds"),
 )
 # Arguments whose option has another name.
 _OTHERWISE = {
@@ -183,6 +185,8 @@ _OTHERWISE = {
     "batch_sizes": "--batch-size",
     "samples": "--samples",
     "level": "--level",
+    "api_keys": "--api-key",
+    "cors_origins": "--cors-origin",
     "draft_tokenizer": "--draft",
     "SPECDEC_CPU_ISA": "SPECDEC_CPU_ISA",
 }

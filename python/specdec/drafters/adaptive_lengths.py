@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from .acceptance import Acceptance, RowAcceptance
-from .draft_length import AdaptiveDrafts, Remaining, RowResult
+from .draft_length import NO_CAPS, AdaptiveDrafts, Remaining, RowResult
 from .step_times import StepTimes
 
 SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
@@ -88,6 +88,7 @@ class SharedLength:
         self._paused = False  # plain decoding, until drafts are tried again
         self._rest = 0  # plain steps until drafts may be tried
         self._k, self._keep = 0, 0  # K of the step before, and for how many steps it is not chosen anew
+        self._top = max(self.widths)  # the most that any row may draft
         self._most = 1  # the last K > 0; K may double from step to step, since first estimates are bold
         self._chosen, self._looks = 0, 0  # how often K was chosen; how often it was another K than the best
         self._cold = False  # the next step with drafts is the first one after a pause
@@ -101,11 +102,18 @@ class SharedLength:
         self._new += 1
         self.learned.began(1 / self._size)
 
-    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
-        return dict.fromkeys(drafting, self._choose(drafting, live, remaining) if drafting else 0)
+    def next(
+        self,
+        drafting: Sequence[int],
+        live: int,
+        remaining: Remaining | None = None,
+        caps: Mapping[int, int] = NO_CAPS,
+    ) -> Mapping[int, int]:
+        return dict.fromkeys(drafting, self._choose(drafting, live, remaining, caps) if drafting else 0)
 
-    def _choose(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
-        if (missing := self.learned.times.missing) is not None:
+    def _choose(self, drafting: Sequence[int], live: int, remaining: Remaining | None, caps: Mapping[int, int]) -> int:
+        self._top = max(caps.get(row, self.widths[-1]) for row in drafting)
+        if (missing := self.learned.times.missing_to(self._top)) is not None:
             return missing
         self._rest -= self._paused
         if self._keep > 0:
@@ -114,15 +122,17 @@ class SharedLength:
         if self._paused and self.learned.balance < 0:
             return 0
         before = self._k
-        self._k = self._chosen_anew(drafting, live, remaining)
+        self._k = self._chosen_anew(drafting, live, remaining, caps)
         self._most = self._k or self._most
         if self._k == before:
             self._keep = (WAIT if self._paused else HOLD) - 1
         return self._k
 
-    def _chosen_anew(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
+    def _chosen_anew(
+        self, drafting: Sequence[int], live: int, remaining: Remaining | None, caps: Mapping[int, int]
+    ) -> int:
         self._enter()
-        best = self._best(drafting, live, remaining)
+        best = self._best(drafting, live, remaining, caps)
         if best > 0:
             self._cold |= self._paused
             self._paused = False
@@ -138,9 +148,12 @@ class SharedLength:
         self.rows.forget()
         return self.widths[1]
 
-    def _best(self, drafting: Sequence[int], live: int, remaining: Remaining | None) -> int:
+    def _best(self, drafting: Sequence[int], live: int, remaining: Remaining | None, caps: Mapping[int, int]) -> int:
         """Returns the place in ``widths`` of the fastest K."""
-        accepted = np.pad(self.rows.reached(drafting).cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
+        reached = self.rows.reached(drafting)
+        for i, row in enumerate(drafting):
+            reached[i, caps.get(row, self.widths[-1]) :] = 0
+        accepted = np.pad(reached.cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
         emitted, times = live + accepted.sum(0), np.array(self.learned.times.relative)
         times[1:] += self.learned.reading() * emitted[1:]
         times[0] /= 1 + (RETURN if self._paused else MARGIN)
@@ -182,7 +195,7 @@ class SharedLength:
         if num_drafts > 0:
             self._results += [r for r in results if r.asked > 0 and not r.ended]
             self._steps += 1
-        if learned.times.missing is not None or not results:
+        if learned.times.missing_to(self._top) is not None or not results:
             return
         emitted = sum(r.emitted for r in results)
         learned.emitted(emitted / self._size)
@@ -220,8 +233,15 @@ class OwnLengths:
     def begin(self, row: int) -> None:
         self._of_rows[row] = SharedLength(self._new(), 1)
 
-    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
-        return {row: self._of_rows[row].next([0], 1)[0] for row in drafting}
+    def next(
+        self,
+        drafting: Sequence[int],
+        live: int,
+        remaining: Remaining | None = None,
+        caps: Mapping[int, int] = NO_CAPS,
+    ) -> Mapping[int, int]:
+        own = {row: {0: caps[row]} if row in caps else NO_CAPS for row in drafting}
+        return {row: self._of_rows[row].next([0], 1, caps=own[row])[0] for row in drafting}
 
     def took(self, num_drafts: int, seconds: float) -> None:
         pass

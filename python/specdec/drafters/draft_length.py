@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from ..checks import read_count, refuse
@@ -81,6 +82,9 @@ class Remaining(NamedTuple):
     waiting: Sequence[int] = ()  # by each sequence that waits for a row
 
 
+NO_CAPS: Mapping[int, int] = MappingProxyType({})
+
+
 class DraftLengths(Protocol):
     """Chooses how many tokens the sequence of each row drafts in its next step. Steps may be recorded late, so that K
     can be chosen while an earlier step still runs."""
@@ -88,12 +92,19 @@ class DraftLengths(Protocol):
     def begin(self, row: int) -> None:
         """Forgets the row's history for a new sequence."""
 
-    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
+    def next(
+        self,
+        drafting: Sequence[int],
+        live: int,
+        remaining: Remaining | None = None,
+        caps: Mapping[int, int] = NO_CAPS,
+    ) -> Mapping[int, int]:
         """Returns K for each row of ``drafting``.
 
         Args:
             live: the number of rows that decode in the step, these among them.
             remaining: None: so much that its end is far away, and all that counts is tokens a second.
+            caps: how many tokens some of these rows draft at most, >= 1, whatever K is.
         """
 
     def took(self, num_drafts: int, seconds: float) -> None:
@@ -113,7 +124,13 @@ class FixedLengths:
     def begin(self, row: int) -> None:
         pass
 
-    def next(self, drafting: Sequence[int], live: int, remaining: Remaining | None = None) -> Mapping[int, int]:
+    def next(
+        self,
+        drafting: Sequence[int],
+        live: int,
+        remaining: Remaining | None = None,
+        caps: Mapping[int, int] = NO_CAPS,
+    ) -> Mapping[int, int]:
         return dict.fromkeys(drafting, self.num_drafts)
 
     def took(self, num_drafts: int, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -20,7 +20,8 @@ __all__ = ["DraftSession", "DraftTree", "Drafter", "Drafts", "Generation", "Step
 @dataclass
 class Generation:
     """What all steps of a batch share. A row holds one sequence at a time. The loop updates ``params``, ``seed``,
-    ``ends`` and ``greedy`` when sequences change, so sessions read them anew in every step."""
+    ``ends``, ``predictions``, ``owners`` and ``greedy`` when sequences change, so sessions read them anew in every
+    step."""
 
     size: int  # B, rows
     capacity: int  # slots of a row, the trash slot included
@@ -34,6 +35,8 @@ class Generation:
     params: SamplingParams  # packed [B] tensors
     seed: torch.Tensor  # [B] int64
     ends: list[frozenset[int]]  # the end-of-sequence tokens of each row's sequence; empty for a row without one
+    predictions: list[Sequence[int]]  # tokens that each row's sequence is likely to emit; empty: nothing is predicted
+    owners: list[Hashable]  # whose memory of earlier texts serves each row's sequence; None: nobody's
     greedy: bool = True  # all rows have temperature 0
     nodes: int = 0  # the most nodes of a tree that a step verifies; 0: chains
 
@@ -44,8 +47,9 @@ class Step:
     where L is the number of known tokens: first the last two known tokens, then the drafts. Padding, drafts that do
     not count and rows without a sequence have position 0 and the trash slot.
 
-    If the device runs ahead of the host, ``texts`` and the rows of ``processed`` are empty, and ``allowed`` is K for
-    every row that drafts. Only sessions with ``reads_texts = False`` are asked for drafts in such a step."""
+    If the device runs ahead of the host, ``texts`` and the rows of ``processed`` are empty, and ``allowed`` does not
+    know how much room rows have left. Only sessions with ``reads_texts = False`` are asked for drafts in such a
+    step."""
 
     index: int  # the number of steps before this one, drafted or not; a step that is only measured does not count
     num_drafts: int  # K of this step, the most tokens that a sequence may draft; >= 1 if any row drafts

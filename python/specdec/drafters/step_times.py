@@ -43,14 +43,19 @@ class StepTimes:
     def missing(self) -> int | None:
         """A width that has to be timed before T is known; None: T is known. Widths take turns, so that a change of the
         machine's load affects all of them."""
+        return self.missing_to(self.widths[-1])
+
+    def missing_to(self, most: int) -> int | None:
+        """As ``missing``, for the T of widths up to ``most`` >= 1."""
         if self.fixed:
             return None
-        fewest = min(self._first, key=self._visits.__getitem__)
+        fewest = min((k for k in self._first if k <= most), key=self._visits.__getitem__)
         return fewest if self._visits[fewest] < UNCOUNTED + SAMPLES else None
 
     @property
     def relative(self) -> list[float]:
-        """T(K) / T(0) for each of the widths, not falling. Needs ``missing`` to be None."""
+        """T(K) / T(0) for each of the widths, not falling, of which those count up to which
+        none is ``missing_to``."""
         if self._relative is None:
             known = sorted(self._times.items())
             base, so_far, found = known[0][1], 1.0, []
@@ -62,7 +67,7 @@ class StepTimes:
         return self._relative
 
     def of(self, width: int) -> float:
-        """Returns T(width) / T(0) for a width between those that may be chosen, too. Needs ``missing`` to be None."""
+        """Returns T(width) / T(0), as ``relative``, for a width between those that may be chosen, too."""
         return _on_line(list(zip(self.widths, self.relative, strict=True)), width)
 
     def took(self, width: int, seconds: float) -> None:
@@ -87,7 +92,7 @@ class StepTimes:
             self._times[width] = min(self._samples[width])
             return
         if width not in self._times:
-            if self.missing is not None:
+            if self.missing_to(width) is not None:
                 return
             self._times[width] = math.log(self.of(width)) + self._times[0]  # on the line, until its own steps tell
         self._relative = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from threading import Lock
 
@@ -71,10 +71,47 @@ class SuffixMemory:
         automaton.extend(text)
         automaton.separate()
 
-    def cursors(self, count: int) -> list[Cursor]:
-        """Returns cursors for ``count`` new sequences. Hold ``reading`` while using them."""
+    def cursor(self) -> Cursor:
+        """Returns the cursor of a new sequence. Hold ``reading`` while using it."""
         with self.reading:
-            return [Cursor(self._automaton) for _ in range(count)]
+            return Cursor(self._automaton)
+
+
+class SuffixMemories:
+    """A memory for each owner of requests (``Request.owner``), such as a user or a key of a server. Drafts, and so
+    acceptance and speed, depend on the texts of a request's own owner alone. A request without an owner has no memory.
+
+    Batches and threads may share it.
+
+    Args:
+        max_tokens: of each memory, as in :class:`SuffixMemory`.
+        max_owners: how many owners have a memory, >= 1. The memory of the one whose last request began first is
+            forgotten.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
+    """
+
+    def __init__(self, max_tokens: int = 100_000, max_owners: int = 16):
+        self.max_tokens = read_count("max_tokens", max_tokens, 1)
+        self.max_owners = read_count("max_owners", max_owners, 1)
+        self._changing = Lock()
+        self._memories: OrderedDict[Hashable, SuffixMemory] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Returns the number of owners that have a memory."""
+        return len(self._memories)
+
+    def of(self, owner: Hashable) -> SuffixMemory | None:
+        """Returns the owner's memory, which is new if it has none; None for ``owner`` None."""
+        if owner is None:
+            return None
+        with self._changing:
+            memory = self._memories.setdefault(owner, SuffixMemory(self.max_tokens))
+            self._memories.move_to_end(owner)
+            if len(self._memories) > self.max_owners:
+                self._memories.popitem(last=False)
+        return memory
 
 
 class SuffixDrafter:
@@ -97,7 +134,8 @@ class SuffixDrafter:
 
     Args:
         memory: earlier outputs to draft from, to which finished outputs are added; None: only prompt and output.
-            Drafters that are given the same memory share it.
+            Drafters that are given the same memory share it. A SuffixMemory serves all sequences, whoever owns them;
+            SuffixMemories have one for each owner.
         min_match: the least number of tokens of a match, >= 1.
         max_spec_factor: most drafts for each token of the match, > 0; math.inf: no limit but K.
 
@@ -107,9 +145,14 @@ class SuffixDrafter:
 
     proposes_trees = True
 
-    def __init__(self, memory: SuffixMemory | None = None, min_match: int = 1, max_spec_factor: float = 2.0):
-        if memory is not None and not isinstance(memory, SuffixMemory):
-            refuse("memory", type(memory).__name__, "a SuffixMemory or None")
+    def __init__(
+        self,
+        memory: SuffixMemory | SuffixMemories | None = None,
+        min_match: int = 1,
+        max_spec_factor: float = 2.0,
+    ):
+        if memory is not None and not isinstance(memory, (SuffixMemory, SuffixMemories)):
+            refuse("memory", type(memory).__name__, "a SuffixMemory, SuffixMemories or None")
         read_count("min_match", min_match, 1)
         number = isinstance(max_spec_factor, (int, float)) and not isinstance(max_spec_factor, bool)
         if not number or math.isnan(max_spec_factor) or max_spec_factor <= 0:
@@ -118,6 +161,10 @@ class SuffixDrafter:
 
     def start(self, generation: Generation) -> SuffixSession:
         return SuffixSession(self, generation)
+
+    def memory_of(self, owner: Hashable) -> SuffixMemory | None:
+        """Returns the memory that serves a sequence."""
+        return self.memory.of(owner) if isinstance(self.memory, SuffixMemories) else self.memory
 
     def longest(self, match: int, most: int) -> int:
         """Returns how many of ``most`` tokens are proposed after a match of ``match`` tokens."""
@@ -129,32 +176,34 @@ class SuffixSession:
     draft in a step is brought up to date at its next drafts."""
 
     def __init__(self, drafter: SuffixDrafter, generation: Generation):
-        self.drafter, memory = drafter, drafter.memory
+        self.drafter, self.owners = drafter, generation.owners
         self.stopwatch, self.ends, self.nodes = generation.stopwatch, generation.ends, generation.nodes
+        self.memories: list[SuffixMemory | None] = [None] * generation.size
         self.own = [SuffixAutomaton() for _ in range(generation.size)]
         self.past: list[Cursor | None] = [None] * generation.size
         # Each row's last tree, and the length of its text and path: a memory may grow between two calls for a step.
         self.trees: dict[int, tuple[int, int, Branches]] = {}
-        self.reading = nullcontext() if memory is None else memory.reading
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
-        cursors = [None] * len(prompts) if self.drafter.memory is None else self.drafter.memory.cursors(len(prompts))
-        for (row, prompt), cursor in zip(prompts.items(), cursors, strict=True):
-            self.own[row], self.past[row] = SuffixAutomaton(prompt), cursor
+        for row, prompt in prompts.items():
+            self.memories[row] = memory = self.drafter.memory_of(self.owners[row])
+            self.own[row], self.past[row] = SuffixAutomaton(prompt), None if memory is None else memory.cursor()
         self.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
         self._read(step)
-        sequences = zip(self.own, self.past, step.texts, step.allowed, strict=True)
-        with self.reading:
-            proposals = [self._propose(*sequence) if sequence[-1] else [] for sequence in sequences]
+        pairs = enumerate(zip(step.texts, step.allowed, strict=True))
+        proposals = [self._propose(row, text, most) if most else [] for row, (text, most) in pairs]
         return one_hot(proposals, self.ends, step.last_two.device)
 
     def draft_tree(self, step: Step) -> DraftTree:
         self._read(step)
-        with self.reading:
-            trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
+        trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
         return as_trees(trees, step.last_two.device)
+
+    def _reading(self, row: int) -> AbstractContextManager:
+        memory = self.memories[row]
+        return nullcontext() if memory is None else memory.reading
 
     def _read(self, step: Step) -> None:
         for own, text, most in zip(self.own, step.texts, step.allowed, strict=True):
@@ -168,28 +217,32 @@ class SuffixSession:
             return made[2]
         tree, past = Branches(self.nodes, self.ends[row]), self.past[row]
         sources: list[SuffixAutomaton | Cursor] = [self.own[row]]
-        if past is not None:
-            past.follow(text[past.followed :])
-            sources.append(past)
-        branch(sources, self.drafter.min_match, lambda length: self.drafter.longest(length, most), tree)
+        with self._reading(row):
+            if past is not None:
+                past.follow(text[past.followed :])
+                sources.append(past)
+            branch(sources, self.drafter.min_match, lambda length: self.drafter.longest(length, most), tree)
         self.trees[row] = len(text), most, tree
         return tree
 
-    def _propose(self, own: SuffixAutomaton, past: Cursor | None, text: list[int], most: int) -> list[int]:
+    def _propose(self, row: int, text: list[int], most: int) -> list[int]:
+        own, past = self.own[row], self.past[row]
         (length, end), tokens = own.longest_earlier_suffix(), own.tokens
-        if past is not None:
-            past.follow(text[past.followed :])
-            longest, there = past.longest_suffix()
-            if longest > length and past.tokens[there] >= 0:
-                length, end, tokens = longest, there, past.tokens
-        if length < self.drafter.min_match:
-            return []
-        most = self.drafter.longest(length, most)
-        # Every text of a memory ends in a separator (< 0), and proposals stop there.
-        return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
+        with self._reading(row):
+            if past is not None:
+                past.follow(text[past.followed :])
+                longest, there = past.longest_suffix()
+                if longest > length and past.tokens[there] >= 0:
+                    length, end, tokens = longest, there, past.tokens
+            if length < self.drafter.min_match:
+                return []
+            most = self.drafter.longest(length, most)
+            # Every text of a memory ends in a separator (< 0), and proposals stop there.
+            return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
 
     def release(self, row: int, output: list[int]) -> None:
+        memory, self.memories[row] = self.memories[row], None
         self.own[row], self.past[row] = SuffixAutomaton(), None
         self.trees.pop(row, None)
-        if self.drafter.memory is not None:
-            self.drafter.memory.add([output])
+        if memory is not None:
+            memory.add([output])

@@ -16,7 +16,7 @@ from ..sampling.params import of_each, read_bias, read_min_new_tokens, read_para
 from ..sampling.processors import read_processors
 from ..stats import Stats
 from ..stopping import Stopping
-from .sequence import Ends, Entry, SequenceRecord
+from .sequence import DraftSettings, Ends, Entry, SequenceRecord
 from .token_log_probs import AskedLogProbs
 
 
@@ -37,6 +37,7 @@ def read_entries(
     asked: AskedLogProbs,
     processor_prompts: Sequence[Sequence[int]] | None = None,
     copies: int = 1,
+    drafting: DraftSettings | None = None,
 ) -> list[Entry]:
     """Returns one entry for each sequence of ``prompts``, numbered from 0. The other arguments are those of
     ``SpeculativeDecoder.generate``.
@@ -46,6 +47,7 @@ def read_entries(
         most_drafts: the largest K.
         asked: the log-probabilities that every sequence is to have.
         copies: sequences of each prompt, next to each other; the j-th has the prompt's seed + j.
+        drafting: what every sequence asks of its drafts; None: nothing.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
@@ -71,6 +73,7 @@ def read_entries(
     for b, prompt in enumerate(prompts):
         text = list(prompt)
         processed = text if seen is None else list(seen[b])
-        record = SequenceRecord(b, text, processed, Stats.empty(most_drafts), len(prompt), ends, asked=asked)
+        record = SequenceRecord(b, text, processed, Stats.empty(most_drafts), len(prompt), ends)
+        record.asked, record.drafting = asked, drafting or record.drafting
         entries.append(Entry(record, settings[b], int(seeds[b]), bias[b], shortest[b], processors[b]))
     return entries

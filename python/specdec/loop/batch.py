@@ -18,6 +18,7 @@ from specdec_kernels import Rule
 from ..drafters.adaptive_lengths import Learned, OwnLengths, SharedLength, learned
 from ..drafters.draft_length import AdaptiveDrafts, DraftLengths, FixedLengths, Remaining, RowResult, most_drafts
 from ..drafters.guard import GuardedSession
+from ..drafters.predicted import PredictedDrafter
 from ..drafters.protocol import Drafter, Generation
 from ..models.cached_model import CachedModel
 from ..models.kv_cache import visible_slots
@@ -55,6 +56,7 @@ class BatchConfig:
         graphs: runs a step as one CUDA graph; None: no graphs.
         nodes: the most nodes of a tree that a step verifies, whose paths have up to K; 0: chains.
         typical: accepts the nodes of trees by this lossy rule, with ``rule`` coupled elsewhere; None: exactly.
+        predictions: sequences may have predictions. Not with trees.
     """
 
     target: CachedModel
@@ -74,6 +76,7 @@ class BatchConfig:
     graphs: StepGraphs | None = None
     nodes: int = 0
     typical: Typical | None = None
+    predictions: bool = False
 
     @property
     def most_drafts(self) -> int:
@@ -125,13 +128,16 @@ class Batch:
             params=self.device_rows.params,
             seed=self.device_rows.seed,
             ends=[frozenset()] * size,
+            predictions=[()] * size,
+            owners=[None] * size,
             nodes=config.nodes,
         )
         self.steps = self.draft_forwards = self.num_drafts = 0
         self.waiting: list[int] | None = []
         self.session: GuardedSession | None = None
-        if config.drafter is not None and most > 0:
-            self.session = GuardedSession(config.drafter, self.generation, isolate=config.isolate)
+        drafter = PredictedDrafter(config.drafter) if config.predictions else config.drafter
+        if drafter is not None and most > 0:
+            self.session = GuardedSession(drafter, self.generation, isolate=config.isolate)
         parts = (target, self.session, self.generation, self.device_rows)
         self.loop = TreeLoop(*parts, config.typical) if config.nodes else SpeculativeLoop(*parts)
         models = [target, getattr(config.drafter, "model", target)]
@@ -158,12 +164,16 @@ class Batch:
         token, and each sequence must have room for at least one new token."""
         for row, entry in entries.items():
             record = self.rows[row] = entry.record
+            drafting = record.drafting
+            record.drafts = drafting.most != 0 and (self.config.drafter is not None or len(drafting.prediction) > 0)
             start = RowStart(record.text, record.room, entry.seed, record.ends.eos, entry.params)
             self.device_rows.set(row, start)
             shortest = record.ends.eos, entry.min_new_tokens
             self.table.begin(row, entry.params, entry.bias, record.processed, record.prompt_length, *shortest)
             self.generation.processors.of_rows[row] = entry.processors
             self.generation.ends[row] = record.ends.eos
+            self.generation.predictions[row] = drafting.prediction if record.drafts else ()
+            self.generation.owners[row] = drafting.owner
             self._draft_lengths.begin(row)
             self._unseen.begin(row)
         if self.session is not None:
@@ -176,6 +186,7 @@ class Batch:
         self.table.end(row)
         self.generation.processors.of_rows[row] = LogitsProcessorList()
         self.generation.ends[row] = frozenset()
+        self.generation.predictions[row], self.generation.owners[row] = (), None
         self.generation.processors.errors.pop(row, None)
 
     def release(self, row: int) -> None:
@@ -319,12 +330,16 @@ class Batch:
         if self.session is None or not self.session.alive:
             return [0] * len(self.rows), False
         drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
-        if self._sampled is not None and not self.device_rows.greedy:
-            return [self._sampled if row in drafting else 0 for row in range(len(self.rows))], False
-        rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
-        remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
-        wanted = self._draft_lengths.next(drafting, len(live), remaining)
-        return [wanted.get(row, 0) for row in range(len(self.rows))], self._adapts
+        most = {row: r.drafting.most for row in drafting if (r := self.rows[row]) is not None}
+        caps = {row: n for row, n in most.items() if n is not None}
+        chosen = self._adapts and (self._sampled is None or self.device_rows.greedy)
+        if self._sampled is not None and not chosen:
+            wanted: Mapping[int, int] = dict.fromkeys(drafting, self._sampled)
+        else:
+            rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
+            remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
+            wanted = self._draft_lengths.next(drafting, len(live), remaining, caps)
+        return [min(n := wanted.get(row, 0), caps.get(row, n)) for row in range(len(self.rows))], chosen
 
     def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:
         """Shows the drafter what was emitted in steps without drafts, and the prompts of new sequences, in the rows
@@ -368,7 +383,7 @@ class Batch:
                 record.logits += result.emitted_logits(row, len(tokens)).unbind()
             self.table.add(row, tokens)
             if tokens:
-                emissions.append(record.emission(len(tokens)))
+                emissions.append(record.emission(len(tokens), report))
             if not record.live:
                 self.end(row)
         if step.timer is not None and (seconds := step.timer.seconds) is not None:

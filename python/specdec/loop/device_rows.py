@@ -26,7 +26,7 @@ class RowStart(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """The host's input to a step. If the device runs ahead of the host, ``allowed`` is K for every row that drafts, and
+    """The host's input to a step. If the device runs ahead of the host, ``allowed`` does not know the rows' room, and
     the texts are empty (``drafters.protocol.Step``)."""
 
     step: int  # the number of steps before this one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +33,15 @@ class Ends:
     stop: Stopping | None
 
 
+class DraftSettings(NamedTuple):
+    """What one sequence asks of its drafts."""
+
+    most: int | None = None  # how many a step may draft for it; None: as many as for others
+    reported: bool = False  # whether its emissions say what was drafted
+    prediction: Sequence[int] = ()  # tokens that it is likely to emit
+    owner: Hashable = None  # whose memory of earlier texts serves it; None: nobody's
+
+
 @dataclass
 class SequenceRecord:
     """One sequence of a generation, as the host knows it."""
@@ -48,12 +57,13 @@ class SequenceRecord:
     log_probs: list[float] = field(default_factory=list)
     raw_log_probs: list[float] = field(default_factory=list)
     asked: AskedLogProbs = AskedLogProbs()
+    drafting: DraftSettings = DraftSettings()
     top_log_probs: list[TokenLogProb] = field(default_factory=list)
     prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position, as ``score``
     logits: list[torch.Tensor] = field(default_factory=list)
     end: End | None = None  # None: it has not ended
     error: BaseException | None = None  # the exception that ended it, if any
-    drafts: bool = True  # False once its drafter has failed
+    drafts: bool = True  # False: nothing can be drafted for it, or its drafter has failed
     drafter_error: str | None = None
 
     @property
@@ -146,8 +156,8 @@ class SequenceRecord:
             return None
         return [None, *(each for scores in self.prompt_scores.values() for each in read_scores(scores, top))]
 
-    def emission(self, count: int) -> Emission:
-        """The last ``count`` >= 1 emitted tokens."""
+    def emission(self, count: int, report: SequenceReport) -> Emission:
+        """The last ``count`` >= 1 emitted tokens, of the step with this report."""
         asked = self.asked
         return Emission(
             self.number,
@@ -156,6 +166,8 @@ class SequenceRecord:
             self.log_probs[-count:] if asked.emitted else None,
             self.raw_log_probs[-count:] if asked.emitted else None,
             self.top_log_probs[-count:] if asked.top is not None else None,
+            report.drafts if self.drafting.reported else None,
+            report.drafted,
         )
 
     def fail(self, error: BaseException) -> None:

@@ -42,6 +42,7 @@ class SequenceReport(NamedTuple):
     # [k + 1, w] float64, if the step computed log-probabilities: of each emitted token, under the distribution that it
     # was drawn from and under the softmax of the model's own logits, and then in rows that were scored its ``score``.
     log_probs: torch.Tensor | None
+    drafts: list[int] | None = None  # the drafts that counted; None: they were a tree
 
 
 class RowScores(NamedTuple):
@@ -110,10 +111,10 @@ def unpack(report: torch.Tensor, num_drafts: int, vocab_size: int, reals: int = 
         )
         for draft_status in statuses[:allowed]:
             status |= draft_status
-        drafted = sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts[:allowed]))
-        of_row = None if log_probs is None else log_probs[i]
-        tested = min(num_accepted + 1, drafted)
-        reports.append(SequenceReport(tokens[:emitted], drafted, drafted, tested, num_accepted, status, of_row))
+        drafts = list(takewhile(lambda token: 0 <= token < vocab_size, drafts[:allowed]))
+        drafted, of_row = len(drafts), None if log_probs is None else log_probs[i]
+        tested, counts = min(num_accepted + 1, drafted), (drafted, drafted)
+        reports.append(SequenceReport(tokens[:emitted], *counts, tested, num_accepted, status, of_row, drafts))
     return reports
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,7 @@ from specdec_kernels import SamplingParams, Status
 
 from ..checks import read_as, read_count, refuse
 from ..loop.arguments import read_entries
-from ..loop.sequence import Entry, SequenceRecord
+from ..loop.sequence import DraftSettings, Entry, SequenceRecord
 from ..loop.token_log_probs import read_asked
 from ..models.cached_model import CachedModel
 from ..prompts import read_eos, read_prompts
@@ -39,6 +39,16 @@ class Request:
             those of the target's configuration.
         stop: must not be shared with other requests, unless it keeps no state.
         id: any object of the caller's; the outcome returns it with the request.
+        num_drafts: the most tokens that a step drafts for this request, from 0 (it is decoded plainly) to the
+            scheduler's largest K; with a tree, the most nodes of its paths. None: that K. Greedy texts and those of
+            ``coupled`` do not depend on it. Sampled texts of ``token`` and ``block`` are other draws from the same
+            distribution.
+        prediction: at least one and at most ``max_length`` token ids that the output is likely to have (OpenAI's
+            Predicted Outputs). Drafts are taken from there, in the place of the drafter's, while the output is in it.
+            It changes a text as little as other drafts do. Not with trees; with K = 0 nothing is drafted.
+        owner: whose earlier texts may serve this request, and whom this one may serve later: the memory of a
+            ``SuffixDrafter`` with ``SuffixMemories``. Any hashable value; None: nobody's, and no memory is used.
+        report_drafts: whether each ``Emission`` says what its step drafted for this request. Not of trees.
     """
 
     prompt: Sequence[int]
@@ -55,6 +65,10 @@ class Request:
     log_probs: bool = False
     top_log_probs: int | None = None
     prompt_log_probs: int | None = None
+    num_drafts: int | None = None
+    report_drafts: bool = False
+    prediction: Sequence[int] | None = None
+    owner: Hashable = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,7 @@ class Limits(NamedTuple):
     max_length: int  # the most tokens of prompt and output
     most_drafts: int
     max_eos: int  # the most end-of-sequence tokens
+    nodes: int  # of a tree of drafts; 0: chains
 
 
 def read_request(request: Request, number: int, target: CachedModel, limits: Limits) -> Entry:
@@ -116,9 +131,7 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
     """
     if not isinstance(request, Request):
         refuse("request", type(request).__name__, "a Request")
-    if not isinstance(request.prompt, (Sequence, torch.Tensor)):
-        refuse("prompt", type(request.prompt).__name__, "a list of token ids")
-    prompts = read_as("prompt", read_prompts, [request.prompt], None, target.vocab_size)
+    prompts = [_read_ids("prompt", request.prompt, target)]
     read_count("max_new_tokens", request.max_new_tokens)
     if len(prompts[0]) + request.max_new_tokens > limits.max_length:
         given = f"{len(prompts[0])} tokens with max_new_tokens={request.max_new_tokens}"
@@ -144,6 +157,31 @@ def read_request(request: Request, number: int, target: CachedModel, limits: Lim
         logits_processor=request.logits_processor,
         most_drafts=limits.most_drafts,
         asked=read_asked(request.log_probs, request.top_log_probs, request.prompt_log_probs),
+        drafting=_read_drafting(request, target, limits),
     )
     entry.record.number = number
     return entry
+
+
+def _read_ids(name: str, ids: object, target: CachedModel) -> list[int]:
+    if not isinstance(ids, (Sequence, torch.Tensor)):
+        refuse(name, type(ids).__name__, "a list of token ids")
+    return read_as(name, read_prompts, [ids], None, target.vocab_size)[0]
+
+
+def _read_drafting(request: Request, target: CachedModel, limits: Limits) -> DraftSettings:
+    most = request.num_drafts
+    if most is not None and read_count("num_drafts", most) > limits.most_drafts:
+        refuse("num_drafts", most, f"None, or 0 to {limits.most_drafts}")
+    if not isinstance(request.report_drafts, bool):
+        refuse("report_drafts", repr(request.report_drafts), "True or False")
+    prediction = [] if request.prediction is None else _read_ids("prediction", request.prediction, target)
+    if prediction and limits.nodes:
+        refuse("prediction", f"{len(prediction)} tokens with a tree of drafts", "None, or a decoder without a tree")
+    if len(prediction) > limits.max_length:
+        refuse("prediction", f"{len(prediction)} tokens", f"up to {limits.max_length}")
+    try:
+        hash(request.owner)
+    except TypeError:
+        refuse("owner", f"a {type(request.owner).__name__}", "None, or a hashable value")
+    return DraftSettings(most, request.report_drafts, prediction, request.owner)

@@ -109,12 +109,14 @@ class Scheduler:
         self.target = target = decoder.target
         self.budget = decoder.plan_caches(rows, max_length, cache_tokens, cache_bytes)
         max_eos = max(MAX_EOS, len(read_eos(None, target.model)))
-        self.limits = Limits(self.budget.max_length, decoder.most_drafts, max_eos)
+        self.limits = Limits(self.budget.max_length, decoder.most_drafts, max_eos, decoder.nodes)
         self.ledger = TokenLedger(self.budget.tokens)
         self.rule = decoder.read_rule(rule, compact_q)
         config = decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, compact_q, max_eos)
         with torch.inference_mode():
-            self.batch = Batch(dataclasses.replace(config, steady=True, isolate=True, ahead=int(deferred)))
+            predictions = decoder.nodes == 0
+            config = dataclasses.replace(config, steady=True, isolate=True, predictions=predictions)
+            self.batch = Batch(dataclasses.replace(config, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()
         self._in_rows: dict[int, Task] = {}

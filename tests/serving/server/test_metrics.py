@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,7 +37,7 @@ async def decode(service, prompt: str, new: int, **lane) -> Text:
     where = await service.lanes.get(**lane)
     ids = service.tokenizer(prompt).input_ids
     request = Request(ids, new, SamplingParams(0.8), seed=5, eos_token_id=[])
-    text = await Text.begin(service.tokenizer, where, request, service.metrics)
+    text = await Text.begin(service.tokenizer, service.metrics, where, request)
     async for _ in text.pieces():
         pass
     return text
@@ -78,16 +77,15 @@ def test_gauges_are_read_when_asked_for(within, service):
         lane = await service.lanes.get()
         ids = service.tokenizer(PROMPTS[0]).input_ids
         begun = [
-            await Text.begin(service.tokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
+            await Text.begin(service.tokenizer, service.metrics, lane, Request(ids, 100, eos_token_id=[]))
             for _ in range(3)
         ]
-        async with aclosing(begun[0].pieces()) as pieces:
-            await anext(pieces)
-            during = await scrape(client)
-            usage = lane.engine.usage
-        for text in begun[1:]:
-            async with aclosing(text.pieces()) as pieces:
-                await anext(pieces)
+        await anext(pieces := begun[0].pieces())
+        during = await scrape(client)
+        usage = lane.engine.usage
+        await pieces.aclose()
+        for text in (*begun, *begun):
+            await text.close()
         while lane.engine.usage.live or lane.engine.usage.waiting:
             await asyncio.sleep(0.01)
         return during, await scrape(client), usage, len(ids)

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
-from . import operations, predict
+from . import completions, operations, predict
 from .errors import ApiError
+from .guards import Guards
+from .protocol import refusal
+from .request_log import Failures, RequestLog
 from .service import Service
 
 
-def create_app(service: Service) -> FastAPI:
-    """Returns the ASGI application that serves ``service``."""
-    app = FastAPI(title="specdec", docs_url=None, redoc_url=None)
+def create_app(service: Service, on_loopback: bool = False) -> FastAPI:
+    """Returns the ASGI application that serves ``service``. The engines of the service end with the application.
+
+    Args:
+        on_loopback: whether it is reached by the loopback interface alone; names of other hosts are then refused.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.lanes.close()
+
+    app = FastAPI(
+        title="specdec",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        middleware=_middleware(service, on_loopback),
+    )
     app.state.service = service
 
     @app.exception_handler(ApiError)
@@ -23,9 +48,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        param = ".".join(map(str, first["loc"][1:])) or None
-        told = ApiError(400, f"{param or 'body'}: {first['msg']}", param, first["type"])
+        told = refusal(error.errors())
         return JSONResponse(told.body, told.status)
 
     @app.exception_handler(HTTPException)
@@ -33,6 +56,19 @@ def create_app(service: Service) -> FastAPI:
         told = ApiError(error.status_code, str(error.detail))
         return JSONResponse(told.body, error.status_code, error.headers)
 
-    for routes in (operations, predict):
+    for routes in (completions, operations, predict):
         app.include_router(routes.router)
     return app
+
+
+def _middleware(service: Service, on_loopback: bool) -> list[Middleware]:
+    """From the outermost to the innermost."""
+    cors: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+    cors["expose_headers"] = ["X-Request-Id"]
+    origins = list(service.settings.cors_origins)
+    return [
+        Middleware(RequestLog, shared=bool(origins)),
+        *([Middleware(CORSMiddleware, allow_origins=origins, **cors)] if origins else []),
+        Middleware(Failures),
+        Middleware(Guards, service=service, on_loopback=on_loopback),
+    ]

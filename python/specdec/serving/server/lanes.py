@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...prompts import read_eos
 from ..engine import Engine
 from ..scheduler import Scheduler
 from .errors import ApiError
@@ -21,6 +22,10 @@ class Lane(NamedTuple):
     engine: Engine
     most_drafts: int  # the largest K
     max_length: int  # the most tokens of prompt and output
+    max_eos: int  # the most end-of-sequence tokens of a request
+    eos: frozenset[int]  # those of the target
+    device: str
+    cache_bytes: int
 
 
 class Lanes:
@@ -73,5 +78,15 @@ class Lanes:
             scheduler = self._make(drafter, rule)
         except ValueError as error:
             raise ApiError(400, str(error), "drafter") from error
-        limits = scheduler.limits
-        return Lane(drafter, rule, Engine(scheduler), limits.most_drafts, limits.max_length)
+        limits, eos = scheduler.limits, read_eos(None, scheduler.target.model)
+        return Lane(
+            drafter,
+            rule,
+            Engine(scheduler),
+            most_drafts=limits.most_drafts,
+            max_length=limits.max_length,
+            max_eos=limits.max_eos,
+            eos=eos,
+            device=str(scheduler.target.device),
+            cache_bytes=scheduler.budget.bytes,
+        )

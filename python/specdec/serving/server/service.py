@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
+import threading
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
+import transformers
+
+from specdec_kernels import __version__
+
+from ...stopping import TokenBytes
 from .lanes import Lanes
+from .log_probs import TokenNames
 from .metrics import Metrics
 from .settings import ServerSettings
 
@@ -22,8 +30,8 @@ class Service:
 
     Args:
         name: of the model, in requests and responses.
+        settings: where it listens, and what it accepts.
         tail: ids for which the tokenizer has no token, and which are never emitted.
-        draining: set when the server takes no requests any more.
     """
 
     name: str
@@ -31,9 +39,19 @@ class Service:
     lanes: Lanes
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
+    draining: threading.Event = field(default_factory=threading.Event)  # set: no requests are taken any more
     created: int = field(default_factory=lambda: int(time.time()))
-    draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     @cached_property
     def metrics(self) -> Metrics:
         return Metrics(self.name, self.lanes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """OpenAI's ``system_fingerprint``: another one may give other texts for the same seeds."""
+        versions = (self.name, __version__, torch.__version__, transformers.__version__)
+        return "fp_" + hashlib.sha256(repr(versions).encode()).hexdigest()[:12]
+
+    @cached_property
+    def names(self) -> TokenNames:
+        return TokenNames(TokenBytes(self.tokenizer))

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field, fields
+
+from ...checks import refuse
+
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
+_KEY = re.compile(r"[!-~]{8,1024}")
 
 
 @dataclass(frozen=True)
@@ -11,14 +17,48 @@ class ServerSettings:
 
     Args:
         host, port: the address. 0 is any free port.
-        api_keys: a request needs one of them; none: every request is accepted.
-        max_body_bytes, max_header_bytes: of one request.
-        drain_seconds: how long open requests may continue after the first SIGTERM.
+        api_keys: a request needs one of them, 8 to 1024 visible ASCII characters each; none: every request is accepted.
+        allowed_hosts: names of the server in ``Host`` headers, besides those of the loopback interface and ``host``.
+            A server on another interface accepts all, because it has keys.
+        cors_origins: other web sites whose pages may use the server: "https://example.org", or "*" for all.
+        max_body_bytes, max_header_bytes: of one request, both > 0.
+        max_connections: open at one time, > 0.
+        header_seconds, body_seconds: by when the whole head of a request is there, and its whole body after that.
+        write_seconds: by when a client has taken what was sent to it; a streamed text is sent piece by piece.
+        idle_seconds: how long a connection stays open between two requests.
+        drain_seconds: how long open requests may continue after the first signal to end, >= 0.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 1_000_000
     max_header_bytes: int = 16_384
+    max_connections: int = 512
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    write_seconds: float = 30.0
+    idle_seconds: float = 60.0
     drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            refuse("port", self.port, "0 to 65535")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name.startswith("max_") and value < 1:
+                refuse(each.name, value, "an integer >= 1")
+            if each.name.endswith("_seconds") and not 0 < value < 1e6 and (value, each.name) != (0, "drain_seconds"):
+                refuse(each.name, value, "a number > 0")
+        if any(_KEY.fullmatch(key) is None for key in self.api_keys):
+            refuse("api_keys", "a key that is not", "8 to 1024 visible ASCII characters, without blanks")
+        for origin in self.cors_origins:
+            if origin == "*" and not self.api_keys:
+                refuse("cors_origins", "'*' without an API key", "with '*' a key, or the origins by name")
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                refuse("cors_origins", repr(origin), "'*', or a scheme and a host: https://example.org")

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import itertools
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...detokenize import IncrementalText
-from ...result import Emission, End
+from ...result import Emission, End, Producer, TokenLogProb
 from ..engine import EngineStopped
 from ..requests import Outcome, Request
 from ..scheduler import QueueFull
 from .errors import ApiError
 from .lanes import Lane
 from .metrics import Metrics, RequestMetrics
+from .stop_cut import StopCut
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 _REASONS = {End.EOS: "stop", End.STOP: "stop", End.LENGTH: "length", End.CANCELLED: "cancelled", End.FAILED: "error"}
 
 
-class Piece(NamedTuple):
-    """What one step added to a text."""
+class Token(NamedTuple):
+    """A token of a text."""
 
-    text: str  # final: later tokens do not change it
-    emission: Emission
+    id: int
+    text: str  # what it added; nothing where it ends inside of a character, or is special
+    start: int  # how many characters of the text were there before it
+    producer: Producer | None  # None: it is of the prompt
+    scores: TokenLogProb | None  # None: not asked for
+
+
+class Step(NamedTuple):
+    """A step, of which all text is final."""
+
+    drafts: list[int] | None  # what it drafted for this text; None: not asked for, or a tree
+    tokens: list[Token]
+
+
+class Piece(NamedTuple):
+    """What became final at one time: later tokens do not change it. A token comes with the first text after its
+    beginning, and a step with all of its text."""
+
+    text: str
+    tokens: list[Token]
+    steps: list[Step]
 
 
 class Text:
     """The continuation of one prompt, as it is decoded in a lane.
+
+    Of the token in which a stop string begins, only the text before it counts; later tokens appear nowhere, but were
+    generated, so ``outcome`` has them.
 
     Attributes:
         outcome: once it has ended.
@@ -42,15 +67,30 @@ class Text:
         number: int,
         request: Request,
         measured: RequestMetrics,
+        cut: StopCut | None = None,
     ):
-        self.lane, self.number, self.request = lane, number, request
+        self.lane, self.number, self.request, self._measured = lane, number, request, measured
         self.outcome: Outcome | None = None
-        self._measured = measured
+        self._updates = lane.engine.stream(number)
         self._incremental = IncrementalText(tokenizer, list(request.prompt))
+        self._cut = StopCut(()) if cut is None else cut
+        self._read = self._final = 0  # characters that tokens added so far, and those of them that are final
+        self._tokens: list[Token] = []  # those that are not final, and so the next two
+        self._steps: list[Step] = []
 
     @classmethod
-    async def begin(cls, tokenizer: PreTrainedTokenizerBase, lane: Lane, request: Request, metrics: Metrics) -> Text:
+    async def begin(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        metrics: Metrics,
+        lane: Lane,
+        request: Request,
+        cut: StopCut | None = None,
+    ) -> Text:
         """Submits a request.
+
+        Args:
+            cut: of the stop strings at which ``request.stop`` ends it.
 
         Raises:
             ApiError: the request is invalid, the queue is full, or the engine has ended.
@@ -65,24 +105,82 @@ class Text:
             ) from error
         except EngineStopped as error:
             raise ApiError(503, "the server takes no requests any more") from error
-        return cls(tokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)))
+        return cls(tokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)), cut)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the text as it comes. If the reader stops early, the request is cancelled."""
-        try:
-            async with aclosing(self.lane.engine.stream(self.number)) as updates:
-                async for update in updates:
-                    if isinstance(update, Outcome):
-                        self.outcome = update
-                    else:
-                        self._measured.emitted(len(update.tokens))
-                        yield Piece(self._incremental.push(update.tokens), update)
-        finally:
-            self._measured.finished(self.outcome, self.finish_reason if self.outcome else "cancelled")
-        if rest := self._incremental.finish():
-            yield Piece(rest, Emission(self.number, [], []))
+        async with aclosing(self._updates) as updates:
+            async for update in updates:
+                if isinstance(update, Outcome):
+                    self.outcome = update
+                    self._measured.ended(update, self.finish_reason)
+                    continue
+                self._measured.emitted(update)
+                if (piece := self._take(update)).text or piece.tokens:
+                    yield piece
+        piece = self._finish()
+        if piece.text or piece.tokens:
+            yield piece
+
+    async def close(self) -> None:
+        """Cancels the request unless it has ended. Nobody may be reading ``pieces`` any more."""
+        await self._updates.aclose()
+        if self.outcome is None:
+            self._measured.abandoned()
+            await self.lane.engine.cancel(self.number)
 
     @property
     def finish_reason(self) -> str:
         assert self.outcome is not None, "the text has not ended"
         return _REASONS[self.outcome.end]
+
+    def _take(self, emission: Emission) -> Piece:
+        scores: Sequence[TokenLogProb | None] = emission.top_log_probs or [None] * len(emission.tokens)
+        tokens, text = [], ""
+        for token, producer, score in zip(emission.tokens, emission.produced_by, scores, strict=True):
+            added = self._incremental.push([token])
+            tokens.append(Token(token, added, self._read, producer, score))
+            self._read += len(added)
+            text += self._cut.push(added)
+        self._tokens += tokens
+        self._steps.append(Step(emission.drafts, tokens))
+        self._final += len(text)
+        return Piece(text, _take_while(self._tokens, self._begins), _take_while(self._steps, self._ends))
+
+    def _finish(self) -> Piece:
+        text = self._cut.push(self._incremental.finish()) + self._cut.finish()
+        self._final += len(text)
+        if not self._cut.found:
+            return Piece(text, self._tokens, self._steps)
+        steps = [Step(step.drafts, [*map(self._shortened, filter(self._begins, step.tokens))]) for step in self._steps]
+        return Piece(text, [*filter(self._begins, self._tokens)], [step for step in steps if step.tokens])
+
+    def _begins(self, token: Token) -> bool:
+        """Whether there is final text after its beginning."""
+        return token.start < self._final
+
+    def _ends(self, step: Step) -> bool:
+        last = step.tokens[-1]
+        return self._begins(last) and last.start + len(last.text) <= self._final
+
+    def _shortened(self, token: Token) -> Token:
+        return token._replace(text=token.text[: self._final - token.start])
+
+
+def spelled(
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], scores: Sequence[TokenLogProb | None]
+) -> list[Token]:
+    """The tokens of a prompt, with the text that each adds."""
+    incremental, tokens, read = IncrementalText(tokenizer), [], 0
+    for token, score in zip(prompt, scores, strict=True):
+        added = incremental.push([token])
+        tokens.append(Token(token, added, read, None, score))
+        read += len(added)
+    return tokens
+
+
+def _take_while(items: list[T], condition: Callable[[T], bool]) -> list[T]:
+    """Removes from the front of ``items`` those that fulfil the condition, and returns them."""
+    taken = list(itertools.takewhile(condition, items))
+    del items[: len(taken)]
+    return taken

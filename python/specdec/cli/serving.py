@@ -1,0 +1,155 @@
+"""What ``specdec serve`` serves: its models, and the lanes in which requests are decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shlex
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import drafting, models, options
+from .drafters import NO_TREES, nodes_of
+from .terminal import remark
+
+if TYPE_CHECKING:
+    from ..drafters.draft_length import AdaptiveDrafts
+    from ..serving.scheduler import Scheduler
+    from ..serving.server.lanes import Lane
+    from ..serving.server.service import Service
+    from ..serving.server.settings import ServerSettings
+
+EMBEDDED = ("model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash")
+RULES = ("coupled", "token", "block")
+
+
+class Asked(NamedTuple):
+    """The options about models and drafts, as they were given."""
+
+    target: str | None
+    adapter: str | None
+    draft: str | None
+    device: str | None
+    dtype: str | None
+    drafters: list[str] | None
+    exit_layers: int | None
+    num_drafts: str
+    tree: int | None
+    rules: list[str] | None
+
+
+class Capacity(NamedTuple):
+    """Arguments of ``Scheduler``, for each lane."""
+
+    rows: int
+    max_length: int | None
+    cache_tokens: int | None
+    cache_bytes: int | None
+    prefill_chunk: int
+    max_waiting: int
+
+
+def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, name: str | None) -> Service:
+    """Loads the models and returns what ``create_app`` serves. Each pair of a drafter and a rule decodes in a lane with
+    caches of its own, so for models that were named there is one, unless more were asked for."""
+    from ..decoder import SpeculativeDecoder
+    from ..drafters.suffix import SuffixMemories
+    from ..serving.scheduler import Scheduler
+    from ..serving.server.lanes import Lanes
+    from ..serving.server.service import Service
+
+    target, tree = asked.target, asked.tree
+    embedded = [each for each in EMBEDDED if tree is None or each not in NO_TREES]
+    drafters = asked.drafters or (["model"] if target is not None else embedded)
+    rules = asked.rules or list(RULES[:1] if target is not None else RULES)
+    for rule in rules:
+        if rule not in RULES or rules.count(rule) > 1:
+            options.refuse("--rule", ", ".join(rules), f"each once: {', '.join(RULES)}")
+    drafting.check_drafters(drafters, target, asked.draft, asked.exit_layers, asked.adapter, tree)
+    for rule in RULES:
+        drafts_of(asked.num_drafts, rule, tree)  # refuses what is no K before models are loaded
+    with options.user_errors():
+        loaded = models.load(target, asked.draft, drafters, asked.device, asked.dtype, asked.adapter)
+
+    memories = SuffixMemories(max_owners=max(1, len(settings.api_keys)))
+
+    def make(drafter: str, rule: str) -> Scheduler:
+        nodes = nodes_of(drafter, tree)
+        made = loaded.drafter(drafter, asked.exit_layers if drafter == "early-exit" else None, memories)
+        decoder = SpeculativeDecoder(loaded.target, made, drafts_of(asked.num_drafts, rule, nodes), tree=nodes)
+        return Scheduler(decoder, rule=rule, **capacity._asdict())
+
+    default = "specdec-embedded" if target is None else Path(target).name or target
+    lanes = Lanes(make, drafters, rules)
+    return Service(name or default, loaded.tokenizer, lanes, settings, tuple(loaded.tail))
+
+
+def drafts_of(given: str, rule: str, nodes: int | None) -> int | AdaptiveDrafts:
+    """K of a lane. ``auto`` follows the load where no text depends on it; with other rules, sampled texts have a fixed
+    K, so that a seed gives the same text in any company."""
+    if given != "auto":
+        return drafting.read_num_drafts(given, nodes=nodes)
+    if nodes is not None or rule != "coupled":
+        return drafting.default_drafts(nodes)
+    return drafting.read_num_drafts("auto")
+
+
+def run(service: Service, bound: socket.socket, as_json: bool) -> None:
+    """Serves until a signal, and says what is served when it begins."""
+    from ..serving.server.address import url_of
+    from ..serving.server.errors import ApiError
+    from ..serving.server.life_cycle import Server
+
+    async def main() -> None:
+        try:
+            lane = await service.lanes.get()  # so that what does not fit is known now
+        except ApiError as error:
+            raise ValueError(error.message) from error
+        await Server(service, bound, lambda: tell(service, lane, url_of(bound), as_json)).run_until_signal()
+
+    with options.user_errors():
+        asyncio.run(main())
+
+
+def tell(service: Service, lane: Lane, url: str, as_json: bool) -> None:
+    """Prints what is served, where, and a command that works."""
+    usage, lanes = lane.engine.usage, service.lanes
+    facts = {
+        "model": service.name,
+        "url": url,
+        "device": lane.device,
+        "drafters": lanes.drafters,
+        "rules": lanes.rules,
+        "num_drafts": lane.most_drafts,
+        "rows": usage.rows,
+        "max_length": lane.max_length,
+        "cache_tokens": usage.cache_tokens,
+        "cache_bytes": lane.cache_bytes,
+        "api_keys": len(service.settings.api_keys),
+    }
+    if as_json:
+        logging.getLogger(__name__).info("serving", extra={"facts": facts})
+        return
+    keys = service.settings.api_keys
+    each = "" if len(lanes.drafters) * len(lanes.rules) == 1 else ", for each drafter and rule that is in use"
+    lines = {
+        "drafters": f"{', '.join(lanes.drafters)} (the first is the default), K up to {lane.most_drafts}",
+        "rules": ", ".join(lanes.rules),
+        "rows": f"{usage.rows} of up to {lane.max_length} tokens{each}",
+        "cache": f"{usage.cache_tokens} tokens, {lane.cache_bytes / 1e6:.1f} MB{each}",
+        "access": f"{len(keys)} API key{'s' * (len(keys) > 1)}" if keys else "from this machine, without a key",
+    }
+    remark(f"{service.name} on {lane.device}: {url}")
+    for name, line in lines.items():
+        remark(f"  {name:9}{line}")
+    print(curl(service, url), flush=True)
+
+
+def curl(service: Service, url: str) -> str:
+    """A command that asks for a text."""
+    key = ['-H "Authorization: Bearer $SPECDEC_SERVE_API_KEY"'] if service.settings.api_keys else []
+    body = json.dumps({"model": service.name, "prompt": "def read(self):\n", "max_tokens": 32})
+    head = ["-H 'Content-Type: application/json'", *key]
+    return " ".join(["curl", f"{url}/v1/completions", *head, "-d", shlex.quote(body)])

@@ -1,0 +1,124 @@
+"""``POST /v1/completions`` and ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from ...detokenize import continuation
+from ...result import TokenLogProb
+from .events import EventStream, unless_gone
+from .generation import Form, Generation, Whole
+from .log_probs import TokenNames
+from .plan import Plan, plan_chat, plan_completion
+from .protocol import ChatRequest, CompletionRequest
+from .protocol import Generation as Body
+from .service import Service
+from .texts import Piece, Text, Token, spelled
+
+router = APIRouter(prefix="/v1")
+
+
+@router.post("/completions")
+async def completions(request: Request, body: CompletionRequest) -> Response:
+    service: Service = request.app.state.service
+    plan = await plan_completion(service, body, owner_of(request))
+    return await respond(request, service, body, plan, CompletionForm(service, body, plan))
+
+
+@router.post("/chat/completions")
+async def chat_completions(request: Request, body: ChatRequest) -> Response:
+    service: Service = request.app.state.service
+    plan = await plan_chat(service, body, owner_of(request))
+    return await respond(request, service, body, plan, ChatForm(service.names, body))
+
+
+def owner_of(request: Request) -> Any:
+    """Whose key the request came with; None: without keys."""
+    return getattr(request.state, "owner", None)
+
+
+async def respond(request: Request, service: Service, body: Body, plan: Plan, form: Form) -> Response:
+    generation = Generation(service, body, plan, form)
+    await generation.begin()
+    if body.stream:
+        return EventStream(generation.stream, generation.close)
+    try:
+        response = await unless_gone(request.receive, generation.whole())
+    finally:
+        await generation.close()
+    return Response(status_code=499) if response is None else JSONResponse(response)
+
+
+class CompletionForm:
+    prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, service: Service, body: CompletionRequest, plan: Plan):
+        self._names, self._tokenizer, self._body, self._plan = service.names, service.tokenizer, body, plan
+
+    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
+        tokens, echo = whole.tokens, ""
+        if self._body.echo:
+            echo = self._echo(index)
+            prompt = spelled(self._tokenizer, text.request.prompt, _prompt_scores(text, self._body.logprobs))
+            tokens = [
+                *(token._replace(start=min(token.start, len(echo))) for token in prompt),
+                *(token._replace(start=len(echo) + token.start) for token in tokens),
+            ]
+        choice = self._part(index, echo + whole.text, tokens)
+        if (top := self._body.prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = self._names.prompt(text.request.prompt, _prompt_scores(text, top))
+        return choice
+
+    def openings(self, index: int) -> list[dict[str, Any]]:
+        return [self._part(index, self._echo(index), [])] if self._body.echo else []
+
+    def part(self, index: int, piece: Piece) -> dict[str, Any]:
+        return self._part(index, piece.text, piece.tokens)
+
+    def last(self, index: int) -> dict[str, Any]:
+        return {"index": index, "text": "", "logprobs": None}
+
+    def _part(self, index: int, text: str, tokens: list[Token]) -> dict[str, Any]:
+        asked = self._body.logprobs is not None
+        return {"index": index, "text": text, "logprobs": self._names.completion(tokens) if asked else None}
+
+    def _echo(self, index: int) -> str:
+        prompt = self._plan.prompts[index // (self._body.n or 1)]
+        return prompt.text if prompt.text is not None else continuation(self._tokenizer, [], prompt.tokens)
+
+
+class ChatForm:
+    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, names: TokenNames, body: ChatRequest):
+        self._names, self._body = names, body
+
+    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
+        message = {"role": "assistant", "content": whole.text, "refusal": None}
+        choice = {"index": index, "message": message, "logprobs": self._log_probs(whole.tokens)}
+        if (top := self._body.prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = self._names.prompt(text.request.prompt, _prompt_scores(text, top))
+        return choice
+
+    def openings(self, index: int) -> list[dict[str, Any]]:
+        return [{"index": index, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None}]
+
+    def part(self, index: int, piece: Piece) -> dict[str, Any]:
+        return {"index": index, "delta": {"content": piece.text}, "logprobs": self._log_probs(piece.tokens)}
+
+    def last(self, index: int) -> dict[str, Any]:
+        return {"index": index, "delta": {}, "logprobs": None}
+
+    def _log_probs(self, tokens: list[Token]) -> dict[str, Any] | None:
+        return self._names.chat(tokens) if self._body.logprobs else None
+
+
+def _prompt_scores(text: Text, top: int | None) -> list[TokenLogProb | None]:
+    """Of each token of its prompt, with the ``top`` most likely tokens; None for each: not asked for."""
+    assert text.outcome is not None
+    if top is None or text.outcome.prompt_log_probs is None:
+        return [None] * len(text.request.prompt)
+    return [each and each._replace(top=each.top[:top]) for each in text.outcome.prompt_log_probs]

@@ -1,0 +1,135 @@
+"""A connection that a client cannot hold for long by being slow. uvicorn has no such limits of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from typing import ClassVar
+
+import h11
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from .errors import ApiError
+from .settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+
+class TimedConnection(H11Protocol):
+    """HTTP/1.0 and 1.1, with the time limits of ``ServerSettings``:
+
+    - the head of a request is there ``header_seconds`` after its first byte, or after the connection was opened;
+    - its body ``body_seconds`` after the head; that of a request which was refused is read, too, and forgotten, as far
+      as ``max_body_bytes``, so that the client can read the answer;
+    - what is sent is taken within ``write_seconds``, otherwise the connection is aborted and the request cancelled.
+
+    Beyond ``max_connections``, a connection is answered 503 and closed.
+    """
+
+    limits: ClassVar[ServerSettings]
+
+    _reading: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
+    _phase: tuple | None = None  # what ``_reading`` waits for
+    _forgotten = 0  # bytes of a refused request's body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that a response waits for its client after each message
+        if len(self.connections) > self.limits.max_connections:
+            told = f"connections: {self.limits.max_connections} are open, which are all that are allowed"
+            self._refuse(ApiError(503, told, code="too_many_connections", headers={"Retry-After": "1"}))
+        else:
+            self._watch_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._reading, self._writing):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY:
+            self._forgotten += len(data)
+            if self._forgotten > self.limits.max_body_bytes:
+                self.transport.close()
+                return
+        super().data_received(data)
+        self._watch_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_reading()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        waiting = self.conn.their_state is h11.DONE  # for its response; other requests may have come after it
+        if waiting and len(self.conn.trailing_data[0]) <= self.limits.max_header_bytes:
+            self.flow.resume_reading()  # or nobody would notice that the client leaves
+
+    def send_400_response(self, msg: str) -> None:
+        """Called where what was received is not HTTP, or a head is too large."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        told = f"the request's head: allowed are {self.limits.max_header_bytes} bytes" if status == 431 else msg
+        self._refuse(ApiError(status, told))
+
+    def shutdown(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self.cycle.keep_alive = False
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing = self.loop.call_later(self.limits.write_seconds, self._drop_slow_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def _watch_reading(self) -> None:
+        """Starts the clock of what the client is to send now, once for each head and each body."""
+        state, seconds = self.conn.their_state, None
+        if state is h11.SEND_BODY:
+            seconds = self.limits.body_seconds
+        elif state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+            seconds = self.limits.header_seconds
+        phase = None if seconds is None else (state, self.cycle)
+        if phase == self._phase:
+            return
+        if self._reading is not None:
+            self._reading.cancel()
+        self._phase, self._forgotten = phase, 0
+        self._reading = None if seconds is None else self.loop.call_later(seconds, self._drop_slow_writer)
+
+    def _drop_slow_writer(self) -> None:
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self.transport.close()  # nothing was asked
+        else:
+            self._refuse(ApiError(408, "the request did not arrive in time", code="timeout"))
+
+    def _drop_slow_reader(self) -> None:
+        log.info("connection aborted", extra={"facts": {"reason": "its client did not read"}})
+        self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers, if no other answer has begun, and closes the connection. The request, if there is one, is cancelled
+        like that of a client that has left."""
+        log.info("connection closed", extra={"facts": {"status": error.status, "reason": error.message}})
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = json.dumps(error.body).encode()
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+            sent = [*(headers | (error.headers or {})).items()]
+            head = h11.Response(status_code=error.status, headers=sent, reason=STATUS_PHRASES[error.status])
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

@@ -1,0 +1,177 @@
+"""Decodes the texts of one request of a client, and answers with them, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from .errors import ApiError
+from .plan import Plan
+from .protocol import Generation as Body
+from .service import Service
+from .texts import Piece, Step, Text, Token
+from .usage import speculative_metrics, stats, usage
+
+Write = Callable[[str], Awaitable[None]]
+
+
+class Whole(NamedTuple):
+    """All pieces of a text."""
+
+    text: str
+    tokens: list[Token]
+    steps: list[Step]
+
+
+class Form(Protocol):
+    """How the choices of an endpoint look."""
+
+    prefix: str  # of ids
+    object: str
+    chunk_object: str
+
+    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
+        """A choice of a response, without ``finish_reason``."""
+
+    def openings(self, index: int) -> list[dict[str, Any]]:
+        """The choices of the chunks with which a stream begins."""
+
+    def part(self, index: int, piece: Piece) -> dict[str, Any]:
+        """The choice of a chunk."""
+
+    def last(self, index: int) -> dict[str, Any]:
+        """The choice of a text's last chunk, without ``finish_reason``."""
+
+
+class Generation:
+    """The texts of one request. ``close`` must be called in the end, whatever happens.
+
+    Args:
+        form: of the endpoint.
+    """
+
+    def __init__(self, service: Service, body: Body, plan: Plan, form: Form):
+        self._service, self._body, self._plan, self._form = service, body, plan, form
+        self._texts: list[Text] = []
+        self._begin = time.perf_counter()
+        self._head = {
+            "id": form.prefix + uuid.uuid4().hex,
+            "object": form.chunk_object if body.stream else form.object,
+            "created": int(time.time()),
+            "model": service.name,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    async def begin(self) -> None:
+        """Submits all of them, or none. Raises ApiError."""
+        service, plan = self._service, self._plan
+        try:
+            for request, cut in zip(plan.requests, plan.cuts, strict=True):
+                self._texts.append(await Text.begin(service.tokenizer, service.metrics, plan.lane, request, cut))
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, ApiError):
+                raise plan.renamed(error) from error
+            raise
+
+    async def close(self) -> None:
+        """Cancels the texts that have not ended."""
+        for text in self._texts:
+            await text.close()
+
+    async def whole(self) -> dict[str, Any]:
+        """The response. Raises ApiError if a text fails; the others are then cancelled."""
+        choices = await _all([self._choice(i, text) for i, text in enumerate(self._texts)])
+        return {**self._head, "choices": choices, **self._totals()}
+
+    async def stream(self, write: Write) -> None:
+        """Writes the response as events. An error is the last event but one."""
+        head = json.dumps(self._head)[:-1]
+        usage_asked = self._body.stream_options is not None and self._body.stream_options.include_usage
+        tail = ', "usage": null}\n\n' if usage_asked else "}\n\n"
+
+        async def chunk(choice: dict[str, Any]) -> None:
+            await write(f'data: {head}, "choices": [{json.dumps(choice)}]{tail}')
+
+        try:
+            await _all([self._follow(i, text, chunk) for i, text in enumerate(self._texts)])
+            if usage_asked:
+                totals = json.dumps({"choices": [], **self._totals()})
+                await write(f"data: {head}, {totals[1:]}\n\n")
+        except ApiError as error:
+            await write(f"data: {json.dumps(error.body)}\n\n")
+        await write("data: [DONE]\n\n")
+
+    async def _choice(self, index: int, text: Text) -> dict[str, Any]:
+        pieces = [piece async for piece in text.pieces()]
+        self._check(text)
+        whole = Whole(
+            "".join(piece.text for piece in pieces),
+            [token for piece in pieces for token in piece.tokens],
+            [step for piece in pieces for step in piece.steps],
+        )
+        choice = self._form.choice(index, text, whole)
+        return {**choice, "finish_reason": text.finish_reason, "specdec": {**self._steps(whole), **self._told(text)}}
+
+    async def _follow(self, index: int, text: Text, chunk: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        for opening in self._form.openings(index):
+            await chunk({**opening, "finish_reason": None})
+        async for piece in text.pieces():
+            choice = self._form.part(index, piece)
+            choice["finish_reason"] = None
+            if steps := self._steps(piece):
+                choice["specdec"] = steps
+            await chunk(choice)
+        self._check(text)
+        await chunk({**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)})
+
+    def _check(self, text: Text) -> None:
+        outcome = text.outcome
+        assert outcome is not None
+        if text.finish_reason == "cancelled":
+            raise ApiError(503, "the server is shutting down", code="cancelled")
+        if text.finish_reason == "error":
+            why = "the model's logits define no distribution" if outcome.error is None else "it could not be decoded"
+            raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
+
+    def _steps(self, of: Piece | Whole) -> dict[str, Any]:
+        details, names = self._body.specdec, self._service.names
+        if details is None or not details.steps:
+            return {}
+        steps = []
+        for step in of.steps:
+            drafts = None if step.drafts is None else [[draft, names.text(draft)] for draft in step.drafts]
+            plain = step.drafts == []
+            tokens = [[t.id, t.text, "plain" if plain else t.producer] for t in step.tokens]
+            steps.append({"drafts": drafts, "tokens": tokens})
+        return {"steps": steps}
+
+    def _told(self, text: Text) -> dict[str, Any]:
+        """What we tell of a text that has ended, beside OpenAI's fields. With its seed the same request gives the same
+        text."""
+        assert text.outcome is not None
+        seconds = time.perf_counter() - self._begin
+        return {"seed": text.request.seed, "stats": stats(text.outcome.stats, seconds)}
+
+    def _totals(self) -> dict[str, Any]:
+        outcomes = [text.outcome for text in self._texts if text.outcome is not None]
+        return {
+            "usage": usage(self._plan.prompt_tokens, outcomes),
+            "metrics": speculative_metrics(outcomes, self._plan.lane.most_drafts),
+        }
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """The results of all. If one raises, the others are cancelled, and the first error is raised."""
+    if len(work) == 1:
+        return [await work[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

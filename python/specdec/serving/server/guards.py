@@ -1,0 +1,122 @@
+"""What a request must be before a route sees it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .disconnect import serve_while_connected
+from .errors import ApiError
+from .json_body import check_json
+from .service import Service
+
+WITHOUT_KEY = ("/", "/health", "/ready")  # GET and HEAD; the page itself holds nothing secret
+WHILE_DRAINING = ("/health", "/metrics")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+EVERYONE = "everyone"  # the owner of what is decoded where there are no keys
+
+
+class Guards:
+    """Checks a request's host, size, key and body, in this order; what is refused is answered here, as OpenAI's error.
+    A body is read here as a whole, so a route never waits for a client.
+
+    ``request.state.owner`` is then a name of who asks, which is made from the key and does not reveal it.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, on_loopback: bool):
+        self.app, self.service, self.settings = app, service, service.settings
+        self._keys = {digest(key): "key-" + digest(f"owner of {key}").hex()[:12] for key in self.settings.api_keys}
+        host = self.settings.host
+        names = (*LOOPBACK_NAMES, f"[{host}]" if ":" in host else host, *self.settings.allowed_hosts)
+        self._hosts = {name.lower() for name in names} if on_loopback else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers = Headers(scope=scope)
+        try:
+            self._check_host(headers)
+            self._check_head(scope)
+            self._check_key(scope, headers)
+            self._check_phase(scope)
+            if (body := await self._read_body(scope, headers, receive)) is None:
+                return  # the client has left
+        except ApiError as error:
+            return await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+        await serve_while_connected(self.app, body, scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page of another site whose name its owner had resolve to the loopback interface sends that name."""
+        given = headers.get("host")
+        if given is None or self._hosts is None:  # HTTP/1.0 may have none; browsers always send it
+            return
+        name, _, port = given.rpartition(":")
+        if (name if name and port.isdigit() else given).lower() not in self._hosts:
+            raise ApiError(403, f"Host: got another name than {', '.join(sorted(self._hosts))}", code="unknown_host")
+
+    def _check_head(self, scope: Scope) -> None:
+        size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > self.settings.max_header_bytes:
+            allowed = f"allowed: {self.settings.max_header_bytes} bytes"
+            raise ApiError(431, f"the request's head: got {size} bytes, {allowed}", code="headers_too_large")
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        owner: str | None = EVERYONE
+        if self._keys and not (scope["path"] in WITHOUT_KEY and scope["method"] in ("GET", "HEAD")):
+            given = headers.getlist("authorization")
+            scheme, _, key = (given[0] if len(given) == 1 else "").partition(" ")
+            if scheme.lower() != "bearer" or (owner := self._owner_of(key.strip())) is None:
+                told = "Authorization: allowed is 'Bearer KEY' with a key of this server"
+                raise ApiError(401, told, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        scope.setdefault("state", {})["owner"] = owner
+
+    def _owner_of(self, key: str) -> str | None:
+        """Takes the same time for every key of a length, right or wrong."""
+        given, found = digest(key), None
+        for known, owner in self._keys.items():
+            if hmac.compare_digest(known, given):
+                found = owner
+        return found
+
+    def _check_phase(self, scope: Scope) -> None:
+        if self.service.draining.is_set() and scope["path"] not in WHILE_DRAINING:
+            told = {"Retry-After": "5", "Connection": "close"}
+            raise ApiError(503, "the server is shutting down", code="shutting_down", headers=told)
+
+    async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
+        """Returns the body; None: the client has left."""
+        length = headers.get("content-length", "0")
+        if "transfer-encoding" not in headers and length == "0":
+            return b""
+        if not length.isdecimal() or int(length) > self.settings.max_body_bytes:
+            raise self._too_large(length)
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_json = kind == "application/json" and headers.get("content-encoding", "identity") == "identity"
+        if scope["method"] == "POST" and not is_json:  # browsers let pages of other sites send other types unasked
+            raise ApiError(415, f"Content-Type: got {kind[:100]!r}, allowed: application/json, not compressed")
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if len(body) > self.settings.max_body_bytes:
+                raise self._too_large(f"more than {self.settings.max_body_bytes}")
+            if not message.get("more_body", False):
+                break
+        if scope["method"] == "POST":
+            check_json(bytes(body))
+        return bytes(body)
+
+    def _too_large(self, given: str) -> ApiError:
+        told = f"the body: got {given[:20]} bytes, allowed: {self.settings.max_body_bytes}"
+        return ApiError(413, told, code="body_too_large")
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("latin-1", "replace")).digest()

@@ -1,0 +1,90 @@
+"""JSON of a request as it has to be before a route sees it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from .errors import ApiError
+
+MAX_DEPTH = 32
+_INTEGERS = range(-(2**63), 2**64)
+
+
+def check_json(body: bytes) -> None:
+    """Refuses what parsers read differently, and what is made to cost more than it weighs: other encodings than UTF-8,
+    names that occur twice, NaN and Infinity, numbers beyond 64 bits, lone surrogates, and deep nesting.
+
+    Raises:
+        ApiError: 400; says what is wrong, but not with words of the body.
+    """
+    try:
+        value = json.loads(
+            body.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_integer
+        )
+    except ApiError:
+        raise
+    except UnicodeDecodeError:
+        raise _refused("its encoding is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _refused(f"{error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    _check_values(value)
+
+
+def _refused(what: str) -> ApiError:
+    return ApiError(400, f"the body is not valid JSON for this server: {what}", code="invalid_json")
+
+
+def _too_deep() -> ApiError:
+    return _refused(f"more than {MAX_DEPTH} levels of nesting")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _refused("a name occurs twice in one object")
+    return found
+
+
+def _constant(name: str) -> None:
+    raise _refused(f"{name} is no number of JSON")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise _refused("a number is beyond the range of float64")
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or int(digits) not in _INTEGERS:
+        raise _refused("an integer has more than 64 bits")
+    return int(digits)
+
+
+def _check_values(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += [*each.keys(), *each.values()]
+            elif isinstance(each, list):
+                inner += each
+            elif isinstance(each, str) and not _is_unicode(each):
+                raise _refused("a string has half of a surrogate pair")
+        level = inner
+    if level:
+        raise _too_deep()
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

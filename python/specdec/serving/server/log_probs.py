@@ -1,0 +1,87 @@
+"""Log-probabilities as OpenAI's two endpoints and vLLM's ``prompt_logprobs`` have them. All are of the model's own
+distribution, before temperature, penalties and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...result import TokenLogProb
+from ...stopping import TokenBytes
+from .texts import Token
+
+LOWEST = -9999.0  # OpenAI's number for tokens that cannot occur; JSON has no -inf
+
+
+class TokenNames:
+    """How tokens are named in responses: by their text, or where they are parts of a character, by their bytes."""
+
+    def __init__(self, of: TokenBytes):
+        self._of = of
+
+    def bytes(self, token: int) -> bytes:
+        return self._of(token) or b""
+
+    def text(self, token: int, prefix: str = "") -> str:
+        """The text of a whole number of characters; else ``prefix`` and an escape for each byte."""
+        data = self.bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return prefix + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def completion(self, tokens: Sequence[Token]) -> dict[str, list]:
+        """``logprobs`` of a choice of /v1/completions."""
+        names = [self._completion_name(token.id) for token in tokens]
+        return {
+            "tokens": names,
+            "token_logprobs": [None if t.scores is None else _finite(t.scores.log_prob) for t in tokens],
+            "top_logprobs": [
+                None if token.scores is None else self._top(name, token.scores)
+                for name, token in zip(names, tokens, strict=True)
+            ],
+            "text_offset": [token.start for token in tokens],
+        }
+
+    def chat(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """``logprobs`` of a choice of /v1/chat/completions."""
+        content = []
+        for token in tokens:
+            assert token.scores is not None, "the request was not made with top_log_probs"
+            top = [self._chat_entry(*each) for each in token.scores.top]
+            content.append({**self._chat_entry(token.id, token.scores.log_prob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def prompt(self, tokens: Sequence[int], scores: Sequence[TokenLogProb | None]) -> list[dict[str, dict] | None]:
+        """vLLM's ``prompt_logprobs``: of each token of the prompt itself and the most likely ones there, by id."""
+        found: list[dict[str, dict] | None] = []
+        for token, score in zip(tokens, scores, strict=True):
+            if score is None:
+                found.append(None)
+                continue
+            ranked = {t: (value, rank) for rank, (t, value) in enumerate(score.top, 1)}
+            ranked[token] = (score.log_prob, score.rank)
+            found.append(
+                {
+                    str(t): {"logprob": _finite(value), "rank": rank, "decoded_token": self.text(t)}
+                    for t, (value, rank) in ranked.items()
+                }
+            )
+        return found
+
+    def _completion_name(self, token: int) -> str:
+        return self.text(token, "bytes:")
+
+    def _top(self, name: str, scores: TokenLogProb) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for token, value in scores.top:
+            top.setdefault(self._completion_name(token), _finite(value))
+        top.setdefault(name, _finite(scores.log_prob))
+        return top
+
+    def _chat_entry(self, token: int, log_prob: float) -> dict[str, Any]:
+        return {"token": self.text(token), "logprob": _finite(log_prob), "bytes": list(self.bytes(token))}
+
+
+def _finite(log_prob: float) -> float:
+    return max(log_prob, LOWEST)

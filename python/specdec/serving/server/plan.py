@@ -1,0 +1,244 @@
+"""What is to be decoded for a request of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specdec_kernels import SamplingParams
+
+from ...chat_template import chat_text, chat_tokens
+from ..requests import Request
+from .errors import ApiError
+from .lanes import Lane
+from .protocol import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, joined
+from .service import Service
+from .stop_cut import StopCut, TextStop
+
+_LONG = 20_000  # characters; a longer text is tokenized in another thread
+_COMPLETION_TOKENS = 16  # where the request does not say, as in OpenAI's interface
+# Names of the engine's requests -> what clients call them.
+_FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "eos_token_id": "stop_token_ids",
+    "top_log_probs": "logprobs",
+    "prompt_log_probs": "prompt_logprobs",
+}
+
+
+class Prompt(NamedTuple):
+    tokens: list[int]
+    text: str | None  # as it was given; None: as ids
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request of a client, checked as far as the engine does not check it.
+
+    Args:
+        lane: decodes all of it.
+        requests: of each choice, all those of the first prompt first.
+        cuts: of each choice.
+        field: the name of the prompt's field.
+    """
+
+    lane: Lane
+    prompts: list[Prompt]
+    requests: list[Request]
+    cuts: list[StopCut]
+    field: str
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    def renamed(self, error: ApiError) -> ApiError:
+        """An error about a field of a ``Request``, with the client's name for it."""
+        name = error.param or ""
+        told = self.field if name == "prompt" else _FIELDS.get(name, name)
+        return ApiError(error.status, told + error.message.removeprefix(name), told or None, error.code, error.headers)
+
+
+async def plan_completion(service: Service, body: CompletionRequest, owner: Hashable) -> Plan:
+    """Raises ApiError."""
+    _check(service, body)
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise _refused("best_of", f"got {body.best_of}, allowed: n, which is {body.n or 1}")
+    if body.stream and body.echo and body.logprobs is not None:
+        raise _refused("echo", "not together with stream and logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise _refused("max_tokens", "got 0, allowed without echo: 1 or more")
+    prompts = [await _prompt(service, given, body.add_special_tokens is not False) for given in _given(service, body)]
+    top = body.logprobs
+    scored = top if body.echo else None
+    if body.prompt_logprobs is not None:
+        scored = max(scored or 0, body.prompt_logprobs)
+    return await _plan(service, body, prompts, "prompt", body.max_tokens, _COMPLETION_TOKENS, top, scored, owner)
+
+
+async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Plan:
+    """Raises ApiError."""
+    _check(service, body)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise _refused("max_tokens", "not together with max_completion_tokens")
+    if body.max_tokens == 0:
+        raise _refused("max_tokens", "got 0, allowed: 1 or more")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise _refused("top_logprobs", "allowed only with logprobs: true")
+    messages = [{"role": message.role, "content": joined(message.content)} for message in body.messages]
+    if not service.tokenizer.chat_template:
+        raise _refused("messages", f"the tokenizer of {service.name} has no chat template; use /v1/completions")
+
+    def read() -> list[int]:
+        return chat_tokens(service.tokenizer, chat_text(service.tokenizer, messages))
+
+    try:
+        tokens = await asyncio.to_thread(read)  # a template is a program, and may take its time
+    except ValueError as error:
+        raise ApiError(400, str(error), "messages", "invalid_value") from error
+    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    return await _plan(service, body, [Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs, owner)
+
+
+def _check(service: Service, body: Generation) -> None:
+    if body.model != service.name:
+        message = f"The model {body.model[:60]!r} does not exist here; {service.name!r} does."
+        raise ApiError(404, message, "model", "model_not_found")
+    if body.stream_options is not None and not body.stream:
+        raise _refused("stream_options", "allowed only with stream: true")
+    if body.stream and body.prompt_logprobs is not None:
+        raise _refused("prompt_logprobs", "not together with stream")
+
+
+def _given(service: Service, body: CompletionRequest) -> list[str | list[int]]:
+    """The prompts of a request."""
+    given = body.prompt
+    if given is None:  # the beginning of a document
+        first = service.tokenizer.bos_token_id
+        if first is None:
+            raise _refused("prompt", "got null, allowed for this model: a text, as it has no token for a beginning")
+        return [[first]]
+    if isinstance(given, str) or given and isinstance(given[0], int):
+        return [given]
+    if not 0 < len(given) * (body.n or 1) <= MAX_CHOICES:
+        raise _refused("prompt", f"{len(given)} prompts, allowed: 1 to {MAX_CHOICES // (body.n or 1)} with this n")
+    return list(given)  # type: ignore[arg-type]  # no list of ints
+
+
+async def _prompt(service: Service, given: str | list[int], add_special_tokens: bool) -> Prompt:
+    if not isinstance(given, str):
+        tokens, text = given, None
+    else:
+        tokens, text = await _tokens(service, given, "prompt", add_special_tokens), given
+    if not tokens:
+        raise _refused("prompt", "got an empty one, allowed: at least one token")
+    return Prompt(tokens, text)
+
+
+async def _tokens(service: Service, text: str, field: str, add_special_tokens: bool = False) -> list[int]:
+    def read() -> list[int]:
+        return service.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
+
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # from a JSON escape; no tokenizer takes them
+        raise _refused(field, "got a text with lone surrogates, allowed: Unicode text") from error
+    return await asyncio.to_thread(read) if len(text) > _LONG else read()
+
+
+async def _plan(
+    service: Service,
+    body: Generation,
+    prompts: Sequence[Prompt],
+    field: str,
+    max_tokens: int | None,
+    default_tokens: int | None,
+    top: int | None,
+    prompt_top: int | None,
+    owner: Hashable,
+) -> Plan:
+    """The rest of the plan, which is the same for both endpoints.
+
+    Args:
+        max_tokens: as asked for; None: ``default_tokens``, or as many as fit, if these are fewer or None.
+        top, prompt_top: how many likely tokens to tell of each token of the text and of the prompt; None: nothing.
+    """
+    lane = await service.lanes.get(body.drafter, body.rule)
+    params = _params(body)
+    prediction = None
+    if body.prediction is not None:  # an empty text predicts nothing
+        prediction = await _tokens(service, joined(body.prediction.content), "prediction") or None
+    eos = sorted({*(() if body.ignore_eos else lane.eos), *(body.stop_token_ids or ())})
+    if len(eos) > lane.max_eos:
+        raise _refused("stop_token_ids", f"{len(eos)} ids with those of the model, allowed: {lane.max_eos}")
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    copies = body.n or 1
+    # The copies of a prompt have the seeds that they have if it is the only one. Seeds that are drawn are not shared.
+    seeds = [body.seed if body.seed is not None else secrets.randbelow(2**53) for _ in prompts]
+    requests, cuts = [], []
+    for prompt, seed in zip(prompts, seeds, strict=True):
+        new = _new_tokens(lane, len(prompt.tokens), max_tokens, default_tokens, field)
+        for copy in range(copies):
+            cuts.append(StopCut(body.stop_strings, body.include_stop_str_in_output is True))
+            requests.append(
+                Request(
+                    prompt.tokens,
+                    new,
+                    params,
+                    _wrapped(seed + copy),
+                    eos,
+                    TextStop(service.tokenizer, prompt.tokens, body.stop_strings) if body.stop_strings else None,
+                    bias,
+                    service.tail,
+                    body.min_tokens or 0,
+                    top_log_probs=top,
+                    prompt_log_probs=prompt_top,
+                    num_drafts=body.num_drafts,
+                    prediction=prediction,
+                    owner=owner,
+                    report_drafts=body.specdec is not None and body.specdec.steps,
+                )
+            )
+    return Plan(lane, list(prompts), requests, cuts, field)
+
+
+def _params(body: Generation) -> SamplingParams:
+    try:
+        return SamplingParams(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=None if body.top_k in (None, -1, 0) else body.top_k,
+            top_p=body.top_p,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+        )
+    except ValueError as error:
+        raise ApiError(400, str(error), str(error).partition(":")[0], "invalid_value") from error
+
+
+def _new_tokens(lane: Lane, prompt: int, asked: int | None, default: int | None, field: str) -> int:
+    """How many tokens the text may have. Raises ApiError if they do not fit."""
+    room = lane.max_length - prompt
+    new = min(default or room, room) if asked is None else asked
+    if new > room or asked is None and room < 1:
+        message = (
+            f"This model's maximum context length is {lane.max_length} tokens. However, you requested "
+            f"{prompt + max(new, 1)} tokens ({prompt} in the prompt; {max(new, 1)} for the completion)."
+        )
+        raise ApiError(400, message, field, "context_length_exceeded")
+    return new
+
+
+def _wrapped(seed: int) -> int:
+    """As a signed integer of 64 bits."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _refused(field: str, what: str) -> ApiError:
+    return ApiError(400, f"{field}: {what}", field, "invalid_value")

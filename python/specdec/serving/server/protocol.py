@@ -1,0 +1,214 @@
+"""The fields of requests. Each documented field of OpenAI's two endpoints is here: supported, or refused by name unless
+its value asks for nothing. Types are strict, and unknown fields are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from ...checks import shown
+from .errors import ApiError
+
+MAX_CHOICES = 128  # of one request
+MAX_TOP = 20
+
+
+def _told(allowed: str) -> WrapValidator:
+    """Replaces what pydantic says of each member of a union by one message."""
+
+    def read(value: Any, handler: Any) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise PydanticCustomError("form", "allowed: {allowed}", {"allowed": allowed}) from None
+
+    return WrapValidator(read)
+
+
+def _only(*harmless: object) -> AfterValidator:
+    """Refuses a field that is not supported, unless its value is one of these, or null."""
+
+    def read(value: object) -> object:
+        if value is not None and not any(value == each and type(value) is type(each) for each in harmless):
+            words = " or ".join(["null", *(repr(each) for each in harmless)])
+            raise PydanticCustomError("unsupported", "not supported here, allowed: {words}", {"words": words})
+        return value
+
+    return AfterValidator(read)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Annotated[Any, _only()] = None
+
+
+Content = Annotated[str | list[TextPart], _told('a text, or a list of parts {"type": "text", "text": ...}')]
+
+
+def joined(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Message(Strict):
+    """A message of a conversation. What clients send back of an answer of this server is taken, too."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: Annotated[Any, _only()] = None
+    refusal: Annotated[Any, _only()] = None
+    audio: Annotated[Any, _only()] = None
+    annotations: Annotated[Any, _only([])] = None
+    function_call: Annotated[Any, _only()] = None
+    tool_calls: Annotated[Any, _only([])] = None
+
+
+class Prediction(Strict):
+    """OpenAI's Predicted Outputs: the text that the answer will probably have, at least in parts."""
+
+    type: Literal["content"]
+    content: Content
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: Annotated[Any, _only(False)] = None
+
+
+class Details(Strict):
+    """Our extension: what to tell of the decoding."""
+
+    steps: bool = False
+
+
+Stop = Annotated[str | list[str], _told("a string or up to 4, none of them empty")]
+
+
+def _read_stop(stop: str | list[str]) -> str | list[str]:
+    if len(stop) > 4 and not isinstance(stop, str) or stop == "" or "" in list(stop):
+        raise PydanticCustomError("form", "allowed: a string or up to 4, none of them empty")
+    return stop
+
+
+def _read_bias(bias: dict[str, float]) -> dict[str, float]:
+    for token, value in bias.items():
+        if not token.isascii() or not token.isdigit() or len(token) > 9 or not -100 <= value <= 100:
+            raise PydanticCustomError("form", "allowed: token ids, with numbers from -100 to 100")
+    return bias
+
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Generation(Strict):
+    """What both endpoints take."""
+
+    model: str
+    max_tokens: int | None = Field(None, ge=0, lt=2**31)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Annotated[Stop, AfterValidator(_read_stop)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logit_bias: Annotated[dict[str, float], AfterValidator(_read_bias)] | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    prediction: Prediction | None = None
+    user: str | None = None  # a label for the sender's own use
+
+    # vLLM's extensions
+    top_k: int | None = Field(None, ge=-1, le=2**24)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    stop_token_ids: list[Id] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: Annotated[Any, _only(True)] = None
+    spaces_between_special_tokens: Annotated[Any, _only(True)] = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+
+    # ours
+    drafter: str | None = None
+    rule: str | None = None
+    num_drafts: int | None = Field(None, ge=0)
+    specdec: Details | None = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+Prompt = Annotated[
+    str | list[str] | list[Id] | list[list[Id]],
+    _told("a text, a list of texts, a list of token ids, or a list of such lists"),
+]
+
+
+class CompletionRequest(Generation):
+    prompt: Prompt | None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+    suffix: Annotated[Any, _only()] = None
+    add_special_tokens: bool | None = None
+
+
+class ChatRequest(Generation):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+    add_special_tokens: Annotated[Any, _only(False)] = None
+    # Labels for the sender's own use, like ``user``
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # Not supported
+    audio: Annotated[Any, _only()] = None
+    function_call: Annotated[Any, _only("none", "auto")] = None
+    functions: Annotated[Any, _only([])] = None
+    metadata: Annotated[Any, _only({})] = None
+    modalities: Annotated[Any, _only(["text"])] = None
+    moderation: Annotated[Any, _only()] = None
+    parallel_tool_calls: Annotated[Any, _only(True, False)] = None
+    prompt_cache_options: Annotated[Any, _only()] = None
+    prompt_cache_retention: Annotated[Any, _only()] = None
+    reasoning_effort: Annotated[Any, _only()] = None
+    response_format: Annotated[Any, _only({"type": "text"})] = None
+    service_tier: Annotated[Any, _only("auto", "default")] = None
+    store: Annotated[Any, _only(False)] = None
+    tool_choice: Annotated[Any, _only("none", "auto")] = None
+    tools: Annotated[Any, _only([])] = None
+    verbosity: Annotated[Any, _only("medium")] = None
+    web_search_options: Annotated[Any, _only()] = None
+
+
+def refusal(errors: Sequence[Any]) -> ApiError:
+    """The answer to a body of which pydantic says ``errors``: the first one."""
+    error = errors[0]
+    places = [place for place in error["loc"] if place != "body"]
+    param = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places).lstrip(".")
+    kind, message = error["type"], error["msg"]
+    if kind == "missing":
+        return ApiError(400, f"{param or 'body'}: missing", param or None, "missing_required_parameter")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"{param}: unknown field", param, "unknown_parameter")
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {error.get('ctx', {}).get('error', message)}")
+    code = "unsupported_parameter" if kind == "unsupported" else "invalid_value"
+    return ApiError(400, f"{param or 'body'}: got {_given(error['input'])}, {message}", param or None, code)
+
+
+def _given(value: object) -> str:
+    if isinstance(value, list | dict):  # which may be large and deep
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    return shown(value[:60] if isinstance(value, str) else value)
