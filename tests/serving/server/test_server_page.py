@@ -14,7 +14,7 @@ NAMED = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.D
 
 def test_every_field_is_in_its_table():
     fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *Prediction.model_fields}
-    assert len(fields) > 50 and not fields - NAMED
+    assert len(fields) > 50 and fields <= NAMED, fields - NAMED
 
 
 def test_every_route_is_in_its_table(service):
@@ -28,5 +28,5 @@ def test_every_route_is_in_its_table(service):
 
 def test_every_metric_is_in_its_table(service):
     families = {family.name for family in service.metrics._registry.collect() if not family.name.startswith("process")}
-    named = {re.sub(r"(_total)?(\{.*\})?$", "", name) for name in NAMED if name.startswith(("vllm:", "specdec:"))}
+    named = {re.sub(r"(_total)?(\{.*\})?$", "", name) for name in NAMED if re.match("(vllm|specdec):.", name)}
     assert families == named
