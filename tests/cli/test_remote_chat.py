@@ -16,8 +16,7 @@ from specdec.cli import app
 from specdec.cli.remote_chat import _Answer
 from typer.testing import CliRunner
 
-OURS = {"id": "small", "specdec": {"drafters": ["model", "lookup"], "rules": ["coupled"], "chat_template": False}}
-OTHER = {"id": "gpt"}
+OURS = {"drafters": ["model", "lookup"], "rules": ["coupled"], "chat": False}
 STATS = {"steps": 2, "drafted": 8, "accepted": 2, "by_position": [1.0, 0.25, 0.0], "tau": 2.5}
 USAGE = {"choices": [], "usage": {"completion_tokens": 5}}
 
@@ -35,15 +34,19 @@ def message(text: str) -> dict:
 
 
 class Scripted(BaseHTTPRequestHandler):
-    """Lists ``models``, and answers POST with ``answer``: the chunks of a stream, or (status, headers, body)."""
+    """Lists ``models``, and answers POST with ``answer``: the chunks of a stream, or (status, headers, body). ``ours``
+    is what a server of specdec offers; None: it is another one."""
 
-    models: object = {"data": [OURS]}
+    models: object = {"data": [{"id": "small"}]}
+    ours: dict | None = OURS
     answer: Callable[[dict], object]
     asked: list[tuple[str, dict, str | None]]
     left: threading.Event  # set when a client has left before the end
 
     def do_GET(self) -> None:
-        self.reply(200, {"Content-Type": "application/json"}, json.dumps(self.models).encode())
+        found = {"/v1/models": self.models, "/v1/specdec": self.ours}[self.path]
+        status = 404 if found is None else 200
+        self.reply(status, {"Content-Type": "application/json"}, json.dumps(found).encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -121,7 +124,7 @@ def test_a_conversation_without_a_template_is_one_text(server):
 
 def test_another_server_gets_messages_and_none_of_our_fields(server, tmp_path):
     url, script = server
-    script.models = {"data": [OTHER, {"id": "chosen"}]}
+    script.models, script.ours = {"data": [{"id": "gpt"}, {"id": "chosen"}]}, None
     script.answer = lambda body: [message("hel"), message("lo"), USAGE, b"[DONE]"]
     saved = tmp_path / "said.json"
     result = chat(

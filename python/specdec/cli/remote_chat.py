@@ -64,14 +64,13 @@ class RemoteTalk:
     """
 
     def __init__(self, server: Remote, model: str | None, settings: RemoteSettings, stop: list[str]):
-        models = {told["id"]: told for told in server.models()}
+        models = [str(told["id"]) for told in server.models()]
         if model is not None and model not in models:
             raise RemoteError(f"got model {model!r}, allowed: {', '.join(models)}")
-        self.name = model or next(iter(models))
-        ours = models[self.name].get("specdec")
+        self.name = model or models[0]
         self._server, self._settings, self._stop = server, settings, stop
-        self._ours = ours if isinstance(ours, dict) else None  # what a server of specdec offers
-        self._said, self._totals = Said(self._ours is None or bool(self._ours.get("chat_template"))), Totals()
+        self._ours = server.specdec()
+        self._said, self._totals = Said(self._ours is None or bool(self._ours.get("chat"))), Totals()
         self._commands = RemoteCommands(settings, self._said, self._totals, self._ours)
         for name in ("drafter", "rule", "num_drafts"):
             if (given := getattr(settings, name)) is not None:

@@ -37,7 +37,7 @@ async def decode(service, prompt: str, new: int, **lane) -> Text:
     where = await service.lanes.get(**lane)
     ids = service.tokenizer(prompt).input_ids
     request = Request(ids, new, SamplingParams(0.8), seed=5, eos_token_id=[])
-    text = await Text.begin(service.tokenizer, service.metrics, where, request)
+    text = await Text.begin(service.tokenizer, where, request, service.metrics)
     async for _ in text.pieces():
         pass
     return text
@@ -77,7 +77,7 @@ def test_gauges_are_read_when_asked_for(within, service):
         lane = await service.lanes.get()
         ids = service.tokenizer(PROMPTS[0]).input_ids
         begun = [
-            await Text.begin(service.tokenizer, service.metrics, lane, Request(ids, 100, eos_token_id=[]))
+            await Text.begin(service.tokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
             for _ in range(3)
         ]
         await anext(pieces := begun[0].pieces())

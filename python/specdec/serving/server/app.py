@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from . import completions, operations, predict
+from . import completions, operations, page, predict
 from .errors import ApiError
 from .guards import Guards
 from .protocol import refusal
@@ -56,7 +56,7 @@ def create_app(service: Service, on_loopback: bool = False) -> FastAPI:
         told = ApiError(error.status_code, str(error.detail))
         return JSONResponse(told.body, error.status_code, error.headers)
 
-    for routes in (completions, operations, predict):
+    for routes in (completions, operations, page, predict):
         app.include_router(routes.router)
     return app
 

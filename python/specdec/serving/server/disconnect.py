@@ -37,7 +37,7 @@ async def serve_while_connected(app: ASGIApp, body: bytes, scope: Scope, receive
 
 
 async def _left(receive: Receive) -> Message:
-    """Waits until the client has left. A request without a body has a message all the same, which nobody has read."""
+    """Waits until the client has left. A request without a body has messages all the same, which nobody has read."""
     while (message := await receive())["type"] != "http.disconnect":
         pass
     return message

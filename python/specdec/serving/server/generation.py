@@ -71,7 +71,8 @@ class Generation:
         service, plan = self._service, self._plan
         try:
             for request, cut in zip(plan.requests, plan.cuts, strict=True):
-                self._texts.append(await Text.begin(service.tokenizer, service.metrics, plan.lane, request, cut))
+                begun = await Text.begin(service.tokenizer, plan.lane, request, service.metrics, cut)
+                self._texts.append(begun)
         except BaseException as error:
             await self.close()
             if isinstance(error, ApiError):

@@ -61,7 +61,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def _model(service: Service) -> dict[str, Any]:
-    """OpenAI's object, with vLLM's max_model_len, and under ``specdec`` what our request fields may name."""
+    """OpenAI's object, with vLLM's max_model_len."""
     lane = await service.lanes.get()
     return {
         "id": service.name,
@@ -71,12 +71,6 @@ async def _model(service: Service) -> dict[str, Any]:
         "root": service.name,
         "parent": None,
         "max_model_len": lane.max_length,
-        "specdec": {
-            "drafters": service.lanes.drafters,
-            "rules": service.lanes.rules,
-            "most_drafts": lane.most_drafts,
-            "chat_template": bool(service.tokenizer.chat_template),
-        },
     }
 
 

@@ -39,7 +39,7 @@ class Service:
     lanes: Lanes
     settings: ServerSettings = ServerSettings()
     tail: tuple[int, ...] = ()
-    draining: threading.Event = field(default_factory=threading.Event)  # set: no requests are taken any more
+    draining: threading.Event = field(default_factory=threading.Event)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property

@@ -69,9 +69,9 @@ class Text:
         measured: RequestMetrics,
         cut: StopCut | None = None,
     ):
-        self.lane, self.number, self.request, self._measured = lane, number, request, measured
+        self.lane, self.number, self.request = lane, number, request
         self.outcome: Outcome | None = None
-        self._updates = lane.engine.stream(number)
+        self._updates, self._measured = lane.engine.stream(number), measured
         self._incremental = IncrementalText(tokenizer, list(request.prompt))
         self._cut = StopCut(()) if cut is None else cut
         self._read = self._final = 0  # characters that tokens added so far, and those of them that are final
@@ -82,9 +82,9 @@ class Text:
     async def begin(
         cls,
         tokenizer: PreTrainedTokenizerBase,
-        metrics: Metrics,
         lane: Lane,
         request: Request,
+        metrics: Metrics,
         cut: StopCut | None = None,
     ) -> Text:
         """Submits a request.
