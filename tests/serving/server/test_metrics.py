@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from specdec import Request
+from specdec import Emission, Producer, Request
 from specdec.serving.server.texts import Text
+from specdec.stats import Stats
 
 from specdec_kernels import SamplingParams
 
@@ -131,3 +133,20 @@ def test_what_vllms_benchmark_adds_up(within, service):
     assert "_created" not in after
     assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
     assert open_metrics.text.endswith("# EOF\n")
+
+
+def test_a_step_that_fails_has_drafts_but_no_tokens(within, service):
+    async def run(client):
+        lane = await service.lanes.get()
+        stats = Stats.empty(4)
+        measured = service.metrics.begin(lane, prompt_tokens=7)
+        stats.record(drafted=2, tested=2, accepted=1, emitted=2, draft_forwards=4)
+        measured.emitted(Emission(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2))
+        stats.record(drafted=3, tested=0, accepted=0, emitted=0, draft_forwards=4)
+        measured.ended(SimpleNamespace(stats=stats, drafter_error="its logits are NaN"), "error")
+        return await scrape(client)
+
+    value = within(run)
+    assert value("vllm:spec_decode_num_drafts_total") == 2 and value("vllm:spec_decode_num_draft_tokens_total") == 5
+    assert value("vllm:request_success_total", finished_reason="error") == 1
+    assert value("specdec:drafter_errors_total", drafter="model", rule="coupled") == 1
