@@ -42,16 +42,6 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/serving/server/disconnect.py",
-        SERVER + "test_operations.py",
-        {
-            "requests-without-a-body-are-cancelled": (
-                'while (message := await receive())["type"] != "http.disconnect":\n        pass',
-                "message = await receive()",
-            ),
-        },
-    ),
-    *mutations(
         "python/specdec/cli/remote_chat.py",
         CHAT,
         {

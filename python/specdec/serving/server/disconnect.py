@@ -12,7 +12,7 @@ async def serve_while_connected(app: ASGIApp, body: bytes, scope: Scope, receive
     ``app`` waits for is cancelled, and so is the text that it decodes."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     complete = False
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(receive())
 
     async def receive_read() -> Message:
         return unread.pop() if unread else await asyncio.shield(leaving)
@@ -21,6 +21,7 @@ async def serve_while_connected(app: ASGIApp, body: bytes, scope: Scope, receive
         nonlocal complete
         complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
         await send(message)
+        await asyncio.sleep(0)  # ``send`` itself need not wait, so a long response would keep others from being served
 
     serving = asyncio.ensure_future(app(scope, receive_read, send_watched))
     try:
@@ -34,10 +35,3 @@ async def serve_while_connected(app: ASGIApp, body: bytes, scope: Scope, receive
         await asyncio.wait((serving,))
     if not serving.cancelled():
         serving.result()
-
-
-async def _left(receive: Receive) -> Message:
-    """Waits until the client has left. A request without a body has messages all the same, which nobody has read."""
-    while (message := await receive())["type"] != "http.disconnect":
-        pass
-    return message

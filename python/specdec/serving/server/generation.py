@@ -109,7 +109,7 @@ class Generation:
 
     async def _choice(self, index: int, text: Text) -> dict[str, Any]:
         pieces = [piece async for piece in text.pieces()]
-        self._check(text)
+        text.check()
         whole = Whole(
             "".join(piece.text for piece in pieces),
             [token for piece in pieces for token in piece.tokens],
@@ -127,17 +127,8 @@ class Generation:
             if steps := self._steps(piece):
                 choice["specdec"] = steps
             await chunk(choice)
-        self._check(text)
+        text.check()
         await chunk({**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)})
-
-    def _check(self, text: Text) -> None:
-        outcome = text.outcome
-        assert outcome is not None
-        if text.finish_reason == "cancelled":
-            raise ApiError(503, "the server is shutting down", code="cancelled")
-        if text.finish_reason == "error":
-            why = "the model's logits define no distribution" if outcome.error is None else "it could not be decoded"
-            raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
     def _steps(self, of: Piece | Whole) -> dict[str, Any]:
         details, names = self._body.specdec, self._service.names

@@ -15,7 +15,7 @@ from .json_body import check_json
 from .service import Service
 
 WITHOUT_KEY = ("/", "/health", "/ready")  # GET and HEAD; the page itself holds nothing secret
-WHILE_DRAINING = ("/health", "/metrics")
+WHILE_DRAINING = ("/health", "/ready", "/metrics")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 EVERYONE = "everyone"  # the owner of what is decoded where there are no keys
 
@@ -91,13 +91,12 @@ class Guards:
     async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
         """Returns the body; None: the client has left."""
         length = headers.get("content-length", "0")
-        if "transfer-encoding" not in headers and length == "0":
-            return b""
         if not length.isdecimal() or int(length) > self.settings.max_body_bytes:
             raise self._too_large(length)
+        posted = scope["method"] == "POST" and ("transfer-encoding" in headers or length != "0")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         is_json = kind == "application/json" and headers.get("content-encoding", "identity") == "identity"
-        if scope["method"] == "POST" and not is_json:  # browsers let pages of other sites send other types unasked
+        if posted and not is_json:  # browsers let pages of other sites send other types unasked
             raise ApiError(415, f"Content-Type: got {kind[:100]!r}, allowed: application/json, not compressed")
         body = bytearray()
         while True:
@@ -109,7 +108,7 @@ class Guards:
                 raise self._too_large(f"more than {self.settings.max_body_bytes}")
             if not message.get("more_body", False):
                 break
-        if scope["method"] == "POST":
+        if posted:
             check_json(bytes(body))
         return bytes(body)
 

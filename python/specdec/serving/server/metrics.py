@@ -168,6 +168,8 @@ class RequestMetrics:
         stats = outcome.stats  # with the drafts of a step that failed, and so emitted nothing
         self._count_drafts(stats.steps - stats.steps_by_drafts[0] - self._steps, stats.drafted - self._drafted)
         self._lane.drafter_errors.inc(outcome.drafter_error is not None)
+        if self._tokens == 0 and outcome.prompt_log_probs is not None:  # only its prompt was asked for
+            self._lane.prompt_tokens.inc(len(outcome.prompt_log_probs))
         self._end("abort" if reason == "cancelled" else reason)  # vLLM's word
 
     def abandoned(self) -> None:

@@ -38,10 +38,11 @@ async def health(request: Request) -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(request: Request) -> dict[str, str]:
-    """200 while requests are taken; 503 before the first engine is there, or after one has died. While the server
-    drains, the guards answer 503."""
+    """200 while requests are taken; 503 while the server starts or drains, or after an engine has died."""
     service: Service = request.app.state.service
     _check_engines(service)
+    if service.draining.is_set():
+        raise ApiError(503, "the server is shutting down", code="shutting_down")
     if not service.lanes.running:
         raise ApiError(503, "the server is starting", code="starting")
     return {"status": "ready"}

@@ -46,10 +46,7 @@ async def predict(request: Request, body: Prediction) -> str:
             pass
     finally:
         await text.close()
+    text.check()
     assert text.outcome is not None
-    if text.finish_reason == "cancelled":
-        raise ApiError(503, "the server is shutting down", code="cancelled")
-    if text.finish_reason == "error":
-        raise ApiError(500, "the text failed", code="decoding_failed")
     tokens = [*plan.prompts[0].tokens, *text.outcome.tokens]
     return str(service.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -134,6 +134,15 @@ class Text:
         assert self.outcome is not None, "the text has not ended"
         return _REASONS[self.outcome.end]
 
+    def check(self) -> None:
+        """Raises ApiError if the text has ended, but not by itself."""
+        if self.finish_reason == "cancelled":
+            raise ApiError(503, "the server is shutting down", code="cancelled")
+        if self.outcome is not None and self.outcome.end is End.FAILED:
+            by_logits = self.outcome.error is None
+            why = "the model's logits define no distribution" if by_logits else "it could not be decoded"
+            raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
+
     def _take(self, emission: Emission) -> Piece:
         scores: Sequence[TokenLogProb | None] = emission.top_log_probs or [None] * len(emission.tokens)
         tokens, text = [], ""
