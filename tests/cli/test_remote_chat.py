@@ -165,6 +165,8 @@ REFUSALS = [
     ([completion("part")], "the connection ended before the answer did"),
     ([completion("part"), {"error": {"message": "it broke"}}], "not answered: it broke"),
     ([b"[1]"], "no server with OpenAI's interface"),
+    ([{"choices": [5]}], "a chunk that is not as OpenAI's interface has it"),
+    ([{"error": {"message": "\x1b[2J"}}], "not answered: \\x1b[2J"),
 ]
 
 

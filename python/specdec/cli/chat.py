@@ -13,7 +13,7 @@ from .drafters import nodes_of
 from .interrupt import Interrupt
 from .show import Page, print_stats, print_troubles
 from .talking import converse, obey_or_answer
-from .terminal import remark
+from .terminal import remark, visible
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
@@ -100,7 +100,7 @@ def remote_talk(
     try:
         return RemoteTalk(Remote(url, api_key or os.environ.get("SPECDEC_API_KEY")), model, settings, stop)
     except RemoteError as error:
-        raise typer.BadParameter(str(error), param_hint="--url") from error
+        raise typer.BadParameter(visible(str(error)), param_hint="--url") from error
 
 
 class Talk:

@@ -18,10 +18,6 @@ class RemoteError(ValueError):
     """The server did not do what was asked; the message says why, and what may help."""
 
 
-class RefusedError(RemoteError):
-    """It answered with another status than 200."""
-
-
 class Remote:
     """A server. Every request has a connection of its own, which is closed when the answer is no longer read: the
     server then stops decoding it.
@@ -60,12 +56,12 @@ class Remote:
         return models
 
     def specdec(self) -> dict[str, Any] | None:
-        """What a server of specdec lets requests choose; None: it is another one. Raises RemoteError."""
+        """What a server of specdec lets requests choose; None: it is another one."""
         try:
             with closing(self._connect()) as connection:
                 answer = self._ask(connection, "GET", "/specdec")
                 return self._json(self._read(answer), answer)
-        except RefusedError:
+        except RemoteError:
             return None
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
@@ -115,7 +111,7 @@ class Remote:
             raise self._refused(answer, path)
         return answer
 
-    def _refused(self, answer: http.client.HTTPResponse, path: str) -> RefusedError:
+    def _refused(self, answer: http.client.HTTPResponse, path: str) -> RemoteError:
         try:
             told = _message(self._json(self._read(answer), answer), answer.reason)
         except RemoteError:  # a proxy's page, perhaps
@@ -125,7 +121,7 @@ class Remote:
             404: "; the URL of OpenAI's interface mostly ends with /v1",
             429: f"; try again in {answer.getheader('Retry-After', 'a few')} seconds",
         }
-        return RefusedError(f"{self.url}{path} answered {answer.status}: {told}{help.get(answer.status, '')}")
+        return RemoteError(f"{self.url}{path} answered {answer.status}: {told}{help.get(answer.status, '')}")
 
     def _read(self, answer: http.client.HTTPResponse, line: bool = False) -> bytes:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +49,14 @@ class Totals:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+
+    def line(self) -> str:
+        """As local chats have it, as far as the server told."""
+        speed = f"{self.tokens / self.seconds:.1f} tokens/s"
+        if not self.steps:
+            return f"{self.tokens} tokens, {speed}"
+        rates = f"tau {self.tokens / self.steps:.2f}, acceptance rate {self.accepted / max(self.drafted, 1):.2f}"
+        return f"{self.tokens} tokens in {self.steps} steps, {speed}: {rates}"
 
 
 class RemoteTalk:
@@ -128,21 +135,15 @@ class RemoteTalk:
         return "/completions", {**body, "prompt": self._said.text_with(said)}
 
     def _tell(self, page: _Answer, seconds: float) -> None:
-        stats, totals = page.stats, self._totals
-        tokens = int(page.usage.get("completion_tokens", 0))
-        totals.answers, totals.tokens, totals.seconds = (
-            totals.answers + 1,
-            totals.tokens + tokens,
-            totals.seconds + seconds,
-        )
-        for name in ("steps", "drafted", "accepted"):
-            setattr(totals, name, getattr(totals, name) + int(stats.get(name, 0)))
+        own = Totals(1, page.tokens, seconds, **page.counts)
+        for each in dataclasses.fields(Totals):
+            setattr(self._totals, each.name, getattr(self._totals, each.name) + getattr(own, each.name))
         if page.coloured:
             told = (Text(f"{name} {page.producers.count(name)}", colour) for name, colour in COLOURS.items())
             remark(Text("tokens: ") + Text(", ").join([*told, Text(f"plain {page.producers.count('plain')}")]))
-            places = (f"{i}: {rate:.0%}" for i, rate in enumerate(stats.get("by_position", ()), 1) if rate)
+            places = (f"{i}: {rate:.0%}" for i, rate in enumerate(page.by_position, 1) if rate)
             remark("accepted by place, of those drafted: " + (", ".join(places) or "–"), "dim")
-        remark(_counts(tokens, seconds, stats.get("steps"), stats.get("drafted", 0), stats.get("accepted", 0)), "dim")
+        remark(own.line(), "dim")
 
 
 class RemoteCommands(Commands):
@@ -205,9 +206,7 @@ class RemoteCommands(Commands):
             self._distribution(),
         ]
         if t.answers:
-            lines.append(
-                f"{t.answers} answers, " + _counts(t.tokens, t.seconds, t.steps or None, t.drafted, t.accepted)
-            )
+            lines.append(f"{t.answers} answers, {t.line()}")
         return "\n".join(lines)
 
 
@@ -220,22 +219,33 @@ class _Answer:
 
     def __init__(self, coloured: bool):
         self.coloured, self.text, self.producers = coloured, "", list[str]()
-        self.usage: dict[str, Any] = {}
-        self.stats: dict[str, Any] = {}
+        self.tokens = 0
+        self.counts: dict[str, int] = {}  # steps, drafted and accepted; {}: not told
+        self.by_position: list[float] = []
         self._shown = 0
 
     def take(self, chunk: dict[str, Any]) -> None:
-        self.usage = chunk.get("usage") or self.usage
-        for choice in chunk.get("choices") or []:
-            part = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-            told = choice.get("specdec") or {}
-            self.stats = told.get("stats") or self.stats
-            self.text += part
-            if not self.coloured:
-                self._show(part)
-            for text, producer in _tokens(told):
+        """Raises RemoteError."""
+        try:
+            self.tokens = int((chunk.get("usage") or {}).get("completion_tokens", self.tokens))
+            for choice in chunk.get("choices") or []:
+                self._take(choice)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RemoteError("the server sent a chunk that is not as OpenAI's interface has it") from error
+
+    def _take(self, choice: dict[str, Any]) -> None:
+        part = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        told = choice.get("specdec") or {}
+        self.text += part
+        if not self.coloured:
+            self._show(part)
+        for step in told.get("steps") or []:
+            for _, text, producer in step["tokens"]:
                 self.producers.append(producer)
                 self._show(text, COLOURS.get(producer))
+        if stats := told.get("stats"):
+            self.counts = {name: int(stats[name]) for name in ("steps", "drafted", "accepted")}
+            self.by_position = [float(rate) for rate in stats["by_position"]]
 
     def finish(self) -> None:
         """Prints what no step had: bytes that never became a character, or the text before an interruption."""
@@ -244,19 +254,3 @@ class _Answer:
     def _show(self, text: str, colour: str | None = None) -> None:
         write(text, colour)
         self._shown += len(text)
-
-
-def _tokens(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Text and producer of each token of the steps that a chunk tells of."""
-    for step in told.get("steps") or []:
-        for _, text, producer in step["tokens"]:
-            yield text, producer
-
-
-def _counts(tokens: int, seconds: float, steps: int | None, drafted: int, accepted: int) -> str:
-    """A line as local chats have it, as far as the server told."""
-    speed = f"{tokens / seconds:.1f} tokens/s"
-    if not steps:
-        return f"{tokens} tokens, {speed}"
-    rates = f"tau {tokens / steps:.2f}, acceptance rate {accepted / max(drafted, 1):.2f}"
-    return f"{tokens} tokens in {steps} steps, {speed}: {rates}"
