@@ -105,6 +105,25 @@ def throughput(results: Results) -> str:
     return page(table(head, rows), said + source("throughput", r))
 
 
+def load_aware(results: Results) -> str:
+    r = results["load_aware"]
+    fixed = [*dict.fromkeys(name for row in r["rows"] for name in row["times_plain_of_fixed"])]
+    head = ["temperature", "sequences", "rows", *fixed, "adaptive K", "its plain steps", "num_drafts=0", "plain again"]
+    rows = []
+    for row in r["rows"]:
+        times = [number(row["times_plain_of_fixed"][name]) for name in fixed]
+        last = [f"{row['plain_steps']:.0%}", spread(row["num_drafts_0"]), spread(row["plain_again"])]
+        about = [f"{row['temperature']:g}", str(row["load"]), str(row["rows"])]
+        rows.append([*about, *times, number(row["times_plain"]["median"]), *last])
+    adaptive, capped = (min(row[what]["median"] for row in r["rows"]) for what in ("times_plain", "num_drafts_0"))
+    said = (
+        f"Tokens a second, relative to plain decoding of as many sequences at a time on as many rows, with rule "
+        f"`coupled`. At worst the adaptive K has {number(adaptive)} of it, and requests with `num_drafts=0` on a "
+        f"scheduler with a draft have {number(capped)}. {source('load_aware', r)}"
+    )
+    return page(table(head, rows), said)
+
+
 def lengths(results: Results) -> str:
     r = results["lengths"]
     widths = [*dict.fromkeys(name.rsplit("K=", 1)[1] for row in r["rows"] for name in row["times_plain_of_fixed"])]

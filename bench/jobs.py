@@ -108,10 +108,17 @@ class Job:
     Args:
         whole_batches: as many requests as there are rows begin together, and the next ones when the last of these has
             ended.
+        load: how many requests the scheduler has at one time; None: always some that wait.
     """
 
-    def __init__(self, scheduler: Scheduler, requests: Iterable[Request], whole_batches: bool = False):
-        self.scheduler, self.whole_batches = scheduler, whole_batches
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: Iterable[Request],
+        whole_batches: bool = False,
+        load: int | None = None,
+    ):
+        self.scheduler, self.whole_batches, self.load = scheduler, whole_batches, load
         self.rows = scheduler.usage.rows
         self.texts: dict[object, list[int]] = {}  # by the request's ``id``
         self.stats: list[Stats] = []
@@ -137,10 +144,12 @@ class Job:
         before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
         goal = math.inf if ended is None else len(self.stats) + ended
         while not self.done and len(self.stats) < goal and time.perf_counter() - begun < seconds:
-            waiting = scheduler.usage.waiting
+            usage = scheduler.usage
             if scheduler.idle or not self.whole_batches:
-                most = self.rows if self.whole_batches else 2 * self.rows + 1
-                for _ in range(min(most - waiting, len(self._coming))):
+                free = (self.rows if self.whole_batches else 2 * self.rows + 1) - usage.waiting
+                if self.load is not None:
+                    free = self.load - usage.live - usage.prefilling - usage.waiting
+                for _ in range(min(free, len(self._coming))):
                     scheduler.submit(self._coming.popleft())
             for update in scheduler.step():
                 if not isinstance(update, Outcome):

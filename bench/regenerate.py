@@ -100,6 +100,11 @@ RESULTS = (
         (*MEASURING, *SCHEDULER, "bench/bench_lengths.py", "bench/bench_decoding.py"),
     ),
     Result(
+        "load_aware",
+        "bench/bench_load_aware.py --json {json}",
+        (*MEASURING, *SCHEDULER, "bench/bench_load_aware.py", "bench/bench_lengths.py"),
+    ),
+    Result(
         "drafters",
         "bench/bench_decoding.py drafters --rounds 3 --json {json}",
         (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py"),

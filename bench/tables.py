@@ -33,6 +33,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "heads": decoding.heads,
     "throughput": decoding.throughput,
     "lengths": decoding.lengths,
+    "load_aware": decoding.load_aware,
     "admission": decoding.admission,
     "memory": decoding.memory,
     "rules": decoding.rules,

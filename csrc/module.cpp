@@ -25,6 +25,8 @@ void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* f
   torch::stable::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) { run(function, begin, end); });
 }
 
+int64_t num_threads() { return torch::stable::get_num_threads(); }
+
 STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("draft_step", TORCH_BOX(&specdec::draft_step<run_draft_step>));
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));

@@ -8,7 +8,10 @@ namespace specdec::cpu {
 void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* function, int64_t begin, int64_t end),
                          const void* function);
 
-// Calls function(begin, end) on disjoint ranges that cover [0, tasks), each of at least `grain` tasks.
+int64_t num_threads();
+
+// Calls function(begin, end) on disjoint ranges that cover [0, tasks), each of at least `grain` tasks. A call
+// within such a function has one range.
 template <class Function>
 void parallel_for(int64_t tasks, int64_t grain, const Function& function) {
   parallel_for_erased(

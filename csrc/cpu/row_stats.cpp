@@ -93,9 +93,11 @@ void keep_first(std::vector<Candidate>& arrivals, int64_t count) {
 StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size()) {
   const int64_t rows = static_cast<int64_t>(tasks.size());
   std::vector<int64_t> first(rows + 1, 0);  // row r owns blocks first[r] .. first[r + 1] - 1
+  std::vector<int64_t> present;             // the rows that have data
   bool any_selects = false, any_raw = false, any_brackets = false;
   for (int64_t r = 0; r < rows; ++r) {
     const bool there = tasks[r].row.data != nullptr;
+    if (there) present.push_back(r);
     first[r + 1] = first[r] + (there ? tasks[r].row.num_blocks() : 0);
     any_selects |= there && selects(tasks[r]);
     any_brackets |= there && brackets(tasks[r]);
@@ -106,28 +108,6 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
   std::vector<BlockStats> raw(any_raw ? first.back() : 0);
   std::vector<Search> searches(rows);
   const std::unique_ptr<Split[]> splits(any_brackets ? new Split[first.back()] : nullptr);
-  const auto of_blocks = [&](const auto& function) {
-    parallel_for(first.back(), kGrainBlocks, [&](int64_t begin, int64_t end) {
-      int64_t r = 0;
-      for (int64_t i = begin; i < end; ++i) {
-        while (i >= first[r + 1]) ++r;
-        function(r, i - first[r], i);
-      }
-    });
-  };
-  const auto of_rows = [&](const auto& function) {
-    parallel_for(rows, any_selects ? 1 : rows, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        if (tasks[r].row.data != nullptr) function(r, first[r]);
-      }
-    });
-  };
-  const auto any_of_rows = [&](const auto& condition) {
-    for (int64_t r = 0; r < rows; ++r) {
-      if (condition(r)) return true;
-    }
-    return false;
-  };
   const auto select_row = [&](int64_t r, int64_t i) {
     const RowTask& task = tasks[r];
     RowStats& stats = stats_[r];
@@ -150,59 +130,87 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
     }
   };
 
-  if (any_brackets) {
-    of_rows([&](int64_t r, int64_t) {
-      const RowTask& task = tasks[r];
-      if (brackets(task)) searches[r].bracket = guess_bracket(task.row, 1.0f / task.temperature, task.top_p);
-    });
-  }
-  of_blocks([&](int64_t r, int64_t block, int64_t i) {
-    const RowTask& task = tasks[r];
-    const Bracket* bracket = brackets(task) ? &searches[r].bracket : nullptr;
-    measure(task, block, bracket, &blocks_[i], selects(task) ? &lanes[i * kLanes] : nullptr,
-            bracket != nullptr ? &splits[i] : nullptr, task.raw ? &raw[i] : nullptr);
-  });
-  of_rows([&](int64_t r, int64_t i) {
-    const RowTask& task = tasks[r];
-    RowStats& stats = stats_[r];
-    stats.blocks = &blocks_[i];
-    stats.max = stats.lse = max_of_blocks(stats.blocks, task.row.num_blocks());
-    if (task.temperature != 0.0f) stats.inverse_temperature = 1.0f / task.temperature;
-    if (task.raw) {
-      const float max = max_of_blocks(&raw[i], task.row.num_blocks());
-      stats.raw_lse = lse_of_blocks(&raw[i], task.row.num_blocks(), max, 1.0f);
+  // The rows present[from], ..., present[to - 1].
+  const auto read_rows = [&](int64_t from, int64_t to) {
+    const auto of_blocks = [&](const auto& function) {
+      const int64_t before = first[present[from]], end_of_all = first[present[to - 1] + 1];
+      parallel_for(end_of_all - before, kGrainBlocks, [&](int64_t begin, int64_t end) {
+        int64_t r = present[from];
+        for (int64_t i = before + begin; i < before + end; ++i) {
+          while (i >= first[r + 1]) ++r;
+          function(r, i - first[r], i);
+        }
+      });
+    };
+    const auto of_rows = [&](const auto& function) {
+      parallel_for(to - from, any_selects ? 1 : to - from, [&](int64_t begin, int64_t end) {
+        for (int64_t i = from + begin; i < from + end; ++i) function(present[i], first[present[i]]);
+      });
+    };
+    const auto any_of_rows = [&](const auto& condition) {
+      return std::any_of(present.begin() + from, present.begin() + to, condition);
+    };
+    if (any_brackets) {
+      of_rows([&](int64_t r, int64_t) {
+        const RowTask& task = tasks[r];
+        if (brackets(task)) searches[r].bracket = guess_bracket(task.row, 1.0f / task.temperature, task.top_p);
+      });
     }
-    if (selects(task) && finite(stats.max)) select_row(r, i);
-  });
-  const auto again = [&](int64_t r) { return searches[r].again; };
-  if (any_of_rows(again)) {
     of_blocks([&](int64_t r, int64_t block, int64_t i) {
-      if (!again(r)) return;
-      if (blocks_[i].max < searches[r].bracket.low) {
-        splits[i].above = 0.0f, splits[i].count = 0;
-      } else {
-        block_kernels().split(tasks[r].row, block, stats_[r].inverse_temperature, nullptr, searches[r].bracket,
-                              &splits[i]);
-      }
+      const RowTask& task = tasks[r];
+      const Bracket* bracket = brackets(task) ? &searches[r].bracket : nullptr;
+      measure(task, block, bracket, &blocks_[i], selects(task) ? &lanes[i * kLanes] : nullptr,
+              bracket != nullptr ? &splits[i] : nullptr, task.raw ? &raw[i] : nullptr);
     });
     of_rows([&](int64_t r, int64_t i) {
-      if (again(r)) select_row(r, i);
-    });
-  }
-  const auto to_sum = [&](int64_t r) {
-    return tasks[r].row.data != nullptr && tasks[r].filtered() && tasks[r].weighed && finite(stats_[r].max) &&
-           !searches[r].summed;
-  };
-  if (any_of_rows(to_sum)) {
-    of_blocks([&](int64_t r, int64_t block, int64_t i) {
       const RowTask& task = tasks[r];
-      const RowStats& stats = stats_[r];
-      if (!to_sum(r)) return;
-      const bool kept = blocks_[i].max >= stats.cutoff;
-      blocks_[i].sum =
-          kept ? block_kernels().sum_above(task.row, block, blocks_[i].max, stats.inverse_temperature, stats.cutoff)
-               : 0.0f;
+      RowStats& stats = stats_[r];
+      stats.blocks = &blocks_[i];
+      stats.max = stats.lse = max_of_blocks(stats.blocks, task.row.num_blocks());
+      if (task.temperature != 0.0f) stats.inverse_temperature = 1.0f / task.temperature;
+      if (task.raw) {
+        const float max = max_of_blocks(&raw[i], task.row.num_blocks());
+        stats.raw_lse = lse_of_blocks(&raw[i], task.row.num_blocks(), max, 1.0f);
+      }
+      if (selects(task) && finite(stats.max)) select_row(r, i);
     });
+    const auto again = [&](int64_t r) { return searches[r].again; };
+    if (any_of_rows(again)) {
+      of_blocks([&](int64_t r, int64_t block, int64_t i) {
+        if (!again(r)) return;
+        if (blocks_[i].max < searches[r].bracket.low) {
+          splits[i].above = 0.0f, splits[i].count = 0;
+        } else {
+          block_kernels().split(tasks[r].row, block, stats_[r].inverse_temperature, nullptr, searches[r].bracket,
+                                &splits[i]);
+        }
+      });
+      of_rows([&](int64_t r, int64_t i) {
+        if (again(r)) select_row(r, i);
+      });
+    }
+    const auto to_sum = [&](int64_t r) {
+      return tasks[r].filtered() && tasks[r].weighed && finite(stats_[r].max) && !searches[r].summed;
+    };
+    if (any_of_rows(to_sum)) {
+      of_blocks([&](int64_t r, int64_t block, int64_t i) {
+        const RowTask& task = tasks[r];
+        const RowStats& stats = stats_[r];
+        if (!to_sum(r)) return;
+        const bool kept = blocks_[i].max >= stats.cutoff;
+        blocks_[i].sum =
+            kept ? block_kernels().sum_above(task.row, block, blocks_[i].max, stats.inverse_temperature, stats.cutoff)
+                 : 0.0f;
+      });
+    }
+  };
+  const int64_t all = static_cast<int64_t>(present.size());
+  // Where rows with brackets divide evenly among the threads, each takes whole rows: it waits for others only once, and
+  // finds in its cache what it reads again. Then parallel_for is serial within.
+  if (any_brackets && all % num_threads() == 0) {
+    parallel_for(all, 1, read_rows);
+  } else if (all > 0) {
+    read_rows(0, all);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const RowTask& task = tasks[r];

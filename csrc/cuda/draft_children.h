@@ -4,7 +4,7 @@
 
 #include "arrivals.h"
 #include "compact.h"
-#include "row_draws.h"
+#include "drafted_row.h"
 
 namespace specdec::cuda {
 
@@ -30,11 +30,7 @@ struct ChildrenMemory {
   }
 };
 
-inline Items ChildrenMemory::items(const DraftChildrenParams& params) {
-  const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
-  return {blocks_of(params.vocabulary), block_bytes(rows),
-          own_copy_of(params.sampling, false, aligned(rows), block_bytes(rows))};
-}
+inline Items ChildrenMemory::items(const DraftChildrenParams& params) { return items_of_drafting(params); }
 
 inline ChildrenMemory ChildrenMemory::cut(Arena& arena, const DraftChildrenParams& params, const Items& items,
                                           const Cut& cut) {
@@ -67,19 +63,7 @@ struct Branching {
 SPECDEC_DEVICE Branching branching_of(const ChildrenWork& work, int64_t b) {
   const DraftChildrenParams& params = work.params;
   const ChildrenMemory memory = work.memory(b);
-  const bool counted = params.drafts != nullptr;
-  const Row row = {params.logits + b * params.row_stride,
-                   params.dtype,
-                   params.vocabulary,
-                   params.d2t,
-                   &params.sampling,
-                   b,
-                   params.position[b],
-                   counted ? params.drafts + b * params.depth : nullptr,
-                   counted ? params.depth : 0,
-                   memory.ring.kept(),
-                   0,
-                   work.place_for_copy()};
+  const Row row = row_to_draft_from(params, b, params.depth, memory.ring, work.place_for_copy());
   const float given = params.sampling.temperature[b];
   const bool greedy = given == 0.0f && params.sampled;
   const float temperature = given == 0.0f && !params.sampled ? 1.0f : given;
@@ -90,17 +74,6 @@ SPECDEC_DEVICE Branching branching_of(const ChildrenWork& work, int64_t b) {
           given != 0.0f && filters_of(params.sampling, b).any(),
           temperature,
           greedy ? 0.0f : 1.0f / temperature};
-}
-
-// Computes the statistics of every block of the row.
-SPECDEC_DEVICE void measure_parent(const Branching& s, const Place& place) {
-  const int n = s.memory.blocks.n;
-  const Measured measured = {{s.row.data, 0, s.row.size, s.row.dtype}, {}, n, n};
-  simt::arrive_only();
-  begin_copies(s.memory.ring, measured, place);
-  simt::wait_cluster();  // now all blocks run, and may write to each other's memory
-  measure(measured, s.memory.ring, place, {s.memory.blocks.max, s.memory.blocks.mass, false, nullptr, nullptr, n, 0},
-          s.params.sampling.has_table, s.inverse_temperature, [&](int) { return s.row; });
 }
 
 // By a block: writes a row's statistics, and the first `size` children of a sorted list.
@@ -201,14 +174,14 @@ SPECDEC_DEVICE void decide_children(const Branching& s, const Place& place) {
 // The first of the two kernels of a split launch.
 SPECDEC_KERNEL(children_measure_kernel, kMostThreads, ChildrenWork) {
   simt::start_next_launch();
-  measure_parent(branching_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
+  measure_row(branching_of(params, simt::cluster() / params.blocks), Place::measuring(params.blocks));
 }
 
 SPECDEC_KERNEL(draft_children_kernel, kMostThreads, ChildrenWork) {
   const Place place = Place::here();
   const Branching s = branching_of(params, simt::cluster());
   if (params.scratch == nullptr) {
-    measure_parent(s, place);
+    measure_row(s, place);
     simt::sync_cluster();
   } else {
     simt::wait_for_launch_before();

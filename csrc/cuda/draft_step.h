@@ -3,7 +3,7 @@
 #pragma once
 
 #include "compact.h"
-#include "row_draws.h"
+#include "drafted_row.h"
 
 namespace specdec::cuda {
 
@@ -28,11 +28,7 @@ struct DraftMemory {
   }
 };
 
-inline Items DraftMemory::items(const DraftStepParams& params) {
-  const LogitRows rows = {params.logits, params.dtype, params.row_stride, params.row_stride, params.vocabulary};
-  return {blocks_of(params.vocabulary), block_bytes(rows),
-          own_copy_of(params.sampling, false, aligned(rows), block_bytes(rows))};
-}
+inline Items DraftMemory::items(const DraftStepParams& params) { return items_of_drafting(params); }
 
 inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut) {
   const int n = blocks_of(params.vocabulary);
@@ -134,33 +130,10 @@ struct Drafting {
 SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
   const DraftStepParams& params = work.params;
   const DraftMemory memory = work.memory(b);
-  const bool counted = params.drafts != nullptr;
-  const Row row = {params.logits + b * params.row_stride,
-                   params.dtype,
-                   params.vocabulary,
-                   params.d2t,
-                   &params.sampling,
-                   b,
-                   params.position[b],
-                   counted ? params.drafts + b * params.offset : nullptr,
-                   counted ? params.offset : 0,
-                   memory.ring.kept(),
-                   0,
-                   work.place_for_copy()};
+  const Row row = row_to_draft_from(params, b, params.offset, memory.ring, work.place_for_copy());
   const float temperature = params.sampling.temperature[b];
   const bool selects = temperature != 0.0f && (params.compact > 0 || filters_of(params.sampling, b).any());
   return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature, selects};
-}
-
-// Computes the statistics of every block of the row.
-SPECDEC_DEVICE void measure_row(const Drafting& s, const Place& place) {
-  const int n = s.memory.blocks.n;
-  const Measured measured = {{s.row.data, 0, s.row.size, s.row.dtype}, {}, n, n};
-  simt::arrive_only();
-  begin_copies(s.memory.ring, measured, place);
-  simt::wait_cluster();  // now all blocks run, and may write to each other's memory
-  measure(measured, s.memory.ring, place, {s.memory.blocks.max, s.memory.blocks.mass, false, nullptr, nullptr, n, 0},
-          s.params.sampling.has_table, s.inverse_temperature, [&](int) { return s.row; });
 }
 
 // Draws and writes the draft, given the blocks' statistics.

@@ -131,6 +131,38 @@ def test_rows_without_drafts_wait_too():
     assert 0 in {lengths.next([0], 16)[0] for _ in range(HOLD + 1)}
 
 
+def capped(costs: Sequence[float], caps: dict[int, int], learned: Learned | None = None) -> list[int]:
+    """The K of 300 steps of two rows of whose drafts all are accepted, but none after the rows' caps."""
+    lengths, chosen = SharedLength(learned or Learned(range(9), costs), 2), []
+    for _ in range(300):
+        k = lengths.next([0, 1], 2, caps=caps)[0]
+        own = [min(k, caps.get(row, k)) for row in range(2)]
+        chosen.append(max(own))
+        lengths.took(max(own), costs[max(own)])
+        lengths.record(max(own), [RowResult(row, n, n, n + 1, False) for row, n in enumerate(own)])
+    return chosen
+
+
+def test_rows_that_may_draft_few_tokens_win_few():
+    """A draft that comes after all rows' caps only costs, and one after a row's cap wins nothing there."""
+    steep = [1.0, 1.5, 2.5, *(2.75 + 0.25 * k for k in range(6))]
+    for costs, caps, best in ((CHEAP, {}, 8), (CHEAP, {0: 2, 1: 3}, 3), (CHEAP, {0: 2}, 8), (steep, {0: 2, 1: 1}, 1)):
+        assert capped(costs, caps)[40:].count(best) > 200, (costs, caps)
+    assert set(capped([1.0, *[3.5] * 8], {0: 2, 1: 2})[40:]) <= {0, 1, 2}
+    assert capped([1.0, *[3.5] * 8], {0: 2, 1: 2}).count(0) > 250  # three tokens in the time of 3.5
+
+
+@pytest.mark.parametrize("cap", (1, 2, 5))
+def test_times_are_learned_as_far_as_rows_may_draft(cap):
+    """Whether drafts pay is known although none of the rows can ever draft as many as are timed first."""
+    for costs, pays in (([1.0, *[20.0] * 8], False), (CHEAP, True)):
+        known = Learned(range(9))
+        chosen = capped(costs, {0: cap, 1: cap}, known)
+        assert max(chosen) <= cap and known.times.missing is not None and known.times.missing_to(cap) is None
+        assert (chosen[40:].count(cap) > 200) if pays else (chosen[40:].count(0) > 240)
+    assert capped(CHEAP, {}, known)[40:].count(8) > 200 and known.times.missing is None
+
+
 def test_a_verdict_holds_for_some_steps():
     """Drafts win tokens a second, so trials would cost nothing, but row 0 ends last, and its drafts are rejected."""
     lengths, rows, chosen = SharedLength(Learned(range(3), [1.0, 1.5, 2.4]), 16), range(16), []

@@ -169,8 +169,17 @@ WRONG = {
 }
 
 
+WIRED = {"params": SamplingParams(1.0), "seed": [1, 2, 3]}
+
+
+@pytest.fixture(scope="module")
+def right(loaded) -> float:
+    """tau of the head as it should be."""
+    return texts(predictable_target(), loaded["eagle3"], **WIRED).stats.tau
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_wiring_halves_tau_and_is_told(tmp_path, name, loaded):
+def test_wrong_wiring_halves_tau_and_is_told(tmp_path, name, right):
     change, arguments = WRONG[name]
     config, tensors = exact_eagle3()
     if change is not None:
@@ -179,9 +188,7 @@ def test_wrong_wiring_halves_tau_and_is_told(tmp_path, name, loaded):
     with pytest.warns(RuntimeWarning, match="drafts are hardly accepted") as caught:
         drafter = load_head(write(tmp_path, config, tensors), target, **arguments)
     assert drafter.report.little
-    settings = {"params": SamplingParams(1.0), "seed": [1, 2, 3]}
-    right, wrong = (texts(target, each, **settings).stats.tau for each in (loaded["eagle3"], drafter))
-    assert wrong < 0.6 * right
+    assert texts(target, drafter, **WIRED).stats.tau < 0.6 * right
     if name.startswith("states one"):  # the message says which would be right
         assert "layer_ids=[2, 3, 5]" in str(caught[0].message)
 

@@ -8,6 +8,7 @@ compared with plain sampling from the target, and with the rule's algorithm as w
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 
 import pytest
@@ -52,8 +53,9 @@ def check(probe: Probe, step: Step, settings: list[Setting], num_steps: int = 1)
     """Compares one step with the published algorithm and the target, and several steps, which continue from any text,
     with the target. Returns the distributions of the first step."""
     first = distributions = step.distributions(probe, [Context(setting) for setting in settings])
-    for setting, distribution in zip(settings, distributions, strict=True):
-        target, draft = setting.model(step.target), step.draft_model(setting)
+    targets = [setting.model(step.target) for setting in settings]
+    for setting, target, distribution in zip(settings, targets, distributions, strict=True):
+        draft = functools.cache(step.draft_model(setting))
         assert abs(sum(distribution.values()) - 1) < EXACT, setting
         for published in PUBLISHED[step.rule]:
             assert total_variation(distribution, published(target, draft, step.num_drafts)) < EXACT, (
@@ -62,8 +64,7 @@ def check(probe: Probe, step: Step, settings: list[Setting], num_steps: int = 1)
             )
     for number in range(1, num_steps + 1):
         length = number * (step.num_drafts + 1)
-        for setting, distribution in zip(settings, distributions, strict=True):
-            target = setting.model(step.target)
+        for setting, target, distribution in zip(settings, targets, distributions, strict=True):
             assert (
                 total_variation(completed(distribution, target, length), text_distribution(target, length)) < EXACT
             ), setting

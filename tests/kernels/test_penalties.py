@@ -211,9 +211,9 @@ def test_temperature_zero_takes_the_largest_of_what_penalties_leave(backend):
 # ---- Rows of a step --------------------------------------------------------------------------------------------------
 
 
-def many(text: Text, backend: str) -> list[Text]:
+def many(text: Text, backend: str, most: int = 60) -> list[Text]:
     """The number of seeds that the backend is fast enough for."""
-    return [text] * (4 if is_interpreted(backend) else 60)
+    return [text] * (4 if is_interpreted(backend) else most)
 
 
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
@@ -224,7 +224,7 @@ def many(text: Text, backend: str) -> list[Text]:
 def test_rows_of_a_step_count_the_drafts_before_them(backend, name, rule):
     """The log-probability of every emitted token is that of transformers' scores after the tokens emitted before it."""
     drafts = [11, 4, 4]
-    texts = many(TEXTS[name], backend)
+    texts = many(TEXTS[name], backend, 20)
     target = rows(1, 4, 24, random_state=7)
     target[:, [0, 1, 2], drafts] += 5  # makes them likely to be accepted
     out = step_of(
@@ -268,7 +268,7 @@ def test_ends_come_no_earlier_than_they_may(backend, rule):
     target = torch.zeros(1, 4, 6)
     target[..., 2] = 20.0
     for first in (1, 2) if is_interpreted(backend) else range(5):
-        texts = many(Text([1], [0], {}, (2, 5, 99), 1 + first), backend)
+        texts = many(Text([1], [0], {}, (2, 5, 99), 1 + first), backend, 20)
         inputs = step_of(texts, target.expand(len(texts), -1, -1), [[2, 2, 2]] * len(texts), rule=rule)
         out = inputs.run(backend)
         if first == 0:

@@ -8,6 +8,7 @@ tokens (81 outcomes) finds that probabilities are wrong by a factor of 1 +- 0.04
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -121,8 +122,17 @@ def check(*arguments) -> None:
         assert result.p_value > LEVEL, (name, result)
 
 
-@pytest.mark.parametrize("draws", [DRAWS, pytest.param(NIGHTLY, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("decoding", DECODINGS, ids=str)
+def every_day_or_nightly() -> Iterator:
+    """Every day with a fixed K, and with one that follows acceptance and penalties, which has what a K of 1 and one
+    without penalties have."""
+    for decoding, draws in itertools.product(DECODINGS, (DRAWS, NIGHTLY)):
+        every_day = decoding.num_drafts == MOST or decoding.setting == "penalties"
+        yield pytest.param(
+            decoding, draws, marks=[] if every_day and draws == DRAWS else pytest.mark.nightly, id=f"{decoding}-{draws}"
+        )
+
+
+@pytest.mark.parametrize(("decoding", "draws"), every_day_or_nightly())
 @pytest.mark.parametrize("backend", BIG_BACKENDS)
 def test_whole_texts(backend, decoding, draws):
     check(decoding, backend, draws)

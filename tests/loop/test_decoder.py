@@ -16,10 +16,10 @@ from support.texts import assert_same_greedy, check_text_distribution
 
 from specdec_kernels import SamplingParams, Status
 
-NEW = 128
+EVERY_DAY, NIGHTLY = 48, 128  # new tokens
 
 
-# ---- Greedy equality: nightly 208 prompts of 128 tokens, every day 60 ------------------------------------
+# ---- Greedy equality: nightly 208 prompts of 128 tokens, every day 60 of 48 -----------------------------
 
 
 GOOD, ADVERSARIAL = "good", "adversarial"
@@ -28,7 +28,7 @@ BATCHES = 11  # batches of 8 prompts for each kind of draft: 176 prompts
 
 
 @functools.cache
-def greedy_texts() -> list[tuple[list[int], list[int]]]:
+def greedy_texts(new_tokens: int) -> list[tuple[list[int], list[int]]]:
     """(prompt, what model.generate says) of 208 prompts of several lengths, 32 prompts of one length at a time."""
     target, texts = tunable_pair(0.3)[0], []
     for length in (1, 2, 7, 12, 20, 33, 50):
@@ -37,7 +37,7 @@ def greedy_texts() -> list[tuple[list[int], list[int]]]:
             torch.tensor(group),
             attention_mask=torch.ones(32, length),
             do_sample=False,
-            max_new_tokens=NEW,
+            max_new_tokens=new_tokens,
             pad_token_id=0,
         )
         texts += zip(group, whole[:, length:].tolist(), strict=True)
@@ -52,21 +52,26 @@ def some_nightly(values, every_day):
     return [v if v in every_day else pytest.param(v, marks=pytest.mark.nightly) for v in values]
 
 
-@pytest.mark.parametrize("num_drafts", some_nightly(range(1, 9), (1, 3, 8)))
+def all_nightly(values, every_day):
+    return [(v, EVERY_DAY) for v in every_day] + [pytest.param(v, NIGHTLY, marks=pytest.mark.nightly) for v in values]
+
+
+@pytest.mark.parametrize(("num_drafts", "new_tokens"), all_nightly(range(1, 9), (1, 3, 8)))
 @pytest.mark.parametrize("quality", (GOOD, ADVERSARIAL))
-def test_greedy_equals_plain_one_by_one(quality, num_drafts):
+def test_greedy_equals_plain_one_by_one(quality, num_drafts, new_tokens):
     target = tunable_pair(0.3)[0]
     first = SINGLE * (2 * (num_drafts - 1) + (quality == GOOD))
-    for prompt, expected in greedy_texts()[first : first + SINGLE]:
-        result = generate(target, draft_of(quality), [prompt], num_drafts, max_new_tokens=NEW)
+    for prompt, expected in greedy_texts(new_tokens)[first : first + SINGLE]:
+        result = generate(target, draft_of(quality), [prompt], num_drafts, max_new_tokens=new_tokens)
         assert_same_greedy(target, prompt, result.tokens[0], expected)
 
 
-@pytest.mark.parametrize("number", some_nightly(range(2 * BATCHES), range(6)))
-def test_greedy_equals_plain_in_batches(number):
+@pytest.mark.parametrize(("number", "new_tokens"), all_nightly(range(2 * BATCHES), range(6)))
+def test_greedy_equals_plain_in_batches(number, new_tokens):
     target, quality = tunable_pair(0.3)[0], (GOOD, ADVERSARIAL)[number % 2]
-    texts = greedy_texts()[32 + 8 * number : 40 + 8 * number]
-    result = generate(target, draft_of(quality), [p for p, _ in texts], 1 + number // 2 % 8, max_new_tokens=NEW)
+    texts = greedy_texts(new_tokens)[32 + 8 * number : 40 + 8 * number]
+    ids = [p for p, _ in texts]
+    result = generate(target, draft_of(quality), ids, 1 + number // 2 % 8, max_new_tokens=new_tokens)
     for (prompt, expected), got in zip(texts, result.tokens, strict=True):
         assert_same_greedy(target, prompt, got, expected)
 
@@ -75,11 +80,11 @@ def test_greedy_equals_plain_in_batches(number):
 def test_greedy_equals_plain_for_every_model_type(kind):
     target, ragged = tiny_model(kind), prompts(4, 1, 20)
     expected = [
-        target.generate(torch.tensor([p]), do_sample=False, max_new_tokens=60, pad_token_id=0)[0, len(p) :].tolist()
+        target.generate(torch.tensor([p]), do_sample=False, max_new_tokens=30, pad_token_id=0)[0, len(p) :].tolist()
         for p in ragged
     ]
     for draft, num_drafts in ((tiny_model(kind, 7), 3), (target, 3), (None, 0), (tiny_model("llama"), 5)):
-        result = generate(target, draft, ragged, num_drafts, max_new_tokens=60)
+        result = generate(target, draft, ragged, num_drafts, max_new_tokens=30)
         for prompt, got, text in zip(ragged, result.tokens, expected, strict=True):
             assert_same_greedy(target, prompt, got, text)
 

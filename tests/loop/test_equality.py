@@ -113,8 +113,8 @@ def in_turn(first: int, sizes: tuple[int, ...], more: Callable[[int], tuple[int,
     return tuple(Batch(start, size, *more(turn)) for turn, (start, size) in enumerate(zip(starts, sizes, strict=True)))
 
 
-def twenty_prompts(distribution: str) -> tuple[Batch, ...]:
-    return in_turn(0, (1, 7, 12), lambda turn: (3 * turn % 8 + 1, distribution))
+def twelve_prompts(distribution: str) -> tuple[Batch, ...]:
+    return in_turn(0, (1, 4, 7), lambda turn: (3 * turn % 8 + 1, distribution))
 
 
 def hundred_prompts(number: int) -> tuple[Batch, ...]:
@@ -173,7 +173,7 @@ SLICES = [(name, GREEDY) for name in DRAFTERS] + [(name, COUPLED) for name in ("
 
 @pytest.mark.parametrize(("name", "distribution"), SLICES)
 def test_a_slice(name, pair, distribution):
-    assert check(name, pair, twenty_prompts(distribution), 10) == 0
+    assert check(name, pair, twelve_prompts(distribution), 10) == 0
 
 
 @pytest.mark.nightly

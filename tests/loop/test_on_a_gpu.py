@@ -113,6 +113,7 @@ def test_whether_steps_are_graphs(monkeypatch, device, cuda, budget, graphs):
     assert (config.graphs is not None) == graphs
 
 
+@torch.no_grad()  # another test may have made the model in inference mode
 def test_a_boolean_mask_is_the_same_as_one_that_is_added(monkeypatch):
     """sdpa takes the first on a GPU, the second on a CPU."""
     model, seen = tiny_model(), []

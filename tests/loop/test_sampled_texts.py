@@ -76,7 +76,7 @@ END = 71  # ends the tiny target's texts, where nothing keeps it from coming
 )
 def test_greedy_text_equals_transformers(ours, theirs):
     target, draft = tunable_pair(0.3)
-    ragged, plain = prompts(6, 1, 20, seed=3), []
+    ragged, plain = prompts(4, 1, 20, seed=3), []
     ours = {**ours, "params": SamplingParams(0.0, **ours.get("params", {}))}
     for prompt in ragged:
         options = dict(theirs)
@@ -145,14 +145,15 @@ def plain_texts(filtered: bool) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("filtered", (False, True))
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name", "filtered"), [("good", False), ("good", True), ("adversarial", True), ("one-hot", False)]
+)
 def test_coupled_text_is_that_of_plain_sampling(name, filtered):
     target, drafter = tunable_pair(0.3)[0], DRAFTERS[name]()
     params, ragged = SamplingParams(0.9, **(FILTERS if filtered else {})), prompts(16, 1, 25, seed=6)
     expected = plain_texts(filtered)
     alphas = []
-    for num_drafts in range(9):
+    for num_drafts in (0, 1, 2, 5, 8):
         batch = generate(
             target, drafter, ragged, num_drafts, max_new_tokens=24, params=params, seed=list(range(16)), rule="coupled"
         )
@@ -277,10 +278,10 @@ def test_sampled_text_has_the_distribution(name, rule):
         assert total_variation(distribution, distribution_of(target, [], end)) > 0.04
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES[:2], pytest.param("coupled", marks=pytest.mark.nightly)])
 def test_k_may_depend_on_the_past_of_the_whole_batch(rule, monkeypatch):
     """Each row's K is made of its own last token, its neighbour's, and its number. The texts of a pair still have the
-    distribution, and are independent of each other."""
+    distribution, and are independent of each other. (Those of ``coupled`` are those of plain decoding.)"""
 
     def wanted(batch: Batch) -> tuple[list[int], bool]:
         last = [record.text[-1] if record is not None else 0 for record in batch.rows]

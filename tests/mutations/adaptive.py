@@ -69,6 +69,16 @@ MUTATIONS: list[Mutation] = [
             "adaptive-reads-for-nothing": ("times[1:] += self.learned.reading() * emitted[1:]", "pass"),
             "adaptive-trials-read-for-nothing": ("self.learned.balance -= seconds / plain\n", "pass\n"),
             "adaptive-sequence-inherits-a-history": ("self._of_rows[row] = SharedLength(self._new(), 1)", "pass"),
+            "adaptive-forgets-caps": (
+                "reached[i, caps.get(row, self.widths[-1]) :] = 0",
+                "pass",
+                f"{CHOSEN} -k may_draft",
+            ),
+            "adaptive-waits-for-times-that-never-come": (
+                "self.learned.times.missing_to(self._top)) is not None:",
+                "self.learned.times.missing) is not None:",
+                f"{CHOSEN} -k may_draft",
+            ),
             "adaptive-graphs-of-every-k": ("sorted({*powers}) if few else range(most + 1)", "range(most + 1)"),
         },
     ),
@@ -84,8 +94,11 @@ MUTATIONS: list[Mutation] = [
                 "asked = min(step.wanted[row], record.room - 1)",
                 "asked = step.wanted[row]",
             ),
-            "adaptive-sampled-texts-depend-on-others": ("not self.device_rows.greedy:", "False:"),
-            "adaptive-greedy-texts-have-a-fixed-k": ("not self.device_rows.greedy:", "True:"),
+            "adaptive-sampled-texts-depend-on-others": ("self._sampled is None or self.device_rows.greedy)", "True)"),
+            "adaptive-greedy-texts-have-a-fixed-k": (
+                "self._sampled is None or self.device_rows.greedy)",
+                "self._sampled is None)",
+            ),
             "adaptive-times-captures": ("counts=graphs is None or graphs.settled", "counts=True", GRAPHS),
             "adaptive-rows-draft-what-could-not-be-shown": (
                 "n if r and r.live and r.drafts else 0",

@@ -195,8 +195,8 @@ MUTATIONS: list[Mutation] = [
                 "cutoff = min_p_cutoff(stats->max, task.temperature, task.min_p);",
             ),
             "lse-before-the-filter": (
-                "blocks_[i].max, stats.inverse_temperature, stats.cutoff)\n               : 0.0f;",
-                "blocks_[i].max, stats.inverse_temperature, -INFINITY)\n               : 0.0f;",
+                "blocks_[i].max, stats.inverse_temperature, stats.cutoff)\n                 : 0.0f;",
+                "blocks_[i].max, stats.inverse_temperature, -INFINITY)\n                 : 0.0f;",
             ),
             "min-p-above-the-bracket": (
                 "task.weighed && stats.cutoff <= searches[r].bracket.high)",

@@ -3,6 +3,7 @@
 from .mutation import Mutation, mutations
 
 LOOKUP = "tests/drafters/test_prompt_lookup.py"
+PREDICTED = "tests/drafters/test_predicted.py"
 SUFFIX = "tests/drafters/test_suffix.py"
 SUFFIX_TREES = "tests/drafters/test_suffix_trees.py -k 'likeliest or examples'"
 PRODUCTS = "tests/drafters/test_product_trees.py"
@@ -53,7 +54,62 @@ MUTATIONS: list[Mutation] = [
                 "        automaton = SuffixAutomaton()\n",
                 "        automaton = self._automaton\n        automaton.__init__()\n",
             ),
+            "suffix-serves-nobody-by-a-memory": (
+                "        if owner is None:\n            return None\n",
+                "",
+                f"{SUFFIX} -k owner",
+            ),
+            "suffix-memories-are-one": (
+                "self._memories.setdefault(owner, ",
+                "self._memories.setdefault(0, ",
+                f"{SUFFIX} -k owner",
+            ),
+            "suffix-forgets-who-came-first": (
+                "            self._memories.move_to_end(owner)\n",
+                "",
+                f"{SUFFIX} -k owner",
+            ),
+            "suffix-feeds-the-next-owner": (
+                "memory, self.memories[row] = self.memories[row], None",
+                "memory = self.drafter.memory_of(next(filter(None, self.owners), None))",
+                f"{SUFFIX} -k owner",
+            ),
             "suffix-reads-while-another-writes": ("memory is None else memory.reading", "True else memory.reading"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/predicted.py",
+        PREDICTED,
+        {
+            "predicted-q-is-the-models": (
+                "logits = drafts.logits.index_fill(0, rows, -torch.inf)",
+                "logits = drafts.logits.clone()",
+            ),
+            "predicted-q-has-the-models-statistics": ("_replace(logits=logits, stats=None)", "_replace(logits=logits)"),
+            "predicted-q-in-another-column": ("ids if d2t is None else torch.searchsorted(d2t, ids)", "ids"),
+            "predicted-compact-q-is-the-models": (
+                "drafts.compact[1].index_fill(0, rows, -torch.inf)",
+                "drafts.compact[1].clone()",
+            ),
+            "predicted-drafts-without-a-column": ("[*takewhile(known.__contains__, own)]", "own"),
+            "predicted-rows-shifted": (
+                "rows = drafts.widened(columns), torch.tensor([*proposals]",
+                "rows = drafts.widened(columns), torch.tensor([*range(len(proposals))]",
+            ),
+            "predicted-model-misses-tokens": ("if step.allowed[row] and row not in proposals}", "if False}"),
+            "predicted-model-sees-its-own-drafts-only": (
+                "for row in proposals if any(allowed)",
+                "for row in () if any(allowed)",
+            ),
+            "predicted-model-shown-too-little": ("min(start, self._behind.get(row, start))", "start"),
+            "predicted-steps-run-ahead": ("return bool(self.places or self._behind) or other", "return other"),
+            "predicted-stays-where-it-was": (
+                "                return self._last\n        length, end",
+                "                pass\n            return self._last\n        length, end",
+            ),
+            "predicted-finds-the-first-place": ("range(max(self._last + 1, end), ", "range(end, "),
+            "predicted-is-sure-of-any-token": ("SURE = 2", "SURE = 1"),
+            "predicted-counts-the-prompt": ("Place(prediction, len(prompt))", "Place(prediction, 0)"),
         },
     ),
     *mutations(

@@ -153,11 +153,14 @@ MUTATIONS: list[Mutation] = [
         COUNTS,
         {
             "record-counts-drafts-that-are-no-tokens": (
-                "sum(1 for _ in takewhile(lambda token: 0 <= token < vocab_size, drafts[:allowed]))",
-                "len(drafts[:allowed])",
+                "list(takewhile(lambda token: 0 <= token < vocab_size, drafts[:allowed]))",
+                "drafts[:allowed]",
                 "tests/loop/test_decoder.py::test_any_drafter_gives_the_same_text tests/drafters/test_drafter_faults.py",
             ),
-            "record-counts-drafts-behind-a-rejection": ("tested = min(num_accepted + 1, drafted)", "tested = drafted"),
+            "record-counts-drafts-behind-a-rejection": (
+                "tested, counts = min(num_accepted + 1, drafted), (drafted, drafted)",
+                "tested, counts = drafted, (drafted, drafted)",
+            ),
         },
     ),
     *mutations(

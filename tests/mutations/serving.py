@@ -6,6 +6,7 @@ SCHEDULER = "tests/serving/test_scheduler.py"
 FAULTS = "tests/serving/test_serving_faults.py"
 ENDS = "tests/serving/test_serving_ends.py"
 ENGINE = "tests/serving/test_engine.py"
+DRAFTING = "tests/serving/test_draft_settings.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
@@ -78,6 +79,29 @@ MUTATIONS: list[Mutation] = [
                 "zip(step.records, reports, strict=True)",
                 "zip(self.rows, reports, strict=True)",
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/batch.py",
+        DRAFTING,
+        {
+            "batch-forgets-caps": ("min(n := wanted.get(row, 0), caps.get(row, n))", "wanted.get(row, 0)"),
+            "batch-caps-the-first-row-only": ("caps.get(row, n)) for row", "caps.get(0, n)) for row"),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/sequence.py",
+        DRAFTING,
+        {"emission-tells-drafts-to-all": ("drafts if self.drafting.reported else None", "drafts")},
+    ),
+    *mutations(
+        "python/specdec/loop/step_report.py",
+        DRAFTING,
+        {
+            "report-tells-drafts-that-did-not-count": (
+                "num_accepted, status, of_row, drafts))",
+                "num_accepted, status, of_row, numbers[num_drafts + 1 : 2 * num_drafts + 1]))",
+            )
         },
     ),
     *mutations(

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -142,10 +142,10 @@ class Context(NamedTuple):
         return len(self.setting.prompt) + len(self.text)
 
 
-def params_of(settings: Sequence[Setting]) -> SamplingParams:
-    """SamplingParams of numbers if all contexts agree, else of tensors."""
+def params_of(settings: Sequence[Setting], owner: torch.Tensor | slice = slice(None)) -> SamplingParams:
+    """SamplingParams of numbers if all contexts agree, else of tensors with a row for each of ``owner``."""
     columns = {f.name: [getattr(s, f.name) for s in settings] for f in dataclasses.fields(SamplingParams)}
-    return SamplingParams(**{k: c[0] if len(set(c)) == 1 else torch.tensor(c) for k, c in columns.items()})
+    return SamplingParams(**{k: c[0] if len(set(c)) == 1 else torch.tensor(c)[owner] for k, c in columns.items()})
 
 
 def table_of(contexts: Sequence[Context]) -> TokenTable | None:
@@ -246,7 +246,10 @@ class Step:
         return torch.nn.functional.pad(stops, (1, 0))[:, : tokens.shape[1]]
 
     def verify(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts, winner, u=None) -> SpeculativeStep:
-        probe.script(winner, u)
+        return self.verifier(probe, contexts, drafts)(winner, u)
+
+    def verifier(self, probe: Probe, contexts: Sequence[Context], drafts: Drafts) -> Callable[..., SpeculativeStep]:
+        """The step as a function of its random choices, (winner, u)."""
         number = torch.tensor([self.target.number(text) for _, text in contexts])[drafts.owner]
         rows = [self.target.table[number]]
         for token in drafts.tokens.unbind(1):
@@ -261,7 +264,13 @@ class Step:
         full = torch.stack(drafts.logits, 1) if "draft_stats" in q else None
         num_drafts = torch.full_like(drafts.owner, self.num_drafts) if self.padding else None
         more = {"rule": self.rule, "num_drafts": num_drafts, **q, **arguments_of(contexts, drafts.owner)}
-        return speculative_step(torch.stack(rows, 1), drafts.tokens, full, **more)
+        target = torch.stack(rows, 1)
+
+        def run(winner, u=None) -> SpeculativeStep:
+            probe.script(winner, u)
+            return speculative_step(target, drafts.tokens, full, **more)
+
+        return run
 
     def distributions(self, probe: Probe, contexts: Sequence[Context]) -> list[Distribution]:
         """For every context, the distribution of what one step emits."""
@@ -289,12 +298,12 @@ class Step:
         count = len(drafts.mass)
         rows, j = torch.arange(count).repeat_interleave(self.num_drafts), torch.arange(self.num_drafts).repeat(count)
         low, high = torch.zeros(len(rows), dtype=torch.float64), torch.ones(len(rows), dtype=torch.float64)
-        column, taken = torch.arange(drafts.tokens.shape[1] + 1), drafts.take(rows)
+        column, run = torch.arange(drafts.tokens.shape[1] + 1), self.verifier(probe, contexts, drafts.take(rows))
         for _ in range(BISECTIONS if len(rows) else 0):
             middle = (low + high) / 2
             u = torch.where(column < j[:, None], CERTAIN, IMPOSSIBLE)
             u = torch.where(column == j[:, None], middle[:, None], u)
-            passed = self.verify(probe, contexts, taken, 0, u).num_accepted > j
+            passed = run(0, u).num_accepted > j
             low, high = torch.where(passed, middle, low), torch.where(passed, high, middle)
         return torch.where(high == 1, 1.0, low).view(count, self.num_drafts)
 
@@ -341,7 +350,7 @@ def arguments_of(contexts: Sequence[Context], owner: torch.Tensor) -> dict:
     table = table_of(contexts)
     if table is not None:
         table = TokenTable(*(column[owner] for column in table))
-    params = params_of([contexts[c].setting for c in owner.tolist()])
+    params = params_of([context.setting for context in contexts], owner)
     position = torch.tensor([c.position() for c in contexts])[owner]
     return {"params": params, "table": table, "seed": owner, "position": position, "backend": "reference"}
 

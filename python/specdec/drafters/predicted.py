@@ -37,6 +37,8 @@ class PredictedDrafter:
 
 
 class PredictedSession:
+    """The place of each sequence in its prediction, beside another drafter's session or none."""
+
     def __init__(self, other: DraftSession | None, generation: Generation):
         self.other, self.generation = other, generation
         self.places: dict[int, Place] = {}  # of the rows with a prediction
@@ -58,7 +60,7 @@ class PredictedSession:
 
     def show(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
         show = getattr(self.other, "show", None)
-        if show is not None:
+        if show is not None and texts:
             show(texts, {row: min(start, self._behind.get(row, start)) for row, start in starts.items()})
         for row in texts:
             self._behind.pop(row, None)
@@ -74,16 +76,19 @@ class PredictedSession:
 
     def _of_other(self, step: Step, proposals: Mapping[int, list[int]]) -> Drafts:
         """Returns the other session's drafts for the rows without proposals."""
-        allowed = [0 if row in proposals else most for row, most in enumerate(step.allowed)]
-        if self.other is None or not any(allowed):
-            if self.other is not None:
-                for row, text in enumerate(step.texts):
-                    if text:  # the last two tokens are fed with the next drafts
-                        self._behind.setdefault(row, max(len(text) - 2, 0))
-            return Drafts(step.last_two[:, :0])
-        if missed := {row: start for row, start in self._behind.items() if allowed[row]}:
+        none = Drafts(step.last_two[:, :0])
+        if self.other is None:
+            return none
+        if self._behind:
+            missed = {row: n for row, n in self._behind.items() if step.allowed[row] and row not in proposals}
             self.show({row: step.texts[row] for row in missed}, missed)
-        return self.other.draft(dataclasses.replace(step, allowed=allowed) if proposals else step)
+        if not proposals:
+            return self.other.draft(step)
+        allowed = [0 if row in proposals else most for row, most in enumerate(step.allowed)]
+        # It sees no other drafts than its own, and needs the last two tokens of a text in its next drafts only.
+        for row in proposals if any(allowed) else [row for row, text in enumerate(step.texts) if text]:
+            self._behind.setdefault(row, max(len(step.texts[row]) - 2, 0))
+        return self.other.draft(dataclasses.replace(step, allowed=allowed)) if any(allowed) else none
 
     def release(self, row: int, output: list[int]) -> None:
         self._forget(row)

@@ -79,7 +79,8 @@ class SuffixMemory:
 
 class SuffixMemories:
     """A memory for each owner of requests (``Request.owner``), such as a user or a key of a server. Drafts, and so
-    acceptance and speed, depend on the texts of a request's own owner alone. A request without an owner has no memory.
+    acceptance and speed, depend on the earlier texts of a request's own owner only. A request without an owner has no
+    memory.
 
     Batches and threads may share it.
 

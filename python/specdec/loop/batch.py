@@ -330,8 +330,9 @@ class Batch:
         if self.session is None or not self.session.alive:
             return [0] * len(self.rows), False
         drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
-        most = {row: r.drafting.most for row in drafting if (r := self.rows[row]) is not None}
-        caps = {row: n for row, n in most.items() if n is not None}
+        if not drafting:
+            return [0] * len(self.rows), False
+        caps = {row: n for row in drafting if (r := self.rows[row]) is not None and (n := r.drafting.most) is not None}
         chosen = self._adapts and (self._sampled is None or self.device_rows.greedy)
         if self._sampled is not None and not chosen:
             wanted: Mapping[int, int] = dict.fromkeys(drafting, self._sampled)

@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from ...detokenize import continuation
 from ...result import TokenLogProb
-from .events import EventStream, unless_gone
-from .generation import Form, Generation, Whole
+from .events import EventStream
+from .generation import Form, Generation
 from .log_probs import TokenNames
 from .plan import Plan, plan_chat, plan_completion
 from .protocol import ChatRequest, CompletionRequest
@@ -25,14 +25,14 @@ router = APIRouter(prefix="/v1")
 async def completions(request: Request, body: CompletionRequest) -> Response:
     service: Service = request.app.state.service
     plan = await plan_completion(service, body, owner_of(request))
-    return await respond(request, service, body, plan, CompletionForm(service, body, plan))
+    return await respond(service, body, plan, CompletionForm(service, body, plan))
 
 
 @router.post("/chat/completions")
 async def chat_completions(request: Request, body: ChatRequest) -> Response:
     service: Service = request.app.state.service
     plan = await plan_chat(service, body, owner_of(request))
-    return await respond(request, service, body, plan, ChatForm(service.names, body))
+    return await respond(service, body, plan, ChatForm(service.names, body))
 
 
 def owner_of(request: Request) -> Any:
@@ -40,16 +40,16 @@ def owner_of(request: Request) -> Any:
     return getattr(request.state, "owner", None)
 
 
-async def respond(request: Request, service: Service, body: Body, plan: Plan, form: Form) -> Response:
+async def respond(service: Service, body: Body, plan: Plan, form: Form) -> Response:
+    """Decodes what was planned. Where the client leaves, this is cancelled, and so are the texts."""
     generation = Generation(service, body, plan, form)
     await generation.begin()
     if body.stream:
         return EventStream(generation.stream, generation.close)
     try:
-        response = await unless_gone(request.receive, generation.whole())
+        return JSONResponse(await generation.whole())
     finally:
         await generation.close()
-    return Response(status_code=499) if response is None else JSONResponse(response)
 
 
 class CompletionForm:
@@ -58,7 +58,7 @@ class CompletionForm:
     def __init__(self, service: Service, body: CompletionRequest, plan: Plan):
         self._names, self._tokenizer, self._body, self._plan = service.names, service.tokenizer, body, plan
 
-    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
+    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
         tokens, echo = whole.tokens, ""
         if self._body.echo:
             echo = self._echo(index)
@@ -96,7 +96,7 @@ class ChatForm:
     def __init__(self, names: TokenNames, body: ChatRequest):
         self._names, self._body = names, body
 
-    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
+    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": whole.text, "refusal": None}
         choice = {"index": index, "message": message, "logprobs": self._log_probs(whole.tokens)}
         if (top := self._body.prompt_logprobs) is not None:

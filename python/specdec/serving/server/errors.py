@@ -28,6 +28,16 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
+    @classmethod
+    def invalid(cls, error: ValueError, param: str | None = None) -> ApiError:
+        """What our own checks say of an argument: a message that begins with its name.
+
+        Args:
+            param: the client's name for it; None: the same.
+        """
+        name, _, what = str(error).partition(": ")
+        return cls(400, f"{param or name}: {what}", param or name, "invalid_value")
+
     @property
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

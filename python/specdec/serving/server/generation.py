@@ -7,24 +7,15 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from .errors import ApiError
+from .events import Write
 from .plan import Plan
 from .protocol import Generation as Body
 from .service import Service
-from .texts import Piece, Step, Text, Token
+from .texts import Piece, Text
 from .usage import speculative_metrics, stats, usage
-
-Write = Callable[[str], Awaitable[None]]
-
-
-class Whole(NamedTuple):
-    """All pieces of a text."""
-
-    text: str
-    tokens: list[Token]
-    steps: list[Step]
 
 
 class Form(Protocol):
@@ -34,8 +25,12 @@ class Form(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, index: int, text: Text, whole: Whole) -> dict[str, Any]:
-        """A choice of a response, without ``finish_reason``."""
+    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
+        """A choice of a response, without ``finish_reason``.
+
+        Args:
+            whole: all pieces of the text.
+        """
 
     def openings(self, index: int) -> list[dict[str, Any]]:
         """The choices of the chunks with which a stream begins."""
@@ -110,7 +105,7 @@ class Generation:
     async def _choice(self, index: int, text: Text) -> dict[str, Any]:
         pieces = [piece async for piece in text.pieces()]
         text.check()
-        whole = Whole(
+        whole = Piece(
             "".join(piece.text for piece in pieces),
             [token for piece in pieces for token in piece.tokens],
             [step for piece in pieces for step in piece.steps],
@@ -130,7 +125,7 @@ class Generation:
         text.check()
         await chunk({**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)})
 
-    def _steps(self, of: Piece | Whole) -> dict[str, Any]:
+    def _steps(self, of: Piece) -> dict[str, Any]:
         details, names = self._body.specdec, self._service.names
         if details is None or not details.steps:
             return {}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...checks import shown
 from ...prompts import read_eos
 from ..engine import Engine
 from ..scheduler import Scheduler
@@ -53,7 +54,8 @@ class Lanes:
         key = (drafter or self.drafters[0], rule or self.rules[0])
         for name, given, allowed in zip(("drafter", "rule"), key, (self.drafters, self.rules), strict=True):
             if given not in allowed:
-                raise ApiError(400, f"{name}: got {given!r}, allowed: {', '.join(allowed)}", name)
+                allowed_names = ", ".join(allowed)
+                raise ApiError(400, f"{name}: got {shown(given)}, allowed: {allowed_names}", name, "invalid_value")
         async with self._making:
             if self._closed:
                 raise ApiError(503, "the server is shutting down")
@@ -77,7 +79,7 @@ class Lanes:
         try:
             scheduler = self._make(drafter, rule)
         except ValueError as error:
-            raise ApiError(400, str(error), "drafter") from error
+            raise ApiError(400, str(error), "drafter", "invalid_value") from error
         limits, eos = scheduler.limits, read_eos(None, scheduler.target.model)
         return Lane(
             drafter,

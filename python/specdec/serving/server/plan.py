@@ -18,12 +18,11 @@ from .protocol import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, j
 from .service import Service
 from .stop_cut import StopCut, TextStop
 
-_LONG = 20_000  # characters; a longer text is tokenized in another thread
+_LONG = 20_000  # characters; longer texts are tokenized in another thread
 _COMPLETION_TOKENS = 16  # where the request does not say, as in OpenAI's interface
 # Names of the engine's requests -> what clients call them.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
     "eos_token_id": "stop_token_ids",
     "top_log_probs": "logprobs",
     "prompt_log_probs": "prompt_logprobs",
@@ -72,7 +71,11 @@ async def plan_completion(service: Service, body: CompletionRequest, owner: Hash
         raise _refused("echo", "not together with stream and logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise _refused("max_tokens", "got 0, allowed without echo: 1 or more")
-    prompts = [await _prompt(service, given, body.add_special_tokens is not False) for given in _given(service, body)]
+    given = _given(service, body)
+    ids = await _tokens(service, given, body.add_special_tokens is not False)
+    if not all(ids):
+        raise _refused("prompt", "got an empty one, allowed: at least one token")
+    prompts = [Prompt(i, each if isinstance(each, str) else None) for i, each in zip(ids, given, strict=True)]
     top = body.logprobs
     scored = top if body.echo else None
     if body.prompt_logprobs is not None:
@@ -99,7 +102,7 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
     try:
         tokens = await asyncio.to_thread(read)  # a template is a program, and may take its time
     except ValueError as error:
-        raise ApiError(400, str(error), "messages", "invalid_value") from error
+        raise ApiError.invalid(error) from error
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
     return await _plan(service, body, [Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs, owner)
@@ -130,25 +133,17 @@ def _given(service: Service, body: CompletionRequest) -> list[str | list[int]]:
     return list(given)  # type: ignore[arg-type]  # no list of ints
 
 
-async def _prompt(service: Service, given: str | list[int], add_special_tokens: bool) -> Prompt:
-    if not isinstance(given, str):
-        tokens, text = given, None
-    else:
-        tokens, text = await _tokens(service, given, "prompt", add_special_tokens), given
-    if not tokens:
-        raise _refused("prompt", "got an empty one, allowed: at least one token")
-    return Prompt(tokens, text)
+async def _tokens(
+    service: Service, given: Sequence[str | list[int]], add_special_tokens: bool = False
+) -> list[list[int]]:
+    """The ids of texts; ids stay what they are."""
+    texts = [each for each in given if isinstance(each, str)]
 
+    def read() -> list[list[int]]:
+        return service.tokenizer(texts, add_special_tokens=add_special_tokens).input_ids if texts else []
 
-async def _tokens(service: Service, text: str, field: str, add_special_tokens: bool = False) -> list[int]:
-    def read() -> list[int]:
-        return service.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
-
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # from a JSON escape; no tokenizer takes them
-        raise _refused(field, "got a text with lone surrogates, allowed: Unicode text") from error
-    return await asyncio.to_thread(read) if len(text) > _LONG else read()
+    ids = iter(await asyncio.to_thread(read) if sum(map(len, texts)) > _LONG else read())
+    return [next(ids) if isinstance(each, str) else each for each in given]
 
 
 async def _plan(
@@ -172,7 +167,8 @@ async def _plan(
     params = _params(body)
     prediction = None
     if body.prediction is not None:  # an empty text predicts nothing
-        prediction = await _tokens(service, joined(body.prediction.content), "prediction") or None
+        (ids,) = await _tokens(service, [joined(body.prediction.content)])
+        prediction = ids or None
     eos = sorted({*(() if body.ignore_eos else lane.eos), *(body.stop_token_ids or ())})
     if len(eos) > lane.max_eos:
         raise _refused("stop_token_ids", f"{len(eos)} ids with those of the model, allowed: {lane.max_eos}")
@@ -183,6 +179,8 @@ async def _plan(
     requests, cuts = [], []
     for prompt, seed in zip(prompts, seeds, strict=True):
         new = _new_tokens(lane, len(prompt.tokens), max_tokens, default_tokens, field)
+        if (body.min_tokens or 0) > new:
+            raise _refused("min_tokens", f"got {body.min_tokens}, allowed: 0 to {new}, the most tokens of this text")
         for copy in range(copies):
             cuts.append(StopCut(body.stop_strings, body.include_stop_str_in_output is True))
             requests.append(
@@ -201,7 +199,7 @@ async def _plan(
                     num_drafts=body.num_drafts,
                     prediction=prediction,
                     owner=owner,
-                    report_drafts=body.specdec is not None and body.specdec.steps,
+                    report_drafts=body.specdec is not None and body.specdec.steps is True,
                 )
             )
     return Plan(lane, list(prompts), requests, cuts, field)
@@ -219,7 +217,7 @@ def _params(body: Generation) -> SamplingParams:
             frequency_penalty=body.frequency_penalty,
         )
     except ValueError as error:
-        raise ApiError(400, str(error), str(error).partition(":")[0], "invalid_value") from error
+        raise ApiError.invalid(error) from error
 
 
 def _new_tokens(lane: Lane, prompt: int, asked: int | None, default: int | None, field: str) -> int:

@@ -85,7 +85,7 @@ class StreamOptions(Strict):
 class Details(Strict):
     """Our extension: what to tell of the decoding."""
 
-    steps: bool = False
+    steps: bool | None = None
 
 
 Stop = Annotated[str | list[str], _told("a string or up to 4, none of them empty")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -20,6 +21,7 @@ from .stop_cut import StopCut
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _REASONS = {End.EOS: "stop", End.STOP: "stop", End.LENGTH: "length", End.CANCELLED: "cancelled", End.FAILED: "error"}
 
@@ -98,7 +100,7 @@ class Text:
         try:
             number = await lane.engine.submit(request)
         except ValueError as error:
-            raise ApiError(400, str(error), str(error).partition(":")[0]) from error
+            raise ApiError.invalid(error) from error
         except QueueFull as error:
             raise ApiError(
                 429, f"too many requests wait: {error}", code="queue_full", headers={"Retry-After": "1"}
@@ -116,10 +118,9 @@ class Text:
                     self._measured.ended(update, self.finish_reason)
                     continue
                 self._measured.emitted(update)
-                if (piece := self._take(update)).text or piece.tokens:
+                if any(piece := self._take(update)):
                     yield piece
-        piece = self._finish()
-        if piece.text or piece.tokens:
+        if any(piece := self._finish()):
             yield piece
 
     async def close(self) -> None:
@@ -139,8 +140,9 @@ class Text:
         if self.finish_reason == "cancelled":
             raise ApiError(503, "the server is shutting down", code="cancelled")
         if self.outcome is not None and self.outcome.end is End.FAILED:
-            by_logits = self.outcome.error is None
-            why = "the model's logits define no distribution" if by_logits else "it could not be decoded"
+            error = self.outcome.error
+            log.warning("a text failed", extra={"facts": {"status": self.outcome.status.name, "error": error}})
+            why = "the model's logits define no distribution" if error is None else "it could not be decoded"
             raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
     def _take(self, emission: Emission) -> Piece:
