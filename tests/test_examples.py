@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 import specdec
 import torch
+import typer
+from specdec.cli import app
 
 import specdec_kernels
 
@@ -80,5 +83,41 @@ def test_kernels_alone(printed):
 
 
 def test_none_is_left_out():
-    tested = {"generate.py", "in_transformers.py", "serving.py", "kernels_alone.py"}
+    # client.py is tested beside the server that it talks with, in serving/server/.
+    tested = {"generate.py", "in_transformers.py", "serving.py", "kernels_alone.py", "client.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_settings_of_containers_and_services_are_options_of_the_server():
+    """A variable that is misspelt would be no error."""
+    options = {param.name for param in typer.main.get_command(app).commands["serve"].params}
+    for name in ("Dockerfile", "specdec.service"):
+        used = set(re.findall(r"SPECDEC_SERVE_([A-Z_]+)", (EXAMPLES / name).read_text()))
+        assert used and {each.lower() for each in used} <= options, name
+
+
+def test_services_have_the_time_to_drain():
+    from specdec.serving.server.settings import ServerSettings
+
+    unit, container = (EXAMPLES / "specdec.service").read_text(), (EXAMPLES / "Dockerfile").read_text()
+    for seconds in (
+        re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)[1],
+        re.search(r"--stop-timeout (\d+)", container)[1],
+    ):
+        assert int(seconds) > ServerSettings().drain_seconds + 5
+
+
+def test_what_the_container_copies_is_there():
+    copied = re.findall(r"^COPY (?!--)(.*) \S+$", (EXAMPLES / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert all((EXAMPLES.parent / each).exists() for line in copied for each in line.split()) and len(copied) == 4
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_finds_no_fault_in_the_unit(tmp_path):
+    unit = tmp_path / "specdec.service"
+    command = "ExecStart=/opt/specdec/bin/specdec serve"
+    text = (EXAMPLES / "specdec.service").read_text()
+    assert command in text
+    unit.write_text(text.replace(command, f"ExecStart={sys.executable}"))
+    process = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")

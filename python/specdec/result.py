@@ -56,6 +56,7 @@ class Emission(NamedTuple):
     top_log_probs: list[TokenLogProb] | None = None
     # What the step drafted for this sequence, before verification: [] if nothing. None: not requested, or a tree.
     drafts: list[int] | None = None
+    drafted: int = 0  # how many these were; of a tree, its depth
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from . import drafting, models, options
-from .chat_commands import ChatCommands, ChatSettings, Done, Totals
+from .chat_commands import ChatCommands, ChatSettings, Totals
 from .drafters import nodes_of
 from .interrupt import Interrupt
 from .show import Page, print_stats, print_troubles
-from .terminal import remark
+from .talking import converse, obey_or_answer
+from .terminal import remark, visible
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
     from ..drafters.protocol import Drafter
     from ..drafters.suffix import SuffixMemory
     from ..result import GenerationResult
+    from .remote_chat import RemoteTalk
 
 
 def chat(
     target: options.Target = None,
     adapter: options.Adapter = None,
     draft: options.Draft = None,
-    drafter: options.Drafter = "model",
+    drafter: options.ChatDrafter = None,
     exit_layers: options.ExitLayers = None,
     max_new_tokens: int = 256,
     temperature: options.Temperature = 0.0,
@@ -39,6 +43,8 @@ def chat(
     tree: options.Tree = None,
     stop: options.Stop = None,
     verbose: options.Verbose = False,
+    url: options.Url = None,
+    api_key: options.ApiKey = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
@@ -47,41 +53,54 @@ def chat(
 
     Answers are streamed, and followed by their speed and acceptance. /help lists the commands, which change drafter, k,
     tree, rule and sampling between answers. Ctrl-C stops an answer; /exit or the end of input ends the chat.
+
+    With --url, the model is a server's: specdec serve, or another one with OpenAI's interface.
     """
     options.check_counts(1, max_new_tokens=max_new_tokens)
-    drafting.check_drafters([drafter], target, draft, exit_layers, adapter, tree)
+    sampling = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+    }  # fmt: skip
     if "" in (stop := stop or []):
         options.refuse("--stop", "an empty text", "at least one character")
+    if url is not None:
+        options.refuse_with(
+            "--url", adapter=adapter, draft=draft, exit_layers=exit_layers, tree=tree, device=device, dtype=dtype
+        )
+        talking = (seed, max_new_tokens, verbose, drafter, rule, num_drafts, stop)
+        converse(remote_talk(url, api_key, target, sampling, *talking).take)
+        return
+    if api_key is not None:
+        options.refuse("--api-key", "a key", "one with --url")
+    drafter = drafter or "model"
+    drafting.check_drafters([drafter], target, draft, exit_layers, adapter, tree)
     lengths = None if num_drafts is None else drafting.read_num_drafts(num_drafts)
     with options.user_errors():
-        params = options.read_sampling(
-            drafting.read_rule(rule, tree),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        )
+        params = options.read_sampling(drafting.read_rule(rule, tree), **sampling)
         # A later answer may use another drafter, so the draft of the embedded pair is loaded in any case.
         loaded = models.load(target, draft, [drafter], device, dtype, adapter)
-        settings = ChatSettings(params, rule, seed, max_new_tokens, drafter, exit_layers, tree, lengths, verbose)
+        settings = ChatSettings(params, seed, max_new_tokens, verbose, rule, drafter, exit_layers, tree, lengths)
         talk = Talk(loaded, settings, stop)
-    interactive = sys.stdin.isatty()
-    if interactive:
-        remark("/help lists commands, Ctrl-D ends", "dim")
     with options.without_warnings():
-        while True:
-            try:
-                line = input("> ") if interactive else sys.stdin.readline()
-                if not interactive and not line:
-                    break
-                talk.take(line.rstrip("\n"))
-            except KeyboardInterrupt:
-                remark("(/exit or Ctrl-D ends)", "dim")
-            except (EOFError, Done):
-                break
+        converse(talk.take)
+
+
+def remote_talk(
+    url: str, api_key: str | None, model: str | None, sampling: dict[str, Any], seed: int, max_new_tokens: int,
+    verbose: bool, drafter: str | None, rule: str | None, num_drafts: str | None, stop: list[str],
+) -> RemoteTalk:  # fmt: skip
+    """Raises typer.BadParameter if there is nobody to talk with."""
+    from .remote import Remote, RemoteError
+    from .remote_chat import RemoteSettings, RemoteTalk, Sampling
+
+    lengths = None if num_drafts in (None, "auto") else drafting.read_num_drafts(num_drafts)
+    assert lengths is None or isinstance(lengths, int)
+    settings = RemoteSettings(Sampling(**sampling), seed, max_new_tokens, verbose, drafter, rule, lengths)
+    try:
+        return RemoteTalk(Remote(url, api_key or os.environ.get("SPECDEC_API_KEY")), model, settings, stop)
+    except RemoteError as error:
+        raise typer.BadParameter(visible(str(error)), param_hint="--url") from error
 
 
 class Talk:
@@ -99,15 +118,7 @@ class Talk:
 
     def take(self, line: str) -> None:
         """Obeys a command or answers a message. Errors are printed and change nothing."""
-        if not line.strip():
-            return
-        try:
-            if line.startswith("/"):
-                remark(self._commands.run(line), "dim")
-            else:
-                self._answer(line)
-        except ValueError as error:
-            remark(f"{line.split()[0] if line.startswith('/') else 'not answered'}: {error}", "red")
+        obey_or_answer(line, self._commands.run, self._answer)
 
     def _use_drafter(self, name: str, exit_layers: int | None, tree: int | None) -> None:
         if name == "suffix" and self._memory is None:
@@ -150,7 +161,7 @@ class Talk:
             pass  # the part of the answer that was shown counts
         page.finish()
         self._conversation.add(said, page.shown)
-        s.seed = s.seed + 1 if s.seed < 2**63 - 1 else -(2**63)
+        s.next_seed()
         if interrupt.pressed:
             remark("(stopped)", "dim")
         if result is None:

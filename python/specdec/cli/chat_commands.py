@@ -18,22 +18,32 @@ if TYPE_CHECKING:
 
     from ..drafters.draft_length import AdaptiveDrafts
     from ..stats import Stats
-    from .conversation import Conversation
+    from .conversation import Said
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass
-class ChatSettings:
-    params: SamplingParams
-    rule: str | None  # None: the default
+class Settings:
+    """What can be set wherever the model is."""
+
+    params: Any  # a dataclass that has SAMPLING
     seed: int  # of the next answer; each further answer has the next seed
     max_new_tokens: int
+    verbose: bool
+
+    def next_seed(self) -> None:
+        self.seed = self.seed + 1 if self.seed < 2**63 - 1 else -(2**63)
+
+
+@dataclass
+class ChatSettings(Settings):
+    params: SamplingParams
+    rule: str | None  # None: the default
     drafter: str
     exit_layers: int | None
     tree: int | None  # nodes; None: chains, or what the drafter has
     num_drafts: int | AdaptiveDrafts | None  # None: the default
-    verbose: bool
 
     def drafts(self, nodes: int | None) -> int | AdaptiveDrafts:
         """K, with trees of so many nodes."""
@@ -52,31 +62,23 @@ class Done(Exception):
     """The chat is over."""
 
 
-class ChatCommands:
-    """
+Command = tuple[Callable[[str], str], str]  # what obeys it, and what /help says
+
+
+class Commands:
+    """Those that are the same wherever the model is.
+
     Args:
         settings: that the commands change, in place.
         conversation: likewise.
-        totals: for /stats.
-        use_drafter: changes to a drafter, by name, layers (or None) and nodes of a tree (or None), or raises ValueError
-            and changes nothing.
+        own: the others, by name.
     """
 
-    def __init__(
-        self,
-        settings: ChatSettings,
-        conversation: Conversation,
-        totals: Totals,
-        use_drafter: Callable[[str, int | None, int | None], None],
-    ):
-        self.settings, self.conversation, self.totals = settings, conversation, totals
-        self._use_drafter = use_drafter
-        self._commands: dict[str, tuple[Callable[[str], str], str]] = {
+    def __init__(self, settings: Settings, conversation: Said, own: dict[str, Command]):
+        self._common, self.conversation = settings, conversation
+        self._commands: dict[str, Command] = {
             "help": (self._help, "this list"),
-            "drafter": (self._drafter, f"NAME: {', '.join(NAMES)}; early-exit LAYERS"),
-            "k": (self._k, "N or auto: drafted tokens a step, or of a path through a tree; 0 decodes plainly"),
-            "tree": (self._tree, "N or off: each step verifies a tree of up to N drafts"),
-            "rule": (self._rule, "token, block or coupled"),
+            **own,
             **{
                 name.replace("_", "-"): (self._sampling(name), "NUMBER" + "; 0 is greedy" * (name == SAMPLING[0]))
                 for name in SAMPLING
@@ -108,39 +110,6 @@ class ChatCommands:
     def _help(self, _: str) -> str:
         return "\n".join(f"/{name}: {what}" for name, (_, what) in self._commands.items())
 
-    def _drafter(self, argument: str) -> str:
-        name, _, layers = argument.partition(" ")
-        if name not in NAMES and not is_head(name):
-            raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}, or {HEAD}")
-        exit_layers = _integer(layers, 1) if layers else None
-        self._use_drafter(name, exit_layers, self.settings.tree)
-        self.settings.drafter, self.settings.exit_layers = name, exit_layers
-        return f"drafter {argument}"
-
-    def _k(self, argument: str) -> str:
-        if argument == "auto":
-            from ..drafters.draft_length import AdaptiveDrafts
-
-            self.settings.num_drafts = AdaptiveDrafts()
-        else:
-            self.settings.num_drafts = _integer(argument, 0, ", or auto")
-        return f"k {argument}"
-
-    def _tree(self, argument: str) -> str:
-        s, nodes = self.settings, None if argument == "off" else _integer(argument, 1, ", or off")
-        if nodes is None and nodes_of(s.drafter, None) is not None:
-            raise ValueError(f"got off with drafter {s.drafter}, allowed: an integer >= 1, or another /drafter")
-        self._use_drafter(s.drafter, s.exit_layers, nodes)
-        s.tree = nodes
-        return f"tree {argument}"
-
-    def _rule(self, argument: str) -> str:
-        from specdec_kernels import Rule
-
-        Rule(argument)  # refuses others
-        self.settings.rule = argument
-        return f"rule {argument}"
-
     def _sampling(self, name: str) -> Callable[[str], str]:
         def change(argument: str) -> str:
             value: Any
@@ -149,17 +118,17 @@ class ChatCommands:
             except ValueError:
                 kind = "an integer" if name == "top_k" else "a number"
                 raise ValueError(f"got {argument!r}, allowed: {kind}") from None
-            self.settings.params = dataclasses.replace(self.settings.params, **{name: value})
+            self._common.params = dataclasses.replace(self._common.params, **{name: value})
             return f"{name.replace('_', '-')} {argument}"
 
         return change
 
     def _seed(self, argument: str) -> str:
-        self.settings.seed = _integer(argument, -(2**63), most=2**63 - 1)
+        self._common.seed = read_integer(argument, -(2**63), most=2**63 - 1)
         return f"seed {argument}"
 
     def _max_new_tokens(self, argument: str) -> str:
-        self.settings.max_new_tokens = _integer(argument, 1)
+        self._common.max_new_tokens = read_integer(argument, 1)
         return f"max-new-tokens {argument}"
 
     def _system(self, argument: str) -> str:
@@ -169,38 +138,18 @@ class ChatCommands:
         return "system message set" if argument else "no system message"
 
     def _stats(self, _: str) -> str:
-        s, stats = self.settings, self.totals.stats
-        distribution = [
-            f"{name.replace('_', '-')} {value:g}" for name in SAMPLING if (value := getattr(s.params, name)) is not None
-        ]
-        nodes = nodes_of(s.drafter, s.tree)
-        k = s.drafts(nodes)
-        drafts = k if isinstance(k, int) else "auto"
-        exits = "" if s.exit_layers is None else f" {s.exit_layers}"
-        tree = "" if nodes is None else f", tree {nodes}"
-        lines = [
-            f"drafter {s.drafter}{exits}, k {drafts}{tree}, rule {drafting.read_rule(s.rule, nodes)}, seed {s.seed}, "
-            f"max-new-tokens {s.max_new_tokens}",
-            ", ".join(distribution),
-        ]
-        emitted, steps, drafted, tested, accepted = (
-            sum(getattr(part, name) for part in stats) for name in ("emitted", "steps", "drafted", "tested", "accepted")
-        )
-        seconds = sum(part.seconds["total"] for part in stats)
-        if steps:
-            lines.append(
-                f"{self.totals.answers} answers, {emitted} tokens in {steps} steps, {emitted / seconds:.1f} tokens/s: "
-                f"tau {emitted / steps:.2f}, acceptance rate {accepted / max(drafted, 1):.2f}, "
-                f"alpha {accepted / max(tested, 1):.2f}"
-            )
-        return "\n".join(lines)
+        raise NotImplementedError
+
+    def _distribution(self) -> str:
+        values = {name: getattr(self._common.params, name) for name in SAMPLING}
+        return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in values.items() if value is not None)
 
     def _verbose(self, argument: str) -> str:
-        states = {"on": True, "off": False, "": not self.settings.verbose}
+        states = {"on": True, "off": False, "": not self._common.verbose}
         if argument not in states:
             raise ValueError(f"got {argument!r}, allowed: on, off")
-        self.settings.verbose = states[argument]
-        return f"verbose {'on' if self.settings.verbose else 'off'}"
+        self._common.verbose = states[argument]
+        return f"verbose {'on' if self._common.verbose else 'off'}"
 
     def _clear(self, _: str) -> str:
         self.conversation.clear()
@@ -221,7 +170,91 @@ class ChatCommands:
         raise Done
 
 
-def _integer(text: str, least: int, more: str = "", most: float = math.inf) -> int:
+class ChatCommands(Commands):
+    """
+    Args:
+        settings: that the commands change, in place.
+        conversation: likewise.
+        totals: for /stats.
+        use_drafter: changes to a drafter, by name, layers (or None) and nodes of a tree (or None), or raises ValueError
+            and changes nothing.
+    """
+
+    def __init__(
+        self,
+        settings: ChatSettings,
+        conversation: Said,
+        totals: Totals,
+        use_drafter: Callable[[str, int | None, int | None], None],
+    ):
+        self.settings, self.totals, self._use_drafter = settings, totals, use_drafter
+        own: dict[str, Command] = {
+            "drafter": (self._drafter, f"NAME: {', '.join(NAMES)}; early-exit LAYERS"),
+            "k": (self._k, "N or auto: drafted tokens a step, or of a path through a tree; 0 decodes plainly"),
+            "tree": (self._tree, "N or off: each step verifies a tree of up to N drafts"),
+            "rule": (self._rule, "token, block or coupled"),
+        }
+        super().__init__(settings, conversation, own)
+
+    def _drafter(self, argument: str) -> str:
+        name, _, layers = argument.partition(" ")
+        if name not in NAMES and not is_head(name):
+            raise ValueError(f"got {name!r}, allowed: {', '.join(NAMES)}, or {HEAD}")
+        exit_layers = read_integer(layers, 1) if layers else None
+        self._use_drafter(name, exit_layers, self.settings.tree)
+        self.settings.drafter, self.settings.exit_layers = name, exit_layers
+        return f"drafter {argument}"
+
+    def _k(self, argument: str) -> str:
+        if argument == "auto":
+            from ..drafters.draft_length import AdaptiveDrafts
+
+            self.settings.num_drafts = AdaptiveDrafts()
+        else:
+            self.settings.num_drafts = read_integer(argument, 0, ", or auto")
+        return f"k {argument}"
+
+    def _tree(self, argument: str) -> str:
+        s, nodes = self.settings, None if argument == "off" else read_integer(argument, 1, ", or off")
+        if nodes is None and nodes_of(s.drafter, None) is not None:
+            raise ValueError(f"got off with drafter {s.drafter}, allowed: an integer >= 1, or another /drafter")
+        self._use_drafter(s.drafter, s.exit_layers, nodes)
+        s.tree = nodes
+        return f"tree {argument}"
+
+    def _rule(self, argument: str) -> str:
+        from specdec_kernels import Rule
+
+        Rule(argument)  # refuses others
+        self.settings.rule = argument
+        return f"rule {argument}"
+
+    def _stats(self, _: str) -> str:
+        s, stats = self.settings, self.totals.stats
+        nodes = nodes_of(s.drafter, s.tree)
+        k = s.drafts(nodes)
+        drafts = k if isinstance(k, int) else "auto"
+        exits = "" if s.exit_layers is None else f" {s.exit_layers}"
+        tree = "" if nodes is None else f", tree {nodes}"
+        lines = [
+            f"drafter {s.drafter}{exits}, k {drafts}{tree}, rule {drafting.read_rule(s.rule, nodes)}, seed {s.seed}, "
+            f"max-new-tokens {s.max_new_tokens}",
+            self._distribution(),
+        ]
+        emitted, steps, drafted, tested, accepted = (
+            sum(getattr(part, name) for part in stats) for name in ("emitted", "steps", "drafted", "tested", "accepted")
+        )
+        seconds = sum(part.seconds["total"] for part in stats)
+        if steps:
+            lines.append(
+                f"{self.totals.answers} answers, {emitted} tokens in {steps} steps, {emitted / seconds:.1f} tokens/s: "
+                f"tau {emitted / steps:.2f}, acceptance rate {accepted / max(drafted, 1):.2f}, "
+                f"alpha {accepted / max(tested, 1):.2f}"
+            )
+        return "\n".join(lines)
+
+
+def read_integer(text: str, least: int, more: str = "", most: float = math.inf) -> int:
     try:
         value = int(text)
     except ValueError:

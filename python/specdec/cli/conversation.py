@@ -1,4 +1,4 @@
-"""A conversation as token ids, by the tokenizer's chat template or as one long text."""
+"""A conversation: as messages, as one long text, or as token ids by the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Conversation:
-    """
+class Said:
+    """What was said so far.
+
     Args:
-        tokenizer: messages go through its chat template. Without one, the conversation is one text, with a line break
-            between an answer and the next message.
+        has_roles: whether the model knows messages; otherwise the conversation is one text for it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self._tokenizer = tokenizer
-        self.has_roles = bool(tokenizer.chat_template)
+    def __init__(self, has_roles: bool):
+        self.has_roles = has_roles
         self.system: str | None = None
         self.messages: list[dict[str, str]] = []
 
@@ -27,20 +26,38 @@ class Conversation:
         """Forgets all messages but the system message."""
         self.messages = []
 
-    def prompt(self, said: str) -> list[int]:
-        """The ids that the answer to ``said`` continues. Changes nothing. Raises ValueError as ``chat_prompt``."""
-        messages = [*self.messages, {"role": "user", "content": said}]
-        if not self.has_roles:
-            text = ""
-            for message in messages:
-                between = "\n" if message["role"] == "user" and text and not text.endswith("\n") else ""
-                text += between + message["content"]
-            return self._tokenizer(text).input_ids
+    def messages_with(self, said: str) -> list[dict[str, str]]:
+        """The messages that the answer to ``said`` continues. Changes nothing."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return chat_prompt(self._tokenizer, [*system, *messages])
+        return [*system, *self.messages, {"role": "user", "content": said}]
+
+    def text_with(self, said: str) -> str:
+        """The same as one text, with a line break between an answer and the next message."""
+        text = ""
+        for message in [*self.messages, {"role": "user", "content": said}]:
+            between = "\n" if message["role"] == "user" and text and not text.endswith("\n") else ""
+            text += between + message["content"]
+        return text
 
     def add(self, said: str, answer: str) -> None:
         self.messages += ({"role": "user", "content": said}, {"role": "assistant", "content": answer})
 
     def to_dict(self) -> dict:
         return {"system": self.system, "messages": self.messages}
+
+
+class Conversation(Said):
+    """
+    Args:
+        tokenizer: messages go through its chat template, if it has one.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        super().__init__(bool(tokenizer.chat_template))
+        self._tokenizer = tokenizer
+
+    def prompt(self, said: str) -> list[int]:
+        """The ids that the answer to ``said`` continues. Changes nothing. Raises ValueError as ``chat_prompt``."""
+        if not self.has_roles:
+            return self._tokenizer(self.text_with(said)).input_ids
+        return chat_prompt(self._tokenizer, self.messages_with(said))

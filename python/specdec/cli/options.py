@@ -57,6 +57,25 @@ Drafter = Annotated[
     str,
     typer.Option(help=f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}."),
 ]
+ChatDrafter = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        help=f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}. Default: model; with --url, the server's.",
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a server with OpenAI's interface: http://127.0.0.1:8000/v1. --target is then a name of a model there."
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Of that server. Other users see it in the list of processes, unlike the variable SPECDEC_API_KEY.",
+    ),
+]
 Drafters = Annotated[
     list[str] | None,
     typer.Option(
@@ -175,6 +194,13 @@ _OTHERWISE = {
 
 def refuse(option: str, given: object, allowed: str) -> NoReturn:
     raise typer.BadParameter(f"got {given}, allowed: {allowed}", param_hint=option)
+
+
+def refuse_with(other: str, **given: object) -> None:
+    """Refuses options that mean nothing beside another one."""
+    for name, value in given.items():
+        if value is not None:
+            refuse(_option(name), f"{value} with {other}", f"this option without {other}")
 
 
 def _option(name: str) -> str:

@@ -384,7 +384,7 @@ class Batch:
                 record.logits += result.emitted_logits(row, len(tokens)).unbind()
             self.table.add(row, tokens)
             if tokens:
-                emissions.append(record.emission(len(tokens), report.drafts))
+                emissions.append(record.emission(len(tokens), report))
             if not record.live:
                 self.end(row)
         if step.timer is not None and (seconds := step.timer.seconds) is not None:

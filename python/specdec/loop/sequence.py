@@ -156,8 +156,8 @@ class SequenceRecord:
             return None
         return [None, *(each for scores in self.prompt_scores.values() for each in read_scores(scores, top))]
 
-    def emission(self, count: int, drafts: list[int] | None) -> Emission:
-        """The last ``count`` >= 1 emitted tokens, of a step with these ``drafts``."""
+    def emission(self, count: int, report: SequenceReport) -> Emission:
+        """The last ``count`` >= 1 emitted tokens, of the step with this report."""
         asked = self.asked
         return Emission(
             self.number,
@@ -166,7 +166,8 @@ class SequenceRecord:
             self.log_probs[-count:] if asked.emitted else None,
             self.raw_log_probs[-count:] if asked.emitted else None,
             self.top_log_probs[-count:] if asked.top is not None else None,
-            drafts if self.drafting.reported else None,
+            report.drafts if self.drafting.reported else None,
+            report.drafted,
         )
 
     def fail(self, error: BaseException) -> None:

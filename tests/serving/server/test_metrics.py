@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from specdec import Request
+from specdec import Emission, Producer, Request
 from specdec.serving.server.texts import Text
+from specdec.stats import Stats
 
 from specdec_kernels import SamplingParams
 
@@ -34,10 +35,10 @@ async def scrape(client) -> Callable[..., float]:
     return lambda name, engine="0", **labels: samples[name, *sorted({"engine": engine, **labels}.items())]
 
 
-async def decode(service, prompt: str, new: int, **lane) -> Text:
-    where = await service.lanes.get(**lane)
+async def decode(service, prompt: str, new: int, lane: tuple[str, ...] = (), **more) -> Text:
+    where = await service.lanes.get(*lane)
     ids = service.tokenizer(prompt).input_ids
-    request = Request(ids, new, SamplingParams(0.8), seed=5, eos_token_id=[])
+    request = Request(ids, new, SamplingParams(0.8), seed=5, eos_token_id=[], **more)
     text = await Text.begin(service.tokenizer, where, request, service.metrics)
     async for _ in text.pieces():
         pass
@@ -46,7 +47,8 @@ async def decode(service, prompt: str, new: int, **lane) -> Text:
 
 def test_counters_are_the_sums_of_outcomes(within, service):
     async def run(client):
-        texts = await asyncio.gather(*(decode(service, prompt, 8 + i) for i, prompt in enumerate(PROMPTS)))
+        wanted = [decode(service, prompt, 8 + i) for i, prompt in enumerate(PROMPTS[1:], 1)]
+        texts = await asyncio.gather(*wanted, decode(service, PROMPTS[0], 0, prompt_log_probs=0))
         return [text.outcome for text in texts], await scrape(client)
 
     outcomes, value = within(run)
@@ -62,15 +64,15 @@ def test_counters_are_the_sums_of_outcomes(within, service):
     by_place = [value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(i)) for i in range(4)]
     assert by_place == [sum(outcome.stats.accepted_by_position[i] for outcome in outcomes) for i in range(4)]
     assert sum(by_place) == spec["num_accepted_tokens"]
-    assert value("vllm:generation_tokens_total") == 8 + 9 + 10
+    assert value("vllm:generation_tokens_total") == 9 + 10
     assert value("vllm:prompt_tokens_total") == sum(len(outcome.request.prompt) for outcome in outcomes)
     assert value("vllm:request_success_total", finished_reason="length") == 3
     steps = sum(outcome.stats.steps for outcome in outcomes)
-    assert value("vllm:time_to_first_token_seconds_count") == 3
-    assert value("vllm:inter_token_latency_seconds_count") == steps - 3
+    assert value("vllm:time_to_first_token_seconds_count") == 2
+    assert value("vllm:inter_token_latency_seconds_count") == steps - 2
     assert value("vllm:e2e_request_latency_seconds_count") == 3
     assert value("vllm:e2e_request_latency_seconds_sum") > value("vllm:time_to_first_token_seconds_sum") > 0
-    assert value("vllm:request_generation_tokens_sum") == 27
+    assert value("vllm:request_generation_tokens_sum") == 19
 
 
 def test_gauges_are_read_when_asked_for(within, service):
@@ -81,13 +83,12 @@ def test_gauges_are_read_when_asked_for(within, service):
             await Text.begin(service.tokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
             for _ in range(3)
         ]
-        async with aclosing(begun[0].pieces()) as pieces:
-            await anext(pieces)
-            during = await scrape(client)
-            usage = lane.engine.usage
-        for text in begun[1:]:
-            async with aclosing(text.pieces()) as pieces:
-                await anext(pieces)
+        await anext(pieces := begun[0].pieces())
+        during = await scrape(client)
+        usage = lane.engine.usage
+        await pieces.aclose()
+        for text in (*begun, *begun):
+            await text.close()
         while lane.engine.usage.live or lane.engine.usage.waiting:
             await asyncio.sleep(0.01)
         return during, await scrape(client), usage, len(ids)
@@ -108,7 +109,7 @@ def test_gauges_are_read_when_asked_for(within, service):
 def test_lanes_have_numbers_and_no_counts_are_shared(within, service):
     async def run(client):
         await decode(service, PROMPTS[0], 4)
-        await decode(service, PROMPTS[0], 5, drafter="none", rule="token")
+        await decode(service, PROMPTS[0], 5, ("none", "token"))
         return await scrape(client)
 
     value = within(run)
@@ -133,3 +134,20 @@ def test_what_vllms_benchmark_adds_up(within, service):
     assert "_created" not in after
     assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
     assert open_metrics.text.endswith("# EOF\n")
+
+
+def test_a_step_that_fails_has_drafts_but_no_tokens(within, service):
+    async def run(client):
+        lane = await service.lanes.get()
+        stats = Stats.empty(4)
+        measured = service.metrics.begin(lane, prompt_tokens=7)
+        stats.record(drafted=2, tested=2, accepted=1, emitted=2, draft_forwards=4)
+        measured.emitted(Emission(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2))
+        stats.record(drafted=3, tested=0, accepted=0, emitted=0, draft_forwards=4)
+        measured.ended(SimpleNamespace(stats=stats, drafter_error="its logits are NaN", prompt_log_probs=None), "error")
+        return await scrape(client)
+
+    value = within(run)
+    assert value("vllm:spec_decode_num_drafts_total") == 2 and value("vllm:spec_decode_num_draft_tokens_total") == 5
+    assert value("vllm:request_success_total", finished_reason="error") == 1
+    assert value("specdec:drafter_errors_total", drafter="model", rule="coupled") == 1

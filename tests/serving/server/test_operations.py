@@ -16,7 +16,6 @@ def test_models(within, service):
     told = model.json()
     assert (told["id"], told["object"], told["created"]) == ("embedded", "model", service.created)
     assert told["max_model_len"] == 256
-    assert told["specdec"]["drafters"] == ["model", "none"] and told["specdec"]["rules"] == ["coupled", "token"]
     assert other.status_code == 404 and other.json()["error"]["code"] == "model_not_found"
 
 

@@ -12,7 +12,7 @@ PROMPT = "def read(self, size=-1):\n"
 def test_it_answers_with_prompt_and_text(pair, within, monkeypatch):
     from specdec import SpeculativeDecoder
 
-    monkeypatch.setattr("secrets.randbits", lambda bits: 7)
+    monkeypatch.setattr("secrets.randbelow", lambda most: 7)
     answer = within(lambda client: client.post("/predict", json={"prompt": PROMPT}))
     assert answer.status_code == 200
     target, draft, tokenizer = pair

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,8 +16,6 @@ from .protocol import Generation as Body
 from .service import Service
 from .texts import Piece, Text
 from .usage import speculative_metrics, stats, usage
-
-log = logging.getLogger(__name__)
 
 
 class Form(Protocol):
@@ -66,12 +63,11 @@ class Generation:
 
     async def begin(self) -> None:
         """Submits all of them, or none. Raises ApiError."""
-        plan = self._plan
+        service, plan = self._service, self._plan
         try:
             for request, cut in zip(plan.requests, plan.cuts, strict=True):
-                self._texts.append(
-                    await Text.begin(self._service.tokenizer, plan.lane, request, self._service.metrics, cut)
-                )
+                begun = await Text.begin(service.tokenizer, plan.lane, request, service.metrics, cut)
+                self._texts.append(begun)
         except BaseException as error:
             await self.close()
             if isinstance(error, ApiError):
@@ -120,7 +116,7 @@ class Generation:
 
     async def _choice(self, index: int, text: Text) -> dict[str, Any]:
         pieces = [piece async for piece in text.pieces()]
-        self._check(text)
+        text.check()
         whole = Piece(
             "".join(piece.text for piece in pieces),
             [token for piece in pieces for token in piece.tokens],
@@ -138,19 +134,8 @@ class Generation:
             if steps := self._steps(piece):
                 choice["specdec"] = steps
             await chunk(choice)
-        self._check(text)
+        text.check()
         await chunk({**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)})
-
-    def _check(self, text: Text) -> None:
-        outcome = text.outcome
-        assert outcome is not None
-        if text.finish_reason == "cancelled":
-            raise ApiError(503, "the server is shutting down", code="cancelled")
-        if text.finish_reason == "error":
-            facts = {"status": outcome.status.name, "error": outcome.error}
-            log.warning("a text failed", extra={"facts": facts})
-            why = "the model's logits define no distribution" if outcome.error is None else "it could not be decoded"
-            raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
     def _steps(self, of: Piece) -> dict[str, Any]:
         details, names = self._body.specdec, self._service.names

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from ...result import Emission, Producer
 from ..requests import Outcome
 from .lanes import Lane, Lanes
 
@@ -140,10 +141,11 @@ class RequestMetrics:
     def __init__(self, lane: LaneMetrics, prompt_tokens: int):
         self._lane, self._prompt_tokens = lane, prompt_tokens
         self._begun = self._first = self._last = time.perf_counter()
-        self._tokens = 0
+        self._tokens = self._steps = self._drafted = 0  # steps: those with drafts
+        self._over = False
 
-    def emitted(self, tokens: int) -> None:
-        """A step added so many tokens, at least one."""
+    def emitted(self, step: Emission) -> None:
+        """A step added tokens, at least one."""
         now, lane = time.perf_counter(), self._lane
         if self._tokens == 0:
             self._first = now
@@ -152,32 +154,42 @@ class RequestMetrics:
         else:
             for each in lane.between:
                 each.observe(now - self._last)
-        lane.generated.inc(tokens)
-        self._last, self._tokens = now, self._tokens + tokens
+        lane.generated.inc(len(step.tokens))
+        self._last, self._tokens = now, self._tokens + len(step.tokens)
+        if step.drafted:
+            self._count_drafts(1, step.drafted)
+            accepted = step.produced_by.count(Producer.ACCEPTED)
+            lane.accepted.inc(accepted)
+            for position in range(accepted):
+                lane.accepted_by_position[position].inc()
 
-    def finished(self, outcome: Outcome | None, reason: str) -> None:
-        """It has ended.
+    def ended(self, outcome: Outcome, reason: str) -> None:
+        """It has ended; ``reason``: stop, length, error or cancelled."""
+        stats = outcome.stats  # with the drafts of a step that failed, and so emitted nothing
+        self._count_drafts(stats.steps - stats.steps_by_drafts[0] - self._steps, stats.drafted - self._drafted)
+        self._lane.drafter_errors.inc(outcome.drafter_error is not None)
+        if self._tokens == 0 and outcome.prompt_log_probs is not None:  # only its prompt was asked for
+            self._lane.prompt_tokens.inc(len(outcome.prompt_log_probs))
+        self._end("abort" if reason == "cancelled" else reason)  # vLLM's word
 
-        Args:
-            outcome: None: its reader left before.
-            reason: stop, length, error or cancelled, which vLLM calls abort.
-        """
-        lane = self._lane
-        lane.ended["abort" if reason == "cancelled" else reason].inc()
+    def abandoned(self) -> None:
+        """Nobody reads it any more. May be called again."""
+        if not self._over:
+            self._end("abort")
+
+    def _count_drafts(self, steps: int, drafted: int) -> None:
+        self._lane.steps_with_drafts.inc(steps)
+        self._lane.drafted.inc(drafted)
+        self._steps, self._drafted = self._steps + steps, self._drafted + drafted
+
+    def _end(self, reason: str) -> None:
+        lane, self._over = self._lane, True
+        lane.ended[reason].inc()
         lane.whole.observe(time.perf_counter() - self._begun)
         lane.prompt_length.observe(self._prompt_tokens)
         lane.length.observe(self._tokens)
         if self._tokens > 1:
             lane.each_token.observe((self._last - self._first) / (self._tokens - 1))
-        if outcome is None:
-            return
-        stats = outcome.stats
-        lane.steps_with_drafts.inc(stats.steps - stats.steps_by_drafts[0])
-        lane.drafted.inc(stats.drafted)
-        lane.accepted.inc(stats.accepted)
-        for counter, accepted in zip(lane.accepted_by_position, stats.accepted_by_position, strict=True):
-            counter.inc(accepted)
-        lane.drafter_errors.inc(outcome.drafter_error is not None)
 
 
 class _WithoutTimes(Collector):

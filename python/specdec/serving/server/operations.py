@@ -42,7 +42,7 @@ async def ready(request: Request) -> dict[str, str]:
     service: Service = request.app.state.service
     _check_engines(service)
     if service.draining.is_set():
-        raise ApiError(503, "the server is shutting down", code="draining")
+        raise ApiError(503, "the server is shutting down", code="shutting_down")
     if not service.lanes.running:
         raise ApiError(503, "the server is starting", code="starting")
     return {"status": "ready"}
@@ -62,7 +62,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def _model(service: Service) -> dict[str, Any]:
-    """OpenAI's object, with vLLM's max_model_len, and under ``specdec`` what our request fields may name."""
+    """OpenAI's object, with vLLM's max_model_len."""
     lane = await service.lanes.get()
     return {
         "id": service.name,
@@ -72,12 +72,6 @@ async def _model(service: Service) -> dict[str, Any]:
         "root": service.name,
         "parent": None,
         "max_model_len": lane.max_length,
-        "specdec": {
-            "drafters": service.lanes.drafters,
-            "rules": service.lanes.rules,
-            "most_drafts": lane.most_drafts,
-            "chat_template": bool(service.tokenizer.chat_template),
-        },
     }
 
 

@@ -4,24 +4,22 @@ Source: https://github.com/feifeibear/LLMSpeculativeSampling"""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from specdec_kernels import SamplingParams
-
-from ..requests import Request as DecodingRequest
+from .completions import owner_of
 from .errors import ApiError
+from .plan import plan_completion
+from .protocol import CompletionRequest
 from .service import Service
 from .texts import Text
 
 router = APIRouter()
 
 # What that program has fixed.
-NEW_TOKENS = 40
-PARAMS = SamplingParams(temperature=1.0, top_k=10, top_p=0.9)
+FIXED: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "top_k": 10, "top_p": 0.9}
 
 
 class Prediction(BaseModel):
@@ -37,14 +35,18 @@ async def predict(request: Request, body: Prediction) -> str:
     """Returns a JSON string: the prompt and up to 40 tokens after it, sampled at temperature 1 with top-k 10 and top-p
     0.9. Each request has a seed of its own. Unlike there, the text ends where the model ends it."""
     service: Service = request.app.state.service
-    prompt = (await asyncio.to_thread(service.tokenizer, body.prompt)).input_ids
-    lane = await service.lanes.get()
-    seed = secrets.randbits(63)
-    wanted = DecodingRequest(prompt, NEW_TOKENS, PARAMS, seed, banned_tokens=service.tail)
-    text = await Text.begin(service.tokenizer, lane, wanted, service.metrics)
-    async for _ in text.pieces():
-        pass
+    asked = CompletionRequest(model=service.name, prompt=body.prompt, **FIXED)
+    plan = await plan_completion(service, asked, owner_of(request))
+    try:
+        text = await Text.begin(service.tokenizer, plan.lane, plan.requests[0], service.metrics)
+    except ApiError as error:
+        raise plan.renamed(error) from error
+    try:
+        async for _ in text.pieces():
+            pass
+    finally:
+        await text.close()
+    text.check()
     assert text.outcome is not None
-    if text.finish_reason == "error":
-        raise ApiError(500, "the text could not be decoded", code="decoding_failed")
-    return str(service.tokenizer.decode([*prompt, *text.outcome.tokens], skip_special_tokens=True))
+    tokens = [*plan.prompts[0].tokens, *text.outcome.tokens]
+    return str(service.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -32,7 +32,6 @@ class Service:
         name: of the model, in requests and responses.
         settings: where it listens, and what it accepts.
         tail: ids for which the tokenizer has no token, and which are never emitted.
-        draining: set when the server takes no requests any more.
     """
 
     name: str

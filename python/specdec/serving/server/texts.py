@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -20,6 +21,7 @@ from .stop_cut import StopCut
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _REASONS = {End.EOS: "stop", End.STOP: "stop", End.LENGTH: "length", End.CANCELLED: "cancelled", End.FAILED: "error"}
 
@@ -109,17 +111,15 @@ class Text:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the text as it comes. If the reader stops early, the request is cancelled."""
-        try:
-            async with aclosing(self._updates) as updates:
-                async for update in updates:
-                    if isinstance(update, Outcome):
-                        self.outcome = update
-                        continue
-                    self._measured.emitted(len(update.tokens))
-                    if any(piece := self._take(update)):
-                        yield piece
-        finally:
-            self._measured.finished(self.outcome, self.finish_reason if self.outcome else "cancelled")
+        async with aclosing(self._updates) as updates:
+            async for update in updates:
+                if isinstance(update, Outcome):
+                    self.outcome = update
+                    self._measured.ended(update, self.finish_reason)
+                    continue
+                self._measured.emitted(update)
+                if any(piece := self._take(update)):
+                    yield piece
         if any(piece := self._finish()):
             yield piece
 
@@ -127,12 +127,23 @@ class Text:
         """Cancels the request unless it has ended. Nobody may be reading ``pieces`` any more."""
         await self._updates.aclose()
         if self.outcome is None:
+            self._measured.abandoned()
             await self.lane.engine.cancel(self.number)
 
     @property
     def finish_reason(self) -> str:
         assert self.outcome is not None, "the text has not ended"
         return _REASONS[self.outcome.end]
+
+    def check(self) -> None:
+        """Raises ApiError if the text has ended, but not by itself."""
+        if self.finish_reason == "cancelled":
+            raise ApiError(503, "the server is shutting down", code="cancelled")
+        if self.outcome is not None and self.outcome.end is End.FAILED:
+            error = self.outcome.error
+            log.warning("a text failed", extra={"facts": {"status": self.outcome.status.name, "error": error}})
+            why = "the model's logits define no distribution" if error is None else "it could not be decoded"
+            raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
     def _take(self, emission: Emission) -> Piece:
         scores: Sequence[TokenLogProb | None] = emission.top_log_probs or [None] * len(emission.tokens)

@@ -1,0 +1,256 @@
+"""``specdec chat --url``: the same conversation, with a model that a server has. Nothing here loads a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from .chat_commands import Command, Commands, Settings, read_integer
+from .conversation import Said
+from .remote import Remote, RemoteError
+from .show import COLOURS
+from .talking import obey_or_answer
+from .terminal import remark, write
+
+
+@dataclass
+class Sampling:
+    """What is asked of the server; None: its default. It checks the values."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+@dataclass
+class RemoteSettings(Settings):
+    params: Sampling
+    drafter: str | None  # None: the server's default, as with the next two
+    rule: str | None
+    num_drafts: int | None
+
+
+@dataclass
+class Totals:
+    """Sums over all answers."""
+
+    answers: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def line(self) -> str:
+        """As local chats have it, as far as the server told."""
+        speed = f"{self.tokens / self.seconds:.1f} tokens/s"
+        if not self.steps:
+            return f"{self.tokens} tokens, {speed}"
+        rates = f"tau {self.tokens / self.steps:.2f}, acceptance rate {self.accepted / max(self.drafted, 1):.2f}"
+        return f"{self.tokens} tokens in {self.steps} steps, {speed}: {rates}"
+
+
+class RemoteTalk:
+    """A conversation with one model of a server.
+
+    Args:
+        model: its name; None: the first that the server lists.
+        stop: strings that end an answer.
+
+    Raises:
+        RemoteError: the server cannot be reached, or has no such model, or not what the settings ask for.
+    """
+
+    def __init__(self, server: Remote, model: str | None, settings: RemoteSettings, stop: list[str]):
+        models = [str(told["id"]) for told in server.models()]
+        if model is not None and model not in models:
+            raise RemoteError(f"got model {model!r}, allowed: {', '.join(models)}")
+        self.name = model or models[0]
+        self._server, self._settings, self._stop = server, settings, stop
+        self._ours = server.specdec()
+        self._said, self._totals = Said(self._ours is None or bool(self._ours.get("chat"))), Totals()
+        self._commands = RemoteCommands(settings, self._said, self._totals, self._ours)
+        for name in ("drafter", "rule", "num_drafts"):
+            if (given := getattr(settings, name)) is not None:
+                self._commands.check(name, given, f"{name}: ")
+
+    def take(self, line: str) -> None:
+        """Obeys a command or answers a message. Errors are printed and change nothing."""
+        obey_or_answer(line, self._commands.run, self._answer)
+
+    def _answer(self, said: str) -> None:
+        s, page, interrupted = self._settings, _Answer(self._settings.verbose and self._ours is not None), False
+        path, body = self._request(said)
+        began = time.perf_counter()
+        try:
+            with closing(self._server.stream(path, body)) as chunks:
+                for chunk in chunks:
+                    page.take(chunk)
+        except KeyboardInterrupt:  # the connection is closed by now, so the server stops, too
+            interrupted = True
+        except RemoteError:
+            if page.text:
+                page.finish()
+            raise
+        seconds = time.perf_counter() - began
+        page.finish()
+        self._said.add(said, page.text)
+        s.next_seed()
+        if interrupted:
+            remark("(stopped)", "dim")
+        else:
+            self._tell(page, seconds)
+
+    def _request(self, said: str) -> tuple[str, dict[str, Any]]:
+        s = self._settings
+        given = {
+            **dataclasses.asdict(s.params),
+            "drafter": s.drafter,
+            "rule": s.rule,
+            "num_drafts": s.num_drafts,
+            "stop": self._stop or None,
+        }
+        body = {
+            "model": self.name,
+            "max_tokens": s.max_new_tokens,
+            "seed": s.seed,
+            "stream_options": {"include_usage": True},
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        if self._ours is not None:
+            body["specdec"] = {"steps": s.verbose}
+            if self._stop:
+                body["include_stop_str_in_output"] = True  # as a local chat does
+        if self._said.has_roles:
+            return "/chat/completions", {**body, "messages": self._said.messages_with(said)}
+        return "/completions", {**body, "prompt": self._said.text_with(said)}
+
+    def _tell(self, page: _Answer, seconds: float) -> None:
+        own = Totals(1, page.tokens, seconds, **page.counts)
+        for each in dataclasses.fields(Totals):
+            setattr(self._totals, each.name, getattr(self._totals, each.name) + getattr(own, each.name))
+        if page.coloured:
+            told = (Text(f"{name} {page.producers.count(name)}", colour) for name, colour in COLOURS.items())
+            remark(Text("tokens: ") + Text(", ").join([*told, Text(f"plain {page.producers.count('plain')}")]))
+            places = (f"{i}: {rate:.0%}" for i, rate in enumerate(page.by_position, 1) if rate)
+            remark("accepted by place, of those drafted: " + (", ".join(places) or "–"), "dim")
+        remark(own.line(), "dim")
+
+
+class RemoteCommands(Commands):
+    """
+    Args:
+        settings: that the commands change, in place.
+        said: likewise.
+        totals: for /stats.
+        ours: what a server of specdec offers; None: it is another one.
+    """
+
+    def __init__(self, settings: RemoteSettings, said: Said, totals: Totals, ours: dict[str, Any] | None):
+        self.settings, self.totals, self._ours = settings, totals, ours
+        own: dict[str, Command] = {
+            "drafter": (self._drafter, f"NAME: {', '.join(self._offered('drafters')) or 'not with this server'}"),
+            "k": (self._k, "N or auto: drafted tokens a step, at most; 0 decodes plainly"),
+            "rule": (self._rule, ", ".join(self._offered("rules")) or "not with this server"),
+            "tree": (self._tree, "not here: the server has it as an option"),
+        }
+        super().__init__(settings, said, own)
+
+    def check(self, name: str, value: object, before: str = "") -> None:
+        """Raises RemoteError unless the server offers it. Its message begins with ``before``."""
+        if self._ours is None:
+            raise RemoteError(f"{before}got {value!r}, allowed: nothing, as this is no server of specdec")
+        allowed = self._offered(f"{name}s")
+        if name != "num_drafts" and value not in allowed:
+            raise RemoteError(f"{before}got {value!r}, allowed: {', '.join(allowed)}")
+
+    def _offered(self, names: str) -> list[str]:
+        return [] if self._ours is None else list(map(str, self._ours.get(names, ())))
+
+    def _drafter(self, argument: str) -> str:
+        self.check("drafter", argument)
+        self.settings.drafter = argument
+        return f"drafter {argument}"
+
+    def _rule(self, argument: str) -> str:
+        self.check("rule", argument)
+        self.settings.rule = argument
+        return f"rule {argument}"
+
+    def _k(self, argument: str) -> str:
+        drafts = None if argument == "auto" else read_integer(argument, 0, ", or auto")
+        self.check("num_drafts", argument)
+        self.settings.num_drafts = drafts
+        return f"k {argument}"
+
+    def _tree(self, argument: str) -> str:
+        raise RemoteError(
+            f"got {argument!r}, allowed: nothing; trees are an option of the server: specdec serve --tree N"
+        )
+
+    def _stats(self, _: str) -> str:
+        s, t = self.settings, self.totals
+        chosen = (f"{name} {value}" for name, value in (("drafter", s.drafter), ("rule", s.rule)) if value is not None)
+        k = "auto" if s.num_drafts is None else s.num_drafts
+        lines = [
+            ", ".join([*chosen, f"k {k}, seed {s.seed}, max-new-tokens {s.max_new_tokens}"]),
+            self._distribution(),
+        ]
+        if t.answers:
+            lines.append(f"{t.answers} answers, {t.line()}")
+        return "\n".join(lines)
+
+
+class _Answer:
+    """Prints an answer as it comes, and keeps what the server tells of it.
+
+    Args:
+        coloured: each token in the colour of what produced it, as the server's steps say.
+    """
+
+    def __init__(self, coloured: bool):
+        self.coloured, self.text, self.producers = coloured, "", list[str]()
+        self.tokens = 0
+        self.counts: dict[str, int] = {}  # steps, drafted and accepted; {}: not told
+        self.by_position: list[float] = []
+        self._shown = 0
+
+    def take(self, chunk: dict[str, Any]) -> None:
+        """Raises RemoteError."""
+        try:
+            self.tokens = int((chunk.get("usage") or {}).get("completion_tokens", self.tokens))
+            for choice in chunk.get("choices") or []:
+                self._take(choice)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RemoteError("the server sent a chunk that is not as OpenAI's interface has it") from error
+
+    def _take(self, choice: dict[str, Any]) -> None:
+        part = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        told = choice.get("specdec") or {}
+        self.text += part
+        if not self.coloured:
+            self._show(part)
+        for step in told.get("steps") or []:
+            for _, text, producer in step["tokens"]:
+                self.producers.append(producer)
+                self._show(text, COLOURS.get(producer))
+        if stats := told.get("stats"):
+            self.counts = {name: int(stats[name]) for name in ("steps", "drafted", "accepted")}
+            self.by_position = [float(rate) for rate in stats["by_position"]]
+
+    def finish(self) -> None:
+        """Prints what no step had: bytes that never became a character, or the text before an interruption."""
+        self._show(self.text[self._shown :] + "\n")
+
+    def _show(self, text: str, colour: str | None = None) -> None:
+        write(text, colour)
+        self._shown += len(text)
