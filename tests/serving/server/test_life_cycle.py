@@ -109,16 +109,17 @@ def test_what_is_open_after_the_drain_is_cancelled_and_told(service, monkeypatch
     assert threading.active_count() <= threads
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/predict"])
+@pytest.mark.parametrize(
+    ("path", "stream"),
+    [(f"/v1/{route}completions", stream) for route in ("", "chat/") for stream in (False, True)]
+    + [("/predict", False)],
+)
 def test_a_client_that_leaves_costs_no_more_than_one_step(service, monkeypatch, path, stream):
     prompt = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "def f"}
     body = prompt if path == "/predict" else LONG | prompt | {"stream": stream}
     if "chat" in path:
         body = {name: value for name, value in body.items() if name != "prompt"}
-        service.tokenizer.chat_template = service.tokenizer.chat_template or "{{ messages[0].content }}"
-    if path == "/predict" and stream:
-        pytest.skip("/predict does not stream")
+        monkeypatch.setattr(service.tokenizer, "chat_template", "{{ messages[0].content }}")
     scope = {
         **{"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""},
         **{"headers": [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")], "state": {}},
