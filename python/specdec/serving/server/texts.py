@@ -141,7 +141,8 @@ class Text:
             raise ApiError(503, "the server is shutting down", code="cancelled")
         if self.outcome is not None and self.outcome.end is End.FAILED:
             error = self.outcome.error
-            log.warning("a text failed", extra={"facts": {"status": self.outcome.status.name, "error": error}})
+            kind = None if error is None else error.partition(":")[0]  # the rest may quote the request
+            log.warning("a text failed", extra={"facts": {"status": self.outcome.status.name, "error": kind}})
             why = "the model's logits define no distribution" if error is None else "it could not be decoded"
             raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
