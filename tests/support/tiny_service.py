@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from specdec import Scheduler, SpeculativeDecoder
+from specdec import Request, Scheduler, SpeculativeDecoder
 from specdec.serving.scheduler import Usage
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.service import Service
@@ -60,3 +61,22 @@ def _pair(vocabulary: int) -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
     with torch.no_grad():
         draft.lm_head.weight += 0.1 * torch.randn_like(draft.lm_head.weight)
     return target, draft
+
+
+FAULT = 10**6  # the seed of texts that fail
+
+
+class FaultyRequest(Request):
+    """In the place of ``Request``: the logits of texts with the seed FAULT are NaN after their sixth token."""
+
+    def __init__(self, prompt: list[int], *others: Any, **more: Any):
+        if FAULT in others:
+            more["logits_processor"] = [_spoil_after(len(prompt) + 6)]
+        super().__init__(prompt, *others, **more)
+
+
+def _spoil_after(length: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def spoil(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores * float("nan") if input_ids.shape[1] > length else scores
+
+    return spoil

@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ LONGEST_TURN = 1.0  # seconds of CPU time that the event loop may work without a
 LONGEST_ERROR = 2000  # bytes; a refused request is not sent back
 
 parts = pytest.mark.parametrize(
-    "part", [pytest.param(0), *(pytest.param(i, marks=pytest.mark.nightly) for i in range(1, 11))]
+    "part", [pytest.param(0), *(pytest.param(i, marks=pytest.mark.nightly) for i in range(1, 5))]
 )
 
 
@@ -47,6 +48,7 @@ class Fuzzed:
     def __init__(self, tokenizer: Any):
         self.service = tiny_service(tokenizer)
         self.app = create_app(self.service, on_loopback=True)
+        self.seen: Counter = Counter()  # path and status of all answers
         self._runner = asyncio.Runner()
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
         self._expected = self.post("/v1/completions", CANARY).json()["choices"][0]
@@ -58,7 +60,7 @@ class Fuzzed:
 
         answer = self._runner.run(send())
         check(answer)
-        import collections; self.seen = getattr(self, "seen", collections.Counter()); self.seen[path, answer.status_code] += 1
+        self.seen[path, answer.status_code] += 1
         return answer
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -86,7 +88,7 @@ class Fuzzed:
         assert is_idle(self.service)
 
     def close(self) -> None:
-        print("SEEN", self.seen)
+        print(self.seen)
         self._runner.run(self._client.aclose())
         self._runner.run(self.service.lanes.close())
         self._runner.close()
@@ -200,6 +202,7 @@ NESTED = [
 ]  # fmt: skip
 CONSTANTS = ["null", "true", "false", "True", "undefined", ""]
 VALUES = [*NUMBERS, *TEXTS, *NESTED, *CONSTANTS]
+DECENT = ["0", "1", "2", "0.5", "null", "true", "false", '"x"', '["x", "y"]', "[7, 8]", "[]", "{}", '{"7": 5}']
 NAMES = ["", "x", "x" * 3000, "__proto__", "\\u0000", "\\ud800", "model\\u0000", "Model", "request", "body"]
 
 
@@ -210,7 +213,7 @@ def spoilt(draw: st.DrawFn) -> tuple[str, bytes]:
     fields = [(name, json.dumps(value)) for name, value in VALID[path].items()]
     names = [*PATHS[path].model_fields, *PATHS[path].model_fields, *NAMES]
     for _ in range(draw(st.integers(1, 3))):
-        name, value = draw(st.sampled_from(names)), draw(st.sampled_from(VALUES))
+        name, value = draw(st.sampled_from(names)), draw(st.sampled_from(VALUES) | st.sampled_from(DECENT))
         if not draw(st.integers(0, 15)):  # within a message, say
             value = draw(st.sampled_from(['[%s, %s]', '{"%s": %s}', '[{"role": %s, "content": %s}]'])) % (value, value)
         twice = not draw(st.integers(0, 9))

@@ -53,7 +53,7 @@ class Lanes:
         key = (drafter or self.drafters[0], rule or self.rules[0])
         for name, given, allowed in zip(("drafter", "rule"), key, (self.drafters, self.rules), strict=True):
             if given not in allowed:
-                raise ApiError(400, f"{name}: got {given!r}, allowed: {', '.join(allowed)}", name)
+                raise ApiError(400, f"{name}: got {given[:60]!r}, allowed: {', '.join(allowed)}", name)
         async with self._making:
             if self._closed:
                 raise ApiError(503, "the server is shutting down")
