@@ -74,7 +74,7 @@ class Fuzzed:
     def longest_turn(self) -> float:
         """Seconds of CPU time that the event loop worked without a pause, at most, since ``watch_loop``."""
         self._turns.cancel()
-        
+
         async def ended() -> float:
             return await self._turns
 
@@ -130,7 +130,12 @@ def fuzzed(pair) -> Iterator[Fuzzed]:
 def examples(count: int, part: int) -> Callable:
     """Runs a test on so many, every day, and ten times as many in each nightly part; those of a part are always the
     same. What fails is not made simpler, because this takes minutes."""
-    checks = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example)
+    checks = (
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+        HealthCheck.large_base_example,
+    )
     quick = settings(
         max_examples=count if part == 0 else 10 * count,
         deadline=None,
@@ -215,7 +220,7 @@ def spoilt(draw: st.DrawFn) -> tuple[str, bytes]:
     for _ in range(draw(st.integers(1, 3))):
         name, value = draw(st.sampled_from(names)), draw(st.sampled_from(VALUES) | st.sampled_from(DECENT))
         if not draw(st.integers(0, 15)):  # within a message, say
-            value = draw(st.sampled_from(['[%s, %s]', '{"%s": %s}', '[{"role": %s, "content": %s}]'])) % (value, value)
+            value = draw(st.sampled_from(["[%s, %s]", '{"%s": %s}', '[{"role": %s, "content": %s}]'])) % (value, value)
         twice = not draw(st.integers(0, 9))
         fields = [each for each in fields if each[0] != name or twice] + [(name, value)]
     return path, ("{" + ", ".join(f'"{name}": {value}' for name, value in fields) + "}").encode()
@@ -262,7 +267,9 @@ def garbled(draw: st.DrawFn) -> tuple[str, bytes, dict[str, str]]:
     body = bytearray(json.dumps({**VALID[path], **draw(st.sampled_from([{}, {"stream": True}, {"n": 2}]))}).encode())
     for _ in range(draw(st.integers(0, 3))):
         start, length = draw(st.integers(0, len(body))), draw(st.integers(0, 4))
-        body[start : start + length] = draw(st.binary(max_size=4) | st.sampled_from([b'"', b"{", b"]", b",", b"\\", b"\n"]))
+        body[start : start + length] = draw(
+            st.binary(max_size=4) | st.sampled_from([b'"', b"{", b"]", b",", b"\\", b"\n"])
+        )
     body = bytes(body[: draw(st.none() | st.integers(0, len(body)))])
     try:
         body = draw(st.sampled_from([bytes, bytes, bytes, gzip.compress, *ENCODINGS]))(body)

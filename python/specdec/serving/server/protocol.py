@@ -96,6 +96,7 @@ class Prediction(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk has the usage so far
     include_obfuscation: Annotated[Any, _only(False)] = None
 
 
@@ -116,7 +117,9 @@ Bias = Annotated[
     _told("token ids, with numbers from -100 to 100"),
 ]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Id], Field(fail_fast=True)]  # or a long list of what is none would cost a second, for all its errors
+Ids = Annotated[
+    list[Id], Field(fail_fast=True)
+]  # or a long list of what is none would cost a second, for all its errors
 
 
 class Generation(Strict):
