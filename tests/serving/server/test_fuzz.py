@@ -186,24 +186,29 @@ def _json(body: Any) -> bytes:
 
 # Values as they are written, most of them no JSON of a usual kind.
 NUMBERS = [
-    *("0", "-0", "1", "-1", "2", "20", "21", "64", "128", "129", "0.5", "1.0", "2.0", "-2.5", "1e-5", "1e-400", "1e308"),
+    *("0", "-0", "1", "-1", "2", "20", "21", "64", "128", "129", "0.5", "1.0", "2.0", "-2.5",
+      "1e-5", "1e-400", "1e308"),
     *("1e400", "-1e400", "NaN", "Infinity", "-Infinity", "1e99999999999", "01", "+1", ".5", "1.", "0x10", "1_000"),
     *(str(sign * 2**bits + off) for bits in (31, 32, 53, 63, 64, 128) for sign in (1, -1) for off in (-1, 0)),
     "9" * 5000, "-" + "9" * 5000, "0." + "0" * 5000 + "1", "1e-" + "9" * 300,
 ]  # fmt: skip
 TEXTS = [
-    *('""', '" "', '"x"', '"\\n"', '"\\u0000"', '"\x00"', '"\\ud800"', '"\\udc00\\ud800"', '"\\ud83d\\ude00"', '"\U0001f600"'),
-    *('"\\x"', '"', "'x'", '"%s%n"', '"../../etc/passwd"', '"{{ 7 * 7 }}"', '"<|endoftext|>"', '"<script>"', '"\ufeff"'),
+    *('""', '" "', '"x"', '"\\n"', '"\\u0000"', '"\x00"', '"\\ud800"', '"\\udc00\\ud800"',
+      '"\\ud83d\\ude00"', '"\U0001f600"'),
+    *('"\\x"', '"', "'x'", '"%s%n"', '"../../etc/passwd"', '"{{ 7 * 7 }}"', '"<|endoftext|>"',
+      '"<script>"', '"\ufeff"'),
     *('"text"', '"content"', '"user"', '"token"', '"coupled"', '"none"', '"model"', f'"{NAME}"', '"\u202e\u0301"'),
     '"' + "x" * 5000 + '"', '"' + "ab " * 2000 + '"', '"' + "\\u0301" * 3000 + '"',
 ]  # fmt: skip
 NESTED = [
     *("[]", "{}", "[[]]", "[{}]", "[null]", '[""]', '["x"]', "[0]", "[[0]]", "[[0], []]", '["x", 0]', "[true]", "[-1]"),
-    *("[4095]", "[4096]", '{"0": 1}', '{"0": 101}', '{"-1": 1}', '{"x": 1}', '{"4096": 1}', '{"\u0661": 1}', '{"0": null}'),
+    *("[4095]", "[4096]", '{"0": 1}', '{"0": 101}', '{"-1": 1}', '{"x": 1}', '{"4096": 1}',
+      '{"\u0661": 1}', '{"0": null}'),
     *('{"steps": true}', '{"include_usage": true}', '{"type": "json_object"}', '{"type": "text"}', '{"a": 1, "a": 2}'),
     *('{"type": "content", "content": "x"}', '[{"role": "user", "content": "x"}]', '[{"type": "text", "text": "x"}]'),
     *("[" + ", ".join(["0"] * 3000) + "]", "[" + ", ".join(['"x"'] * 3000) + "]", "[" * 40 + "]" * 40),
-    *("[" * 100_000, "[" * 2000 + "]" * 2000, '{"a": ' * 3000 + "1" + "}" * 3000, "{" + ", ".join(f'"{i}": 1' for i in range(3000)) + "}"),
+    *("[" * 100_000, "[" * 2000 + "]" * 2000, '{"a": ' * 3000 + "1" + "}" * 3000, "{" + ",
+      ".join(f'"{i}": 1' for i in range(3000)) + "}"),
 ]  # fmt: skip
 CONSTANTS = ["null", "true", "false", "True", "undefined", ""]
 VALUES = [*NUMBERS, *TEXTS, *NESTED, *CONSTANTS]
@@ -249,7 +254,8 @@ ENCODINGS: list[Callable[[bytes], bytes]] = [
     lambda body: b"",
 ]
 HEADERS: list[dict[str, str]] = [
-    *({"content-type": kind} for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")),
+    *({"content-type": kind} for kind in ("", "text/plain", "application/x-www-form-urlencoded",
+      "multipart/form-data")),
     *({"content-type": kind} for kind in ("application/json; charset=utf-16", "application/json,text/plain", "*/*")),
     *({"content-encoding": kind} for kind in ("gzip", "br", "identity", "x")),
     *({"content-length": length} for length in ("0", "-1", "1", "999999999999", "x", "1, 2", "\xd9\xa1")),
@@ -309,11 +315,13 @@ MUCH = {
     "many biases in many texts": {"logit_bias": {str(i): 1 for i in range(4096)}, "n": 128},
     "biases of ids that are none": {"logit_bias": {f"{i:07}": 101 for i in range(60_000)}},
     "a long prediction in many texts": {"prediction": {"type": "content", "content": "ab " * 300_000}, "n": 128},
-    "a prediction in many parts": {"prediction": {"type": "content", "content": [{"type": "text", "text": "a"}] * 25_000}},
+    "a prediction in many parts": {"prediction": {"type": "content", "content": [{"type": "text",
+    "text": "a"}] * 25_000}},
     "many names": {f"name{i}": 0 for i in range(60_000)},
     "a long name": {"x" * 900_000: 0},
     "a long model": {"model": "x" * 900_000},
-    "many texts with all there is": {"n": 128, "logprobs": 20, "prompt_logprobs": 20, "echo": True, "specdec": {"steps": True}},
+    "many texts with all there is": {"n": 128, "logprobs": 20, "prompt_logprobs": 20, "echo": True,
+    "specdec": {"steps": True}},
 }  # fmt: skip
 
 

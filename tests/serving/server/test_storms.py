@@ -23,7 +23,7 @@ from specdec.serving.server import plan
 from specdec.serving.server.address import bind
 from specdec.serving.server.life_cycle import Server
 from specdec.serving.server.service import Service
-from support.tiny_service import NAME, FaultyRequest, FAULT, is_idle, tiny_service
+from support.tiny_service import FAULT, NAME, FaultyRequest, is_idle, tiny_service
 from support.wire import Client, post, texts_of
 
 LONG = {"model": NAME, "prompt": "x = ", "max_tokens": 40, "logit_bias": {"0": -100}}
