@@ -207,8 +207,8 @@ NESTED = [
     *('{"steps": true}', '{"include_usage": true}', '{"type": "json_object"}', '{"type": "text"}', '{"a": 1, "a": 2}'),
     *('{"type": "content", "content": "x"}', '[{"role": "user", "content": "x"}]', '[{"type": "text", "text": "x"}]'),
     *("[" + ", ".join(["0"] * 3000) + "]", "[" + ", ".join(['"x"'] * 3000) + "]", "[" * 40 + "]" * 40),
-    *("[" * 100_000, "[" * 2000 + "]" * 2000, '{"a": ' * 3000 + "1" + "}" * 3000, "{" + ",
-      ".join(f'"{i}": 1' for i in range(3000)) + "}"),
+    *("[" * 100_000, "[" * 2000 + "]" * 2000, '{"a": ' * 3000 + "1" + "}" * 3000),
+    "{" + ", ".join(f'"{i}": 1' for i in range(3000)) + "}",
 ]  # fmt: skip
 CONSTANTS = ["null", "true", "false", "True", "undefined", ""]
 VALUES = [*NUMBERS, *TEXTS, *NESTED, *CONSTANTS]
