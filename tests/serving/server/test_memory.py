@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import random
 import threading
 from pathlib import Path
@@ -37,6 +38,7 @@ def test_memory_is_flat(pair, count, monkeypatch):
     """Whole and streamed texts, refused and failing ones, and clients that leave: the first tenth may add to what the
     process holds, as it fills caches; the others add nothing that counts in 18,000 requests."""
     monkeypatch.setattr(plan, "Request", FaultyRequest)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps every line
     service = tiny_service(pair[2])
     held = []
 
