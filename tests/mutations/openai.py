@@ -20,7 +20,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         f"{ROOM}/texts.py",
-        f"{TESTS}/test_texts.py",
+        f"{TESTS}/test_server_texts.py",
         {
             "text-tells-tokens-that-were-cut-off": ("[*filter(self._begins, self._tokens)]", "self._tokens"),
             "text-tells-tokens-before-their-text": (
@@ -64,7 +64,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         f"{ROOM}/generation.py",
-        f"{TESTS}/test_ends.py",
+        f"{TESTS}/test_early_ends.py",
         {
             "refused-request-leaves-texts": (
                 "            await self.close()\n            if isinstance",

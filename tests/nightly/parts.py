@@ -18,6 +18,9 @@ LONG = {
     "tests/kernels/test_texts.py::test_whole_texts": 4,
     "tests/loop/test_equality.py::test_a_thousand_prompts": 10,
     "tests/loop/test_equality_of_trees.py::test_two_hundred_prompts": 4,
+    "tests/serving/server/test_server_fuzz.py::test_requests_of_the_schema": 4,
+    "tests/serving/server/test_server_fuzz.py::test_spoilt_values": 2,
+    "tests/serving/server/test_server_memory.py::test_memory_is_flat": 1,
 }
 # Files with nightly tests: tests/conftest.py marks most cases of a test for every backend that run on Triton.
 NIGHTLY = re.compile(r"mark\.nightly|def \w+\([^)]*\b(fast_)?backend\b")

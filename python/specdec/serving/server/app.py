@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from . import completions, operations, page, predict
-from .errors import ApiError
+from .errors import ApiError, ErrorBody
 from .guards import Guards
 from .protocol import refusal
 from .request_log import Failures, RequestLog
@@ -39,6 +39,7 @@ def create_app(service: Service, on_loopback: bool = False) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
         middleware=_middleware(service, on_loopback),
+        responses={kind: {"model": ErrorBody} for kind in ("4XX", "5XX")},
     )
     app.state.service = service
 

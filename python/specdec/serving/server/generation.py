@@ -99,11 +99,16 @@ class Generation:
     async def stream(self, write: Write) -> None:
         """Writes the response as events. An error is the last event but one."""
         head = json.dumps(self._head)[:-1]
-        usage_asked = self._body.stream_options is not None and self._body.stream_options.include_usage
-        tail = ', "usage": null}\n\n' if usage_asked else "}\n\n"
+        options, prompt_tokens, told = self._body.stream_options, self._plan.prompt_tokens, 0
+        usage_asked = options is not None and options.include_usage
+        continuous = usage_asked and options is not None and options.continuous_usage_stats
 
-        async def chunk(choice: dict[str, Any]) -> None:
-            await write(f'data: {head}, "choices": [{json.dumps(choice)}]{tail}')
+        async def chunk(choice: dict[str, Any], tokens: int = 0) -> None:
+            nonlocal told
+            told += tokens
+            so_far = {"prompt_tokens": prompt_tokens, "completion_tokens": told, "total_tokens": prompt_tokens + told}
+            tail = f', "usage": {json.dumps(so_far if continuous else None)}' if usage_asked else ""
+            await write(f'data: {head}, "choices": [{json.dumps(choice)}]{tail}}}\n\n')
 
         try:
             await _all([self._follow(i, text, chunk) for i, text in enumerate(self._texts)])
@@ -125,7 +130,7 @@ class Generation:
         choice = self._form.choice(index, text, whole)
         return {**choice, "finish_reason": text.finish_reason, "specdec": {**self._steps(whole), **self._told(text)}}
 
-    async def _follow(self, index: int, text: Text, chunk: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    async def _follow(self, index: int, text: Text, chunk: Callable[..., Awaitable[None]]) -> None:
         for opening in self._form.openings(index):
             await chunk({**opening, "finish_reason": None})
         async for piece in text.pieces():
@@ -133,7 +138,7 @@ class Generation:
             choice["finish_reason"] = None
             if steps := self._steps(piece):
                 choice["specdec"] = steps
-            await chunk(choice)
+            await chunk(choice, len(piece.tokens))
         text.check()
         await chunk({**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)})
 

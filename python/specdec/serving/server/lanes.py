@@ -55,7 +55,7 @@ class Lanes:
         for name, given, allowed in zip(("drafter", "rule"), key, (self.drafters, self.rules), strict=True):
             if given not in allowed:
                 allowed_names = ", ".join(allowed)
-                raise ApiError(400, f"{name}: got {shown(given)}, allowed: {allowed_names}", name, "invalid_value")
+                raise ApiError(400, f"{name}: got {shown(given[:60])}, allowed: {allowed_names}", name, "invalid_value")
         async with self._making:
             if self._closed:
                 raise ApiError(503, "the server is shutting down")

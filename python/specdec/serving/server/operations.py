@@ -25,7 +25,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     """The model of this name, which may contain slashes."""
     service: Service = request.app.state.service
     if name != service.name:
-        raise ApiError(404, f"model: got {name!r}, allowed: {service.name!r}", "model", "model_not_found")
+        raise ApiError(404, f"model: got {name[:60]!r}, allowed: {service.name!r}", "model", "model_not_found")
     return await _model(service)
 
 

@@ -6,14 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WrapValidator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function
 
 from ...checks import shown
 from .errors import ApiError
 
 MAX_CHOICES = 128  # of one request
 MAX_TOP = 20
+MAX_STOP = 1024  # characters of a stop string
 
 
 def _told(allowed: str) -> WrapValidator:
@@ -28,16 +38,23 @@ def _told(allowed: str) -> WrapValidator:
     return WrapValidator(read)
 
 
-def _only(*harmless: object) -> AfterValidator:
+class _only:  # noqa: N801  # it is written in annotations, like a function
     """Refuses a field that is not supported, unless its value is one of these, or null."""
 
-    def read(value: object) -> object:
-        if value is not None and not any(value == each and type(value) is type(each) for each in harmless):
-            words = " or ".join(["null", *(repr(each) for each in harmless)])
+    def __init__(self, *harmless: object):
+        self._harmless = harmless
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self._harmless]}
+
+    def _read(self, value: object) -> object:
+        if value is not None and not any(value == each and type(value) is type(each) for each in self._harmless):
+            words = " or ".join(["null", *(repr(each) for each in self._harmless)])
             raise PydanticCustomError("unsupported", "not supported here, allowed: {words}", {"words": words})
         return value
-
-    return AfterValidator(read)
 
 
 class Strict(BaseModel):
@@ -79,6 +96,7 @@ class Prediction(Strict):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk has the usage so far
     include_obfuscation: Annotated[Any, _only(False)] = None
 
 
@@ -88,23 +106,20 @@ class Details(Strict):
     steps: bool | None = None
 
 
-Stop = Annotated[str | list[str], _told("a string or up to 4, none of them empty")]
-
-
-def _read_stop(stop: str | list[str]) -> str | list[str]:
-    if len(stop) > 4 and not isinstance(stop, str) or stop == "" or "" in list(stop):
-        raise PydanticCustomError("form", "allowed: a string or up to 4, none of them empty")
-    return stop
-
-
-def _read_bias(bias: dict[str, float]) -> dict[str, float]:
-    for token, value in bias.items():
-        if not token.isascii() or not token.isdigit() or len(token) > 9 or not -100 <= value <= 100:
-            raise PydanticCustomError("form", "allowed: token ids, with numbers from -100 to 100")
-    return bias
-
-
+# Each text of a request follows each of its stop strings, so one of a megabyte would cost as much as thousands.
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+Stop = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=4)],
+    _told(f"a string or up to 4, each of 1 to {MAX_STOP} characters"),
+]
+Bias = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    _told("token ids, with numbers from -100 to 100"),
+]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[
+    list[Id], Field(fail_fast=True)
+]  # or a long list of what is none would cost a second, for all its errors
 
 
 class Generation(Strict):
@@ -116,10 +131,10 @@ class Generation(Strict):
     top_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: Annotated[Stop, AfterValidator(_read_stop)] | None = None
+    stop: Stop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: Annotated[dict[str, float], AfterValidator(_read_bias)] | None = None
+    logit_bias: Bias | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     prediction: Prediction | None = None
@@ -130,7 +145,7 @@ class Generation(Strict):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
-    stop_token_ids: list[Id] | None = None
+    stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: Annotated[Any, _only(True)] = None
@@ -149,7 +164,7 @@ class Generation(Strict):
 
 
 Prompt = Annotated[
-    str | list[str] | list[Id] | list[list[Id]],
+    str | Annotated[list[str], Field(fail_fast=True)] | Ids | Annotated[list[Ids], Field(fail_fast=True)],
     _told("a text, a list of texts, a list of token ids, or a list of such lists"),
 ]
 
@@ -195,7 +210,7 @@ class ChatRequest(Generation):
 def refusal(errors: Sequence[Any]) -> ApiError:
     """The answer to a body of which pydantic says ``errors``: the first one."""
     error = errors[0]
-    places = [place for place in error["loc"] if place != "body"]
+    places = [place if isinstance(place, int) else place[:60] for place in error["loc"] if place != "body"]
     param = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places).lstrip(".")
     kind, message = error["type"], error["msg"]
     if kind == "missing":
