@@ -40,7 +40,7 @@ CLIENTS = Path(__file__).with_name("streaming_clients.py")
 ADAPTIVE, PLAIN, CAPPED = "K adapts", "plain", "K adapts, requests with num_drafts=0"
 RULE = "coupled"  # the server's default: no text depends on K
 ROWS = 8
-NEW_TOKENS, QUICK_TOKENS = (32, 64), (12, 16)
+NEW_TOKENS, QUICK_TOKENS = (24, 48), (12, 16)
 OF_ALONE, OF_PLAIN = 0.9, 0.98  # goals
 # What requests of a method say beside prompt, length, temperature and seed.
 FIELDS = {ADAPTIVE: {"drafter": "model"}, PLAIN: {"drafter": "none"}, CAPPED: {"drafter": "model", "num_drafts": 0}}
@@ -53,8 +53,8 @@ def scheduler_of(pair: Pair, method: str, longest: int) -> Scheduler:
 
 
 @contextlib.contextmanager
-def serving(service: Service) -> Iterator[int]:
-    """Yields the port of a server in a thread of its own."""
+def serving(service: Service) -> Iterator[tuple[int, int]]:
+    """Yields the port of a server, and the clock of the CPU time of its event loop's thread."""
     with bind(service.settings) as bound:
         started = threading.Event()
         server = Server(service, bound, started.set)
@@ -62,7 +62,8 @@ def serving(service: Service) -> Iterator[int]:
         thread.start()
         started.wait()
         try:
-            yield bound.getsockname()[1]
+            assert thread.ident is not None
+            yield bound.getsockname()[1], time.pthread_getcpuclockid(thread.ident)
         finally:
             server.stop()
             thread.join()
@@ -83,7 +84,6 @@ def clients() -> Iterator[Callable[[dict], dict]]:
             return json.loads(answer)
 
         yield ask
-        process.stdin.close()
 
 
 def body_of(request: Request, method: str) -> dict:
@@ -101,19 +101,20 @@ def alone(scheduler: Scheduler, requests: list[Request], load: int) -> dict:
     return {"speed": ran.speed, "server_cpu": cpu / ran.tokens, "tau": job.total.tau}
 
 
-def served(ask: Callable[[dict], dict], port: int, method: str, requests: list[Request], load: int) -> dict:
+def served(ask: Callable[[dict], dict], port: int, clock: int, method: str, requests: list[Request], load: int) -> dict:
     """The requests over loopback, from ``load`` clients."""
     plan = {"port": port, "clients": load, "bodies": [body_of(request, method) for request in requests]}
-    cpu = time.process_time()
+    cpu, of_loop = time.process_time(), time.clock_gettime(clock)
     answer = ask(plan)
-    cpu = time.process_time() - cpu
-    tokens = sum(tokens for _, _, tokens, _ in answer["texts"])
+    cpu, of_loop = time.process_time() - cpu, time.clock_gettime(clock) - of_loop
+    tokens = sum(tokens for _, tokens, _ in answer["texts"])
     if tokens != sum(request.max_new_tokens for request in requests):
         raise RuntimeError(f"{tokens} tokens came, which are not all that were asked for")
-    came = [(asked, times) for asked, _, _, times in answer["texts"]]
+    came = [(asked, times) for asked, _, times in answer["texts"]]
     return {
         "speed": tokens / answer["seconds"],
         "server_cpu": cpu / tokens,
+        "loop_cpu": of_loop / tokens,
         "client_cpu": answer["cpu_seconds"] / tokens,
         "first": [times[0] - asked for asked, times in came],
         "between": [b - a for _, times in came for a, b in itertools.pairwise(times)],
@@ -148,7 +149,7 @@ def judged(found: dict[str, list[dict]], load: int) -> dict:
     methods = {}
     for name, results in found.items():
         methods[name] = {"tokens_per_second": summary(speeds[name])}
-        for what in ("server_cpu", "client_cpu", "tau"):
+        for what in ("server_cpu", "loop_cpu", "client_cpu", "tau"):
             if what in results[0]:
                 methods[name][what] = summary([each[what] for each in results])
         for what in ("first", "between"):
@@ -174,7 +175,7 @@ def judged(found: dict[str, list[dict]], load: int) -> dict:
 
 def main(
     loads: Annotated[str | None, typer.Option(help="clients at a time; default: 1,8,64")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="after one to warm up; default: 5")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="after one to warm up; default: 4")] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     threads: report.Threads = None,
     quick: report.Quick = False,
@@ -197,13 +198,13 @@ def main(
     drafters = {"model": ADAPTIVE, "none": PLAIN}
     schedulers = {method: scheduler_of(pair, method, longest) for method in drafters.values()}
     lanes = Lanes(lambda drafter, rule: scheduler_of(pair, drafters[drafter], longest), [*drafters], [RULE])
-    with serving(Service("embedded", pair[2], lanes, ServerSettings(port=0))) as port, clients() as ask:
+    with serving(Service("embedded", pair[2], lanes, ServerSettings(port=0))) as (port, clock), clients() as ask:
         for load in numbers:
             count = load if quick else max(6, 2 * load)
             requests = fixed_length(unseen_code(pair[2], [PROMPT_TOKENS] * count), spread(count, *limits), temperature)
             turns = {f"alone, {m}": partial(alone, s, requests, load) for m, s in schedulers.items()}
-            turns |= {f"served, {m}": partial(served, ask, port, m, requests, load) for m in FIELDS}
-            results.add(judged(measure(turns, rounds or (1 if quick else 5)), load))
+            turns |= {f"served, {m}": partial(served, ask, port, clock, m, requests, load) for m in FIELDS}
+            results.add(judged(measure(turns, rounds or (1 if quick else 4)), load))
     columns = ("clients", "tokens_per_second", "of_alone", "plain_of_alone", "times_plain", "num_drafts_0")
     results.show("The server", results.rows, columns)
     results.finish()

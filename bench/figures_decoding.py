@@ -146,12 +146,12 @@ def server(results: Results) -> str:
 def server_latency(results: Results) -> str:
     r = results["server"]
     head = ["clients", "", "first token", "99th percentile", "between pieces", "99th percentile"]
-    head += ["server's CPU time a token", "clients'"]
+    head += ["server's CPU time a token", "its event loop's", "clients'"]
     rows = []
     for row in r["rows"]:
         for name, method in ((n, m) for n, m in row["methods"].items() if "first" in m):
             cells = [f"{number(1e3 * method[what][q])} ms" for what in ("first", "between") for q in ("median", "p99")]
-            cells += [milliseconds(method[what]) for what in ("server_cpu", "client_cpu")]
+            cells += [milliseconds(method[what]) for what in ("server_cpu", "loop_cpu", "client_cpu")]
             rows.append([str(row["clients"]), name.removeprefix("served, "), *cells])
     return page(table(head, rows))
 

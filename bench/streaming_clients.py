@@ -3,7 +3,7 @@
     python bench/streaming_clients.py < plan.json    # one answer a line
 
 A line of the input is {"port", "clients", "bodies"}: bodies of ``POST /v1/completions``, which the clients take from
-one queue. Its line of the output is {"seconds", "cpu_seconds", "texts": [[seconds at which it was asked for, text,
+one queue. Its line of the output is {"seconds", "cpu_seconds", "texts": [[seconds at which it was asked for,
 tokens, [seconds at which each of its pieces came]], ...]}, in the order of the bodies.
 
 While texts come, clients do nothing but look at the clock: what they do, the server could not.
@@ -63,17 +63,16 @@ def request(port: int, body: dict) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-def read(came: list[tuple[float, bytes]]) -> tuple[str, int, list[float]]:
-    """The text of a response, its tokens, and when pieces of it came."""
-    text, tokens, times = "", 0, []
-    events = EVENT.split(b"".join(data for _, data in came))[1:-1]
-    for event in (json.loads(event.partition(b"\n\n")[0]) for event in events):
-        text += "".join(choice["text"] for choice in event["choices"])
-        tokens = event["usage"]["completion_tokens"] if event.get("usage") else tokens
+def read(came: list[tuple[float, bytes]]) -> tuple[int, list[float]]:
+    """How many tokens a response has, and when pieces of its text came."""
+    tokens, times = 0, []
+    for event in EVENT.split(b"".join(data for _, data in came))[1:-1]:
+        usage = json.loads(event.partition(b"\n\n")[0]).get("usage")
+        tokens = usage["completion_tokens"] if usage else tokens
     for when, data in came:
         if SOME_TEXT.search(data):
             times.append(when)
-    return text, tokens, times
+    return tokens, times
 
 
 async def run(port: int, clients: int, bodies: list[dict]) -> dict:
@@ -88,8 +87,8 @@ async def run(port: int, clients: int, bodies: list[dict]) -> dict:
     ended, cpu = time.perf_counter(), time.process_time() - cpu
     answered = []
     for asked, came in texts:
-        text, tokens, times = read(came)
-        answered.append([asked - begun, text, tokens, [when - begun for when in times]])
+        tokens, times = read(came)
+        answered.append([asked - begun, tokens, [when - begun for when in times]])
     return {"seconds": ended - begun, "cpu_seconds": cpu, "texts": answered}
 
 
