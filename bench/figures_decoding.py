@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from figures import Results, number, page, percent, source, spread, table
+from figures import Results, milliseconds, number, page, percent, source, spread, table
 from measure import summary
 
 PLAIN = "plain"
@@ -122,6 +122,38 @@ def load_aware(results: Results) -> str:
         f"scheduler with a draft have {number(capped)}. {source('load_aware', r)}"
     )
     return page(table(head, rows), said)
+
+
+def server(results: Results) -> str:
+    r = results["server"]
+    head = [
+        "clients",
+        "tokens/s",
+        "of the scheduler alone",
+        "plain, of it alone",
+        "adaptive K, times plain",
+        "num_drafts=0",
+    ]
+    ratios = ("tokens_per_second", "of_alone", "plain_of_alone", "times_plain", "num_drafts_0")
+    rows = [[str(row["clients"]), *(spread(row[name]) for name in ratios)] for row in r["rows"]]
+    said = (
+        f"Tokens a second of streamed texts on {r['server_rows']} rows, with rule `{r['rule']}`; the last two columns "
+        f"are relative to plain decoding by the same server. {source('server', r)}"
+    )
+    return page(table(head, rows), said)
+
+
+def server_latency(results: Results) -> str:
+    r = results["server"]
+    head = ["clients", "", "first token", "99th percentile", "between pieces", "99th percentile"]
+    head += ["server's CPU time a token", "its event loop's", "clients'"]
+    rows = []
+    for row in r["rows"]:
+        for name, method in ((n, m) for n, m in row["methods"].items() if "first" in m):
+            cells = [f"{number(1e3 * method[what][q])} ms" for what in ("first", "between") for q in ("median", "p99")]
+            cells += [milliseconds(method[what]) for what in ("server_cpu", "loop_cpu", "client_cpu")]
+            rows.append([str(row["clients"]), name.removeprefix("served, "), *cells])
+    return page(table(head, rows))
 
 
 def lengths(results: Results) -> str:

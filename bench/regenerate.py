@@ -105,6 +105,11 @@ RESULTS = (
         (*MEASURING, *SCHEDULER, "bench/bench_load_aware.py", "bench/bench_lengths.py"),
     ),
     Result(
+        "server",
+        "bench/bench_server.py --json {json}",
+        (*MEASURING, *SCHEDULER, "bench/bench_server.py", "bench/streaming_clients.py", "bench/bench_lengths.py"),
+    ),
+    Result(
         "drafters",
         "bench/bench_decoding.py drafters --rounds 3 --json {json}",
         (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py"),

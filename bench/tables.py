@@ -34,6 +34,8 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "throughput": decoding.throughput,
     "lengths": decoding.lengths,
     "load_aware": decoding.load_aware,
+    "server": decoding.server,
+    "server_latency": decoding.server_latency,
     "admission": decoding.admission,
     "memory": decoding.memory,
     "rules": decoding.rules,

@@ -110,14 +110,14 @@ class Generation:
             tail = f', "usage": {json.dumps(so_far if continuous else None)}' if usage_asked else ""
             await write(f'data: {head}, "choices": [{json.dumps(choice)}]{tail}}}\n\n')
 
+        last = ""
         try:
             await _all([self._follow(i, text, chunk) for i, text in enumerate(self._texts)])
             if usage_asked:
-                totals = json.dumps({"choices": [], **self._totals()})
-                await write(f"data: {head}, {totals[1:]}\n\n")
+                last = f"data: {head}, {json.dumps({'choices': [], **self._totals()})[1:]}\n\n"
         except ApiError as error:
-            await write(f"data: {json.dumps(error.body)}\n\n")
-        await write("data: [DONE]\n\n")
+            last = f"data: {json.dumps(error.body)}\n\n"
+        await write(f"{last}data: [DONE]\n\n")
 
     async def _choice(self, index: int, text: Text) -> dict[str, Any]:
         pieces = [piece async for piece in text.pieces()]
