@@ -115,7 +115,7 @@ class Scheduler:
         config = decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, compact_q, max_eos)
         with torch.inference_mode():
             predictions = decoder.nodes == 0
-            config = dataclasses.replace(config, steady=True, isolate=True, predictions=predictions)
+            config = dataclasses.replace(config, steady=True, isolate=True, fewer_rows=True, predictions=predictions)
             self.batch = Batch(dataclasses.replace(config, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()
