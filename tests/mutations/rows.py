@@ -87,7 +87,11 @@ MUTATIONS: list[Mutation] = [
                 "next(max(highest, 1) if self._chooses",
                 f"{IN_USE} -k model-ahead",
             ),
-            "batch-sampled-texts-depend-on-the-rows-in-use": ("if self._chooses else size)", ")", f"{IN_USE} -k forwards"),
+            "batch-sampled-texts-depend-on-the-rows-in-use": (
+                "if self._chooses else size)",
+                ")",
+                f"{IN_USE} -k forwards",
+            ),
             "batch-takes-all-drafters-for-aware-of-rows": (
                 "not self.session.takes_fewer_rows):",
                 "False):",

@@ -58,7 +58,7 @@ class Scheduler:
     Each step reads a part of the prompts of new sequences, and then decodes all rows. With a fixed K all decoding
     forwards have the same shape ([R, K + 1] tokens), and each prompt is read alone, so a row's results do not depend on
     the other rows: a request with a seed gets the same text alone, among others, and in any order. With
-    ``AdaptiveDrafts``, K depends on the other rows: greedy texts and those of ``coupled`` then differ in rounding only,
+    ``AdaptiveDrafts``, K and the number of rows of a step depend on the rows in use: greedy texts and those of ``coupled`` then differ in rounding only,
     and sampled ones of the other rules, unless ``sampled`` fixes their K, as it does by default, are other draws from
     the same distribution.
 
