@@ -64,7 +64,7 @@ MUTATIONS: list[Mutation] = [
             "rows-replay-a-graph-of-fewer": (
                 "return self.count, tuple(",
                 "return None, tuple(",
-                "tests/loop/test_graphs.py::test_k_that_adapts",
+                "tests/serving/test_rows_in_use.py -k model-graphs",
             ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",

@@ -20,12 +20,14 @@ from specdec import (
 from specdec.drafters import Drafts
 from specdec.drafters.adaptive_lengths import SharedLength
 from specdec.loop import batch, rows_in_use
+from specdec.loop.cuda_graphs import StepGraphs
 from specdec.loop.rows_in_use import RowsInUse
 from specdec.models.cached_model import CachedModel
 from support.crowds import finish
 from support.models import prompts, tunable_pair
+from support.recorded import record
 
-from specdec_kernels import SamplingParams, Status
+from specdec_kernels import SamplingParams, Status, validation
 
 ROWS = 16
 
@@ -41,10 +43,7 @@ def test_numbers_of_rows(size, factor, sizes):
         min(n for n in sizes if n >= u) for u in range(1, size + 1)
     ]
     smallest = [rows.next(1) for _ in range(2 * rows_in_use.PATIENCE)]
-    assert (
-        smallest[: rows_in_use.PATIENCE] == [size] * rows_in_use.PATIENCE
-        and smallest[rows_in_use.PATIENCE :] == [1] * rows_in_use.PATIENCE
-    )
+    assert smallest == [size] * rows_in_use.PATIENCE + [1] * rows_in_use.PATIENCE
     flapping = [rows.next(size if i % 2 else 1) for i in range(1, 2 * rows_in_use.PATIENCE)]
     assert flapping == [size] * len(flapping)
 
@@ -215,7 +214,7 @@ CASES = {
 
 EVERYDAY = [
     ("model", "greedy"), ("suffix tree", "greedy"), ("head", "greedy"), ("lookup", "coupled"), ("embedded", "coupled"),
-    ("tree", "coupled"), ("model", "ahead"), ("nothing", "ahead"),
+    ("tree", "coupled"), ("model", "ahead"), ("nothing", "ahead"), ("model", "graphs"),
 ]  # fmt: skip
 NIGHTLY = [(case, how) for case in CASES for how in ("greedy", "coupled", "ahead") if (case, how) not in EVERYDAY]
 
@@ -235,13 +234,19 @@ def test_texts_do_not_depend_on_the_rows_of_a_step(case, how, monkeypatch):
     texts = Scheduler(SpeculativeDecoder(target, None, 0), rows=1, max_length=100)
     texts.submit(request(12, 12))
     prediction = None if nodes else [*finish(texts)[0].tokens[:8], 1, 2]
-    come = arrivals(how == "ahead", temperature, prediction)
+    come = arrivals(how in ("ahead", "graphs"), temperature, prediction)
+    graphs = StepGraphs(capture=record, allocated=lambda: 0) if how == "graphs" else None
+    if graphs is not None:  # nor are values read on a GPU
+        monkeypatch.setattr(validation, "check_counts", lambda *values: None)
     found = []
     for num_drafts in (3, AdaptiveDrafts(3)):
         decoder = SpeculativeDecoder(target, drafter, num_drafts, tree=nodes, **settings)
         deferred, most = how == "ahead", {"rows": 6, "max_length": 100, "prefill_chunk": 8, "rule": "coupled"}
-        found.append(run(Scheduler(decoder, deferred=deferred, **most), come))
+        scheduler = Scheduler(decoder, deferred=deferred, **most)
+        scheduler.batch.graphs = None if num_drafts == 3 else graphs
+        found.append(run(scheduler, come))
     (expected, all_rows), (ours, counts) = found
+    assert graphs is None or graphs.replays > 10
     assert {*all_rows} == {6} and {*counts} >= {1, 2, 4, 6}
     assert counts != sorted(counts) and counts != sorted(counts, reverse=True)
     for own, other in zip(ours, expected, strict=True):
