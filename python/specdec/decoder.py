@@ -97,7 +97,7 @@ class SpeculativeDecoder:
         self.graph_bytes = read_count("graph_bytes", graph_bytes)
         self.target = cached_model(target, "target", cache_dtype, compile)
         self._max_lengths = {"target": self.target.max_length}
-        self._learned: dict[int, Learned] = {}  # by batch size
+        self._learned: dict[int, Learned] = {}  # by the number of rows of a step
         if not 0 <= confidence < 1:
             refuse("confidence", confidence, "a number from 0 (off) to below 1")
         for name, value in (("d2t", d2t), ("confidence", confidence or None)):
@@ -314,7 +314,7 @@ class SpeculativeDecoder:
             compact_q=compact_q,
             backend=self.backend,
             max_eos=max_eos,
-            learned=self._learned_of(size) if isinstance(self.num_drafts, AdaptiveDrafts) else None,
+            learned=self._learned_of if isinstance(self.num_drafts, AdaptiveDrafts) else None,
             logits=logits,
             graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
             nodes=self.nodes,

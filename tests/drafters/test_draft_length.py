@@ -242,10 +242,10 @@ def test_step_times_are_learned_once_for_a_batch_size():
     assert first.step_costs == decoder.costs_of(2) and len(first.step_costs) == 4 and first.step_costs[0] == 1.0
     assert first.step_costs == sorted(first.step_costs) and decoder.costs_of(3) is None
     assert first.stats.target_forwards == max(s.steps for s in first.sequence_stats)  # no step is there to be timed
-    known = decoder.batch_config(2, 64, batch.Rule.TOKEN, 0, 1).learned
+    known = decoder.batch_config(2, 64, batch.Rule.TOKEN, 0, 1).learned(2)
     assert known.times.missing is None
     scheduler = Scheduler(decoder, rows=2, max_length=64)
-    assert scheduler.batch.config.learned is known
+    assert scheduler.batch.config.learned(2) is known
     assert generate(target, draft, prompts(2, 3, 5), 3, max_new_tokens=5).step_costs is None
 
 

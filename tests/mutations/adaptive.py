@@ -66,8 +66,13 @@ MUTATIONS: list[Mutation] = [
             "adaptive-tries-all-the-time": ("min(learned.balance + won, CREDIT)", "CREDIT"),
             "adaptive-tries-without-forgetting": ("        self.rows.forget()\n", ""),
             "adaptive-never-looks-around": ("if self._chosen % LOOK_AROUND == 0", "if False"),
-            "adaptive-reads-for-nothing": ("times[1:] += self.learned.reading() * emitted[1:]", "pass"),
+            "adaptive-reads-for-nothing": ("times[1:] += self._texts.reading() / plain * emitted[1:]", "pass"),
             "adaptive-trials-read-for-nothing": ("self.learned.balance -= seconds / plain\n", "pass\n"),
+            "adaptive-ignores-the-load": (
+                "self.learned, self._keep = self._of_rows(rows), 0",
+                "self._keep = 0",
+                "tests/serving/test_rows_in_use.py -k follows",
+            ),
             "adaptive-sequence-inherits-a-history": ("self._of_rows[row] = SharedLength(self._new(), 1)", "pass"),
             "adaptive-forgets-caps": (
                 "reached[i, caps.get(row, self.widths[-1]) :] = 0",

@@ -11,6 +11,7 @@ ENDS = "tests/loop/test_decoder.py -k 'eos or max_new_tokens'"
 COUNTS = "tests/loop/test_decoder.py -k 'stats or always_accepted or bonus or acceptance'"
 FAULTS = "tests/serving/test_serving_faults.py tests/loop/test_decoder.py -k 'nan or fault'"
 STOPS = "tests/loop/test_ends.py"
+IN_USE = "tests/serving/test_rows_in_use.py"
 SCHEDULED = "tests/serving/test_serving_ends.py tests/serving/test_scheduler.py"
 
 MUTATIONS: list[Mutation] = [
@@ -51,14 +52,19 @@ MUTATIONS: list[Mutation] = [
                 "tests/loop/test_settings.py",
             ),
             "rows-move-their-filters-away-from-a-graph": (
-                "filters = self._filters if used(",
-                "filters = self._filters.clone() if used(",
+                "filters = others[0] if used(",
+                "filters = others[0].clone() if used(",
                 GRAPHS,
             ),
             "rows-wait-for-their-settings": (
                 "tensor.pin_memory().to(device, non_blocking=True)",
                 "tensor.pin_memory().to(device)",
                 "tests/loop/test_on_a_gpu.py",
+            ),
+            "rows-replay-a-graph-of-fewer": (
+                "return self.count, tuple(",
+                "return None, tuple(",
+                "tests/serving/test_rows_in_use.py -k model-graphs",
             ),
             "rows-draft-where-there-is-no-token": (
                 "(columns < allowed[:, None]) & (places >= 0) & live[:, None]",
@@ -75,6 +81,21 @@ MUTATIONS: list[Mutation] = [
                 "        self.generation.processors.errors.pop(row, None)\n",
                 "",
                 "tests/serving/test_serving_faults.py",
+            ),
+            "batch-steps-without-the-highest-row": (
+                "next(highest + 1 if self._chooses",
+                "next(max(highest, 1) if self._chooses",
+                f"{IN_USE} -k model-ahead",
+            ),
+            "batch-sampled-texts-depend-on-the-rows-in-use": (
+                "if self._chooses else size)",
+                ")",
+                f"{IN_USE} -k forwards",
+            ),
+            "batch-takes-all-drafters-for-aware-of-rows": (
+                "not self.session.takes_fewer_rows):",
+                "False):",
+                f"{IN_USE} -k other_drafters",
             ),
             "batch-tells-no-drafter-of-an-end": (
                 "self.session.release(row, record.tokens)",
@@ -116,6 +137,16 @@ MUTATIONS: list[Mutation] = [
                 "tests/loop/test_sampled_texts.py::test_greedy_text_equals_transformers",
             ),
         },
+    ),
+    *mutations(
+        "python/specdec/loop/rows_in_use.py",
+        f"{IN_USE} -k numbers",
+        {"rows-in-use-flap": ("self._spare > PATIENCE", "self._spare > 0")},
+    ),
+    *mutations(
+        "python/specdec/models/kv_cache.py",
+        f"{IN_USE} -k tree-coupled",
+        {"rows-move-the-nodes-of-all": ("first = slice(len(path))", "first = slice(None)")},
     ),
     *mutations(
         "python/specdec/loop/sequence.py",

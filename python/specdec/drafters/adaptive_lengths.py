@@ -27,7 +27,7 @@ LOOK_AROUND = 5  # choices, after which one step has another K, so that its time
 
 
 class Learned:
-    """What a decoder has learned about batches of one size. Batches share it, one after another or at the same time.
+    """What a decoder has learned about steps with so many rows. Batches share it, one after another or at once.
 
     Attributes:
         times: T(K).
@@ -38,17 +38,17 @@ class Learned:
     def __init__(self, widths: Sequence[int], costs: Sequence[float] | None = None):
         self.times, self.acceptance = StepTimes(widths, costs), Acceptance(max(widths))
         self.balance = 0.0
-        self._prompts: deque[float] = deque(maxlen=READINGS)  # plain steps that the drafter took to read one
+        self._prompts: deque[float] = deque(maxlen=READINGS)  # seconds that the drafter took to read one
         self._begun, self._tokens = 0.0, 0.0  # of a row: sequences, and tokens that were emitted
 
     def reading(self) -> float:
-        """Returns the plain steps that the drafter takes to read prompts, for each token that is emitted."""
+        """Returns the seconds that the drafter takes to read prompts, for each token that is emitted."""
         if not self._prompts:
             return 0.0
         return median(self._prompts) * self._begun / max(self._tokens, FEWEST_TOKENS)
 
-    def read_prompt(self, plain_steps: float) -> None:
-        self._prompts.append(plain_steps)
+    def read_prompt(self, seconds: float) -> None:
+        self._prompts.append(seconds)
 
     def began(self, rows: float) -> None:
         """Counts sequences, as a fraction of the rows."""
@@ -80,10 +80,19 @@ class SharedLength:
     won, or take out what they have lost. A trial begins when the account is not overdrawn, so on average trials cost
     one percent, whatever the times of steps. It begins with three steps of one draft, and goes on while drafts are
     expected to pay.
+
+    Steps may have fewer rows than the batch. Times and account are those of the number that they have; what is learned
+    of texts holds for all.
+
+    Args:
+        learned: of steps with all rows.
+        size: rows of the batch.
+        of_rows: what is known of steps with fewer.
     """
 
-    def __init__(self, learned: Learned, size: int):
+    def __init__(self, learned: Learned, size: int, of_rows: Callable[[int], Learned] | None = None):
         self.learned, self.widths = learned, learned.times.widths
+        self._texts, self._of_rows = learned, of_rows
         self.rows = RowAcceptance(learned.acceptance, max(self.widths), size)
         self._paused = False  # plain decoding, until drafts are tried again
         self._rest = 0  # plain steps until drafts may be tried
@@ -100,7 +109,11 @@ class SharedLength:
         self._enter()
         self.rows.begin(row)
         self._new += 1
-        self.learned.began(1 / self._size)
+        self._texts.began(1 / self._size)
+
+    def use(self, rows: int) -> None:
+        assert self._of_rows is not None
+        self.learned, self._keep = self._of_rows(rows), 0
 
     def next(
         self,
@@ -155,7 +168,8 @@ class SharedLength:
             reached[i, caps.get(row, self.widths[-1]) :] = 0
         accepted = np.pad(reached.cumsum(1), ((0, 0), (1, 0)))[:, self.widths]
         emitted, times = live + accepted.sum(0), np.array(self.learned.times.relative)
-        times[1:] += self.learned.reading() * emitted[1:]
+        if (plain := self.learned.times.seconds_plain) is not None:
+            times[1:] += self._texts.reading() / plain * emitted[1:]
         times[0] /= 1 + (RETURN if self._paused else MARGIN)
         if remaining is None:
             return int((emitted / times).argmax())
@@ -187,7 +201,7 @@ class SharedLength:
             return
         self.learned.balance -= seconds / plain
         if self._new > 0 and not self._cold:  # or else it was shown what it had missed, too
-            self.learned.read_prompt(seconds / plain / self._new)
+            self._texts.read_prompt(seconds / self._new)
         self._new = 0
 
     def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
@@ -198,7 +212,7 @@ class SharedLength:
         if learned.times.missing_to(self._top) is not None or not results:
             return
         emitted = sum(r.emitted for r in results)
-        learned.emitted(emitted / self._size)
+        self._texts.emitted(emitted / self._size)
         won = emitted / len(results) - learned.times.of(num_drafts) if num_drafts > 0 else SHARE
         learned.balance = min(learned.balance + won, CREDIT)
 
@@ -242,6 +256,9 @@ class OwnLengths:
     ) -> Mapping[int, int]:
         own = {row: {0: caps[row]} if row in caps else NO_CAPS for row in drafting}
         return {row: self._of_rows[row].next([0], 1, caps=own[row])[0] for row in drafting}
+
+    def use(self, rows: int) -> None:
+        pass
 
     def took(self, num_drafts: int, seconds: float) -> None:
         pass

@@ -27,9 +27,10 @@ def one_hot(proposals: Sequence[list[int]], ends: Sequence[Set[int]], device: to
     """Returns one-hot drafts, with as many columns as the longest proposal has tokens; shorter ones end in -1.
 
     Args:
-        ends: the end-of-sequence tokens of each proposal's sequence, after which it is cut.
+        ends: by row of the batch, the end-of-sequence tokens after which a proposal is cut. The proposals are those of
+            the first rows.
     """
-    proposals = [until_end(proposal, own) for proposal, own in zip(proposals, ends, strict=True)]
+    proposals = [until_end(proposal, ends[row]) for row, proposal in enumerate(proposals)]
     longest = max(map(len, proposals))
     rows = [proposal + [-1] * (longest - len(proposal)) for proposal in proposals]
     return Drafts(torch.tensor(rows, dtype=torch.int64, device=device))

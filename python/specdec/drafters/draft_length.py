@@ -17,7 +17,7 @@ class AdaptiveDrafts:
 
     All rows of a step have the same K, because a step takes the time of its widest row. K follows from the recent
     acceptance of each row, and from T(K), the time of a step, which a decoder learns from its own steps, once for each
-    batch size. ``docs/decoding.md`` says how.
+    number of rows. ``docs/decoding.md`` says how.
 
     Greedy texts, and those of rule ``coupled``, do not depend on K. A sampled text of ``token`` or ``block`` has the
     target's distribution whatever K is, but it is another one for the same seed if K differs, and so it depends on the
@@ -28,7 +28,7 @@ class AdaptiveDrafts:
     Args:
         max_drafts: the largest K, >= 1.
         costs: T(0), ..., T(max_drafts) in any unit, finite, > 0, not decreasing. They are then taken as they are,
-            for every batch size. None: they are learned. ``GenerationResult.step_costs`` returns learned ones.
+            for every number of rows. None: they are learned. ``GenerationResult.step_costs`` returns learned ones.
         alone: each sequence has its own K, a function of ``costs`` and of the acceptance of its own drafts. It needs
             ``costs``, as learned ones differ from run to run.
         sampled: K of each step in which a row's text depends on K, from 0 to ``max_drafts``. None: chosen as in other
@@ -107,6 +107,9 @@ class DraftLengths(Protocol):
             caps: how many tokens some of these rows draft at most, >= 1, whatever K is.
         """
 
+    def use(self, rows: int) -> None:
+        """Tells how many rows the steps have from now on: those of all that was launched before are recorded."""
+
     def took(self, num_drafts: int, seconds: float) -> None:
         """Records the time of a step with K = ``num_drafts``."""
 
@@ -132,6 +135,9 @@ class FixedLengths:
         caps: Mapping[int, int] = NO_CAPS,
     ) -> Mapping[int, int]:
         return dict.fromkeys(drafting, self.num_drafts)
+
+    def use(self, rows: int) -> None:
+        pass
 
     def took(self, num_drafts: int, seconds: float) -> None:
         pass

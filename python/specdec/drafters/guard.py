@@ -31,6 +31,7 @@ class GuardedSession:
         error: why the session was dropped; None: it was not dropped.
         failed_rows: row -> the error there; the loop clears it after reading.
         reads_texts: whether a step needs the texts that only the host knows.
+        takes_fewer_rows: whether a step may have the first rows of the batch only.
         raising: True while a step is captured as a graph: errors are then raised to the capturing code.
     """
 
@@ -51,6 +52,10 @@ class GuardedSession:
     @property
     def reads_texts(self) -> bool:
         return getattr(self._session, "reads_texts", True)
+
+    @property
+    def takes_fewer_rows(self) -> bool:
+        return self._session is None or getattr(self._session, "takes_fewer_rows", False)
 
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         if self._session is None:

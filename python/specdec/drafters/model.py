@@ -114,6 +114,8 @@ class ModelDraftSession:
             but the last, and the target overwrites the keys of drafts. None: the draft model has its own cache.
     """
 
+    takes_fewer_rows = True
+
     def __init__(self, drafter: ModelDrafter, generation: Generation, shared: StaticKVCache | None = None):
         self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
         self.columns, self.generation = drafter.columns, generation

@@ -49,6 +49,10 @@ class PredictedSession:
         other = self.other is not None and getattr(self.other, "reads_texts", True)
         return bool(self.places or self._behind) or other
 
+    @property
+    def takes_fewer_rows(self) -> bool:
+        return self.other is None or getattr(self.other, "takes_fewer_rows", False)
+
     def admit(self, prompts: Mapping[int, list[int]]) -> None:
         for row, prompt in prompts.items():
             self._forget(row)

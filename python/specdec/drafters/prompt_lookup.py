@@ -49,6 +49,8 @@ class PromptLookupDrafter:
 class PromptLookupSession:
     """One index for each sequence. A sequence that does not draft in a step is indexed at its next drafts."""
 
+    takes_fewer_rows = True
+
     def __init__(self, sizes: range, generation: Generation):
         self.sizes, self.nodes = sizes, generation.nodes
         self.stopwatch, self.ends = generation.stopwatch, generation.ends
@@ -64,16 +66,16 @@ class PromptLookupSession:
         self.stopwatch.lap("prefill")
 
     def draft(self, step: Step) -> Drafts:
-        sequences = zip(self.indexes, step.texts, step.allowed, strict=True)
-        proposals = [index.propose(text, most) if most else [] for index, text, most in sequences]
+        pairs = enumerate(zip(step.texts, step.allowed, strict=True))
+        proposals = [self.indexes[row].propose(text, most) if most else [] for row, (text, most) in pairs]
         return one_hot(proposals, self.ends, step.last_two.device)
 
     def draft_tree(self, step: Step) -> DraftTree:
         trees = []
-        for index, text, most, ends in zip(self.indexes, step.texts, step.allowed, self.ends, strict=True):
-            tree = Branches(self.nodes if most else 0, ends)
+        for row, (text, most) in enumerate(zip(step.texts, step.allowed, strict=True)):
+            tree = Branches(self.nodes if most else 0, self.ends[row])
             if most:
-                index.branch(text, most, tree)
+                self.indexes[row].branch(text, most, tree)
             trees.append(tree)
         return as_trees(trees, step.last_two.device)
 

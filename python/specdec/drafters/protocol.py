@@ -32,8 +32,8 @@ class Generation:
     stopwatch: Stopwatch  # sessions add their laps to "draft_forwards" and "kernels"
     target_cache: StaticKVCache  # holds every prompt except its last token when a sequence is admitted
     processors: Processors  # applied to raw logits before a token is drawn; false if no row has any
-    params: SamplingParams  # packed [B] tensors
-    seed: torch.Tensor  # [B] int64
+    params: SamplingParams  # packed [n] tensors, of the rows that the step has
+    seed: torch.Tensor  # [n] int64
     ends: list[frozenset[int]]  # the end-of-sequence tokens of each row's sequence; empty for a row without one
     predictions: list[Sequence[int]]  # tokens that each row's sequence is likely to emit; empty: nothing is predicted
     owners: list[Hashable]  # whose memory of earlier texts serves each row's sequence; None: nobody's
@@ -43,9 +43,12 @@ class Generation:
 
 @dataclass(frozen=True)
 class Step:
-    """One step, as a session sees it. Column c of ``positions`` and ``slots`` is the token at position L - 2 + c,
-    where L is the number of known tokens: first the last two known tokens, then the drafts. Padding, drafts that do
-    not count and rows without a sequence have position 0 and the trash slot.
+    """One step, as a session sees it. It has the first n rows of the batch. These are all, unless the session has
+    ``takes_fewer_rows = True``; those after them have no sequence.
+
+    Column c of ``positions`` and ``slots`` is the token at position L - 2 + c, where L is the number of known tokens:
+    first the last two known tokens, then the drafts. Padding, drafts that do not count and rows without a sequence have
+    position 0 and the trash slot.
 
     If the device runs ahead of the host, ``texts`` and the rows of ``processed`` are empty, and ``allowed`` does not
     know how much room rows have left. Only sessions with ``reads_texts = False`` are asked for drafts in such a
@@ -53,14 +56,14 @@ class Step:
 
     index: int  # the number of steps before this one, drafted or not; a step that is only measured does not count
     num_drafts: int  # K of this step, the most tokens that a sequence may draft; >= 1 if any row drafts
-    lengths: torch.Tensor  # [B] int64: tokens stored in the caches, L - 1
-    position: torch.Tensor  # [B] int64: L, the absolute position of the first draft; the loop advances it in place
-    last_two: torch.Tensor  # [B, 2] int64: the last two known tokens (a single known token is there twice)
-    positions: torch.Tensor  # [B, K + 2] int64
-    slots: torch.Tensor  # [B, K + 2] int64
+    lengths: torch.Tensor  # [n] int64: tokens stored in the caches, L - 1
+    position: torch.Tensor  # [n] int64: L, the absolute position of the first draft; the loop advances it in place
+    last_two: torch.Tensor  # [n, 2] int64: the last two known tokens (a single known token is there twice)
+    positions: torch.Tensor  # [n, K + 2] int64
+    slots: torch.Tensor  # [n, K + 2] int64
     visible: int  # slots that attention reads
     allowed: list[int]  # how many of the K drafts count for each row; 0 if its sequence has ended or does not draft
-    allowed_on_device: torch.Tensor  # [B] int64
+    allowed_on_device: torch.Tensor  # [n] int64
     table: TokenTable | None  # biases, bans and penalties of tokens before this step; None: there are none
     texts: list[list[int]]  # every row's known tokens, prompt and output: the loop's own lists, not to be changed
     processed: list[list[int]]  # the texts as processors see them; [] for a row without processors
@@ -145,6 +148,9 @@ class DraftSession(Protocol):
     ``show(texts: Mapping[int, list[int]], starts: Mapping[int, int])``. It is called before ``draft``, with the texts
     of rows that draft next and of which more than the last two tokens may be new: new sequences (start 0), and those
     that have had steps without drafts. It has seen the tokens before ``starts``.
+
+    A session with ``takes_fewer_rows = True`` returns drafts for the rows that a step has, which may be the first ones
+    of the batch only. For others each step has all rows.
 
     If a drafter has ``proposes_trees = True``, its sessions have a method ``draft_tree(step: Step) -> DraftTree`` as
     well, called in the place of ``draft`` where ``Generation.nodes`` is not 0. K is then the most nodes of a path. A

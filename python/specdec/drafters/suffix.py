@@ -176,6 +176,8 @@ class SuffixSession:
     """Each sequence's automaton of its own text, and its cursor in the memory's automaton. A sequence that does not
     draft in a step is brought up to date at its next drafts."""
 
+    takes_fewer_rows = True
+
     def __init__(self, drafter: SuffixDrafter, generation: Generation):
         self.drafter, self.owners = drafter, generation.owners
         self.stopwatch, self.ends, self.nodes = generation.stopwatch, generation.ends, generation.nodes
@@ -207,9 +209,9 @@ class SuffixSession:
         return nullcontext() if memory is None else memory.reading
 
     def _read(self, step: Step) -> None:
-        for own, text, most in zip(self.own, step.texts, step.allowed, strict=True):
+        for row, (text, most) in enumerate(zip(step.texts, step.allowed, strict=True)):
             if most:
-                own.extend(text[len(own) :])
+                self.own[row].extend(text[len(self.own[row]) :])
 
     def _tree(self, row: int, text: list[int], most: int) -> Branches:
         if not most:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from ..sampling.token_table import HostTable
 from ..stats import Stopwatch
 from .cuda_graphs import StepGraphs
 from .device_rows import DeviceRows, RowStart, StepPlan
+from .rows_in_use import RowsInUse
 from .sequence import Entry, SequenceRecord
 from .step import SpeculativeLoop
 from .step_report import PendingReport, StepResult
@@ -47,11 +48,12 @@ class BatchConfig:
         size: the number of rows. A row holds one sequence at a time.
         capacity: slots of a row, the trash slot included.
         max_eos: the largest number of end-of-sequence tokens of one sequence.
-        learned: with ``AdaptiveDrafts``: what the decoder knows of batches of this size; None: nothing.
+        learned: with ``AdaptiveDrafts``: what the decoder knows of steps with so many rows; else None.
         logits: whether the target's logits are recorded for every emitted token.
         steady: all steps of one K have the same shape, unless K is chosen and there are no graphs. A row's results
             then do not depend on the room of other rows.
         isolate: a drafter that fails for one row still drafts for the others.
+        fewer_rows: where K adapts to the batch, steps have no more rows than are in use, or few more.
         ahead: how many steps the device may be ahead of the host, 0 or 1.
         graphs: runs a step as one CUDA graph; None: no graphs.
         nodes: the most nodes of a tree that a step verifies, whose paths have up to K; 0: chains.
@@ -68,10 +70,11 @@ class BatchConfig:
     compact_q: int
     backend: str
     max_eos: int
-    learned: Learned | None = None
+    learned: Callable[[int], Learned] | None = None
     logits: bool = False
     steady: bool = False
     isolate: bool = False
+    fewer_rows: bool = False
     ahead: int = 0
     graphs: StepGraphs | None = None
     nodes: int = 0
@@ -145,6 +148,10 @@ class Batch:
         self._draft_lengths = _draft_lengths(config)
         adaptive = config.num_drafts if isinstance(config.num_drafts, AdaptiveDrafts) else None
         self._adapts = adaptive is not None and self.session is not None
+        fewer = config.fewer_rows and adaptive is not None and not adaptive.alone
+        # A compiled forward has the number of rows as a constant. On a GPU each number takes kernels and graphs.
+        fewer = fewer and not any(getattr(model, "is_compiled", False) for model in models)
+        self._rows_in_use = RowsInUse(size, 4 if config.graphs is not None else 2) if fewer else None
         # K while a row's text depends on K
         depends = config.rule != Rule.COUPLED or config.typical is not None
         self._sampled = adaptive.sampled if adaptive is not None and depends else None
@@ -237,17 +244,21 @@ class Batch:
         self._pending.clear()
 
     def _launch(self, emissions: list[Emission]) -> None:
+        self._use_rows(emissions)
+        if not self.live:  # as the reports that were read for it say
+            return
         wanted, chosen = self._wanted_drafts()
         if max(wanted) > 0:
             self._show_unseen(wanted, emissions)
-            if not self.live:  # as the reports that were read for it say
+            if not self.live:
                 return
             wanted = [n if r and r.live and r.drafts else 0 for n, r in zip(wanted, self.rows, strict=True)]
         graphs = self.graphs if self.runs_ahead and self.table.on_device() is None else None
         # A step that is a graph, or runs ahead, does not get what only the host knows.
         alone = graphs is not None or (self.runs_ahead and self.config.ahead > 0)
         self.device_rows.flush()
-        self.generation.params, self.generation.greedy = self.device_rows.params, self.device_rows.greedy
+        self.generation.params, self.generation.seed = self.device_rows.params, self.device_rows.seed
+        self.generation.greedy = self.device_rows.greedy
         self.device_rows.set_wanted(wanted)
         # Columns without drafts would only cost time where the steps differ in K anyway.
         steady = self.config.steady and (self.graphs is not None or not chosen)
@@ -268,10 +279,26 @@ class Batch:
             timer.stop(counts=graphs is None or graphs.settled)
         if self.session is not None:
             self._note_failed_drafts(self.session)
-        self._pending.append(_Launched(list(self.rows), PendingReport(result), plan.num_drafts, wanted, timer))
+        records = self.rows[: self.device_rows.count]
+        self._pending.append(_Launched(records, PendingReport(result), plan.num_drafts, wanted, timer))
         self.steps += 1
         self.num_drafts = plan.num_drafts
         self.draft_forwards += result.drafts.forwards
+
+    def _use_rows(self, emissions: list[Emission]) -> None:
+        """Sets how many rows the next step has. The times of steps with other numbers of rows are others, so all
+        reports are read before."""
+        size = len(self.rows)
+        if self._rows_in_use is None or (self.session is not None and not self.session.takes_fewer_rows):
+            count = size
+        else:
+            highest = max(row for row, record in enumerate(self.rows) if record is not None)
+            count = self._rows_in_use.next(highest + 1 if self._chooses else size)
+        if count != self.device_rows.count:
+            while self._pending:
+                emissions += self._take(self._pending.popleft())
+            self.device_rows.use(count)
+            self._draft_lengths.use(count)
 
     def _plan(self, wanted: list[int], steady: bool, alone: bool = False) -> StepPlan:
         """Plans a step in which each row drafts up to ``wanted`` tokens. If the host knows the rows' room, it limits
@@ -280,21 +307,22 @@ class Batch:
         Args:
             alone: the step does not get what only the host knows.
         """
-        allowed, texts = wanted, []
+        count, texts = self.device_rows.count, []
+        rows, allowed, of_rows = self.rows[:count], wanted[:count], self.generation.processors.of_rows[:count]
         if not alone:
             if not steady:
-                allowed = [min(n, max(r.room - 1, 0)) if r else 0 for n, r in zip(wanted, self.rows, strict=True)]
-            texts = [[] if r is None else r.text for r in self.rows]
-        num_drafts, of_rows = max(allowed), self.generation.processors.of_rows
+                allowed = [min(n, max(r.room - 1, 0)) if r else 0 for n, r in zip(allowed, rows, strict=True)]
+            texts = [[] if r is None else r.text for r in rows]
+        num_drafts = max(allowed)
         return StepPlan(
             step=self.steps,
             num_drafts=num_drafts,
             steady=steady,
             visible=self._visible(max(num_drafts, self.config.nodes)),
             allowed=allowed,
-            table=self.table.on_device(),
+            table=self.table.on_device(count),
             texts=texts,
-            processed=[r.processed if r and r.live and own else [] for r, own in zip(self.rows, of_rows, strict=True)],
+            processed=[r.processed if r and r.live and own else [] for r, own in zip(rows, of_rows, strict=True)],
         )
 
     def _with_log_probs(self, plan: StepPlan) -> StepPlan:
@@ -324,6 +352,11 @@ class Batch:
                 record.drafts, record.drafter_error = False, error_text(error)
         session.failed_rows.clear()
 
+    @property
+    def _chooses(self) -> bool:
+        """Whether K is chosen for each step, as no row's text needs a K that does not depend on other rows."""
+        return self._adapts and (self._sampled is None or self.device_rows.greedy)
+
     def _wanted_drafts(self) -> tuple[list[int], bool]:
         """Returns how many tokens each row should draft in the next step, and whether that was chosen for this step."""
         live = [row for row, record in enumerate(self.rows) if record is not None and record.live]
@@ -333,7 +366,7 @@ class Batch:
         if not drafting:
             return [0] * len(self.rows), False
         caps = {row: n for row in drafting if (r := self.rows[row]) is not None and (n := r.drafting.most) is not None}
-        chosen = self._adapts and (self._sampled is None or self.device_rows.greedy)
+        chosen = self._chooses
         if self._sampled is not None and not chosen:
             wanted: Mapping[int, int] = dict.fromkeys(drafting, self._sampled)
         else:
@@ -399,4 +432,5 @@ def _draft_lengths(config: BatchConfig) -> DraftLengths:
     drafts, few = config.num_drafts, config.graphs is not None
     if drafts.alone:
         return OwnLengths(lambda: learned(drafts, few), config.size)
-    return SharedLength(config.learned or learned(drafts, few), config.size)
+    assert config.learned is not None
+    return SharedLength(config.learned(config.size), config.size, config.learned)

@@ -49,38 +49,47 @@ def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 
 class DeviceRows:
-    """The state of a batch's rows, in [B] tensors that keep their addresses, as captured steps require.
+    """The state of a batch's B rows, in tensors that keep their addresses, as captured steps require. A step has the
+    first n rows, and the tensors below are the beginnings of larger ones.
 
     A row holds one sequence at a time. The host edits rows between steps (``set``, ``clear``). Edits reach the device
     with ``flush``, after the steps that were launched before, so these never see them.
 
     Attributes:
-        known: [B] int64, tokens of the text so far (L); 0 in a row that never had a sequence.
-        room: [B] int64, tokens that the sequence may still emit; 0: the row is empty, or its sequence has ended.
-        wanted: [B] int64, how many drafts the host wants in the next steps.
-        last_two: [B, 2] int64, the last two known tokens (a single known token is there twice).
+        count: n.
+        known: [n] int64, tokens of the text so far (L); 0 in a row that never had a sequence.
+        room: [n] int64, tokens that the sequence may still emit; 0: the row is empty, or its sequence has ended.
+        wanted: [n] int64, how many drafts the host wants in the next steps.
+        last_two: [n, 2] int64, the last two known tokens (a single known token is there twice).
         scored: [B] int64, the rows whose emitted tokens are scored; the plan says how many of them count.
-        seed: [B] int64.
-        params: the kernels' parameters, packed; filters, or penalties, that have no effect in any row are None, so that
-            nothing is computed for them.
+        seed: [n] int64.
+        params: the kernels' parameters of n rows, packed; filters, or penalties, that have no effect in any row are
+            None, so that nothing is computed for them.
     """
 
     def __init__(self, size: int, capacity: int, most_drafts: int, max_eos: int, device: torch.device):
         self.size, self.max_eos, self.device = size, max_eos, device
         self._trash = capacity - 1
+        # known, room, seed, the last two tokens and the end-of-sequence tokens of each row
         self._integers = torch.zeros(5 + max_eos, size, dtype=torch.int64, device=device)
-        self.known, self.room, self.seed = self._integers[:3]
-        self._last_two, self._eos = self._integers[3:5], self._integers[5:].fill_(-1)
-        self.wanted, self.scored = torch.zeros_like(self.known), torch.zeros_like(self.known)
-        self.last_two = self._last_two.T
+        self._integers[5:].fill_(-1)
+        self._all_wanted, self.scored = self._integers.new_zeros(2, size)
         off = [0.0 if name == "temperature" else SamplingParams.neutral(name) for name in PARAMETERS]
         parts = torch.tensor(off, device=device).repeat(size, 1).split((1, 3, 3), 1)
-        self._temperature, self._filters, self._penalties = self._numbers = [part.contiguous() for part in parts]
+        self._numbers = [part.contiguous() for part in parts]  # temperature, filters and penalties
         self._off = dict(zip(PARAMETERS, off, strict=True))
         self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
         self._columns = torch.arange(-2, most_drafts, device=device)
         self._edits: dict[int, RowStart | None] = {}
         self._wanted, self._scored = [0] * size, [0] * size
+        self.use(size)
+
+    def use(self, count: int) -> None:
+        """Sets n, how many rows the next steps have. The others must be empty; no step reads or changes them."""
+        self.count, integers = count, self._integers[:, :count]
+        self.known, self.room, self.seed = integers[:3]
+        self._last_two, self._eos = integers[3:5], integers[5:]
+        self.last_two, self.wanted = self._last_two.T, self._all_wanted[:count]
         self.params = self._used_params()
 
     @property
@@ -90,8 +99,8 @@ class DeviceRows:
 
     @property
     def signature(self) -> tuple:
-        """The properties of the parameters that a captured step fixes: which ones are used, and ``greedy``."""
-        return tuple(getattr(self.params, name) is not None for name in PARAMETERS), self.greedy
+        """What a captured step fixes: the number of rows, which parameters are used, and ``greedy``."""
+        return self.count, tuple(getattr(self.params, name) is not None for name in PARAMETERS), self.greedy
 
     def set(self, row: int, settings: RowStart) -> None:
         self._edits[row], self._in_rows[row] = settings, settings.params
@@ -104,7 +113,7 @@ class DeviceRows:
     def set_wanted(self, num_drafts: list[int]) -> None:
         """Sets how many drafts each row should have from the next step on."""
         if num_drafts != self._wanted:
-            self.wanted.copy_(upload(num_drafts, torch.int64, self.device), non_blocking=True)
+            self._all_wanted.copy_(upload(num_drafts, torch.int64, self.device), non_blocking=True)
             self._wanted = num_drafts
 
     def set_scored(self, rows: list[int]) -> int:
@@ -144,9 +153,10 @@ class DeviceRows:
         def used(names: tuple[str, ...]) -> bool:
             return any(params[name] != self._off[name] for params in self._in_rows.values() for name in names)
 
-        filters = self._filters if used(SamplingParams.FILTERS) and not self.greedy else None
-        penalties = self._penalties if used(SamplingParams.PENALTIES) else None
-        return SamplingParams.packed(self._temperature[:, 0], filters, penalties)
+        temperature, *others = (part[: self.count] for part in self._numbers)
+        filters = others[0] if used(SamplingParams.FILTERS) and not self.greedy else None
+        penalties = others[1] if used(SamplingParams.PENALTIES) else None
+        return SamplingParams.packed(temperature[:, 0], filters, penalties)
 
     def place(self, plan: StepPlan, wanted: torch.Tensor | None = None) -> Step:
         """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
@@ -154,7 +164,7 @@ class DeviceRows:
         slot.
 
         Args:
-            wanted: [B] int64, the drafts of each row, in place of those of ``set_wanted``.
+            wanted: [n] int64, the drafts of each row, in place of those of ``set_wanted``.
         """
         columns = self._columns[: plan.num_drafts + 2]
         live = self.room > 0
@@ -181,7 +191,7 @@ class DeviceRows:
         """Advances the rows by a step's emitted tokens, up to an end-of-sequence token.
 
         Returns:
-            [B] int64: how many tokens of ``out.tokens`` each sequence emitted; 0 in rows without a live sequence.
+            [n] int64: how many tokens of ``out.tokens`` each sequence emitted; 0 in rows without a live sequence.
         """
         live, tokens = self.room > 0, out.tokens
         count = out.num_emitted.to(torch.int64)

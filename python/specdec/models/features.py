@@ -76,9 +76,10 @@ class FeatureStore:
         return call
 
     def move(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """Moves what is kept of the tokens in the slots ``old`` [B, n] int64 to the slots ``new``. All are read before
-        any is written."""
-        source, target = (self._first_slot + old).flatten(), (self._first_slot + new).flatten()
+        """Moves what is kept of the tokens in the slots ``old`` [m, n] int64 of the first m rows to the slots ``new``.
+        All are read before any is written."""
+        first = self._first_slot[: len(old)]
+        source, target = (first + old).flatten(), (first + new).flatten()
         for kept in (self.features.flatten(0, 1), self.tokens.view(-1)):
             kept.index_copy_(0, target, kept.index_select(0, source))
 

@@ -161,7 +161,8 @@ class StaticKVCache(Cache):
             the dtype in which the model computes them.
 
     Attributes:
-        lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored.
+        lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored. A step sets them
+            before its forwards, to [n] if it has the first n rows only.
         features: what forwards over this cache record of the model's hidden states; None: nothing.
     """
 
@@ -222,7 +223,8 @@ class StaticKVCache(Cache):
         Nothing waits for the device, and all shapes follow from that of ``path``.
 
         Args:
-            path: [B, D] int64, the numbers of the accepted nodes from the root down, then -1 (``verify_tree``).
+            path: [n, D] int64 for the first n rows, whose ``lengths`` were set: the numbers of the accepted nodes from
+                the root down, then -1 (``verify_tree``).
         """
         root, accepted = self.lengths[:, None], path >= 0
         index = torch.arange(1, path.shape[1] + 1, device=path.device)
@@ -237,7 +239,8 @@ class StaticKVCache(Cache):
         for states in self.storage():
             heads, size = states.shape[1], states.shape[3]
             if heads not in rows:
-                rows[heads] = self._writer.flat(old, heads), self._writer.flat(new, heads)
+                first = slice(len(path))
+                rows[heads] = self._writer.flat(old, heads, first), self._writer.flat(new, heads, first)
             flat, (source, target) = states.view(-1, size), rows[heads]
             # All are read before any is written: a slot can be both the old one of a node and the new one of another.
             flat.index_copy_(0, target, flat.index_select(0, source))

@@ -111,9 +111,9 @@ class HostTable:
         for name, column in self._columns.items():
             self._columns[name] = np.concatenate((column, np.full_like(column, _EMPTY[name])), 1)
 
-    def on_device(self) -> TokenTable | None:
-        """Returns the table for the next step; None if no sequence needs one. On a CPU it shares memory with this
-        object, so it is valid until the next ``begin``, ``add`` or ``end``."""
+    def on_device(self, rows: int | None = None) -> TokenTable | None:
+        """Returns the table of the first ``rows`` rows (None: of all) for the next step; None if no sequence needs one.
+        On a CPU it shares memory with this object, so it is valid until the next ``begin``, ``add`` or ``end``."""
         if not self._needed:
             return None
         if self._current is None:
@@ -121,7 +121,9 @@ class HostTable:
             delayed = bool(self._first_end.any())
             ends = (self._copied(self._ends), self._copied(self._first_end)) if delayed else (None, None)
             self._current = TokenTable(*columns, *ends)
-        return self._current
+        if rows is None or rows == len(self._sizes):
+            return self._current
+        return TokenTable._make(column if column is None else column[:rows] for column in self._current)
 
     def _copied(self, column: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(column)

@@ -58,9 +58,9 @@ class Scheduler:
     Each step reads a part of the prompts of new sequences, and then decodes all rows. With a fixed K all decoding
     forwards have the same shape ([R, K + 1] tokens), and each prompt is read alone, so a row's results do not depend on
     the other rows: a request with a seed gets the same text alone, among others, and in any order. With
-    ``AdaptiveDrafts``, K depends on the other rows: greedy texts and those of ``coupled`` then differ in rounding only,
-    and sampled ones of the other rules, unless ``sampled`` fixes their K, as it does by default, are other draws from
-    the same distribution.
+    ``AdaptiveDrafts``, K and the rows of a step depend on the other rows: greedy texts and those of ``coupled`` then
+    differ in rounding only, and sampled ones of the other rules, unless ``sampled`` fixes their K, as it does by
+    default, are other draws from the same distribution.
 
     An error of one request (in its logits, processors, stop or prefill) ends that request with a status or an error.
     An error of the drafter only costs drafts. An error in a forward of all rows ends all sequences that decode. An
@@ -115,7 +115,7 @@ class Scheduler:
         config = decoder.batch_config(self.budget.rows, self.budget.capacity, self.rule, compact_q, max_eos)
         with torch.inference_mode():
             predictions = decoder.nodes == 0
-            config = dataclasses.replace(config, steady=True, isolate=True, predictions=predictions)
+            config = dataclasses.replace(config, steady=True, isolate=True, fewer_rows=True, predictions=predictions)
             self.batch = Batch(dataclasses.replace(config, ahead=int(deferred)))
         self._numbers = 0
         self._waiting: deque[Task] = deque()

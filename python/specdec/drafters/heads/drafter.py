@@ -98,6 +98,7 @@ class HeadDraftSession:
     tokens once more, from the target's: as many as the step before can have emitted."""
 
     reads_texts = False
+    takes_fewer_rows = True
 
     def __init__(self, drafter: HeadDrafter, generation: Generation):
         self.head, self.generation = drafter.model, generation
