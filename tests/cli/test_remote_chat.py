@@ -207,15 +207,19 @@ def test_ctrl_c_closes_the_connection_and_keeps_what_was_shown(server, monkeypat
         if len(taken) == 1:
             signal.raise_signal(signal.SIGINT)
 
-    def endless(body):
+    def long(body):
         yield completion("shown")
-        while body["prompt"] == "one":
-            yield completion("")
+        if body["prompt"] == "one":
+            yield from (completion("") for _ in range(100_000))
         yield from (completion("!"), USAGE, b"[DONE]")
 
     monkeypatch.setattr(_Answer, "take", press)
-    script.answer = staticmethod(endless)
-    result = chat(url, "one", "two")
+    script.answer = staticmethod(long)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background processes ignore it
+    try:
+        result = chat(url, "one", "two")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert script.left.wait(10)
     assert result.stdout == "shown\nshown!\n" and "(stopped)" in result.stderr
     assert script.asked[1][1]["prompt"] == "oneshown\ntwo"
