@@ -126,7 +126,7 @@ def test_acceptance_after_steps_without_drafts(loaded, monkeypatch):
     wanted = iter([4, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, *[4] * 30])
 
     class Some(FixedLengths):
-        def next(self, drafting, live, remaining):
+        def next(self, drafting, live, remaining, caps):
             k = next(wanted)
             return {row: k for row in drafting}
 

@@ -170,7 +170,7 @@ def test_layers_that_were_not_asked(tmp_path, monkeypatch):
     lengths = itertools.cycle([3, 3, 1, 1, 1, 1, 2, 1, 3, 0, 0, 0, 0])
 
     class Varied(FixedLengths):
-        def next(self, drafting, live, remaining):
+        def next(self, drafting, live, remaining, caps):
             return dict.fromkeys(drafting, next(lengths))
 
     monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Varied(3))

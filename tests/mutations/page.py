@@ -46,14 +46,4 @@ MUTATIONS: list[Mutation] = [
             "page-without-its-hash": ("element[1].encode()", "element[0].encode()"),
         },
     ),
-    *mutations(
-        "python/specdec/serving/server/guards.py",
-        f"{TESTS}::test_errors_are_told_in_words",
-        {
-            "guards-take-an-empty-body-for-a-client-that-left": (
-                'return b"" if (await receive())["type"] == "http.request" else None',
-                'return b""',
-            ),
-        },
-    ),
 ]

@@ -134,7 +134,7 @@ def test_no_other_fields_are_known():
         ("logit_bias", {"1": 101}, "logit_bias"),
         ("logit_bias", {"x": 1}, "logit_bias"),
         ("logit_bias", {"-1": 1}, "logit_bias"),
-        ("logit_bias", {"1": "1"}, "logit_bias.1"),
+        ("logit_bias", {"1": "1"}, "logit_bias"),
         ("logit_bias", [1], "logit_bias"),
         ("presence_penalty", 2.5, "presence_penalty"),
         ("frequency_penalty", -2.5, "frequency_penalty"),
