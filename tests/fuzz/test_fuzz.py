@@ -169,6 +169,7 @@ def test_a_bad_option_is_named(arguments, named):
 # ---- What compute-sanitizer watches
 
 
+@pytest.mark.nvcc
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_sanitized_steps_run(backend, capsys):
     """Also on fibers, which see what a sanitizer would."""

@@ -34,7 +34,7 @@ VALID = {
 }
 CANARY = {"model": NAME, "prompt": "def f(x):\n", "max_tokens": 6, "seed": 3, "logprobs": 1}
 SECONDS = 20.0  # that an answer may take, on a machine that does much else
-LONGEST_TURN = 1.0  # seconds of CPU time that the event loop may work without a pause; at most 0.2 were seen
+LONGEST_TURN = 10.0  # seconds of CPU time without a pause of the event loop; 0.2 is usual, and a fault took 156
 LONGEST_ERROR = 2000  # bytes; a refused request is not sent back
 
 parts = pytest.mark.parametrize(
