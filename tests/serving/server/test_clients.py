@@ -32,6 +32,7 @@ SETTINGS: list[tuple[dict, dict]] = [
     ({"repetition_penalty": 5, "temperature": 0}, {"params": SamplingParams(0.0, repetition_penalty=5)}),
     ({"logit_bias": {"0": 100}, "min_tokens": 4}, {"logit_bias": {0: 100}, "min_new_tokens": 4}),
     ({"logit_bias": {"0": 100}, "ignore_eos": True}, {"logit_bias": {0: 100}, "eos_token_id": []}),
+    ({"logit_bias": {"0": 100}, "stop_token_ids": [200]}, {"logit_bias": {0: 100}, "eos_token_id": [0, 200]}),
     ({"logit_bias": {"200": 100}, "stop_token_ids": [200]}, {"logit_bias": {200: 100}, "eos_token_id": [0, 200]}),
     ({"num_drafts": 0, "temperature": 0.5}, {"params": SamplingParams(0.5), "num_drafts": 0}),
     ({"rule": "token", "temperature": 0.9}, {"params": SamplingParams(0.9), "rule": "token"}),

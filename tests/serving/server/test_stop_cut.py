@@ -21,7 +21,7 @@ def expected(text: str, strings: list[str], keep: bool) -> str:
 
 
 @given(st.lists(TEXT, max_size=5), STRINGS, st.booleans())
-@example(["a", "a", "b"], ["aab"], False)  # a beginning within a beginning
+@example(["a", "aab"], ["aab"], False)  # a beginning within a beginning
 @example(["ab", "ab\n"], ["abab\n", "b"], False)
 @example(["aba"], ["abab"], False)  # what was held back comes at the end
 @example(["ab"], ["b", "ab"], False)
