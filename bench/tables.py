@@ -15,13 +15,14 @@ from typing import Annotated
 
 import figures_decoding as decoding
 import figures_kernels as kernels
+import figures_worth as worth
 import typer
 from figures import Missing, Results, machine, not_measured
 from figures_readme import readme
 from regenerate import FOLDER, ROOT
 from rich.console import Console
 
-PAGES = ("README.md", "bench/README.md", "docs/verify.md", "docs/cuda.md")
+PAGES = ("README.md", "bench/README.md", "docs/verify.md", "docs/cuda.md", "docs/worth_it.md")
 BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -46,6 +47,9 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "machine_code": kernels.instructions,
     "predicted_steps": kernels.predicted_steps,
     "verification": decoding.verification,
+    "worth_drafts": worth.drafts,
+    "worth_costs": worth.step_costs,
+    "worth_rows": worth.rows,
 }
 
 

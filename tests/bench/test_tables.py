@@ -8,6 +8,7 @@ from pathlib import Path
 import figures
 import figures_decoding
 import figures_kernels
+import figures_worth
 import pytest
 import tables
 from figures import Missing, Results
@@ -168,3 +169,37 @@ def test_the_command_finds_and_mends_an_old_page(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "PAGES", ("page.md",))
     found = [run_main(tables, *options, "--folder", tmp_path).exit_code for options in ((), ("--write",), ())]
     assert found == [1, 0, 0] and "regenerate.py throughput" in (tmp_path / "page.md").read_text()
+
+
+def test_what_a_step_costs_is_tau_over_the_speed_up(tmp_path):
+    def method(name: str) -> dict:
+        costs = [1.0, 1.2345] if name.endswith("adaptive") else None
+        return {
+            "name": name,
+            "tau": 3.0,
+            "alpha": 0.75,
+            "drafted": 8,
+            "speedup": summary(1.5, 1.4, 1.6),
+            "step_costs": costs,
+        }
+
+    names = {"model, adaptive", "early exit after 4, adaptive", *(name for _, name, _ in figures_worth.CASES)}
+    workloads = dict.fromkeys(workload for workload, _, _ in figures_worth.CASES)
+    rows = [{"workload": w, "methods": [method(name) for name in names]} for w in workloads]
+    results = result(tmp_path, "drafters", rows=rows)
+    first = figures_worth.drafts(results).splitlines()[2]
+    assert first == "| embedded pair, its draft model, K = 4 | 0.75 | 3.00 | 2.00 | 1.50 (1.40 to 1.60) |"
+    assert "| embedded pair, its draft model | 1.00 | 1.23 |" in figures_worth.step_costs(results)
+
+
+def test_speed_ups_by_rows_stand_in_the_order_of_rows(tmp_path):
+    def row(count: int, temperature: float) -> dict:
+        fixed = {"model, K=1": count + temperature, "model, K=4": 9.0}
+        of = {"times_plain_of_fixed": fixed, "of_plain": 0.5, "plain_again": summary(1, 1, 1)}
+        return {"drafter": "model", "rows": count, "temperature": temperature, **of}
+
+    rows = [row(count, temperature) for count in (16, 1) for temperature in (1.0, 0.0)]
+    lines = figures_worth.rows(result(tmp_path, "lengths", rows=rows)).splitlines()
+    assert lines[0].endswith("| temperature 1: K = 1 | temperature 1: K = 4 | temperature 1: K adapts |")
+    assert lines[2] == "| 1 | 1.00 | 9.00 | 0.500 | 2.00 | 9.00 | 0.500 |" and lines[3].startswith("| 16 | 16.0 |")
+    assert "of 5 rounds" in lines[5]

@@ -36,6 +36,8 @@ SLICE = (
     "tests/loop/test_on_a_gpu.py", "tests/loop/test_step_operations.py", "tests/test_library_calls.py",
     "tests/kernels/test_ops.py", "tests/kernels/test_triton.py",
 )  # fmt: skip
+# A library that is too heavy for every day, and the tests that need it.
+EXTRAS = {"harness": ("lm_eval==0.4.13", "tests/cli/test_harness.py", "tests/cli/harness")}
 VERSIONS = {
     "oldest": ("torch==2.11.0", "triton==3.6.0", "transformers==5.17.0", "numpy<2.4"),
     "newest": ("torch", "triton", "transformers<5.24"),
@@ -56,6 +58,9 @@ def parts() -> list[Part]:
         found.append(Part("nvcc", ("-m", "nvcc", "tests"), KERNELS))
     for name, requirements in VERSIONS.items():
         found.append(Part(f"versions/{name}", SLICE, (*ALL, "tests/support", *SLICE), requirements))
+    for name, (requirement, file, *data) in EXTRAS.items():
+        paths = (*ALL, *_helpers(ROOT / file), *data)
+        found.append(Part(f"extras/{name}", (file,), paths, (requirement, VERSIONS["newest"][-1])))
     return found
 
 
