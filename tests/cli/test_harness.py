@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 
 import pytest
 import torch
 from support import ROOT
+from support.commands import save
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when lm_eval imports datasets
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'specdec[harness]'")
@@ -132,31 +134,24 @@ def test_a_task_may_ask_for_what_is_not_supported(pair, manager):
         answers(model, manager, gen_kwargs="num_beams=2")
 
 
-def test_a_drafter_of_another_vocabulary_is_refused(pair, tmp_path):
-    from support.commands import save
-
+def test_a_draft_of_another_vocabulary_is_refused(pair, tmp_path):
     target, _, tokenizer = pair
-    tokenizer.save_pretrained(folder := save(tmp_path / "draft", 1))
-    changed = json.loads((tmp_path / "draft" / "tokenizer.json").read_text())
-    changed["model"]["vocab"] = {
-        f"{token}~" if i == 300 else token: i for token, i in changed["model"]["vocab"].items()
-    }
-    (tmp_path / "draft" / "tokenizer.json").write_text(json.dumps(changed))
-    with pytest.raises(ValueError, match="draft: its tokenizer has"):
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["one more"])
+    folder = save(tmp_path / "draft", 1, tokenizer=other)
+    with pytest.raises(ValueError, match="draft: its tokenizer has 4097 tokens, the target's 4096"):
         SpecdecLM(target, draft=str(folder), tokenizer=tokenizer)
 
 
 def test_stop_strings_count_in_the_output_only(pair):
     """By whatever tokens it is spelt, and each row for itself; the prompt does not count."""
     tokenizer = pair[2]
-    ends = StopsInOutput(tokenizer, ["return"], 2)
-    spelt = tokenizer("retu", add_special_tokens=False).input_ids + tokenizer("rn", add_special_tokens=False).input_ids
-    other = tokenizer("def x", add_special_tokens=False).input_ids
-    word = tokenizer("return", add_special_tokens=False).input_ids
-    rows = [[0] * 2 + spelt, [0] * 2 + other, word + [0] * 2]
-    length = max(map(len, rows))
-    shown = torch.tensor([row + [0] * (length - len(row)) for row in rows])
-    assert ends(shown, None).tolist() == [True, False, False]
+    word, one, two, other = (tokenizer(s, add_special_tokens=False).input_ids for s in ("return", "re", "turn", "self"))
+    assert [len(ids) for ids in (word, one, two, other)] == [1] * 4
+    prompts = [other, word, word, other]
+    outputs = [one + two, other + other, two + one, word + other]
+    shown = torch.tensor([prompt + output for prompt, output in zip(prompts, outputs, strict=True)])
+    assert StopsInOutput(tokenizer, ["return", "no such text"], 1)(shown, None).tolist() == [True, False, False, True]
 
 
 def test_a_drafter_by_name(pair):

@@ -86,8 +86,15 @@ def followed(
     return longer
 
 
-@pytest.mark.parametrize("d2t", [None, [0, 2, 3]], ids=["same_vocabulary", "d2t"])
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize(
+    ("table", "d2t"),
+    [
+        pytest.param("no_table", None, id="no_table-same_vocabulary"),
+        pytest.param("no_table", [0, 2, 3], id="no_table-d2t"),
+        pytest.param("table", None, id="table-same_vocabulary", marks=pytest.mark.nightly),
+        pytest.param("table", [0, 2, 3], id="table-d2t"),  # has all that the one above has
+    ],
+)
 @pytest.mark.parametrize(("rule", "q"), FORMS)
 def test_distribution_is_the_targets(probe, rule, q, table, d2t):
     """Every temperature with every filter and every table, all in one batch."""
@@ -106,7 +113,7 @@ def test_sizes(probe, rule, vocabulary, num_drafts):
 
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
-@pytest.mark.parametrize(("vocabulary", "num_drafts"), [(2, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("vocabulary", "num_drafts"), [pytest.param(2, 2, marks=pytest.mark.nightly), (3, 1), (3, 2)])
 def test_two_steps(probe, rule, vocabulary, num_drafts, q):
     """The second step depends on the whole text of the first one, through logits, penalties and positions."""
     target, draft = (Rows.random(vocabulary, 2 * num_drafts + 1, random_state) for random_state in (5, 6))
@@ -140,7 +147,13 @@ def test_a_draft_may_stop_those_after_it(probe, rule, q):
 
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
-@pytest.mark.parametrize("case", ["masked_p", "masked_q", "both", "disjoint", "disjoint_by_filter", "one_token_left"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, marks=pytest.mark.nightly) for case in ("masked_p", "masked_q")),
+        *("both", "disjoint", "disjoint_by_filter", "one_token_left"),
+    ],
+)
 def test_masks_and_special_supports(probe, rule, case, q):
     target, draft = (Rows.random(4, 2, random_state) for random_state in (9, 10))
     if case in ("masked_p", "both"):

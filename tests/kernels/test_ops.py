@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,9 +34,11 @@ CASES = {
     "coupled": {"batch": 2, "num_drafts": 2, "rule": "coupled", **SAMPLING},
 }
 
-
 # On a CPU, the CUDA kernels are not registered as operators.
-@pytest.fixture(params=[b for b in BACKENDS if b != "cuda" or torch.cuda.is_available()])
+OPERATORS = [b for b in BACKENDS if b != "cuda" or torch.cuda.is_available()]
+
+
+@pytest.fixture(params=OPERATORS)
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -133,16 +137,25 @@ def test_compile_fullgraph(backend_name, compiler):
             assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
 
 
-@pytest.mark.parametrize(("rule", "compact"), [("token", 0), ("token", 4), ("block", 0), ("block", 4), ("coupled", 0)])
-def test_compile_every_rule_with_filters_and_a_table(backend, rule, compact):
+def every_day_or_nightly() -> Iterator:
+    """What is traced is the call of an operator: without a GPU, every day all rules of ``cpu``, two of the reference,
+    and Triton, whose interpreter is slow, in ``test_compile_fullgraph`` alone."""
+    rules = (("token", 0), ("token", 4), ("block", 0), ("block", 4), ("coupled", 0))
+    for name, (rule, compact) in itertools.product(OPERATORS, rules):
+        daily = name == "cpu" or (name, rule, compact) in {("reference", "token", 4), ("reference", "coupled", 0)}
+        yield pytest.param(name, rule, compact, marks=[] if daily or torch.cuda.is_available() else pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("backend_name", "rule", "compact"), every_day_or_nightly())
+def test_compile_every_rule_with_filters_and_a_table(backend_name, rule, compact):
     torch._dynamo.reset()
     compiled = torch.compile(step_of_a_loop, fullgraph=True, backend="aot_eager", dynamic=False)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for random_state in range(2):
             inputs = random_step(2, 2, 40, temperature=(0.0, 0.7), random_state=random_state, **SAMPLING)
-            inputs = inputs.to(device_of(backend))
+            inputs = inputs.to(device_of(backend_name))
             arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, inputs.params)
-            arguments += (backend, rule, inputs.table, compact)
+            arguments += (backend_name, rule, inputs.table, compact)
             assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
 
 
