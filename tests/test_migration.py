@@ -7,8 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import specdec
 import typer
 from specdec.cli import app
+from specdec.models import loading
 from typer.testing import CliRunner
 
 PAGES = sorted((Path(__file__).resolve().parents[1] / "docs" / "migration").glob("*.md"))
@@ -22,6 +24,12 @@ def blocks(language: str, text: str) -> list[str]:
 PYTHON = {name: blocks("python", text) for name, text in TEXTS.items()}
 LINES = [line for text in TEXTS.values() for block in blocks("bash", text) for line in block.splitlines()]
 COMMANDS = [line for line in LINES if line.startswith("specdec ")]
+
+
+@pytest.fixture(autouse=True)
+def pair_loaded_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (specdec, loading):
+        monkeypatch.setattr(module, "load_embedded_pair", lambda *_: pair)
 
 
 @pytest.mark.parametrize("name", [name for name, examples in PYTHON.items() if examples])
