@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -43,6 +43,16 @@ def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+FEW = ("contiguous", "strided", "empty_batch", "reduced")  # of the reference, which is registered as the others are
+
+
+def of_operators(cases: Iterable[str]) -> Iterator:
+    for backend, case in itertools.product(OPERATORS, cases):
+        daily = backend == "cpu" or (case in FEW if backend == "reference" else case == "contiguous")
+        marks = [] if daily or torch.cuda.is_available() else pytest.mark.nightly
+        yield pytest.param(backend, case, marks=marks, id=f"{backend}-{case}")
+
+
 def inputs_for(backend: str, case: str) -> StepInputs:
     inputs = random_step(**CASES[case], vocabulary=33, temperature=(0.0, 1.0))
     if case == "strided":
@@ -56,14 +66,18 @@ def check(operation, arguments: tuple) -> None:
     assert set(done.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_opcheck_speculative_step(backend, case):
-    check(operation("speculative_step", backend, device_of(backend).type), inputs_for(backend, case).operands())
+@pytest.mark.parametrize(("backend_name", "case"), of_operators(CASES))
+def test_opcheck_speculative_step(backend_name, case):
+    run = operation("speculative_step", backend_name, device_of(backend_name).type)
+    check(run, inputs_for(backend_name, case).operands())
 
 
-@pytest.mark.parametrize("case", ["contiguous", "strided", "empty_batch", "half", "reduced", "compact", "coupled"])
-def test_opcheck_draft_step(backend, case):
-    inputs = inputs_for(backend, case)
+@pytest.mark.parametrize(
+    ("backend_name", "case"),
+    of_operators(["contiguous", "strided", "empty_batch", "half", "reduced", "compact", "coupled"]),
+)
+def test_opcheck_draft_step(backend_name, case):
+    inputs = inputs_for(backend_name, case)
     logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
     if case == "empty_batch":
         # opcheck cannot clone an empty strided view
@@ -73,7 +87,7 @@ def test_opcheck_draft_step(backend, case):
         logits, *inputs.sampling(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, 1,
         RULES.index(inputs.rule), CASES[case].get("compact", 0),
     )  # fmt: skip
-    check(operation("draft_step", backend, device_of(backend).type), arguments)
+    check(operation("draft_step", backend_name, device_of(backend_name).type), arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
