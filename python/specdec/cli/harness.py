@@ -29,13 +29,12 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 NAME = "specdec"
-# Arguments of HFLM that change what the decoder is given: the only values that it takes.
-ALLOWED: dict[str, tuple[object, str]] = {
-    "parallelize": (False, "False: the decoder drives a model on one device"),
-    "tp_plan": (None, "None: the decoder drives a model on one device"),
-    "mixed_precision_dtype": (None, "None: under autocast, keys come narrower than the cache holds them; use dtype="),
-    "trust_remote_code": (False, "False: no remote code"),
-    "backend": ("causal", "causal, or default where the model is one: no encoder-decoder models"),
+# Arguments of HFLM that change what the decoder is given, beside None and False: what it takes.
+REFUSED = {
+    "parallelize": "False: the decoder drives a model on one device",
+    "tp_plan": "None: the decoder drives a model on one device",
+    "mixed_precision_dtype": "None: under autocast, keys come narrower than the cache holds them; use dtype=",
+    "trust_remote_code": "False: no remote code",
 }
 
 _log = logging.getLogger("lm_eval.specdec")  # below lm_eval's own, so that its settings of verbosity count
@@ -78,9 +77,11 @@ class SpecdecLM(HFLM):
         confidence: float = 0.0,
         **arguments: Any,
     ):
-        for name, (value, allowed) in ALLOWED.items():
-            if arguments.get(name, value) not in (value, "default"):
+        for name, allowed in REFUSED.items():
+            if arguments.get(name):
                 refuse(name, repr(arguments[name]), allowed)
+        if arguments.get("backend") == "seq2seq":
+            refuse("backend", "'seq2seq'", "causal, or default where the model is one: no encoder-decoder models")
         if drafter is None and draft is None:
             others = ", ".join(name for name in NAMES if name not in (*NEED_DRAFT, "none"))
             refuse("drafter", "none, and no draft", f"draft=DIR, or one of {others} (model hf decodes plainly)")
