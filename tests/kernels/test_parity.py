@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -124,7 +125,18 @@ def cases(rule: str, form: str, few: bool) -> list[Case]:
     return made
 
 
-@pytest.mark.parametrize(("rule", "form", "fast_backend"), [(*f, b) for f in RULES_AND_FORMS for b in FAST_BACKENDS])
+# On fibers every day: each rule, and each kernel that reads q. The tests of edges and of reduced vocabularies below have
+# the other forms.
+ON_FIBERS = (("token", "full"), ("token", "compact"), ("block", "full"), ("coupled", "reduced"))
+
+
+def rules_forms_and_backends() -> Iterator:
+    for form, backend in itertools.product(RULES_AND_FORMS, FAST_BACKENDS):
+        fibers = backend == "cuda" and not torch.cuda.is_available()
+        yield pytest.param(*form, backend, marks=[pytest.mark.nightly] * (fibers and form not in ON_FIBERS))
+
+
+@pytest.mark.parametrize(("rule", "form", "fast_backend"), rules_forms_and_backends())
 def test_many_cases(rule, form, fast_backend):
     """Every vocabulary size with every kind of logits, pairs of dtypes in turn and mixed temperatures. There are few
     near-ties."""

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -254,16 +255,27 @@ def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> Non
             assert torch.equal(got.compact_ids, want.compact_ids)
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("rule", Rule)
+def every_day_or_nightly(repeated: set, *names: Iterable) -> Iterator:
+    """Triton's interpreter takes a second for a case: what another case has as well is for the night."""
+    for case in itertools.product(*names):
+        nightly = case in repeated and not torch.cuda.is_available()
+        yield pytest.param(*case, marks=[pytest.mark.nightly] * nightly)
+
+
+# The settings of a rule are read by the same kernels for all rules.
+SETTINGS_OF_TOKEN = {(rule, sampling) for rule in ("block", "coupled") for sampling in ("filters", "table", "all")}
+# `block` reads q as `token` does; of the forms that it needs in addition, the residual's, one is left.
+FORMS_OF_TOKEN = {("handed_over", "block"), ("full", "block"), ("one_hot", "block")}
+
+
+@pytest.mark.parametrize(("rule", "sampling"), every_day_or_nightly(SETTINGS_OF_TOKEN, Rule, SAMPLING))
 def test_settings(rule, sampling):
     inputs = random_step(3, 1, 30, temperature=(0.0, 0.7, 1.3), rule=rule, log_probs=True, **SAMPLING[sampling])
     drafts = None if rule == "block" else inputs.target_logits[:, 1]  # rule `block` drafts as `token` does
     compare(inputs, drafts)
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("q", Q)
+@pytest.mark.parametrize(("q", "rule"), every_day_or_nightly(FORMS_OF_TOKEN, Q, ("token", "block")))
 def test_forms_of_q(rule, q):
     inputs = random_step(2, 2, 33, temperature=(1.0, 0.6), rule=rule, top_k=20, **Q[q], **SAMPLING["table"])
     compare(inputs, inputs.target_logits[:, 1] if q == "compact" else None, compact=Q[q].get("compact", 0))
