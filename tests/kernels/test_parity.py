@@ -125,8 +125,8 @@ def cases(rule: str, form: str, few: bool) -> list[Case]:
     return made
 
 
-# On fibers every day: each rule, and each kernel that reads q. The tests of edges and of reduced vocabularies below have
-# the other forms.
+# On fibers every day: each rule, and each kernel that reads q. The tests of edges and of reduced vocabularies below
+# have the other forms.
 ON_FIBERS = (("token", "full"), ("token", "compact"), ("block", "full"), ("coupled", "reduced"))
 
 
