@@ -177,6 +177,7 @@ _SETTINGS = (
 # Arguments whose option has another name.
 _OTHERWISE = {
     "banned_tokens": "--ban",
+    "bits": "--load-in-8bit / --load-in-4bit",
     "cache": "--cache-bytes",
     "num_layers": "--exit-layers",
     "stop_strings": "--stop",
