@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -16,6 +16,7 @@ from .prompts import check_texts, read_questions
 from .show_bench import print_results
 
 BUILT_IN = Path(__file__).parents[1] / "evaluation" / "bench" / "prompts.jsonl"
+NEW_TOKENS, SHORT_TEXTS = 64, 16  # the embedded pair's grid is to end in five minutes on two cores
 
 
 class BenchCommand(GroupedCommand):
@@ -39,7 +40,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help=f"Repeatable: {', '.join(bench_methods.NAMES)}, or {HEAD}. transformers and plain are always there. "
-            "Default: assisted, lookup, suffix; with a draft also model and tree; of the embedded target also eagle3.",
+            "Default: assisted, lookup, suffix; with a draft also model; of the embedded target also eagle3.",
             show_default=False,
         ),
     ] = None,
@@ -73,7 +74,9 @@ def bench(
     top_k: Annotated[list[int] | None, typer.Option(help="Repeatable; 0 is off. Of sampled texts.")] = None,
     top_p: Annotated[list[float] | None, typer.Option(help="Repeatable; 1 is off. Of sampled texts.")] = None,
     min_p: Annotated[list[float] | None, typer.Option(help="Repeatable; 0 is off. Of sampled texts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Of each text.")] = 32,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help=f"Of each text. Default: {NEW_TOKENS}; of the embedded pair {SHORT_TEXTS}.")
+    ] = None,
     seed: options.Seed = 0,
     batch_file: Annotated[
         Path | None,
@@ -126,8 +129,9 @@ def bench(
     options.check_counts(0, warm_up=warm_up)
     if minutes is not None and not minutes > 0:
         refuse("--minutes", minutes, "a number > 0")
+    new_tokens = max_new_tokens or (SHORT_TEXTS if target is None else NEW_TOKENS)
     methods = bench_methods.read_methods(method, target, draft, exit_layers, adapter)
-    axes = {
+    axes: dict[str, Any] = {
         **{"num_drafts": num_drafts, "rules": rule, "trees": tree},
         **{"temperatures": temperature or [0.0, 1.0], "batches": batch_size or [1]},
         "filters": {"top_k": top_k, "top_p": top_p, "min_p": min_p},
@@ -154,7 +158,7 @@ def bench(
         command = Command(
             ModelsAt(target, draft, adapter, device, dtype, 8 if load_in_8bit else 4 if load_in_4bit else None),
             *(methods, axes, exit_layers, compile, chosen, chat, cut_prompts),
-            BenchSettings(max_new_tokens, repeats, warm_up, seed, seconds),
+            BenchSettings(new_tokens, repeats, warm_up, seed, seconds),
             *(output, log),
         )
         with Signals() as signals:

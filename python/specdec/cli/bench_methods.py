@@ -47,7 +47,7 @@ def read_methods(
 
 
 def _default(target: str | None, draft: str | None, exit_layers: int | None) -> list[str]:
-    of_draft = ["model", "tree"] if target is None or draft is not None else []
+    of_draft = ["model"] if target is None or draft is not None else []
     heads = ["eagle3"] if target is None else []
     return [ASSISTED, *of_draft, "lookup", "suffix", *heads, *([] if exit_layers is None else ["early-exit"])]
 

@@ -64,10 +64,8 @@ def load_model(
     _require_folder(name, path, "config.json", "*.safetensors")
     if adapter is not None:
         _require_adapter("adapter", adapter)
-    placed: dict[str, Any] = {}
+    placed: dict[str, Any] = {} if bits is None else {"quantization_config": _bitsandbytes(bits, path)}
     try:
-        if bits is not None:
-            placed["quantization_config"] = _bitsandbytes(bits, path)
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
         if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
             placed["device_map"] = {"": device}

@@ -31,7 +31,7 @@ class Setting:
     min_p: float | None = None
 
     @property
-    def filters(self) -> dict[str, float | int | None]:
+    def filters(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in FILTERS}
 
     @property

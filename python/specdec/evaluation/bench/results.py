@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 from .grid import PLAIN, TRANSFORMERS, Cell, Grid, Setting
-from .measure import quantiles
 from .verdicts import quartiles, ratios, summary, verdict
 
 FORMAT = "specdec bench 1"
@@ -85,7 +85,9 @@ def _joined(rounds: Sequence[Mapping], name: str) -> list[float]:
 
 
 def _tail(values: Sequence[float]) -> dict | None:
-    return {"median": statistics.median(values), "p99": quantiles(sorted(values), 101)[-2]} if values else None
+    if not values:
+        return None
+    return {"median": statistics.median(values), "p99": sorted(values)[math.ceil(0.99 * len(values)) - 1]}
 
 
 def _total(rounds: Sequence[Mapping], name: str) -> int | None:

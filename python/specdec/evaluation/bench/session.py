@@ -39,7 +39,7 @@ class BenchSettings:
             command measures one round at least.
     """
 
-    max_new_tokens: int = 32
+    max_new_tokens: int = 64
     repeats: int = 5
     warm_up: int = 1
     seed: int = 0

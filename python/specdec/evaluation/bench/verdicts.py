@@ -29,7 +29,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         if 2 * below > 1 - LEVEL:
             break
         cut += 1
-    cut = max(cut - 1, 0) if cut else 0
+    cut = max(cut - 1, 0)
     return ordered[cut], ordered[n - 1 - cut]
 
 
