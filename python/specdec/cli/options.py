@@ -169,6 +169,7 @@ _SETTINGS = (
     "costs",
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
+    *("alpha", "c", "c_hat", "steps"),
     *("tree", "log_probs", "top_log_probs", "prompt_log_probs"),
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
     *("host", "port", "max_body_bytes", "max_header_bytes", "max_connections"),
