@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from . import chat, compare, doctor, generate, serve, simulate, verify
+from . import chat, compare, doctor, generate, roofline, serve, simulate, verify
 
 # Without rich's boxes, which would break long paths in error messages.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
 for command in (
     *(generate.generate, chat.chat, compare.compare, verify.verify),
-    *(simulate.simulate, doctor.doctor),
+    *(simulate.simulate, roofline.roofline, doctor.doctor),
 ):
     app.command()(command)
 app.command(cls=serve.ServeCommand, context_settings={"auto_envvar_prefix": serve.ENVIRONMENT})(serve.serve)

@@ -9,7 +9,6 @@ import typer
 
 from . import options
 from .layout import print_table
-from .options import refuse
 
 NUMBERS = "1,2,3,4,5,6,7,8"
 
@@ -38,7 +37,7 @@ def simulate(
     forward over K + 1 tokens takes as long as over one. In a tree, siblings are tested one after the other, each with
     that probability. docs/theory.md says where that is wrong; specdec bench measures.
     """
-    numbers = read_numbers(num_drafts)
+    numbers = options.read_counts("--num-drafts", num_drafts, 0)
     with options.user_errors():
         from ..evaluation import theory
         from ..evaluation.simulate import simulate
@@ -76,10 +75,3 @@ def simulate(
         typer.echo("No K pays, as alpha is not above c (corollary 3.9).")
     elif tree is None:
         typer.echo(f"The best K up to {most} is {best}; some K gains at least {sure:.2f} times (corollary 3.9).")
-
-
-def read_numbers(given: str) -> list[int]:
-    numbers = [int(n) if n.isascii() and n.isdigit() else -1 for n in (part.strip() for part in given.split(","))]
-    if min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        refuse("--num-drafts", repr(given), "integers >= 0 with commas between them, each once: 1,2,4")
-    return numbers
