@@ -1,4 +1,4 @@
-"""``specdec roofline``: how fast a pair should decode on a GPU that is not here, and what a fleet of them would cost."""
+"""``specdec roofline``: how fast a pair should decode on a GPU that is not here, and what a fleet would cost."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _about(pair: Pair) -> str:
     )
     m = pair.machine
     count = f"{m.count} x " if m.count > 1 else ""
-    reached = f"{m.bandwidth / 1e9:,.4g} GB/s and {m.rate / 1e12:,.3g} TFLOP/s"
+    reached = f"{m.bandwidth / 1e9:,.0f} GB/s and {m.rate / 1e12:,.3g} TFLOP/s"
     return f"{sizes}, alpha {pair.alpha:g}, on {count}{m.name}: {reached} ({m.about})."
 
 
@@ -165,6 +165,6 @@ def _print_fleets(fleets: dict[int, dict[str, Fleet | None]], gpus: int) -> None
             lines.append([*about, f"{f.per_user:.4g}", f"{f.per_second:,.0f}", count, money])
     print_table(head, lines)
     typer.echo(
-        "Speculation saves reads of the weights and spends operations: where the plain fleet shares each read among many "
-        "sequences, it may cost more, and it costs less where every user is to be served fast (--tokens-per-user)."
+        "Speculation saves reads of the weights and spends operations: where the plain fleet shares each read among "
+        "many sequences, it may cost more, and it costs less where every user is served fast (--tokens-per-user)."
     )

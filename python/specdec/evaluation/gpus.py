@@ -1,4 +1,4 @@
-"""What GPUs can do, from their vendors' data sheets and architecture papers. Nothing here was measured by this project."""
+"""What GPUs can do, from their vendors' data sheets and architecture papers; nothing of it was measured here."""
 
 from __future__ import annotations
 

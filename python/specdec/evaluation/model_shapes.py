@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..checks import refuse
 from .roofline import Shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Of Llama-3 models, from which the shape of a model is guessed of which only the size is known.
 LIKE_PARAMETERS, LIKE_LAYERS, LIKE_KV, LIKE_VOCABULARY = 8.0e9, 32, 2 * 8 * 128, 128256
@@ -47,31 +51,40 @@ def of_parameters(name: str, parameters: float) -> Shape:
 
 
 def _of_configuration(name: str, path: str) -> Shape:
-    """The weights are counted on a model without storage. Every layer is taken to attend to the whole context."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from ..models.loading import refuse_adapter
 
     refuse_adapter(name, path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+        shape = shape_of(config, path)
     except (OSError, ValueError, AttributeError) as error:
         raise OSError(f"{name}: cannot read {path!r}: {error}") from error
+    if shape is None:
+        refuse(name, repr(path), "a model without experts: which weights a step reads would depend on its tokens")
+    return shape
+
+
+def shape_of(config: PreTrainedConfig, name: str) -> Shape | None:
+    """The shape of a model with this configuration, whose weights are counted without storage; None: it has experts.
+    Every layer is taken to attend to the whole context."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     text = config.get_text_config(decoder=True)
     if any((getattr(text, experts, None) or 0) > 1 for experts in EXPERTS):
-        refuse(name, repr(path), "a model without experts: which weights a step reads would depend on its tokens")
+        return None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
     parameters = sum(p.numel() for p in model.parameters())
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
-    heads = text.num_attention_heads
+    heads, layers = text.num_attention_heads, text.num_hidden_layers
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    layers = text.num_hidden_layers
     return Shape(
-        name=path,
+        name=name,
         parameters=parameters,
         read=parameters if tied else parameters - embedding.numel(),
         layers=layers,
