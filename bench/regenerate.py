@@ -86,6 +86,16 @@ RESULTS = (
         (
             *("csrc/core", "csrc/cuda", "tests/simt", "bench/cases.py", "bench/report.py"),
             *(f"bench/{name}.py" for name in ("machine_code", "sass", "ptxas", "predicted_times", "step_counts")),
+            "python/specdec/evaluation/gpus.py",
+        ),
+    ),
+    Result(
+        "scaling",
+        "bench/bench_scaling.py --rounds 3 --seconds 4 --json {json}",
+        (
+            *(*MEASURING, *DECODER, "bench/bench_scaling.py", "bench/scaling_fit.py", "bench/cases.py"),
+            *("bench/tunable_pair.py", "python/specdec/evaluation/roofline.py"),
+            *("python/specdec/evaluation/model_shapes.py", "python/specdec/evaluation/this_cpu.py"),
         ),
     ),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
