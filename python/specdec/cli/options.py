@@ -188,6 +188,9 @@ _OTHERWISE = {
     "api_keys": "--api-key",
     "cors_origins": "--cors-origin",
     "draft_tokenizer": "--draft",
+    "formats": "--format",
+    "report": "--report",
+    "results": "FOLDER|FILE",
     "SPECDEC_CPU_ISA": "SPECDEC_CPU_ISA",
 }
 
