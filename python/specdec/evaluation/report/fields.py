@@ -83,11 +83,10 @@ class Fields:
 
 
 def _number(where: str, value: object, most: float) -> float:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (known and math.isfinite(value) and 0 <= value <= most):
-        upper = "" if most == math.inf else f" and <= {most:g}"
-        refuse_field(where, shown(value), f"a finite number >= 0{upper}, or null")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= most:
+        return float(value)
+    upper = "" if most == math.inf else f" and <= {most:g}"
+    refuse_field(where, shown(value), f"a finite number >= 0{upper}, or null")
 
 
 def refuse_field(where: str, given: str, allowed: str) -> NoReturn:

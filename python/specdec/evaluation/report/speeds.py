@@ -93,10 +93,9 @@ def _draw(cells: list[Cell], verdict: Verdict | None, look: Look) -> Figure:
         axes.errorbar(median, i, xerr=quartiles, color=INK, capsize=3, elinewidth=1.2, label="_quartiles")
     for cell in (c for c in cells if c.is_baseline):
         half = BAR_HEIGHT / 2 if look.narrow else 0.5  # between the bars there are names, where it is narrow
-        ends = [[i + sign * half for i in range(len(cells))] for sign in (-1, 1)]
-        axes.vlines(
-            [_median(cell)] * len(cells), *ends, color=DIM, linewidth=1, linestyle=DASHES, zorder=3, label="_baseline"
-        )
+        above, below = ([i + sign * half for i in range(len(cells))] for sign in (-1, 1))
+        at = [_median(cell)] * len(cells)
+        axes.vlines(at, above, below, color=DIM, linewidth=1, linestyle=DASHES, zorder=3, label="_baseline")
     label_bars(axes, [c.name for c in cells], [_words(c, verdict, look) for c in cells], look)
     axes.set_xlim(0, widest * 1.02)
     axes.set_xlabel("tokens/s")

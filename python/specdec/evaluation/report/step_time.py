@@ -83,6 +83,6 @@ def _draw(cells: list[Cell], look: Look) -> Figure:
     label_bars(axes, [c.name for c in cells], [milliseconds(c.step_seconds) for c in cells], look)
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds")
-    above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-    axes.legend(**above, ncols=len(PARTS), handlelength=1.6, columnspacing=1.2)
+    above = {"bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    axes.legend(loc="lower left", ncols=len(PARTS), handlelength=1.6, columnspacing=1.2, **above)
     return figure
