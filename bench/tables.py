@@ -17,6 +17,7 @@ import figures_decoding as decoding
 import figures_kernels as kernels
 import typer
 from figures import Missing, Results, machine, not_measured
+from figures_bench import bench
 from figures_readme import readme
 from figures_scaling import roofline, scaling
 from regenerate import FOLDER, ROOT
@@ -29,6 +30,7 @@ BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES: dict[str, Callable[[Results], str]] = {
     "machine": machine,
     "readme": readme,
+    "bench": bench,
     "compare": decoding.compare,
     "drafters": decoding.drafters,
     "heads": decoding.heads,

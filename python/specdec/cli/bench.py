@@ -13,6 +13,7 @@ from .drafters import HEAD
 from .grouped import GroupedCommand
 from .options import refuse
 from .prompts import check_texts, read_questions
+from .report import write as write_report
 from .show_bench import print_results
 
 BUILT_IN = Path(__file__).parents[1] / "evaluation" / "bench" / "prompts.jsonl"
@@ -28,7 +29,7 @@ class BenchCommand(GroupedCommand):
         "Models and machine": (
             *("target", "adapter", "draft", "load_in_8bit", "load_in_4bit", "device", "dtype", "threads"),
         ),
-        "Results": ("output", "log", "as_json"),
+        "Results": ("output", "report", "log", "as_json"),
     }
 
 
@@ -111,6 +112,12 @@ def bench(
     output: Annotated[
         Path, typer.Option(help="A folder for the results. What it has of the same benchmark is not measured again.")
     ] = Path("specdec-bench"),
+    report: Annotated[
+        bool | None,
+        typer.Option(
+            "--report/--no-report", help="Write report.html and plots/. Default: where matplotlib is installed."
+        ),
+    ] = None,
     log: Annotated[bool, typer.Option("--log", help="Print seconds and tokens of every call.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json in the place of tables.")] = False,
 ) -> None:
@@ -138,6 +145,7 @@ def bench(
     }
     with options.user_errors(batch_file):
         bench_methods.check_values(**axes)
+        reports = _reports(report)
         file = batch_file or (None if prompt else BUILT_IN)
         if file is None:
             questions = bench_methods.questions_of(check_texts(prompt or []))
@@ -150,7 +158,7 @@ def bench(
 
         from ..evaluation.bench.session import BenchSettings
         from ..jobs.signals import Signals
-        from .bench_run import Command, ModelsAt, run
+        from .bench_run import BUG, Command, ModelsAt, run
 
         if threads is not None:
             torch.set_num_threads(threads)
@@ -163,9 +171,24 @@ def bench(
         )
         with Signals() as signals:
             code, whole = run(command, signals)
+        if whole is not None and reports and code in (0, BUG):
+            write_report(whole, output)
     if whole is not None:
         if as_json:
             typer.echo(json.dumps(whole))
         else:
             print_results(whole, output)
     raise typer.Exit(code)
+
+
+def _reports(asked: bool | None) -> bool:
+    """Whether a report is written. Raises ValueError where it is asked for and cannot be."""
+    from ..evaluation.report import check_matplotlib
+
+    try:
+        check_matplotlib()
+    except ValueError:
+        if asked:
+            raise
+        return False
+    return asked is not False

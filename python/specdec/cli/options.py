@@ -192,6 +192,9 @@ _OTHERWISE = {
     "draft_tokenizer": "--draft",
     "TARGET": "TARGET",
     "DRAFT": "DRAFT",
+    "formats": "--format",
+    "report": "--report",
+    "results": "FOLDER|FILE",
     "SPECDEC_CPU_ISA": "SPECDEC_CPU_ISA",
 }
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from ..theory_table import rows_of
 from .grid import PLAIN, TRANSFORMERS, Cell, Grid, Setting
 from .verdicts import quartiles, ratios, summary, verdict
 
@@ -31,6 +32,9 @@ def results(header: Mapping, grid: Grid, rounds: Sequence[Mapping]) -> dict:
         speeds = {name: [each["tokens_per_second"] for each in of_cell] for name, of_cell in by_id.items()}
         cells += [_cell(cell, of_setting, by_id[cell.id], speeds) for cell in of_setting]
         verdicts.append(verdict(setting, of_setting, speeds))
+    predictions = {row.cell: row.predicted for row in rows_of(cells)}
+    for cell in cells:
+        cell["predicted"] = predictions.get(cell["id"])
     differences = [each for r in rounds for each in r["differences"]]
     greedy = any(r["greedy"] for r in rounds)
     ours = {cell.id for cell in grid.all_cells() if cell.ours}
@@ -72,7 +76,6 @@ def _cell(
             "over_plain": summary(baselines[PLAIN]),
             "over_transformers": summary(baselines[TRANSFORMERS]),
         },
-        "predicted": None,
     }
 
 
@@ -122,7 +125,3 @@ def _shares(rounds: Sequence[Mapping]) -> dict[str, float] | None:
     seconds = {name: sum(r["seconds_by_part"][part] for r in rounds) for name, part in names.items()}
     whole = sum(seconds.values())
     return {name: value / whole for name, value in seconds.items()} if whole else None
-
-
-def setting_of(cell: Mapping) -> Setting:
-    return Setting(*(cell[name] for name in ("temperature", "batch", "top_k", "top_p", "min_p")))
