@@ -115,7 +115,7 @@ def bench(
     report: Annotated[
         bool | None,
         typer.Option(
-            "--report/--no-report", help="Write report.html and plots/. Default: where matplotlib is installed."
+            "--report/--no-report", help="Write report.html and plots/. Default: where there is matplotlib."
         ),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="Print seconds and tokens of every call.")] = False,

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ..theory_table import rows_of
-from .grid import PLAIN, TRANSFORMERS, Cell, Grid, Setting
+from .grid import PLAIN, TRANSFORMERS, Cell, Grid
 from .verdicts import quartiles, ratios, summary, verdict
 
 FORMAT = "specdec bench 1"
