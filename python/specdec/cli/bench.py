@@ -114,9 +114,7 @@ def bench(
     ] = Path("specdec-bench"),
     report: Annotated[
         bool | None,
-        typer.Option(
-            "--report/--no-report", help="Write report.html and plots/. Default: where there is matplotlib."
-        ),
+        typer.Option("--report/--no-report", help="Write report.html and plots/. Default: where there is matplotlib."),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="Print seconds and tokens of every call.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json in the place of tables.")] = False,

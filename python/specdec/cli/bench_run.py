@@ -139,6 +139,7 @@ def _measure(command: Command, session: Session, folder: Folder, signals: Signal
         return
     if folder.rounds:
         remark(f"{len(folder.rounds)} rounds are in {str(folder.path)!r}: going on")
+    _warn_of_threads(session)
     about = duration(session.seconds)
     remark(f"{len(session.units)} rounds of {session.cells} ways to decode will take about {about}")
     before = len(folder.rounds)
@@ -148,6 +149,16 @@ def _measure(command: Command, session: Session, folder: Folder, signals: Signal
                 folder.append(line)
     if (left := len(session.units) - (len(folder.rounds) - before)) > 0:
         remark(f"the time is over: {left} rounds are left, which the same command measures")
+
+
+def _warn_of_threads(session: Session) -> None:
+    """A forward on a CPU waits for its slowest thread: with more of them than CPUs, it measures the scheduler."""
+    from ..evaluation.machine import machine, thread_hints
+
+    if session.device.type == "cpu":
+        here: dict[str, Any] = machine()
+        for hint in thread_hints(here["cpus"]["usable"], here["threads"], here["load"]):
+            remark(f"Warning: {hint}", "red")
 
 
 def _write(folder: Folder, grid: Grid) -> dict | None:

@@ -70,7 +70,7 @@ class Session:
         self.prompts = list(prompts)
         self._clock, self._began, self._judge = clock, clock(), Judge(target)
         self._judged: set[tuple] = set()
-        self.peak = Peak(target.device)
+        self.device, self.peak = target.device, Peak(target.device)
         units = [(s, r) for r in range(settings.repeats) for s in grid.settings() if (s.name, r) not in {*done}]
         self.units: list[tuple[Setting, int]] = units
         left = {setting for setting, _ in units}
