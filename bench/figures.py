@@ -64,12 +64,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(*parts: str) -> str:
-    """Tables as they are, and paragraphs in lines of 120 characters."""
-    lines = [
-        part if part.startswith("|") else textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False)
-        for part in parts
-    ]
-    return "\n\n".join(lines)
+    """Tables and pictures as they are, and paragraphs in lines of 120 characters."""
+    return "\n\n".join(part if part.startswith(("|", "![")) else _filled(part) for part in parts)
+
+
+def _filled(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def not_measured(missing: Missing) -> str:

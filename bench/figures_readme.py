@@ -5,48 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from figures import Missing, Results, machine, milliseconds, not_measured, number, page, spread, table, times_faster
-from figures_decoding import by_round, of_part
+from figures_bench import images, readme_rows
+from figures_decoding import of_part
 from figures_kernels import accepted
 
 STEPS = (  # the result, B, K, V, drafts; most machines have AVX2
     ("speculative_step.avx2", 1, 5, 128256, "typical"),
-    ("speculative_step.avx2", 8, 5, 128256, "typical"),
-    ("speculative_step.avx2", 1, 8, 32000, "all_accepted"),
 )
 Row = tuple[str, str, str]
 
 
 def readme(results: Results) -> str:
+    """The pictures of `specdec bench`, where it was measured, and the table."""
     head = ("measured", "against", "times as fast (quartiles)")
-    lines = []
-    for row in (
-        *(_compared(other) for other in ("plain", "assisted")),
-        _wide,
-        *(_step(*case) for case in STEPS),
-        _filters,
-    ):
+    lines: list[Row] = []
+    for rows in (readme_rows, *(_one(row) for row in (_wide, *(_step(*case) for case in STEPS), _filters))):
         try:
-            lines.append(row(results))
+            lines += rows(results)
         except Missing as missing:
             lines.append((not_measured(missing), "", ""))
-    return page(table(head, lines), machine(results))
+    try:
+        above = [images(results)]
+    except Missing:
+        above = []
+    return page(*above, table(head, lines), machine(results))
 
 
-def _compared(other: str) -> Callable[[Results], Row]:
-    names = {"plain": "transformers' `generate`", "assisted": "transformers' assisted generation"}
-
-    def row(results: Results) -> Row:
-        r = results["compare"]
-        by_name = {m["name"]: m for m in r["methods"]}
-        ours, theirs = by_name["specdec"], by_name[other]
-        measured = (
-            f"embedded pair, greedy, K = {ours['num_drafts']}: {number(ours['tokens_per_second'])} tokens/s"
-            if other == "plain"
-            else "the same"
-        )
-        return measured, f"{names[other]}: {number(theirs['tokens_per_second'])} tokens/s", by_round(r, other)
-
-    return row
+def _one(row: Callable[[Results], Row]) -> Callable[[Results], list[Row]]:
+    return lambda results: [row(results)]
 
 
 def _wide(results: Results) -> Row:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -41,14 +43,18 @@ class Result:
 
     Attributes:
         command: what makes it, after ``python``; ``{json}`` is the file's path. Without that, its output is the JSON.
+            ``{folder}`` is a place for what it writes besides, which is empty before and gone afterwards.
         times: the paths of the code that it measures, and that measures.
         instruction_set: of the C++ kernels; None: the best that the machine has.
+        without: parts of a printed JSON that no page cites and that would make the file large, by their path through
+            objects; lists on the way are gone through.
     """
 
     name: str
     command: str
     times: tuple[str, ...]
     instruction_set: str | None = None
+    without: tuple[str, ...] = ()
 
     @property
     def printed(self) -> bool:
@@ -57,7 +63,11 @@ class Result:
     def arguments(self, path: Path) -> list[str]:
         """The command, in the repository's folder: no result has the name of a machine's folders in it."""
         shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-        return shlex.split(self.command.format(json=shlex.quote(str(shown))))
+        return shlex.split(self.command.format(json=shlex.quote(str(shown)), folder=self.folder.relative_to(ROOT)))
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "build" / "regenerate" / self.name
 
     def line(self, path: Path) -> str:
         """The command, as a user would type it."""
@@ -86,7 +96,23 @@ RESULTS = (
         (
             *("csrc/core", "csrc/cuda", "tests/simt", "bench/cases.py", "bench/report.py"),
             *(f"bench/{name}.py" for name in ("machine_code", "sass", "ptxas", "predicted_times", "step_counts")),
+            "python/specdec/evaluation/gpus.py",
         ),
+    ),
+    Result(
+        "scaling",
+        "bench/bench_scaling.py --rounds 3 --seconds 4 --json {json}",
+        (
+            *(*MEASURING, *DECODER, "bench/bench_scaling.py", "bench/scaling_fit.py", "bench/cases.py"),
+            *("bench/tunable_pair.py", "python/specdec/evaluation/roofline.py"),
+            *("python/specdec/evaluation/model_shapes.py", "python/specdec/evaluation/this_cpu.py"),
+        ),
+    ),
+    Result(
+        "bench",
+        "-m specdec bench --json --output {folder}",
+        _EVALUATION,
+        without=("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt"))),
     ),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
     Result(
@@ -148,15 +174,31 @@ def make(result: Result, path: Path) -> str | None:
         environment["SPECDEC_CPU_ISA"] = result.instruction_set
     command = result.arguments(path)
     about = stamp(torch.device("cpu"), command)  # before it runs: the code that runs is that of now
+    shutil.rmtree(result.folder, ignore_errors=True)  # a benchmark would go on from the rounds of other code
+    result.folder.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE if result.printed else None
     )
+    shutil.rmtree(result.folder, ignore_errors=True)
     if result.printed and done.returncode == 0:
-        write(path, {"benchmark": result.name, "complete": True, **about, **json.loads(done.stdout)})
+        content = json.loads(done.stdout)
+        for part in result.without:
+            leave_out(content, part.split("."))
+        write(path, {"benchmark": result.name, "complete": True, **about, **content})
     if done.returncode:
         return f"exit code {done.returncode}"
     now = state(result, path)
     return None if now in ("fresh", "its code was not committed") else now
+
+
+def leave_out(content: Any, path: Sequence[str]) -> None:
+    """Removes what is at the path, if anything is."""
+    name, *rest = path
+    for each in content if isinstance(content, list) else [content]:
+        if not rest:
+            each.pop(name, None)
+        elif name in each:
+            leave_out(each[name], rest)
 
 
 def show(states: dict[Result, str], folder: Path) -> None:

@@ -18,7 +18,9 @@ import figures_kernels as kernels
 import figures_worth as worth
 import typer
 from figures import Missing, Results, machine, not_measured
+from figures_bench import bench
 from figures_readme import readme
+from figures_scaling import roofline, scaling
 from regenerate import FOLDER, ROOT
 from rich.console import Console
 
@@ -29,6 +31,7 @@ BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES: dict[str, Callable[[Results], str]] = {
     "machine": machine,
     "readme": readme,
+    "bench": bench,
     "compare": decoding.compare,
     "drafters": decoding.drafters,
     "heads": decoding.heads,
@@ -50,6 +53,8 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "worth_drafts": worth.drafts,
     "worth_costs": worth.step_costs,
     "worth_rows": worth.rows,
+    "scaling": scaling,
+    "roofline": roofline,
 }
 
 

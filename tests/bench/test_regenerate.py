@@ -92,3 +92,18 @@ def test_it_goes_on_after_a_failure_and_makes_nothing_twice(tmp_path, monkeypatc
     assert late.exit_code == 1 and "fails: not begun (--minutes 0)" in late.output
     unknown = run("speed")
     assert unknown.exit_code == 2 and "'speed'" in unknown.output
+
+
+def test_what_no_page_cites_is_left_out_and_old_rounds_are_not_used(tmp_path, monkeypatch):
+    cells = [{"rounds": [{"times": [1], "seconds": 2}, {"seconds": 3}]}, {"rounds": []}, {"other": 1}]
+    script = tmp_path / "prints.py"
+    script.write_text(f"import os, sys\nos.mkdir(sys.argv[1])\nprint({json.dumps({'cells': cells, 'samples': [1]})!r})")
+    result = Result("x", f"{script} {{folder}}", (), without=("samples", "cells.rounds.times"))
+    monkeypatch.setattr(regenerate, "ROOT", tmp_path)
+    monkeypatch.setattr(regenerate, "git", lambda *arguments: "")
+    monkeypatch.setattr(report, "git", lambda command, *rest: "d" * 40 if command == "rev-parse" else "")
+    result.folder.mkdir(parents=True)  # of a run that was killed
+    assert regenerate.make(result, tmp_path / "x.json") is None and not result.folder.exists()
+    made = json.loads((tmp_path / "x.json").read_text())
+    assert made["cells"] == [{"rounds": [{"seconds": 2}, {"seconds": 3}]}, {"rounds": []}, {"other": 1}]
+    assert "samples" not in made and made["command"].endswith("build/regenerate/x")
