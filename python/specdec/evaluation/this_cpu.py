@@ -58,9 +58,11 @@ def _layer_seconds() -> float:
 
     from ..decoder import SpeculativeDecoder
 
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=LAYERS, **sizes, **ends)).eval()
+    config = LlamaConfig(
+        num_hidden_layers=LAYERS, vocab_size=64, hidden_size=32, intermediate_size=32, num_attention_heads=2,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
     decoder, found = SpeculativeDecoder(model, None, 0), []
     for _ in range(LEAST):
         stats = decoder.generate([[1, 2]], max_new_tokens=NEW_TOKENS, eos_token_id=[], pad_token_id=0).stats
