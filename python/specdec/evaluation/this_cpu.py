@@ -1,4 +1,4 @@
-"""The CPU of this process as a machine for roofline.py. Its numbers are measured, in about ten seconds."""
+"""The CPU of this process as a machine for roofline.py. Its numbers are measured, in a few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .roofline import Machine
 
 WIDTH = 1024  # of square matrices of float32, 4 MB each
 ROWS = 8  # of the products that are bound by operations: a verification of seven drafts
-SECONDS, LEAST = 1.5, 5  # of each measurement, and its fewest samples
+SECONDS, LEAST = 0.7, 5  # of each measurement, and its fewest samples
 LAYERS, NEW_TOKENS = 8, 48  # of the model whose layers cost nothing but their calls, and of its text
 
 
