@@ -29,11 +29,11 @@ from tunable_pair import PRESETS, Preset, make_pair
 PARTS = ("operations", "context", "size", "roofline")
 BASE = {"B": 1, "K": 4, "V": 32768}
 CURVES = {"V": (8192, 16384, 32768, 65536, 131072), "K": (1, 2, 4, 8, 16), "B": (1, 2, 4, 8, 16)}
-CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+CONTEXTS = (128, 512, 1024, 2048, 4096)
 CONTEXT_PRESET = "tiny"
 # hidden, layers; everything else as in the preset of 113 million parameters
-SIZES = ((128, 6), (256, 8), (384, 10), (512, 12), (768, 16))
-DRAFTS, NEW_TOKENS, SHORT = 4, 24, 64  # K, the tokens of a timed text, and its prompt's where the context is no matter
+SIZES = ((128, 6), (256, 8), (512, 12), (768, 16))
+DRAFTS, NEW_TOKENS, SHORT = 4, 20, 64  # K, the tokens of a timed text, and its prompt's where the context is no matter
 ALPHA = 0.8  # of the pair of 113 million parameters
 
 

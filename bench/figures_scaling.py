@@ -21,8 +21,8 @@ def scaling(results: Results) -> str:
         about = [f"`{row['of']}`" if "_" in row["of"] else row["of"], row["against"], row["fixed"]]
         rows.append([*about, first, last, exponent, floor, f"{100 * fit['error']:.0f} %"])
     said = (
-        "Medians of rounds in which the points of a curve take turns. The fit is b x^n, or a + b x^n where a floor a is "
-        f"plain, by least squares of logarithms. {source('scaling', r)}"
+        "Medians of rounds in which the points of a curve take turns. The fit is b x^n, or a + b x^n where a floor a "
+        f"is plain, by least squares of logarithms. {source('scaling', r)}"
     )
     return page(table(head, rows), said)
 
@@ -37,5 +37,6 @@ def roofline(results: Results) -> str:
             rows.append(
                 [f"{row['pair']}, alpha {row['alpha']:.2f}", what, *cells, f"{100 * row['error'][what]:+.0f} %"]
             )
-    said = f"K = 4, greedy, context 64, B = 1. The machine's rates were measured between the rounds. {source('scaling', r)}"
+    said = "K = 4, greedy, context 64, B = 1. The machine's rates were measured between the rounds. "
+    said += source("scaling", r)
     return page(table(["pair", "", "measured", "predicted", "error"], rows), said)

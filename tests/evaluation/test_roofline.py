@@ -57,7 +57,8 @@ def test_the_batch_size_up_to_which_it_pays():
 
 def test_memory_limits_the_rows():
     room = 1000 * 2 + 90 * 2 + 7.5 * 11 * (8 + 4) * 2
-    pair = Pair(LARGE, SMALL, dataclasses.replace(FREE, memory=room), 0.7)
+    target, draft = (dataclasses.replace(s, vocabulary=0) for s in (LARGE, SMALL))
+    pair = Pair(target, draft, dataclasses.replace(FREE, memory=room), 0.7)
     assert pair.most_rows(10) == 7 and pair.most_rows(10, speculative=False) > 7
     assert pair.pays_up_to(10) == 7
     assert Pair(LARGE, SMALL, dataclasses.replace(FREE, memory=100.0), 0.7).most_rows(10) == 0
@@ -140,7 +141,7 @@ def test_a_folder_is_read_without_its_weights(folders, tmp_path):
         (("8B", "1B", "--alpha", "0.5", "--tokens-per-user", "-1"), "--tokens-per-user: got -1.0"),
         (("405B", "8B", "--alpha", "0.5"), "--gpus: got 1, with 826 GB of weights on 80 GB"),
         (("8B", "1B", "--alpha", "0.5", "--gpu", "cpu", "--gpus", "2"), "--gpus: got 2 with --gpu cpu"),
-        (("nowhere/nothing", "1B", "--alpha", "0.5"), "TARGET: "),
+        (("/", "1B", "--alpha", "0.5"), "TARGET: cannot read '/'"),
     ],
 )
 def test_what_roofline_refuses(arguments, said):

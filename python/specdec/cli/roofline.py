@@ -63,22 +63,22 @@ def roofline(
         check_rate("alpha", alpha)
         machine = None if on_cpu else gpu_machine(gpu).times(gpus)
         number_bits = 32 if on_cpu else 16
-        shapes = [read_shape(n, given, bits, number_bits) for n, given in (("TARGET", target), ("DRAFT", draft))]
+        of_target = read_shape("TARGET", target, bits, number_bits)
+        of_draft = read_shape("DRAFT", draft, bits, number_bits)
+        shapes = (of_target, of_draft)
         if machine is None:
             from ..evaluation.this_cpu import measure_cpu
 
             machine = measure_cpu(sum(shape.read * shape.weight_bytes for shape in shapes))
-        pair = Pair(*shapes, machine, alpha)
+        pair = Pair(of_target, of_draft, machine, alpha)
         if machine.memory is not None and not pair.most_rows(min(tokens)):
             size = f"{sum(s.weights for s in shapes) / 1e9:.3g} GB of weights on {machine.memory / 1e9:g} GB"
             refuse("--gpus", f"{gpus}, with {size}", "as many as hold the weights and the cache of a sequence")
         fleets = {}
         if tokens_per_day is not None or price_per_hour is not None or tokens_per_user:
             asked = (num_drafts, tokens_per_user, tokens_per_day, price_per_hour)
-            fleets = {
-                context: {name: cheapest(pair, context, name != "plain", *asked) for name in ("plain", "speculative")}
-                for context in tokens
-            }
+            kinds = {"plain": False, "speculative": True}
+            fleets = {c: {name: cheapest(pair, c, kind, *asked) for name, kind in kinds.items()} for c in tokens}
         fitting = {context: pair.most_rows(context) for context in tokens}
         predictions = [pair.best(n, c, num_drafts) for c in tokens for n in rows if n <= fitting[c]]
         pays = {context: pair.pays_up_to(context, num_drafts) for context in tokens}
