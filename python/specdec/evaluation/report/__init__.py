@@ -20,7 +20,15 @@ from .results import Results, load_results, read_results
 from .speeds import fastest_of_each, speeds
 from .step_time import step_times
 
-__all__ = ["FORMATS", "check_matplotlib", "fastest_of_each", "load_results", "read_results", "sections_of", "write_report"]
+__all__ = [
+    "FORMATS",
+    "check_matplotlib",
+    "fastest_of_each",
+    "load_results",
+    "read_results",
+    "sections_of",
+    "write_report",
+]
 
 FORMATS = ("png", "svg")
 
