@@ -30,7 +30,7 @@ def speeds(results: Results) -> Section:
         left_out.append("No tokens a second: the results have no cells.")
     about = (
         "The bar is the median of the rounds, the thin line goes from quartile to quartile, and the dashed lines are "
-        "the two baselines. Grey is transformers' assisted generation. Of each method and rule, the K is shown that was "
+        "the two baselines. Grey is transformers' assisted generation. Of each method and rule, it is the K that was "
         "fastest here."
     )
     return Section("Tokens a second", about, tuple(plots), tuple(left_out))
