@@ -1,5 +1,5 @@
 """A model of how long a step takes on a GPU, from what its kernels were counted to do. It is no measurement: a number
-that is not counted is a constant of this file, with its source, or assumed.
+that is not counted is a constant of this file or of specdec.evaluation.gpus, with its source, or assumed.
 
     time = launches + the slower of memory and instructions, for measuring and for what follows
            + the latency of the first load of both + barriers + the draw
@@ -12,32 +12,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from specdec.evaluation import gpus
+from specdec.evaluation.gpus import REACHED, Gpu
+
 BLOCK, BYTES = 1024, 2048  # of a block of bfloat16 logits
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """From the vendor's data sheets and architecture papers."""
-
-    name: str
-    architecture: str
-    machine: str  # in tests/simt/plans.py
-    multiprocessors: int
-    gigahertz: float  # boost
-    terabytes: float  # a second
-    l2_megabytes: int
-
-
-GPUS = (
-    Gpu("A100 80GB SXM", "sm_80", "A100", 108, 1.41, 2.04, 40),
-    Gpu("H100 SXM", "sm_90a", "H200", 132, 1.98, 3.35, 50),
-    Gpu("H200 SXM", "sm_90a", "H200", 132, 1.98, 4.8, 50),
-    Gpu("B200", "sm_100", "B200", 148, 1.97, 8.0, 126),
-    Gpu("RTX 5090", "sm_120", "sm_120", 170, 2.41, 1.79, 96),
-)
+GPUS = tuple(gpu for gpu in gpus.GPUS if gpu.architecture.startswith("sm_"))  # for which there are CUDA kernels
 # Of a multiprocessor, in a cycle (CUDA's guide): instructions of warps, and results of MUFU.
 SCHEDULERS, EXPONENTIALS = 4, 16
-REACHED = 0.9  # share of the data sheet's bandwidth that a plain reduction reaches; published for H100s
 FROM_L2 = 2.0  # times the bandwidth of device memory; assumed
 BYTES_A_CYCLE = 64  # that a multiprocessor takes from the L2 cache; published measurements of A100 and H100
 ISSUE_GAP = 2.0  # cycles between two instructions of a warp that does not wait for memory; assumed

@@ -34,7 +34,15 @@ OF_KERNELS = (*MEASURING, *KERNELS, "bench/bench_kernels.py", "bench/cases.py", 
 LOOP = (*KERNELS, *(f"python/specdec/{room}" for room in ("sampling", "models", "drafters", "loop", "embedded")))
 DECODER = (*LOOP, "python/specdec/decoder.py", "python/specdec/prompts.py")
 SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
-_EVALUATION = (*DECODER, "python/specdec/evaluation")
+_MEASURED = (
+    "compare.py",
+    "contenders.py",
+    "machine.py",
+    "near_ties.py",
+    "progress.py",
+    "rounds.py",
+)  # not reports, theory
+_EVALUATION = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in (*_MEASURED, "bench", "verify")))
 
 
 @dataclass(frozen=True)
@@ -96,11 +104,21 @@ RESULTS = (
         (
             *("csrc/core", "csrc/cuda", "tests/simt", "bench/cases.py", "bench/report.py"),
             *(f"bench/{name}.py" for name in ("machine_code", "sass", "ptxas", "predicted_times", "step_counts")),
+            "python/specdec/evaluation/gpus.py",
+        ),
+    ),
+    Result(
+        "scaling",
+        "bench/bench_scaling.py --rounds 3 --seconds 4 --json {json}",
+        (
+            *(*MEASURING, *DECODER, "bench/bench_scaling.py", "bench/scaling_fit.py", "bench/cases.py"),
+            *("bench/tunable_pair.py", "python/specdec/evaluation/roofline.py"),
+            *("python/specdec/evaluation/model_shapes.py", "python/specdec/evaluation/this_cpu.py"),
         ),
     ),
     Result(
         "bench",
-        "-m specdec bench --json --output {folder}",
+        "-m specdec bench --no-report --json --output {folder}",
         _EVALUATION,
         without=("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt"))),
     ),

@@ -11,9 +11,13 @@ from functools import cache
 import report
 import torch
 from cases import GOALS, Case, StepInputs
-from predicted_times import BYTES, Gpu, Launch, Work, step_seconds
+from predicted_times import BYTES, Launch, Work, step_seconds
+from specdec.evaluation.gpus import Gpu
 
 from specdec_kernels import testing
+
+# As tests/simt/plans.py names the machines that launches are planned for.
+MACHINE_OF = {"sm_80": "A100", "sm_90a": "H200", "sm_100": "B200", "sm_120": "sm_120"}
 
 SPLIT_WARPS, SPLIT_RESIDENT = 8, 1 << 30  # of a split launch, whose blocks wait for no others
 
@@ -43,9 +47,9 @@ def launch_of(case: Case, gpu: Gpu) -> tuple[Launch, dict[str, int]]:
     """(the launch, what tells the fibers of it)."""
     from simt.plans import MACHINES, plan
 
-    machine, (B, K, V) = MACHINES[gpu.machine], (case.shape.B, case.shape.K, case.shape.V)
+    machine, (B, K, V) = MACHINES[MACHINE_OF[gpu.architecture]], (case.shape.B, case.shape.K, case.shape.V)
     rule = {"token": 0, "block": 1}[case.rule]
-    made = plan(gpu.machine, B, K, V, case.shape.dtype, rule, filters=int(bool(case.filters)))
+    made = plan(MACHINE_OF[gpu.architecture], B, K, V, case.shape.dtype, rule, filters=int(bool(case.filters)))
     if made.blocks == 0:
         items = (K + 1) * math.ceil(V / 1024)
         blocks = min(math.ceil(machine.multiprocessors / B), math.ceil(items / SPLIT_WARPS))

@@ -19,6 +19,7 @@ import typer
 from figures import Missing, Results, machine, not_measured
 from figures_bench import bench
 from figures_readme import readme
+from figures_scaling import roofline, scaling
 from regenerate import FOLDER, ROOT
 from rich.console import Console
 
@@ -48,6 +49,8 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "machine_code": kernels.instructions,
     "predicted_steps": kernels.predicted_steps,
     "verification": decoding.verification,
+    "scaling": scaling,
+    "roofline": roofline,
 }
 
 

@@ -1,7 +1,9 @@
-"""Errors about arguments: they name the argument, what was given and what is allowed. Imports nothing of specdec."""
+"""Errors about arguments: they name the argument, what was given and what is allowed; or which settings are not those
+that were. Imports nothing of specdec."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
@@ -33,3 +35,13 @@ def read_as(name: str, read: Callable[..., T], *arguments: object) -> T:
         return read(*arguments)
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).partition(': ')[2]}") from error
+
+
+def differences(then: dict, now: dict) -> list[str]:
+    """The settings that differ, each as "name: 4 then, 5 now"."""
+    absent = object()
+    return [
+        f"{name}: {json.dumps(then.get(name))} then, {json.dumps(now.get(name))} now"
+        for name in dict.fromkeys((*then, *now))
+        if then.get(name, absent) != now.get(name, absent)
+    ]

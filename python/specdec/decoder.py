@@ -386,6 +386,12 @@ class SpeculativeDecoder:
         return max(self.nodes, own(self.nodes, self.most_drafts)) if self.nodes and own is not None else self.nodes
 
     @property
+    def max_length(self) -> int | None:
+        """The most tokens of a prompt and its text: the positions of target or draft model, whichever has fewer. None:
+        neither says how many it has."""
+        return min((length for length in self._max_lengths.values() if length is not None), default=None)
+
+    @property
     def most_drafts(self) -> int:
         """The largest K."""
         return most_drafts(self.num_drafts)

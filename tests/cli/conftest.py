@@ -11,7 +11,7 @@ from specdec.models import loading
 def pair_loaded_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     load = loading.load_embedded_pair
 
-    def loaded(dtype: torch.dtype | str, device: str):
-        return pair if (dtype, device) == (torch.float32, "cpu") else load(dtype, device)
+    def loaded(dtype: torch.dtype | str, device: str, *, bits: int | None = None):
+        return pair if (dtype, device, bits) == (torch.float32, "cpu", None) else load(dtype, device, bits=bits)
 
     monkeypatch.setattr(loading, "load_embedded_pair", loaded)

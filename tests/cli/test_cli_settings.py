@@ -101,7 +101,7 @@ def test_compare_gives_its_settings_to_all_methods(monkeypatch, pair):
     configs, theirs = [], target.generate
     monkeypatch.setattr(target, "generate", lambda *a, **k: configs.append(target.generation_config) or theirs(*a, **k))
     for assistant in (None, draft):
-        assert len(TransformersMethod(target, assistant, settings, 2).run(prompt, 0).tokens) == 9
+        assert len(TransformersMethod(target, assistant, settings, 2).run([prompt], 0).texts[0]) == 9
     assert [{name: getattr(config, name) for name in given} for config in configs] == [given, given]
 
 

@@ -106,7 +106,8 @@ def test_compare_measures_trees_beside_chains(monkeypatch, folders):
 
     def wrong(self, prompt, seed):
         done = genuine(self, prompt, seed)
-        return done if self.name == "specdec" else dataclasses.replace(done, tokens=[0, *done.tokens[1:]])
+        wrong = [[0, *text[1:]] for text in done.texts]
+        return done if self.name == "specdec" else dataclasses.replace(done, texts=wrong)
 
     monkeypatch.setattr(SpecdecMethod, "run", wrong)
     result = invoke("compare", "x = x = x = ", *options, "-k", 2)

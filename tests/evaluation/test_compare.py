@@ -15,7 +15,7 @@ from specdec.cli import app
 from specdec.evaluation.compare import Measurement, compare
 from specdec.evaluation.contenders import CompareSettings, Run, SpecdecMethod, TransformersMethod, counted_forwards
 from specdec.evaluation.progress import Work
-from specdec.evaluation.rounds import fastest, runs_to_halve
+from specdec.evaluation.rounds import fastest, play_round, runs_to_halve
 from support.commands import PROMPT, invoke, rows, run
 from support.models import VOCABULARY, prompts, tiny_model, tunable_pair
 from transformers import GenerationConfig
@@ -84,11 +84,12 @@ def test_numbers_are_whole_on_a_narrow_terminal(folders):
 def tamper(monkeypatch, method: type) -> None:
     genuine = method.run
 
-    def tampered(self, prompt, seed):
-        done = genuine(self, prompt, seed)
+    def tampered(self, prompts, seed):
+        done = genuine(self, prompts, seed)
         if self.name == "plain":
             return done
-        return dataclasses.replace(done, tokens=[*done.tokens[:-1], (done.tokens[-1] + 1) % VOCABULARY])
+        (tokens,) = done.texts
+        return dataclasses.replace(done, texts=[[*tokens[:-1], (tokens[-1] + 1) % VOCABULARY]])
 
     monkeypatch.setattr(method, "run", tampered)
 
@@ -134,7 +135,7 @@ def test_every_round_and_prompt_has_its_seed():
     for runs in ours.rounds:
         for prompt, done in zip(ragged, runs, strict=True):
             expected = decoder.generate([prompt], None, 8, SamplingParams(1.0), next(seeds))
-            assert done.tokens == expected.tokens[0]
+            assert done.texts[0] == expected.tokens[0]
             assert (done.steps, done.accepted) == (expected.stats.steps, expected.stats.accepted)
 
 
@@ -142,9 +143,9 @@ def test_the_fastest_setting_is_taken(monkeypatch):
     """With a clock of our own: specdec is fastest with 6 drafts, assisted with transformers' default."""
     for method, best in ((SpecdecMethod, 6), (TransformersMethod, "default")):
 
-        def timed(self, prompt, seed, best=best):
+        def timed(self, prompts, seed, best=best):
             setting = next(iter(self.setting.values()), None)
-            return Run([1, 2], 1.0 if setting == best else 2.0, 1, 1, 1, 1, 0.5)
+            return Run([[1, 2]], 1.0 if setting == best else 2.0, 1, 1, 1, 1)
 
         monkeypatch.setattr(method, "run", timed)
     told = []
@@ -171,9 +172,9 @@ class Timed:
     def __init__(self, setting: int, *seconds: float):
         self.setting, self._seconds, self.runs = {"k": setting}, iter(seconds), 0
 
-    def run(self, prompt, seed):
+    def run(self, prompts, seed):
         self.runs += 1
-        return Run([1] * 4, next(self._seconds), 1, 0, 0, 0, None)
+        return Run([[1] * 4], next(self._seconds), 1, 0, 0, 0)
 
 
 def test_the_slower_half_drops_out():
@@ -202,9 +203,9 @@ def test_nothing_is_tried_where_the_number_was_given(monkeypatch):
     texts = Counter()
     for method in (SpecdecMethod, TransformersMethod):
 
-        def counted(self, prompt, seed):
+        def counted(self, prompts, seed):
             texts[self.name] += 1
-            return Run([1], 1.0, 1, 1, 1, 1, 0.5)
+            return Run([[1]], 1.0, 1, 1, 1, 1)
 
         monkeypatch.setattr(method, "run", counted)
     for asked, theirs, ours in ((3, 3, 3), (AdaptiveDrafts(2, costs=[1.0] * 3), "default", "auto")):
@@ -224,14 +225,16 @@ def test_short_texts_are_a_methods_own():
     target, draft = tunable_pair(0.3)
     settings = CompareSettings(12, seed=3)
     for method in (SpecdecMethod(target, draft, 2, settings), TransformersMethod(target, draft, settings, 2)):
-        whole = method.run([1, 2, 3], 3).tokens
+        whole = method.run([[1, 2, 3]], 3).texts[0]
         for most in (5, 12, 99):
-            assert method.shortened(most).run([1, 2, 3], 3).tokens == whole[:most]
-        assert method.run([1, 2, 3], 3).tokens == whole and len(whole) == 12
+            assert method.shortened(most).run([[1, 2, 3]], 3).texts[0] == whole[:most]
+        assert method.run([[1, 2, 3]], 3).texts[0] == whole and len(whole) == 12
 
 
 def test_measurements_add_up():
-    first, second = Run([1] * 6, 2.0, 2, 8, 4, 5, 0.5), Run([1] * 4, 3.0, 3, 12, 1, 3, 0.5)
+    parts = {"kernels": 0.25, "loop": 0.25, "target_forwards": 1.0}
+    first = Run([[1] * 6], 2.0, 2, 8, 4, 5, seconds_by_part=parts)
+    second = Run([[1] * 4], 3.0, 3, 12, 1, 3, seconds_by_part=parts)
     faster = dataclasses.replace(first, seconds=1.0), dataclasses.replace(second, seconds=1.5)
     measured = Measurement("specdec", {"num_drafts": 4}, None, [[first, second], list(faster)]).to_dict()
     assert measured["spread"]["seconds"] == {"median": 3.75, "min": 2.5, "max": 5.0, "per_round": [5.0, 2.5]}
@@ -245,17 +248,17 @@ def test_assisted_counts(num_drafts):
     """The target as its own draft: everything is accepted, so the counts are known."""
     target, settings = tiny_model("llama"), CompareSettings(max_new_tokens=12)
     for prompt in prompts(3, 2, 9):
-        done = TransformersMethod(target, copy.deepcopy(target), settings, num_drafts).run(prompt, 0)
-        assert done.steps + done.accepted == len(done.tokens) == 12
+        done = TransformersMethod(target, copy.deepcopy(target), settings, num_drafts).run([prompt], 0)
+        assert done.steps + done.accepted == len(done.texts[0]) == 12
         assert done.steps == 12 // (num_drafts + 1) and done.accepted == done.drafted == 12 - done.steps
 
 
 def test_a_bad_draft_counts_as_rejected():
     target, draft = tiny_model("llama"), tiny_model("llama", seed=99)
-    done = TransformersMethod(target, draft, CompareSettings(max_new_tokens=12), 3).run([1, 2, 3], 0)
+    done = TransformersMethod(target, draft, CompareSettings(max_new_tokens=12), 3).run([[1, 2, 3]], 0)
     assert done.steps + done.accepted == 12 and done.accepted < done.drafted
-    plain = TransformersMethod(target, None, CompareSettings(max_new_tokens=12)).run([1, 2, 3], 0)
-    assert (plain.steps, plain.drafted, plain.accepted, plain.tokens) == (12, 0, 0, done.tokens)
+    plain = TransformersMethod(target, None, CompareSettings(max_new_tokens=12)).run([[1, 2, 3]], 0)
+    assert (plain.steps, plain.drafted, plain.accepted, plain.texts[0]) == (12, 0, 0, done.texts[0])
 
 
 def test_forwards_are_counted_inside_the_block_only():
@@ -283,11 +286,11 @@ def test_generation_configs_have_no_say_and_come_back(temperature):
         )
     saved, before = [m.generation_config for m in pair], [m.generation_config.to_dict() for m in pair]
     settings = CompareSettings(9, temperature, repeats=1, num_drafts=2)
-    texts = [[r[0].tokens for r in m.rounds] for m in compare(*pair, [[1, 2, 3]], settings).measurements]
+    texts = [[r[0].texts[0] for r in m.rounds] for m in compare(*pair, [[1, 2, 3]], settings).measurements]
     assert all(m.generation_config is c for m, c in zip(pair, saved, strict=True))
     assert [m.generation_config.to_dict() for m in pair] == before
     clean = compare(*tunable_pair(0.3), [[1, 2, 3]], settings).measurements
-    assert texts == [[r[0].tokens for r in m.rounds] for m in clean] and len(texts[0][0]) == 9
+    assert texts == [[r[0].texts[0] for r in m.rounds] for m in clean] and len(texts[0][0]) == 9
 
 
 def test_generation_configs_come_back_after_an_error(monkeypatch):
@@ -298,9 +301,53 @@ def test_generation_configs_come_back_after_an_error(monkeypatch):
     )
     monkeypatch.setattr(target, "forward", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        method.run([1, 2, 3], 0)
+        method.run([[1, 2, 3]], 0)
     assert target.generation_config is saved[0] and draft.generation_config is saved[1]
     assert not target._forward_hooks and not draft._forward_hooks
+
+
+def test_a_batch_is_its_texts_alone():
+    """Of transformers, whose shorter prompts are padded, and of specdec; one text ends before the others."""
+    target, draft = (copy.deepcopy(model) for model in tunable_pair(0.3))
+    batch, settings = prompts(3, 2, 9), CompareSettings(12)
+    text = SpeculativeDecoder(target, draft).generate([batch[1]], max_new_tokens=12).tokens[0]
+    target.generation_config.eos_token_id = text[4]
+    for method in (TransformersMethod(target, None, settings), SpecdecMethod(target, draft, 3, settings)):
+        alone = [method.run([prompt], 0) for prompt in batch]
+        together = method.run(batch, 0)
+        assert together.texts == [run.texts[0] for run in alone]
+        assert len(together.texts[1]) <= 5 < max(map(len, together.texts))
+        assert (together.steps, together.accepted) == tuple(
+            sum(getattr(done, name) for done in alone) for name in ("steps", "accepted")
+        )
+        for done in (together, *alone):
+            assert [sum(a.tokens for a in arrivals) for arrivals in done.arrivals] == [len(t) for t in done.texts]
+            assert all(0 < a.seconds <= done.seconds for arrivals in done.arrivals for a in arrivals)
+
+
+def test_assisted_text_arrives_in_pieces():
+    target = tiny_model("llama")
+    done = TransformersMethod(target, copy.deepcopy(target), CompareSettings(12), 3).run([[1, 2, 3]], 0)
+    assert [a.tokens for a in done.arrivals[0]] == [4, 4, 4]
+
+
+def test_methods_take_turns():
+    """In each batch another one begins, and each has the seed of the batch's first prompt."""
+    order = []
+
+    class Named:
+        def __init__(self, name: str):
+            self.name = name
+
+        def run(self, prompts, seed):
+            order.append((self.name, prompts, seed))
+            return Run([[1]] * len(prompts), 1.0, 1, 0, 0, 0)
+
+    batches = [[[1], [2]], [[3]]]
+    runs = play_round([Named("a"), Named("b"), Named("c")], batches, 5, Work(lambda *_: None, 6), 1)
+    assert [name for name, *_ in order] == ["b", "c", "a", "c", "a", "b"]
+    assert [each[1:] for each in order] == [(batches[0], 5)] * 3 + [(batches[1], 7)] * 3
+    assert [[len(run.texts) for run in of_method] for of_method in runs] == [[2, 1]] * 3
 
 
 def test_texts_that_end_count_to_their_end():
@@ -312,8 +359,8 @@ def test_texts_that_end_count_to_their_end():
         SpecdecMethod(target, draft, 3, CompareSettings()),
         TransformersMethod(target, draft, CompareSettings(), 3),
     ):
-        done = method.run([1, 2, 3], 0)
-        assert done.tokens == expected
+        done = method.run([[1, 2, 3]], 0)
+        assert done.texts[0] == expected
         assert done.accepted <= done.drafted
 
 

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from specdec.checks import differences
 from specdec.cli import models
 from specdec.jobs.input import InputMark, JobFile
 from specdec.jobs.lines import LineSettings
-from specdec.jobs.manifest import differences, fingerprint, make_settings, write_settings
-from specdec.jobs.output import OutputError, Results, WriteError
+from specdec.jobs.manifest import fingerprint, make_settings, write_settings
+from specdec.jobs.output import Results
 from specdec.jobs.run import run_job
 from specdec.jobs.signals import Signals
+from specdec.line_file import OutputError, WriteError
 from support.jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
 
 

@@ -10,9 +10,9 @@ import signal
 from contextlib import contextmanager
 
 import pytest
+from specdec import line_file
 from specdec.cli import models
 from specdec.cli.options import read_bytes
-from specdec.jobs import output as job_output
 from specdec.jobs.result_line import KEYS
 from support.commands import refused, rows
 from support.jobs import PROMPTS, FakeScheduler, finished, job, job_refused, use_fake, write_prompts
@@ -179,7 +179,7 @@ def test_a_full_disk(fake, prompts, tmp_path, monkeypatch):
     def lost(file: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(job_output, "SYNC_SECONDS", -1)
+    monkeypatch.setattr(line_file, "SYNC_SECONDS", -1)
     failing = tmp_path / "failing.jsonl"
     with monkeypatch.context() as context:
         context.setattr(FakeScheduler, "close", lambda self: None)

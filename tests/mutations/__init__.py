@@ -5,6 +5,7 @@
 
 from . import (
     adaptive,
+    bench,
     cli,
     cpu,
     cuda,
@@ -51,6 +52,7 @@ MUTATIONS: list[Mutation] = [
     *heads.MUTATIONS,
     *hf.MUTATIONS,
     *jobs.MUTATIONS,
+    *bench.MUTATIONS,
     *cli.MUTATIONS,
     *verification.MUTATIONS,
     *trees.MUTATIONS,

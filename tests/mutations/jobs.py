@@ -12,24 +12,30 @@ MUTATIONS: list[Mutation] = [
         OUTPUT,
         {
             "job-leaves-half-a-line-when-resumed": (
-                "            self.settings = settings\n        os.ftruncate(self._file, self._end)\n",
+                "            self.settings = settings\n        self._lines.cut()\n",
                 "            self.settings = settings\n",
             ),
-            "job-takes-half-a-line-for-a-result": ('if line.endswith(b"\\n"):', "if line:"),
             "job-does-again-what-is-done": ('            self.done.add(row["id"])\n', ""),
-            "job-writes-over-the-last-line-when-resumed": (
-                "            self._end += len(line)\n        if os.fstat",
-                "            self._end += len(line) - 1\n        if os.fstat",
-            ),
-            "job-leaves-half-a-line-on-a-full-disk": ("            self._cut()\n", "            pass\n"),
-            "job-shares-its-file": ("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
-            "job-removes-a-file-that-it-did-not-make": ("if self._made and self._end == 0:", "if self._end == 0:"),
             "job-keeps-results-of-another-input": ("if self.done <= ids:", "if not self.done or self.done & ids:"),
             "job-mixes-results-of-other-settings": ("            if other:\n", "            if False:\n"),
             "job-counts-only-its-own-results": (
-                "            self.totals.add(row)\n            self._end",
-                "            self._end",
+                "            self.totals.add(row)\n        if self._lines.size",
+                "        if self._lines.size",
             ),
+        },
+    ),
+    *mutations(
+        "python/specdec/line_file.py",
+        OUTPUT,
+        {
+            "job-takes-half-a-line-for-a-result": ('if line.endswith(b"\\n"):', "if line:"),
+            "job-writes-over-the-last-line-when-resumed": (
+                "            self.end += len(line)\n            yield",
+                "            self.end += len(line) - 1\n            yield",
+            ),
+            "job-leaves-half-a-line-on-a-full-disk": ("                self.cut()\n", "                pass\n"),
+            "job-shares-its-file": ("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
+            "job-removes-a-file-that-it-did-not-make": ("return self._made and self.end == 0", "return self.end == 0"),
         },
     ),
     *mutations(
@@ -72,15 +78,27 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/jobs/manifest.py",
         f"{OUTPUT} -k 'settings or fingerprint'",
         {
+            "job-does-not-see-other-weights": (
+                '_samples(file) if file.suffix == ".safetensors" else [file.read_bytes()]',
+                '[] if file.suffix == ".safetensors" else [file.read_bytes()]',
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/checks.py",
+        f"{OUTPUT} -k settings",
+        {
             "job-does-not-see-settings-that-are-new": (
                 "dict.fromkeys((*then, *now))",
                 "dict.fromkeys(then)",
                 f"{OUTPUT}::test_settings_that_one_of_two_lacks_differ",
             ),
-            "job-does-not-see-other-weights": (
-                '_samples(file) if file.suffix == ".safetensors" else [file.read_bytes()]',
-                '[] if file.suffix == ".safetensors" else [file.read_bytes()]',
-            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/files.py",
+        f"{OUTPUT} -k settings",
+        {
             "job-leaves-half-of-its-settings": ("        part.unlink(missing_ok=True)\n        raise", "        raise"),
         },
     ),

@@ -1,5 +1,5 @@
-"""The command line: ``specdec generate``, ``chat``, ``compare``, ``report``, ``verify``, ``doctor`` and ``serve``, a
-file each.
+"""The command line: ``specdec generate``, ``chat``, ``compare``, ``bench``, ``report``, ``verify``, ``simulate``,
+``roofline``, ``doctor`` and ``serve``, a file each.
 
 Answers go to stdout, everything else to stderr. Whatever imports torch is imported inside the commands:
 ``--help`` is to be fast."""
@@ -11,12 +11,16 @@ from typing import Annotated
 
 import typer
 
-from . import chat, compare, doctor, generate, report, serve, verify
+from . import bench, chat, compare, doctor, generate, report, roofline, serve, simulate, verify
 
 # Without rich's boxes, which would break long paths in error messages.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
-for command in (generate.generate, chat.chat, compare.compare, report.report, verify.verify, doctor.doctor):
+for command in (
+    *(generate.generate, chat.chat, compare.compare, report.report, verify.verify),
+    *(simulate.simulate, roofline.roofline, doctor.doctor),
+):
     app.command()(command)
+app.command(cls=bench.BenchCommand)(bench.bench)
 app.command(cls=serve.ServeCommand, context_settings={"auto_envvar_prefix": serve.ENVIRONMENT})(serve.serve)
 
 

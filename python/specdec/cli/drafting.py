@@ -22,32 +22,33 @@ def check_drafters(
     exit_layers: int | None,
     adapter: str | None = None,
     tree: int | None = None,
+    option: str = "--drafter",
 ) -> None:
-    """Checks all that can be checked before models are loaded."""
+    """Checks all that can be checked before models are loaded. ``option`` is what names them."""
     for name in names:
         if name not in NAMES and not is_head(name):
-            refuse("--drafter", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
+            refuse(option, repr(name), f"{', '.join(NAMES)}, or {HEAD}")
     if len({*names}) < len(names):
-        refuse("--drafter", ", ".join(names), "each once")
+        refuse(option, ", ".join(names), "each once")
     needed = [name for name in names if name in NEED_DRAFT]
     if target is not None and (ours := [name for name in names if name in EMBEDDED_HEADS]):
         allowed = "the folder of a head that was trained for this target; without --target, the embedded ones"
-        refuse("--drafter", f"{ours[0]!r}, a head of the embedded target, with --target {target}", allowed)
+        refuse(option, f"{ours[0]!r}, a head of the embedded target, with --target {target}", allowed)
     if tree is not None and (without := [name for name in names if name in NO_TREES]):
-        refuse("--tree", f"{tree} with --drafter {without[0]}", "a drafter that proposes trees, or no --tree")
+        refuse("--tree", f"{tree} with {option} {without[0]}", "a drafter that proposes trees, or no --tree")
     if target is None and draft is not None:
         refuse("--target / --draft", "--draft without --target", "both, or neither (the embedded pair)")
     if target is None and adapter is not None:
         refuse("--adapter", "--adapter without --target", "both, or neither")
     if target is not None and draft is None and needed:
         others = ", ".join(name for name in NAMES if name not in (*NEED_DRAFT, *EMBEDDED_HEADS))
-        allowed = f"both, neither (the embedded pair), or a --drafter that needs no draft: {others}"
+        allowed = f"both, neither (the embedded pair), or a {option} that needs no draft: {others}"
         refuse("--target / --draft", "--target without --draft", allowed)
     if draft is not None and not needed:
-        refuse("--draft", f"a model with --drafter {', '.join(names)}", f"none; with {' or '.join(NEED_DRAFT)} one")
+        refuse("--draft", f"a model with {option} {', '.join(names)}", f"none; with {' or '.join(NEED_DRAFT)} one")
     if (exit_layers is None) == ("early-exit" in names):
-        given = "none" if exit_layers is None else f"{exit_layers} with --drafter {', '.join(names)}"
-        refuse("--exit-layers", given, "an integer >= 1 with --drafter early-exit, and none with others")
+        given = "none" if exit_layers is None else f"{exit_layers} with {option} {', '.join(names)}"
+        refuse("--exit-layers", given, f"an integer >= 1 with {option} early-exit, and none with others")
     check_counts(1, exit_layers=exit_layers, tree=tree)
 
 

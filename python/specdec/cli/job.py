@@ -145,8 +145,9 @@ def check_options(
 def run(command: Command) -> int:
     """Runs the job; returns the exit code."""
     from ..jobs.input import InputError
-    from ..jobs.output import OutputError, Results, WriteError
+    from ..jobs.output import Results
     from ..jobs.signals import Signals, Stopped
+    from ..line_file import OutputError, WriteError
 
     results: Results | None = None
     with Signals() as signals:
@@ -178,9 +179,10 @@ def run(command: Command) -> int:
 
 def _check(command: Command, results: Results) -> JobFile:
     """Checks all that can be checked without models. The output is then ready for more results."""
+    from ..checks import differences
     from ..jobs.input import InputMark, JobFile
     from ..jobs.lines import check_defaults
-    from ..jobs.manifest import differences, make_settings
+    from ..jobs.manifest import make_settings
 
     at = command.models
     paths = models.paths(at.target, at.draft, command.drafting.drafter, at.adapter)

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
 
@@ -67,9 +67,11 @@ def load(
     device: str | None,
     dtype: str | None,
     adapter: str | None = None,
+    bits: Literal[4, 8] | None = None,
 ) -> Models:
-    """Loads ``target``, with its ``adapter``, and ``draft``; without a ``target``, the embedded pair."""
-    models = _load(target, draft, drafters, device, dtype, adapter)
+    """Loads ``target``, with its ``adapter`` and with its weights in so many ``bits``, and ``draft``; without a
+    ``target``, the embedded pair."""
+    models = _load(target, draft, drafters, device, dtype, adapter, bits)
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
         gc.enable()
@@ -79,7 +81,7 @@ def load(
 
 def _load(
     target: str | None, draft: str | None, drafters: Sequence[str], device: str | None, dtype: str | None,
-    adapter: str | None,
+    adapter: str | None, bits: Literal[4, 8] | None,
 ) -> Models:  # fmt: skip
     import torch
     from transformers.utils import logging
@@ -90,15 +92,16 @@ def _load(
     logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if target is None:
-        return Models(*load_embedded_pair(dtype or torch.float32, device), None)
+        return Models(*load_embedded_pair(dtype or torch.float32, device, bits=bits), None)
     dtype = dtype or "auto"
     if draft is None:
         tokenizer = load_tokenizer("target", target)
-        return Models(load_model(target, dtype, device, adapter=adapter, name="target"), None, tokenizer, None)
+        model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
+        return Models(model, None, tokenizer, None)
     if [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
-        return Models(*load_pair(target, draft, dtype, device, adapter=adapter), None)
+        return Models(*load_pair(target, draft, dtype, device, adapter=adapter, bits=bits), None)
     tokenizer, draft_tokenizer = load_tokenizer("target", target), load_tokenizer("draft", draft)
-    target_model = load_model(target, dtype, device, adapter=adapter, name="target")
+    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
     return Models(target_model, load_model(draft, dtype, device, name="draft"), tokenizer, draft_tokenizer)
 
 

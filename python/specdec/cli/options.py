@@ -169,6 +169,7 @@ _SETTINGS = (
     "costs",
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
+    *("alpha", "c", "c_hat", "steps", "gpu", "tokens_per_day", "price_per_hour", "tokens_per_user"),
     *("tree", "log_probs", "top_log_probs", "prompt_log_probs"),
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
     *("host", "port", "max_body_bytes", "max_header_bytes", "max_connections"),
@@ -177,6 +178,7 @@ _SETTINGS = (
 # Arguments whose option has another name.
 _OTHERWISE = {
     "banned_tokens": "--ban",
+    "bits": "--load-in-8bit / --load-in-4bit",
     "cache": "--cache-bytes",
     "num_layers": "--exit-layers",
     "stop_strings": "--stop",
@@ -188,6 +190,8 @@ _OTHERWISE = {
     "api_keys": "--api-key",
     "cors_origins": "--cors-origin",
     "draft_tokenizer": "--draft",
+    "TARGET": "TARGET",
+    "DRAFT": "DRAFT",
     "formats": "--format",
     "report": "--report",
     "results": "FOLDER|FILE",
@@ -216,6 +220,14 @@ def check_counts(smallest: int, **counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < smallest:
             refuse(_option(name), count, f"an integer >= {smallest}")
+
+
+def read_counts(option: str, given: str, smallest: int) -> list[int]:
+    """Integers with commas between them."""
+    numbers = [int(n) if n.isascii() and n.isdigit() else -1 for n in (part.strip() for part in given.split(","))]
+    if min(numbers) < smallest or len(set(numbers)) < len(numbers):
+        refuse(option, repr(given), f"integers >= {smallest} with commas between them, each once: 1,2,4")
+    return numbers
 
 
 def read_bytes(option: str, given: str) -> int:

@@ -86,11 +86,11 @@ class Lines:
     def line(self) -> str:
         seconds = self._clock() - self._began
         if self._last is None:
-            return f"{self._what}, {_duration(seconds)}"
+            return f"{self._what}, {duration(seconds)}"
         done, total, what = self._last
         new = done - self._before
-        left = f", {_duration(seconds / new * (total - done))} left" if new else ""
-        return f"{done} of {total} in {_duration(seconds)}{left}: {what}"
+        left = f", {duration(seconds / new * (total - done))} left" if new else ""
+        return f"{done} of {total} in {duration(seconds)}{left}: {what}"
 
     @contextmanager
     def every(self, seconds: float) -> Iterator[None]:
@@ -110,7 +110,8 @@ class Lines:
             thread.join()
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """As h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..jobs.lines import JobLine, LineSettings
+    from ..jobs.questions import Question
 
 
 def read_texts(prompts: list[str], batch_file: Path | None) -> list[str]:
@@ -27,6 +28,14 @@ def read_texts(prompts: list[str], batch_file: Path | None) -> list[str]:
         from ..jobs.lines import LineSettings
 
         return [line.prompt for line in read_batch(batch_file, LineSettings(), 0, keys=("id", "prompt"))]
+
+
+def read_questions(batch_file: Path, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> list[Question]:
+    """The questions of a file, each with a category."""
+    with _input_errors():
+        from ..jobs import questions
+
+        return questions.read_questions(batch_file, tokenizer)
 
 
 def read_lines(

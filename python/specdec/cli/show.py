@@ -132,7 +132,7 @@ def print_comparison(
     """Prints the texts of the first prompt, the measurements, the ratios, and whether greedy texts are equal."""
     texts: dict[str, list[str]] = {}
     for m in comparison.measurements:
-        text = continuation(tokenizer, prompts[0], m.rounds[0][0].tokens)
+        text = continuation(tokenizer, prompts[0], m.rounds[0][0].texts[0])
         texts.setdefault(text, []).append(m.name)
     for text, names in texts.items():
         typer.secho(f"--- {', '.join(names)} ---", dim=True)

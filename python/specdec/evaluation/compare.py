@@ -65,7 +65,7 @@ class Measurement:
     @property
     def tokens_per_second(self) -> Spread:
         totals = zip(self.rounds, self.seconds.per_round, strict=True)
-        return Spread([sum(len(run.tokens) for run in runs) / seconds for runs, seconds in totals])
+        return Spread([sum(run.emitted for run in runs) / seconds for runs, seconds in totals])
 
     def to_dict(self) -> dict:
         runs = [run for runs in self.rounds for run in runs]
@@ -85,7 +85,7 @@ class Measurement:
             "seconds": seconds["median"],
             "acceptance_rate": ratio(total("accepted"), total("drafted")),
             "alpha": ratio(total("accepted"), total("tested")),
-            "tau": ratio(sum(len(run.tokens) for run in runs), total("steps")),
+            "tau": ratio(total("emitted"), total("steps")),
             "loop_fraction": ratio(total("own_seconds"), total("seconds")),
             "spread": {"seconds": seconds, "tokens_per_second": speed},
         }
@@ -180,7 +180,7 @@ def compare(
     halving = len(few) * sum(map(runs_to_halve, map(len, groups)))
     work = Work(progress, 2 + len(groups) + halving + settings.repeats * len(prompts) * (1 + len(groups)))
     work.begin("warming up")
-    longest = [max(prompts, key=len)]
+    longest = [[max(prompts, key=len)]]
     play_round([ours[0], plain.shortened(SHORT_TEXT)], longest, settings.seed, work)  # refuses prompts that do not fit
     play_round([methods[0] for methods in short], longest, settings.seed, work)
     work.begin("looking for the best numbers of drafts")
@@ -188,10 +188,10 @@ def compare(
     chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]
     chosen += [(methods[best], swept) for methods, (best, swept) in zip(groups, found, strict=True)]
 
-    methods, rounds = [method for method, _ in chosen], []
+    methods, rounds, alone = [method for method, _ in chosen], [], [[prompt] for prompt in prompts]
     for r in range(settings.repeats):
         work.begin(f"round {r + 1} of {settings.repeats}")
-        rounds.append(play_round(methods, prompts, settings.seed + r * len(prompts), work))
+        rounds.append(play_round(methods, alone, settings.seed + r * len(prompts), work, r))
     measurements = [
         Measurement(m.name, m.setting, swept, [by_method[i] for by_method in rounds])
         for i, (m, swept) in enumerate(chosen)
@@ -218,9 +218,10 @@ def _differences(
     for other in measurements[1:]:
         for ours, theirs in zip(plain.rounds, other.rounds, strict=True):
             for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-                texts = (other.name, i, tuple(a.tokens), tuple(b.tokens))
+                first, second = a.texts[0], b.texts[0]
+                texts = (other.name, i, tuple(first), tuple(second))
                 if texts not in found:
-                    difference = judge.explain(prompts[i], a.tokens, b.tokens, (plain.name, other.name), i)
+                    difference = judge.explain(prompts[i], first, second, (plain.name, other.name), i)
                     if difference is not None:
                         found[texts] = difference
     return list(found.values())

@@ -1,4 +1,5 @@
-"""The three ways to continue a prompt that ``compare`` measures: plain, assisted, specdec."""
+"""The ways to continue prompts that ``compare`` and ``bench`` measure: specdec's, and transformers' plain and assisted
+one."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 
 from specdec_kernels import Rule, SamplingParams
 
@@ -18,6 +20,8 @@ from ..decoder import SpeculativeDecoder
 from ..drafters.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 from ..prompts import read_eos, read_pad
+from ..result import Emission, Producer
+from ..stats import Stats
 
 Prompt = Sequence[int]
 OURS = "specdec"  # with which the names of our methods begin
@@ -46,24 +50,47 @@ class CompareSettings:
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
 
+class Arrival(NamedTuple):
+    """New tokens of one prompt, as a reader of the stream gets them: those of one step together."""
+
+    seconds: float  # since the call
+    tokens: int
+
+
 @dataclass(frozen=True)
 class Run:
-    """One prompt continued by one method."""
+    """A batch of prompts continued by one method."""
 
-    tokens: list[int]
-    seconds: float  # from the call until the tokens are on the host; includes the forward over the prompt
-    steps: int  # target forwards that decided tokens
+    texts: list[list[int]]  # the new tokens of each prompt
+    seconds: float  # from the call until the tokens are on the host; includes the forward over the prompts
+    steps: int  # target forwards that decided tokens, of each prompt
     drafted: int | None  # None where the method does not say
     accepted: int
     tested: int | None  # None where the method does not say
-    own_seconds: float | None  # outside the models' forwards; None where the method does not say
+    arrivals: list[list[Arrival]] = field(default_factory=list)  # of each prompt
+    stats: list[Stats] = field(default_factory=list)  # of each prompt; none where the method does not say
+    seconds_by_part: dict[str, float] = field(default_factory=dict)  # as ``Stats`` has them; none likewise
+    draft_forwards: int | None = None
+    produced_by: list[list[Producer]] = field(default_factory=list)  # of each prompt's tokens; none likewise
+    trouble: str | None = None  # why the drafter was dropped; None: it was not
+
+    @property
+    def emitted(self) -> int:
+        return sum(map(len, self.texts))
+
+    @property
+    def own_seconds(self) -> float | None:
+        """Outside the models' forwards; None where the method does not say."""
+        parts = self.seconds_by_part
+        return parts["kernels"] + parts["loop"] if parts else None
 
 
 class Method(Protocol):
     name: str
     setting: dict[str, int | str]  # what the method was told about the number of drafts
 
-    def run(self, prompt: Prompt, seed: int) -> Run: ...
+    def run(self, prompts: Sequence[Prompt], seed: int) -> Run:
+        """Continues the prompts in one batch; prompt i of it has the seed ``seed`` + i, where seeds are a prompt's."""
 
     def shortened(self, most: int) -> Method:
         """The same with at most so many new tokens."""
@@ -79,6 +106,7 @@ class SpecdecMethod:
         num_drafts: int | AdaptiveDrafts,
         settings: CompareSettings,
         tree: int | None = None,
+        compile: bool = False,
     ):
         self.name = OURS if tree is None else f"{OURS}-tree"
         self.setting: dict[str, int | str] = {
@@ -86,18 +114,33 @@ class SpecdecMethod:
         }
         if tree is not None:
             self.setting["tree"] = tree
-        self._decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree)
+        self.decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree, compile=compile)
+        self.decoder.read_rule(settings.rule, 0)  # refuses a rule that these drafts do not know
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
-    def run(self, prompt: Prompt, seed: int) -> Run:
-        start, s = time.perf_counter(), self._settings
-        result = self._decoder.generate(
-            [prompt], None, s.max_new_tokens, s.params(), seed, eos_token_id=self._eos, rule=s.rule
+    def run(self, prompts: Sequence[Prompt], seed: int) -> Run:
+        s, seeds = self._settings, range(seed, seed + len(prompts))
+        arrivals: list[list[Arrival]] = [[] for _ in prompts]
+        start = time.perf_counter()
+
+        def arrived(emission: Emission) -> None:
+            arrivals[emission.sequence].append(Arrival(time.perf_counter() - start, len(emission.tokens)))
+
+        result = self.decoder.generate(
+            prompts, None, s.max_new_tokens, s.params(), [*seeds], self._eos, on_emit=arrived, rule=s.rule
         )
         seconds, stats = time.perf_counter() - start, result.stats
-        own = stats.seconds["kernels"] + stats.seconds["loop"]
-        counts = (stats.steps, stats.drafted, stats.accepted, stats.tested)
-        return Run(result.tokens[0], seconds, *counts, own)
+        return Run(
+            result.tokens,
+            seconds,
+            *(stats.steps, stats.drafted, stats.accepted, stats.tested),
+            arrivals,
+            result.sequence_stats,
+            stats.seconds,
+            stats.draft_forwards,
+            result.produced_by,
+            result.drafter_error,
+        )
 
     def shortened(self, most: int) -> SpecdecMethod:
         other = copy.copy(self)
@@ -130,6 +173,7 @@ class TransformersMethod:
             {} if draft is None else {"num_assistant_tokens": num_assistant_tokens or "default"}
         )
         eos = read_eos(None, target)
+        self._eos, self._pad = eos, read_pad(None, eos, target)
         filters = {
             "temperature": settings.temperature,
             "top_k": settings.top_k or 0,
@@ -140,27 +184,38 @@ class TransformersMethod:
             max_new_tokens=settings.max_new_tokens,
             do_sample=settings.temperature > 0,
             eos_token_id=sorted(eos) or None,
-            pad_token_id=read_pad(None, eos, target),
+            pad_token_id=self._pad,
             repetition_penalty=float(settings.repetition_penalty or 1.0),
             **(filters if settings.temperature > 0 else {}),
         )
         self._assistant_config = assistant_config(num_assistant_tokens)
 
-    def run(self, prompt: Prompt, seed: int, processors: Sequence[LogitsProcessor] = ()) -> Run:
-        """``processors`` run before those that the settings ask for."""
+    def run(self, prompts: Sequence[Prompt], seed: int, processors: Sequence[LogitsProcessor] = ()) -> Run:
+        """``processors`` run before those that the settings ask for. Assisted generation takes one prompt at a time."""
         added = {"logits_processor": LogitsProcessorList(processors), **self._arguments}
         with self._configured(), counted_forwards(self._target, self._draft) as forwards:
             torch.manual_seed(seed)
-            start = time.perf_counter()
-            input_ids = torch.tensor([prompt], device=self._target.device)
-            mask = torch.ones_like(input_ids)
+            stream = _Stream(len(prompts))
+            width = max(map(len, prompts))
+            rows = [[*[self._pad] * (width - len(prompt)), *prompt] for prompt in prompts]
+            input_ids = torch.tensor(rows, device=self._target.device)
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=input_ids.device)
             model: Any = self._target
-            output = model.generate(input_ids, attention_mask=mask, **added)
-            tokens = output[0, len(prompt) :].tolist()
-            seconds = time.perf_counter() - start
+            output = model.generate(input_ids, attention_mask=mask, streamer=stream, **added)
+            texts = [self._to_its_end(row) for row in output[:, width:].tolist()]
+            seconds = time.perf_counter() - stream.start
+        emitted = sum(map(len, texts))
         steps, drafted = forwards
+        if not self._arguments:  # each row decides a token in each forward, until it has ended
+            steps = emitted
         known = "prompt_lookup_num_tokens" not in self._arguments
-        return Run(tokens, seconds, steps, drafted if known else None, len(tokens) - steps, None, None)
+        arrivals = [_up_to(len(text), stream.arrivals) for text in texts]
+        return Run(texts, seconds, steps, drafted if known else None, emitted - steps, None, arrivals)
+
+    def _to_its_end(self, row: list[int]) -> list[int]:
+        """Without the padding of a row that ended before others."""
+        end = next((i for i, token in enumerate(row) if token in self._eos), len(row))
+        return row[: end + 1]
 
     def shortened(self, most: int) -> TransformersMethod:
         other = copy.copy(self)
@@ -180,6 +235,31 @@ class TransformersMethod:
         finally:
             for model, old, _ in saved:
                 model.generation_config = old
+
+
+class _Stream(BaseStreamer):
+    """Notes when ``generate`` hands over tokens, which it does for all rows at once."""
+
+    def __init__(self, rows: int):
+        self._rows, self._prompt_came, self.arrivals = rows, False, list[Arrival]()
+        self.start = time.perf_counter()
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt_came:
+            self.arrivals.append(Arrival(time.perf_counter() - self.start, value.numel() // self._rows))
+        self._prompt_came = True
+
+    def end(self) -> None: ...
+
+
+def _up_to(tokens: int, arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Those of the first ``tokens`` tokens: a row that has ended goes on as padding while others have not."""
+    found, left = [], tokens
+    for arrival in arrivals:
+        if left > 0:
+            found.append(Arrival(arrival.seconds, min(arrival.tokens, left)))
+        left -= arrival.tokens
+    return found
 
 
 def assistant_config(num_assistant_tokens: int | None) -> GenerationConfig:

@@ -9,14 +9,23 @@ from .contenders import Method, Prompt, Run
 from .progress import Work
 
 
-def play_round(methods: Sequence[Method], prompts: Sequence[Prompt], seed: int, work: Work) -> list[list[Run]]:
-    """Returns runs by method and prompt. The methods take turns prompt by prompt, so that whatever else the machine
-    does slows all of them alike."""
+def play_round(
+    methods: Sequence[Method], batches: Sequence[Sequence[Prompt]], seed: int, work: Work, first: int = 0
+) -> list[list[Run]]:
+    """Returns runs by method and batch. The methods take turns batch by batch, so that whatever else the machine does
+    slows all of them alike, and another one begins each time, so that none always comes after the same one.
+
+    Args:
+        seed: of the first prompt; the next one has the next.
+        first: the place of the method that begins with the first batch.
+    """
     runs: list[list[Run]] = [[] for _ in methods]
-    for i, prompt in enumerate(prompts):
-        for method, done in zip(methods, runs, strict=True):
-            done.append(method.run(prompt, seed + i))
+    for i, batch in enumerate(batches):
+        for turn in range(len(methods)):
+            at = (first + i + turn) % len(methods)
+            runs[at].append(methods[at].run(batch, seed))
             work.did_one()
+        seed += len(batch)
     return runs
 
 
@@ -44,9 +53,9 @@ def fastest(
 
     left = [list(group) for group in groups]
     while racing := [method for group in left if len(group) > 1 for method in group]:
-        for method, runs in zip(racing, play_round(racing, prompts, seed, work), strict=True):
+        for method, runs in zip(racing, play_round(racing, [[prompt] for prompt in prompts], seed, work), strict=True):
             best[method] = [min(known, run.seconds) for known, run in zip(best[method], runs, strict=True)]
-            emitted[method] = sum(len(run.tokens) for run in runs)
+            emitted[method] = sum(run.emitted for run in runs)
         left = [
             sorted(group, key=speed, reverse=True)[: _half(len(group))] if len(group) > 1 else group for group in left
         ]

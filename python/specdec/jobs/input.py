@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TextIO, TypeVar
 
 from ..checks import shown
 from .lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings
@@ -112,7 +112,7 @@ class JobFile:
         return hashlib.blake2b(b"jsonl" if self._reader.is_json else b"text", digest_size=16)
 
     def _read(self, number: int, index: int, text: str) -> JobLine:
-        return _read(self._reader, self.path, number, index, text)
+        return _read(self._reader.read, self.path, number, index, text)
 
     def _other(self, earlier: InputMark) -> InputError:
         return InputError(
@@ -136,12 +136,34 @@ def read_batch(
         InputError: the file cannot be read or has no prompt, a line is not right, a prompt is empty, or an id comes
             twice.
     """
-    reader = LineReader(path, defaults, vocab_size, keys, texts, tokenizer)
-    lines: list[JobLine] = []
+    return read_each(path, LineReader(path, defaults, vocab_size, keys, texts, tokenizer).read)
+
+
+class Line(Protocol):
+    @property
+    def id(self) -> str | int: ...
+    @property
+    def prompt(self) -> str: ...
+
+
+L = TypeVar("L", bound=Line)
+
+
+def read_each(path: Path, read: Callable[[str, int], L]) -> list[L]:
+    """All lines of a file, which may be a pipe, or "-": standard input.
+
+    Args:
+        read: makes something of a line, which it gets without its end, and of its number among the prompts, from 0.
+            Its ValueErrors are raised again with the number of the line.
+
+    Raises:
+        InputError: as :func:`read_batch`.
+    """
+    lines: list[L] = []
     first: dict[str | int, int] = {}  # id -> number of its line
     with _opened(path) as file:
         for number, text in _numbered(file, path):
-            line = _read(reader, path, number, len(lines), text)
+            line = _read(read, path, number, len(lines), text)
             if not line.prompt:
                 raise _error(path, number, "prompt: got an empty prompt, allowed: at least one character")
             if line.id in first:
@@ -228,9 +250,9 @@ def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"got {_name(path)} ({error.strerror}), allowed: a file that can be read")
 
 
-def _read(reader: LineReader, path: Path, number: int, index: int, text: str) -> JobLine:
+def _read(read: Callable[[str, int], L], path: Path, number: int, index: int, text: str) -> L:
     try:
-        return reader.read(text, index)
+        return read(text, index)
     except ValueError as error:
         raise _error(path, number, str(error)) from error
 
@@ -239,7 +261,7 @@ def _error(path: Path, number: int, what: str) -> InputError:
     return InputError(f"line {number} of {_name(path)}: {what}")
 
 
-def _refuse_twice(path: Path, number: int, line: JobLine, first: int) -> NoReturn:
+def _refuse_twice(path: Path, number: int, line: Line, first: int) -> NoReturn:
     raise _error(path, number, f"id: got {shown(line.id)}, which line {first} has, allowed: every id once")
 
 

@@ -108,7 +108,10 @@ class LineReader:
         Raises:
             ValueError: names the key, what was given and what is allowed.
         """
-        given = _read_json(text) if self.is_json else {"prompt": text}
+        return self.read_given(read_json(text) if self.is_json else {"prompt": text}, index)
+
+    def read_given(self, given: dict, index: int) -> JobLine:
+        """As :meth:`read`, of what the line's JSON holds."""
         for key in given:
             if key not in self._keys:
                 refuse("keys", shown(key), ", ".join(self._keys))
@@ -186,8 +189,8 @@ def _read_bias_ids(given: object) -> dict[int, object]:
     return bias
 
 
-def _read_json(text: str) -> dict:
-    """A line's object; a string alone is a prompt."""
+def read_json(text: str) -> dict:
+    """A line's object; a string alone is a prompt. Raises ValueError."""
     try:
         given = _JSON.decode(text)
     except _Twice as error:

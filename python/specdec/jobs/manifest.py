@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from .files import open_itself, open_new
+from ..files import open_itself, write_whole
 
 if TYPE_CHECKING:
     from .input import InputMark
@@ -42,25 +42,14 @@ def make_settings(
     lines = dataclasses.asdict(defaults)
     if defaults.logit_bias is not None:
         lines["logit_bias"] = {str(token): value for token, value in sorted(defaults.logit_bias.items())}
-    prints = {name: None if path is None else _named(name, fingerprint, path) for name, path in models.items()}
     whole = {
-        "settings": {**decoding, **lines, **prints},
+        "settings": {**decoding, **lines, **fingerprints(models)},
         "rounding": rounding,
         "models": models,
         "input": mark._asdict(),
         "costs": costs,
     }
     return json.loads(json.dumps(whole))  # tuples become lists, as they will when the file is read
-
-
-def differences(then: dict, now: dict) -> list[str]:
-    """The settings that differ, each as "name: 4 then, 5 now"."""
-    absent = object()
-    return [
-        f"{name}: {json.dumps(then.get(name))} then, {json.dumps(now.get(name))} now"
-        for name in dict.fromkeys((*then, *now))
-        if then.get(name, absent) != now.get(name, absent)
-    ]
 
 
 def settings_path(output: Path) -> Path:
@@ -90,24 +79,12 @@ def read_settings(output: Path, error_type: type[Exception]) -> dict:
 
 def write_settings(output: Path, settings: dict) -> None:
     """Writes the whole file or nothing; it is on the disk when this returns. Raises OSError."""
-    path = settings_path(output)
-    part = path.with_name(f".{path.name}.part")
-    opened = open_new(part)
-    try:
-        with open(opened, "w") as file:
-            json.dump(settings, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_whole(settings_path(output), json.dumps(settings, indent=1) + "\n")
+
+
+def fingerprints(paths: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The fingerprint of each folder or hub name, under its name. Raises OSError naming one that cannot be read."""
+    return {name: None if path is None else _named(name, fingerprint, path) for name, path in paths.items()}
 
 
 def fingerprint(path: str) -> str:

@@ -7,11 +7,18 @@ import json
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import find_adapter_config_file
 
 from ..checks import refuse
@@ -25,6 +32,7 @@ def load_model(
     device: torch.device | str = "cpu",
     *,
     adapter: str | os.PathLike | None = None,
+    bits: Literal[4, 8] | None = None,
     name: str = "path",
 ) -> PreTrainedModel:
     """Loads a causal language model, in evaluation mode.
@@ -37,6 +45,8 @@ def load_model(
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
+        bits: bitsandbytes rounds the weights of linear layers to so many bits while they are loaded; None leaves them
+            as they were saved.
         name: the caller's name for ``path``, for errors.
 
     Raises:
@@ -54,10 +64,10 @@ def load_model(
     _require_folder(name, path, "config.json", "*.safetensors")
     if adapter is not None:
         _require_adapter("adapter", adapter)
-    placed: dict[str, Any] = {}
+    placed: dict[str, Any] = {} if bits is None else {"quantization_config": _bitsandbytes(bits, path)}
     try:
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
-        if torch.device(device).type != "cpu" and _quantisation(path) is not None:
+        if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
             placed["device_map"] = {"": device}
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
@@ -65,7 +75,8 @@ def load_model(
         model, report = loaded
         if getattr(model.config, "quantization_config", None) is not None and not hasattr(model, "hf_quantizer"):
             raise ValueError(f"its quantisation {_quantisation(path)} is none that transformers knows")
-        model.to(device)
+        if bits is None:
+            model.to(device)
     except (OSError, SafetensorError, ImportError) as error:
         raise OSError(f"{name}: cannot load a model from {str(path)!r}: {error}") from error
     except (ValueError, RuntimeError, KeyError) as error:
@@ -128,6 +139,16 @@ def _require_adapter(name: str, path: str | os.PathLike) -> None:
         raise OSError(f"{name}: cannot load {str(path)!r}: it is an adapter, which takes peft")
 
 
+def _bitsandbytes(bits: Literal[4, 8], path: str | os.PathLike) -> BitsAndBytesConfig:
+    if bits not in (4, 8):
+        refuse("bits", bits, "4, 8 or None")
+    if _quantisation(path) is not None:
+        refuse("bits", f"{bits} for weights that are quantised already", "None for them")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        refuse("bits", f"{bits} without bitsandbytes", "None, or: pip install bitsandbytes")
+    return BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4)
+
+
 def _quantisation(path: str | os.PathLike) -> object:
     return getattr(AutoConfig.from_pretrained(path, trust_remote_code=False), "quantization_config", None)
 
@@ -139,9 +160,10 @@ def load_pair(
     device: torch.device | str = "cpu",
     *,
     adapter: str | os.PathLike | None = None,
+    bits: Literal[4, 8] | None = None,
 ) -> Pair:
     """Loads target, draft and the target's tokenizer; ``target`` and ``draft`` as ``path`` in :func:`load_model`.
-    ``adapter`` is one of the target.
+    ``adapter`` is one of the target, whose weights are loaded in ``bits``.
 
     Raises:
         OSError, ValueError: as :func:`load_model`; ValueError also if the tokenizers differ.
@@ -153,14 +175,21 @@ def load_pair(
         draft_tokenizer = None  # a draft needs no tokenizer of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
-    target_model = load_model(target, dtype, device, adapter=adapter, name="target")
+    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
     return target_model, load_model(draft, dtype, device, name="draft"), tokenizer
 
 
-def load_embedded_pair(dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu") -> Pair:
-    """Loads the small target and draft that come with the package, and their tokenizer."""
+def load_embedded_pair(
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    bits: Literal[4, 8] | None = None,
+) -> Pair:
+    """Loads the small target and draft that come with the package, and their tokenizer. ``bits`` as in
+    :func:`load_model`, of the target."""
     folder = Path(str(resources.files("specdec") / "embedded"))
-    target, draft = (load_model(folder / name, dtype, device, name=name) for name in ("target", "draft"))
+    target = load_model(folder / "target", dtype, device, bits=bits, name="target")
+    draft = load_model(folder / "draft", dtype, device, name="draft")
     return target, draft, load_tokenizer("tokenizer", folder / "tokenizer")
 
 

@@ -101,7 +101,7 @@ class TextCheck:
             noise = self._noise if check == "coupled" else [None] * len(self._prompts)
             processors = [() if n is None else (Perturbed(n, self._settings.temperature),) for n in noise]
             runs = zip(self._prompts, processors, strict=True)
-            self._expected[check] = [self._plain.run(prompt, 0, added).tokens for prompt, added in runs]
+            self._expected[check] = [self._plain.run([prompt], 0, added).texts[0] for prompt, added in runs]
         return self._expected[check]
 
     def _judge(self, cell: Cell, i: int, plain: list[int], text: list[int]) -> list[Difference]:

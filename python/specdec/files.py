@@ -1,5 +1,5 @@
-"""Opens what a job writes, or reads back, itself and nothing that a symbolic link points to: in a folder that others
-write to as well, a link in the place of a result or of a temporary file would have the job overwrite any file."""
+"""Opens what a job or a benchmark writes, or reads back, itself and nothing that a symbolic link points to: in a folder
+that others write to as well, a link in the place of a result or of a temporary file would have any file overwritten."""
 
 from __future__ import annotations
 
@@ -26,6 +26,26 @@ def open_new(path: Path) -> int:
         raise _link(path)
     path.unlink(missing_ok=True)  # its contents may have another name, a hard link
     return open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes the whole file or nothing, text as UTF-8; it is on the disk when this returns. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    opened = open_new(part)
+    try:
+        with open(opened, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _link(path: Path) -> OSError:

@@ -1,0 +1,157 @@
+"""The methods of ``specdec bench`` by their names, and the grid that its options ask for.
+
+Nothing here imports torch before a command runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import drafting
+from .drafters import HEAD, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head
+from .drafters import NAMES as DRAFTERS
+from .options import check_counts, read_sampling, refuse
+
+if TYPE_CHECKING:
+    from ..drafters.protocol import Drafter
+    from ..evaluation.bench.grid import Drafts, Grid, Method
+    from ..jobs.questions import Question
+
+BASELINES, ASSISTED = ("transformers", "plain"), "assisted"
+# name -> what it is; the baselines are always measured
+NAMES = {
+    "transformers": "transformers' generate",
+    "plain": "specdec without drafts",
+    ASSISTED: "transformers' assisted generation",
+    **{name: what for name, what in DRAFTERS.items() if name != "none"},
+}
+
+
+def read_methods(
+    given: Sequence[str] | None, target: str | None, draft: str | None, exit_layers: int | None, adapter: str | None
+) -> list[str]:
+    """Returns the names of what is measured beside the baselines. Checks all that can be checked before models are
+    loaded."""
+    names = list(given or _default(target, draft, exit_layers))
+    for name in names:
+        if name not in NAMES and not is_head(name):
+            refuse("--method", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
+    if len({*names}) < len(names):
+        refuse("--method", ", ".join(names), "each once")
+    needed = [name for name in names if name not in (*BASELINES, ASSISTED)]
+    if ASSISTED in names and (draft is not None or target is None) and not {*needed} & {*NEED_DRAFT}:
+        needed.append("model")  # assisted generation alone takes the draft, too
+    drafting.check_drafters(needed, target, draft, exit_layers, adapter, option="--method")
+    return [name for name in names if name not in BASELINES]
+
+
+def _default(target: str | None, draft: str | None, exit_layers: int | None) -> list[str]:
+    of_draft = ["model"] if target is None or draft is not None else []
+    heads = ["eagle3"] if target is None else []
+    return [ASSISTED, *of_draft, "lookup", "suffix", *heads, *([] if exit_layers is None else ["early-exit"])]
+
+
+def drafters_of(names: Sequence[str]) -> list[str]:
+    """Those of the names that are drafters."""
+    return [name for name in names if name != ASSISTED]
+
+
+def read_grid(
+    methods: Sequence[str],
+    drafters: Mapping[str, Drafter | None],
+    num_drafts: Sequence[str] | None,
+    rules: Sequence[str] | None,
+    trees: Sequence[int] | None,
+    temperatures: Sequence[float],
+    batches: Sequence[int],
+    filters: Mapping[str, Sequence[float] | None],
+) -> Grid:
+    """The grid of these options. To be called within ``user_errors``.
+
+    Args:
+        drafters: those of the methods, by their names.
+    """
+    from ..evaluation.bench.grid import FILTERS, Grid
+
+    grid = Grid(
+        tuple(_method(name, drafters.get(name), trees) for name in methods),
+        _each_once("--temperature", temperatures),
+        _each_once("--batch-size", batches),
+        None if num_drafts is None else tuple(read_drafts(num_drafts)),
+        None if rules is None else _each_once("--rule", rules),
+        {name: _each_once(f"--{name.replace('_', '-')}", given) for name in FILTERS if (given := filters[name])},
+        TREE_DRAFTS,
+    )
+    if trees and not any(nodes is not None for method in grid.methods for nodes in method.trees):
+        refuse("--tree", ", ".join(map(str, trees)), "with a --method that proposes trees")
+    if grid.filters and not any(temperature > 0 for temperature in grid.temperatures):
+        refuse(
+            f"--{next(iter(grid.filters)).replace('_', '-')}", "a filter with temperature 0 alone", "a temperature > 0"
+        )
+    return grid
+
+
+def check_values(
+    num_drafts: Sequence[str] | None,
+    rules: Sequence[str] | None,
+    trees: Sequence[int] | None,
+    temperatures: Sequence[float],
+    batches: Sequence[int],
+    filters: Mapping[str, Sequence[float] | None],
+) -> None:
+    """Checks every value alone, before models are loaded. To be called within ``user_errors``."""
+    read_drafts(num_drafts or ())
+    for nodes in trees or ():
+        check_counts(1, tree=nodes)
+    for size in batches:
+        check_counts(1, batch_size=size)
+    for temperature in temperatures:
+        read_sampling("token", temperature=temperature)
+    for rule in rules or ():
+        read_sampling(rule, temperature=1.0)
+    for name, values in filters.items():
+        for value in values or ():
+            read_sampling("token", temperature=1.0, **{name: value})
+
+
+def read_drafts(given: Sequence[str]) -> list[Drafts]:
+    """K as the grid has it: numbers and "auto"."""
+    _each_once("--num-drafts", given)
+    read = [drafting.read_num_drafts(each, 1) for each in given]
+    return [each if isinstance(each, int) else "auto" for each in read]
+
+
+def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None) -> Method:
+    from ..evaluation.bench.grid import Method
+
+    short = Path(name).name if is_head(name) else name
+    nodes: tuple[int, ...] = () if trees is None else _each_once("--tree", trees)
+    if name == "tree":
+        return Method(short, nodes or (TREE_NODES,))
+    takes = name not in (*NO_TREES, ASSISTED, "model") and getattr(drafter, "proposes_trees", False)
+    return Method(short, (None, *nodes) if takes else (None,))
+
+
+def _each_once(option: str, values: Sequence) -> tuple:
+    if len({*values}) < len(values):
+        refuse(option, ", ".join(map(str, values)), "each once")
+    return tuple(values)
+
+
+def questions_of(texts: Sequence[str]) -> list[Question]:
+    from ..jobs.questions import NO_CATEGORY, Question
+
+    return [Question(i, NO_CATEGORY, text) for i, text in enumerate(texts)]
+
+
+def choose(questions: Sequence[Question], categories: Sequence[str] | None, most: int | None) -> list[Question]:
+    """Those of the categories, and of each category the first ``most``."""
+    there = dict.fromkeys(question.category for question in questions)
+    for name in categories or ():
+        if name not in there:
+            refuse("--category", repr(name), ", ".join(there))
+    found: list[Question] = []
+    for name in categories or there:
+        found += [question for question in questions if question.category == name][:most]
+    return found

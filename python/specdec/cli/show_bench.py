@@ -1,0 +1,67 @@
+"""How ``specdec bench`` prints its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from .layout import print_table
+from .terminal import remark
+
+if TYPE_CHECKING:
+    from ..evaluation.bench.grid import Cell
+    from ..evaluation.bench.measure import BenchPrompt
+    from ..evaluation.contenders import Run
+
+COLUMNS = ("method", "tokens/s", "times plain", "times\ntransformers", "first token\nms", "a token\nms", "alpha", "tau")
+
+
+def print_log(cell: Cell, number: int, batch: Sequence[BenchPrompt], run: Run) -> None:
+    """A line of the log: one call."""
+    names = ", ".join(f"{prompt.id} ({prompt.category})" for prompt in batch)
+    speed = f"{run.emitted / run.seconds:.1f} tokens/s"
+    typer.echo(f"round {number + 1}: {names}: {cell.id}: {run.emitted} tokens in {run.seconds:.3f} s, {speed}")
+
+
+def print_results(whole: Mapping, folder: Path) -> None:
+    """A table and the verdict of each setting, and what the files are."""
+    for verdict in whole["verdicts"]:
+        of_setting = [cell for cell in whole["cells"] if all(cell[name] == verdict[name] for name in _SETTING)]
+        print_table(COLUMNS, [_row(cell) for cell in of_setting])
+        remark(verdict["words"], "bold", err=False)
+    remark("Medians of the rounds, ratios with the interval that has their median. docs/bench.md", err=False)
+    greedy = whole["greedy"]
+    if greedy["equal"] is not None:
+        remark(f"greedy texts of specdec and transformers equal: {'yes' if greedy['equal'] else 'no'}", err=False)
+    for d in greedy["differences"]:
+        gap = "" if d["gap"] is None else f", gap {d['gap']:.3g}, rounding allows {d['bound']:.3g}"
+        at = f"prompt {d['prompt_id']}, new token {d['position']}"
+        remark(f"{d['verdict']}: {d['methods'][1]}, {at}{gap}", err=False)
+    remark(f"{folder}: results.json, results.csv, log.csv (every call), rounds.jsonl", err=False)
+
+
+_SETTING = ("temperature", "batch", "top_k", "top_p", "min_p")
+
+
+def _row(cell: Mapping) -> tuple[str, ...]:
+    speed, gains = cell["tokens_per_second"], cell["speedup"]
+    return (
+        cell["id"],
+        f"{speed['median']:.1f} ({speed['min']:.1f}–{speed['max']:.1f})",
+        *(_gain(gains[name]) for name in ("over_plain", "over_transformers")),
+        _milliseconds(cell["time_to_first_token"]),
+        _milliseconds(cell["time_per_output_token"]),
+        *("–" if cell[name] is None else f"{cell[name]:.2f}" for name in ("alpha", "tau")),
+    )
+
+
+def _gain(gain: Mapping) -> str:
+    low, high = gain["interval"]
+    return f"{gain['median']:.2f} ({low:.2f}–{high:.2f})"
+
+
+def _milliseconds(seconds: Mapping | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds['median']:.1f}"

@@ -1,0 +1,77 @@
+"""``specdec simulate``: what an acceptance and a cost should gain, without a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from . import options
+from .layout import print_table
+
+NUMBERS = "1,2,3,4,5,6,7,8"
+
+
+def simulate(
+    alpha: Annotated[float, typer.Option(help="Probability that a draft that is tested is accepted, from 0 to 1.")],
+    c: Annotated[float, typer.Option("--c", help="Time of a draft forward, over that of a target forward.")] = 0.0,
+    num_drafts: Annotated[
+        str, typer.Option("--num-drafts", "-k", help="K, or several with commas; of a tree, its longest path.")
+    ] = NUMBERS,
+    c_hat: Annotated[
+        float | None, typer.Option("--c-hat", help="The same ratio of operations for a token. Default: --c.")
+    ] = None,
+    tree: Annotated[
+        int | None,
+        typer.Option("--tree", metavar="N", help="A tree of up to N drafts in each step, in the place of a chain."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Of the random run.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Of the random run.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Predicts tokens a step (tau), speed-up and operations by the formulas of Leviathan et al. (arXiv 2211.17192), and
+    simulates the same with random numbers, beside them with its standard error.
+
+    It assumes what they assume: every tested draft is accepted with the same probability, independently, and a target
+    forward over K + 1 tokens takes as long as over one. In a tree, siblings are tested one after the other, each with
+    that probability. docs/theory.md says where that is wrong; specdec bench measures.
+    """
+    numbers = options.read_counts("--num-drafts", num_drafts, 0)
+    with options.user_errors():
+        from ..evaluation import theory
+        from ..evaluation.simulate import simulate
+
+        ratio = c if c_hat is None else c_hat
+        found = [simulate(alpha, c, k, ratio, steps, seed, tree) for k in numbers]
+        most = max(numbers)
+        best = theory.best_k(alpha, c, most)
+        sure = theory.sure_speedup(alpha, c)
+    fastest = max(found, key=lambda s: s.speedup)
+    if as_json:
+        settings = {"alpha": alpha, "c": c, "c_hat": ratio, "tree": tree, "steps": steps, "seed": seed}
+        rows = [s.to_dict() for s in found]
+        chain = {"best_k": best, "up_to": most, "sure_speedup": sure}
+        typer.echo(json.dumps({"settings": settings, "rows": rows, "chain": chain}))
+        return
+    head = ["K", "nodes", "tau", "simulated", "speed-up", "simulated", "operations", "simulated"]
+    lines = [
+        [str(s.num_drafts), str(s.nodes)]
+        + [
+            text
+            for exact, drawn in (
+                (s.tau, s.simulated_tau),
+                (s.speedup, s.simulated_speedup),
+                (s.operations, s.simulated_operations),
+            )
+            for text in (f"{exact:.3f}", f"{drawn.mean:.3f} +- {drawn.error:.3f}")
+        ]
+        for s in found
+    ]
+    typer.echo(f"alpha {alpha:g}, c {c:g}, c_hat {ratio:g}; simulated: {steps} steps with seed {seed}")
+    print_table(head, lines)
+    typer.echo(f"The fastest of these: K = {fastest.num_drafts}, {fastest.speedup:.2f} times plain decoding.")
+    if tree is None and best == 0:
+        typer.echo("No K pays, as alpha is not above c (corollary 3.9).")
+    elif tree is None:
+        typer.echo(f"The best K up to {most} is {best}; some K gains at least {sure:.2f} times (corollary 3.9).")

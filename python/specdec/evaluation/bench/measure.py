@@ -1,0 +1,105 @@
+"""What one round of a cell came to: counts and times of its runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..contenders import Run
+
+SAMPLE = 256  # of the times between pieces of text, at most so many are kept of a round
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    id: str
+    category: str
+    tokens: list[int]
+
+
+def measured(runs: Sequence[Run], batches: Sequence[Sequence[BenchPrompt]], peak_memory: int | None) -> dict:
+    """Returns a round of a cell, for JSON.
+
+    - ``tokens_per_second``: new tokens over the time of all calls, the forwards over the prompts included.
+    - ``time_to_first_token``: of each prompt, from the call.
+    - ``inter_token``: times between two pieces of one text, where a piece has all tokens of a step; of many times, so
+      many quantiles that their distribution is the same.
+    - ``time_per_output_token``: time from the first piece to the last one, over the tokens after the first piece; None
+      where no text has two pieces.
+    - ``by_category``: sums by the prompts' category. The time of a batch of several prompts is divided by their tokens.
+    - ``drafted_by_position``, ``accepted_by_position``, ``seconds_by_part``, ``draft_forwards``: of specdec's methods,
+      as :class:`~specdec.stats.Stats` has them; else None.
+
+    Args:
+        runs: one for each batch of prompts.
+        peak_memory: bytes, or None.
+    """
+    seconds, tokens = sum(run.seconds for run in runs), sum(run.emitted for run in runs)
+    texts = [arrivals for run in runs for arrivals in run.arrivals if arrivals]
+    gaps = [b.seconds - a.seconds for text in texts for a, b in zip(text, text[1:], strict=False)]
+    later = sum(arrival.tokens for text in texts for arrival in text[1:])
+    known = all(run.stats for run in runs)
+    return {
+        "seconds": seconds,
+        "tokens": tokens,
+        **{name: _total(runs, name) for name in ("steps", "drafted", "accepted", "tested")},
+        "tokens_per_second": tokens / seconds,
+        "time_to_first_token": [text[0].seconds for text in texts],
+        "inter_token": quantiles(gaps, SAMPLE),
+        "time_per_output_token": sum(text[-1].seconds - text[0].seconds for text in texts) / later if later else None,
+        "by_category": _by_category(runs, batches),
+        **{
+            name: _by_position(runs, name) if known else None
+            for name in ("drafted_by_position", "accepted_by_position")
+        },
+        "seconds_by_part": _parts(runs) if known else None,
+        "draft_forwards": _total(runs, "draft_forwards"),
+        "peak_memory": peak_memory,
+        "by_prompt": [
+            [[prompt.id for prompt in batch], run.seconds, run.emitted]
+            for run, batch in zip(runs, batches, strict=True)
+        ],
+        **({"trouble": trouble} if (trouble := next((run.trouble for run in runs if run.trouble), None)) else {}),
+    }
+
+
+def quantiles(values: Sequence[float], most: int) -> list[float]:
+    """All values in their order if they are few, else ``most`` of the sorted ones at even distances, the smallest and
+    the largest among them."""
+    if len(values) <= most:
+        return list(values)
+    ordered = sorted(values)
+    return [ordered[round(i * (len(ordered) - 1) / (most - 1))] for i in range(most)]
+
+
+def _total(runs: Sequence[Run], name: str) -> int | None:
+    values = [getattr(run, name) for run in runs]
+    return None if None in values else sum(values)
+
+
+def _by_position(runs: Sequence[Run], name: str) -> list[int]:
+    lists: list[list[int]] = [getattr(stats, name) for run in runs for stats in run.stats]
+    return [sum(counts[i] for counts in lists if i < len(counts)) for i in range(max(map(len, lists), default=0))]
+
+
+def _parts(runs: Sequence[Run]) -> dict[str, float]:
+    return {part: sum(run.seconds_by_part[part] for run in runs) for part in runs[0].seconds_by_part}
+
+
+def _by_category(runs: Sequence[Run], batches: Sequence[Sequence[BenchPrompt]]) -> dict[str, dict]:
+    found: dict[str, dict] = defaultdict(lambda: {"tokens": 0, "seconds": 0.0, **dict.fromkeys(_COUNTS, 0)})
+    for run, batch in zip(runs, batches, strict=True):
+        for i, prompt in enumerate(batch):
+            row, tokens = found[prompt.category], len(run.texts[i])
+            row["tokens"] += tokens
+            row["seconds"] += run.seconds * (tokens / run.emitted if run.emitted else 1 / len(batch))
+            # Without counts of each prompt, those of a batch are known of no single one.
+            counted = run.stats[i] if run.stats else run if len(batch) == 1 else None
+            for name in _COUNTS:
+                value = getattr(counted, name, None)
+                row[name] = None if value is None or row[name] is None else row[name] + value
+    return dict(found)
+
+
+_COUNTS = ("drafted", "accepted", "tested", "steps")

@@ -1,0 +1,241 @@
+"""Measures the cells of a grid in turns, round by round."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel
+
+from ...checks import refuse
+from ...detokenize import IncrementalText
+from ..contenders import Method, Run, SpecdecMethod
+from ..near_ties import Judge
+from ..progress import Tell, Work
+from ..rounds import play_round
+from .grid import TRANSFORMERS, Cell, Grid, Setting
+from .measure import BenchPrompt, measured
+from .memory import Peak
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAMPLES = 2  # texts of each cell that the results keep, token by token
+LEARNING = 8  # more warm-up texts, at most, for an adaptive K that does not know yet what its steps cost
+
+OnRun = Callable[[Cell, int, Sequence[BenchPrompt], Run], None]
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """
+    Attributes:
+        repeats: rounds of each setting.
+        warm_up: prompts that each cell continues before the first round; they do not count.
+        seconds_limit: no round begins that would probably end after so many seconds; None: no limit. Each run of the
+            command measures one round at least.
+    """
+
+    max_new_tokens: int = 64
+    repeats: int = 5
+    warm_up: int = 1
+    seed: int = 0
+    seconds_limit: float | None = None
+
+
+class Session:
+    """
+    Args:
+        make: returns what runs a cell.
+        prompts: at least one.
+        done: rounds that were measured before, as (setting's name, round).
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make: Callable[[Cell], Method],
+        grid: Grid,
+        prompts: Sequence[BenchPrompt],
+        settings: BenchSettings,
+        done: Sequence[tuple[str, int]] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._tokenizer, self._grid, self._settings = tokenizer, grid, settings
+        self.prompts = list(prompts)
+        self._clock, self._began, self._judge = clock, clock(), Judge(target)
+        self._judged: set[tuple] = set()
+        self.device, self.peak = target.device, Peak(target.device)
+        units = [(s, r) for r in range(settings.repeats) for s in grid.settings() if (s.name, r) not in {*done}]
+        self.units: list[tuple[Setting, int]] = units
+        left = {setting for setting, _ in units}
+        self._methods = {c: make(c) for setting in grid.settings() if setting in left for c in grid.cells(setting)}
+        self._seconds: dict[Setting, float] = {}  # that a round takes, as far as is known
+
+    @property
+    def cells(self) -> int:
+        """How many are measured."""
+        return len(self._methods)
+
+    def fit(self, cut: bool) -> None:
+        """Refuses prompts that leave no room for the new tokens, or with ``cut`` takes as many of their last tokens as
+        fit. Raises ValueError naming ``input_ids``."""
+        limits = [m.decoder.max_length for m in self._methods.values() if isinstance(m, SpecdecMethod)]
+        most, new = min((n for n in limits if n is not None), default=None), self._settings.max_new_tokens
+        for i, prompt in enumerate(self.prompts):
+            if most is None or len(prompt.tokens) + new <= most:
+                continue
+            if not cut or most <= new:
+                given = f"prompt {prompt.id!r} of {len(prompt.tokens)} tokens, and {new} new ones"
+                allowed = f"{most} tokens in all, the positions of the models"
+                refuse("input_ids", given, f"{allowed}; --cut-prompts cuts prompts at their beginning")
+            self.prompts[i] = dataclasses.replace(prompt, tokens=prompt.tokens[new - most :])
+
+    @property
+    def seconds(self) -> float:
+        """How long the rounds will take that are left, as far as is known after ``warm_up``."""
+        whole = sum(self._seconds[setting] for setting, _ in self.units)
+        limit = self._settings.seconds_limit
+        return whole if limit is None else min(whole, max(limit - (self._clock() - self._began), 0.0))
+
+    def warm_up(self, tell: Tell) -> None:
+        """Runs every cell a few times, and learns how long rounds will take."""
+        count = self._settings.warm_up
+        work = Work(tell, len(self._methods) * max(count, 1))
+        work.begin("warming up")
+        for setting in dict.fromkeys(setting for setting, _ in self.units):
+            batches, seconds = self._batches(setting.batch), 0.0
+            for cell in self._grid.cells(setting):
+                started, method = self._clock(), self._methods[cell]
+                for i in range(count):
+                    started = self._clock()  # the first run compiles, and fills caches
+                    method.run(_tokens(batches[i % len(batches)]), self._settings.seed)
+                    work.did_one()
+                seconds += self._clock() - started
+                if count > 0 and isinstance(method, SpecdecMethod):
+                    self._learn(method, batches)
+            self._seconds[setting] = seconds * len(batches)
+
+    def _learn(self, method: SpecdecMethod, batches: Sequence[Sequence[BenchPrompt]]) -> None:
+        """A K that adapts is at its best once it knows what steps cost, which one text may be too short for."""
+        if not method.setting["num_drafts"] == "auto":
+            return
+        for i in range(LEARNING):
+            batch = batches[i % len(batches)]
+            if method.decoder.costs_of(len(batch)) is not None:
+                return
+            method.run(_tokens(batch), self._settings.seed)
+
+    def rounds(self, tell: Tell, on_run: OnRun | None = None) -> Iterator[dict]:
+        """Measures round after round, and yields each as it ends, for JSON: "setting", "round", "greedy": whether the
+        texts were compared, "cells": their measurements by id, "differences" of texts from transformers' that were not
+        seen before, and "samples" of texts."""
+        runs = {
+            setting: len(self._batches(setting.batch)) * len(self._grid.cells(setting)) for setting, _ in self.units
+        }
+        work = Work(tell, sum(runs[setting] for setting, _ in self.units))
+        for i, (setting, number) in enumerate(self.units):
+            started = self._clock()
+            if i > 0 and self._too_late(setting):
+                return
+            work.begin(f"round {number + 1} of {self._settings.repeats}, {setting.name}")
+            yield self._round(setting, number, work, on_run)
+            self._seconds[setting] = self._clock() - started
+
+    def _too_late(self, setting: Setting) -> bool:
+        limit = self._settings.seconds_limit
+        return limit is not None and self._clock() - self._began + self._seconds.get(setting, 0.0) > limit
+
+    def _round(self, setting: Setting, number: int, work: Work, on_run: OnRun | None) -> dict:
+        cells, batches = self._grid.cells(setting), self._batches(setting.batch)
+        watched = [_Watched(self._methods[cell], self.peak) for cell in cells]
+        seed = self._settings.seed + number * len(self.prompts)
+        played = play_round(watched, [_tokens(batch) for batch in batches], seed, work, number)
+        if on_run is not None:
+            for i, batch in enumerate(batches):
+                for cell, runs in zip(cells, played, strict=True):
+                    on_run(cell, number, batch, runs[i])
+        greedy = setting.temperature == 0
+        return {
+            "setting": setting.name,
+            "round": number,
+            "greedy": greedy,
+            "cells": {
+                cell.id: measured(runs, batches, max(method.peaks))
+                for cell, method, runs in zip(cells, watched, played, strict=True)
+            },
+            "differences": self._differences(cells, batches, played) if greedy else [],
+            "samples": self._samples(cells, batches, played) if number == 0 else [],
+        }
+
+    def _batches(self, size: int) -> list[list[BenchPrompt]]:
+        return [list(self.prompts[i : i + size]) for i in range(0, len(self.prompts), size)]
+
+    def _differences(
+        self, cells: Sequence[Cell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
+    ) -> list[dict]:
+        """Between greedy texts and those of transformers' plain decoding, the first time that they are seen."""
+        places = {prompt.id: i for i, prompt in enumerate(self.prompts)}
+        at = next(i for i, cell in enumerate(cells) if cell.method == TRANSFORMERS)
+        found = []
+        for cell, runs in zip(cells, played, strict=True):
+            for batch, plain, run in zip(batches, played[at], runs, strict=True):
+                for prompt, first, second in zip(batch, plain.texts, run.texts, strict=True):
+                    key = (cell.id, prompt.id, tuple(first), tuple(second))
+                    if first == second or key in self._judged:
+                        continue
+                    self._judged.add(key)
+                    names = (cells[at].id, cell.id)
+                    difference = self._judge.explain(prompt.tokens, first, second, names, places[prompt.id])
+                    if difference is not None:
+                        found.append({**dataclasses.asdict(difference), "prompt_id": prompt.id})
+        return found
+
+    def _samples(
+        self, cells: Sequence[Cell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
+    ) -> list[dict]:
+        """The first texts of the cells that draft, in pieces by what produced them."""
+        found = []
+        for cell, runs in zip(cells, played, strict=True):
+            texts = [
+                (prompt, run.texts[i], run.produced_by[i])
+                for batch, run in zip(batches, runs, strict=True)
+                for i, prompt in enumerate(batch)
+                if run.produced_by and cell.num_drafts is not None
+            ]
+            for prompt, tokens, produced_by in texts[:SAMPLES]:
+                text = IncrementalText(self._tokenizer, prompt.tokens)
+                pieces = [
+                    {"text": text.push([token]), "produced_by": str(producer)}
+                    for token, producer in zip(tokens, produced_by, strict=True)
+                ]
+                if pieces:
+                    pieces[-1]["text"] += text.finish()
+                found.append({"prompt_id": prompt.id, "cell": cell.id, "pieces": pieces})
+        return found
+
+
+class _Watched:
+    """A method whose memory is watched."""
+
+    def __init__(self, method: Method, peak: Peak):
+        self.name, self.setting, self._method, self._peak = method.name, method.setting, method, peak
+        self.peaks: list[int] = []
+
+    def run(self, prompts: Sequence[Sequence[int]], seed: int) -> Run:
+        self._peak.reset()
+        run = self._method.run(prompts, seed)
+        self.peaks.append(self._peak.read())
+        return run
+
+    def shortened(self, most: int) -> _Watched:
+        return _Watched(self._method.shortened(most), self._peak)
+
+
+def _tokens(batch: Sequence[BenchPrompt]) -> list[list[int]]:
+    return [prompt.tokens for prompt in batch]
