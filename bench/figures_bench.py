@@ -6,13 +6,12 @@ from figures import Results, number, page, source, spread, table
 from measure import ratios
 from specdec.evaluation.report import fastest_of_each, read_results, sections_of
 from specdec.evaluation.report.plot import Plot
-from specdec.evaluation.report.results import Cell, Setting, Spread
+from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS, Cell, Setting, Spread
 
 NAME = "bench"
-ASSISTED = "assisted"
 AGAINST = {
-    "transformers": "transformers' `generate`",
-    "plain": "plain decoding by specdec",
+    TRANSFORMERS: "transformers' `generate`",
+    PLAIN: "plain decoding by specdec",
     ASSISTED: "transformers' assisted generation",
 }
 README = Setting(0.0, 1, None, None, None)  # greedy, one sequence at a time: what the README has pictures and lines of

@@ -34,7 +34,15 @@ OF_KERNELS = (*MEASURING, *KERNELS, "bench/bench_kernels.py", "bench/cases.py", 
 LOOP = (*KERNELS, *(f"python/specdec/{room}" for room in ("sampling", "models", "drafters", "loop", "embedded")))
 DECODER = (*LOOP, "python/specdec/decoder.py", "python/specdec/prompts.py")
 SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
-_EVALUATION = (*DECODER, "python/specdec/evaluation")
+_MEASURED = (
+    "compare.py",
+    "contenders.py",
+    "machine.py",
+    "near_ties.py",
+    "progress.py",
+    "rounds.py",
+)  # not reports, theory
+_EVALUATION = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in (*_MEASURED, "bench", "verify")))
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ RESULTS = (
     ),
     Result(
         "bench",
-        "-m specdec bench --json --output {folder}",
+        "-m specdec bench --no-report --json --output {folder}",
         _EVALUATION,
         without=("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt"))),
     ),

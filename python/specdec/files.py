@@ -28,13 +28,13 @@ def open_new(path: Path) -> int:
     return open_itself(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes the whole file or nothing; it is on the disk when this returns. Raises OSError."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes the whole file or nothing, text as UTF-8; it is on the disk when this returns. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     opened = open_new(part)
     try:
-        with open(opened, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(opened, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

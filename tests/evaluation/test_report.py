@@ -226,6 +226,7 @@ def test_a_difference_of_greedy_texts_is_not_hidden():
     (whole(cells=[SMALL[2] | {"alpha": 1.5}]), r"cells[0].alpha = 1.5"),
     (whole(cells=[SMALL[2] | {"alpha": float("nan")}]), r"cells[0].alpha = nan"),
     (whole(cells=[SMALL[2] | {"tokens_per_second": {"median": "fast"}}]), "tokens_per_second.median = 'fast'"),
+    (whole(cells=[SMALL[2] | {"tokens_per_second": {"median": 1, "quartiles": [2, 3]}}]), "quartiles = [2.0, 3.0]"),
     (whole(cells=[SMALL[2] | {"num_drafts": True}]), "cells[0].num_drafts = True"),
     (whole(cells=["plain"]), "cells[0] = 'plain'"),
     (whole(cells=[{}]), "cells[0].id = None"),

@@ -120,9 +120,11 @@ def test_series_differ_by_marker_as_well_as_by_colour():
 
 def test_without_a_prediction_there_is_no_curve():
     cells = [c | {"predicted": None} for c in grid(temperatures=(0.0,))]
-    axes = drawn(lengths(of(cells)))
-    assert not [line for line in axes.lines if line.get_label() in ("_predicted", "predicted")]
-    assert len(axes.containers) == 4
+    section = lengths(of(cells))
+    axes = drawn(section)
+    assert not [line for line in axes.lines if line.get_label() == "_predicted"] and len(axes.containers) == 4
+    assert section.left_out[0].startswith("No predicted curve (greedy")
+    assert lengths(of(grid())).left_out == ()
 
 
 def test_the_best_k_is_said_beside_the_predicted_one():

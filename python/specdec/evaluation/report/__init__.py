@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ...checks import refuse
+from ...files import write_whole
 from .acceptance import acceptance
 from .heat_map import heat_maps
 from .lengths import lengths
 from .look import Look
 from .page import page
-from .plot import Plot, Section
+from .plot import Section
 from .results import Results, load_results, read_results
 from .speeds import fastest_of_each, speeds
 from .step_time import step_times
@@ -65,18 +66,11 @@ def write_report(results: Mapping[str, Any], folder: str | Path, formats: Sequen
     read, folder = read_results(results), Path(folder)
     check_matplotlib()
     sections = sections_of(read)
-    written = [_write(folder / "report.html", page(read, sections).encode("utf-8"))]
-    plots: list[Plot] = [plot for section in sections for plot in section.plots]
-    for plot in plots:
+    files: dict[Path, str | bytes] = {folder / "report.html": page(read, sections)}
+    for plot in (plot for section in sections for plot in section.plots):
         for form in dict.fromkeys(formats):
-            content = plot.file(Look(alone=True), form, read.machine)
-            written.append(_write(folder / "plots" / f"{plot.name}.{form}", content))
-    return written
-
-
-def _write(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
-    return path
+            files[folder / "plots" / f"{plot.name}.{form}"] = plot.file(Look(alone=True), form, read.machine)
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    return list(files)

@@ -47,12 +47,14 @@ def lengths(results: Results) -> Section:
     for setting, cells in results.by_setting().items():
         if lines := lines_of(cells, numbers):
             plots.append(_plot(setting, lines))
+            if not any(line.curve for line in lines):
+                left_out.append(f"No predicted curve ({setting.words}): no method has both alpha and c.")
         else:
             left_out.append(
                 f"No speed-up against K ({setting.words}): no method has a speed-up over plain decoding for two K."
             )
     about = (
-        "Times as fast as plain decoding by specdec, round by round: medians and quartiles. The dashed curves are "
+        "Times as fast as plain decoding by specdec, round by round: medians and quartiles. Dashed curves are "
         "predicted from each method's alpha and c (Leviathan et al. 2023, theorem 3.8), with the medians of both over "
         "all K. They assume that drafts are accepted independently of each other, and that verifying K + 1 tokens "
         "takes the target no longer than one; where measured points fall below a curve, one of the two does not hold."
@@ -111,20 +113,23 @@ def _draw(lines: list[Line], look: Look) -> Figure:
     figure = look.figure(3.4 + 0.2 * len(lines) * look.narrow)
     axes = figure.add_subplot()
     largest = max(max(line.fixed) for line in lines)
+    at_end = largest + max(1.0, largest / 5)  # where K adapts
     adaptive = any(line.adaptive for line in lines)
     axes.axhline(1, color=DIM, linewidth=1, label="_plain")
     for line in lines:
         colour, marker = marks(line.number)
-        _points(axes, line, colour, marker, largest + 1)
+        _points(axes, line, colour, marker, at_end)
         if line.curve:
             axes.plot(*zip(*line.curve, strict=True), color=colour, linestyle=DASHES, linewidth=1.2, label="_predicted")
     if any(line.curve for line in lines):
         axes.errorbar([], [], color=DIM, linestyle=DASHES, linewidth=1.2, label="predicted")
     ticks = [k for k in range(largest + 1) if largest <= 10 or k % 2 == 0]
     names = [str(k) for k in ticks]
-    axes.set_xticks([*ticks, *([largest + 1] if adaptive else [])], [*names, *(["adapts"] if adaptive else [])])
+    axes.set_xticks([*ticks, *([at_end] if adaptive else [])], [*names, *(["adapts"] if adaptive else [])])
     axes.set_xlabel("K, drafts a step")
     axes.set_ylabel("times plain decoding")
+    axes.margins(y=0.08)
+    axes.autoscale(axis="y")
     axes.set_ylim(bottom=0)
     axes.grid(axis="y")
     place = {"loc": "outside lower left"} if look.narrow else {"loc": "outside right upper"}
@@ -132,9 +137,9 @@ def _draw(lines: list[Line], look: Look) -> Figure:
     return figure
 
 
-def _points(axes: Axes, line: Line, colour: str, marker: str, place_of_adaptive: int) -> None:
-    found = [(k, _measured(cell)) for k, cell in line.fixed.items()]
-    groups = [(found, "-", line.series.name)]
+def _points(axes: Axes, line: Line, colour: str, marker: str, place_of_adaptive: float) -> None:
+    found: list[tuple[float, Spread]] = [(k, _measured(cell)) for k, cell in line.fixed.items()]
+    groups: list[tuple[list[tuple[float, Spread]], str, str]] = [(found, "-", line.series.name)]
     if line.adaptive:
         groups.append(([(place_of_adaptive, _measured(line.adaptive))], "none", "_adapts"))
     for points, style, label in groups:

@@ -15,6 +15,7 @@ from .fields import Fields, refuse_field, visible
 FORMAT = "specdec bench 1"
 PLAIN, TRANSFORMERS = "plain", "transformers"  # the baselines: our own plain decoding, and transformers' ``generate``
 LONGEST = 40  # of a method's name in a picture
+ASSISTED = "assisted"
 BASELINES = (PLAIN, TRANSFORMERS)
 PARTS = ("draft", "target", "kernels", "loop")  # of the time of a step
 # What people call a method; one that is not here, such as a folder's head, has its own name.
@@ -272,4 +273,7 @@ def _spread(f: Fields) -> Spread | None:
     median, quartiles = f.number("median"), f.numbers("quartiles")
     if median is None:
         return None
-    return Spread(median, *quartiles) if len(quartiles) == 2 else Spread(median, median, median)
+    low, high = quartiles if len(quartiles) == 2 else (median, median)
+    if not low <= median <= high:
+        refuse_field(f"{f.where}.quartiles", shown(quartiles), f"two numbers with the median, {median:g}, between them")
+    return Spread(median, low, high)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .look import BAR_HEIGHT, BLUE, DASHES, DIM, INK, SKY, Look, height_of_bars, label_bars
+from .look import BAR_HEIGHT, BLUE, DASHES, DIM, FAINT, INK, SKY, Look, height_of_bars, label_bars
 from .plot import Plot, Section, Table, number, spread
-from .results import PLAIN, TRANSFORMERS, Cell, Results, Series, Setting, Verdict
+from .results import ASSISTED, PLAIN, TRANSFORMERS, Cell, Results, Series, Setting, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HATCHES = {PLAIN: "///", TRANSFORMERS: "xxx"}  # of the baselines; what is compared with them has none
+FILLS = {PLAIN: ("none", DIM), TRANSFORMERS: ("none", DIM), ASSISTED: (FAINT, DIM)}  # of what is not our speculation
 
 
 def speeds(results: Results) -> Section:
@@ -29,7 +30,8 @@ def speeds(results: Results) -> Section:
         left_out.append("No tokens a second: the results have no cells.")
     about = (
         "The bar is the median of the rounds, the thin line goes from quartile to quartile, and the dashed lines are "
-        "the two baselines. Of each method and rule, the K that was fastest here is shown."
+        "the two baselines. Grey is transformers' assisted generation. Of each method and rule, it is the K that was "
+        "fastest here."
     )
     return Section("Tokens a second", about, tuple(plots), tuple(left_out))
 
@@ -80,15 +82,9 @@ def _draw(cells: list[Cell], verdict: Verdict | None, look: Look) -> Figure:
     for i, cell in enumerate(cells):
         assert cell.speed is not None
         median, low, high = cell.speed
-        axes.barh(
-            i,
-            median,
-            BAR_HEIGHT,
-            color="none" if cell.is_baseline else SKY,
-            edgecolor=DIM if cell.is_baseline else BLUE,
-            hatch=HATCHES.get(cell.series.method),
-            label=cell.name,
-        )
+        fill, edge = FILLS.get(cell.series.method, (SKY, BLUE))
+        hatch = HATCHES.get(cell.series.method)
+        axes.barh(i, median, BAR_HEIGHT, color=fill, edgecolor=edge, hatch=hatch, label=cell.name)
         quartiles = [[median - low], [high - median]]
         axes.errorbar(median, i, xerr=quartiles, color=INK, capsize=3, elinewidth=1.2, label="_quartiles")
     for cell in (c for c in cells if c.is_baseline):
