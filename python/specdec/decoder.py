@@ -401,14 +401,19 @@ class SpeculativeDecoder:
             return None
         return [round(known.times.of(k), 2) for k in range(self.most_drafts + 1)]
 
-    def save_costs(self, path: str | Path) -> None:
-        """Writes what was learned of step times to a file, which may hold those of other models and machines as well.
+    def save_costs(self, path: str | Path, seconds: Mapping[int, Mapping[int, float]] | None = None) -> None:
+        """Writes step times to a file, which may hold those of other models and machines as well.
+
+        Args:
+            path: of the file.
+            seconds: of steps, by the number of rows and by K; None: what this decoder has learned.
 
         Raises:
             ValueError: there is a file that this method did not write.
             OSError: it cannot be written.
         """
-        seconds = {size: known.times.seconds for size, known in self._learned.items()}
+        if seconds is None:
+            seconds = {size: known.times.seconds for size, known in self._learned.items()}
         saved_costs.save(path, self._described(), {size: times for size, times in seconds.items() if times})
 
     def load_costs(self, path: str | Path, *, sampled: bool = False) -> bool:

@@ -1,4 +1,5 @@
-"""The command line: ``specdec generate``, ``chat``, ``compare``, ``verify``, ``doctor`` and ``serve``, a file each.
+"""The command line, a file a command: ``specdec generate``, ``chat``, ``advise``, ``compare``, ``verify``, ``doctor`` and
+``serve``.
 
 Answers go to stdout, everything else to stderr. Whatever imports torch is imported inside the commands:
 ``--help`` is to be fast."""
@@ -10,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from . import chat, compare, doctor, generate, serve, verify
+from . import advise, chat, compare, doctor, generate, serve, verify
 
 # Without rich's boxes, which would break long paths in error messages.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
-for command in (generate.generate, chat.chat, compare.compare, verify.verify, doctor.doctor):
+for command in (generate.generate, chat.chat, advise.advise, compare.compare, verify.verify, doctor.doctor):
     app.command()(command)
 app.command(cls=serve.ServeCommand, context_settings={"auto_envvar_prefix": serve.ENVIRONMENT})(serve.serve)
 

@@ -21,6 +21,7 @@ from ..prompts import read_eos, read_pad
 
 Prompt = Sequence[int]
 OURS = "specdec"  # with which the names of our methods begin
+LEARNING_RUNS = 8  # at most; a text of 64 tokens or two has steps enough
 LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where the caller gives none, as in the original (Saxena 2023)
 
 
@@ -87,6 +88,7 @@ class SpecdecMethod:
         if tree is not None:
             self.setting["tree"] = tree
         self._decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree)
+        self._models = target, draft
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
     def run(self, prompt: Prompt, seed: int) -> Run:
@@ -98,6 +100,20 @@ class SpecdecMethod:
         own = stats.seconds["kernels"] + stats.seconds["loop"]
         counts = (stats.steps, stats.drafted, stats.accepted, stats.tested)
         return Run(result.tokens[0], seconds, *counts, own)
+
+    def settle(self, prompt: Prompt, seed: int) -> None:
+        """Where K adapts, learns the times of steps, and takes them as they are from then on: as a user has them after
+        ``specdec advise --save``."""
+        decoder, k = self._decoder, self._decoder.num_drafts
+        if not isinstance(k, AdaptiveDrafts) or k.costs is not None or decoder.nodes:
+            return
+        learning = copy.copy(self)
+        learning._decoder = SpeculativeDecoder(*self._models, AdaptiveDrafts(k.max_drafts))
+        for i in range(LEARNING_RUNS):
+            learning.run(prompt, seed + i)
+            if (costs := learning._decoder.costs_of(1)) is not None:
+                decoder.num_drafts = AdaptiveDrafts(k.max_drafts, costs)
+                return
 
     def shortened(self, most: int) -> SpecdecMethod:
         other = copy.copy(self)

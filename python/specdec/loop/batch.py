@@ -114,7 +114,7 @@ class Batch:
             many.
     """
 
-    def __init__(self, config: BatchConfig):
+    def __init__(self, config: BatchConfig, lengths: DraftLengths | None = None):
         self.config, self.graphs = config, config.graphs
         target, size, capacity, most = config.target, config.size, config.capacity, config.most_drafts
         self.rows: list[SequenceRecord | None] = [None] * size
@@ -148,7 +148,7 @@ class Batch:
         self.loop = TreeLoop(*parts, config.typical) if config.nodes else SpeculativeLoop(*parts)
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
-        self._draft_lengths = _draft_lengths(config)
+        self._draft_lengths = lengths or _draft_lengths(config)
         adaptive = config.num_drafts if isinstance(config.num_drafts, AdaptiveDrafts) else None
         self._adapts = adaptive is not None and self.session is not None
         fewer = config.fewer_rows and adaptive is not None and not adaptive.alone

@@ -88,7 +88,7 @@ def load(path: str | Path, *descriptions: Mapping[str, object] | None) -> Second
         ValueError: the file cannot be read, or is not one that ``save`` wrote.
     """
     entries, keys = _read(Path(path)), [_key(d) for d in descriptions if d is not None]
-    entry = next((entries[key] for key in keys if key in entries), {"seconds": {}})
+    entry: dict = next((entries[key] for key in keys if key in entries), {"seconds": {}})
     try:
         found = {int(b): {int(k): float(s) for k, s in times.items()} for b, times in entry["seconds"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from ...drafters.draft_length import RowResult
 
+LIKE_BEFORE = 4.0  # tests that the position before counts for
+
 
 class Acceptance:
     """Tests of drafts, counted by position. A draft that the drafter did not find counts as rejected, as it does for
@@ -29,9 +31,12 @@ class Acceptance:
         return sum(self.accepted) / sum(self.tested) if sum(self.tested) else 0.0
 
     def by_position(self) -> list[float]:
-        """Returns the chance that draft 1, 2, ... is accepted if those before it were. A position that was never tested
-        is expected to be like the one before."""
+        """Returns the chance that draft 1, 2, ... is accepted if those before it were. A position that was hardly ever
+        tested is expected to be like the one before."""
         found: list[float] = []
         for tested, accepted in zip(self.tested, self.accepted, strict=True):
-            found.append(accepted / tested if tested else found[-1] if found else 0.0)
+            if found:
+                found.append((accepted + LIKE_BEFORE * found[-1]) / (tested + LIKE_BEFORE))
+            else:
+                found.append(accepted / tested if tested else 0.0)
         return found

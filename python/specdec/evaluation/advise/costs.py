@@ -16,6 +16,7 @@ import torch
 
 from specdec_kernels import Rule, SamplingParams
 
+from ...checks import refuse
 from ...decoder import SpeculativeDecoder
 from ...drafters.draft_length import NO_CAPS, Remaining, RowResult
 from ...loop.arguments import read_entries
@@ -175,6 +176,7 @@ def measure(
     seconds: float,
     params: SamplingParams | None = None,
     rule: Rule = Rule.TOKEN,
+    seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> Measured:
     """Decodes prompts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over.
@@ -186,14 +188,18 @@ def measure(
         tokens: new tokens of a text.
         seconds: for which it goes on, and at least until each width was timed once.
         params: None is greedy.
+        seed: of the first text; each has another one.
         clock: for tests.
+
+    Raises:
+        ValueError: the drafter failed.
     """
     sweep, began, turn = Sweep(widths), clock(), 0
     measured = Measured(rows, sweep.acceptance)
     while True:
         chosen = [prompts[(turn * rows + i) % len(prompts)] for i in range(rows)]
         pair = [
-            _Decoding(which, chosen, tokens, params, rule, 1000 * turn, lengths, clock)
+            _Decoding(which, chosen, tokens, params, rule, seed + turn * rows, lengths, clock)
             for which, lengths in ((plain, None), (decoder, sweep))
         ]
         while any(d.batch.live for d in pair):
@@ -201,6 +207,10 @@ def measure(
                 for _ in range(BLOCK):
                     if decoding.batch.live:
                         decoding.step(measured)
+            if (session := pair[1].batch.session) is not None and session.error is not None:
+                refuse(
+                    "drafter", f"{type(decoder.drafter).__name__}, which failed ({session.error})", "one that drafts"
+                )
             if clock() - began >= seconds and {*widths} <= {*measured.steps} and measured.plain.whole:
                 return measured
         turn += 1

@@ -13,9 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 FORWARDS = 3  # that are timed with each number of threads, after one that is not
 SLOWER = 1.25  # times slower than with fewer threads: what is more than noise
 MUCH = 0.3  # of a forward's time, from which on copies dominate
-MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear", "mkldnn", "mkl::")
-COPIES = ("aten::copy_", "aten::clone", "aten::contiguous", "aten::cat", "aten::repeat", "aten::index_put_",
-          "aten::_index_put_impl_", "aten::index_copy_", "aten::gather", "aten::index_select", "aten::fill_")  # fmt: skip
+MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear")
+COPIES = (
+    *("aten::copy_", "aten::clone", "aten::contiguous", "aten::cat", "aten::repeat", "aten::gather", "aten::fill_"),
+    *("aten::index_put_", "aten::_index_put_impl_", "aten::index_copy_", "aten::index_select"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Threads:
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether threads wait for CPUs: there are more than the process may use, or others leave it fewer and it shows.
-        A small model that is merely faster with fewer threads is no trouble."""
+        """Whether threads wait for CPUs: there are more than the process may use, or others leave it fewer and it
+        shows. A small model that is merely faster with fewer threads is no trouble."""
         fewer = [s for n, s in self.seconds.items() if n < self.count]
         shows = bool(fewer) and self.seconds[self.count] > SLOWER * min(fewer)
         busy = self.load is not None and self.load >= self.usable
@@ -89,9 +91,7 @@ def profile_forward(forward: Callable[[], object], on_gpu: bool) -> Shares:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as recorded:
         forward()
-    times = {
-        e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in recorded.key_averages()
-    }
+    times = {e.key: e.self_device_time_total if on_gpu else e.self_cpu_time_total for e in recorded.key_averages()}
     return shares(times)
 
 

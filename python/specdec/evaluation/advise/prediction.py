@@ -1,4 +1,4 @@
-"""What speculation is expected to win: tokens of a step by measured acceptance, over what the step was measured to take.
+"""What speculation is expected to win: a step's tokens by measured acceptance, over its measured time.
 
 Leviathan et al. (arXiv 2211.17192, theorem 3.8) assume that a wider forward of the target takes no longer, that all
 positions are accepted alike, and that the loop itself is free. Here all three are measured instead.
