@@ -40,13 +40,17 @@ def _compared(other: str) -> Callable[[Results], Row]:
         by_name = {m["name"]: m for m in r["methods"]}
         ours, theirs = by_name["specdec"], by_name[other]
         measured = (
-            f"embedded pair, greedy, K = {ours['num_drafts']}: {number(ours['tokens_per_second'])} tokens/s"
+            f"embedded pair, greedy, {_drafts(ours['num_drafts'])}: {number(ours['tokens_per_second'])} tokens/s"
             if other == "plain"
             else "the same"
         )
         return measured, f"{names[other]}: {number(theirs['tokens_per_second'])} tokens/s", by_round(r, other)
 
     return row
+
+
+def _drafts(num_drafts: int | str) -> str:
+    return "K adapts" if num_drafts == "auto" else f"K = {num_drafts}"
 
 
 def _wide(results: Results) -> Row:
