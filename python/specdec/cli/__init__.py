@@ -1,5 +1,4 @@
-"""The command line, a file a command: ``specdec generate``, ``chat``, ``advise``, ``compare``, ``verify``, ``doctor`` and
-``serve``.
+"""The command line: ``specdec generate``, ``chat``, ``advise``, ``compare`` and the others, a file each.
 
 Answers go to stdout, everything else to stderr. Whatever imports torch is imported inside the commands:
 ``--help`` is to be fast."""
