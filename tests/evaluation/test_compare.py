@@ -51,8 +51,9 @@ def test_json(folders):
     plain, assisted, ours = whole["methods"]
     assert plain["acceptance_rate"] is plain["alpha"] is plain["loop_fraction"] is assisted["alpha"] is None
     assert 0 <= ours["acceptance_rate"] <= ours["alpha"] <= 1 and 0 < ours["loop_fraction"] < 1
-    assert "swept" not in plain and list(ours["swept"]) == ["1", "2", "3", "4", "6", "8"]
-    assert list(assisted["swept"]) == [*ours["swept"], "default"]
+    numbers = ["1", "2", "3", "4", "6", "8"]
+    assert "swept" not in plain and list(ours["swept"]) == [*numbers, "auto"]
+    assert list(assisted["swept"]) == [*numbers, "default"]
     for other in ("plain", "assisted"):
         ratios = [a / b for a, b in zip(speeds["specdec"], speeds[other], strict=True)]
         assert spread(whole["ratios"][f"specdec/{other}"]) == pytest.approx(ratios)

@@ -88,7 +88,6 @@ class SpecdecMethod:
         if tree is not None:
             self.setting["tree"] = tree
         self._decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree)
-        self._models = target, draft
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
     def run(self, prompt: Prompt, seed: int) -> Run:
@@ -102,18 +101,12 @@ class SpecdecMethod:
         return Run(result.tokens[0], seconds, *counts, own)
 
     def settle(self, prompt: Prompt, seed: int) -> None:
-        """Where K adapts, learns the times of steps, and takes them as they are from then on: as a user has them after
-        ``specdec advise --save``."""
-        decoder, k = self._decoder, self._decoder.num_drafts
-        if not isinstance(k, AdaptiveDrafts) or k.costs is not None or decoder.nodes:
-            return
-        learning = copy.copy(self)
-        learning._decoder = SpeculativeDecoder(*self._models, AdaptiveDrafts(k.max_drafts))
-        for i in range(LEARNING_RUNS):
-            learning.run(prompt, seed + i)
-            if (costs := learning._decoder.costs_of(1)) is not None:
-                decoder.num_drafts = AdaptiveDrafts(k.max_drafts, costs)
+        """Where K adapts, decodes until the times of steps are known, as they are in a process that has decoded for a
+        while, or after ``specdec advise --save``."""
+        for i in range(LEARNING_RUNS if isinstance(self._decoder.num_drafts, AdaptiveDrafts) else 0):
+            if self._decoder.costs_of(1) is not None:
                 return
+            self.run(prompt, seed + i)
 
     def shortened(self, most: int) -> SpecdecMethod:
         other = copy.copy(self)
