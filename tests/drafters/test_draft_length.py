@@ -410,6 +410,24 @@ def test_a_sampled_text_is_a_function_of_file_and_seed(cheap_file, rule):
     assert fixed.tokens != alone  # a K of 4 makes other texts
 
 
+def test_a_sampled_text_does_not_depend_on_the_one_before_in_its_row(cheap_file):
+    sampled = {"max_new_tokens": 30, "params": SamplingParams(1.0), "eos_token_id": []}
+    expected = [with_costs(cheap_file).generate([[5, 6, 7]], seed=s, **sampled).tokens[0] for s in (1, 2, 3)]
+    scheduler = Scheduler(with_costs(cheap_file), rows=1, max_length=60)
+    outcomes = scheduler.run([Request([5, 6, 7], seed=s, **sampled) for s in (1, 2, 3)])
+    assert [o.tokens for o in sorted(outcomes, key=lambda o: o.number)] == expected
+
+
+def test_the_k_of_a_sampled_text_follows_its_acceptance(tmp_path):
+    rates = {}
+    for eps in (0.0, 4.0):
+        path, decoder = tmp_path / f"{eps}.json", SpeculativeDecoder(*tunable_pair(eps))
+        decoder.save_costs(path, {1: {k: 1.0 + k / 4 for k in range(9)}})
+        stats = with_costs(path, eps).generate([[5, 6, 7]], None, 60, SamplingParams(1.0), eos_token_id=[]).stats
+        rates[eps] = stats.drafted / stats.steps
+    assert rates[0.0] > 4 > 2 > rates[4.0]
+
+
 def test_given_costs_are_not_corrected_by_what_is_measured():
     measured, given = (
         SharedLength(known, 1) for known in (Learned(range(9), CHEAP), learned(AdaptiveDrafts(costs=CHEAP), False))

@@ -204,6 +204,7 @@ def test_steps_are_timed_by_their_number_of_drafts():
     plain, decoder = SpeculativeDecoder(target, None, 0), SpeculativeDecoder(target, draft, 3)
     found = measure(plain, decoder, prompts(2, 3, 5), 1, (1, 3), 12, 1.0, clock=lambda: float(next(now)))
     assert {*found.steps} >= {1, 3} and {*found.plain.whole} == {1.0} == {*found.steps[3].whole}
+    assert min(map(found.begin, (False, True))) >= 1.0  # the first steps count as what reads prompts
     assert found.acceptance.by_position() == [1.0, 1.0, 1.0]  # both are one function
     assert predict(found, 3, 12).tau == 4.0 and found.seconds(2) == 1.0
 
