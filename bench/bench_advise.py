@@ -109,7 +109,7 @@ def row(name: str, pair: Pair, settings: AdviseSettings, rounds: int) -> dict[st
 
 def main(
     pairs: Annotated[str | None, typer.Option(help=f"separated by semicolons; of {'; '.join(PAIRS)}")] = None,
-    seconds: Annotated[float, typer.Option(help="for which steps of a pair are measured")] = 25.0,
+    seconds: Annotated[float, typer.Option(help="for which steps of a pair are measured")] = 40.0,
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     threads: report.Threads = None,

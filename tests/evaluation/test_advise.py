@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from specdec import AdaptiveDrafts, SpeculativeDecoder
+from specdec import AdaptiveDrafts, SpeculativeDecoder, stats
 from specdec.cli import saved
 from specdec.drafters.draft_length import RowResult
 from specdec.evaluation.advise import AdviseSettings, advise
@@ -17,6 +18,7 @@ from specdec.evaluation.advise.costs import Measured, Sweep, Times, interpolated
 from specdec.evaluation.advise.machine_trouble import Shares, Threads, shares, time_threads
 from specdec.evaluation.advise.prediction import best, more_accepted, predict
 from specdec.evaluation.advise.words import Memory, Tried, say, verdict
+from specdec.loop.batch import Batch
 from support.commands import invoke, refused, run
 from support.models import prompts, tunable_pair
 
@@ -209,6 +211,25 @@ def test_steps_are_timed_by_their_number_of_drafts():
     assert predict(found, 3, 12).tau == 4.0 and found.seconds(2) == 1.0
 
 
+def test_a_batch_is_not_charged_for_the_steps_of_the_other(monkeypatch):
+    """By a clock of our own, plain steps take 100 seconds; nothing of that is in the times with drafts."""
+    target, draft = tunable_pair(0.0)
+    plain, decoder = SpeculativeDecoder(target, None, 0), SpeculativeDecoder(target, draft, 2)
+    step, now = Batch.step, [0.0]
+
+    def slow(self):
+        now[0] += 100.0 if self.session is None else 1.0
+        return step(self)
+
+    def clock() -> float:
+        return now[0]
+
+    monkeypatch.setattr(Batch, "step", slow)
+    monkeypatch.setattr(stats, "time", SimpleNamespace(perf_counter=clock))
+    found = measure(plain, decoder, prompts(1, 3, 5), 1, (1, 2), 8, 0.1, clock=clock)
+    assert {*found.plain.whole} == {100.0} and {*found.steps[2].whole} == {1.0} and found.begin(True) <= 1.0
+
+
 def test_the_numbers_of_drafts_take_turns():
     sweep = Sweep((1, 2, 4))
     assert [sweep.next([0, 1], 2)[1] for _ in range(4)] == [1, 2, 4, 1]
@@ -253,6 +274,7 @@ def test_bad_settings_are_refused():
 def test_the_command_saves_what_generate_takes(folders, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Threads, "oversubscribed", False)  # whatever the machine of the tests does
+    monkeypatch.setattr(Shares, "copies_dominate", False)
     quick = ("--seconds", 0.2, "--max-new-tokens", 6, "-k", 2, "--batch-size", 2, "--json", "--save")
     file = tmp_path / "prompts.txt"
     file.write_text("x = 1\nimport os\n")

@@ -147,6 +147,7 @@ class _Decoding:
         self.begin, self._steps, self._lengths = clock() - began, 0, lengths
 
     def step(self, measured: Measured) -> None:
+        self.batch.stopwatch.lap("loop")  # the time since its last step belongs to the other batch
         parts = self.batch.stopwatch.seconds
         before, began = dict(parts), self._clock()
         emissions = self.batch.step()
