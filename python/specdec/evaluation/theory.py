@@ -70,8 +70,8 @@ def best_k(alpha: float, c: float, most: int) -> int:
 
 
 def sure_speedup(alpha: float, c: float) -> float:
-    """Returns what the best k gains at least: (1 + alpha) / (1 + c) where alpha > c, corollary 3.9, which is the gain of
-    k = 1; otherwise 1, without drafts."""
+    """Returns what the best k gains at least: by corollary 3.9, the (1 + alpha) / (1 + c) of k = 1 where alpha > c;
+    otherwise 1, without drafts."""
     return max(expected_speedup(alpha, c, 1), 1.0)
 
 
