@@ -241,10 +241,8 @@ def _scheduler(command: Command, loaded: models.Models, results: Results) -> Sch
     if isinstance(k, AdaptiveDrafts) and settings is not None:
         costs = settings["costs"]
         if costs is None:
-            decoder, rows = (
-                SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree),
-                command.scheduling.rows or 8,
-            )
+            decoder = SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree)
+            rows = command.scheduling.rows or 8
             if drafting.tree is None:
                 saved.load(decoder, command.models.target)
             costs = decoder.costs_of(rows) or _learn(decoder, rows)

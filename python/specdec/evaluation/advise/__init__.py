@@ -15,6 +15,7 @@ from specdec_kernels import Rule, SamplingParams
 
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
+from ...drafters.draft_length import AdaptiveDrafts
 from ...drafters.protocol import Drafter
 from ...models.cached_model import CachedModel
 from ...models.kv_cache import visible_slots
@@ -212,7 +213,8 @@ def _memory(decoder: SpeculativeDecoder) -> Memory:
 
 
 def _seconds(measured: Measured, most: int) -> dict[int, float]:
-    return {k: measured.seconds(k) for k in range(most + 1)}
+    """T(K) by K, as far as a decoder asks for it by default; a line goes on where fewer drafts were measured."""
+    return {k: measured.seconds(k) for k in range(max(most, AdaptiveDrafts().max_drafts) + 1)}
 
 
 @torch.inference_mode()
