@@ -53,6 +53,33 @@ def drafters(results: Results) -> str:
     return page(table(head, rows), said)
 
 
+def advised(results: Results) -> str:
+    r = results["advise"]
+    rows = []
+    for found in r["rows"]:
+        said = (
+            "speculate"
+            if found["answer"] == "speculate"
+            else "do not"
+            if found["answer"] == "plain"
+            else found["answer"]
+        )
+        if "measured" not in found:
+            rows.append([found["pair"], said, *[""] * 6])
+            continue
+        predicted, measured = found["predicted"], found["measured"]
+        taus = [f"{of['tau']:.2f}" for of in (predicted, measured)]
+        speeds = [f"{predicted['speedup']:.2f}", spread(measured["speedup"])]
+        over = f"{found['predicted_over_measured']:.2f}"
+        rows.append([found["pair"], said, str(found["K"]), *taus, *speeds, over])
+    head = ("pair", "advice", "K", "tau predicted", "measured", "times plain predicted", "measured", "ratio")
+    said = (
+        f"Greedy, float32, one sequence at a time, texts of {r['new_tokens']} new tokens, {r['rounds']} rounds. "
+        f"{source('advise', r)}"
+    )
+    return page(table(head, rows), said)
+
+
 def _general(name: str) -> str:
     """Early exits end after a quarter of the layers, which is another number for each target."""
     return f"a quarter of the layers, {name.split(', ')[1]}" if name.startswith("early exit") else name

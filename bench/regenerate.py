@@ -149,6 +149,11 @@ RESULTS = (
         (*MEASURING, *SCHEDULER, "bench/bench_decoding.py", "bench/tunable_pair.py"),
     ),
     Result("heads", "bench/bench_heads.py --rounds 4 --json {json}", (*MEASURING, *DECODER, "bench/bench_heads.py")),
+    Result(
+        "advise",
+        "bench/bench_advise.py --json {json}",
+        (*MEASURING, *_EVALUATION, "bench/bench_advise.py", "bench/tunable_pair.py"),
+    ),
     Result("rules", "bench/bench_decoding.py rules --json {json}", (*DECODER, "bench/bench_decoding.py")),
     Result("verify", "-m specdec verify --samples 512 --json", _EVALUATION),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", _EVALUATION),

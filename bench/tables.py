@@ -43,6 +43,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "admission": decoding.admission,
     "memory": decoding.memory,
     "rules": decoding.rules,
+    "advise": decoding.advised,
     "speculative_step": kernels.steps("speculative_step"),
     "speculative_step.avx2": kernels.steps("speculative_step.avx2"),
     "settings": kernels.settings,

@@ -21,6 +21,7 @@ from .drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, most_drafts
 from .drafters.heads import HeadDrafter
 from .drafters.model import ModelDrafter, model_drafter
 from .drafters.protocol import Drafter
+from .drafters.step_times import StepTimes
 from .loop import saved_costs
 from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
@@ -406,19 +407,31 @@ class SpeculativeDecoder:
             return None
         return [round(known.times.of(k), 2) for k in range(self.most_drafts + 1)]
 
-    def save_costs(self, path: str | Path) -> None:
-        """Writes what was learned of step times to a file, which may hold those of other models and machines as well.
+    def save_costs(self, path: str | Path, seconds: Mapping[int, Mapping[int, float]] | None = None) -> None:
+        """Writes step times to a file, which may hold those of other models and machines as well.
+
+        Args:
+            path: of the file.
+            seconds: of steps, by the number of rows and by K; None: what this decoder has learned.
 
         Raises:
             ValueError: there is a file that this method did not write.
             OSError: it cannot be written.
         """
-        seconds = {size: known.times.seconds for size, known in self._learned.items()}
+        if seconds is None:
+            seconds = {size: known.times.seconds for size, known in self._learned.items()}
         saved_costs.save(path, self._described(), {size: times for size, times in seconds.items() if times})
 
-    def load_costs(self, path: str | Path) -> bool:
+    def load_costs(self, path: str | Path, *, sampled: bool = False) -> bool:
         """Takes over step times from a file that ``save_costs`` wrote, if it has any of the same models, drafter,
-        device, dtypes, threads and version of torch. They are corrected by the steps that follow.
+        device, dtypes, threads and version of torch, or else any of these models on any CPU. They are corrected by the
+        steps that follow.
+
+        Args:
+            path: of the file.
+            sampled: whether the times of one sequence, as they are in the file, also become ``sampled`` of
+                :class:`AdaptiveDrafts`: where a text depends on K, each sequence then has its own K, a function of the
+                file and of its drafts. So a seeded text is the same in every process, and in any company.
 
         Returns:
             Whether it had any. A file that does not exist has none.
@@ -428,9 +441,16 @@ class SpeculativeDecoder:
         """
         if not isinstance(self.num_drafts, AdaptiveDrafts) or self.num_drafts.costs is not None:
             refuse("load_costs", f"num_drafts={self.num_drafts}", "AdaptiveDrafts() without costs")
-        found = saved_costs.load(path, self._described())
+        anywhere = saved_costs.described_anywhere(self.target, self.drafter, self.nodes)
+        found = saved_costs.load(path, self._described(), anywhere)
         for size, seconds in found.items():
             self._learned_of(size).times.take(seconds)
+        if sampled and 1 in found:
+            times = StepTimes(range(self.most_drafts + 1))
+            times.take(found[1])
+            if times.missing is None:
+                costs = tuple(round(cost, 3) for cost in times.relative)
+                self.num_drafts = dataclasses.replace(self.num_drafts, sampled=costs)
         return bool(found)
 
     def _described(self) -> dict[str, object]:

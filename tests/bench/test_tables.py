@@ -124,6 +124,16 @@ def test_heads_have_a_line_for_chain_and_tree(tmp_path):
     assert "trees of 16 nodes" in text and "Of the greedy texts, 15 of 16 are" in " ".join(text.split())
 
 
+def test_advice_stands_beside_what_was_measured(tmp_path):
+    row = {
+        "pair": "x", "answer": "plain", "K": 2, "predicted": {"tau": 1.5, "speedup": 0.9},
+        "measured": {"tau": 1.6, "speedup": summary(1.0, 0.95, 1.05)}, "predicted_over_measured": 0.9,
+    }  # fmt: skip
+    rows = [row, {"pair": "y", "answer": "threads"}]
+    text = figures_decoding.advised(result(tmp_path, "advise", rows=rows, new_tokens=64, rounds=3))
+    assert "| x | do not | 2 | 1.50 | 1.60 | 0.90 | 1.00 (0.950 to 1.05) | 0.90 |" in text and "| y | threads |" in text
+
+
 def test_predicted_times_stand_beside_measured_ones(tmp_path):
     def step(goal: str, gpu: str, total: float) -> dict:
         parts = {"measuring": 2e-6, "later": 1e-6, "total": total, "memory": 2.5e-6, "instructions": 1e-6}

@@ -15,3 +15,9 @@ def pair_loaded_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
         return pair if (dtype, device, bits) == (torch.float32, "cpu", None) else load(dtype, device, bits=bits)
 
     monkeypatch.setattr(loading, "load_embedded_pair", loaded)
+
+
+@pytest.fixture(autouse=True)
+def no_times_of_the_user(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``specdec advise --save`` once wrote on this machine would change K."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -35,7 +35,7 @@ def test_every_setting_reaches_the_decoder(monkeypatch, pair, chosen):
     seen, generate = [], SpeculativeDecoder.generate
     monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: seen.append(k) or generate(*a, **k))
     options = [x for name in chosen for x in (name, SETTINGS[name][2])]
-    row = rows(PROMPT, *options, "--temperature", 1.1, "--max-new-tokens", 15, "--seed", 4)[0]
+    row = rows(PROMPT, *options, "--temperature", 1.1, "--max-new-tokens", 15, "--seed", 4, "-k", 4)[0]
     params = {SETTINGS[name][1]: SETTINGS[name][2] for name in chosen if SETTINGS[name][0] == "params"}
     arguments = {SETTINGS[name][1]: SETTINGS[name][2] for name in chosen if SETTINGS[name][0] == "argument"}
     assert seen[0]["params"] == SamplingParams(1.1, **params)

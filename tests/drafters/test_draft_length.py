@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec.drafters.adaptive_lengths import Learned, SharedLength, learned
 from specdec.drafters.draft_length import FixedLengths, RowResult
 from specdec.drafters.model import ModelDrafter, ModelDraftSession, neighbours
-from specdec.loop import batch
+from specdec.loop import batch, saved_costs
 from specdec.models.cached_model import CachedModel
 from support.models import generate, prompts, tiny_model, tunable_pair
 
@@ -370,3 +371,89 @@ def test_given_costs_are_not_loaded_over(tmp_path):
     decoder = SpeculativeDecoder(*tunable_pair(0.3), AdaptiveDrafts(costs=CHEAP))
     with pytest.raises(ValueError, match="load_costs: got num_drafts=AdaptiveDrafts.*, allowed: AdaptiveDrafts"):
         decoder.load_costs(tmp_path / "costs.json")
+
+
+# ---- K of sampled texts as a function of a file
+
+
+def with_costs(path, eps: float = 0.3) -> SpeculativeDecoder:
+    decoder = SpeculativeDecoder(*tunable_pair(eps), AdaptiveDrafts(sampled=4))
+    assert decoder.load_costs(path, sampled=True)
+    return decoder
+
+
+@pytest.fixture
+def cheap_file(tmp_path):
+    path = tmp_path / "costs.json"
+    SpeculativeDecoder(*tunable_pair(0.3)).save_costs(path, {1: {k: cost / 100 for k, cost in enumerate(CHEAP)}})
+    return path
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_sampled_text_is_a_function_of_file_and_seed(cheap_file, rule):
+    """Whatever was measured before, and in any company, that of greedy rows, too."""
+    arguments = {"max_new_tokens": 50, "eos_token_id": [], "rule": rule}
+    ragged, sampled = prompts(3, 3, 9), {"params": SamplingParams(1.0), **arguments}
+    first = with_costs(cheap_file)
+    alone = [first.generate([p], seed=b, **sampled).tokens[0] for b, p in enumerate(ragged)]
+    second = with_costs(cheap_file)
+    second.generate([[5, 6, 7]], **arguments)  # measures steps of greedy texts
+    second._learned_of(1).times.took(8, 100.0)
+    assert second.generate(ragged, seed=[0, 1, 2], **sampled).tokens == alone
+    mixed = SamplingParams(torch.tensor([1.0, 0.0, 1.0]))
+    result = second.generate(ragged, seed=[0, 1, 2], params=mixed, **arguments)
+    assert [result.tokens[0], result.tokens[2]] == [alone[0], alone[2]]
+    assert result.tokens[1] == generate(tunable_pair(0.3)[0], None, [ragged[1]], 0, max_new_tokens=50).tokens[0]
+    taken = first.generate([ragged[0]], seed=0, **sampled).stats.steps_by_drafts
+    assert sum(count > 0 for count in taken) > 2  # K adapts
+    fixed = generate(*tunable_pair(0.3), ragged, 4, seed=[0, 1, 2], **sampled)
+    assert fixed.tokens != alone  # a K of 4 makes other texts
+
+
+def test_a_sampled_text_does_not_depend_on_the_one_before_in_its_row(cheap_file):
+    sampled = {"max_new_tokens": 30, "params": SamplingParams(1.0), "eos_token_id": []}
+    expected = [with_costs(cheap_file).generate([[5, 6, 7]], seed=s, **sampled).tokens[0] for s in (1, 2, 3)]
+    scheduler = Scheduler(with_costs(cheap_file), rows=1, max_length=60)
+    outcomes = scheduler.run([Request([5, 6, 7], seed=s, **sampled) for s in (1, 2, 3)])
+    assert [o.tokens for o in sorted(outcomes, key=lambda o: o.number)] == expected
+
+
+def test_the_k_of_a_sampled_text_follows_its_acceptance(tmp_path):
+    rates = {}
+    for eps in (0.0, 4.0):
+        path, decoder = tmp_path / f"{eps}.json", SpeculativeDecoder(*tunable_pair(eps))
+        decoder.save_costs(path, {1: {k: 1.0 + k / 4 for k in range(9)}})
+        stats = with_costs(path, eps).generate([[5, 6, 7]], None, 60, SamplingParams(1.0), eos_token_id=[]).stats
+        rates[eps] = stats.drafted / stats.steps
+    assert rates[0.0] > 4 > 2 > rates[4.0]
+
+
+def test_given_costs_are_not_corrected_by_what_is_measured():
+    measured, given = (
+        SharedLength(known, 1) for known in (Learned(range(9), CHEAP), learned(AdaptiveDrafts(costs=CHEAP), False))
+    )
+    for lengths in (measured, given):
+        lengths.begin(0)
+        lengths.took(0, 1.0)
+        lengths.caught_up(50.0)
+    assert measured.learned.reading() > 0 and measured.learned.balance < 0
+    assert given.learned.reading() == 0 and given.learned.balance == 0 and given.learned.times.seconds_plain is None
+
+
+def test_costs_of_sampled_texts_are_checked():
+    for bad in ([1.0, 2.0], [2.0] + [1.0] * 8, "12345678"):
+        with pytest.raises(ValueError, match="^sampled: got"):
+            AdaptiveDrafts(sampled=bad)
+
+
+def test_times_of_any_cpu_come_after_those_of_this_one(tmp_path):
+    path, decoder = tmp_path / "costs.json", adaptive_decoder()
+    anywhere = saved_costs.described_anywhere(decoder.target, decoder.drafter, 0)
+    saved_costs.save(path, anywhere, {1: {0: 1.0, 1: 1.5, 2: 1.75, 3: 2.0}})
+    assert decoder.load_costs(path, sampled=True) and decoder.num_drafts.sampled == (1.0, 1.5, 1.75, 2.0)
+    decoder.save_costs(path, {1: {0: 1.0, 1: 3.0, 2: 4.0, 3: 5.0}})
+    other = adaptive_decoder()
+    assert other.load_costs(path, sampled=True) and other.num_drafts.sampled == (1.0, 3.0, 4.0, 5.0)
+    without_one_row = adaptive_decoder(cache_dtype=torch.bfloat16)
+    without_one_row.save_costs(path, {2: {0: 1.0, 1: 3.0, 2: 4.0, 3: 5.0}})
+    assert without_one_row.load_costs(path, sampled=True) and without_one_row.num_drafts.sampled is None

@@ -51,8 +51,9 @@ def test_json(folders):
     plain, assisted, ours = whole["methods"]
     assert plain["acceptance_rate"] is plain["alpha"] is plain["loop_fraction"] is assisted["alpha"] is None
     assert 0 <= ours["acceptance_rate"] <= ours["alpha"] <= 1 and 0 < ours["loop_fraction"] < 1
-    assert "swept" not in plain and list(ours["swept"]) == ["1", "2", "3", "4", "6", "8"]
-    assert list(assisted["swept"]) == [*ours["swept"], "default"]
+    numbers = ["1", "2", "3", "4", "6", "8"]
+    assert "swept" not in plain and list(ours["swept"]) == [*numbers, "auto"]
+    assert list(assisted["swept"]) == [*numbers, "default"]
     for other in ("plain", "assisted"):
         ratios = [a / b for a, b in zip(speeds["specdec"], speeds[other], strict=True)]
         assert spread(whole["ratios"][f"specdec/{other}"]) == pytest.approx(ratios)
@@ -151,14 +152,14 @@ def test_the_fastest_setting_is_taken(monkeypatch):
     told = []
     comparison = compare(*tunable_pair(0.3), [[1], [2]], progress=lambda *call: told.append(call))
     done, total, _ = told[-1]
-    assert done == total == 4 + 2 * ((7 + 4 + 2) + (6 + 3 + 2) + 5 * 3) and {call[1] for call in told} == {total}
+    assert done == total == 5 + 2 * ((7 + 4 + 2) + (7 + 4 + 2) + 5 * 3) and {call[1] for call in told} == {total}
     assert [call[0] for call in told] == sorted(call[0] for call in told) and {call[0] for call in told} == {
         *range(total + 1)
     }
     assert {"warming up", "looking for the best numbers of drafts", "round 5 of 5"} < {call[2] for call in told}
     plain, assisted, ours = comparison.measurements
     assert (assisted.setting, ours.setting) == ({"num_assistant_tokens": "default"}, {"num_drafts": 6})
-    assert ours.swept == {"1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "6": 2.0, "8": 1.0}
+    assert ours.swept == {"1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "6": 2.0, "8": 1.0, "auto": 1.0}
     assert assisted.swept == {"1": 1.0, "2": 1.0, "3": 1.0, "4": 1.0, "6": 1.0, "8": 1.0, "default": 2.0}
     assert comparison.ratio("plain").per_round == [2.0] * 5
     assert comparison.ratio("assisted").per_round == [1.0] * 5
@@ -218,7 +219,7 @@ def test_nothing_is_tried_where_the_number_was_given(monkeypatch):
         found = compare(*tunable_pair(0.3), [[1], [2]], settings, tell).measurements
         assert [m.setting for m in found] == [{}, {"num_assistant_tokens": theirs}, {"num_drafts": ours}]
         assert [m.swept for m in found] == [None] * 3
-        assert texts == {"plain": 5, "assisted": 5, "specdec": 6} and told[-1][:2] == (16, 16)
+        assert texts == {"plain": 5, "assisted": 5, "specdec": 6} and told[-1][:2] == (17, 17)
 
 
 def test_short_texts_are_a_methods_own():

@@ -1,4 +1,4 @@
-"""The command line: ``specdec generate``, ``chat``, ``compare``, ``bench``, ``report``, ``verify``, ``simulate``,
+"""The command line: ``specdec generate``, ``chat``, ``advise``, ``compare``, ``bench``, ``report``, ``verify``, ``simulate``,
 ``roofline``, ``doctor`` and ``serve``, a file each.
 
 Answers go to stdout, everything else to stderr. Whatever imports torch is imported inside the commands:
@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from . import bench, chat, compare, doctor, generate, report, roofline, serve, simulate, verify
+from . import advise, bench, chat, compare, doctor, generate, report, roofline, serve, simulate, verify
 
 # Without rich's boxes, which would break long paths in error messages.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
 for command in (
-    *(generate.generate, chat.chat, compare.compare, report.report, verify.verify),
+    *(generate.generate, chat.chat, advise.advise, compare.compare, report.report, verify.verify),
     *(simulate.simulate, roofline.roofline, doctor.doctor),
 ):
     app.command()(command)

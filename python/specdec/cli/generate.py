@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..checks import read_as
-from . import drafting, job, models, options
+from . import drafting, job, models, options, saved
 from .drafters import nodes_of
 from .options import refuse
 from .profiling import STEPS, check_trace, traced
@@ -164,6 +164,8 @@ def generate(
         decoder = SpeculativeDecoder(loaded.target, proposer, lengths, tree=nodes)
         if costs is not None:
             read_as("costs", decoder.load_costs, costs)
+        elif num_drafts in (None, "auto") and nodes is None:
+            saved.load(decoder, target)
         page: Page | None = None
         if prompt is not None and num_return_sequences == 1 and not as_json:
             page = Page(loaded.tokenizer, prompt, lines[0].tokens(loaded.tokenizer), verbose, stop)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from . import models, options
+from . import models, options, saved
 from .options import refuse
 from .progress import progress
 from .show import print_drafter_error
@@ -231,8 +231,8 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
 
 
 def _scheduler(command: Command, loaded: models.Models, results: Results) -> Scheduler:
-    """Ready to run. With ``-k auto`` the first run learns what steps cost and keeps it for later runs, and each text
-    has a K of its own: so a job that is stopped and goes on writes what it would have written in one go."""
+    """Ready to run. With ``-k auto`` the first run knows or learns what steps cost and keeps it for later runs, and
+    each text has a K of its own: so a job that is stopped and goes on writes what it would have written in one go."""
     from ..decoder import SpeculativeDecoder
     from ..drafters.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
@@ -244,7 +244,10 @@ def _scheduler(command: Command, loaded: models.Models, results: Results) -> Sch
         costs = settings["costs"]
         if costs is None:
             decoder = SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree)
-            costs = _learn(decoder, command.scheduling.rows or 8)
+            rows = command.scheduling.rows or 8
+            if drafting.tree is None:
+                saved.load(decoder, command.models.target)
+            costs = decoder.costs_of(rows) or _learn(decoder, rows)
             results.begin({**settings, "costs": costs})
         k = AdaptiveDrafts(k.max_drafts, costs, alone=True)
     decoder = SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..drafters.protocol import Drafter
     from ..drafters.suffix import SuffixMemories, SuffixMemory
 
-_EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would make --help slower
+EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would make --help slower
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ def paths(target: str | None, draft: str | None, drafter: str, adapter: str | No
     """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
     more = {"head": drafter} if is_head(drafter) else {}
     if drafter in EMBEDDED_HEADS:
-        more = {"head": str(_EMBEDDED / "heads" / drafter)}
+        more = {"head": str(EMBEDDED / "heads" / drafter)}
     if target is None:
-        draft = str(_EMBEDDED / "draft") if drafter in NEED_DRAFT else None
-        return {"target": str(_EMBEDDED / "target"), "draft": draft, "tokenizer": str(_EMBEDDED / "tokenizer"), **more}
+        draft = str(EMBEDDED / "draft") if drafter in NEED_DRAFT else None
+        return {"target": str(EMBEDDED / "target"), "draft": draft, "tokenizer": str(EMBEDDED / "tokenizer"), **more}
     return {"target": target, "draft": draft, **more} | ({} if adapter is None else {"adapter": adapter})
 
 
@@ -123,7 +123,7 @@ def tokenizer_of(target: str | None) -> Callable[[], PreTrainedTokenizerBase]:
     def load() -> PreTrainedTokenizerBase:
         from ..models.loading import load_tokenizer
 
-        return load_tokenizer("target", str(_EMBEDDED / "tokenizer") if target is None else target)
+        return load_tokenizer("target", str(EMBEDDED / "tokenizer") if target is None else target)
 
     return load
 
@@ -132,4 +132,4 @@ def read_vocab_size(target: str | None) -> int:
     """V of the target, without loading it."""
     from ..jobs.manifest import read_vocab_size
 
-    return read_vocab_size("target", str(_EMBEDDED / "target") if target is None else target)
+    return read_vocab_size("target", str(EMBEDDED / "target") if target is None else target)

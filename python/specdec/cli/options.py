@@ -94,8 +94,9 @@ NumDrafts = Annotated[
         "--num-drafts",
         "-k",
         help="K, drafted tokens a step; 0 decodes plainly; auto adapts it. Default: auto where no text depends on it, "
-        "which is at temperature 0 and with --rule coupled; 4 elsewhere, and with --output. With a tree: the most "
-        f"tokens of a path through it; default {TREE_DRAFTS}.",
+        "which is at temperature 0 and with --rule coupled; elsewhere, in generate, auto by the times of steps that "
+        "advise saved or that come with the embedded pair; 4 without such times, and with --output. With a tree: the "
+        f"most tokens of a path through it; default {TREE_DRAFTS}.",
     ),
 ]
 Tree = Annotated[

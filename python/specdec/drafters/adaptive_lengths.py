@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from .acceptance import Acceptance, RowAcceptance
-from .draft_length import NO_CAPS, AdaptiveDrafts, Remaining, RowResult
+from .draft_length import NO_CAPS, AdaptiveDrafts, DraftLengths, FixedLengths, Remaining, RowResult
 from .step_times import StepTimes
 
 SHARE = 0.01  # of the time of plain steps that trials of drafts may lose
@@ -33,10 +33,11 @@ class Learned:
         times: T(K).
         acceptance: of all rows, by position.
         balance: plain steps that drafts have won; < 0: lost.
+        measures: whether what this process measures counts. Otherwise K is a function of texts and ``costs``.
     """
 
-    def __init__(self, widths: Sequence[int], costs: Sequence[float] | None = None):
-        self.times, self.acceptance = StepTimes(widths, costs), Acceptance(max(widths))
+    def __init__(self, widths: Sequence[int], costs: Sequence[float] | None = None, measures: bool = True):
+        self.times, self.acceptance, self.measures = StepTimes(widths, costs), Acceptance(max(widths)), measures
         self.balance = 0.0
         self._prompts: deque[float] = deque(maxlen=READINGS)  # seconds that the drafter took to read one
         self._begun, self._tokens = 0.0, 0.0  # of a row: sequences, and tokens that were emitted
@@ -65,10 +66,23 @@ def learned(drafts: AdaptiveDrafts, few: bool) -> Learned:
     Args:
         few: only 0, 1, 2, 4, ... and the K that are given are chosen, as each K takes a CUDA graph.
     """
-    most, costs = drafts.max_drafts, drafts.costs
-    powers = [0, *(1 << i for i in range(most.bit_length())), drafts.sampled or 0, most]
+    return _learned(drafts, few, drafts.costs)
+
+
+def _learned(drafts: AdaptiveDrafts, few: bool, costs: Sequence[float] | None) -> Learned:
+    most, fixed = drafts.max_drafts, drafts.sampled if isinstance(drafts.sampled, int) else 0
+    powers = [0, *(1 << i for i in range(most.bit_length())), fixed, most]
     widths = sorted({*powers}) if few else range(most + 1)
-    return Learned(widths, None if costs is None else [costs[k] for k in widths])
+    return Learned(widths, None if costs is None else [costs[k] for k in widths], measures=costs is None)
+
+
+def sampled_lengths(drafts: AdaptiveDrafts, few: bool, size: int) -> DraftLengths | None:
+    """Returns what chooses the K of steps in which the text of one of ``size`` rows depends on K; None: what chooses it
+    in other steps."""
+    own = drafts.sampled
+    if own is None or isinstance(own, int):
+        return None if own is None else FixedLengths(own)
+    return OwnLengths(lambda: _learned(drafts, few, own), size)
 
 
 class SharedLength:
@@ -192,12 +206,12 @@ class SharedLength:
     def took(self, num_drafts: int, seconds: float) -> None:
         if num_drafts > 0 and self._cold:
             self._cold = False
-        else:
+        elif self.learned.measures:
             self.learned.times.took(num_drafts, seconds)
 
     def caught_up(self, seconds: float) -> None:
         plain = self.learned.times.seconds_plain
-        if plain is None:
+        if plain is None or not self.learned.measures:
             return
         self.learned.balance -= seconds / plain
         if self._new > 0 and not self._cold:  # or else it was shown what it had missed, too

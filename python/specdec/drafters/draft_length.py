@@ -22,17 +22,20 @@ class AdaptiveDrafts:
     Greedy texts, and those of rule ``coupled``, do not depend on K. A sampled text of ``token`` or ``block`` has the
     target's distribution whatever K is, but it is another one for the same seed if K differs, and so it depends on the
     times that were measured and on the other rows. There are two ways to get the same text for a seed, every time and
-    in any company: ``sampled`` fixes K while there are such texts. ``alone`` makes K a function of the sequence, with
-    given costs; a step still takes the time of its widest row, so that is slower than one K for all rows.
+    in any company. While there are such texts, ``sampled`` fixes K, or makes it a function of the sequence and of given
+    costs; ``alone`` does the latter in all steps. A step takes the time of its widest row, so that is slower than one K
+    for all rows.
 
     Args:
         max_drafts: the largest K, >= 1.
         costs: T(0), ..., T(max_drafts) in any unit, finite, > 0, not decreasing. They are then taken as they are,
-            for every number of rows. None: they are learned. ``GenerationResult.step_costs`` returns learned ones.
+            for every number of rows, and nothing is measured: K is a function of the texts and of these numbers. None:
+            they are learned. ``GenerationResult.step_costs`` returns learned ones.
         alone: each sequence has its own K, a function of ``costs`` and of the acceptance of its own drafts. It needs
             ``costs``, as learned ones differ from run to run.
-        sampled: K of each step in which a row's text depends on K, from 0 to ``max_drafts``. None: chosen as in other
-            steps.
+        sampled: K of each step in which a row's text depends on K, from 0 to ``max_drafts``; or T(0), ...,
+            T(max_drafts), as ``costs``: in such steps each sequence then has its own K, a function of these numbers and
+            of the acceptance of its own drafts. None: chosen as in other steps.
 
     Raises:
         ValueError: names the argument.
@@ -41,20 +44,24 @@ class AdaptiveDrafts:
     max_drafts: int = 8
     costs: Sequence[float] | None = None
     alone: bool = False
-    sampled: int | None = None
+    sampled: int | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         read_count("max_drafts", self.max_drafts, 1)
-        if self.sampled is not None and read_count("sampled", self.sampled) > self.max_drafts:
+        if isinstance(self.sampled, Sequence) and not isinstance(self.sampled, str):
+            self._check_costs("sampled", self.sampled)
+        elif self.sampled is not None and read_count("sampled", self.sampled) > self.max_drafts:
             refuse("sampled", self.sampled, f"at most max_drafts={self.max_drafts}")
-        if self.costs is None:
-            if self.alone:
-                refuse("alone", "True without costs", "True with costs: learned costs differ from run to run")
-            return
-        costs = [float(c) for c in self.costs]
+        if self.costs is not None:
+            self._check_costs("costs", self.costs)
+        elif self.alone:
+            refuse("alone", "True without costs", "True with costs: learned costs differ from run to run")
+
+    def _check_costs(self, name: str, given: Sequence[float]) -> None:
+        costs = [float(c) for c in given]
         fine = all(math.isfinite(c) and c > 0 for c in costs) and costs == sorted(costs)
         if len(costs) != self.max_drafts + 1 or not fine:
-            refuse("costs", self.costs, f"{self.max_drafts + 1} numbers > 0 that do not fall: T(0) to T(max_drafts)")
+            refuse(name, given, f"{self.max_drafts + 1} numbers > 0 that do not fall: T(0) to T(max_drafts)")
 
 
 DEFAULT_DRAFTS = AdaptiveDrafts(sampled=4)

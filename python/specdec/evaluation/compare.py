@@ -140,7 +140,8 @@ def compare(
 
     Before that all methods warm up, and the number of drafts a step is chosen in short rounds
     (:func:`specdec.evaluation.rounds.fastest`): for ``assisted`` the fastest of CANDIDATES and of what transformers
-    does by default, for ``specdec`` the fastest of CANDIDATES. If ``settings.num_drafts`` is given, both draft that
+    does by default, for ``specdec`` the fastest of CANDIDATES and of a K that adapts, by step times that were learned
+    while it warmed up. If ``settings.num_drafts`` is given, both draft that
     many, or with ``AdaptiveDrafts`` ``assisted`` does what transformers does by default, and nothing is tried. With
     ``settings.tree`` there is also ``specdec-tree``, whose longest path is chosen as K is.
 
@@ -160,8 +161,9 @@ def compare(
     if not prompts:
         raise ValueError("prompts: got none, allowed: at least one")
     asked = settings.num_drafts
-    ours: list[Method] = [
-        SpecdecMethod(target, draft, k, settings) for k in (CANDIDATES if asked is None else (asked,))
+    ours = [
+        SpecdecMethod(target, draft, k, settings)
+        for k in ((*CANDIDATES, AdaptiveDrafts()) if asked is None else (asked,))
     ]
     plain = TransformersMethod(target, None, settings)
     if assistant is None and isinstance(draft, PreTrainedModel):
@@ -174,15 +176,19 @@ def compare(
     if settings.tree is not None:
         depths = PATHS if asked is None else (asked,)
         trees = [SpecdecMethod(target, draft, k, settings, settings.tree) for k in depths]
-    groups = [methods for methods in (theirs, ours, trees) if methods]
+    mine: list[Method] = [*ours]
+    groups = [methods for methods in (theirs, mine, trees) if methods]
     short = [[method.shortened(SHORT_TEXT) for method in methods] for methods in groups]
     few = prompts[:FEW_PROMPTS]
     halving = len(few) * sum(map(runs_to_halve, map(len, groups)))
-    work = Work(progress, 2 + len(groups) + halving + settings.repeats * len(prompts) * (1 + len(groups)))
+    work = Work(progress, 3 + len(groups) + halving + settings.repeats * len(prompts) * (1 + len(groups)))
     work.begin("warming up")
     longest = [[max(prompts, key=len)]]
     play_round([ours[0], plain.shortened(SHORT_TEXT)], longest, settings.seed, work)  # refuses prompts that do not fit
     play_round([methods[0] for methods in short], longest, settings.seed, work)
+    for method in ours:
+        method.settle(longest[0], settings.seed)
+    work.did_one()
     work.begin("looking for the best numbers of drafts")
     found = fastest(short, few, settings.seed, work)
     chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]

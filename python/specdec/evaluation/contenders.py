@@ -25,6 +25,7 @@ from ..stats import Stats
 
 Prompt = Sequence[int]
 OURS = "specdec"  # with which the names of our methods begin
+LEARNING_RUNS = 8  # at most; a text of 64 tokens or two has steps enough
 LOOKUP_DEFAULT = 10  # prompt_lookup_num_tokens where the caller gives none, as in the original (Saxena 2023)
 
 
@@ -141,6 +142,14 @@ class SpecdecMethod:
             result.produced_by,
             result.drafter_error,
         )
+
+    def settle(self, prompt: Prompt, seed: int) -> None:
+        """Where K adapts, decodes until the times of steps are known, as they are in a process that has decoded for a
+        while, or after ``specdec advise --save``."""
+        for i in range(LEARNING_RUNS if isinstance(self._decoder.num_drafts, AdaptiveDrafts) else 0):
+            if self._decoder.costs_of(1) is not None:
+                return
+            self.run(prompt, seed + i)
 
     def shortened(self, most: int) -> SpecdecMethod:
         other = copy.copy(self)

@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule
 
-from ..drafters.adaptive_lengths import Learned, OwnLengths, SharedLength, learned
+from ..drafters.adaptive_lengths import Learned, OwnLengths, SharedLength, learned, sampled_lengths
 from ..drafters.draft_length import AdaptiveDrafts, DraftLengths, FixedLengths, Remaining, RowResult, most_drafts
 from ..drafters.guard import GuardedSession
 from ..drafters.predicted import PredictedDrafter
@@ -104,6 +104,9 @@ class Batch:
     edits rows between steps. If the next step does not need the host (``runs_ahead``), the host may read a report one
     step late.
 
+    Args:
+        lengths: chooses K, in the place of what ``config.num_drafts`` asks for; that is then the largest K.
+
     Attributes:
         steps, draft_forwards: forwards of target and draft so far.
         num_drafts: K of the last step.
@@ -111,7 +114,7 @@ class Batch:
             many.
     """
 
-    def __init__(self, config: BatchConfig):
+    def __init__(self, config: BatchConfig, lengths: DraftLengths | None = None):
         self.config, self.graphs = config, config.graphs
         target, size, capacity, most = config.target, config.size, config.capacity, config.most_drafts
         self.rows: list[SequenceRecord | None] = [None] * size
@@ -145,16 +148,17 @@ class Batch:
         self.loop = TreeLoop(*parts, config.typical) if config.nodes else SpeculativeLoop(*parts)
         models = [target, getattr(config.drafter, "model", target)]
         self._reads_only_filled = all(model.reads_only_filled for model in models)
-        self._draft_lengths = _draft_lengths(config)
+        self._draft_lengths = lengths or _draft_lengths(config)
         adaptive = config.num_drafts if isinstance(config.num_drafts, AdaptiveDrafts) else None
         self._adapts = adaptive is not None and self.session is not None
         fewer = config.fewer_rows and adaptive is not None and not adaptive.alone
         # A compiled forward has the number of rows as a constant. On a GPU each number takes kernels and graphs.
         fewer = fewer and not any(getattr(model, "is_compiled", False) for model in models)
         self._rows_in_use = RowsInUse(size, 4 if config.graphs is not None else 2) if fewer else None
-        # K while a row's text depends on K
+        # What chooses K while a row's text depends on K.
         depends = config.rule != Rule.COUPLED or config.typical is not None
-        self._sampled = adaptive.sampled if adaptive is not None and depends else None
+        few = config.graphs is not None
+        self._sampled = sampled_lengths(adaptive, few, size) if adaptive is not None and depends else None
         self._unseen = UnseenTokens()
         self._pending: deque[_Launched] = deque()
         # Graphs are captured on the current device, which is set for each thread.
@@ -181,7 +185,8 @@ class Batch:
             self.generation.ends[row] = record.ends.eos
             self.generation.predictions[row] = drafting.prediction if record.drafts else ()
             self.generation.owners[row] = drafting.owner
-            self._draft_lengths.begin(row)
+            for lengths in self._lengths:
+                lengths.begin(row)
             self._unseen.begin(row)
         if self.session is not None:
             self.session.admit({row: entry.record.text for row, entry in entries.items()})
@@ -353,8 +358,12 @@ class Batch:
         session.failed_rows.clear()
 
     @property
+    def _lengths(self) -> list[DraftLengths]:
+        return [self._draft_lengths, *([] if self._sampled is None else [self._sampled])]
+
+    @property
     def _chooses(self) -> bool:
-        """Whether K is chosen for each step, as no row's text needs a K that does not depend on other rows."""
+        """Whether one K is chosen for all rows, as no row's text needs a K that does not depend on other rows."""
         return self._adapts and (self._sampled is None or self.device_rows.greedy)
 
     def _wanted_drafts(self) -> tuple[list[int], bool]:
@@ -366,13 +375,10 @@ class Batch:
         if not drafting:
             return [0] * len(self.rows), False
         caps = {row: n for row in drafting if (r := self.rows[row]) is not None and (n := r.drafting.most) is not None}
-        chosen = self._chooses
-        if self._sampled is not None and not chosen:
-            wanted: Mapping[int, int] = dict.fromkeys(drafting, self._sampled)
-        else:
-            rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
-            remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
-            wanted = self._draft_lengths.next(drafting, len(live), remaining, caps)
+        lengths = self._draft_lengths if self._sampled is None or self._chooses else self._sampled
+        rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
+        remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
+        wanted, chosen = lengths.next(drafting, len(live), remaining, caps), not isinstance(lengths, FixedLengths)
         return [min(n := wanted.get(row, 0), caps.get(row, n)) for row in range(len(self.rows))], chosen
 
     def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:
@@ -422,7 +428,8 @@ class Batch:
                 self.end(row)
         if step.timer is not None and (seconds := step.timer.seconds) is not None:
             self._draft_lengths.took(step.num_drafts, seconds)
-        self._draft_lengths.record(step.num_drafts, results)
+        for lengths in self._lengths:
+            lengths.record(step.num_drafts, results)
         return emissions
 
 

@@ -1,4 +1,8 @@
-"""A file of step times that decoders have learned, so that another process need not learn them."""
+"""A file of step times that decoders have learned, so that another process need not learn them.
+
+Times are those of models, a drafter and a machine. A file that comes with models has times of "any CPU": absolute ones
+of the CPU on which they were measured, of which the ratios T(K) / T(0) are a first guess elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ Seconds = Mapping[int, Mapping[int, float]]  # by batch size, by K
 def described(target: CachedModel, drafter: Drafter | None, backend: str, nodes: int) -> dict[str, object]:
     """Returns all on which step times depend: models, drafter, device, threads, backend and versions, and the nodes of
     trees, if any."""
-    model, settings = getattr(drafter, "model", None), getattr(drafter, "__dict__", {})  # None and slots have none
+    model = getattr(drafter, "model", None)
     return {
         "target": _model(target),
-        "drafter": [type(drafter).__name__, {k: v for k, v in settings.items() if isinstance(v, (int, float))}],
+        "drafter": _drafter(drafter),
         "draft": _model(model) if isinstance(model, CachedModel) else None,
         "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
@@ -34,6 +38,27 @@ def described(target: CachedModel, drafter: Drafter | None, backend: str, nodes:
         "torch": torch.__version__,
         **({"nodes": nodes} if nodes else {}),
     }
+
+
+def described_anywhere(target: CachedModel, drafter: Drafter | None, nodes: int) -> dict[str, object] | None:
+    """Returns what times of any CPU are kept under: sizes of the models, and the drafter. None: they have none, since
+    they are on a GPU, or compiled."""
+    model = getattr(drafter, "model", None)
+    models = [target, *([model] if isinstance(model, CachedModel) else [])]
+    if any(m.device.type != "cpu" or m.is_compiled for m in models):
+        return None
+    return {"device": "any CPU", "drafter": _drafter(drafter), "models": [_size(m) for m in models], "nodes": nodes}
+
+
+def _drafter(drafter: Drafter | None) -> list[object]:
+    settings = getattr(drafter, "__dict__", {})  # None and slots have none
+    return [type(drafter).__name__, {k: v for k, v in settings.items() if isinstance(v, (int, float))}]
+
+
+def _size(model: CachedModel) -> list[object]:
+    """Unlike the whole configuration, it is the same in all versions of transformers."""
+    parameters = sum(p.numel() for p in model.model.parameters())
+    return [type(model.model).__name__, model.vocab_size, parameters, str(model.dtype), str(model.cache_dtype)]
 
 
 def _model(model: CachedModel) -> dict[str, object]:
@@ -55,13 +80,15 @@ def _key(description: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def load(path: str | Path, description: Mapping[str, object]) -> Seconds:
-    """Returns the times in the file that are of this description; none if there are none, or no file.
+def load(path: str | Path, *descriptions: Mapping[str, object] | None) -> Seconds:
+    """Returns the times in the file that are of the first of these descriptions of which it has any; none if there are
+    none, or no file.
 
     Raises:
         ValueError: the file cannot be read, or is not one that ``save`` wrote.
     """
-    entry = _read(Path(path)).get(_key(description), {"seconds": {}})
+    entries, keys = _read(Path(path)), [_key(d) for d in descriptions if d is not None]
+    entry: dict = next((entries[key] for key in keys if key in entries), {"seconds": {}})
     try:
         found = {int(b): {int(k): float(s) for k, s in times.items()} for b, times in entry["seconds"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):

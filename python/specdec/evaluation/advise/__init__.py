@@ -1,0 +1,237 @@
+"""Should this pair speculate, and how? Measures acceptance and the times of steps for about a minute, and predicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specdec_kernels import Rule, SamplingParams
+
+from ...checks import read_count, refuse
+from ...decoder import SpeculativeDecoder
+from ...drafters.draft_length import AdaptiveDrafts
+from ...drafters.protocol import Drafter
+from ...models.cached_model import CachedModel
+from ...models.kv_cache import visible_slots
+from ...prompts import check_room
+from ..contenders import Prompt
+from ..machine import machine
+from ..progress import Tell, Work, silent
+from .compatibility import Compatibility
+from .costs import Measured, measure
+from .machine_trouble import Shares, Threads, profile_forward, time_threads
+from .prediction import Prediction, best, more_accepted, predict
+from .words import Memory, Tried, Verdict, say, verdict
+
+__all__ = ["Advice", "AdviseSettings", "advise"]
+
+FIRST, SAMPLED, BATCHES = (
+    0.45,
+    0.25,
+    0.30,
+)  # of the time: all drafters greedily, the best one at a temperature, in batches
+MORE_ALPHA, FASTER = 0.05, 2.0  # what a better draft would be
+WIDE = (1, 2, 4, 8)  # K that are timed with several rows
+
+
+@dataclass(frozen=True)
+class AdviseSettings:
+    """
+    Args:
+        seconds: for which steps are measured, > 0; loading models comes on top, and slow models take longer.
+        tokens: new tokens of a text, >= 2: reading a prompt counts for less in longer texts.
+        most_drafts: the largest K, >= 1.
+        temperature: of sampled texts, > 0.
+        batch_sizes: beside 1.
+        seed: of sampled texts.
+    """
+
+    seconds: float = 50.0
+    tokens: int = 64
+    most_drafts: int = 8
+    temperature: float = 0.8
+    batch_sizes: tuple[int, ...] = (2, 4, 8)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            refuse("seconds", self.seconds, "a number > 0")
+        read_count("max_new_tokens", self.tokens, 2)
+        read_count("num_drafts", self.most_drafts, 1)
+        if not self.temperature > 0:
+            refuse("temperature", self.temperature, "a number > 0: greedy texts are measured anyway")
+        for size in self.batch_sizes:
+            read_count("batch_sizes", size, 2)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """
+    Attributes:
+        verdict: what to do, in numbers.
+        words: the same in plain English, a sentence or two each.
+        tried: each drafter, greedily with one sequence; the fastest first.
+        sampled: by rule, the best K of the advised drafter at the temperature.
+        batches: the best K of the advised drafter by the number of rows, greedily.
+        costs: seconds of steps by drafter, number of rows and K, as ``SpeculativeDecoder.save_costs`` keeps them.
+    """
+
+    verdict: Verdict
+    words: list[str]
+    threads: Threads
+    shares: Shares | None
+    tried: list[Tried]
+    sampled: dict[str, Prediction]
+    batches: dict[int, Prediction]
+    settings: AdviseSettings
+    costs: dict[str, dict[int, dict[int, float]]]
+
+    def to_dict(self) -> dict:
+        whole = dataclasses.asdict(self)
+        whole["threads"] |= {"best": self.threads.best, "oversubscribed": self.threads.oversubscribed}
+        return whole
+
+
+def advise(
+    target: PreTrainedModel,
+    drafters: Mapping[str, PreTrainedModel | Drafter],
+    prompts: Sequence[Prompt],
+    settings: AdviseSettings | None = None,
+    progress: Tell = silent,
+    compatibility: Mapping[str, Compatibility] | None = None,
+) -> Advice:
+    """Measures every drafter beside plain decoding, and the best one at a temperature and in batches.
+
+    Where threads wait for CPUs, or a forward of the target mostly copies, that is the advice: it would change every
+    other number, so with too many threads nothing else is measured.
+
+    Args:
+        target: as ``SpeculativeDecoder`` takes it.
+        drafters: by name, as ``SpeculativeDecoder`` takes them; at least one.
+        prompts: lists of token ids, at least one. They should be like those that will be decoded, as acceptance
+            depends on the text.
+        settings: None is ``AdviseSettings()``.
+        progress: called with the seconds that are over, of how many, and what is measured.
+        compatibility: what was found of the drafters' tokens, for the words.
+
+    Raises:
+        ValueError: names the argument. Also a drafter that cannot be used with this target, or that fails.
+    """
+    s, found = settings or AdviseSettings(), dict(compatibility or {})
+    if not prompts:
+        refuse("input_ids", "no prompts", "at least one")
+    if not drafters:
+        refuse("drafters", "none", "at least one")
+    plain = SpeculativeDecoder(target, None, 0)
+    decoders = {name: SpeculativeDecoder(target, drafter, s.most_drafts) for name, drafter in drafters.items()}
+    for model in (plain.target, *(m for d in decoders.values() if isinstance(m := _model(d), CachedModel))):
+        check_room([list(p) for p in prompts], s.tokens, model.name, model.max_length)
+    work = Work(progress, len(decoders) + 3 + len(s.batch_sizes))
+    work.begin("timing threads")
+    threads, shares = _machine(plain.target)
+    work.did_one()
+    if threads.oversubscribed:
+        trouble = Verdict("threads", threads=threads.best)
+        return Advice(
+            trouble, say(trouble, threads, shares, [], {}, {}, s.tokens, None), threads, shares, [], {}, {}, s, {}
+        )
+
+    measured: dict[str, Measured] = {}
+    widths = range(1, s.most_drafts + 1)
+    for name, decoder in decoders.items():
+        work.begin(f"decoding with {name}")
+        measured[name] = measure(plain, decoder, prompts, 1, widths, s.tokens, s.seconds * FIRST / len(decoders))
+        work.did_one()
+    tried = [_tried(n, m, decoders[n], s.tokens, found.get(n)) for n, m in measured.items()]
+    tried.sort(key=lambda t: -t.best.speedup)
+    first = tried[0]
+
+    work.begin(f"sampling with {first.name}")
+    sampled, params = {}, SamplingParams(s.temperature)
+    for rule in (Rule.TOKEN, Rule.BLOCK):
+        time = s.seconds * SAMPLED / 2
+        one = measure(plain, decoders[first.name], prompts, 1, widths, s.tokens, time, params, rule, seed=s.seed)
+        sampled[str(rule)] = best(one, s.tokens)
+        work.did_one()
+    batches, costs = {1: first.best}, {n: {1: _seconds(m, s.most_drafts)} for n, m in measured.items()}
+    wide = sorted({min(k, s.most_drafts) for k in WIDE})
+    for size in sorted(s.batch_sizes):
+        work.begin(f"decoding {size} sequences at a time")
+        time = s.seconds * BATCHES / len(s.batch_sizes)
+        one = measure(plain, decoders[first.name], prompts, size, wide, s.tokens, time)
+        chances = measured[first.name].acceptance.by_position()  # of more steps, on the same texts
+        batches[size] = max((predict(one, k, s.tokens, by_position=chances) for k in wide), key=lambda p: p.speedup)
+        costs[first.name][size] = _seconds(one, s.most_drafts)
+        work.did_one()
+    result = verdict(tried, sampled, batches, threads, shares)
+    words = say(result, threads, shares, tried, sampled, batches, s.tokens, s.temperature)
+    return Advice(result, words, threads, shares, tried, sampled, batches, s, costs)
+
+
+def _tried(
+    name: str, measured: Measured, decoder: SpeculativeDecoder, tokens: int, compatibility: Compatibility | None
+) -> Tried:
+    chances = measured.acceptance.by_position()
+    steps = {k: predict(measured, k, tokens) for k in sorted(measured.steps)}
+    parts = {k: {part: times.part(part) for part in times.parts} for k, times in sorted(measured.steps.items())}
+    return Tried(
+        name=name,
+        best=best(measured, tokens),
+        steps=steps,
+        alpha=measured.acceptance.alpha,
+        by_position=chances,
+        tested=measured.acceptance.tested,
+        plain_forward=measured.plain.part("target_forwards"),
+        parts=parts,
+        memory=_memory(decoder),
+        compatibility=compatibility,
+        half_the_draft=best(measured, tokens, faster_draft=FASTER),
+        more_alpha=best(measured, tokens, by_position=more_accepted(chances, MORE_ALPHA)),
+    )
+
+
+def _model(decoder: SpeculativeDecoder) -> object:
+    return getattr(decoder.drafter, "model", None)
+
+
+def _memory(decoder: SpeculativeDecoder) -> Memory:
+    model = _model(decoder)
+    module = model.model if isinstance(model, CachedModel) else model
+    target = {p.data_ptr(): p.nbytes for p in decoder.target.model.parameters()}
+    own = module.parameters() if isinstance(module, nn.Module) else ()
+    weights = {p.data_ptr(): p.nbytes for p in own if p.data_ptr() not in target}
+    slot = getattr(decoder.drafter, "slot_bytes", None)
+    return Memory(
+        sum(target.values()), sum(weights.values()), decoder.target.slot_bytes(), slot() if slot is not None else 0
+    )
+
+
+def _seconds(measured: Measured, most: int) -> dict[int, float]:
+    """T(K) by K, as far as a decoder asks for it by default; a line goes on where fewer drafts were measured."""
+    return {k: measured.seconds(k) for k in range(max(most, AdaptiveDrafts().max_drafts) + 1)}
+
+
+@torch.inference_mode()
+def _machine(target: CachedModel) -> tuple[Threads, Shares]:
+    """Times a plain forward with several numbers of threads, and profiles one of five tokens."""
+
+    def forward(width: int, stored: int = 32) -> object:
+        places = torch.arange(stored, stored + width, device=target.device)[None]
+        layout = target.layout(places, places, visible_slots(stored + width, cache.capacity))
+        return target(places % target.vocab_size, cache, layout)
+
+    cache, about = target.new_cache(1, target.capacity(64)), machine()
+    cpus: dict = about["cpus"]  # type: ignore[assignment]
+    usable, load = cpus["usable"], os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    if target.device.type != "cpu":  # torch's threads only launch
+        count = torch.get_num_threads()
+        threads = Threads(count, max(usable, count), None, {count: 0.0})
+    else:
+        threads = time_threads(lambda: forward(1), usable, load)
+    return threads, profile_forward(lambda: forward(5), target.device.type == "cuda")

@@ -1,0 +1,217 @@
+"""What steps cost: a batch decodes with another K in every step, beside plain decoding, and each step is timed.
+
+The steps are those of the loop itself, so their times have everything in them that a user waits for: forwards of target
+and draft at each width, the kernels, and the loop's own work on the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from specdec_kernels import Rule, SamplingParams
+
+from ...checks import refuse
+from ...decoder import SpeculativeDecoder
+from ...drafters.draft_length import NO_CAPS, Remaining, RowResult
+from ...loop.arguments import read_entries
+from ...loop.batch import Batch
+from ...loop.token_log_probs import read_asked
+from .acceptance import Acceptance
+
+Clock = Callable[[], float]
+BLOCK = 4  # steps that plain and speculative decoding take in turns
+FORWARDS = ("draft_forwards", "target_forwards")
+
+
+class Sweep:
+    """Takes the numbers of drafts in turns, and counts what becomes of the drafts."""
+
+    def __init__(self, widths: Sequence[int]):
+        self.acceptance, self._turns = Acceptance(max(widths)), itertools.cycle(widths)
+
+    def begin(self, row: int) -> None:
+        pass
+
+    def use(self, rows: int) -> None:
+        pass
+
+    def took(self, num_drafts: int, seconds: float) -> None:
+        pass
+
+    def caught_up(self, seconds: float) -> None:
+        pass
+
+    def next(
+        self,
+        drafting: Sequence[int],
+        live: int,
+        remaining: Remaining | None = None,
+        caps: Mapping[int, int] = NO_CAPS,
+    ) -> Mapping[int, int]:
+        return dict.fromkeys(drafting, next(self._turns))
+
+    def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
+        self.acceptance.record(results)
+
+
+@dataclass
+class Times:
+    """Seconds of steps of one width.
+
+    Attributes:
+        whole: of each step, as the caller of the loop sees it.
+        parts: of these, those of the draft's and the target's forwards.
+    """
+
+    whole: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in FORWARDS})
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.whole)
+
+    def part(self, name: str) -> float:
+        return statistics.median(self.parts[name])
+
+
+@dataclass
+class Measured:
+    """What was measured with one drafter, number of rows and sampling setting.
+
+    Attributes:
+        plain: steps without drafter.
+        steps: steps by K, from 1 on.
+        begins: seconds from the call to the first step, by whether there are drafts: prompts are read.
+        tokens: that were emitted, of both.
+    """
+
+    rows: int
+    acceptance: Acceptance
+    plain: Times = field(default_factory=Times)
+    steps: dict[int, Times] = field(default_factory=dict)
+    begins: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    tokens: int = 0
+
+    @property
+    def known(self) -> bool:
+        return bool(self.plain.whole) and bool(self.steps)
+
+    def seconds(self, num_drafts: int) -> float:
+        """Returns T(K), the median. Where a K was not timed, it is on the line between its neighbours: each draft adds
+        one draft forward and one token to verify. Larger K never take less, since that would only be noise."""
+        points = {0: self.plain.median, **{k: t.median for k, t in self.steps.items()}}
+        return interpolated(points, num_drafts)
+
+    def begin(self, drafts: bool) -> float:
+        return statistics.median(self.begins[drafts]) if self.begins[drafts] else 0.0
+
+
+def interpolated(points: Mapping[int, float], at: int) -> float:
+    """Returns the value at ``at`` of the straight lines through ``points``, made not to fall; beyond the last point the
+    last line goes on."""
+    xs, so_far, ys = sorted(points), 0.0, []
+    for x in xs:
+        so_far = max(so_far, points[x])
+        ys.append(so_far)
+    if len(xs) == 1:
+        return ys[0]
+    i = next((i for i in range(1, len(xs)) if xs[i] >= at), len(xs) - 1)
+    return ys[i - 1] + (ys[i] - ys[i - 1]) * (at - xs[i - 1]) / (xs[i] - xs[i - 1])
+
+
+class _Decoding:
+    """One batch whose steps are timed one by one."""
+
+    def __init__(
+        self, decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], tokens: int, params: SamplingParams | None,
+        rule: Rule, seed: int, lengths: Sweep | None, clock: Clock,
+    ):  # fmt: skip
+        self._clock, began = clock, clock()
+        most, target = decoder.most_drafts, decoder.target
+        entries = read_entries(
+            target, [list(p) for p in prompts], tokens, params, [seed + i for i in range(len(prompts))], frozenset(),
+            None, logit_bias=None, banned_tokens=None, min_new_tokens=0, logits_processor=None, most_drafts=most,
+            asked=read_asked(False, None, None),
+        )  # fmt: skip
+        longest = max(map(len, prompts)) + tokens
+        config = decoder.batch_config(len(prompts), target.capacity(longest), rule, 0, 0)
+        self.batch = Batch(config, lengths)
+        target.prefill(self.batch.generation.target_cache, [e.record.text[:-1] for e in entries])
+        self.batch.admit(dict(enumerate(entries)))
+        self.begin, self._steps, self._lengths = clock() - began, 0, lengths
+
+    def step(self, measured: Measured) -> None:
+        self.batch.stopwatch.lap("loop")  # the time since its last step belongs to the other batch
+        parts = self.batch.stopwatch.seconds
+        before, began = dict(parts), self._clock()
+        emissions = self.batch.step()
+        seconds, spent = self._clock() - began, {name: parts[name] - before[name] for name in parts}
+        measured.tokens += sum(len(e.tokens) for e in emissions)
+        if self._steps == 0:  # in it a drafter reads the prompts, and shapes come up for the first time
+            self.begin += spent["prefill"]
+            measured.begins[self._lengths is not None].append(self.begin)
+        else:
+            k = self.batch.num_drafts
+            times = measured.plain if self._lengths is None else measured.steps.setdefault(k, Times()) if k else None
+            if times is not None:
+                times.whole.append(seconds)
+                for name in FORWARDS:
+                    times.parts[name].append(spent[name])
+        self._steps += 1
+
+
+@torch.inference_mode()
+def measure(
+    plain: SpeculativeDecoder,
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Sequence[int]],
+    rows: int,
+    widths: Sequence[int],
+    tokens: int,
+    seconds: float,
+    params: SamplingParams | None = None,
+    rule: Rule = Rule.TOKEN,
+    seed: int = 0,
+    clock: Clock = time.perf_counter,
+) -> Measured:
+    """Decodes prompts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over.
+
+    Args:
+        decoder: with a fixed K, the largest of ``widths``.
+        prompts: they are taken in turns, again and again.
+        widths: K >= 1 that are timed; the order is that in which they are taken.
+        tokens: new tokens of a text.
+        seconds: for which it goes on, and at least until each width was timed once.
+        params: None is greedy.
+        seed: of the first text; each has another one.
+        clock: for tests.
+
+    Raises:
+        ValueError: the drafter failed.
+    """
+    sweep, began, turn = Sweep(widths), clock(), 0
+    measured = Measured(rows, sweep.acceptance)
+    while True:
+        chosen = [prompts[(turn * rows + i) % len(prompts)] for i in range(rows)]
+        pair = [
+            _Decoding(which, chosen, tokens, params, rule, seed + turn * rows, lengths, clock)
+            for which, lengths in ((plain, None), (decoder, sweep))
+        ]
+        while any(d.batch.live for d in pair):
+            for decoding in pair:
+                for _ in range(BLOCK):
+                    if decoding.batch.live:
+                        decoding.step(measured)
+            if (session := pair[1].batch.session) is not None and session.error is not None:
+                refuse(
+                    "drafter", f"{type(decoder.drafter).__name__}, which failed ({session.error})", "one that drafts"
+                )
+            if clock() - began >= seconds and {*widths} <= {*measured.steps} and measured.plain.whole:
+                return measured
+        turn += 1

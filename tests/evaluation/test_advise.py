@@ -1,0 +1,297 @@
+"""What is advised: decisions and words on synthetic costs, the arithmetic of predictions, and one small run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from specdec import AdaptiveDrafts, SpeculativeDecoder, stats
+from specdec.cli import saved
+from specdec.drafters.draft_length import RowResult
+from specdec.evaluation.advise import AdviseSettings, advise
+from specdec.evaluation.advise.acceptance import LIKE_BEFORE, Acceptance
+from specdec.evaluation.advise.compatibility import compare_tokenizers
+from specdec.evaluation.advise.costs import Measured, Sweep, Times, interpolated, measure
+from specdec.evaluation.advise.machine_trouble import Shares, Threads, shares, time_threads
+from specdec.evaluation.advise.prediction import best, more_accepted, predict
+from specdec.evaluation.advise.words import Memory, Tried, say, verdict
+from specdec.loop.batch import Batch
+from support.commands import invoke, refused, run
+from support.models import prompts, tunable_pair
+
+MEMORY = Memory(target=1000, draft=100, target_slot=16, draft_slot=2)
+QUIET = Threads(count=2, usable=2, load=0.1, seconds={1: 0.012, 2: 0.010})
+CLEAN = Shares(matrix=0.6, copies=0.1, other=0.3)
+
+
+def measured(alpha: float, c: float, wider: float = 0.0, rows: int = 1, most: int = 4) -> Measured:
+    """A plain step takes 10 ms, each draft forward c of that, and each verified token ``wider`` of it more."""
+    acceptance = Acceptance(most)
+    for _ in range(1000):
+        acceptance.tested, acceptance.accepted = [1000] * most, [round(1000 * alpha)] * most
+    steps = {}
+    for k in range(1, most + 1):
+        draft, target = 0.01 * c * k, 0.01 * (1 + wider * k)
+        parts = {"draft_forwards": [draft] * 3, "target_forwards": [target] * 3}
+        steps[k] = Times([draft + target] * 3, parts)
+    plain = Times([0.010] * 3, {"draft_forwards": [0.0] * 3, "target_forwards": [0.010] * 3})
+    return Measured(rows, acceptance, plain, steps)
+
+
+def tried(name: str, of: Measured) -> Tried:
+    chances, parts = of.acceptance.by_position(), {}
+    for k, times in of.steps.items():
+        parts[k] = {part: times.part(part) for part in times.parts}
+    steps = {k: predict(of, k, 64) for k in of.steps}
+    half, more = best(of, 64, faster_draft=2.0), best(of, 64, by_position=more_accepted(chances, 0.05))
+    forward, tests = of.plain.part("target_forwards"), of.acceptance.tested
+    return Tried(
+        name, best(of, 64), steps, of.acceptance.alpha, chances, tests, forward, parts, MEMORY, None, half, more
+    )
+
+
+# ---- predictions
+
+
+def test_predictions_are_those_of_the_paper_where_its_assumptions_hold():
+    """Theorem 3.8: (1 - a^(K+1)) / ((1 - a) (K c + 1))."""
+    found = predict(measured(0.8, 0.1), 3, 64)
+    assert found.tau == pytest.approx((1 - 0.8**4) / 0.2) and found.speedup == pytest.approx(found.tau / 1.3)
+    assert found.tokens_per_second == pytest.approx(100 * found.speedup)
+    assert best(measured(0.8, 0.1), 64).num_drafts == 4 and best(measured(0.3, 0.3), 64).num_drafts == 1
+
+
+def test_a_prediction_has_what_verifying_and_reading_prompts_take():
+    dear = measured(0.8, 0.1, wider=0.2)
+    assert predict(dear, 3, 64).speedup == pytest.approx(predict(measured(0.8, 0.1), 3, 64).tau / 1.9)
+    dear.begins = {False: [0.1], True: [0.3]}
+    tau = predict(dear, 3, 64).tau
+    assert predict(dear, 3, 64).speedup == pytest.approx((0.1 + 0.64) / (0.3 + 64 / tau * 0.019))
+
+
+def test_what_a_better_draft_would_be_worth():
+    of = measured(0.8, 0.4)
+    half, more = (best(of, 64, faster_draft=2.0), best(of, 64, by_position=more_accepted([0.8] * 4, 0.05)))
+    assert half.speedup == pytest.approx(best(measured(0.8, 0.2), 64).speedup)
+    assert more.speedup == pytest.approx(best(measured(0.85, 0.4), 64).speedup)
+    assert more_accepted([0.98, 0.5], 0.05) == [1.0, 0.55]
+
+
+def test_times_between_measured_ones_do_not_fall():
+    assert interpolated({0: 1.0, 1: 2.0, 4: 5.0}, 2) == 3.0
+    assert interpolated({0: 1.0, 1: 2.0, 2: 1.5}, 2) == 2.0
+    assert interpolated({0: 1.0, 1: 2.0}, 3) == 4.0
+
+
+def test_acceptance_by_position():
+    found = Acceptance(3)
+    found.record([RowResult(0, 3, 1, 2, False), RowResult(0, 3, 3, 4, False), RowResult(0, 1, 0, 1, False)])
+    found.record([RowResult(0, 3, 3, 4, True)])  # its text ended there
+    assert (found.tested, found.accepted) == ([3, 2, 1], [2, 1, 1])
+    first, second, _ = found.by_position()
+    assert first == pytest.approx(2 / 3) and second == pytest.approx((1 + LIKE_BEFORE * first) / (2 + LIKE_BEFORE))
+    assert found.alpha == pytest.approx(4 / 6)
+    assert Acceptance(2).by_position() == [0.0, 0.0] and Acceptance(2).alpha == 0.0
+
+
+# ---- decisions and words
+
+
+def told(of: Measured, batches: dict | None = None, threads: Threads = QUIET, copies: Shares = CLEAN):
+    first = tried("model", of)
+    sampled = {"token": predict(of, 2, 64), "block": predict(of, 3, 64)}
+    found = {1: first.best, **(batches or {})}
+    result = verdict([first], sampled, found, threads, copies)
+    return result, say(result, threads, copies, [first], sampled, found, 64, 0.8)
+
+
+def test_it_says_yes_where_it_pays():
+    of = measured(0.8, 0.1)
+    result, words = told(of, {2: best(measured(0.8, 0.1, rows=2), 64), 4: best(measured(0.8, 0.1, 1.0, 4), 64)})
+    assert (result.answer, result.drafter, result.num_drafts, result.rule) == ("speculate", "model", 4, "block")
+    assert result.plain_tokens_per_second == pytest.approx(100) and result.stops_at_batch == 4
+    text = "\n".join(words)
+    assert words[0].startswith(
+        "Yes, speculate: with model and K = 4, 240.1 tokens/s are expected, 2.40 times the 100.0"
+    )
+    assert "does not pay from 4 on" in text and "Use rule block" in text
+    assert "model takes 100 bytes of weights (10% of the target's) and 2 bytes of cache" in text
+    assert "A draft that takes half the time would give 2.80 times plain (K = 4)" in text
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (measured(0.1, 0.1), "its drafts are seldom accepted"),
+        (measured(0.9, 1.0), "the draft is nearly as expensive as the target"),
+        (measured(0.9, 0.1, wider=1.0), "verifying several tokens costs nearly as much as decoding them"),
+    ],
+)
+def test_it_says_no_and_why_where_it_does_not_pay(of, why):
+    result, words = told(of)
+    assert result.answer == "plain" and result.speedup < 1.03 and result.stops_at_batch == 1
+    assert words[0].startswith("No, do not speculate: plain decoding writes 100.0 tokens/s.")
+    assert why in words[1]
+
+
+def test_a_small_gain_is_none():
+    of = measured(0.31, 0.28)
+    assert 1.0 < best(of, 64).speedup < 1.03 and told(of)[0].answer == "plain"
+
+
+def test_threads_that_wait_are_told_instead():
+    more_than_usable = Threads(4, 2, 0.0, {1: 0.01, 2: 0.008, 4: 0.02})
+    busy = Threads(2, 2, 5.0, {1: 0.010, 2: 0.25})
+    small_model = Threads(2, 2, 0.3, {1: 0.010, 2: 0.015})
+    assert more_than_usable.oversubscribed and more_than_usable.best == 2
+    assert busy.oversubscribed and busy.best == 1
+    assert not small_model.oversubscribed and small_model.best == 1  # it is only faster with one
+    assert not Threads(2, 2, 5.0, {1: 0.010, 2: 0.011}).oversubscribed  # busy, but it does not show
+    result, words = told(measured(0.8, 0.1), threads=small_model)
+    assert result.threads == 1 and any("set OMP_NUM_THREADS=1, and ask again" in line for line in words)
+
+
+def test_copies_that_dominate_are_told_first():
+    result, words = told(measured(0.8, 0.1), copies=Shares(0.3, 0.5, 0.2))
+    assert result.answer == "copies" and words[0].startswith("First, the copies: 50% of the target's forward copies")
+
+
+def test_shares_of_a_forward():
+    found = shares({"aten::mm": 6.0, "aten::copy_": 2.0, "aten::index_copy_": 1.0, "aten::silu": 1.0})
+    assert (found.matrix, found.copies, found.other) == pytest.approx((0.6, 0.3, 0.1)) and found.copies_dominate
+    assert not shares({}).copies_dominate
+
+
+def test_threads_are_timed_and_put_back():
+    before, seen, now = torch.get_num_threads(), [], iter(range(1000))
+    found = time_threads(lambda: seen.append(torch.get_num_threads()), 4, 0.0, clock=lambda: float(next(now)))
+    assert sorted({*seen}) == sorted({1, 2, 4, before}) and torch.get_num_threads() == before
+    assert found.seconds == dict.fromkeys(sorted({*seen}), 1.0)
+
+
+# ---- tokenizers
+
+
+def test_vocabularies(pair):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = pair[2]
+    size = len(tokenizer)
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "import": 1, "os": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    other = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+    for theirs, sizes, kind, drafter in (
+        (tokenizer, (size, size), "equal", "model"),
+        (tokenizer, (size + 8, size), "padded", "model"),
+        (None, (size, size), "equal", "model"),
+        (None, (size, 7), "foreign", None),
+        (other, (size, 3), "translated", "universal"),
+    ):
+        found = compare_tokenizers(tokenizer, theirs, sizes, ["import os\n"])
+        assert (found.kind, found.drafter) == (kind, drafter)
+    assert 0 < found.shared < 0.01 and found.tokens_each == pytest.approx(2 / len(tokenizer("import os\n").input_ids))
+
+
+# ---- measuring
+
+
+def test_steps_are_timed_by_their_number_of_drafts():
+    """Each reading of the clock is a second after the one before, so every step takes one."""
+    target, draft = tunable_pair(0.0)
+    now = iter(range(10**6))
+    plain, decoder = SpeculativeDecoder(target, None, 0), SpeculativeDecoder(target, draft, 3)
+    found = measure(plain, decoder, prompts(2, 3, 5), 1, (1, 3), 12, 1.0, clock=lambda: float(next(now)))
+    assert {*found.steps} >= {1, 3} and {*found.plain.whole} == {1.0} == {*found.steps[3].whole}
+    assert min(map(found.begin, (False, True))) >= 1.0  # the first steps count as what reads prompts
+    assert found.acceptance.by_position() == [1.0, 1.0, 1.0]  # both are one function
+    assert predict(found, 3, 12).tau == 4.0 and found.seconds(2) == 1.0
+
+
+def test_a_batch_is_not_charged_for_the_steps_of_the_other(monkeypatch):
+    """By a clock of our own, plain steps take 100 seconds; nothing of that is in the times with drafts."""
+    target, draft = tunable_pair(0.0)
+    plain, decoder = SpeculativeDecoder(target, None, 0), SpeculativeDecoder(target, draft, 2)
+    step, now = Batch.step, [0.0]
+
+    def slow(self):
+        now[0] += 100.0 if self.session is None else 1.0
+        return step(self)
+
+    def clock() -> float:
+        return now[0]
+
+    monkeypatch.setattr(Batch, "step", slow)
+    monkeypatch.setattr(stats, "time", SimpleNamespace(perf_counter=clock))
+    found = measure(plain, decoder, prompts(1, 3, 5), 1, (1, 2), 8, 0.1, clock=clock)
+    assert {*found.plain.whole} == {100.0} and {*found.steps[2].whole} == {1.0} and found.begin(True) <= 1.0
+
+
+def test_the_numbers_of_drafts_take_turns():
+    sweep = Sweep((1, 2, 4))
+    assert [sweep.next([0, 1], 2)[1] for _ in range(4)] == [1, 2, 4, 1]
+
+
+def test_a_drafter_that_fails_is_named():
+    class Broken:
+        def start(self, generation):
+            raise RuntimeError("no luck")
+
+    target, _ = tunable_pair(0.0)
+    plain, broken = SpeculativeDecoder(target, None, 0), SpeculativeDecoder(target, Broken(), 2)
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(ValueError, match=r"drafter: got Broken, which failed \(.*no luck"),
+    ):
+        measure(plain, broken, prompts(1, 3, 5), 1, (1, 2), 8, 0.1)
+
+
+def test_bad_settings_are_refused():
+    for bad, name in (
+        ({"seconds": 0}, "seconds"),
+        ({"tokens": 1}, "max_new_tokens"),
+        ({"most_drafts": 0}, "num_drafts"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"batch_sizes": (1,)}, "batch_sizes"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: got"):
+            AdviseSettings(**bad)
+    target, draft = tunable_pair(0.0)
+    with pytest.raises(ValueError, match="input_ids: got no prompts"):
+        advise(target, {"model": draft}, [])
+    with pytest.raises(ValueError, match="drafters: got none"):
+        advise(target, {}, [[1]])
+    with pytest.raises(ValueError, match="max_new_tokens: got 64 after a prompt of 250 tokens"):
+        advise(target, {"model": draft}, [[1] * 250])
+
+
+# ---- the command
+
+
+def test_the_command_saves_what_generate_takes(folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Threads, "oversubscribed", False)  # whatever the machine of the tests does
+    monkeypatch.setattr(Shares, "copies_dominate", False)
+    quick = ("--seconds", 0.2, "--max-new-tokens", 6, "-k", 2, "--batch-size", 2, "--json", "--save")
+    file = tmp_path / "prompts.txt"
+    file.write_text("x = 1\nimport os\n")
+    result = run("advise", folders[1], folders[3], "lookup", "--prompts", file, *quick)
+    whole = json.loads(result.stdout)
+    assert whole["verdict"]["answer"] in ("speculate", "plain") and {*whole["batches"]} == {"1", "2"}
+    assert {t["name"] for t in whole["tried"]} == {str(folders[3]), "lookup"}
+    assert saved.own_file().is_file() and str(saved.own_file()) in result.stderr.replace("\n", "")
+    from specdec import load_pair
+
+    decoder = SpeculativeDecoder(*load_pair(folders[1], folders[3])[:2], AdaptiveDrafts(2))
+    assert saved.load(decoder, str(folders[1])) and len(decoder.num_drafts.sampled) == 3
+    assert decoder.costs_of(1) is not None and dataclasses.replace(decoder.num_drafts) == decoder.num_drafts
+
+
+def test_bad_options_are_refused(folders, tmp_path):
+    assert refused("advise", "--seconds", 0).startswith("Invalid value for --seconds: got 0.0, allowed: a number > 0")
+    assert "--max-new-tokens: got 1, allowed: an integer >= 2" in refused("advise", "--max-new-tokens", 1)
+    assert "DRAFT: got lookup, lookup, allowed: each once" in refused("advise", folders[1], "lookup", "lookup")
+    assert invoke("advise", folders[1], tmp_path / "none").exit_code == 2
