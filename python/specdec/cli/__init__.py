@@ -1,5 +1,4 @@
-"""The command line: ``specdec generate``, ``chat``, ``advise``, ``compare``, ``bench``, ``report``, ``verify``, ``simulate``,
-``roofline``, ``doctor`` and ``serve``, a file each.
+"""The command line, one command a file.
 
 Answers go to stdout, everything else to stderr. Whatever imports torch is imported inside the commands:
 ``--help`` is to be fast."""
