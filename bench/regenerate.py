@@ -34,15 +34,10 @@ OF_KERNELS = (*MEASURING, *KERNELS, "bench/bench_kernels.py", "bench/cases.py", 
 LOOP = (*KERNELS, *(f"python/specdec/{room}" for room in ("sampling", "models", "drafters", "loop", "embedded")))
 DECODER = (*LOOP, "python/specdec/decoder.py", "python/specdec/prompts.py")
 SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
-_MEASURED = (
-    "compare.py",
-    "contenders.py",
-    "machine.py",
-    "near_ties.py",
-    "progress.py",
-    "rounds.py",
-)  # not reports, theory
-_EVALUATION = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in (*_MEASURED, "bench", "verify")))
+# Without reports and roofs: they say what was measured, or measure nothing.
+_FILES = ("compare.py", "contenders.py", "machine.py", "near_ties.py", "progress.py", "rounds.py", "verify")
+_EVALUATION = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in _FILES))
+_BENCH = tuple(f"python/specdec/evaluation/{name}" for name in ("bench", "theory.py", "theory_table.py"))
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ RESULTS = (
     Result(
         "bench",
         "-m specdec bench --no-report --json --output {folder}",
-        _EVALUATION,
+        (*_EVALUATION, *_BENCH),
         without=("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt"))),
     ),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
