@@ -228,8 +228,8 @@ def test_texts_of_transformers_alone_may_differ(method):
     grid = Grid((Method("model"), Method("assisted")), num_drafts=(2,))
     (setting,) = grid.settings()
     difference = {"methods": ["transformers t=0 b=1", method], "verdict": "near-tie"}
-    played = line(setting, 0, grid.cells(setting), 10.0, differences=[difference])
-    greedy = results(HEADER, grid, [played])["greedy"]
+    played = [line(setting, i, grid.cells(setting), 10.0, differences=[{**difference}]) for i in range(2)]
+    greedy = results(HEADER, grid, played)["greedy"]
     assert greedy == {"equal": method.startswith("assisted"), "differences": [difference]}
 
 
