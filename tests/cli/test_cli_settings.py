@@ -96,7 +96,7 @@ def test_compare_gives_its_settings_to_all_methods(monkeypatch, pair):
     monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: calls.append((a, k)) or generate(*a, **k))
     target, draft, tokenizer = pair
     prompt = tokenizer([PROMPT]).input_ids[0]
-    SpecdecMethod(target, draft, 2, settings).run(prompt, 0)
+    SpecdecMethod(target, draft, 2, settings).run([prompt], 0)
     assert calls[0][0][4] == SamplingParams(**given) and calls[0][1]["rule"] == "block"
     configs, theirs = [], target.generate
     monkeypatch.setattr(target, "generate", lambda *a, **k: configs.append(target.generation_config) or theirs(*a, **k))

@@ -54,7 +54,7 @@ def test_a_tree_is_the_decoders(made, pair):
 def test_a_tree_of_the_draft_model(monkeypatch, command, given, nodes):
     asked = []
 
-    def told(self, target, draft, num_drafts, *more, tree=None):
+    def told(self, target, draft, num_drafts, *more, tree=None, **others):
         asked.append((type(draft).__name__, num_drafts, tree))
         if tree is not None:
             raise ValueError("seed: enough")
@@ -78,7 +78,7 @@ def test_what_is_told_of_trees():
 
 
 def test_chat(pair, monkeypatch, made):
-    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_: pair)
+    monkeypatch.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
     lines = ("/drafter lookup", "/tree 8", TEXT.replace("\n", " "), "/stats", "/tree 0", "/drafter none", "/k 3", "x",
              "/tree off", "x", "/stats")  # fmt: skip
     result = CliRunner().invoke(app, ["chat", *map(str, SHORT), "--device", "cpu"], input="\n".join(lines))

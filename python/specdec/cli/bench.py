@@ -41,7 +41,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help=f"Repeatable: {', '.join(bench_methods.NAMES)}, or {HEAD}. transformers and plain are always there. "
-            "Default: assisted, lookup, suffix; with a draft also model; of the embedded target also eagle3.",
+            "Default: assisted, model if there is a draft, lookup, and suffix, or eagle3 of the embedded target.",
             show_default=False,
         ),
     ] = None,

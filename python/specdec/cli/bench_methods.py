@@ -48,8 +48,8 @@ def read_methods(
 
 def _default(target: str | None, draft: str | None, exit_layers: int | None) -> list[str]:
     of_draft = ["model"] if target is None or draft is not None else []
-    heads = ["eagle3"] if target is None else []
-    return [ASSISTED, *of_draft, "lookup", "suffix", *heads, *([] if exit_layers is None else ["early-exit"])]
+    others = ["eagle3"] if target is None else ["suffix"]
+    return [ASSISTED, *of_draft, "lookup", *others, *([] if exit_layers is None else ["early-exit"])]
 
 
 def drafters_of(names: Sequence[str]) -> list[str]:

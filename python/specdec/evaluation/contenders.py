@@ -116,7 +116,6 @@ class SpecdecMethod:
         if tree is not None:
             self.setting["tree"] = tree
         self.decoder = SpeculativeDecoder(target, draft, num_drafts, tree=tree, compile=compile)
-        self.decoder.read_rule(settings.rule, 0)  # refuses a rule that these drafts do not know
         self._settings, self._eos = settings, sorted(read_eos(None, target))
 
     def run(self, prompts: Sequence[Prompt], seed: int) -> Run:

@@ -45,4 +45,6 @@ class Maker:
         if cell.method not in self._drafters:
             self._drafters[cell.method] = self.drafter(cell.method)
         k = cell.num_drafts if isinstance(cell.num_drafts, int) else AdaptiveDrafts()
-        return SpecdecMethod(self.target, self._drafters[cell.method], k, settings, cell.tree, self.compile)
+        made = SpecdecMethod(self.target, self._drafters[cell.method], k, settings, cell.tree, self.compile)
+        made.decoder.read_rule(cell.rule, 0)  # refuses a rule that these drafts do not know, before anything runs
+        return made

@@ -35,7 +35,10 @@ def results(header: Mapping, grid: Grid, rounds: Sequence[Mapping]) -> dict:
     predictions = {row.cell: row.predicted for row in rows_of(cells)}
     for cell in cells:
         cell["predicted"] = predictions.get(cell["id"])
-    differences = [each for r in rounds for each in r["differences"]]
+    differences: list[dict] = []
+    for each in (each for r in rounds for each in r["differences"]):
+        if each not in differences:  # a run that goes on does not know which were found before
+            differences.append(each)
     greedy = any(r["greedy"] for r in rounds)
     ours = {cell.id for cell in grid.all_cells() if cell.ours}
     return {

@@ -96,10 +96,17 @@ def _words(
     if rounds < FEWEST:
         return f"{where}: {rounds} rounds are too few to name the fastest, {FEWEST} are enough"
     if not close:
-        return f"{where}: {labels[best]} is the fastest" + (f", {faster}" if faster else "")
-    same = ", ".join(labels[name] for name in (best, *close))
-    plain = any(labels[name] in BASELINE_LABELS for name in (best, *close))
-    return f"{where}: within noise: {same}" + ("; drafts do not pay here" if plain else f"; {faster}" if faster else "")
+        plain_wins = "; drafts do not pay here" if labels[best] in BASELINE_LABELS else ""
+        return f"{where}: {labels[best]} is the fastest, {faster}{plain_wins}"
+    same = [labels[name] for name in (best, *close)]
+    plain = [label for label in same if label in BASELINE_LABELS]
+    if plain == same:
+        told = "; drafts do not pay here"
+    elif plain:
+        told = "; whether drafts pay cannot be told"
+    else:
+        told = f"; {faster}"
+    return f"{where}: within noise: {', '.join(same)}{told}"
 
 
 BASELINE_LABELS = ("plain decoding", "transformers' generate")
