@@ -81,14 +81,12 @@ def test_asking_for_log_probabilities_changes_no_token(kind, form, dtype):
         compact = 30 if form == "compact" else 0
         drawn.append(draft_step(draft[:, i], params, offset=i, drafts=tokens, d2t=d2t, compact=compact, **at))
         tokens = torch.cat([tokens, drawn[-1].tokens[:, None]], 1)
-    stacked = {n: torch.stack([getattr(d, n) for d in drawn], 1) for n in ("cutoff", "lse", "compact_ids", "compact_log_q")}
+    names = {"compact": ("compact_ids", "compact_log_q"), "stats": ("cutoff", "lse")}.get(form, ())
+    of_drafts = tuple(torch.stack([getattr(d, name) for d in drawn], 1) for name in names)
     # Some drafts that q never yields, and some that are no tokens.
     other = torch.randint(-1, vocabulary + 1, tokens.shape, generator=generator)
     tokens = torch.where(torch.rand(tokens.shape, generator=generator) < 0.1, other, tokens)
-    q = {
-        "compact": {"compact_q": (stacked["compact_ids"], stacked["compact_log_q"])},
-        "stats": {"draft_stats": (stacked["cutoff"], stacked["lse"])},
-    }.get(form, {})
+    q = {"compact": {"compact_q": of_drafts}, "stats": {"draft_stats": of_drafts}}.get(form, {})
     logits = None if form in ("one_hot", "compact") else draft
 
     fast, whole = (
