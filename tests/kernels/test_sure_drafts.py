@@ -1,4 +1,4 @@
-"""Under top-p alone, rule ``token`` of backend ``cpu`` accepts most drafts without the cutoff (csrc/cpu/sure_drafts.cpp).
+"""Under top-p alone, rule ``token`` of backend ``cpu`` accepts most drafts without a cutoff (csrc/cpu/sure_drafts.cpp).
 Where log-probabilities are asked for it cannot, as they need the cutoff. Both ways have to emit the same tokens."""
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def random_params(batch: int, penalties: bool, generator: torch.Generator) -> Sa
     )
 
 
-def random_rows(kind: str, batch: int, vocabulary: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def random_rows(
+    kind: str, batch: int, vocabulary: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the target and of the draft. The draft's are the target's in half of the sequences."""
     target = 2 * torch.randn(batch, NUM_DRAFTS + 1, vocabulary, generator=generator)
     if kind == "offset":
