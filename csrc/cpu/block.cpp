@@ -49,6 +49,19 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
     const int64_t n = padded_size(row, block);                                                                         \
     return n == kBlock ? stats_of_block(x, t, lanes, next_of(row, block)) : stats_of_rest(x, n, t, lanes);             \
   }                                                                                                                    \
+  attributes SPECDEC_ALONE BlockStats mark_of_block(const float* x, float t, const void* next, float mark,             \
+                                                    float* above) {                                                    \
+    return mark_of_floats(x, kBlock, t, next, mark, above);                                                            \
+  }                                                                                                                    \
+  attributes SPECDEC_ALONE BlockStats mark_of_rest(const float* x, int64_t n, float t, float mark, float* above) {     \
+    return mark_of_floats(x, n, t, x, mark, above);                                                                    \
+  }                                                                                                                    \
+  attributes BlockStats mark(Row row, int64_t block, float t, float mark, float* above) {                              \
+    alignas(64) float buffer[kBlock];                                                                                  \
+    const float* x = view(row, block, buffer);                                                                         \
+    const int64_t n = padded_size(row, block);                                                                         \
+    return n == kBlock ? mark_of_block(x, t, next_of(row, block), mark, above) : mark_of_rest(x, n, t, mark, above);   \
+  }                                                                                                                    \
   attributes SPECDEC_ALONE BlockStats split_of_block(const float* x, float t, float* lanes, const void* next,          \
                                                      Bracket bracket, Split* split) {                                  \
     return split_of_floats(x, kBlock, t, lanes, next, bracket, split);                                                 \
@@ -96,9 +109,9 @@ SPECDEC_BODY int64_t copy_body(Row row, int64_t block, float* out) {
     return draw_index_body(philox_words, w, n, noise, s);                                                              \
   }                                                                                                                    \
   attributes int64_t copy(Row row, int64_t block, float* out) { return copy_body(row, block, out); }                   \
-  constexpr BlockKernels kernels = {label,         max,       stats,      split, sample,       tally,                  \
-                                    sample_range,  sum_above, histogram,  range, residual_sum, draw,                   \
-                                    draw_residual, arrivals,  draw_index, find,  copy};                                \
+  constexpr BlockKernels kernels = {label, max,           stats,     mark,       split, sample,                        \
+                                    tally, sample_range,  sum_above, histogram,  range, residual_sum,                  \
+                                    draw,  draw_residual, arrivals,  draw_index, find,  copy};                         \
   }
 
 SPECDEC_KERNELS(baseline, "baseline", , __m128i, _mm)
@@ -141,10 +154,20 @@ const BlockKernels*& kernels_in_use() {
 }  // namespace
 
 float DraftDistribution::log_probability(int64_t token) const {
-  if (ids == nullptr) return specdec::log_probability(logit_at(row, token), distribution);
+  const int64_t entry = entry_of(token);
+  if (entry < 0) return -INFINITY;
+  return log_q == nullptr ? specdec::log_probability(logit_at(row, entry), distribution) : log_q[entry];
+}
+
+float DraftDistribution::logit(int64_t token) const {
+  const int64_t entry = entry_of(token);
+  return entry < 0 ? -INFINITY : logit_at(row, entry);
+}
+
+int64_t DraftDistribution::entry_of(int64_t token) const {
+  if (ids == nullptr) return token;
   const int64_t* entry = std::lower_bound(ids, ids + num_entries, token);
-  if (entry == ids + num_entries || *entry != token) return -INFINITY;
-  return log_q == nullptr ? specdec::log_probability(logit_at(row, entry - ids), distribution) : log_q[entry - ids];
+  return entry == ids + num_entries || *entry != token ? -1 : entry - ids;
 }
 
 void DraftDistribution::entries(int64_t block, int64_t* begin, int64_t* end) const {

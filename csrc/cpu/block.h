@@ -47,6 +47,8 @@ struct DraftDistribution {
   int64_t num_entries;        // length of ids
 
   float log_probability(int64_t token) const;
+  float logit(int64_t token) const;       // of a row; -inf for tokens that it lacks
+  int64_t entry_of(int64_t token) const;  // -1: none
   // The entries [begin, end) whose tokens lie in the block.
   void entries(int64_t block, int64_t* begin, int64_t* end) const;
 };
@@ -111,7 +113,9 @@ struct BlockKernels {
   float (*max)(Row row, int64_t block, float* lanes);
   // The same with the sum of weights relative to the largest logit.
   BlockStats (*stats)(Row row, int64_t block, float inverse_temperature, float* lanes);
-  // The same, and splits the block by the bracket.
+  // The same without `lanes`, and `above`, the sum of the weights of the logits > mark.
+  BlockStats (*mark)(Row row, int64_t block, float inverse_temperature, float mark, float* above);
+  // The same as `stats`, and splits the block by the bracket.
   BlockStats (*split)(Row row, int64_t block, float inverse_temperature, float* lanes, Bracket bracket, Split* split);
   // Copies the kSampled logits of a whole block that are in the sample of its row.
   void (*sample)(Row row, int64_t block, float* x);

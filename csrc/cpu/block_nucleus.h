@@ -7,6 +7,16 @@
 
 namespace specdec::cpu {
 
+SPECDEC_BODY BlockStats mark_of_floats(const float* x, int64_t n, float inverse_temperature, const void* next,
+                                       float mark, float* above) {
+  float sum[kLanes] = {};
+  const auto look = [&](int64_t i, int lane, float w)
+                        __attribute__((always_inline)) { sum[lane] += x[i + lane] > mark ? w : 0.0f; };
+  const BlockStats stats = stats_of_floats(x, n, inverse_temperature, nullptr, next, look);
+  *above = sum_of_lanes(sum);
+  return stats;
+}
+
 SPECDEC_BODY bool holds(Bracket bracket, float x) { return (x >= bracket.low) & !(x > bracket.high); }
 
 SPECDEC_BODY BlockStats split_of_floats(const float* x, int64_t n, float inverse_temperature, float* lanes,

@@ -36,12 +36,15 @@ bool selects(const RowTask& task) { return task.filtered() || task.compact > 0; 
 bool brackets(const RowTask& task) { return task.filtered() && weighs_all(task) && can_be_sampled(task.row); }
 
 // The first pass over a block: its largest logit, its sum if that is needed already, its split if there is a bracket,
-// and raw statistics while the block is in the cache.
+// its sum above the mark, and raw statistics while the block is in the cache.
 void measure(const RowTask& task, int64_t block, const Bracket* bracket, BlockStats* stats, float* lanes, Split* split,
-             BlockStats* raw) {
+             BlockStats* above, BlockStats* raw) {
   const BlockKernels& kernel = block_kernels();
   if (bracket != nullptr) {
     *stats = kernel.split(task.row, block, 1.0f / task.temperature, lanes, *bracket, split);
+  } else if (task.mark) {
+    *stats = kernel.mark(task.row, block, 1.0f / task.temperature, *task.mark, &above->sum);
+    above->max = stats->max;
   } else if (task.temperature != 0.0f && weighs_all(task)) {
     *stats = kernel.stats(task.row, block, 1.0f / task.temperature, lanes);
   } else {
@@ -94,7 +97,7 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
   const int64_t rows = static_cast<int64_t>(tasks.size());
   std::vector<int64_t> first(rows + 1, 0);  // row r owns blocks first[r] .. first[r + 1] - 1
   std::vector<int64_t> present;             // the rows that have data
-  bool any_selects = false, any_raw = false, any_brackets = false;
+  bool any_selects = false, any_raw = false, any_brackets = false, any_marks = false;
   for (int64_t r = 0; r < rows; ++r) {
     const bool there = tasks[r].row.data != nullptr;
     if (there) present.push_back(r);
@@ -102,10 +105,11 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
     any_selects |= there && selects(tasks[r]);
     any_brackets |= there && brackets(tasks[r]);
     any_raw |= there && tasks[r].raw;
+    any_marks |= there && tasks[r].mark.has_value();
   }
   blocks_.resize(first.back());
   std::vector<float> lanes(any_selects ? first.back() * kLanes : 0);
-  std::vector<BlockStats> raw(any_raw ? first.back() : 0);
+  std::vector<BlockStats> raw(any_raw ? first.back() : 0), above(any_marks ? first.back() : 0);
   std::vector<Search> searches(rows);
   const std::unique_ptr<Split[]> splits(any_brackets ? new Split[first.back()] : nullptr);
   const auto select_row = [&](int64_t r, int64_t i) {
@@ -160,7 +164,7 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
       const RowTask& task = tasks[r];
       const Bracket* bracket = brackets(task) ? &searches[r].bracket : nullptr;
       measure(task, block, bracket, &blocks_[i], selects(task) ? &lanes[i * kLanes] : nullptr,
-              bracket != nullptr ? &splits[i] : nullptr, task.raw ? &raw[i] : nullptr);
+              bracket != nullptr ? &splits[i] : nullptr, task.mark ? &above[i] : nullptr, task.raw ? &raw[i] : nullptr);
     });
     of_rows([&](int64_t r, int64_t i) {
       const RowTask& task = tasks[r];
@@ -171,6 +175,9 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
       if (task.raw) {
         const float max = max_of_blocks(&raw[i], task.row.num_blocks());
         stats.raw_lse = lse_of_blocks(&raw[i], task.row.num_blocks(), max, 1.0f);
+      }
+      if (task.mark) {
+        stats.lse_above = lse_of_blocks(&above[i], task.row.num_blocks(), stats.max, stats.inverse_temperature);
       }
       if (selects(task) && finite(stats.max)) select_row(r, i);
     });

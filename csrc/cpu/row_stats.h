@@ -2,6 +2,7 @@
 // code, so equal rows have equal statistics, bit for bit, in drafting and in verification.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "block.h"
@@ -13,9 +14,10 @@ struct RowTask {
   Row row = {};
   float temperature = 0;  // 0: only the maximum is computed
   float top_k = 0, top_p = 1, min_p = 0;
-  int64_t compact = 0;  // k' > 0: also find the k'-th largest logit
-  bool weighed = true;  // false: lse is not needed
-  bool raw = false;     // also compute the lse of the raw logits at temperature 1
+  int64_t compact = 0;             // k' > 0: also find the k'-th largest logit
+  bool weighed = true;             // false: lse is not needed
+  bool raw = false;                // also compute the lse of the raw logits at temperature 1
+  std::optional<float> mark = {};  // also compute the lse of the logits above this one; in rows without filters
 
   bool filtered() const { return temperature != 0.0f && (top_k > 0.0f || top_p < 1.0f || min_p > 0.0f); }
 };
@@ -27,6 +29,7 @@ struct RowStats {
   float cutoff = -INFINITY;       // logits below it are filtered out
   float compact_cutoff = -INFINITY;
   float raw_lse = 0;
+  float lse_above = -INFINITY;         // of the logits above the mark
   const BlockStats* blocks = nullptr;  // sums of the kept logits
 
   Distribution distribution() const { return {inverse_temperature, lse, cutoff}; }
@@ -34,8 +37,8 @@ struct RowStats {
 
 class StatsOfRows {
  public:
-  // Scratch: 8 bytes per block of 1024 logits, 128 more with filters, 8 more for raw statistics; for top-p without
-  // top-k, up to 1.5 KiB more, of which a usual row touches a tenth.
+  // Scratch: 8 bytes per block of 1024 logits, 128 more with filters, 8 more for raw statistics or a mark; for top-p
+  // without top-k, up to 1.5 KiB more, of which a usual row touches a tenth.
   explicit StatsOfRows(const std::vector<RowTask>& tasks);
   const RowStats& operator[](int64_t row) const { return stats_[row]; }
 

@@ -49,11 +49,9 @@ int64_t draw_residual(const Residual& residual, Noise noise) {
 
 Verification::Verification(const SpeculativeStepParams& step) : params(step), rows_(step.num_drafts_max + 1) {}
 
-std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequences, int64_t j) {
-  const int64_t n = static_cast<int64_t>(sequences.size());
-  std::vector<VerifiedRow> rows(n);
-  std::vector<RowTask> tasks(2 * n);  // the target's rows, then the draft's rows whose statistics are needed
-  for (int64_t i = 0; i < n; ++i) {
+std::vector<VerifiedRow> Verification::rows_at(const std::vector<int64_t>& sequences, int64_t j) const {
+  std::vector<VerifiedRow> rows(sequences.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t b = sequences[i], position = params.position[b];
     const int64_t* drafts = params.draft_tokens + b * params.num_drafts_max;
     VerifiedRow& row = rows[i];
@@ -61,16 +59,26 @@ std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequence
     row.p_row = row_at(params.target, b, j);
     row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j);
     set_patches(row.p_row, row.p_patches);
-    tasks[i] = task_of(params.sampling, b, row.p_row);
-    tasks[i].raw = params.log_probs != nullptr;
-    tasks[i].weighed = params.rule != kRuleCoupled || tasks[i].raw;
     row.draft = draft_at(b, j, &row.flags);
     if (row.draft < 0 || !has_full_q(b)) continue;
     row.q = q_of(b, j);
     if (row.q.row.data == nullptr) continue;
     row.q_patches = patches_of(params.sampling, b, row.q.row, params.d2t, position, drafts, j);
     set_patches(row.q.row, row.q_patches);
-    if (params.draft_lse == nullptr) tasks[n + i] = task_of(params.sampling, b, row.q.row);
+  }
+  return rows;
+}
+
+void Verification::measure(std::vector<VerifiedRow>& rows) {
+  const int64_t n = static_cast<int64_t>(rows.size());
+  std::vector<RowTask> tasks(2 * n);  // the target's rows, then the draft's rows whose statistics are needed
+  for (int64_t i = 0; i < n; ++i) {
+    const VerifiedRow& row = rows[i];
+    tasks[i] = task_of(params.sampling, row.sequence, row.p_row);
+    tasks[i].raw = params.log_probs != nullptr;
+    tasks[i].weighed = params.rule != kRuleCoupled || tasks[i].raw;
+    const bool given = row.q.row.data == nullptr || params.draft_lse != nullptr;
+    if (!given) tasks[n + i] = task_of(params.sampling, row.sequence, row.q.row);
   }
   const StatsOfRows& stats = stats_.emplace_back(tasks);
   for (int64_t i = 0; i < n; ++i) {
@@ -81,6 +89,11 @@ std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequence
       test_draft(rows[i], tasks[n + i].row.data == nullptr ? nullptr : &stats[n + i]);
     }
   }
+}
+
+std::vector<VerifiedRow> Verification::read(const std::vector<int64_t>& sequences, int64_t j) {
+  std::vector<VerifiedRow> rows = rows_at(sequences, j);
+  measure(rows);
   return rows;
 }
 

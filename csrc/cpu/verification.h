@@ -44,8 +44,13 @@ class Verification {
  public:
   explicit Verification(const SpeculativeStepParams& params);
 
-  // Reads row j of these sequences. What the rows refer to lives as long as this object.
-  std::vector<VerifiedRow> read(const std::vector<int64_t>& sequences, int64_t j);
+  // Row j of these sequences, not read yet.
+  std::vector<VerifiedRow> rows_at(const std::vector<int64_t>& sequences, int64_t j) const;
+  // Keeps drafts whose acceptance is sure without p. Removes their rows, and returns their sequences.
+  std::vector<int64_t> keep_sure(std::vector<VerifiedRow>& rows);
+  // Finds p and q. What the rows refer to lives as long as this object.
+  void measure(std::vector<VerifiedRow>& rows);
+  std::vector<VerifiedRow> read(const std::vector<int64_t>& sequences, int64_t j);  // rows, measured
 
   float uniform_at(int64_t b, int64_t j) const;  // u in (0, 1), which tests draft j
   // An upper bound of p(x) / q(x) for the draft of row j, without reading the row; 0 if there is no draft.

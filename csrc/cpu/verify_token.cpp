@@ -50,10 +50,12 @@ Outcome recover(Verification& verification, const Residual& residual) {
 }  // namespace
 
 // Goes row by row over all sequences that have not ended, so rows after a rejection are never read. The last row has no
-// draft, so it ends every sequence.
+// draft, so it ends every sequence. Under top-p, most acceptances are known before the cutoff (sure_drafts.cpp).
 void verify_token(Verification& verification, std::vector<int64_t> walking) {
   for (int64_t j = 0; !walking.empty(); ++j) {
-    const std::vector<VerifiedRow> rows = verification.read(walking, j);
+    std::vector<VerifiedRow> rows = verification.rows_at(walking, j);
+    walking = verification.keep_sure(rows);
+    verification.measure(rows);
     const int64_t n = static_cast<int64_t>(rows.size());
     std::vector<Outcome> outcomes(n);
     parallel_for(n, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
@@ -70,7 +72,6 @@ void verify_token(Verification& verification, std::vector<int64_t> walking) {
     parallel_for(static_cast<int64_t>(whose.size()), kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) outcomes[whose[i]] = recover(verification, residuals[i]);
     });
-    walking.clear();
     for (int64_t i = 0; i < n; ++i) {
       if (outcomes[i] == Outcome::kKept) walking.push_back(rows[i].sequence);
     }

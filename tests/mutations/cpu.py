@@ -9,6 +9,7 @@ CORNERS = "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu"
 FAULTS = "tests/kernels/test_faults.py tests/kernels/test_corners.py -k cpu"
 FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu"
 SAMPLED = "tests/kernels/test_filters.py -k 'sample or flat_and_peaked or drafts_for_itself'"
+SURE = "tests/kernels/test_sure_drafts.py"
 PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cpu"
 INSTRUCTION_SETS = "tests/kernels/test_instruction_sets.py"
 NOISE = "tests/kernels/test_extreme_noise.py tests/kernels/test_parity.py -k cpu"
@@ -96,6 +97,26 @@ MUTATIONS: list[Mutation] = [
                 "    return Outcome::kFinished;\n  } else {\n    verification.finish(",
                 CORNERS,
             ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/sure_drafts.cpp",
+        SURE,
+        {
+            "least-p-from-the-least-weight": (
+                "{log_weight - stats.lse - margin,",
+                "{log_weight - stats.lse - log_top_p - margin,",
+            ),
+            "largest-q-from-all-weight": (
+                "log_weight - stats.lse - log_top_p + margin}",
+                "log_weight - stats.lse + margin}",
+            ),
+            "sure-though-not-kept": ("  if (!kept) return {};\n", ""),
+            "kept-by-all-weight": ("< stats.lse + log_top_p;", "< stats.lse;"),
+            "sure-though-q-is-zero": ("return most > -INFINITY && accept(", "return accept("),
+            "sure-in-spite-of-top-k": ("task.top_k == 0.0f && ", ""),
+            "sure-in-spite-of-min-p": ("task.min_p == 0.0f && ", ""),
+            "sure-ones-are-not-emitted": ("      keep(rows[i]);\n", ""),
         },
     ),
     *mutations(

@@ -82,6 +82,11 @@ def block_mask(queries: Queries, capacity: int) -> BlockMask:
     The mask is made on the device, without waiting for it. Its shapes depend only on q and the capacity, so one
     compiled kernel, or CUDA graph, serves all lengths. Blocks that are not read may hold anything; within a block that
     is read, unseen slots must be finite.
+
+    It is seven or eight small kernels, in each forward anew. The K forwards of a draft model could share the numbers of
+    blocks, made for the last position that they reach, but not the mask, whose function reads the forward's positions.
+    So sessions would have to hand a part of a mask from forward to forward, and windows and trees would need another
+    one: too much for kernels that are a few percent of a forward's.
     """
     positions, window = queries.positions, queries.window
     size, q = positions.shape
