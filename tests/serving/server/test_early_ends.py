@@ -89,7 +89,7 @@ def faults(monkeypatch):
     monkeypatch.setattr(plan, "Request", request)
 
 
-@pytest.mark.filterwarnings("ignore:sequence .* its draft logits")
+@pytest.mark.filterwarnings("ignore:a sequence drafts no more")
 def test_a_text_that_fails_fails_alone(served, faults):
     """With its siblings, whose client gets nothing either way; other requests go on."""
 
