@@ -27,7 +27,14 @@ MUTATIONS: list[Mutation] = [
                 "return token.start < self._final",
                 "return token.start <= self._final",
             ),
-            "text-forgets-its-last-step": ("if any(piece := self._finish()):", "if (piece := self._finish()).text:"),
+            "text-forgets-its-last-step": (
+                "if any(piece := self._read(updates)):",
+                "if (piece := self._read(updates)).text:",
+            ),
+            "text-takes-one-step-of-several": (
+                "[update for update in updates if isinstance(update, Emission)]",
+                "[update for update in updates[:1] if isinstance(update, Emission)]",
+            ),
             "text-tells-steps-that-were-cut-off": (
                 "last.start + len(last.text) <= self._final",
                 "last.start <= self._final",

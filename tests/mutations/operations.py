@@ -13,12 +13,16 @@ MUTATIONS: list[Mutation] = [
         SERVER + "test_metrics.py",
         {
             "metrics-count-a-rejected-place": (
-                "for position in range(accepted):",
-                "for position in range(accepted + 1):",
+                "for position in range(step.produced_by.count(Producer.ACCEPTED)):",
+                "for position in range(len(step.produced_by)):",
             ),
             "metrics-count-drafts-twice": ("stats.drafted - self._drafted)", "stats.drafted)"),
             "metrics-read-a-prompt-each-step": ("if self._tokens == 0:", "if True:"),
             "metrics-of-texts-closed-twice": ("if not self._over:", "if True:"),
+            "metrics-count-one-of-several-steps": (
+                "            lane.generated += len(step.tokens)\n",
+                "            lane.generated += len(steps[0].tokens)\n",
+            ),
             "metrics-with-the-times-of-series": ("encode(_WithoutTimes(self._registry))", "encode(self._registry)"),
             "metrics-of-lanes-mixed": ("str(len(self._of_lanes)), *key)", '"0", *key)'),
         },
