@@ -31,10 +31,6 @@ MUTATIONS: list[Mutation] = [
                 "if any(piece := self._read(updates)):",
                 "if (piece := self._read(updates)).text:",
             ),
-            "text-takes-one-step-of-several": (
-                "[update for update in updates if isinstance(update, Emission)]",
-                "[update for update in updates[:1] if isinstance(update, Emission)]",
-            ),
             "text-tells-steps-that-were-cut-off": (
                 "last.start + len(last.text) <= self._final",
                 "last.start <= self._final",

@@ -19,10 +19,6 @@ MUTATIONS: list[Mutation] = [
             "metrics-count-drafts-twice": ("stats.drafted - self._drafted)", "stats.drafted)"),
             "metrics-read-a-prompt-each-step": ("if self._tokens == 0:", "if True:"),
             "metrics-of-texts-closed-twice": ("if not self._over:", "if True:"),
-            "metrics-count-one-of-several-steps": (
-                "            lane.generated += len(step.tokens)\n",
-                "            lane.generated += len(steps[0].tokens)\n",
-            ),
             "metrics-with-the-times-of-series": ("encode(_WithoutTimes(self._registry))", "encode(self._registry)"),
             "metrics-of-lanes-mixed": ("str(len(self._of_lanes)), *key)", '"0", *key)'),
         },
