@@ -100,6 +100,7 @@ class TimedConnection(H11Protocol):
         if self.flow.write_paused and not cycle.disconnected:
             await self.flow.drain()
         if cycle.disconnected:
+            await asyncio.sleep(0)  # or who writes on and on would never be cancelled, and nobody else served
             return
         version = self.conn.their_http_version
         chunked = version is not None and version >= b"1.1"
