@@ -41,15 +41,18 @@ ADAPTIVE, PLAIN, CAPPED = "K adapts", "plain", "K adapts, requests with num_draf
 RULE = "coupled"  # the server's default: no text depends on K
 ROWS = 8
 NEW_TOKENS, QUICK_TOKENS = (24, 48), (12, 16)
+TEXTS_OF_A_CLIENT = 1.5  # so that there are times at which not all rows are taken, and such at which clients wait
+MANY, FEW = 7, 3  # rounds
 OF_ALONE, OF_PLAIN = 0.9, 0.98  # goals
 # What requests of a method say beside prompt, length, temperature and seed.
 FIELDS = {ADAPTIVE: {"drafter": "model"}, PLAIN: {"drafter": "none"}, CAPPED: {"drafter": "model", "num_drafts": 0}}
 
 
-def scheduler_of(pair: Pair, method: str, longest: int) -> Scheduler:
+def decoders_of(pair: Pair) -> dict[str, SpeculativeDecoder]:
+    """One for each drafter of the server. A lane and the scheduler alone share it, and with it what it has learned of
+    step times: they choose K by the same costs."""
     target, draft, _ = pair
-    drafting = (target, None) if method == PLAIN else (target, draft, AdaptiveDrafts())
-    return Scheduler(SpeculativeDecoder(*drafting), rows=ROWS, max_length=longest, rule=RULE)
+    return {"model": SpeculativeDecoder(target, draft, AdaptiveDrafts()), "none": SpeculativeDecoder(target, None)}
 
 
 @contextlib.contextmanager
@@ -175,7 +178,9 @@ def judged(found: dict[str, list[dict]], load: int) -> dict:
 
 def main(
     loads: Annotated[str | None, typer.Option(help="clients at a time; default: 1,8,64")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="after one to warm up; default: 4")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help=f"after one to warm up; default: {MANY}, with over {ROWS} clients {FEW}")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 1.0,
     threads: report.Threads = None,
     quick: report.Quick = False,
@@ -195,16 +200,20 @@ def main(
     )
     pair, limits = load_embedded_pair(), QUICK_TOKENS if quick else NEW_TOKENS
     longest = PROMPT_TOKENS + max(limits)
-    drafters = {"model": ADAPTIVE, "none": PLAIN}
-    schedulers = {method: scheduler_of(pair, method, longest) for method in drafters.values()}
-    lanes = Lanes(lambda drafter, rule: scheduler_of(pair, drafters[drafter], longest), [*drafters], [RULE])
+    decoders = decoders_of(pair)
+
+    def scheduler(drafter: str, rule: str = RULE) -> Scheduler:
+        return Scheduler(decoders[drafter], rows=ROWS, max_length=longest, rule=rule)
+
+    schedulers = {ADAPTIVE: scheduler("model"), PLAIN: scheduler("none")}
+    lanes = Lanes(scheduler, [*decoders], [RULE])
     with serving(Service("embedded", pair[2], lanes, ServerSettings(port=0))) as (port, clock), clients() as ask:
         for load in numbers:
-            count = load if quick else max(6, 2 * load)
+            count = load if quick else max(6, round(TEXTS_OF_A_CLIENT * load))
             requests = fixed_length(unseen_code(pair[2], [PROMPT_TOKENS] * count), spread(count, *limits), temperature)
             turns = {f"alone, {m}": partial(alone, s, requests, load) for m, s in schedulers.items()}
             turns |= {f"served, {m}": partial(served, ask, port, clock, m, requests, load) for m in FIELDS}
-            results.add(judged(measure(turns, rounds or (1 if quick else 4)), load))
+            results.add(judged(measure(turns, rounds or (1 if quick else FEW if load > ROWS else MANY)), load))
     columns = ("clients", "tokens_per_second", "of_alone", "plain_of_alone", "times_plain", "num_drafts_0")
     results.show("The server", results.rows, columns)
     results.finish()

@@ -11,50 +11,47 @@ While texts come, clients do nothing but look at the clock: what they do, the se
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
+import select
+import socket
 import sys
 import time
 from collections.abc import Iterator
 
 EVENT = re.compile(rb"\ndata: ")  # in JSON, line feeds are escaped
 SOME_TEXT = re.compile(rb'"text": "(?!")')
+SECONDS = 60.0  # without a byte, after which something is wrong
 END = b"data: [DONE]\n\n\r\n0\r\n\r\n"  # the last event, and the end of the response
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """Asks for the next text when one has ended, until there are no more."""
 
-    def __init__(self, requests: Iterator[tuple[int, bytes]], texts: list):
-        self.ended = asyncio.get_running_loop().create_future()
+    def __init__(self, port: int, requests: Iterator[tuple[int, bytes]], texts: list):
+        self.socket = socket.create_connection(("127.0.0.1", port))
         self._requests, self._texts = requests, texts
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._ask()
-
-    def data_received(self, data: bytes) -> None:
-        self._came.append((time.perf_counter(), data))
-        if data.endswith(b"0\r\n\r\n") and b"".join(data for _, data in self._came[-3:]).endswith(END):
-            self._texts[self._number] = (self._begun, self._came)
-            self._ask()
-        elif len(self._came) == 1 and not data.startswith(b"HTTP/1.1 200"):
-            self.ended.set_exception(RuntimeError(data.decode()))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(exc or EOFError("the server closed the connection"))
-
-    def _ask(self) -> None:
+    def ask(self) -> bool:
+        """Returns False if there is nothing left to ask for."""
         number, request = next(self._requests, (None, b""))
         if number is None:
-            self.ended.set_result(None)
-            self._transport.close()
-            return
-        self._number, self._came, self._begun = number, list[tuple[float, bytes]](), time.perf_counter()
-        self._transport.write(request)
+            return False
+        self._number, self._came, self._end, self._begun = number, list[tuple[float, bytes]](), b"", time.perf_counter()
+        self.socket.sendall(request)
+        return True
+
+    def receive(self) -> bool:
+        """Takes what has come. Returns whether the connection is needed any more."""
+        data = self.socket.recv(65536)
+        self._came.append((time.perf_counter(), data))
+        if not data or len(self._came) == 1 and not data.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the server closed the connection, or said: {data.decode()}")
+        self._end = (self._end + data)[-len(END) :]  # its parts may come in any lengths
+        if self._end != END:
+            return True
+        self._texts[self._number] = (self._begun, self._came)
+        return self.ask()
 
 
 def request(port: int, body: dict) -> bytes:
@@ -75,16 +72,25 @@ def read(came: list[tuple[float, bytes]]) -> tuple[int, list[float]]:
     return tokens, times
 
 
-async def run(port: int, clients: int, bodies: list[dict]) -> dict:
+def run(port: int, clients: int, bodies: list[dict]) -> dict:
     requests = enumerate([request(port, body) for body in bodies])
     texts: list = [None] * len(bodies)
-    loop = asyncio.get_running_loop()
+    made = [Connection(port, requests, texts) for _ in range(clients)]
     begun, cpu = time.perf_counter(), time.process_time()
-    made = [
-        await loop.create_connection(lambda: Connection(requests, texts), "127.0.0.1", port) for _ in range(clients)
-    ]
-    await asyncio.gather(*(connection.ended for _, connection in made))
+    with select.epoll() as poll:
+        asking = {connection.socket.fileno(): connection for connection in made if connection.ask()}
+        for number in asking:
+            poll.register(number, select.EPOLLIN)
+        while asking:
+            if not (ready := poll.poll(SECONDS)):
+                raise TimeoutError(f"nothing came for {SECONDS:g} s, of {len(asking)} texts")
+            for number, _ in ready:
+                if not asking[number].receive():
+                    poll.unregister(number)
+                    del asking[number]
     ended, cpu = time.perf_counter(), time.process_time() - cpu
+    for connection in made:
+        connection.socket.close()
     answered = []
     for asked, came in texts:
         tokens, times = read(came)
@@ -94,4 +100,4 @@ async def run(port: int, clients: int, bodies: list[dict]) -> dict:
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        print(json.dumps(asyncio.run(run(**json.loads(line)))), flush=True)
+        print(json.dumps(run(**json.loads(line))), flush=True)

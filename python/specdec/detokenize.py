@@ -14,6 +14,35 @@ INCOMPLETE = "\ufffd"  # a decoder's character for bytes that are not a whole ch
 _LONG = 32  # tokens of a window of nothing but spaces
 
 
+class Detokenizer:
+    """The texts that a tokenizer gives to tokens. Those of single tokens are remembered, because every token of every
+    text asks for one: a server has one object for all its texts.
+
+    Args:
+        tokenizer: the target's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.special = frozenset(tokenizer.all_special_ids)
+        self._tokenizer = tokenizer
+        self._alone: dict[int, str] = {}
+        self._bytes: dict[int, bool] = {}
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        if len(tokens) != 1:
+            return _decode(self._tokenizer, tokens)
+        if (text := self._alone.get(tokens[0])) is None:
+            text = self._alone[tokens[0]] = _decode(self._tokenizer, tokens)
+        return text
+
+    def is_byte(self, token: int) -> bool:
+        """Whether it is part of a run of bytes, which the next byte can still make invalid as a whole."""
+        if (known := self._bytes.get(token)) is None:
+            name = self._tokenizer.convert_ids_to_tokens(token)
+            known = self._bytes[token] = isinstance(name, str) and BYTE_TOKEN.fullmatch(name) is not None
+        return known
+
+
 class IncrementalText:
     """The text that continues a prompt. Pieces are final: joined, they are the text that decoding everything gives.
 
@@ -24,15 +53,15 @@ class IncrementalText:
     sequence) have no text.
 
     Args:
-        tokenizer: the target's.
+        tokenizer: the target's, or what is known of it.
         prompt: the token ids that are continued; their text is not handed out.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()):
-        self._tokenizer, self._special = tokenizer, frozenset(tokenizer.all_special_ids)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | Detokenizer, prompt: Sequence[int] = ()):
+        self._detokenizer = tokenizer if isinstance(tokenizer, Detokenizer) else Detokenizer(tokenizer)
         self._window = list(prompt)
         self._old = len(self._window)  # tokens of the window whose text was handed out
-        self._text = _decode(tokenizer, self._window)  # of the window
+        self._text = self._detokenizer.decode(self._window)  # of the window
         self._shown = len(self._text)  # characters of it that were handed out
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -45,10 +74,10 @@ class IncrementalText:
 
     def _push(self, token: int) -> str:
         self._window.append(token)
-        before, self._text = self._text, _decode(self._tokenizer, self._window)
-        if self._text == before and token in self._special:
+        before, self._text = self._text, self._detokenizer.decode(self._window)
+        if self._text == before and token in self._detokenizer.special:
             self._window.pop()
-        if self._text == before or self._is_byte(token):
+        if self._text == before or self._detokenizer.is_byte(token):
             return ""
         piece = self._new(self._text.rstrip(INCOMPLETE))
         if piece and not self._text.endswith(INCOMPLETE):
@@ -59,10 +88,10 @@ class IncrementalText:
         """Lets the next window begin with the tokens of the newest piece, unless they are spaces that the decoder
         strips at the beginning of a text: it would strip those of the next token instead."""
         newest = self._window[self._old :]
-        text = _decode(self._tokenizer, newest)
+        text = self._detokenizer.decode(newest)
         if not text and len(self._window) > _LONG:
             newest = self._window[-_LONG // 2 :]
-            text = _decode(self._tokenizer, newest)
+            text = self._detokenizer.decode(newest)
         if text or len(self._window) > _LONG:
             self._window, self._text, self._shown = newest, text, len(text)
         self._old = len(self._window)
@@ -70,11 +99,6 @@ class IncrementalText:
     def _new(self, text: str) -> str:
         new, self._shown = text[self._shown :], max(self._shown, len(text))
         return new
-
-    def _is_byte(self, token: int) -> bool:
-        """Whether it is part of a run of bytes, which the next byte can still make invalid as a whole."""
-        name = self._tokenizer.convert_ids_to_tokens(token)
-        return isinstance(name, str) and BYTE_TOKEN.fullmatch(name) is not None
 
 
 def continuation(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:

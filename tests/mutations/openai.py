@@ -27,7 +27,10 @@ MUTATIONS: list[Mutation] = [
                 "return token.start < self._final",
                 "return token.start <= self._final",
             ),
-            "text-forgets-its-last-step": ("if any(piece := self._finish()):", "if (piece := self._finish()).text:"),
+            "text-forgets-its-last-step": (
+                "if any(piece := self._read(updates)):",
+                "if (piece := self._read(updates)).text:",
+            ),
             "text-tells-steps-that-were-cut-off": (
                 "last.start + len(last.text) <= self._final",
                 "last.start <= self._final",

@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
         SERVER + "test_metrics.py",
         {
             "metrics-count-a-rejected-place": (
-                "for position in range(accepted):",
-                "for position in range(accepted + 1):",
+                "for position in range(step.produced_by.count(Producer.ACCEPTED)):",
+                "for position in range(len(step.produced_by)):",
             ),
             "metrics-count-drafts-twice": ("stats.drafted - self._drafted)", "stats.drafted)"),
             "metrics-read-a-prompt-each-step": ("if self._tokens == 0:", "if True:"),

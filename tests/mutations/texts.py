@@ -41,7 +41,7 @@ MUTATIONS: list[Mutation] = [
         DETOKENIZE,
         {
             "text-shows-bytes-of-an-open-run": (
-                "if self._text == before or self._is_byte(token):",
+                "if self._text == before or self._detokenizer.is_byte(token):",
                 "if self._text == before:",
             ),
             "text-shows-half-a-character": ("self._new(self._text.rstrip(INCOMPLETE))", "self._new(self._text)"),

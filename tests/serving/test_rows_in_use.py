@@ -222,9 +222,7 @@ NIGHTLY = [(case, how) for case in CASES for how in ("greedy", "coupled", "ahead
 @pytest.mark.parametrize(
     ("case", "how"), [*EVERYDAY, *(pytest.param(*cell, marks=pytest.mark.nightly) for cell in NIGHTLY)]
 )
-@pytest.mark.filterwarnings(
-    "ignore:sequence .*it drafts no more"
-)  # what has no distribution for the target has none here
+@pytest.mark.filterwarnings("ignore:a sequence drafts no more")  # what has no distribution for the target has none here
 def test_texts_do_not_depend_on_the_rows_of_a_step(case, how, monkeypatch):
     """They are those of steps that all have all rows, with a fixed K."""
     monkeypatch.setattr(rows_in_use, "PATIENCE", 1)

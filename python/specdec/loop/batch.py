@@ -415,8 +415,10 @@ class Batch:
             results.append(RowResult(row, asked, accepted, len(tokens), not record.live))
             if record.drafts and record.drafter_failed():
                 record.drafts = False
+                # Without the sequence's number: Python remembers every text that it was warned with, and a server's
+                # numbers never end.
                 why = f"its draft logits are NaN or infinite ({record.status.name})"
-                warnings.warn(f"sequence {record.number}: {why}, it drafts no more", RuntimeWarning, 2)
+                warnings.warn(f"a sequence drafts no more: {why}", RuntimeWarning, 2)
             if record.asked.emitted:
                 record.add_log_probs(report, len(tokens))
             if self.config.logits:

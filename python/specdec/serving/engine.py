@@ -7,7 +7,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..checks import refuse
 from ..result import Emission, error_text
@@ -16,18 +16,38 @@ from .scheduler import Scheduler, Task, Usage
 from .threads import computing_thread
 
 Update = Emission | Outcome
+T = TypeVar("T")
 
 
 class EngineStopped(RuntimeError):
     """The engine was closed, or its thread died; the message says which."""
 
 
-class _Stream(NamedTuple):
-    """The updates of a request that its reader has not read yet. Only the reader's event loop uses the queue."""
+class _Mailbox:
+    """The updates of a request that its reader has not read yet. Only the reader's event loop uses it."""
 
+    def __init__(self) -> None:
+        self._updates: list[Update] = []
+        self._coming: asyncio.Future[None] | None = None
+
+    def put(self, update: Update) -> None:
+        self._updates.append(update)
+        if self._coming is not None:
+            _resolve(self._coming, None)
+
+    async def get(self) -> list[Update]:
+        """Returns all that are there, and waits for one if there are none."""
+        if not self._updates:
+            self._coming = asyncio.get_running_loop().create_future()
+            await self._coming
+        updates, self._updates, self._coming = self._updates, [], None
+        return updates
+
+
+class _Stream(NamedTuple):
     task: Task
     loop: asyncio.AbstractEventLoop
-    updates: asyncio.Queue[Update]
+    updates: _Mailbox
 
 
 class _Cancellation(NamedTuple):
@@ -85,7 +105,7 @@ class Engine:
             self._check_runs()
             self._scheduler.check_queue(self._handed_over)
             task = self._scheduler.read(request)
-            self._open[task.number] = self._unread[task.number] = _Stream(task, loop, asyncio.Queue())
+            self._open[task.number] = self._unread[task.number] = _Stream(task, loop, _Mailbox())
             self._tell_thread(task)
         return task.number
 
@@ -97,6 +117,11 @@ class Engine:
         Raises:
             ValueError: this event loop submitted no such request, or it already has a reader.
         """
+        return _one_by_one(self.arrivals(number))
+
+    def arrivals(self, number: int) -> AsyncGenerator[list[Update], None]:
+        """As ``stream``, but yields lists: all that has come since the reader last asked, so that one who is late need
+        not catch up one by one."""
         with self._changed:
             stream = self._unread.get(number)
             if stream is None or stream.loop is not asyncio.get_running_loop():
@@ -159,14 +184,14 @@ class Engine:
     async def __aexit__(self, *exception) -> None:
         await self.close()
 
-    async def _read(self, stream: _Stream) -> AsyncGenerator[Update, None]:
+    async def _read(self, stream: _Stream) -> AsyncGenerator[list[Update], None]:
         try:
-            while not isinstance(update := await stream.updates.get(), Outcome):
-                yield update
+            while not isinstance((updates := await stream.updates.get())[-1], Outcome):
+                yield updates
         except BaseException:  # the reader stops or is cancelled
             self._abandon(stream.task.number)
             raise
-        yield update
+        yield updates
 
     def _abandon(self, number: int) -> None:
         with self._changed:
@@ -264,11 +289,18 @@ def _call(loop: asyncio.AbstractEventLoop, call, *arguments) -> bool:
     return True
 
 
-def _put(items: list[tuple[asyncio.Queue[Update], Update]]) -> None:
-    for queue, update in items:
-        queue.put_nowait(update)
+def _put(items: list[tuple[_Mailbox, Update]]) -> None:
+    for mailbox, update in items:
+        mailbox.put(update)
 
 
-def _resolve(answer: asyncio.Future[bool], value: bool) -> None:
+async def _one_by_one(arrivals: AsyncGenerator[list[Update], None]) -> AsyncGenerator[Update, None]:
+    async with aclosing(arrivals):
+        async for updates in arrivals:
+            for update in updates:
+                yield update
+
+
+def _resolve(answer: asyncio.Future[T], value: T) -> None:
     if not answer.done():
         answer.set_result(value)

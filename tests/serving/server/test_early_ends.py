@@ -11,7 +11,7 @@ import httpx
 import pytest
 import torch
 from specdec import Request
-from specdec.serving.server import plan
+from specdec.serving.server import generation, plan
 from specdec.serving.server.protocol import CompletionRequest
 
 LONG = {"model": "embedded", "prompt": "x = ", "max_tokens": 120, "logit_bias": {"0": -100}, "seed": 1}
@@ -89,7 +89,7 @@ def faults(monkeypatch):
     monkeypatch.setattr(plan, "Request", request)
 
 
-@pytest.mark.filterwarnings("ignore:sequence .* its draft logits")
+@pytest.mark.filterwarnings("ignore:a sequence drafts no more")
 def test_a_text_that_fails_fails_alone(served, faults):
     """With its siblings, whose client gets nothing either way; other requests go on."""
 
@@ -115,6 +115,25 @@ def test_a_text_that_fails_fails_alone(served, faults):
         assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
     assert fine.json()["usage"]["completion_tokens"] == 20
     assert idle(served)  # the siblings were cancelled before the answers
+
+
+def test_an_error_that_nobody_expected_ends_a_stream(served, monkeypatch):
+    """Its client is told in the stream, which is no whole one: there is no [DONE]. Its connection serves on."""
+
+    def fail(*arguments: object) -> dict:
+        raise RuntimeError("a secret")
+
+    with httpx.Client(base_url=served.url, timeout=60) as client:
+        monkeypatch.setattr(generation, "stats", fail)  # which the last chunk has
+        answer = client.post("/v1/completions", json={**LONG, "max_tokens": 20, "stream": True})
+        *chunks, last = answer.text.removesuffix("\n\n").split("\n\n")
+        monkeypatch.undo()
+        again = client.post("/v1/completions", json={**LONG, "max_tokens": 20, "stream": True})
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert chunks and (error["type"], error["code"]) == ("server_error", "failed")
+    assert answer.headers["x-request-id"] in error["message"] and "secret" not in answer.text
+    assert answer.headers.get("connection") is None and again.text.endswith("data: [DONE]\n\n")
+    assert idle(served)
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}, {"n": 10}])

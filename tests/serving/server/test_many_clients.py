@@ -14,7 +14,7 @@ import openai
 import pytest
 import torch
 from specdec import Request, Scheduler, SpeculativeDecoder
-from specdec.detokenize import continuation
+from specdec.detokenize import Detokenizer, continuation
 from specdec.serving.server.address import bind, url_of
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
@@ -96,7 +96,7 @@ def _alone(tokenizer: Any, scheduler: Scheduler, given: dict[str, Any], copy: in
     fields = {name: value for name, value in given.items() if name not in FILTERS | {"n", "stop"}}
     params = SamplingParams(**{"temperature": 1.0} | {name: given[name] for name in FILTERS & given.keys()})
     strings, prompt = given.get("stop", []), given["prompt"]
-    stop = TextStop(tokenizer, prompt, strings) if strings else None
+    stop = TextStop(Detokenizer(tokenizer), prompt, strings) if strings else None
     fields |= {"params": params, "seed": given["seed"] + copy, "stop": stop}
     (outcome,) = scheduler.run([Request(**fields)])
     cut = StopCut(strings)

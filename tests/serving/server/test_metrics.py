@@ -39,7 +39,7 @@ async def decode(service, prompt: str, new: int, lane: tuple[str, ...] = (), **m
     where = await service.lanes.get(*lane)
     ids = service.tokenizer(prompt).input_ids
     request = Request(ids, new, SamplingParams(0.8), seed=5, eos_token_id=[], **more)
-    text = await Text.begin(service.tokenizer, where, request, service.metrics)
+    text = await Text.begin(service.detokenizer, where, request, service.metrics)
     async for _ in text.pieces():
         pass
     return text
@@ -80,7 +80,7 @@ def test_gauges_are_read_when_asked_for(within, service):
         lane = await service.lanes.get()
         ids = service.tokenizer(PROMPTS[0]).input_ids
         begun = [
-            await Text.begin(service.tokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
+            await Text.begin(service.detokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
             for _ in range(3)
         ]
         await anext(pieces := begun[0].pieces())
@@ -136,13 +136,28 @@ def test_what_vllms_benchmark_adds_up(within, service):
     assert open_metrics.text.endswith("# EOF\n")
 
 
+def test_steps_that_come_together_all_count(within, service):
+    async def run(client):
+        measured = service.metrics.begin(await service.lanes.get(), prompt_tokens=7)
+        steps = [Emission(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=n) for n in (2, 3)]
+        measured.delivered(steps[:1])
+        measured.delivered(steps)
+        return await scrape(client)
+
+    value = within(run)
+    assert value("vllm:generation_tokens_total") == 6 and value("vllm:spec_decode_num_draft_tokens_total") == 2 + 2 + 3
+    assert value("vllm:spec_decode_num_accepted_tokens_total") == 3 and value("vllm:prompt_tokens_total") == 7
+    for name in ("inter_token_latency", "time_per_output_token"):  # one delivery after the first
+        assert value(f"vllm:{name}_seconds_count") == 1
+
+
 def test_a_step_that_fails_has_drafts_but_no_tokens(within, service):
     async def run(client):
         lane = await service.lanes.get()
         stats = Stats.empty(4)
         measured = service.metrics.begin(lane, prompt_tokens=7)
         stats.record(drafted=2, tested=2, accepted=1, emitted=2, draft_forwards=4)
-        measured.emitted(Emission(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2))
+        measured.delivered([Emission(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2)])
         stats.record(drafted=3, tested=0, accepted=0, emitted=0, draft_forwards=4)
         measured.ended(SimpleNamespace(stats=stats, drafter_error="its logits are NaN", prompt_log_probs=None), "error")
         return await scrape(client)

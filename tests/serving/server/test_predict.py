@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+
+import httpx
 import pytest
+from specdec import Request
+from specdec.serving.server import plan
+from specdec.serving.server.app import create_app
+from specdec.serving.server.settings import ServerSettings
 
 from specdec_kernels import SamplingParams
 
@@ -29,6 +37,28 @@ def test_texts_differ(within):
 
     first, second = within(twice)
     assert first != second
+
+
+def test_texts_belong_to_the_key(service, monkeypatch):
+    """Memories of earlier texts are separate for each owner."""
+    owners: list[object] = []
+
+    def request(*arguments, owner=None, **more) -> Request:
+        owners.append(owner)
+        return Request(*arguments, owner=owner, **more)
+
+    monkeypatch.setattr(plan, "Request", request)
+    keyed = dataclasses.replace(service, settings=ServerSettings(api_keys=("the-first-key", "the-other-key")))
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(create_app(keyed))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            for key in keyed.settings.api_keys:
+                head = {"Authorization": f"Bearer {key}"}
+                assert (await client.post("/predict", json={"prompt": "x"}, headers=head)).status_code == 200
+
+    asyncio.run(ask())
+    assert len(owners) == len({*owners}) == 2 and None not in owners
 
 
 @pytest.mark.parametrize(

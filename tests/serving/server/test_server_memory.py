@@ -33,7 +33,7 @@ MORE_BYTES, MORE_OBJECTS = 4_000_000, 500  # that may be held after all requests
 
 
 @pytest.mark.parametrize("count", [pytest.param(20_000, marks=pytest.mark.nightly)])
-@pytest.mark.filterwarnings("ignore:sequence .* its draft logits")
+@pytest.mark.filterwarnings("ignore:a sequence drafts no more")
 def test_memory_is_flat(pair, count, monkeypatch):
     """Whole and streamed texts, refused and failing ones, and clients that leave: the first tenth may add to what the
     process holds, as it fills caches; the others add nothing that counts in 18,000 requests."""

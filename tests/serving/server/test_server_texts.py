@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec import Emission, End, Request
+from specdec.detokenize import Detokenizer
 from specdec.result import Producer
 from specdec.serving.requests import Outcome
 from specdec.serving.server.stop_cut import StopCut
@@ -22,25 +24,32 @@ STOPS = ([], ["\n"], ["ö=", "€€"], ["x", "= y"])
 
 
 class Engine:
-    """Streams the steps of one sequence."""
+    """Streams the steps of one sequence, so many at a time, and then one by one."""
 
-    def __init__(self, request: Request, steps: list[list[int]]):
-        self.request, self.steps = request, steps
+    def __init__(self, request: Request, steps: list[list[int]], counts: Iterable[int]):
+        self.request, self.steps, self.counts = request, steps, iter(counts)
 
-    async def stream(self, number: int):
-        for step in self.steps:
-            yield Emission(number, step, [Producer.ACCEPTED] * (len(step) - 1) + [Producer.BONUS], drafts=step[:-1])
+    async def arrivals(self, number: int):
+        updates: list = [
+            Emission(number, step, [Producer.ACCEPTED] * (len(step) - 1) + [Producer.BONUS], drafts=step[:-1])
+            for step in self.steps
+        ]
         tokens = list(itertools.chain(*self.steps))
-        yield Outcome(number, self.request, tokens, [], End.EOS, Status.OK, Stats.empty(0))
+        updates.append(Outcome(number, self.request, tokens, [], End.EOS, Status.OK, Stats.empty(0)))
+        while updates:  # as a reader finds them who is late now and then
+            count = next(self.counts, 1)
+            yield updates[:count]
+            del updates[:count]
 
 
-def pieces(tokenizer, steps: list[list[int]], strings: list[str], keep: bool) -> list[Piece]:
+def pieces(
+    tokenizer, steps: list[list[int]], strings: list[str], keep: bool, counts: Iterable[int] = ()
+) -> list[Piece]:
     request = Request(tokenizer("def f(x):").input_ids)
+    lane = SimpleNamespace(engine=Engine(request, steps, counts))
 
     async def read() -> list[Piece]:
-        text = Text(
-            tokenizer, SimpleNamespace(engine=Engine(request, steps)), 0, request, Mock(), StopCut(strings, keep)
-        )
+        text = Text(Detokenizer(tokenizer), lane, 0, request, Mock(), StopCut(strings, keep))
         return [piece async for piece in text.pieces()]
 
     return asyncio.run(read())
@@ -56,7 +65,8 @@ def test_steps_of_any_length(pair, data):
     ends = sorted(data.draw(st.sets(st.integers(1, len(tokens) - 1)))) if len(tokens) > 1 else []
     steps = [tokens[a:b] for a, b in itertools.pairwise([0, *ends, len(tokens)])]
     alone = pieces(tokenizer, [[token] for token in tokens], strings, keep)
-    divided = pieces(tokenizer, steps, strings, keep)
+    counts = data.draw(st.lists(st.integers(1, 3), max_size=6))
+    divided = pieces(tokenizer, steps, strings, keep, counts)
 
     text = "".join(piece.text for piece in divided)
     assert text == "".join(piece.text for piece in alone)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from specdec.detokenize import Detokenizer
 from specdec.serving.server.stop_cut import StopCut, TextStop
 
 TEXT = st.text("ab\n", max_size=12)
@@ -62,7 +63,7 @@ def test_a_text_stop_ends_with_the_token_that_completes_a_string(pair, text, str
     prompt, tokens = tokenizer("\n").input_ids, tokenizer(text).input_ids
     ends = [n for n in range(1, len(tokens) + 1) if any(s in tokenizer.decode(tokens[:n]) for s in strings)]
     for size in (1, 2, 5):  # tokens of a step
-        stop, kept = TextStop(tokenizer, prompt, strings), None
+        stop, kept = TextStop(Detokenizer(tokenizer), prompt, strings), None
         for begin in range(0, len(tokens), size):
             step = tokens[begin : begin + size]
             if (kept := stop.first_end(0, [*prompt, *tokens[:begin], *step], len(step))) is not None:
@@ -73,4 +74,4 @@ def test_a_text_stop_ends_with_the_token_that_completes_a_string(pair, text, str
 
 def test_a_text_stop_does_not_begin_in_the_prompt(pair):
     prompt, new = pair[2]("x = 1\n").input_ids, pair[2]("\n").input_ids
-    assert TextStop(pair[2], prompt, ["\n\n"]).first_end(0, [*prompt, *new], 1) is None
+    assert TextStop(Detokenizer(pair[2]), prompt, ["\n\n"]).first_end(0, [*prompt, *new], 1) is None

@@ -138,7 +138,7 @@ FORMS: list[dict] = [
 
 
 @counts(100, 1000)
-@pytest.mark.filterwarnings("ignore:sequence .* its draft logits")
+@pytest.mark.filterwarnings("ignore:a sequence drafts no more")
 def test_clients_that_leave_at_random_moments(stormed, count, monkeypatch):
     """Before the body ends, while they wait, in the middle of an answer, after its last byte; politely or not."""
     monkeypatch.setattr(plan, "Request", FaultyRequest)
@@ -163,7 +163,7 @@ def test_clients_that_leave_at_random_moments(stormed, count, monkeypatch):
 
 
 @counts(20, 200)
-@pytest.mark.filterwarnings("ignore:sequence .* its draft logits")
+@pytest.mark.filterwarnings("ignore:a sequence drafts no more")
 def test_cancelled_requests_among_others_that_end(stormed, count, monkeypatch):
     """The texts of those that stay are the same as before, also beside texts that fail."""
     monkeypatch.setattr(plan, "Request", FaultyRequest)

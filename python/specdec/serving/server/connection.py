@@ -7,12 +7,14 @@ import json
 import logging
 import socket
 import sys
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar, cast
 
 import h11
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from .errors import ApiError
+from .events import PIECE
 from .settings import ServerSettings
 
 SEND_BUFFER = 131_072  # bytes that the system holds of a response
@@ -67,11 +69,15 @@ class TimedConnection(H11Protocol):
         self._watch_reading()
 
     def on_response_complete(self) -> None:
+        self.cycle.scope["extensions"].pop(PIECE, None)  # it refers to the cycle
         super().on_response_complete()
         self._watch_reading()
 
     def handle_events(self) -> None:
         super().handle_events()
+        if self.cycle is not None:
+            extensions = cast(dict[str, Any], self.cycle.scope.setdefault("extensions", {}))
+            extensions[PIECE] = partial(self._send_piece, self.cycle)
         waiting = self.conn.their_state is h11.DONE  # for its response; other requests may have come after it
         if waiting and len(self.conn.trailing_data[0]) <= self.limits.max_header_bytes:
             self.flow.resume_reading()  # or nobody would notice that the client leaves
@@ -88,6 +94,17 @@ class TimedConnection(H11Protocol):
             self.transport.close()
         else:
             self.cycle.keep_alive = False
+
+    async def _send_piece(self, cycle: RequestResponseCycle, data: bytes) -> None:
+        """Sends a part of a body, as ``cycle.send`` does."""
+        if self.flow.write_paused and not cycle.disconnected:
+            await self.flow.drain()
+        if cycle.disconnected:
+            await asyncio.sleep(0)  # or who writes on and on would never be cancelled, and nobody else served
+            return
+        version = self.conn.their_http_version
+        chunked = version is not None and version >= b"1.1"
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -40,6 +40,11 @@ class ApiError(Exception):
         name, _, what = str(error).partition(": ")
         return cls(400, f"{param or name}: {what}", param or name, "invalid_value")
 
+    @classmethod
+    def unexpected(cls, request_id: str) -> ApiError:
+        """What a client is told of an error whose trace is in the log."""
+        return cls(500, f"the server failed; its log says more of request {request_id}", code="failed")
+
     @property
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")

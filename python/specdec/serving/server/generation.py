@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from .errors import ApiError
@@ -66,7 +66,7 @@ class Generation:
         service, plan = self._service, self._plan
         try:
             for request, cut in zip(plan.requests, plan.cuts, strict=True):
-                begun = await Text.begin(service.tokenizer, plan.lane, request, service.metrics, cut)
+                begun = await Text.begin(service.detokenizer, plan.lane, request, service.metrics, cut)
                 self._texts.append(begun)
         except BaseException as error:
             await self.close()
@@ -103,16 +103,19 @@ class Generation:
         usage_asked = options is not None and options.include_usage
         continuous = usage_asked and options is not None and options.continuous_usage_stats
 
-        async def chunk(choice: dict[str, Any], tokens: int = 0) -> None:
+        def chunk(choice: dict[str, Any], tokens: int = 0) -> str:
             nonlocal told
             told += tokens
-            so_far = {"prompt_tokens": prompt_tokens, "completion_tokens": told, "total_tokens": prompt_tokens + told}
-            tail = f', "usage": {json.dumps(so_far if continuous else None)}' if usage_asked else ""
-            await write(f'data: {head}, "choices": [{json.dumps(choice)}]{tail}}}\n\n')
+            tail = ', "usage": null' if usage_asked else ""
+            if continuous:
+                total = prompt_tokens + told
+                so_far = {"prompt_tokens": prompt_tokens, "completion_tokens": told, "total_tokens": total}
+                tail = f', "usage": {json.dumps(so_far)}'
+            return f'data: {head}, "choices": [{json.dumps(choice)}]{tail}}}\n\n'
 
         last = ""
         try:
-            await _all([self._follow(i, text, chunk) for i, text in enumerate(self._texts)])
+            await _all([self._follow(i, text, chunk, write) for i, text in enumerate(self._texts)])
             if usage_asked:
                 last = f"data: {head}, {json.dumps({'choices': [], **self._totals()})[1:]}\n\n"
         except ApiError as error:
@@ -130,17 +133,27 @@ class Generation:
         choice = self._form.choice(index, text, whole)
         return {**choice, "finish_reason": text.finish_reason, "specdec": {**self._steps(whole), **self._told(text)}}
 
-    async def _follow(self, index: int, text: Text, chunk: Callable[..., Awaitable[None]]) -> None:
+    async def _follow(self, index: int, text: Text, chunk: Callable[..., str], write: Write) -> None:
         for opening in self._form.openings(index):
-            await chunk({**opening, "finish_reason": None})
+            await write(chunk({**opening, "finish_reason": None}))
+        last = ""
         async for piece in text.pieces():
             choice = self._form.part(index, piece)
             choice["finish_reason"] = None
             if steps := self._steps(piece):
                 choice["specdec"] = steps
-            await chunk(choice, len(piece.tokens))
-        text.check()
-        await chunk({**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)})
+            event = chunk(choice, len(piece.tokens))
+            if text.outcome is None:
+                await write(event)
+            else:  # what follows is there, too, so it is one write
+                last = event
+        try:
+            text.check()
+        except ApiError:
+            await write(last)
+            raise
+        end = {**self._form.last(index), "finish_reason": text.finish_reason, "specdec": self._told(text)}
+        await write(last + chunk(end))
 
     def _steps(self, of: Piece) -> dict[str, Any]:
         details, names = self._body.specdec, self._service.names

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -35,6 +35,17 @@ _GAUGES = (  # of a lane's Usage
     ("specdec:busy_ratio", "Mean part of the rows that decoded, over all steps.", lambda u: u.busy),
     ("specdec:num_drafts", "K of the last step: the most tokens that a row drafted.", lambda u: u.num_drafts),
 )  # fmt: skip
+_COUNTERS = (  # of LaneMetrics
+    ("vllm:spec_decode_num_drafts", "Steps in which a sequence had drafts.", lambda lane: lane.steps_with_drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", lambda lane: lane.drafted),
+    ("vllm:spec_decode_num_accepted_tokens", "Accepted drafts.", lambda lane: sum(lane.accepted_by_position)),
+    ("vllm:prompt_tokens", "Tokens of prompts that were read.", lambda lane: lane.prompt_tokens),
+    ("vllm:generation_tokens", "Generated tokens.", lambda lane: lane.generated),
+    ("specdec:drafter_errors", "Texts for which the drafter failed.", lambda lane: lane.drafter_errors),
+)
+_BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.")
+_ENDED = ("vllm:request_success", "Texts that ended, by reason.")
+_BETWEEN, _BETWEEN_BEFORE = "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"  # an older name
 
 
 class Metrics(Collector):
@@ -50,28 +61,12 @@ class Metrics(Collector):
         self._registry = registry = CollectorRegistry()
         self._of_lanes: dict[tuple[str, str], LaneMetrics] = {}
 
-        def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(name, what, (*(_LABELS if name.startswith("vllm:") else _OURS), *labels), registry=registry)
-
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, what, _LABELS, registry=registry, buckets=buckets)
 
-        self.steps_with_drafts = counter("vllm:spec_decode_num_drafts", "Steps in which a sequence had drafts.")
-        self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
-        self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Accepted drafts.")
-        self.accepted_by_position = counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.", "position"
-        )
-        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts that were read.")
-        self.generated = counter("vllm:generation_tokens", "Generated tokens.")
-        self.ended = counter("vllm:request_success", "Texts that ended, by reason.", "finished_reason")
-        self.drafter_errors = counter("specdec:drafter_errors", "Texts for which the drafter failed.")
         self.first = histogram("vllm:time_to_first_token_seconds", "Until the first token.", _FIRST_SECONDS)
         between = "Between two deliveries to a text; the tokens of a step come together."
-        self.between = [  # under its older name, too
-            histogram(f"vllm:{name}_seconds", between, _TOKEN_SECONDS)
-            for name in ("inter_token_latency", "time_per_output_token")
-        ]
+        self.between = histogram(_BETWEEN, between, _TOKEN_SECONDS)
         mean = "Of a text: seconds a token, after the first."
         self.each_token = histogram("vllm:request_time_per_output_token_seconds", mean, _TOKEN_SECONDS)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "From submission to the end.", _REQUEST_SECONDS)
@@ -92,7 +87,8 @@ class Metrics(Collector):
         return encode(_WithoutTimes(self._registry)), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """The load of every lane, for the registry."""
+        """The counts and the load of every lane, for the registry."""
+        yield from self._counters()
         loads = [(self._of(lane).labels, lane.engine) for lane in self._lanes.running]
         usages = [(labels, engine.usage) for labels, engine in loads]
         for name, what, value in _GAUGES:
@@ -108,6 +104,28 @@ class Metrics(Collector):
             dropped.add_metric(labels, engine.drafter_error is not None)
         yield from (steps, dropped)
 
+    def _counters(self) -> Iterator[Metric]:
+        lanes = self._of_lanes.values()
+        for name, what, value in _COUNTERS:
+            labels = _LABELS if name.startswith("vllm:") else _OURS
+            family = CounterMetricFamily(name, what, labels=labels)
+            for lane in lanes:
+                family.add_metric(lane.labels[: len(labels)], value(lane))
+            yield family
+        by_position = CounterMetricFamily(*_BY_POSITION, labels=(*_LABELS, "position"))
+        ended = CounterMetricFamily(*_ENDED, labels=(*_LABELS, "finished_reason"))
+        for lane in lanes:
+            of = lane.labels[: len(_LABELS)]
+            for position, count in enumerate(lane.accepted_by_position):
+                by_position.add_metric((*of, str(position)), count)
+            for reason, count in lane.texts_ended.items():
+                ended.add_metric((*of, reason), count)
+        yield from (by_position, ended)
+        (between,) = self.between.collect()
+        before = Metric(_BETWEEN_BEFORE, between.documentation, between.type)
+        before.samples = [s._replace(name=s.name.replace(_BETWEEN, _BETWEEN_BEFORE)) for s in between.samples]
+        yield before
+
     def describe(self) -> list[Metric]:
         return []  # nothing is read before somebody asks
 
@@ -120,17 +138,15 @@ class Metrics(Collector):
 
 
 class LaneMetrics:
-    """The metrics of one lane's requests, with its labels."""
+    """The metrics of one lane's requests, with its labels. Counts are plain numbers, since only the server's event loop
+    counts, and that with every step of every text."""
 
     def __init__(self, all: Metrics, labels: tuple[str, str, str, str], most_drafts: int):
         self.labels, of = labels, labels[: len(_LABELS)]
-        self.drafter_errors = all.drafter_errors.labels(*labels)
-        self.steps_with_drafts, self.drafted = all.steps_with_drafts.labels(*of), all.drafted.labels(*of)
-        self.accepted, self.prompt_tokens = all.accepted.labels(*of), all.prompt_tokens.labels(*of)
-        self.accepted_by_position = [all.accepted_by_position.labels(*of, str(i)) for i in range(most_drafts)]
-        self.generated, self.first = all.generated.labels(*of), all.first.labels(*of)
-        self.ended = {reason: all.ended.labels(*of, reason) for reason in ("stop", "length", "abort", "error")}
-        self.between = [each.labels(*of) for each in all.between]
+        self.steps_with_drafts = self.drafted = self.drafter_errors = self.prompt_tokens = self.generated = 0
+        self.accepted_by_position = [0] * most_drafts
+        self.texts_ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        self.first, self.between = all.first.labels(*of), all.between.labels(*of)
         self.each_token, self.whole = all.each_token.labels(*of), all.whole.labels(*of)
         self.prompt_length, self.length = all.prompt_length.labels(*of), all.length.labels(*of)
 
@@ -144,32 +160,31 @@ class RequestMetrics:
         self._tokens = self._steps = self._drafted = 0  # steps: those with drafts
         self._over = False
 
-    def emitted(self, step: Emission) -> None:
-        """A step added tokens, at least one."""
+    def delivered(self, steps: Sequence[Emission]) -> None:
+        """One step or more added tokens, and they came together."""
         now, lane = time.perf_counter(), self._lane
         if self._tokens == 0:
             self._first = now
             lane.first.observe(now - self._begun)
-            lane.prompt_tokens.inc(self._prompt_tokens)
+            lane.prompt_tokens += self._prompt_tokens
         else:
-            for each in lane.between:
-                each.observe(now - self._last)
-        lane.generated.inc(len(step.tokens))
-        self._last, self._tokens = now, self._tokens + len(step.tokens)
-        if step.drafted:
-            self._count_drafts(1, step.drafted)
-            accepted = step.produced_by.count(Producer.ACCEPTED)
-            lane.accepted.inc(accepted)
-            for position in range(accepted):
-                lane.accepted_by_position[position].inc()
+            lane.between.observe(now - self._last)
+        self._last = now
+        for step in steps:
+            lane.generated += len(step.tokens)
+            self._tokens += len(step.tokens)
+            if step.drafted:
+                self._count_drafts(1, step.drafted)
+                for position in range(step.produced_by.count(Producer.ACCEPTED)):
+                    lane.accepted_by_position[position] += 1
 
     def ended(self, outcome: Outcome, reason: str) -> None:
         """It has ended; ``reason``: stop, length, error or cancelled."""
         stats = outcome.stats  # with the drafts of a step that failed, and so emitted nothing
         self._count_drafts(stats.steps - stats.steps_by_drafts[0] - self._steps, stats.drafted - self._drafted)
-        self._lane.drafter_errors.inc(outcome.drafter_error is not None)
+        self._lane.drafter_errors += outcome.drafter_error is not None
         if self._tokens == 0 and outcome.prompt_log_probs is not None:  # only its prompt was asked for
-            self._lane.prompt_tokens.inc(len(outcome.prompt_log_probs))
+            self._lane.prompt_tokens += len(outcome.prompt_log_probs)
         self._end("abort" if reason == "cancelled" else reason)  # vLLM's word
 
     def abandoned(self) -> None:
@@ -178,13 +193,13 @@ class RequestMetrics:
             self._end("abort")
 
     def _count_drafts(self, steps: int, drafted: int) -> None:
-        self._lane.steps_with_drafts.inc(steps)
-        self._lane.drafted.inc(drafted)
+        self._lane.steps_with_drafts += steps
+        self._lane.drafted += drafted
         self._steps, self._drafted = self._steps + steps, self._drafted + drafted
 
     def _end(self, reason: str) -> None:
         lane, self._over = self._lane, True
-        lane.ended[reason].inc()
+        lane.texts_ended[reason] += 1
         lane.whole.observe(time.perf_counter() - self._begun)
         lane.prompt_length.observe(self._prompt_tokens)
         lane.length.observe(self._tokens)

@@ -190,7 +190,7 @@ async def _plan(
                     params,
                     _wrapped(seed + copy),
                     eos,
-                    TextStop(service.tokenizer, prompt.tokens, body.stop_strings) if body.stop_strings else None,
+                    TextStop(service.detokenizer, prompt.tokens, body.stop_strings) if body.stop_strings else None,
                     bias,
                     service.tail,
                     body.min_tokens or 0,

@@ -38,7 +38,7 @@ async def predict(request: Request, body: Prediction) -> str:
     asked = CompletionRequest(model=service.name, prompt=body.prompt, **FIXED)
     plan = await plan_completion(service, asked, owner_of(request))
     try:
-        text = await Text.begin(service.tokenizer, plan.lane, plan.requests[0], service.metrics)
+        text = await Text.begin(service.detokenizer, plan.lane, plan.requests[0], service.metrics)
     except ApiError as error:
         raise plan.renamed(error) from error
     try:

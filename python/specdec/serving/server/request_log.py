@@ -93,6 +93,6 @@ class Failures:
                 raise
             request_id = scope["state"]["request_id"]
             log.error("a request failed", extra={"facts": {"request_id": request_id, "trace": trace(error)}})
-            if not started:  # otherwise the connection is closed before the end of the answer
-                told = ApiError(500, f"the server failed; its log says more of request {request_id}", code="failed")
+            if not started:  # otherwise a stream has told it, or the connection is closed before the end of the answer
+                told = ApiError.unexpected(request_id)
                 await JSONResponse(told.body, told.status)(scope, receive, send)

@@ -14,6 +14,7 @@ import transformers
 
 from specdec_kernels import __version__
 
+from ...detokenize import Detokenizer
 from ...stopping import TokenBytes
 from .lanes import Lanes
 from .log_probs import TokenNames
@@ -51,6 +52,10 @@ class Service:
         """OpenAI's ``system_fingerprint``: another one may give other texts for the same seeds."""
         versions = (self.name, __version__, torch.__version__, transformers.__version__)
         return "fp_" + hashlib.sha256(repr(versions).encode()).hexdigest()[:12]
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.tokenizer)
 
     @cached_property
     def names(self) -> TokenNames:

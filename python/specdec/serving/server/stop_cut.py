@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ...detokenize import IncrementalText
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from ...detokenize import Detokenizer, IncrementalText
 
 
 class StopCut:
@@ -81,13 +77,13 @@ class TextStop:
     ``Text`` does, so that both always find the same.
 
     Args:
-        tokenizer: the target's.
+        detokenizer: of the target.
         prompt: token ids.
         strings: none of them empty.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], strings: Sequence[str]):
-        self._incremental, self._cut = IncrementalText(tokenizer, prompt), StopCut(strings)
+    def __init__(self, detokenizer: Detokenizer, prompt: Sequence[int], strings: Sequence[str]):
+        self._incremental, self._cut = IncrementalText(detokenizer, prompt), StopCut(strings)
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
         for kept, token in enumerate(text[len(text) - new :], start=1):

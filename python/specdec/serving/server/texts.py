@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ...detokenize import IncrementalText
+from ...detokenize import Detokenizer, IncrementalText
 from ...result import Emission, End, Producer, TokenLogProb
-from ..engine import EngineStopped
+from ..engine import EngineStopped, Update
 from ..requests import Outcome, Request
 from ..scheduler import QueueFull
 from .errors import ApiError
@@ -64,7 +64,7 @@ class Text:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        detokenizer: Detokenizer,
         lane: Lane,
         number: int,
         request: Request,
@@ -73,17 +73,17 @@ class Text:
     ):
         self.lane, self.number, self.request = lane, number, request
         self.outcome: Outcome | None = None
-        self._updates, self._measured = lane.engine.stream(number), measured
-        self._incremental = IncrementalText(tokenizer, list(request.prompt))
+        self._arrivals, self._measured = lane.engine.arrivals(number), measured
+        self._incremental = IncrementalText(detokenizer, request.prompt)
         self._cut = StopCut(()) if cut is None else cut
-        self._read = self._final = 0  # characters that tokens added so far, and those of them that are final
+        self._length = self._final = 0  # characters that tokens added so far, and those of them that are final
         self._tokens: list[Token] = []  # those that are not final, and so the next two
         self._steps: list[Step] = []
 
     @classmethod
     async def begin(
         cls,
-        tokenizer: PreTrainedTokenizerBase,
+        detokenizer: Detokenizer,
         lane: Lane,
         request: Request,
         metrics: Metrics,
@@ -107,25 +107,19 @@ class Text:
             ) from error
         except EngineStopped as error:
             raise ApiError(503, "the server takes no requests any more") from error
-        return cls(tokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)), cut)
+        return cls(detokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)), cut)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yields the text as it comes. If the reader stops early, the request is cancelled."""
-        async with aclosing(self._updates) as updates:
-            async for update in updates:
-                if isinstance(update, Outcome):
-                    self.outcome = update
-                    self._measured.ended(update, self.finish_reason)
-                    continue
-                self._measured.emitted(update)
-                if any(piece := self._take(update)):
+        """Yields the text as it comes: a piece for each step or, where the reader is late, for several. If the reader
+        stops early, the request is cancelled. With the last piece there is an ``outcome``."""
+        async with aclosing(self._arrivals) as arrivals:
+            async for updates in arrivals:
+                if any(piece := self._read(updates)):
                     yield piece
-        if any(piece := self._finish()):
-            yield piece
 
     async def close(self) -> None:
         """Cancels the request unless it has ended. Nobody may be reading ``pieces`` any more."""
-        await self._updates.aclose()
+        await self._arrivals.aclose()
         if self.outcome is None:
             self._measured.abandoned()
             await self.lane.engine.cancel(self.number)
@@ -146,22 +140,36 @@ class Text:
             why = "the model's logits define no distribution" if error is None else "it could not be decoded"
             raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
-    def _take(self, emission: Emission) -> Piece:
+    def _read(self, updates: list[Update]) -> Piece:
+        emissions = [update for update in updates if isinstance(update, Emission)]
+        if emissions:
+            self._measured.delivered(emissions)
+        text = "".join(map(self._take, emissions))
+        self._final += len(text)
+        if len(emissions) < len(updates):
+            (self.outcome,) = (update for update in updates if isinstance(update, Outcome))
+            self._measured.ended(self.outcome, self.finish_reason)
+            return self._finish(text)
+        return Piece(text, _take_while(self._tokens, self._begins), _take_while(self._steps, self._ends))
+
+    def _take(self, emission: Emission) -> str:
+        """Returns the text that is final now."""
         scores: Sequence[TokenLogProb | None] = emission.top_log_probs or [None] * len(emission.tokens)
         tokens, text = [], ""
         for token, producer, score in zip(emission.tokens, emission.produced_by, scores, strict=True):
             added = self._incremental.push([token])
-            tokens.append(Token(token, added, self._read, producer, score))
-            self._read += len(added)
+            tokens.append(Token(token, added, self._length, producer, score))
+            self._length += len(added)
             text += self._cut.push(added)
         self._tokens += tokens
         self._steps.append(Step(emission.drafts, tokens))
-        self._final += len(text)
-        return Piece(text, _take_while(self._tokens, self._begins), _take_while(self._steps, self._ends))
+        return text
 
-    def _finish(self) -> Piece:
-        text = self._cut.push(self._incremental.finish()) + self._cut.finish()
-        self._final += len(text)
+    def _finish(self, text: str) -> Piece:
+        """The last piece, which begins with ``text``."""
+        rest = self._cut.push(self._incremental.finish()) + self._cut.finish()
+        self._final += len(rest)
+        text += rest
         if not self._cut.found:
             return Piece(text, self._tokens, self._steps)
         steps = [Step(step.drafts, [*map(self._shortened, filter(self._begins, step.tokens))]) for step in self._steps]
