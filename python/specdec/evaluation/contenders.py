@@ -142,13 +142,13 @@ class SpecdecMethod:
             result.drafter_error,
         )
 
-    def settle(self, prompt: Prompt, seed: int) -> None:
+    def settle(self, prompts: Sequence[Prompt], seed: int) -> None:
         """Where K adapts, decodes until the times of steps are known, as they are in a process that has decoded for a
         while, or after ``specdec advise --save``."""
-        for i in range(LEARNING_RUNS if isinstance(self._decoder.num_drafts, AdaptiveDrafts) else 0):
-            if self._decoder.costs_of(1) is not None:
+        for i in range(LEARNING_RUNS if isinstance(self.decoder.num_drafts, AdaptiveDrafts) else 0):
+            if self.decoder.costs_of(1) is not None:
                 return
-            self.run(prompt, seed + i)
+            self.run(prompts, seed + i)
 
     def shortened(self, most: int) -> SpecdecMethod:
         other = copy.copy(self)
