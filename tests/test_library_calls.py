@@ -77,8 +77,11 @@ def fault(use: Use) -> str | None:
         return f"line {use.line}: {use.name} does not exist"
     if use.call is None:
         return None
+    found = getattr(found, "fn", found)  # of a Triton function
+    if inspect.ismethod(found) and inspect.ismethod(wrapped := getattr(found, "__wrapped__", None)):
+        found = wrapped  # transformers' copies of bound methods, from which ``signature`` takes ``cls`` twice
     try:
-        signature = inspect.signature(getattr(found, "fn", found))  # fn: of a Triton function
+        signature = inspect.signature(found)
     except ValueError:
         return None
     given, named = use.call.args, [k.arg for k in use.call.keywords]

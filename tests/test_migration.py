@@ -29,7 +29,7 @@ COMMANDS = [line for line in LINES if line.startswith("specdec ")]
 @pytest.fixture(autouse=True)
 def pair_loaded_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (specdec, loading):
-        monkeypatch.setattr(module, "load_embedded_pair", lambda *_: pair)
+        monkeypatch.setattr(module, "load_embedded_pair", lambda *_, **__: pair)
 
 
 @pytest.mark.parametrize("name", [name for name, examples in PYTHON.items() if examples])

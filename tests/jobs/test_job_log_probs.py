@@ -15,7 +15,7 @@ from specdec.jobs.output import KEYS
 from support.commands import PROMPT, refused, rows
 from support.jobs import finished, job_refused, write_prompts
 
-OPTIONS = ("--max-new-tokens", 4, "--temperature", 0.8)
+OPTIONS = ("--max-new-tokens", 4, "--temperature", 0.8, "-k", 4)
 LINES = (
     {"prompt": PROMPT},
     {"prompt": "x = ", "log_probs": True},
@@ -28,7 +28,7 @@ WANTED = ((), LOG_PROB_KEYS[:2], LOG_PROB_KEYS[:3], LOG_PROB_KEYS[3:], LOG_PROB_
 
 @pytest.fixture
 def loaded(monkeypatch, pair) -> None:
-    monkeypatch.setattr(models, "load", lambda *_: models.Models(*pair, None))
+    monkeypatch.setattr(models, "load", lambda *_, **__: models.Models(*pair, None))
 
 
 def test_the_fields_are_those_of_a_full_forward(loaded, pair):

@@ -297,6 +297,7 @@ def test_costs_of_steps_are_kept(fake, prompts, tmp_path, monkeypatch):
     """What K is chosen with decides sampled texts, and is measured: so it is measured once for a job."""
     measured = [[1.0 + i + k / 8 for k in range(9)] for i in range(2)]
     monkeypatch.setattr("specdec.cli.job._learn", lambda *_: measured.pop(0))
+    monkeypatch.setattr("specdec.cli.saved.load", lambda *_: False)  # no times that were saved before, or shipped
     output = tmp_path / "out.jsonl"
     finished(prompts, output, "-k", "auto", "--rows", 2)
     costs = fake.made[0].decoder.num_drafts.costs
