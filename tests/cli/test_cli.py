@@ -45,7 +45,7 @@ def test_generate_is_the_decoder(pair, temperature, seed, num_drafts):
 
 
 def test_text_is_streamed_and_stats_go_to_stderr(monkeypatch):
-    row, shown = rows(PROMPT, "--max-new-tokens", 12)[0], []
+    row, shown = rows(PROMPT, "-k", 4, "--max-new-tokens", 12)[0], []
     show = Page.show
 
     def spy(self, tokens, produced_by):
@@ -53,7 +53,7 @@ def test_text_is_streamed_and_stats_go_to_stderr(monkeypatch):
         show(self, tokens, produced_by)
 
     monkeypatch.setattr(Page, "show", spy)
-    result = run("generate", PROMPT, "--max-new-tokens", 12)
+    result = run("generate", PROMPT, "-k", 4, "--max-new-tokens", 12)
     assert result.stdout == PROMPT + row["text"] + "\n"
     assert len(shown) == row["stats"]["steps"] and sum(shown, []) == row["token_ids"]
     assert result.stderr.startswith(f"12 tokens in {row['stats']['steps']} steps: tau ")
@@ -61,10 +61,10 @@ def test_text_is_streamed_and_stats_go_to_stderr(monkeypatch):
 
 
 def test_verbose_colours_add_up(monkeypatch):
-    produced_by = rows(PROMPT, "--max-new-tokens", 12)[0]["produced_by"]
-    plain = run("generate", PROMPT, "--max-new-tokens", 12)
+    produced_by = rows(PROMPT, "-k", 4, "--max-new-tokens", 12)[0]["produced_by"]
+    plain = run("generate", PROMPT, "-k", 4, "--max-new-tokens", 12)
     monkeypatch.setattr("specdec.cli.terminal.on_terminal", lambda: True)
-    verbose = run("generate", PROMPT, "--max-new-tokens", 12, "-v", color=True)
+    verbose = run("generate", PROMPT, "-k", 4, "--max-new-tokens", 12, "-v", color=True)
     assert click.unstyle(verbose.stdout) == plain.stdout
     legend = click.unstyle(verbose.stderr).splitlines()[0]
     names = ("accepted", "recovered", "bonus")
@@ -131,7 +131,7 @@ def test_as_a_process():
         "import gc, sys; from specdec.cli import main; assert 'torch' not in sys.modules\n"
         "try: main()\nfinally: assert gc.isenabled() and gc.get_freeze_count() > 10_000"
     )
-    args = ["generate", PROMPT, "--max-new-tokens", "8", "--device", "cpu"]
+    args = ["generate", PROMPT, "-k", "4", "--max-new-tokens", "8", "--device", "cpu"]
     process = subprocess.run(
         [sys.executable, "-c", code, *args],
         capture_output=True,
