@@ -5,6 +5,7 @@
 // at least w(x) / Z and at most w(x) / (top_p Z). A draft is surely accepted if the least p(x) exceeds u times the
 // largest q(x). A share of about 1 - top_p of those that are accepted is missed. The rows of these are read again, and
 // those of rejected drafts, whose residual needs the cutoff. Finding one costs as much as two to three such passes.
+// It would hold with min-p as well, but a pass that also looks for its cutoff saves less.
 //
 // Tokens do not depend on any of this: what is not sure is decided as if it had not been looked at.
 #include "verification.h"

@@ -115,7 +115,6 @@ MUTATIONS: list[Mutation] = [
             "kept-by-all-weight": ("< stats.lse + log_top_p;", "< stats.lse;"),
             "sure-though-q-is-zero": ("return most > -INFINITY && accept(", "return accept("),
             "sure-in-spite-of-top-k": ("task.top_k == 0.0f && ", ""),
-            "sure-in-spite-of-min-p": ("task.min_p == 0.0f && ", ""),
             "sure-ones-are-not-emitted": ("      keep(rows[i]);\n", ""),
         },
     ),
