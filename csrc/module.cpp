@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "arguments_tree.h"
 #include "cpu/block.h"
+#include "cpu/linear.h"
 #include "cpu/operations.h"
 #include "cpu/parallel.h"
 
@@ -17,6 +18,21 @@ void run_draft_step(const DraftStepParams& params, const Tensor&) { draft_step(p
 void run_speculative_step(const SpeculativeStepParams& params, const Tensor&) { speculative_step(params); }
 void run_draft_children(const DraftChildrenParams& params, const Tensor&) { draft_children(params); }
 void run_verify_tree(const VerifyTreeParams& params, const Tensor&) { verify_tree(params); }
+
+Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  STD_TORCH_CHECK(x.dim() == 3, "specdec_kernels: x has a wrong shape");
+  const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2), outputs = weight.size(0);
+  check_shape(x, {x.size(0), x.size(1), inputs}, ScalarType::Float, "x");
+  check_shape(weight, {outputs, inputs}, ScalarType::Float, "weight");
+  if (bias) check_shape(*bias, {outputs}, ScalarType::Float, "bias");
+  const Tensor dense_x = dense(x), dense_weight = dense(weight);
+  const std::optional<Tensor> dense_bias = bias ? std::optional(dense(*bias)) : std::nullopt;
+  const auto floats = [](const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); };
+  Tensor y = empty_on(x, {x.size(0), x.size(1), outputs}, ScalarType::Float);
+  linear({floats(dense_x), floats(dense_weight), dense_bias ? floats(*dense_bias) : nullptr,
+          static_cast<float*>(y.mutable_data_ptr()), rows, inputs, outputs});
+  return y;
+}
 
 }  // namespace
 
@@ -32,6 +48,7 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("speculative_step", TORCH_BOX(&specdec::speculative_step<run_speculative_step>));
   m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
   m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
+  m.impl("linear", TORCH_BOX(&linear_op));
 }
 
 }  // namespace specdec::cpu

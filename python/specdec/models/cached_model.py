@@ -14,6 +14,7 @@ from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mas
 from .cache_dtype import check_cache_dtype, stored_dtype
 from .compiled import CompiledForward
 from .kv_cache import LayerSlot, Slot, StaticKVCache, visible_slots
+from .linear import with_few_rows
 from .prefill import PrefillChunk
 from .tree import Tree
 
@@ -296,9 +297,9 @@ class CachedModel:
         return self._run(module, tokens, cache, layout, first_row)
 
     def _take_attention(self) -> None:
-        """Replaces the attention in a copy of the model. Repeated for every cache, because an adapter that was added
-        in between has put other modules into the model."""
-        self._steps = with_attention(self.model, self._attention)
+        """Replaces the attention, and linear layers, in a copy of the model. Repeated for every cache, because an
+        adapter that was added in between has put other modules into the model."""
+        self._steps = with_few_rows(with_attention(self.model, self._attention))
         self._prompts = self.model if self._attention == "flex" else self._steps
 
     def _run(

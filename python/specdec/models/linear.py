@@ -1,0 +1,67 @@
+"""Linear layers on a CPU for the few tokens of a step, by a kernel that reads every weight once (csrc/cpu/linear.cpp)."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar, cast
+
+import torch
+from torch import nn
+
+from specdec_kernels.backends import native
+from specdec_kernels.ops import handle
+
+MOST_ROWS = 8  # from about twelve tokens on, torch's own product is faster
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class FewRowsLinear(nn.Linear):
+    """What ``nn.Linear`` computes, faster for up to ``MOST_ROWS`` tokens, where the result of a token does not depend
+    on the number of the others. It shares the weights, hooks and all else of the layer that it stands for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        few = x.dim() == 3 and x.shape[0] * x.shape[1] <= MOST_ROWS and x.dtype == torch.float32
+        if not few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return super().forward(x)
+        return _linear(x, self.weight, self.bias)
+
+
+_linear = handle("linear")
+
+
+def with_few_rows(model: M) -> M:
+    """Returns ``model`` with every float32 layer on a CPU that is an ``nn.Linear`` and no more as a
+    :class:`FewRowsLinear`; ``model`` itself if there is none, or no native code.
+
+    The model is not changed. Those layers, and the modules around them, are copied without their weights; what is
+    inside of an adapter is not, so that adapters that are switched later act in both models.
+    """
+    return _copied(model, {}) if native.missing() is None else model
+
+
+def _copied(module: M, done: dict[int, nn.Module]) -> M:
+    if id(module) not in done:
+        copied: nn.Module = module
+        if _is_plain(module):
+            copied = copy.copy(module)
+            copied.__class__ = FewRowsLinear
+        elif not type(module).__module__.startswith("peft."):  # its layers know which adapter is active
+            children = {n: c if c is None else _copied(c, done) for n, c in module._modules.items()}
+            if any(children[n] is not c for n, c in module._modules.items()):
+                copied = copy.copy(module)
+                copied._modules = children
+        done[id(module)] = copied
+    return cast(M, done[id(module)])
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Not a subclass, quantised, or with a forward that was replaced."""
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    weight = module.weight
+    return (
+        type(weight) is nn.Parameter
+        and (weight.device.type, weight.dtype) == ("cpu", torch.float32)
+        and weight.is_contiguous()
+    )
