@@ -2,6 +2,7 @@
 
 from .api import check_drafts, draft_step, speculative_step
 from .build import build_info
+from .linear_api import linear
 from .tree_api import draft_children, verify_tree
 from .types import (
     Backend,
@@ -31,6 +32,7 @@ __all__ = [
     "check_drafts",
     "draft_children",
     "draft_step",
+    "linear",
     "speculative_step",
     "verify_tree",
 ]

@@ -119,6 +119,24 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/cpu/linear.cpp",
+        "tests/kernels/test_linear.py",
+        {
+            "linear-forgets-the-last-inputs": ("sizeof(float); rest > 0)", "sizeof(float); rest > 1024)"),
+            "linear-adds-the-lower-halves-twice": ("halves<kWidth, kGroup, 1>", "halves<kWidth, kGroup, 0>"),
+            "linear-adds-the-first-bias": ("sum + params.bias[o]", "sum + params.bias[0]"),
+            "linear-order-depends-on-the-rows": (
+                "outputs_of<kWidth, 5, 2>(params",
+                "outputs_of<kWidth / 2, 5, 2>(params",
+            ),
+            "linear-leaves-out-the-last-outputs": ("for (; output < end; ++output)", "for (; false; ++output)"),
+            "linear-takes-the-first-part-again": (
+                "const int64_t row = part * params.rows / parts,",
+                "const int64_t row = 0 * part,",
+            ),
+        },
+    ),
+    *mutations(
         "csrc/cpu/verify_block.cpp",
         BLOCK,
         {

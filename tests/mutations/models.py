@@ -12,6 +12,28 @@ CACHE = "tests/models/test_kv_cache.py tests/models/test_cache_dtype.py tests/se
 
 MUTATIONS: list[Mutation] = [
     *mutations(
+        "python/specdec/models/linear.py",
+        "tests/models/test_linear_layers.py",
+        {
+            "few-rows-are-one-more": ("x.shape[1] <= MOST_ROWS", "x.shape[1] <= MOST_ROWS + 1"),
+            "few-rows-forget-the-limit": ("x.shape[0] * x.shape[1] <= MOST_ROWS", "True"),
+            "few-rows-lose-gradients": ("not few or torch.is_grad_enabled() or", "not few or"),
+            "few-rows-ignore-autocast": (' or torch.is_autocast_enabled("cpu")', ""),
+            "few-rows-change-the-users-layer": (
+                "fast = copy.copy(layer)",
+                "fast = layer",
+            ),
+            "few-rows-change-the-users-modules": (
+                "copied = copy.copy(module)\n                copied._modules",
+                "copied = module\n                copied._modules",
+            ),
+            "few-rows-inside-of-adapters": ('startswith("peft.")', 'startswith("no.")'),
+            "few-rows-of-subclasses": ("type(module) is not nn.Linear", "not isinstance(module, nn.Linear)"),
+            "few-rows-undo-what-was-replaced": (' or "forward" in vars(module)', ""),
+            "few-rows-of-shared-layers-are-two": ("if id(module) not in done:", "if True:"),
+        },
+    ),
+    *mutations(
         "python/specdec/models/attention.py",
         ATTENTION,
         {

@@ -1,15 +1,15 @@
-"""Linear layers on a CPU for the few tokens of a step, by a kernel that reads every weight once (csrc/cpu/linear.cpp)."""
+"""Linear layers on a CPU for the few tokens of a step. Their kernel reads every weight once (csrc/cpu/linear.cpp)."""
 
 from __future__ import annotations
 
 import copy
-from typing import TypeVar, cast
+import functools
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
-from specdec_kernels.backends import native
-from specdec_kernels.ops import handle
+from specdec_kernels import build_info, linear
 
 MOST_ROWS = 8  # from about twelve tokens on, torch's own product is faster
 
@@ -24,10 +24,7 @@ class FewRowsLinear(nn.Linear):
         few = x.dim() == 3 and x.shape[0] * x.shape[1] <= MOST_ROWS and x.dtype == torch.float32
         if not few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return super().forward(x)
-        return _linear(x, self.weight, self.bias)
-
-
-_linear = handle("linear")
+        return linear(x, self.weight, self.bias)
 
 
 def with_few_rows(model: M) -> M:
@@ -37,15 +34,20 @@ def with_few_rows(model: M) -> M:
     The model is not changed. Those layers, and the modules around them, are copied without their weights; what is
     inside of an adapter is not, so that adapters that are switched later act in both models.
     """
-    return _copied(model, {}) if native.missing() is None else model
+    return _copied(model, {}) if _has_native() else model
+
+
+@functools.cache
+def _has_native() -> bool:
+    native: Any = build_info()["native"]
+    return "missing" not in native
 
 
 def _copied(module: M, done: dict[int, nn.Module]) -> M:
     if id(module) not in done:
         copied: nn.Module = module
         if _is_plain(module):
-            copied = copy.copy(module)
-            copied.__class__ = FewRowsLinear
+            copied = _as_few_rows(cast(nn.Linear, module))
         elif not type(module).__module__.startswith("peft."):  # its layers know which adapter is active
             children = {n: c if c is None else _copied(c, done) for n, c in module._modules.items()}
             if any(children[n] is not c for n, c in module._modules.items()):
@@ -53,6 +55,12 @@ def _copied(module: M, done: dict[int, nn.Module]) -> M:
                 copied._modules = children
         done[id(module)] = copied
     return cast(M, done[id(module)])
+
+
+def _as_few_rows(layer: nn.Linear) -> nn.Linear:
+    fast = copy.copy(layer)
+    fast.__class__ = FewRowsLinear
+    return fast
 
 
 def _is_plain(module: nn.Module) -> bool:

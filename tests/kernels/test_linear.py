@@ -1,0 +1,109 @@
+"""Linear layers for few rows on a CPU: the product, in one order of additions whatever the number of rows."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from specdec_kernels import linear
+from specdec_kernels.backends import native
+from specdec_kernels.ops import handle
+
+assert native.missing() is None
+EXTENSION = importlib.import_module("specdec_kernels._C")
+SETS: list[str] = EXTENSION.instruction_sets()
+
+
+@pytest.fixture(params=SETS)
+def instruction_set(request) -> Iterator[str]:
+    EXTENSION.use_instruction_set(request.param)
+    yield request.param
+    EXTENSION.use_instruction_set(SETS[-1])
+
+
+def layer(inputs: int, outputs: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
+
+
+@pytest.mark.parametrize("inputs", [1, 3, 8, 16, 31, 64, 100, 259])
+def test_it_is_the_product(instruction_set, inputs):
+    for outputs in (1, 2, 5, 13, 64):
+        weight, bias = layer(inputs, outputs)
+        x = torch.randn(1, 25, inputs, generator=torch.Generator().manual_seed(1))
+        for rows in range(1, 26):
+            exact = x[:, :rows].double() @ weight.double().T
+            bound = 2e-7 * inputs**0.5 * (x[:, :rows].double().abs() @ weight.double().T.abs()) + 1e-12
+            assert ((linear(x[:, :rows], weight, None) - exact).abs() <= bound).all()
+            bound += 1e-6 * (exact.abs() + bias.abs())
+            assert ((linear(x[:, :rows], weight, bias) - exact - bias).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(224, 101), (576, 36), (37, 64), (5, 3)])
+def test_a_row_does_not_depend_on_the_others(instruction_set, inputs, outputs):
+    """Nor on the place of an output among the others, nor on the number of threads."""
+    weight, bias = layer(inputs, outputs)
+    x = torch.randn(2, 10, inputs, generator=torch.Generator().manual_seed(2))
+    alone = torch.cat([linear(row[None, None], weight, bias) for row in x.flatten(0, 1)], 1).view(2, 10, outputs)
+    for rows in range(1, 11):
+        assert torch.equal(linear(x[:, :rows], weight, bias), alone[:, :rows])
+        assert torch.equal(linear(x[:1, -rows:], weight, bias), alone[:1, -rows:])
+    for first in range(1, 4):
+        assert torch.equal(linear(x, weight[first:], bias[first:]), alone[..., first:])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        wide, many = layer(inputs, 3000)
+        two = linear(x, wide, many)
+        torch.set_num_threads(1)
+        assert torch.equal(two, linear(x, wide, many))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_fault_stays_in_its_row(instruction_set):
+    weight, _ = layer(64, 9)
+    x = torch.ones(1, 4, 64)
+    x[0, 1, 63], x[0, 2, 0] = float("nan"), float("inf")
+    y = linear(x, weight.abs(), None)
+    assert y[0, 1].isnan().all() and (y[0, 2] == float("inf")).all() and y[0, [0, 3]].isfinite().all()
+
+
+def test_tensors_of_any_strides():
+    weight, bias = layer(33, 12)
+    x = torch.randn(3, 4, 33)
+    expected = linear(x, weight, bias)
+    assert torch.equal(linear(x.transpose(0, 1).contiguous().transpose(0, 1), weight, bias), expected)
+    assert torch.equal(linear(x, weight.T.contiguous().T, bias.repeat_interleave(2)[::2]), expected)
+
+
+def test_nothing_to_compute():
+    weight, bias = layer(4, 3)
+    assert linear(torch.ones(0, 2, 4), weight, bias).shape == (0, 2, 3)
+    assert linear(torch.ones(1, 2, 4), weight[:0], None).shape == (1, 2, 0)
+    assert torch.equal(linear(torch.ones(1, 2, 0), weight[:, :0], bias), bias.expand(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "name"),
+    [
+        (torch.ones(2, 4), torch.ones(3, 4), None, "x"),
+        (torch.ones(1, 2, 4).double(), torch.ones(3, 4), None, "x"),
+        (torch.ones(1, 2, 4), torch.ones(3, 5), None, "weight"),
+        (torch.ones(1, 2, 4), torch.ones(3, 4).bfloat16(), None, "weight"),
+        (torch.ones(1, 2, 4), torch.ones(3, 4), torch.ones(4), "bias"),
+    ],
+)
+def test_wrong_tensors_are_refused(x, weight, bias, name):
+    with pytest.raises(RuntimeError, match=f"specdec_kernels: {name} has a wrong shape"):
+        linear(x, weight, bias)
+
+
+def test_its_fake_has_its_shape():
+    weight, bias = layer(6, 5)
+    torch.library.opcheck(
+        handle("linear"), (torch.randn(2, 3, 6), weight, bias), test_utils=("test_schema", "test_faketensor")
+    )

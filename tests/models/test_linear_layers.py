@@ -1,0 +1,115 @@
+"""Linear layers for few tokens: which layers of a model become such, and that the model itself stays as it is."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from specdec import SpeculativeDecoder
+from specdec.models import linear as module
+from specdec.models.linear import MOST_ROWS, FewRowsLinear, with_few_rows
+from support.models import tunable_pair
+from torch import nn
+
+
+@pytest.fixture
+def model():
+    return copy.deepcopy(tunable_pair(0.3)[0])
+
+
+def kinds(model: nn.Module) -> set[type]:
+    return {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
+
+
+def logits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(tokens, use_cache=False).logits
+
+
+def test_a_copy_has_them_and_shares_the_weights(model):
+    before = dict(model.named_modules())
+    fast = with_few_rows(model)
+    assert kinds(fast) == {FewRowsLinear} and kinds(model) == {nn.Linear}
+    assert dict(model.named_modules()) == before and fast.get_output_embeddings() is fast.lm_head
+    pairs = zip(model.named_parameters(), fast.named_parameters(), strict=True)
+    assert all(mine == its and mine[1] is its[1] for mine, its in pairs)
+    tokens = torch.arange(4)[None]
+    torch.testing.assert_close(logits(fast, tokens), logits(model, tokens), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    torch.testing.assert_close(logits(fast, tokens), logits(model, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_steps_go_through_them(model, monkeypatch):
+    """And longer prompts do not."""
+    rows = []
+
+    def spy(x, weight, bias):
+        rows.append(x.shape[0] * x.shape[1])
+        return nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(module, "linear", spy)
+    SpeculativeDecoder(model, model, 3).generate([list(range(1, 2 * MOST_ROWS + 2))], max_new_tokens=9)
+    assert {1, 4} <= set(rows) <= {1, 2, 3, 4}  # and what the draft is fed at once after a step
+
+
+def test_the_limit(monkeypatch):
+    layer = with_few_rows(nn.Linear(6, 3))
+    assert type(layer) is FewRowsLinear
+    called = []
+    monkeypatch.setattr(module, "linear", lambda x, *rest: called.append(x.shape) or nn.functional.linear(x, *rest))
+    with torch.inference_mode():
+        for shape in ((1, MOST_ROWS), (2, MOST_ROWS // 2), (1, MOST_ROWS + 1), (MOST_ROWS, 2), (0, 3)):
+            assert layer(torch.ones(*shape, 6)).shape == (*shape, 3)
+        assert [s[0] * s[1] for s in called] == [MOST_ROWS, MOST_ROWS, 0]
+        called.clear()
+        assert layer(torch.ones(2, 6)).shape == (2, 3)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(torch.ones(1, 2, 6)).dtype == torch.bfloat16
+        with pytest.raises(RuntimeError):
+            layer(torch.ones(1, 2, 6).bfloat16())
+    layer(torch.ones(1, 2, 6)).sum().backward()
+    assert not called and layer.weight.grad is not None
+
+
+class Own(nn.Linear):
+    pass
+
+
+def test_other_layers_stay(model):
+    replaced = nn.Linear(4, 4)
+    replaced.forward = lambda x: x
+    for other in (Own(4, 4), replaced, nn.Linear(4, 4, dtype=torch.bfloat16), nn.Linear(4, 4, device="meta")):
+        assert with_few_rows(other) is other
+        assert type(with_few_rows(nn.Sequential(other, nn.Linear(4, 4)))[1]) is FewRowsLinear
+    assert with_few_rows(model.bfloat16()) is model
+
+
+def test_hooks_run_and_shared_layers_stay_shared():
+    layer, seen = nn.Linear(4, 4), []
+    layer.register_forward_hook(lambda *_: seen.append(1))
+    fast = with_few_rows(nn.Sequential(layer, layer))
+    assert fast[0] is fast[1]
+    with torch.inference_mode():
+        fast(torch.ones(1, 1, 4))
+    assert seen == [1, 1]
+
+
+def test_the_inside_of_adapters_stays(model):
+    """Which of them is active may change after the copy was made."""
+    peft = pytest.importorskip("peft")
+    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False))
+    fast, tokens = with_few_rows(model), torch.arange(4)[None]
+    q, mine = fast.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.q_proj
+    assert q is mine and type(fast.model.layers[0].mlp.up_proj) is FewRowsLinear
+    torch.testing.assert_close(logits(fast, tokens), logits(model, tokens), rtol=1e-4, atol=1e-4)
+    active = logits(fast, tokens)
+    model.disable_adapters()
+    torch.testing.assert_close(logits(fast, tokens), logits(model, tokens), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(fast, tokens), active, atol=1e-3)
+
+
+def test_without_native_code_nothing_changes(model, monkeypatch):
+    monkeypatch.setattr(module, "_has_native", lambda: False)
+    assert with_few_rows(model) is model
