@@ -8,7 +8,7 @@ from specdec.evaluation.report import fastest_of_each, read_results, sections_of
 from specdec.evaluation.report.plot import Plot
 from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS, Cell, Setting, Spread
 
-NAME = "bench"
+NAME, COMPILED = "bench", "bench.compiled"
 AGAINST = {
     TRANSFORMERS: "transformers' `generate`",
     PLAIN: "plain decoding by specdec",
@@ -51,14 +51,23 @@ def readme_rows(results: Results) -> list[tuple[str, str, str]]:
     others = {c.series.method: c for c in cells}
     measured, rows = f"embedded pair, greedy, {best.name}: {_speed(best)}", []
     for method, name in AGAINST.items():
-        rows.append((measured, f"{name}: {_speed(others[method])}", _faster(results, best, others[method])))
+        rows.append((measured, f"{name}: {_speed(others[method])}", _faster(results[NAME], best, others[method])))
         measured = "the same"
     return rows
 
 
-def _faster(results: Results, best: Cell, other: Cell) -> str:
+def compiled_row(results: Results) -> tuple[str, str, str]:
+    """The fastest method with torch.compile beside plain decoding, which is compiled as well."""
+    cells = fastest_of_each(read_results(results[COMPILED]).by_setting()[README])
+    best = next(c for c in cells if not c.is_baseline and c.series.method != ASSISTED)
+    plain = next(c for c in cells if c.series.method == PLAIN)
+    measured = f"with `--compile`, {best.name}: {_speed(best)}"
+    return measured, f"the same without drafts: {_speed(plain)}", _faster(results[COMPILED], best, plain)
+
+
+def _faster(result: dict, best: Cell, other: Cell) -> str:
     """How many times as fast, round by round."""
-    by_id = {cell["id"]: [r["tokens_per_second"] for r in cell["rounds"]] for cell in results[NAME]["cells"]}
+    by_id = {cell["id"]: [r["tokens_per_second"] for r in cell["rounds"]] for cell in result["cells"]}
     return spread(ratios(by_id[best.id], by_id[other.id]))
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from figures import Results, milliseconds, number, page, percent, source, spread, table
 from measure import summary
 
 PLAIN = "plain"
 
 
-def compare(results: Results) -> str:
-    r = results["compare"]
+def compare(name: str) -> Callable[[Results], str]:
+    return lambda results: _compared(name, results[name])
+
+
+def _compared(name: str, r: dict) -> str:
     names = {"plain": "target alone (`generate`)", "assisted": "assisted generation (`generate`)"}
     rows = []
     for m in r["methods"]:
@@ -22,7 +27,7 @@ def compare(results: Results) -> str:
     said = (
         f"The acceptance rate is {ours['acceptance_rate']:.2f}, alpha {ours['alpha']:.2f} and tau {ours['tau']:.2f}; "
         f"{number(100 * ours['loop_fraction'])} % of specdec's time is spent outside the two models. The texts of "
-        f"specdec and of the target alone are {equal}. {source('compare', r)}"
+        f"specdec and of the target alone are {equal}. {source(name, r)}"
     )
     return page(table(("", "K", "tokens/s", "specdec is faster by"), rows), said)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from figures import Missing, Results, machine, milliseconds, not_measured, number, page, spread, table, times_faster
-from figures_bench import images, readme_rows
+from figures_bench import compiled_row, images, readme_rows
 from figures_decoding import of_part
 from figures_kernels import accepted
 
@@ -19,7 +19,8 @@ def readme(results: Results) -> str:
     """The pictures of `specdec bench`, where it was measured, and the table."""
     head = ("measured", "against", "times as fast (quartiles)")
     lines: list[Row] = []
-    for rows in (readme_rows, *(_one(row) for row in (_wide, *(_step(*case) for case in STEPS), _filters))):
+    single = (compiled_row, _wide, *(_step(*case) for case in STEPS), _filters)
+    for rows in (readme_rows, *map(_one, single)):
         try:
             lines += rows(results)
         except Missing as missing:

@@ -38,6 +38,7 @@ SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
 _FILES = ("compare.py", "contenders.py", "machine.py", "near_ties.py", "progress.py", "rounds.py", "verify")
 _EVALUATION = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in _FILES))
 _BENCH = tuple(f"python/specdec/evaluation/{name}" for name in ("bench", "theory.py", "theory_table.py"))
+_SAMPLES = ("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt")))
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,16 @@ RESULTS = (
         "bench",
         "-m specdec bench --no-report --json --output {folder}",
         (*_EVALUATION, *_BENCH),
-        without=("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt"))),
+        without=_SAMPLES,
+    ),
+    Result(
+        "bench.compiled",
+        "-m specdec bench --compile --method model --temperature 0 --no-report --json --output {folder}",
+        (*_EVALUATION, *_BENCH),
+        without=_SAMPLES,
     ),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", _EVALUATION),
+    Result("compare.compiled", "-m specdec compare --max-new-tokens 96 --compile --json", _EVALUATION),
     Result(
         "throughput",
         "bench/bench_throughput.py --rounds 3 --json {json}",

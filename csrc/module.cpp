@@ -19,9 +19,18 @@ void run_speculative_step(const SpeculativeStepParams& params, const Tensor&) { 
 void run_draft_children(const DraftChildrenParams& params, const Tensor&) { draft_children(params); }
 void run_verify_tree(const VerifyTreeParams& params, const Tensor&) { verify_tree(params); }
 
-Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+Tensor torchs_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  using torch::stable::detail::from;
+  StableIValue stack[] = {from(x), from(weight), from(bias)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                 std::optional<int64_t> most_rows) {
   STD_TORCH_CHECK(x.dim() == 3, "specdec_kernels: x has a wrong shape");
   const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2), outputs = weight.size(0);
+  if (most_rows && rows > *most_rows) return torchs_linear(x, weight, bias);
   check_shape(x, {x.size(0), x.size(1), inputs}, ScalarType::Float, "x");
   check_shape(weight, {outputs, inputs}, ScalarType::Float, "weight");
   if (bias) check_shape(*bias, {outputs}, ScalarType::Float, "bias");

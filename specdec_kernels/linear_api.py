@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from .ops import handle
+from .backends import operation
+from .types import Backend
 
-_linear = handle("linear")
 
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, most_rows: int | None = None
+) -> torch.Tensor:
     """Returns ``x weight^T + bias``, as ``torch.nn.functional.linear``, without gradients.
 
     Made for few rows: up to about 12 of them, it is faster than a library of matrix products. Every number is summed in
@@ -19,12 +20,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         x: [B, q, inputs] float32 on a CPU; B q is the number of rows.
         weight: [outputs, inputs] float32.
         bias: [outputs] float32, or None.
+        most_rows: beyond so many rows, the result is that of ``torch.nn.functional.linear``, whose rows may depend on
+            their number. The operation decides it when it runs, so a compiled graph serves all numbers of rows. None:
+            never.
 
     Returns:
         [B, q, outputs] float32.
 
     Raises:
-        RuntimeError: a tensor has another shape or dtype.
-        NotImplementedError: on another device, or where ``build_info()["native"]`` says what is missing.
+        RuntimeError: a tensor has another shape or dtype, or is on another device; or there is no native code, with
+            what is missing.
     """
-    return _linear(x, weight, bias)
+    return operation("linear", Backend.CPU, x.device.type)(x, weight, bias, most_rows)

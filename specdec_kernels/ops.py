@@ -129,9 +129,13 @@ for _stem, _schema in SCHEMAS.items():
         torch.library.register_fake(f"{NAMESPACE}::{_stem}{_variant}", _FAKES[_stem], lib=_library)
 
 # x [B, q, inputs], weight [outputs, inputs], bias [outputs], float32 on a CPU -> [B, q, outputs]. Native code alone.
-_library.define("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(
+    "linear(Tensor x, Tensor weight, Tensor? bias, int? most_rows) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
 torch.library.register_fake(
-    f"{NAMESPACE}::linear", lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])), lib=_library
+    f"{NAMESPACE}::linear",
+    lambda x, weight, bias, most_rows: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    lib=_library,
 )
 
 

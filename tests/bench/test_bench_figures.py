@@ -50,7 +50,11 @@ def test_lines_of_the_readme_are_the_fastest_method_beside_the_others(measured):
     ]
     assert [row[2] for row in rows] == ["2.85 (2.85 to 2.85)", "2.28 (2.28 to 2.28)", "1.50 (1.25 to 2.75)"]
     text = figures_readme.readme(Results(measured))
-    assert text.startswith("![Tokens a second: greedy") and text.count("Not measured yet") == 4
+    assert text.startswith("![Tokens a second: greedy") and text.count("Not measured yet") == 5
+    (measured / "bench.compiled.json").write_text((measured / "bench.json").read_text())
+    row = figures_bench.compiled_row(Results(measured))
+    assert row[0] == "with `--compile`, draft model, K = 4: 228 tokens/s"
+    assert row[1:] == ("the same without drafts: 100 tokens/s", "2.28 (2.28 to 2.28)")
 
 
 def test_the_table_has_each_method_at_its_fastest_k(measured):

@@ -76,7 +76,9 @@ def test_comparisons_have_quartiles_of_rounds(tmp_path):
 
     methods = [method("plain", [10.0, 20.0, 30.0]), method("specdec", [20.0, 40.0, 60.0], num_drafts=4)]
     ratios = {"specdec/plain": {"per_round": [1.0, 2.0, 3.0]}}
-    text = figures_decoding.compare(result(tmp_path, "compare", methods=methods, ratios=ratios, greedy_equal=False))
+    text = figures_decoding.compare("compare")(
+        result(tmp_path, "compare", methods=methods, ratios=ratios, greedy_equal=False)
+    )
     assert "| target alone (`generate`) |  | 20.0 (15.0 to 25.0) | 2.00 (1.50 to 2.50) |" in text
     assert "| specdec | 4 | 40.0 (30.0 to 50.0) |  |" in text and "not equal" in text and "3.60 %" in text
 

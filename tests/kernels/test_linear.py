@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -102,8 +104,45 @@ def test_wrong_tensors_are_refused(x, weight, bias, name):
         linear(x, weight, bias)
 
 
-def test_its_fake_has_its_shape():
+@pytest.mark.parametrize("rows", [3, 4])
+def test_its_fake_has_its_shape(rows):
     weight, bias = layer(6, 5)
-    torch.library.opcheck(
-        handle("linear"), (torch.randn(2, 3, 6), weight, bias), test_utils=("test_schema", "test_faketensor")
+    arguments = (torch.randn(2, rows, 6), weight, bias, 6)
+    torch.library.opcheck(handle("linear"), arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_more_rows_than_it_is_made_for_are_torchs():
+    weight, bias = layer(100, 50)
+    x = torch.randn(2, 4, 100, generator=torch.Generator().manual_seed(3))
+    for b in (bias, None):
+        few, torchs = linear(x, weight, b), torch.nn.functional.linear(x, weight, b)
+        assert not torch.equal(few, torchs)  # or the test could not tell them apart
+        assert torch.equal(linear(x, weight, b, most_rows=8), few)
+        assert torch.equal(linear(x, weight, b, most_rows=7), torchs)
+
+
+def test_one_graph_for_all_numbers_of_rows():
+    weight, bias = layer(100, 50)
+    graphs = []
+    compiled = torch.compile(
+        lambda x: linear(x, weight, bias, most_rows=8),
+        fullgraph=True,
+        dynamic=True,
+        backend=lambda graph, _: graphs.append(graph) or graph,
     )
+    with torch.inference_mode():
+        for rows in (3, 4, 5, 30):
+            x = torch.randn(2, rows, 100)
+            assert torch.equal(compiled(x), linear(x, weight, bias, most_rows=8))
+    assert len(graphs) == 1
+
+
+def test_it_loads_what_it_needs():
+    code = "import torch, specdec_kernels as s; print(s.linear(torch.ones(1, 1, 2), torch.ones(3, 2)).tolist())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[[[2.0, 2.0, 2.0]]]"
+
+
+def test_it_is_for_cpus():
+    with pytest.raises(RuntimeError, match="it runs on CPU tensors, not meta"):
+        linear(torch.ones(1, 1, 2, device="meta"), torch.ones(3, 2, device="meta"))

@@ -5,12 +5,15 @@ dynamo is what can break here, so these tests run its graphs as they are; induct
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from functools import partialmethod
 
 import pytest
 import torch
 from specdec import EarlyExitDrafter, SpeculativeDecoder, load_embedded_pair
+from specdec.models import compiled as compiled_module
 from specdec.models.cached_model import CachedModel
 from specdec.models.compiled import CompiledForward
 from specdec.models.kv_cache import visible_slots
@@ -35,10 +38,14 @@ class Graphs:
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
-    torch._dynamo.reset()
+    def reset():
+        torch._dynamo.reset()
+        compiled_module._COPIES.clear()
+
+    reset()
     counters.clear()
     yield
-    torch._dynamo.reset()
+    reset()
 
 
 @pytest.fixture
@@ -117,6 +124,45 @@ def test_the_callers_objects_stay_as_they_are(uncompiled_graphs):
         model.lm_head.weight.neg_()
     second = decoder.generate([[1, 2, 3]], max_new_tokens=8, eos_token_id=[], output_logits=True)
     torch.testing.assert_close(second.logits[0][0], -first.logits[0][0])
+
+
+def test_decoders_of_a_model_share_its_graphs(uncompiled_graphs):
+    model = copy.deepcopy(tiny_model(layers=1))
+    first, second = (CachedModel(model, compile=True) for _ in range(2))
+    assert_same_logits(first, batch=2, capacity=64, widths=(3,), step=60)
+    assert len(uncompiled_graphs.graphs) == 1
+    assert_same_logits(second, batch=2, capacity=64, widths=(3,), step=60)
+    assert len(uncompiled_graphs.graphs) == 1
+    assert_same_logits(CachedModel(copy.deepcopy(model), compile=True), batch=2, capacity=64, widths=(3,), step=60)
+    assert len(uncompiled_graphs.graphs) == 2
+
+
+def test_other_modules_are_compiled_again(uncompiled_graphs):
+    model = copy.deepcopy(tiny_model(layers=1))
+    compiled = CachedModel(model, compile=True)
+    assert_same_logits(compiled, batch=2, capacity=64, widths=(3,), step=60)
+    model.lm_head = copy.deepcopy(model.lm_head)
+    model.lm_head.weight.data.neg_()
+    assert_same_logits(compiled, batch=2, capacity=64, widths=(3,), step=60)
+    assert len(uncompiled_graphs.graphs) == 2
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_graphs_go_with_their_model(dtype, uncompiled_graphs):
+    """A float64 model keeps torch's linear layers."""
+    model = copy.deepcopy(tiny_model(layers=1)).to(dtype)
+    left = weakref.ref(model)
+    with torch.inference_mode():
+        compiled = CachedModel(model, compile=True)
+        cache = compiled.new_cache(1, 64)
+        places = torch.arange(3)[None]
+        compiled(places, cache, compiled.layout(places, places, 64))
+    assert len(uncompiled_graphs.graphs) == 1 and len(compiled_module._COPIES) == 1
+    del model, compiled, cache
+    torch._dynamo.reset()  # whose guards have references of their own
+    uncompiled_graphs.graphs.clear()
+    gc.collect()
+    assert left() is None and not compiled_module._COPIES
 
 
 class Breaking(LlamaForCausalLM):

@@ -42,27 +42,35 @@ def test_a_copy_has_them_and_shares_the_weights(model):
 
 
 def test_steps_go_through_them(model, monkeypatch):
-    """And longer prompts do not."""
+    """Of longer prompts, the operation knows that they are too long."""
     rows = []
 
-    def spy(x, weight, bias):
+    def spy(x, weight, bias, most_rows):
         rows.append(x.shape[0] * x.shape[1])
+        assert most_rows == MOST_ROWS
         return nn.functional.linear(x, weight, bias)
 
     monkeypatch.setattr(module, "linear", spy)
-    SpeculativeDecoder(model, model, 3).generate([list(range(1, 2 * MOST_ROWS + 2))], max_new_tokens=9)
-    assert {1, 4} <= set(rows) <= {1, 2, 3, 4}  # and what the draft is fed at once after a step
+    prompt = list(range(1, 2 * MOST_ROWS + 2))
+    SpeculativeDecoder(model, model, 3).generate([prompt], max_new_tokens=9)
+    few = {r for r in rows if r < len(prompt) - 2}  # the draft and the target read all but the last one or two
+    assert {1, 4} <= few <= {1, 2, 3, 4}  # and what the draft is fed at once after a step
 
 
 def test_the_limit(monkeypatch):
     layer = with_few_rows(nn.Linear(6, 3))
     assert type(layer) is FewRowsLinear
     called = []
-    monkeypatch.setattr(module, "linear", lambda x, *rest: called.append(x.shape) or nn.functional.linear(x, *rest))
+
+    def spy(x, *rest, most_rows):
+        called.append(most_rows)
+        return nn.functional.linear(x, *rest)
+
+    monkeypatch.setattr(module, "linear", spy)
     with torch.inference_mode():
-        for shape in ((1, MOST_ROWS), (2, MOST_ROWS // 2), (1, MOST_ROWS + 1), (MOST_ROWS, 2), (0, 3)):
+        for shape in ((1, MOST_ROWS), (1, MOST_ROWS + 1), (0, 3)):
             assert layer(torch.ones(*shape, 6)).shape == (*shape, 3)
-        assert [s[0] * s[1] for s in called] == [MOST_ROWS, MOST_ROWS, 0]
+        assert called == [MOST_ROWS] * 3
         called.clear()
         assert layer(torch.ones(2, 6)).shape == (2, 3)
         with torch.autocast("cpu", torch.bfloat16):

@@ -51,6 +51,7 @@ def compare(
         ),
     ] = None,
     tree: options.Tree = None,
+    compile: Annotated[bool, typer.Option("--compile", help="specdec uses torch.compile.")] = False,
     repeats: Annotated[int, typer.Option(help="Rounds; ratios are taken within each.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     device: options.Device = None,
@@ -63,8 +64,9 @@ def compare(
     lookup with --drafter lookup; with other drafters it is left out. Each uses the number of drafts a step that is
     fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to choose
     it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains ("specdec-tree"), and
-    -k is the length of their longest paths. Exits with 1 if a greedy text of specdec differs from the plain one by more
-    than rounding explains.
+    -k is the length of their longest paths. With --compile only specdec is compiled, which takes minutes the first time
+    and does not count; transformers is as it is for those who call generate. Exits with 1 if a greedy text of specdec
+    differs from the plain one by more than rounding explains.
     """
     if prompt and batch_file is not None:
         refuse("PROMPT / --batch-file", "both", "at most one of the two")
@@ -98,7 +100,7 @@ def compare(
         if drafter in ("model", "tree") and loaded.same_size:
             assistant = loaded.draft
         proposer = loaded.drafter(drafter, exit_layers)
-        comparison = compare(loaded.target, proposer, prompts, settings, show, assistant)
+        comparison = compare(loaded.target, proposer, prompts, settings, show, assistant, compile)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
     else:

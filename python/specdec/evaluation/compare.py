@@ -134,6 +134,7 @@ def compare(
     settings: CompareSettings | None = None,
     progress: Tell = silent,
     assistant: PreTrainedModel | Literal["lookup"] | None = None,
+    compile: bool = False,
 ) -> Comparison:
     """Continues every prompt, one at a time, with the target alone (``plain``), with transformers' assisted
     generation (``assisted``) and with specdec, in turns, ``repeats`` rounds.
@@ -153,6 +154,7 @@ def compare(
         progress: called with how many texts there are of how many, and of what kind the next ones are.
         assistant: for transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; if it is not,
             ``assisted`` is left out.
+        compile: whether specdec decodes with compiled forwards. Compiling them is a part of warming up.
 
     Raises:
         ValueError: as ``SpeculativeDecoder``; also where ``prompts`` is empty.
@@ -162,7 +164,7 @@ def compare(
         raise ValueError("prompts: got none, allowed: at least one")
     asked = settings.num_drafts
     ours = [
-        SpecdecMethod(target, draft, k, settings)
+        SpecdecMethod(target, draft, k, settings, compile=compile)
         for k in ((*CANDIDATES, AdaptiveDrafts()) if asked is None else (asked,))
     ]
     plain = TransformersMethod(target, None, settings)
@@ -175,7 +177,7 @@ def compare(
     trees: list[Method] = []
     if settings.tree is not None:
         depths = PATHS if asked is None else (asked,)
-        trees = [SpecdecMethod(target, draft, k, settings, settings.tree) for k in depths]
+        trees = [SpecdecMethod(target, draft, k, settings, settings.tree, compile) for k in depths]
     mine: list[Method] = [*ours]
     groups = [methods for methods in (theirs, mine, trees) if methods]
     short = [[method.shortened(SHORT_TEXT) for method in methods] for methods in groups]

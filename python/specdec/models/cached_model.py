@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, with_attention
 from .cache_dtype import check_cache_dtype, stored_dtype
-from .compiled import CompiledForward
+from .compiled import CompiledForward, compiled_copy
 from .kv_cache import LayerSlot, Slot, StaticKVCache, visible_slots
 from .linear import with_few_rows
 from .prefill import PrefillChunk
@@ -86,7 +86,7 @@ class CachedModel:
         attention: "auto", "model", "flex" or "grouped" (``attention.choose``). Flex serves decoding steps; prompts
             are then read with the model's own attention.
         cache_dtype: the dtype to which its caches round keys and values; None: they are stored as computed.
-        compile: decoding forwards go through ``torch.compile``, with the model's own attention. Prefill runs
+        compile: decoding forwards go through ``torch.compile``, on a GPU with the model's own attention. Prefill runs
             uncompiled, because every prompt has its own length and runs once.
         fed_vocabulary: the ids that the model is fed are below this. An id beyond its embedding is replaced by the
             embedding's last one. None: the embedding covers all ids.
@@ -134,10 +134,10 @@ class CachedModel:
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept because captured steps read them
         self._layer_slots: dict[torch.dtype | None, tuple[LayerSlot, ...]] = {}  # by autocast dtype
-        self._attention = choose(model, "model" if compile else attention)
-        self._steps = self._prompts = model
+        self._attention = choose(model, "model" if compile and self.device.type != "cpu" else attention)
+        self._compile = compile
+        self._compiled: CompiledForward | None = None
         self._take_attention()
-        self._compiled = CompiledForward(model) if compile else None
 
     @property
     def reads_only_filled(self) -> bool:
@@ -168,7 +168,7 @@ class CachedModel:
 
     def compiled(self) -> CachedModel:
         """Returns the same model with ``compile=True``."""
-        return CachedModel(self.model, self.name, "model", self.cache_dtype, True, self._fed_vocabulary)
+        return CachedModel(self.model, self.name, "auto", self.cache_dtype, True, self._fed_vocabulary)
 
     def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
         """Returns a new cache with all its memory allocated.
@@ -299,7 +299,14 @@ class CachedModel:
     def _take_attention(self) -> None:
         """Replaces the attention, and linear layers, in a copy of the model. Repeated for every cache, because an
         adapter that was added in between has put other modules into the model."""
-        self._steps = with_few_rows(with_attention(self.model, self._attention))
+
+        def copied() -> PreTrainedModel:
+            return with_few_rows(with_attention(self.model, self._attention))
+
+        if self._compile:
+            self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)
+        else:
+            self._steps = copied()
         self._prompts = self.model if self._attention == "flex" else self._steps
 
     def _run(
@@ -344,7 +351,8 @@ class CachedModel:
     def _as_model_wants(self, mask: torch.Tensor) -> torch.Tensor:
         if not self._float_mask:
             return mask
-        return torch.where(mask, 0.0, torch.finfo(self.dtype).min).to(self.dtype)
+        seen = torch.zeros((), dtype=self.dtype, device=mask.device)  # two numbers would be float32, or overflow
+        return torch.where(mask, seen, torch.finfo(self.dtype).min)
 
     def _padding_mask(self, layout: Layout, trash: int) -> torch.Tensor:
         """Returns [B, visible + q]: the stored slots before the first fed token, then the fed tokens (``append_new``).

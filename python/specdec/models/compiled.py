@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FunctionType
 
 import torch
+from torch import nn
 from torch._dynamo import maybe_mark_dynamic
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 from transformers import PreTrainedModel
@@ -79,6 +83,32 @@ class CompiledForward:
                 f"compile: got True for model type {kind!r}, allowed: models that torch.compile takes as one graph "
                 f"({type(error).__name__}: {reason})"
             ) from error
+
+
+@dataclass(frozen=True)
+class _Copy:
+    model: PreTrainedModel
+    forward: CompiledForward
+    inside: list[nn.Module]  # the original's modules, but not itself, since it may go while this is kept
+
+
+# Of each model, by the dtype of its caches: a dtype takes graphs of its own, and dynamo keeps few of a function.
+_COPIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[torch.dtype | None, _Copy]] = weakref.WeakKeyDictionary()
+
+
+def compiled_copy(
+    model: PreTrainedModel, cache_dtype: torch.dtype | None, copied: Callable[[], PreTrainedModel]
+) -> tuple[PreTrainedModel, CompiledForward]:
+    """Returns ``copied()``, a copy of ``model``, and its compiled forward: the same ones each time, so that all
+    decoders of a model share its graphs, until the model gets other modules, as with a new adapter."""
+    inside = list(model.modules())[1:]
+    copies = _COPIES.setdefault(model, {})
+    known = copies.get(cache_dtype)
+    if known is None or len(known.inside) != len(inside) or not all(map(operator.is_, known.inside, inside)):
+        made = copied()
+        made = copy.copy(model) if made is model else made  # or the graphs would keep the model from being freed
+        known = copies[cache_dtype] = _Copy(made, CompiledForward(made), inside)
+    return known.model, known.forward
 
 
 def _tensors(mask: Mask) -> tuple[torch.Tensor, ...]:
