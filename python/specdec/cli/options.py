@@ -175,7 +175,8 @@ _SETTINGS = (
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
     *("host", "port", "max_body_bytes", "max_header_bytes", "max_connections"),
     *("data", "output", "layers", "intermediate", "config", "lora", "held_out", "text", "loss", "batch_size", "length"),
-    *("cache_logits", "rate", "warm_up", "precision", "every", "judged"),
+    *("cache_logits", "rate", "warm_up", "precision", "every", "judged", "output_dtype"),
+    *("kind", "depth", "layer_ids", "vocabulary", "cache_features", "format"),
     *("header_seconds", "body_seconds", "write_seconds", "idle_seconds", "drain_seconds"),
 )
 # Arguments whose option has another name.
@@ -193,6 +194,8 @@ _OTHERWISE = {
     "api_keys": "--api-key",
     "cors_origins": "--cors-origin",
     "draft_tokenizer": "--draft",
+    "embed_tokens.weight": "TARGET",  # of which a head cannot be trained
+    "lm_head.weight": "TARGET",
     "TARGET": "TARGET",
     "DRAFT": "DRAFT",
     "formats": "--format",

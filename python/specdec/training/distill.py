@@ -42,7 +42,7 @@ class DistillSettings:
         temperature: at which texts are written.
         cache_logits: 0, or how many of the target's tokens are kept for each position of the data.
         lora: 0, or the rank of the adapters that are trained in the place of the weights.
-        dtype: of the weights that are saved.
+        output_dtype: of the weights that are saved.
         judged: prompts, each continued by ``new`` tokens greedily and by sampling.
     """
 
@@ -55,7 +55,7 @@ class DistillSettings:
     temperature: float = 1.0
     cache_logits: int = 0
     lora: int = 0
-    dtype: str = "bfloat16"
+    output_dtype: str = "bfloat16"
     judged: int = 32
     new: int = 64
 
@@ -78,8 +78,8 @@ class DistillSettings:
             refuse("rate", self.train.rate, "a number > 0")
         if self.train.precision not in PRECISIONS:
             refuse("precision", repr(self.train.precision), " or ".join(PRECISIONS))
-        if self.dtype not in DTYPES:
-            refuse("dtype", repr(self.dtype), ", ".join(DTYPES))
+        if self.output_dtype not in DTYPES:
+            refuse("output_dtype", repr(self.output_dtype), ", ".join(DTYPES))
         if not 0 <= self.temperature < float("inf"):
             refuse("temperature", self.temperature, "a number >= 0")
 
@@ -143,7 +143,7 @@ def distill(
     _check_draft(draft, vocab_size)
     (folder / RUN).mkdir(parents=True, exist_ok=True)
     told(0, settings.train.steps, "reading the texts")
-    given = Packed(_encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
+    given = Packed(encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
     draft = _with_adapters(draft.eval(), settings.lora, settings.train.seed)
     told(0, settings.train.steps, "the target writes what drafts are judged by")
     written = write(target, _prompts(tokenizer, corpus.held_out, settings), settings.new, settings.train.seed)
@@ -170,7 +170,7 @@ def distill(
     trainer.take_best()
     trained: Any = draft
     finished = trained.merge_and_unload() if settings.lora else trained
-    finished.to(DTYPES[settings.dtype]).eval()
+    finished.to(DTYPES[settings.output_dtype]).eval()
     finished.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     after, progress = worth(finished.float(), written, settings.train.num_drafts), trainer.progress
@@ -193,7 +193,7 @@ def _check_draft(draft: PreTrainedModel, vocab_size: int) -> None:
         refuse("draft", f"a vocabulary of {own} tokens", f"{vocab_size}, the target's")
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+def encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Token ids, each text with an end of sequence, where the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     found = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids if texts else []
@@ -201,7 +201,7 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[l
 
 
 def _prompts(tokenizer: PreTrainedTokenizerBase, held_out: Sequence[str], settings: DistillSettings) -> list[list[int]]:
-    text = [token for ids in _encoded(tokenizer, held_out) for token in ids]
+    text = [token for ids in encoded(tokenizer, held_out) for token in ids]
     blocks = torch.tensor(text).long()[: len(text) // settings.prompt * settings.prompt].view(-1, settings.prompt)
     if not len(blocks):
         refuse("held_out", f"{len(text)} tokens", f"at least {settings.prompt}, those of one prompt")
