@@ -53,7 +53,8 @@ def main() -> None:
             if done % 10 == 0:
                 console.print(f"{kind}: {done} of {total}, {what}")
 
-        head = train_head(target, tokenizer, texts, HeadSettings(kind, run, **KINDS[kind]), args.out / kind, told, card=card)
+        settings = HeadSettings(kind, run, **KINDS[kind])
+        head = train_head(target, tokenizer, texts, settings, args.out / kind, told, card=card)
         console.print(f"{kind}: {head}")
 
 

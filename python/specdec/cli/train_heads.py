@@ -110,7 +110,13 @@ def train_heads(
             read_loss(loss), steps, rate, warm_up, precision, every=every, num_drafts=num_drafts, seed=seed
         )
         run = DistillSettings(
-            train, read_text(text), batch_size, length, temperature=temperature, output_dtype=output_dtype, judged=judged
+            train,
+            read_text(text),
+            batch_size,
+            length,
+            temperature=temperature,
+            output_dtype=output_dtype,
+            judged=judged,
         )
         settings = HeadSettings(kind, run, depth, layers, ids, vocabulary, cache_features, format_)
         loaded = models.load(target, None, [], device, dtype)

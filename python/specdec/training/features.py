@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..checks import refuse
-from ..models.cached_model import CachedModel
+from ..models.cached_model import CachedModel, OnLogits
 from ..models.features import FeatureStore
 from .heads.lesson import Lesson
 from .shards import Shards
@@ -31,21 +31,26 @@ class Features:
         states, logits = self.read(tokens, self.states)
         return Lesson(tokens.to(self.target.device), states.float(), logits.float())
 
-    @torch.no_grad()
     def read(self, tokens: torch.Tensor, states: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the states [B, L, len(states) * h], those of one token side by side, and logits [B, L, V], both in
         the target's dtype."""
-        target, (size, length) = self.target, tokens.shape
-        capacity, width = target.capacity(length), len(states) * target.config.hidden_size
-        cache = target.new_cache(size, capacity)
-        cache.features = FeatureStore(states, lambda taken: taken, size, capacity, width, target.dtype, target.device)
-        logits: list[dict[int, torch.Tensor]] = [{} for _ in range(size)]  # by position: one may come again
+        logits: list[dict[int, torch.Tensor]] = [{} for _ in tokens]  # by position: one may come again
 
         def keep(row: int, position: int, fed: torch.Tensor) -> None:
             logits[row][position] = fed
 
-        target.prefill(cache, tokens.tolist(), keep)
-        return cache.features.features[:, :length], torch.stack([torch.cat([*of.values()]) for of in logits])
+        taken = self.record(tokens, states, keep)
+        return taken, torch.stack([torch.cat([*of.values()]) for of in logits])
+
+    @torch.no_grad()
+    def record(self, tokens: torch.Tensor, states: Sequence[int], on_logits: OnLogits | None = None) -> torch.Tensor:
+        """Returns the states alone, without the logits if nobody asks for them."""
+        target, (size, length) = self.target, tokens.shape
+        capacity, width = target.capacity(length), len(states) * target.config.hidden_size
+        cache = target.new_cache(size, capacity)
+        cache.features = FeatureStore(states, lambda taken: taken, size, capacity, width, target.dtype, target.device)
+        target.prefill(cache, tokens.tolist(), on_logits)
+        return cache.features.features[:, :length]
 
 
 class CachedFeatures(Shards):
@@ -79,8 +84,7 @@ class CachedFeatures(Shards):
         return Lesson(self._blocks[indices].to(target.device), own.float(), self._logits(taken).float())
 
     def _compute(self, blocks: torch.Tensor) -> dict[str, torch.Tensor]:
-        states, _ = self._features.read(blocks, self._recorded)
-        return {"states": states.contiguous().cpu()}
+        return {"states": self._features.record(blocks, self._recorded).contiguous().cpu()}
 
     @torch.no_grad()
     def _logits(self, taken: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,11 @@ def head_card(card: Card, settings: HeadSettings, corpus: Corpus, result: Traine
     lines = [
         f"# A head ({settings.kind}) for {card.target}",
         "",
-        "Made by `specdec train-heads` for speculative decoding: it reads the target's hidden states and proposes tokens, "
-        "and the target decides. It is of no use for another target.",
+        "Made by `specdec train-heads` for speculative decoding: it reads the target's hidden states and proposes "
+        "tokens, and the target decides. It is of no use for another target.",
         "",
-        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) of decoders with these files, on {run.judged} "
-        f"held-out prompts, each continued by {run.new} tokens:",
+        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) of decoders with these files, on "
+        f"{run.judged} held-out prompts, each continued by {run.new} tokens:",
         "",
         "| temperature | alpha | tau |",
         "|---|---|---|",
@@ -32,8 +32,8 @@ def head_card(card: Card, settings: HeadSettings, corpus: Corpus, result: Traine
         f"- Of the greedy drafts that were tested, accepted by depth: {hits}.",
         f"- It reads the hidden states {list(result.states)}, as transformers counts them.",
         f"- Data: {card.data}; licence: {card.licence}. {len(corpus.training):,} texts; {left_out}.",
-        f"- Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {run.batch_size} texts of {run.length} tokens, "
-        f"{result.seconds / 60:.1f} minutes; the weights are those of step {result.best_step:,}.",
+        f"- Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {run.batch_size} texts of {run.length} "
+        f"tokens, {result.seconds / 60:.1f} minutes; the weights are those of step {result.best_step:,}.",
         f"- Versions: {made}.",
         *([f"- Command: `{card.command}`"] if card.command else []),
     ]

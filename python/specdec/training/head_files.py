@@ -25,8 +25,8 @@ class WrongFiles(Exception):
 
 
 def write_files(folder: Path, files: Files, dtype: torch.dtype) -> None:
-    """Writes weights in ``dtype``, and config.json. An embedding keeps the target's dtype, so that loading finds it equal
-    to the target's, which it then shares. Raises OSError."""
+    """Writes weights in ``dtype``, and config.json. An embedding keeps the target's dtype, so that loading finds it
+    equal to the target's, which it then shares. Raises OSError."""
     config, tensors = files
     placed = {}
     for name, tensor in tensors.items():
@@ -57,6 +57,7 @@ def loaded_back(
         trained, written = (acceptance_on(head, learner.target, some) for head in (learner.head, drafter.model))
     if any(after < before - ROUNDING for before, after in zip(trained, written, strict=True)):
         before, after = (", ".join(f"{a:.0%}" for a in found) for found in (trained, written))
-        raise WrongFiles(f"the files in {str(folder)!r} draft worse than what was trained: {after} accepted, not {before}")
+        told = f"{after} accepted, not {before}"
+        raise WrongFiles(f"the files in {str(folder)!r} draft worse than what was trained: {told}")
     troubles = [str(warning.message) for warning in said if issubclass(warning.category, RuntimeWarning)]
     return drafter, "; ".join(troubles) or None

@@ -43,8 +43,8 @@ def train_head(
     card: Card | None = None,
 ) -> TrainedHead | None:
     """Trains a head and writes the best of it to ``folder``, with a model card, in the layout in which
-    :func:`~specdec.load_head` reads it. A call with the same arguments goes on where one was stopped or killed; on a CPU
-    with as many threads, to the same files, byte for byte.
+    :func:`~specdec.load_head` reads it. A call with the same arguments goes on where one was stopped or killed; on a
+    CPU with as many threads, to the same files, byte for byte.
 
     Args:
         target: any model that the loop drives and that has a final norm.
