@@ -13,7 +13,7 @@ from specdec.models.features import FeatureStore
 from specdec.models.supported import cached_model
 from specdec.training.distill import DistillSettings
 from specdec.training.features import CachedFeatures, Features
-from specdec.training.head_files import write_files
+from specdec.training.head_files import WrongFiles, loaded_back, write_files
 from specdec.training.head_settings import HeadSettings
 from specdec.training.heads.kinds import mask_token, most_frequent, new_learner
 from specdec.training.heads.learner import layer_sizes, output_ids
@@ -27,7 +27,6 @@ RUN = DistillSettings(TrainSettings({"forward_kl": 1.0}))
 SETTINGS = {
     "medusa": HeadSettings("medusa", RUN, depth=3),
     "eagle3": HeadSettings("eagle3", RUN, vocabulary=24),
-    "eagle3, all tokens": HeadSettings("eagle3", RUN),
     "dflash": HeadSettings("dflash", RUN, depth=5),
     "mtp": HeadSettings("mtp", RUN),
 }
@@ -53,7 +52,7 @@ def learned(name: str):
     learner = new_learner(SETTINGS[name], target, counts, None)
     lesson = Features(target, learner.head.states).lesson(text())
     optimiser, chance = torch.optim.Adam(learner.head.parameters(), 5e-3), torch.Generator().manual_seed(2)
-    for _ in range(160 if learner.kind == "dflash" else 120):
+    for _ in range(70):
         loss, hits = learner.learn(lesson, chance)
         optimiser.zero_grad()
         loss.backward()
@@ -74,17 +73,13 @@ def decoded(folder, **how):
 def test_a_head_learns_and_its_files_draft(tmp_path, name):
     """Most drafts are right, in training and in decoding, which are the same network; the text is the target's."""
     learner, hits = learned(name)
-    assert len(hits) == learner_depth(name) and min(hits) > 0.5, hits
+    assert len(hits) == SETTINGS[name].depth and min(hits) > 0.7, hits
     write_files(tmp_path, learner.published("some/target"), torch.float32)
     drafter, stats = decoded(tmp_path)
     assert drafter.model.kind == learner.kind and drafter.model.states == learner.head.states
-    assert stats.alpha > 0.5
+    assert stats.alpha > 0.7
     mine, theirs = learner.head.state_dict(), drafter.model.state_dict()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def learner_depth(name: str) -> int:
-    return SETTINGS[name].depth
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
@@ -123,10 +118,19 @@ def one_late(told: dict) -> None:
     told[nested][name] = [i + 1 for i in told[nested][name]]
 
 
+def test_what_was_written_is_what_was_trained(tmp_path):
+    for name in SETTINGS:
+        folder = tmp_path / name
+        folder.mkdir()
+        drafter, trouble = loaded_back(changed(folder, name), learned(name)[0], None, text()[0].tolist())
+        # It knows one text by heart, and the self-check has another one.
+        assert drafter.model.kind == name and trouble is not None and "hardly accepted" in trouble
+
+
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
-def test_layer_ids_off_by_one_cost_acceptance(tmp_path, name):
-    right = decoded(changed(tmp_path, name))[1].alpha
-    assert decoded(changed(tmp_path, name, one_late))[1].alpha < 0.7 * right
+def test_layer_ids_off_by_one_are_seen(tmp_path, name):
+    with pytest.raises(WrongFiles, match="draft worse than what was trained: .* accepted, not"):
+        loaded_back(changed(tmp_path, name, one_late), learned(name)[0], None, text()[0].tolist())
 
 
 def test_d2t_added_twice_is_refused(tmp_path):

@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
-from specdec.training import head_files
 from specdec.training.card import Card
 from specdec.training.distill import RUN, DistillSettings, log_of
-from specdec.training.head_files import WrongFiles
 from specdec.training.head_settings import HeadSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
@@ -52,9 +50,11 @@ def run(models, corpus, folder, settings, **more):
     return train_head(*models, corpus, settings, folder, **more)
 
 
-def longer(kind: str, **changed) -> HeadSettings:
+def longer(kind: str) -> HeadSettings:
+    """On greedy texts of the target."""
     train = dataclasses.replace(TRAIN, steps=40, every=20)
-    return dataclasses.replace(KINDS[kind], run=dataclasses.replace(SHORT, train=train, new=16, **changed))
+    how = {"text": {"target": 1.0}, "temperature": 0.0, "at_once": 32, "judged": 4, "new": 16}
+    return dataclasses.replace(KINDS[kind], run=dataclasses.replace(SHORT, train=train, **how))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,8 +62,9 @@ def test_a_head_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path, 
     told = []
     card = Card("a target", kind, "own lines", "CC0", "specdec train-heads")
     done = run(models, corpus, tmp_path, longer(kind), told=lambda *how: told.append(how), card=card)
-    assert done.steps == 40 and done.best_step > 0 and len(done.hits) >= 2
-    assert done.after[0].alpha > done.before[0].alpha + 0.1 and done.after[0].tau > 1.3
+    assert done.steps == 40 and done.best_step > 0 and done.hits
+    assert sum(w.alpha for w in done.after) > sum(w.alpha for w in done.before) + 0.3
+    assert max(w.tau for w in done.after) > 1.3
     assert told[-1][:2] == (40, 40)
     assert {p.name for p in tmp_path.iterdir()} == {"config.json", "model.safetensors", "README.md", RUN}
     assert {p.name for p in (tmp_path / RUN).iterdir()} == {"log.jsonl", "result.json"}
@@ -146,19 +147,6 @@ def test_the_container_of_speculators(models, corpus, tmp_path):
     assert load_head(tmp_path, models[0], check=False).model.states == done.states == (1, 2)
 
 
-def test_files_that_are_not_what_was_trained_are_an_error(models, corpus, tmp_path, monkeypatch):
-    real = head_files.load_head
-
-    def wrongly(folder, target, **how):
-        drafter = real(folder, target, **how)
-        drafter.model.states = drafter.model.states[::-1]
-        return drafter
-
-    monkeypatch.setattr(head_files, "load_head", wrongly)
-    with pytest.raises(WrongFiles, match="draft worse than what was trained: .* accepted, not"):
-        run(models, corpus, tmp_path, longer("eagle3"))
-
-
 @pytest.mark.parametrize(
     ("kind", "changed", "told"),
     [
@@ -223,17 +211,21 @@ def data(tmp_path):
 QUICK = ("--steps", 2, "--every", 2, "--batch-size", 1, "--length", 40, "--judged", 2, "--warm-up", 1)
 
 
-def test_the_command(data, tmp_path):
+def test_the_command(models, data, tmp_path):
     """Two steps make no head, and the self-check says so."""
-    given = ("train-heads", "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
-    more = ("--licence", "PSF-2.0", "--source", "some code", "--json", "--vocabulary", 300)
+    folder = tmp_path / "target"
+    for part in models:
+        part.save_pretrained(folder)
+    given = ("train-heads", folder, "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
+    more = ("--licence", "PSF-2.0", "--source", "some code", "--json", "--vocabulary", 300, "--layer-ids", "1,2")
     done = invoke(*given, *QUICK, "--kind", "eagle3", *more)
     told = json.loads(done.stdout)
     assert told["steps"] == 2 and [w["temperature"] for w in told["after"]] == [0.0, 1.0]
     assert done.exit_code == 1 and "the self-check failed" in done.stderr and "hardly accepted" in told["trouble"]
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "# A head (eagle3) for the embedded target" in page and "some code; licence: PSF-2.0" in page
-    text = invoke("generate", "def", "--max-new-tokens", 4, "--json", "--drafter", tmp_path / "out", "-k", 2)
+    assert f"# A head (eagle3) for {folder}" in page and "some code; licence: PSF-2.0" in page
+    drafting = ("--target", folder, "--drafter", tmp_path / "out", "-k", 2)
+    text = invoke("generate", "def", "--max-new-tokens", 4, "--json", *drafting)
     assert text.exit_code == 0, text.output
 
 
@@ -256,4 +248,5 @@ def test_the_command(data, tmp_path):
     ],
 )
 def test_wrong_options_are_refused(data, tmp_path, given, told):
-    assert told in refused("train-heads", "--data", data, "--output", tmp_path / "out", *QUICK, *given)
+    held_out = ("--held-out", tmp_path / "held.txt")
+    assert told in refused("train-heads", "--data", data, "--output", tmp_path / "out", *held_out, *QUICK, *given)

@@ -38,11 +38,12 @@ def write_files(folder: Path, files: Files, dtype: torch.dtype) -> None:
 
 
 def loaded_back(
-    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, text: Sequence[int]
+    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase | None, text: Sequence[int]
 ) -> tuple[HeadDrafter, str | None]:
     """Returns the head as a user will load it, and what its self-check warns of.
 
     Args:
+        tokenizer: of the self-check's text; None: the target writes one.
         text: of the target's tokens, on which it is compared with ``learner``.
 
     Raises:
