@@ -68,7 +68,7 @@ def main(
         found = []
         for seed in range(seeds):
             train = TrainSettings(read_loss(loss), steps, rate, warm_up=20, every=max(steps // 4, 1), seed=seed)
-            settings = DistillSettings(train, read_text(text), batch_size, length, judged=judged, dtype="float32")
+            settings = DistillSettings(train, read_text(text), batch_size, length, judged=judged, output_dtype="float32")
             with tempfile.TemporaryDirectory() as folder:
                 done = distill(target, copy.deepcopy(start), tokenizer, texts, settings, Path(folder))
             assert done is not None

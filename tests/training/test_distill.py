@@ -18,7 +18,6 @@ from specdec.training.texts import Corpus
 from specdec.training.trainer import TrainSettings
 from support.commands import invoke, refused
 
-pytest.importorskip("accelerate")
 TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=1e-3, warm_up=2, every=3)
 SHORT = DistillSettings(TRAIN, batch_size=2, length=32, at_once=2, prompt=8, judged=4, new=8)
 CODE = "def read(self, size=-1):\n    '''Read and return up to size bytes.'''\n    return self.buffer[:size]\n\n\n"
@@ -87,7 +86,7 @@ def test_stopped_it_is_not_done(models, corpus, tmp_path):
 
 def test_adapters_are_merged(models, corpus, tmp_path):
     pytest.importorskip("peft")
-    settings = dataclasses.replace(SHORT, lora=4, dtype="float32")
+    settings = dataclasses.replace(SHORT, lora=4, output_dtype="float32")
     done = run(models, corpus, tmp_path / "out", settings)
     assert done.steps == 6
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
@@ -104,7 +103,7 @@ def test_adapters_are_merged(models, corpus, tmp_path):
         ({"length": 8}, "length: got 8, allowed: more than prompt"),
         ({"cache_logits": 4096}, "cache_logits: got 4096, allowed: below 4096"),
         ({"cache_logits": 4, "text": {"target": 1.0}}, "cache_logits: got 4 without text from the data"),
-        ({"dtype": "int8"}, "dtype: got 'int8'"),
+        ({"output_dtype": "int8"}, "output_dtype: got 'int8'"),
         ({"temperature": -1.0}, "temperature: got -1.0"),
         ({"train": TrainSettings(steps=0)}, "steps: got 0"),
         ({"train": TrainSettings(rate=float("nan"))}, "rate: got nan"),

@@ -51,13 +51,14 @@ def card_text(card: Card, settings: DistillSettings, corpus: Corpus, result: Dis
     loss = " + ".join(f"{weight:g} {name}" for name, weight in settings.train.loss.items())
     text = " + ".join(f"{weight:g} {name}" for name, weight in settings.text.items())
     made = " ".join(f"{name} {version}" for name, version in card.versions.items())
+    vocabulary = f" It drafts the {settings.vocabulary:,} most frequent tokens only." if settings.vocabulary else ""
     left_out = f"{corpus.duplicates:,} duplicates and {corpus.known:,} texts with evaluation prompts were left out"
     texts = f"{settings.batch_size} texts of {settings.length} tokens"
     lines = [
         f"# A draft for {card.target}",
         "",
         "Made by `specdec distill` for speculative decoding: it proposes tokens, and the target decides. "
-        f"Begun as: {card.start}.",
+        f"Begun as: {card.start}.{vocabulary}",
         "",
         f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) on {settings.judged} held-out prompts, each "
         f"continued by {settings.new} tokens by the target itself:",

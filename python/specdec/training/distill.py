@@ -16,6 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import read_count, refuse
 from ..files import write_whole
+from ..models.reduced_head import reduce_head
+from ..prompts import read_eos
 from .cached_logits import CachedLogits
 from .card import Card, card_text
 from .held_out import Worth, beginnings, worth, write
@@ -23,6 +25,7 @@ from .lessons import GIVEN, SOURCES, Lessons
 from .losses import LOSSES, read_mixture
 from .packing import Packed
 from .texts import Corpus
+from .vocabulary import most_frequent, price
 from .trainer import BEST, CHECKPOINT, LOG, PRECISIONS, Trainer, TrainSettings
 
 Tell = Callable[[int, int, str], None]
@@ -41,8 +44,10 @@ class DistillSettings:
         prompt: tokens of the data that a written text, and a text to judge by, begins with.
         temperature: at which texts are written.
         cache_logits: 0, or how many of the target's tokens are kept for each position of the data.
+        vocabulary: 0, or how many tokens the draft's head keeps: the most frequent ones of the data. Its distribution
+            is then trained towards the target's over these, renormalised.
         lora: 0, or the rank of the adapters that are trained in the place of the weights.
-        dtype: of the weights that are saved.
+        output_dtype: of the weights that are saved.
         judged: prompts, each continued by ``new`` tokens greedily and by sampling.
     """
 
@@ -54,8 +59,9 @@ class DistillSettings:
     prompt: int = 32
     temperature: float = 1.0
     cache_logits: int = 0
+    vocabulary: int = 0
     lora: int = 0
-    dtype: str = "bfloat16"
+    output_dtype: str = "bfloat16"
     judged: int = 32
     new: int = 64
 
@@ -65,7 +71,7 @@ class DistillSettings:
             read_count(name, getattr(self, name), 1)
         for name in ("steps", "every", "num_drafts"):
             read_count(name, getattr(self.train, name), 1)
-        for name in ("cache_logits", "lora"):
+        for name in ("cache_logits", "lora", "vocabulary"):
             read_count(name, getattr(self, name), 0)
         read_count("warm_up", self.train.warm_up, 0)
         if self.length <= self.prompt:
@@ -74,12 +80,14 @@ class DistillSettings:
             refuse("cache_logits", self.cache_logits, f"below {vocab_size}, the target's vocabulary")
         if self.cache_logits and GIVEN not in self.text:
             refuse("cache_logits", f"{self.cache_logits} without text from the data", "0")
+        if self.cache_logits and self.vocabulary:
+            refuse("cache_logits", f"{self.cache_logits} with a vocabulary of {self.vocabulary}", "0")
         if not 0 < self.train.rate < float("inf"):
             refuse("rate", self.train.rate, "a number > 0")
         if self.train.precision not in PRECISIONS:
             refuse("precision", repr(self.train.precision), " or ".join(PRECISIONS))
-        if self.dtype not in DTYPES:
-            refuse("dtype", repr(self.dtype), ", ".join(DTYPES))
+        if self.output_dtype not in DTYPES:
+            refuse("output_dtype", repr(self.output_dtype), ", ".join(DTYPES))
         if not 0 <= self.temperature < float("inf"):
             refuse("temperature", self.temperature, "a number >= 0")
 
@@ -117,6 +125,7 @@ def distill(
     told: Tell = lambda done, total, what: None,
     stopped: Callable[[], bool] = lambda: False,
     card: Card | None = None,
+    say: Callable[[str], None] = lambda words: None,
 ) -> Distilled | None:
     """Trains ``draft`` and saves the best of it in ``folder``, with its tokenizer and a model card. A call with the
     same arguments goes on where one was stopped or killed; on a CPU with as many threads, to the same weights, byte for
@@ -128,6 +137,7 @@ def distill(
         folder: which is made; what is not finished stands in its folder ``training``.
         told: called with how many steps there are of how many, and how it goes.
         stopped: asked after each step: whether to stop, and to go on another time.
+        say: called with what a reduced vocabulary will cost and gain, before anything is trained.
         card: what the model card says besides the measured numbers.
 
     Returns:
@@ -144,6 +154,11 @@ def distill(
     (folder / RUN).mkdir(parents=True, exist_ok=True)
     told(0, settings.train.steps, "reading the texts")
     given = Packed(_encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
+    if settings.vocabulary:
+        ids = most_frequent(given.blocks, vocab_size, settings.vocabulary, read_eos(None, target))
+        held = [token for text in _encoded(tokenizer, corpus.held_out) for token in text]
+        say(price(draft, ids, held).words)
+        reduce_head(draft, ids)
     draft = _with_adapters(draft.eval(), settings.lora, settings.train.seed)
     told(0, settings.train.steps, "the target writes what drafts are judged by")
     written = write(target, _prompts(tokenizer, corpus.held_out, settings), settings.new, settings.train.seed)
@@ -170,7 +185,7 @@ def distill(
     trainer.take_best()
     trained: Any = draft
     finished = trained.merge_and_unload() if settings.lora else trained
-    finished.to(DTYPES[settings.dtype]).eval()
+    finished.to(DTYPES[settings.output_dtype]).eval()
     finished.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     after, progress = worth(finished.float(), written, settings.train.num_drafts), trainer.progress

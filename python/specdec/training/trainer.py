@@ -15,14 +15,15 @@ import torch
 from safetensors.torch import load_file, save
 from transformers import PreTrainedModel
 
-from ..checks import refuse
 from ..files import write_whole
 from ..line_file import LineFile
+from ..models.reduced_head import reduced_ids
 from .cached_logits import CachedLogits
 from .checkpoint import load_checkpoint, save_checkpoint
 from .held_out import Worth, Written, worth
 from .lessons import Lessons
-from .losses import DATA, Wanted, loss_of
+from .losses import DATA, NO_COLUMN, Wanted, loss_of
+from .vocabulary import columns_of
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end
@@ -101,13 +102,8 @@ class Trainer:
         asked: Mapping[str, object],
         cached: CachedLogits | None = None,
     ):
-        from accelerate import Accelerator
-
         self._target, self._lessons, self._written, self._cached = target, lessons, written, cached
         self._settings, self._folder, self._asked = settings, folder, {**dataclasses.asdict(settings), **asked}
-        self._accelerator = Accelerator(mixed_precision=settings.precision, cpu=target.device.type == "cpu")
-        if self._accelerator.num_processes != 1:
-            refuse("processes", self._accelerator.num_processes, "one; a training runs on one device")
         self.draft = cast(Any, draft)
         self.draft.to(target.device)
         if settings.gradient_checkpointing:
@@ -115,7 +111,7 @@ class Trainer:
         self._parameters = {n: p for n, p in draft.named_parameters() if p.requires_grad}
         self._optimiser = torch.optim.AdamW(self._parameters.values(), betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.progress = Progress()
-        self._saved = 0
+        self._saved, self._ids = 0, reduced_ids(self.draft)
         if (folder / CHECKPOINT).exists():
             state, texts = load_checkpoint(folder / CHECKPOINT, self._parameters, self._optimiser, self._asked)
             self.progress, lessons.written = Progress.of(state), texts
@@ -169,10 +165,12 @@ class Trainer:
         for group in self._optimiser.param_groups:
             group["lr"] = settings.rate * self._share(step)
         self.draft.train()
-        with self._accelerator.autocast():
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
             logits = self.draft(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)
-        loss = loss_of(settings.loss, logits, self._wanted(tokens, blocks), tokens[:, 1:].flatten())
-        self._accelerator.backward(loss)
+        columns, drafted = columns_of(tokens[:, 1:].flatten(), self._ids)
+        columns = torch.where(drafted, columns, NO_COLUMN)
+        loss = loss_of(settings.loss, logits, self._wanted(tokens, blocks), columns)
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
         if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
             raise Diverged(
@@ -191,7 +189,8 @@ class Trainer:
             return None
         if self._cached is not None and blocks is not None:
             return self._cached.of(blocks)
-        return Wanted.of(self._target(input_ids=tokens[:, :-1], use_cache=False).logits)
+        logits = self._target(input_ids=tokens[:, :-1], use_cache=False).logits
+        return Wanted.of(logits if self._ids is None else logits[..., self._ids])
 
     def _share(self, step: int) -> float:
         """Of the peak rate."""
