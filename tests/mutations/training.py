@@ -46,7 +46,10 @@ MUTATIONS: list[Mutation] = [
         LESSONS,
         {
             "own-texts-depend-on-the-draft": ('seeds, [], rule="coupled"', 'seeds, [], rule="token"'),
-            "written-texts-are-never-used-up": ("self.written[name] = texts[self._size :]", "self.written[name] = texts"),
+            "written-texts-are-never-used-up": (
+                "self.written[name] = texts[self._size :]",
+                "self.written[name] = texts",
+            ),
             "all-texts-are-given": ("name = self.source(step)", "name = GIVEN"),
         },
     ),
@@ -63,9 +66,15 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/training/trainer.py",
         TRAINER,
         {
-            "the-worst-weights-are-kept": ("score(found) > score(progress.best)", "score(found) < score(progress.best)"),
+            "the-worst-weights-are-kept": (
+                "score(found) > score(progress.best)",
+                "score(found) < score(progress.best)",
+            ),
             "a-loss-that-is-no-number-is-learned": ("if not (math.isfinite(loss.item())", "if not (True"),
-            "lines-of-lost-steps-stay": ("            log.end += len(line)\n        log.cut()", "            log.end += len(line)"),
+            "lines-of-lost-steps-stay": (
+                "            log.end += len(line)\n        log.cut()",
+                "            log.end += len(line)",
+            ),
             "cached-logits-are-not-asked": ("self._cached is not None and blocks is not None", "False"),
         },
     ),

@@ -15,7 +15,8 @@ from specdec.training.cached_logits import CachedLogits
 from specdec.training.held_out import Worth, write
 from specdec.training.lessons import Lessons
 from specdec.training.packing import Packed
-from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer, TrainSettings
+from specdec.training.settings import TrainSettings
+from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer
 from support.models import prompts, tunable_pair
 
 STEPS = 12
@@ -113,7 +114,9 @@ def test_stopped_after_a_step_it_goes_on_from_there(whole, tmp_path):
 
 def test_the_best_weights_are_kept(tmp_path, monkeypatch):
     marks = iter([0.2, 0.9, 0.5, 0.4])  # of steps 0, 4, 8 and 12
-    monkeypatch.setattr(trainer, "worth", lambda *_: [Worth(t, alpha, 1.0) for alpha in [next(marks)] for t in (0.0, 1.0)])
+    monkeypatch.setattr(
+        trainer, "worth", lambda *_: [Worth(t, alpha, 1.0) for alpha in [next(marks)] for t in (0.0, 1.0)]
+    )
     training, kept = made(tmp_path / "run"), {}
     training.run(lambda done, total, what: kept.setdefault(done, weights(training)))
     assert training.progress.best_step == 4
@@ -130,7 +133,9 @@ def test_a_loss_that_is_no_number_ends_it_and_the_checkpoint_stays(tmp_path, mon
         return real(*args) * (float("nan") if len(calls) == 6 else 1.0)
 
     monkeypatch.setattr(trainer, "loss_of", broken)
-    with pytest.raises(Diverged, match="^loss: got nan in step 6, .*the checkpoint of step 4 is as it was, and a smaller"):
+    with pytest.raises(
+        Diverged, match="^loss: got nan in step 6, .*the checkpoint of step 4 is as it was, and a smaller"
+    ):
         training.run(silent)
     assert all(p.isfinite().all() for p in training.draft.parameters())
     again = made(tmp_path / "run")

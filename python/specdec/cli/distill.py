@@ -24,7 +24,7 @@ from .terminal import remark
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..training.distill import Distilled
+    from ..training.settings import Distilled
     from ..training.texts import Corpus
 
 NO_SPACE = 1  # the exit code of a training that stopped before its end
@@ -116,9 +116,10 @@ def distill(
         refuse("--intermediate", intermediate, "it with --layers")
     with options.user_errors(), progress("loading models") as show, _stop_once() as stopped:
         from ..training.card import Card
-        from ..training.distill import DistillSettings, read_loss, read_text
         from ..training.distill import distill as train
-        from ..training.trainer import Diverged, TrainSettings
+        from ..training.distill import read_loss, read_text
+        from ..training.settings import DistillSettings, TrainSettings
+        from ..training.trainer import Diverged
 
         settings = DistillSettings(
             TrainSettings(

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import find_adapter_config_file
 
 from ..checks import refuse
@@ -72,7 +73,8 @@ def load_model(
         if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
             placed["device_map"] = {"": device}
         if bits is None and (config := _reduced(path)) is not None:
-            return load_reduced(Path(path).expanduser(), config, _dtype(dtype)).to(device).eval()
+            reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
+            return reduced.to(device).eval()
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -95,15 +97,16 @@ def load_model(
 
 
 def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
-    """The configuration of a folder whose model has a reduced head (``reduced_head``); None of any other. Heads of other
-    kinds have the same entry, but are no models that transformers knows."""
+    """The configuration of a folder whose model has a reduced head (``reduced_head``); None of any other. EAGLE-3's
+    heads have the same entry, but are no models that transformers knows."""
     if not (Path(path).expanduser() / "config.json").is_file():
         return None
     given = json.loads((Path(path).expanduser() / "config.json").read_bytes())
     if SIZE not in given or "model_type" not in given:
         return None
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    return config if given.get("architectures") == [AutoModelForCausalLM._model_mapping[type(config)].__name__] else None
+    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return config if given.get("architectures") == [names.get(config.model_type)] else None
 
 
 def _dtype(given: torch.dtype | str) -> torch.dtype | None:

@@ -26,11 +26,11 @@ def reduced_ids(model: nn.Module) -> torch.Tensor | None:
 
 
 def reduce_head(model: PreTrainedModel, ids: torch.Tensor) -> None:
-    """Leaves the rows ``ids`` [n] int64 of the model's head, in place. The embedding stays whole, and is a matrix of its
-    own from then on.
+    """Leaves the rows ``ids`` [n] int64 of the model's head, in place. The embedding stays whole, and is a matrix of
+    its own from then on.
 
     Raises:
-        ValueError: names ``vocabulary``: the ids do not ascend or are out of range, or the head is no plain ``nn.Linear``.
+        ValueError: names ``vocabulary``: the ids do not ascend or are out of range, or the head is no ``nn.Linear``.
     """
     head: Any = model.get_output_embeddings()
     if type(head) is not nn.Linear:

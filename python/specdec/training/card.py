@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
 import specdec_kernels
 
-if TYPE_CHECKING:
-    from .distill import Distilled, DistillSettings
-    from .texts import Corpus
+from .settings import Distilled, DistillSettings
+from .texts import Corpus
 
 
 @dataclass(frozen=True)
@@ -60,16 +58,16 @@ def card_text(card: Card, settings: DistillSettings, corpus: Corpus, result: Dis
         "Made by `specdec distill` for speculative decoding: it proposes tokens, and the target decides. "
         f"Begun as: {card.start}.{vocabulary}",
         "",
-        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) on {settings.judged} held-out prompts, each "
-        f"continued by {settings.new} tokens by the target itself:",
+        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) on {settings.judged} held-out prompts, "
+        f"each continued by {settings.new} tokens by the target itself:",
         "",
         "| temperature | alpha before | alpha | tau before | tau |",
         "|---|---|---|---|---|",
         *rows,
         "",
         f"- Data: {card.data}; licence: {card.licence}. {len(corpus.training):,} texts; {left_out}.",
-        f"- Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {texts}, {result.seconds / 60:.1f} minutes; the "
-        f"weights are those of step {result.best_step:,}.",
+        f"- Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {texts}, {result.seconds / 60:.1f} minutes; "
+        f"the weights are those of step {result.best_step:,}.",
         f"- Versions: {made}.",
         *([f"- Command: `{card.command}`"] if card.command else []),
     ]

@@ -23,40 +23,16 @@ from .checkpoint import load_checkpoint, save_checkpoint
 from .held_out import Worth, Written, worth
 from .lessons import Lessons
 from .losses import DATA, NO_COLUMN, Wanted, loss_of
+from .settings import TrainSettings
 from .vocabulary import columns_of
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end
-PRECISIONS = ("no", "bf16")
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
 
 
 class Diverged(Exception):
     """The loss or a gradient is not a number. The last checkpoint is as it was."""
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """
-    Attributes:
-        loss: weights by the names in ``losses.LOSSES``.
-        steps: updates, >= 1.
-        rate: the peak learning rate; it rises over ``warm_up`` steps and falls as a cosine.
-        precision: "bf16": matrices in bfloat16; "no": all in float32.
-        gradient_checkpointing: activations are computed again in the backward pass, which takes less memory.
-        every: steps between two judgements, and two checkpoints.
-        num_drafts: K, for tau.
-    """
-
-    loss: Mapping[str, float] = field(default_factory=lambda: {"forward_kl": 1.0})
-    steps: int = 1000
-    rate: float = 1e-3
-    warm_up: int = 50
-    precision: str = "no"
-    gradient_checkpointing: bool = False
-    every: int = 100
-    num_drafts: int = 4
-    seed: int = 0
 
 
 @dataclass

@@ -32,11 +32,9 @@ class Price:
         )
 
 
-def most_frequent(
-    blocks: torch.Tensor, vocab_size: int, count: int, always: Iterable[int] = ()
-) -> torch.Tensor:
-    """Returns the ids, ascending, of the ``count`` tokens that are most often in ``blocks`` (of equally frequent ones the
-    lowest), those of ``always`` among them. Raises ValueError naming ``vocabulary``."""
+def most_frequent(blocks: torch.Tensor, vocab_size: int, count: int, always: Iterable[int] = ()) -> torch.Tensor:
+    """Returns the ids, ascending, of the ``count`` tokens that are most often in ``blocks`` (of equally frequent ones
+    the lowest), those of ``always`` among them. Raises ValueError naming ``vocabulary``."""
     if not 1 <= read_count("vocabulary", count, 1) <= vocab_size:
         refuse("vocabulary", count, f"from 1 to {vocab_size}, the target's")
     counts = torch.bincount(blocks.flatten(), minlength=vocab_size)
@@ -51,15 +49,17 @@ def price(draft: PreTrainedModel, ids: torch.Tensor, held_out: Sequence[int]) ->
     kept = {*ids.tolist()}
     head = draft.get_output_embeddings().weight
     table = draft.get_input_embeddings().weight
-    others = sum(p.numel() for p in draft.parameters() if p is not table and p is not head)  # of the table, a row is read
+    others = sum(
+        p.numel() for p in draft.parameters() if p is not table and p is not head
+    )  # of the table, a row is read
     covered = sum(token in kept for token in held_out) / max(len(held_out), 1)
     row = head.shape[1]
     return Price(len(kept), covered, (others + len(kept) * row) / (others + head.shape[0] * row))
 
 
 def columns_of(tokens: torch.Tensor, ids: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the columns of a draft's logits that stand for ``tokens``, and which tokens have one; the others have some
-    column. ``ids`` [n] are those of the columns, ascending; None: all tokens, in order."""
+    """Returns the columns of a draft's logits that stand for ``tokens``, and which tokens have one; the others have
+    some column. ``ids`` [n] are those of the columns, ascending; None: all tokens, in order."""
     if ids is None:
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
     columns = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
