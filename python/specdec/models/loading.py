@@ -101,7 +101,10 @@ def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
     heads have the same entry, but are no models that transformers knows."""
     if not (Path(path).expanduser() / "config.json").is_file():
         return None
-    given = json.loads((Path(path).expanduser() / "config.json").read_bytes())
+    try:
+        given = json.loads((Path(path).expanduser() / "config.json").read_bytes())
+    except ValueError:
+        return None  # transformers says what is wrong with it
     if SIZE not in given or "model_type" not in given:
         return None
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
