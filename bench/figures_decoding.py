@@ -85,6 +85,36 @@ def advised(results: Results) -> str:
     return page(table(head, rows), said)
 
 
+def distilled(results: Results) -> str:
+    """What drafts of one start are worth after as many steps of each kind."""
+    r = results["distill"]
+    begun = r["rows"][0]["before"]
+    rows = [["before", *(f"{w['alpha']:.3f}" for w in begun), *(f"{w['tau']:.2f}" for w in begun), ""]]
+    for row in r["rows"]:
+        after = [[seed["after"][i] for seed in row["seeds"]] for i in (0, 1)]
+        minutes = sum(seed["seconds"] for seed in row["seeds"]) / 60 / len(row["seeds"])
+        rows.append(
+            [
+                row["method"],
+                *(_of_seeds([w["alpha"] for w in some], 3) for some in after),
+                *(_of_seeds([w["tau"] for w in some], 2) for some in after),
+                f"{minutes:.1f}",
+            ]
+        )
+    head = ("", "alpha, greedy", "alpha, temperature 1", "tau, greedy", "tau, temperature 1", "minutes")
+    said = (
+        f"{r['steps']} steps of {r['batch_size']} texts of {r['length']} tokens of the Python standard library; the "
+        f"mean of {r['seeds']} seeds, with the least and the most; {r['judged']} held-out prompts, K = 4. "
+        f"{source('distill', r)}"
+    )
+    return page(table(head, rows), said)
+
+
+def _of_seeds(values: list[float], digits: int) -> str:
+    mean = sum(values) / len(values)
+    return f"{mean:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
 def _general(name: str) -> str:
     """Early exits end after a quarter of the layers, which is another number for each target."""
     return f"a quarter of the layers, {name.split(', ')[1]}" if name.startswith("early exit") else name

@@ -157,6 +157,11 @@ RESULTS = (
         "bench/bench_advise.py --json {json}",
         (*MEASURING, *_EVALUATION, "bench/bench_advise.py", "bench/tunable_pair.py"),
     ),
+    Result(
+        "distill",
+        "bench/bench_distill.py --json {json}",
+        ("python/specdec/training", "python/specdec/embedded", "bench/bench_distill.py"),
+    ),
     Result("rules", "bench/bench_decoding.py rules --json {json}", (*DECODER, "bench/bench_decoding.py")),
     Result("verify", "-m specdec verify --samples 512 --json", _EVALUATION),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", _EVALUATION),

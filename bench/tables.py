@@ -24,7 +24,7 @@ from figures_scaling import roofline, scaling
 from regenerate import FOLDER, ROOT
 from rich.console import Console
 
-PAGES = ("README.md", "bench/README.md", "docs/verify.md", "docs/cuda.md", "docs/worth_it.md")
+PAGES = ("README.md", "bench/README.md", "docs/verify.md", "docs/cuda.md", "docs/worth_it.md", "docs/training.md")
 BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -45,6 +45,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "memory": decoding.memory,
     "rules": decoding.rules,
     "advise": decoding.advised,
+    "distill": decoding.distilled,
     "speculative_step": kernels.steps("speculative_step"),
     "speculative_step.avx2": kernels.steps("speculative_step.avx2"),
     "settings": kernels.settings,

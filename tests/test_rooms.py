@@ -20,6 +20,7 @@ ORDER = (
     ("decoder",),
     ("serving", "hf"),
     ("evaluation", "jobs"),
+    ("training",),
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -33,14 +33,15 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     return chat_tokens(tokenizer, chat_text(tokenizer, messages))
 
 
-def chat_text(tokenizer: PreTrainedTokenizerBase, messages: object) -> str:
-    """The text of :func:`chat_prompt`, with the names of the template's special tokens in it."""
+def chat_text(tokenizer: PreTrainedTokenizerBase, messages: object, answered: bool = False) -> str:
+    """The text of :func:`chat_prompt`, with the names of the template's special tokens in it. Where the conversation is
+    ``answered``, nothing is to come after it."""
     given = _read_messages(messages)
     if not tokenizer.chat_template:
         name = f"{type(tokenizer).__name__} of {tokenizer.name_or_path!r}"
         refuse("messages", f"messages for a tokenizer without a chat template ({name})", "a prompt, as text")
     try:
-        text = str(tokenizer.apply_chat_template(given, add_generation_prompt=True, tokenize=False))
+        text = str(tokenizer.apply_chat_template(given, add_generation_prompt=not answered, tokenize=False))
     except Exception as error:  # a template is a program that came with the model, and can raise anything
         refuse("messages", f"{shown(given)}, which the chat template refuses ({error})", "what it takes")
     if not text:

@@ -174,6 +174,21 @@ _SETTINGS = (
     *("tree", "log_probs", "top_log_probs", "prompt_log_probs"),
     *("rows", "max_length", "cache_tokens", "cache_bytes", "prefill_chunk"),
     *("host", "port", "max_body_bytes", "max_header_bytes", "max_connections"),
+    *(
+        "data",
+        "output",
+        "layers",
+        "intermediate",
+        "config",
+        "vocabulary",
+        "lora",
+        "held_out",
+        "text",
+        "loss",
+        "batch_size",
+        "length",
+    ),
+    *("cache_logits", "rate", "warm_up", "precision", "every", "judged", "output_dtype"),
     *("header_seconds", "body_seconds", "write_seconds", "idle_seconds", "drain_seconds"),
 )
 # Arguments whose option has another name.

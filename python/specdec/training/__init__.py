@@ -1,0 +1,1 @@
+"""Makes drafts for a target: distillation. Everything here runs on one device."""

@@ -1,0 +1,95 @@
+"""The texts that a draft learns from, step by step: given ones, the target's own, and the draft's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from transformers import PreTrainedModel
+
+from specdec_kernels import SamplingParams
+
+from ..decoder import SpeculativeDecoder
+from .packing import Packed
+
+GIVEN, OWN, DRAFTS = "data", "target", "draft"
+SOURCES = (GIVEN, OWN, DRAFTS)
+
+
+class Lessons:
+    """Batches [size, length], which depend on the seed, the step and, for the draft's own texts, on the weights that it
+    had when they were written.
+
+    The target's own texts are written by speculative decoding with the draft in training, so they come sooner as it
+    learns. They do not depend on it: rule ``coupled`` gives the text of a seed whatever the draft.
+
+    Args:
+        given: the texts of ``data``, also the beginnings of the others.
+        sources: weights that add up to 1, by the names in SOURCES: how many of the steps each has.
+        at_once: texts that are written together, for as many of the next steps.
+        temperature: at which they are written.
+    """
+
+    def __init__(
+        self,
+        given: Packed,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        sources: Mapping[str, float],
+        *,
+        size: int,
+        at_once: int,
+        prompt: int,
+        temperature: float,
+        seed: int,
+    ):
+        self._given, self._sources, self._size, self._seed = given, dict(sources), size, seed
+        self._at_once, self._prompt, self._temperature = -(-at_once // size) * size, prompt, temperature
+        self._writers: dict[str, Callable[[], SpeculativeDecoder]] = {
+            OWN: lambda: SpeculativeDecoder(target, draft, 4),
+            DRAFTS: lambda: SpeculativeDecoder(draft, None, 0),
+        }
+        self._known = (
+            0,
+            dict.fromkeys(self._sources, 0),
+        )  # a step, and how many of those before it each source has had
+        self.written: dict[str, torch.Tensor] = {}  # not yet learned from; a part of a checkpoint
+
+    def source(self, step: int) -> str:
+        """Which source step ``step`` has."""
+        return self._chosen(self._counts(step), step)
+
+    def _chosen(self, counts: Mapping[str, int], step: int) -> str:
+        """The source that is furthest behind its share."""
+        return max(self._sources, key=lambda name: (self._sources[name] * (step + 1) - counts[name], name))
+
+    def _counts(self, step: int) -> dict[str, int]:
+        """How many of the steps before ``step`` each source has had."""
+        at, counts = self._known if self._known[0] <= step else (0, dict.fromkeys(self._sources, 0))
+        for before in range(at, step):
+            counts[self._chosen(counts, before)] += 1
+        self._known = (step, counts)
+        return counts
+
+    def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns tokens [size, length], and which blocks of the data they are; None: they were written."""
+        name = self.source(step)
+        if name == GIVEN:
+            blocks = self._given.batch(self._counts(step)[GIVEN])
+            return self._given.blocks[blocks], blocks
+        texts = self.written.get(name)
+        if texts is None or not len(texts):
+            texts = self._write(name, step)
+        self.written[name] = texts[self._size :]
+        return texts[: self._size], None
+
+    def _write(self, name: str, step: int) -> torch.Tensor:
+        """Texts of whole blocks: their beginnings are given, and an end of sequence does not end them."""
+        chance = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+        chosen = torch.randint(len(self._given.blocks), (self._at_once,), generator=chance)
+        blocks = self._given.blocks[chosen]
+        prompts, new = blocks[:, : self._prompt].tolist(), blocks.shape[1] - self._prompt
+        seeds = torch.randint(2**62, (self._at_once,), generator=chance).tolist()
+        params = SamplingParams(temperature=self._temperature)
+        result = self._writers[name]().generate(prompts, None, new, params, seeds, [], rule="coupled")
+        return torch.tensor([p + tokens for p, tokens in zip(prompts, result.tokens, strict=True)])

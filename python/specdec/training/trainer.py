@@ -1,0 +1,207 @@
+"""The loop of a training: one step after the other, judged now and then, and gone on with after it was killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, save
+from transformers import PreTrainedModel
+
+from ..files import write_whole
+from ..line_file import LineFile
+from ..models.reduced_head import reduced_ids
+from .cached_logits import CachedLogits
+from .checkpoint import load_checkpoint, save_checkpoint
+from .held_out import Worth, Written, worth
+from .lessons import Lessons
+from .losses import DATA, NO_COLUMN, Wanted, loss_of
+from .settings import TrainSettings
+from .vocabulary import columns_of
+
+WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
+LAST_RATE = 0.02  # of the peak, at the end
+CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
+
+
+class Diverged(Exception):
+    """The loss or a gradient is not a number. The last checkpoint is as it was."""
+
+
+@dataclass
+class Progress:
+    """How far a training is; what of a checkpoint is no tensor."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    best_step: int = 0
+    best: list[Worth] = field(default_factory=list)
+    before: list[Worth] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, state: dict) -> Progress:
+        worths = {name: [Worth(**w) for w in state[name]] for name in ("best", "before")}
+        return cls(**{**state, **worths})
+
+
+def score(worths: Sequence[Worth]) -> float:
+    """What the best checkpoint has most of: alpha, greedy and sampled alike."""
+    return sum(w.alpha for w in worths) / len(worths)
+
+
+class Trainer:
+    """
+    Args:
+        draft: float32; its parameters that require a gradient are trained.
+        written: what it is judged by.
+        folder: of checkpoint, best weights and log.
+        asked: all settings of the caller on which the result depends; another set cannot go on from a checkpoint.
+        cached: the target's distributions on the data; None: they are computed in each step.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        lessons: Lessons,
+        written: Sequence[Written],
+        settings: TrainSettings,
+        folder: Path,
+        asked: Mapping[str, object],
+        cached: CachedLogits | None = None,
+    ):
+        self._target, self._lessons, self._written, self._cached = target, lessons, written, cached
+        self._settings, self._folder, self._asked = settings, folder, {**dataclasses.asdict(settings), **asked}
+        self.draft = cast(Any, draft)
+        self.draft.to(target.device)
+        if settings.gradient_checkpointing:
+            draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._parameters = {n: p for n, p in draft.named_parameters() if p.requires_grad}
+        self._optimiser = torch.optim.AdamW(self._parameters.values(), betas=BETAS, weight_decay=WEIGHT_DECAY)
+        self.progress = Progress()
+        self._saved, self._ids = 0, reduced_ids(self.draft)
+        if (folder / CHECKPOINT).exists():
+            state, texts = load_checkpoint(folder / CHECKPOINT, self._parameters, self._optimiser, self._asked)
+            self.progress, lessons.written = Progress.of(state), texts
+            self._saved = self.progress.step
+
+    @property
+    def done(self) -> bool:
+        return self.progress.step >= self._settings.steps
+
+    def run(self, told: Callable[[int, int, str], None], stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Trains to the end, or until ``stopped``. Returns whether it is done.
+
+        Raises:
+            Diverged: says at which step.
+            OSError: a file cannot be written.
+        """
+        log = LineFile(self._folder / LOG)
+        try:
+            self._cut(log)
+            if not self.progress.before:
+                self._judge(log, None)
+                self._save()
+            losses: list[float] = []
+            while not self.done and not stopped():
+                began, at = time.perf_counter(), self.progress.step
+                losses.append(self._step(at))
+                self.progress.seconds += time.perf_counter() - began
+                self.progress.step += 1
+                told(at + 1, self._settings.steps, self._words(losses[-1]))
+                if self.progress.step % self._settings.every == 0 or self.done:
+                    self._judge(log, sum(losses) / len(losses))
+                    losses = []
+                    self._save()
+            self._save()
+            return self.done
+        finally:
+            log.close()
+
+    def take_best(self) -> None:
+        """Gives the draft the weights with which it was judged best."""
+        best = load_file(self._folder / BEST)
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(best[name])
+
+    def _step(self, step: int) -> float:
+        settings = self._settings
+        torch.manual_seed(settings.seed * 1_000_003 + step)  # of dropout, so that a resumed step is the same
+        tokens, blocks = self._lessons.batch(step)
+        tokens = tokens.to(self._target.device)
+        for group in self._optimiser.param_groups:
+            group["lr"] = settings.rate * self._share(step)
+        self.draft.train()
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            logits = self.draft(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)
+        columns, drafted = columns_of(tokens[:, 1:].flatten(), self._ids)
+        columns = torch.where(drafted, columns, NO_COLUMN)
+        loss = loss_of(settings.loss, logits, self._wanted(tokens, blocks), columns)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
+        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+            raise Diverged(
+                f"loss: got {loss.item()} in step {step + 1}, with gradients of norm {norm.item():.3g}; "
+                f"the checkpoint of step {self._saved} is as it was, and a smaller rate may help"
+            )
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        self.draft.eval()
+        self.progress.tokens += tokens.numel()
+        return loss.item()
+
+    @torch.no_grad()
+    def _wanted(self, tokens: torch.Tensor, blocks: torch.Tensor | None) -> Wanted | None:
+        if {*self._settings.loss} == {DATA}:
+            return None
+        if self._cached is not None and blocks is not None:
+            return self._cached.of(blocks)
+        logits = self._target(input_ids=tokens[:, :-1], use_cache=False).logits
+        return Wanted.of(logits if self._ids is None else logits[..., self._ids])
+
+    def _share(self, step: int) -> float:
+        """Of the peak rate."""
+        fall = 0.5 + 0.5 * math.cos(math.pi * step / self._settings.steps)
+        return min(1.0, (step + 1) / max(self._settings.warm_up, 1)) * max(fall, LAST_RATE)
+
+    def _judge(self, log: LineFile, loss: float | None) -> None:
+        """Writes a line of the log, and keeps the weights if they are the best so far."""
+        progress = self.progress
+        self.draft.eval()
+        found = worth(self.draft, self._written, self._settings.num_drafts)
+        if not progress.before:
+            progress.before = found
+        if not progress.best or score(found) > score(progress.best):
+            weights = {name: p.detach().cpu().contiguous() for name, p in self._parameters.items()}
+            write_whole(self._folder / BEST, save(weights))
+            progress.best, progress.best_step = found, progress.step
+        row = {"step": progress.step, "loss": loss, "seconds": progress.seconds, "tokens": progress.tokens}
+        log.append({**row, "held_out": [dataclasses.asdict(w) for w in found]})
+
+    def _save(self) -> None:
+        state = dataclasses.asdict(self.progress)
+        save_checkpoint(
+            self._folder / CHECKPOINT, self._parameters, self._optimiser, self._lessons.written, state, self._asked
+        )
+        self._saved = self.progress.step
+
+    def _cut(self, log: LineFile) -> None:
+        """Leaves out lines of steps after the checkpoint, which come again."""
+        for _, line in log.complete():
+            if json.loads(line)["step"] > self.progress.step or not self.progress.before:
+                break
+            log.end += len(line)
+        log.cut()
+
+    def _words(self, loss: float) -> str:
+        best = " ".join(f"alpha {w.alpha:.3f} at {w.temperature:g}" for w in self.progress.best)
+        return f"loss {loss:.4f}, best so far: {best}"
