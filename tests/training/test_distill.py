@@ -68,6 +68,14 @@ def test_a_draft_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path)
     assert f"| 1 | {done.before[1].alpha:.3f} | {done.after[1].alpha:.3f} |" in page
 
 
+def test_a_folder_with_a_model_is_not_written_to(models, corpus, tmp_path):
+    assert run(models, corpus, tmp_path / "out")
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+    with pytest.raises(ValueError, match="^output: got .*which has a model, allowed: a folder without one"):
+        run(models, corpus, tmp_path / "out")
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == stamps
+
+
 def test_killed_and_resumed_the_saved_weights_are_the_same_bytes(models, corpus, tmp_path):
     class Killed(Exception):
         pass

@@ -76,7 +76,10 @@ def distill(
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     settings.check(vocab_size)
     _check_draft(draft, vocab_size)
-    (folder / RUN).mkdir(parents=True, exist_ok=True)
+    if (folder / "config.json").exists() and not (folder / RUN / CHECKPOINT).exists():
+        refuse(
+            "output", f"{str(folder)!r}, which has a model", "a folder without one, or of a training that is not done"
+        )
     told(0, settings.train.steps, "reading the texts")
     given = Packed(_encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
     if settings.vocabulary:
@@ -84,9 +87,11 @@ def distill(
         held = [token for text in _encoded(tokenizer, corpus.held_out) for token in text]
         say(price(draft, ids, held).words)
         reduce_head(draft, ids)
+    prompts = _prompts(tokenizer, corpus.held_out, settings)
+    (folder / RUN).mkdir(parents=True, exist_ok=True)
     draft = _with_adapters(draft.eval(), settings.lora, settings.train.seed)
     told(0, settings.train.steps, "the target writes what drafts are judged by")
-    written = write(target, _prompts(tokenizer, corpus.held_out, settings), settings.new, settings.train.seed)
+    written = write(target, prompts, settings.new, settings.train.seed)
     cached = None
     if settings.cache_logits:
         cached = CachedLogits(folder / RUN / "logits", target, given.blocks, settings.cache_logits)
@@ -103,7 +108,12 @@ def distill(
         seed=settings.train.seed,
     )
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if k != "train"}
-    asked |= {"data": _digest(given.blocks), "draft": _shape(draft), "threads": torch.get_num_threads()}
+    asked |= {
+        "data": _digest(given.blocks),
+        "held_out": _digest(torch.tensor(prompts)),
+        "draft": _shape(draft),
+        "threads": torch.get_num_threads(),
+    }
     trainer = Trainer(target, draft, lessons, written, settings.train, folder / RUN, asked, cached)
     if not trainer.run(told, stopped):
         return None
