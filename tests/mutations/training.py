@@ -70,7 +70,7 @@ MUTATIONS: list[Mutation] = [
                 "score(found) > score(progress.best)",
                 "score(found) < score(progress.best)",
             ),
-            "a-loss-that-is-no-number-is-learned": ("if not (math.isfinite(loss.item())", "if not (True"),
+            "a-loss-that-is-no-number-is-learned": ("if not math.isfinite(norm.item()):", "if False:"),
             "lines-of-lost-steps-stay": (
                 "            log.end += len(line)\n        log.cut()",
                 "            log.end += len(line)",

@@ -148,7 +148,7 @@ class Trainer:
         loss = loss_of(settings.loss, logits, self._wanted(tokens, blocks), columns)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
-        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+        if not math.isfinite(norm.item()):  # as it is not where the loss is not
             raise Diverged(
                 f"loss: got {loss.item()} in step {step + 1}, with gradients of norm {norm.item():.3g}; "
                 f"the checkpoint of step {self._saved} is as it was, and a smaller rate may help"
