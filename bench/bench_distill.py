@@ -19,10 +19,10 @@ import report
 import torch
 import typer
 from specdec import load_embedded_pair
-from specdec.training.distill import DistillSettings, distill, read_loss, read_text
+from specdec.training.distill import distill, read_loss, read_text
+from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.starts import cut
 from specdec.training.texts import Corpus
-from specdec.training.trainer import TrainSettings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from train_embedded_pair import corpus as standard_library  # noqa: E402  a script, of the folder above
@@ -60,7 +60,14 @@ def main(
     target, _, tokenizer = load_embedded_pair()
     training, held_out = standard_library()
     texts = Corpus(training[:20] if quick else training, held_out, 0, 0)
-    facts = {"steps": steps, "batch_size": batch_size, "length": length, "rate": rate, "layers": LAYERS, "judged": judged}
+    facts = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "length": length,
+        "rate": rate,
+        "layers": LAYERS,
+        "judged": judged,
+    }
     results = report.Report("distill", CPU, json_path, threads, quick=quick, seeds=seeds, **facts)
     start = cut(target, LAYERS).eval()
     for name in names:
@@ -68,7 +75,9 @@ def main(
         found = []
         for seed in range(seeds):
             train = TrainSettings(read_loss(loss), steps, rate, warm_up=20, every=max(steps // 4, 1), seed=seed)
-            settings = DistillSettings(train, read_text(text), batch_size, length, judged=judged, dtype="float32")
+            settings = DistillSettings(
+                train, read_text(text), batch_size, length, judged=judged, output_dtype="float32"
+            )
             with tempfile.TemporaryDirectory() as folder:
                 done = distill(target, copy.deepcopy(start), tokenizer, texts, settings, Path(folder))
             assert done is not None

@@ -103,8 +103,9 @@ def distilled(results: Results) -> str:
         )
     head = ("", "alpha, greedy", "alpha, temperature 1", "tau, greedy", "tau, temperature 1", "minutes")
     said = (
-        f"{r['steps']} steps of {r['batch_size']} texts of {r['length']} tokens of the Python standard library; the mean "
-        f"of {r['seeds']} seeds, with the least and the most; {r['judged']} held-out prompts, K = 4. {source('distill', r)}"
+        f"{r['steps']} steps of {r['batch_size']} texts of {r['length']} tokens of the Python standard library; the "
+        f"mean of {r['seeds']} seeds, with the least and the most; {r['judged']} held-out prompts, K = 4. "
+        f"{source('distill', r)}"
     )
     return page(table(head, rows), said)
 

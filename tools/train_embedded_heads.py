@@ -10,21 +10,23 @@ train-heads` does, with the settings of the heads that come with the package.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 
 import torch
 from specdec.models.loading import load_embedded_pair
 from specdec.training.card import Card
-from specdec.training.distill import DistillSettings, read_loss, read_text
+from specdec.training.distill import read_loss, read_text
 from specdec.training.head_settings import HeadSettings
+from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
-from specdec.training.trainer import TrainSettings
 from train_embedded_pair import console, corpus
 
 # What each kind has of its own.
-KINDS = {"medusa": {"depth": 3}, "eagle3": {"depth": 4, "vocabulary": 2048}, "dflash": {"depth": 7, "layers": 2}}
+KINDS = {"medusa": {"depth": 3}, "eagle3": {"depth": 4}, "dflash": {"depth": 7, "layers": 2}}
+KEPT = 2048  # tokens of EAGLE-3's vocabulary
 
 
 def main() -> None:
@@ -53,7 +55,8 @@ def main() -> None:
             if done % 10 == 0:
                 console.print(f"{kind}: {done} of {total}, {what}")
 
-        settings = HeadSettings(kind, run, **KINDS[kind])
+        own = dataclasses.replace(run, vocabulary=KEPT if kind == "eagle3" else 0)
+        settings = HeadSettings(kind, own, **KINDS[kind])
         head = train_head(target, tokenizer, texts, settings, args.out / kind, told, card=card)
         console.print(f"{kind}: {head}")
 

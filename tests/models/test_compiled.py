@@ -81,6 +81,8 @@ def test_one_graph_serves_all_lengths_batches_and_caches(uncompiled_graphs):
         assert_same_logits(compiled, batch, capacity, widths, step=60)
     assert len(uncompiled_graphs.graphs) == 1
     assert not counters["graph_break"]
+    called = {str(node.target) for node in uncompiled_graphs.graphs[0].graph.nodes}
+    assert any("specdec_kernels.linear" in name for name in called)
 
 
 @pytest.mark.nightly

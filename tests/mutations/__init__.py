@@ -24,6 +24,7 @@ from . import (
     rows,
     serving,
     texts,
+    training,
     tree_attention,
     tree_growth,
     trees,
@@ -35,6 +36,7 @@ from .mutation import Mutation
 
 MUTATIONS: list[Mutation] = [
     *reference.MUTATIONS,
+    *training.MUTATIONS,
     *loop.MUTATIONS,
     *adaptive.MUTATIONS,
     *proposals.MUTATIONS,

@@ -64,8 +64,8 @@ MUTATIONS: list[Mutation] = [
         TREES + " -k compare",
         {
             "chains-are-compared-with-chains": (
-                "settings, settings.tree) for k in depths",
-                "settings) for k in depths",
+                "settings, settings.tree, compile) for k in depths",
+                "settings, compile=compile) for k in depths",
             ),
             "wrong-trees-are-not-ours": ("any(name.startswith(OURS)", "any(name == OURS"),
         },

@@ -137,6 +137,14 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/module.cpp",
+        "tests/kernels/test_linear.py",
+        {
+            "linear-leaves-the-last-of-few-rows-to-torch": ("rows > *most_rows", "rows >= *most_rows"),
+            "linear-forgets-torchs-bias": ("from(weight), from(bias)}", "from(weight), from(std::optional<Tensor>())}"),
+        },
+    ),
+    *mutations(
         "csrc/cpu/verify_block.cpp",
         BLOCK,
         {

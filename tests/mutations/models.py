@@ -15,9 +15,9 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/models/linear.py",
         "tests/models/test_linear_layers.py",
         {
-            "few-rows-are-one-more": ("x.shape[1] <= MOST_ROWS", "x.shape[1] <= MOST_ROWS + 1"),
-            "few-rows-forget-the-limit": ("x.shape[0] * x.shape[1] <= MOST_ROWS", "True"),
-            "few-rows-lose-gradients": ("not few or torch.is_grad_enabled() or", "not few or"),
+            "few-rows-are-one-more": ("most_rows=MOST_ROWS", "most_rows=MOST_ROWS + 1"),
+            "few-rows-forget-the-limit": ("most_rows=MOST_ROWS", "most_rows=None"),
+            "few-rows-lose-gradients": ("not taken or torch.is_grad_enabled() or", "not taken or"),
             "few-rows-ignore-autocast": (' or torch.is_autocast_enabled("cpu")', ""),
             "few-rows-change-the-users-layer": (
                 "fast = copy.copy(layer)",
@@ -31,6 +31,28 @@ MUTATIONS: list[Mutation] = [
             "few-rows-of-subclasses": ("type(module) is not nn.Linear", "not isinstance(module, nn.Linear)"),
             "few-rows-undo-what-was-replaced": (' or "forward" in vars(module)', ""),
             "few-rows-of-shared-layers-are-two": ("if id(module) not in done:", "if True:"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/compiled.py",
+        "tests/models/test_compiled.py",
+        {
+            "compiled-copy-stays-after-new-modules": (
+                "if known is None or len(known.inside) != len(inside) or not all(map(operator.is_, known.inside, inside)):",
+                "if known is None:",
+            ),
+            "compiled-copies-are-each-decoders-own": ("known = copies.get(cache_dtype)", "known = None"),
+            "compiled-copy-keeps-its-model": ("made = copy.copy(model) if made is model else made", "pass"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/cached_model.py",
+        "tests/models/test_compiled.py",
+        {
+            "compiled-without-the-layers-of-few-rows": (
+                "compiled_copy(self.model, self.cache_dtype, copied)",
+                "compiled_copy(self.model, self.cache_dtype, lambda: self.model)",
+            ),
         },
     ),
     *mutations(

@@ -49,8 +49,6 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/training/heads/kinds.py",
         KINDS,
         {
-            "a-small-vocabulary-of-rare-tokens": ("argsort(descending=True, stable=True)", "argsort(stable=True)"),
-            "a-small-vocabulary-out-of-order": ("[:most].sort().values", "[:most]"),
             "the-mask-is-always-the-padding": ("and counts[pad] == counts.min()", ""),
         },
     ),

@@ -1,4 +1,4 @@
-"""``specdec distill``: a draft that becomes better, in a folder that loads, and what is refused before anything runs."""
+"""``specdec distill``: a draft that becomes better, in a folder that loads, and what is refused before it begins."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from specdec import load_embedded_pair
+from specdec import SpeculativeDecoder, load_embedded_pair
 from specdec.models.loading import load_model
 from specdec.training.card import Card
-from specdec.training.distill import RUN, DistillSettings, distill, log_of, read_loss, read_text
+from specdec.training.distill import RUN, distill, log_of, read_loss, read_text
+from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.starts import cut
 from specdec.training.texts import Corpus
-from specdec.training.trainer import TrainSettings
 from support.commands import invoke, refused
 
-pytest.importorskip("accelerate")
 TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=1e-3, warm_up=2, every=3)
 SHORT = DistillSettings(TRAIN, batch_size=2, length=32, at_once=2, prompt=8, judged=4, new=8)
 CODE = "def read(self, size=-1):\n    '''Read and return up to size bytes.'''\n    return self.buffer[:size]\n\n\n"
@@ -58,9 +57,23 @@ def test_a_draft_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path)
     assert json.loads((tmp_path / "out" / RUN / "result.json").read_text()) == done.to_dict()
     assert [row["step"] for row in log_of(tmp_path / "out")] == [0, 10, 20, 30]
     page = (tmp_path / "out" / "README.md").read_text()
-    for said in ("# A draft for a target", "own lines", "licence: CC0", "3 duplicates and 2 texts", "`specdec distill`"):
+    for said in (
+        "# A draft for a target",
+        "own lines",
+        "licence: CC0",
+        "3 duplicates and 2 texts",
+        "`specdec distill`",
+    ):
         assert said in page
     assert f"| 1 | {done.before[1].alpha:.3f} | {done.after[1].alpha:.3f} |" in page
+
+
+def test_a_folder_with_a_model_is_not_written_to(models, corpus, tmp_path):
+    assert run(models, corpus, tmp_path / "out")
+    stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+    with pytest.raises(ValueError, match="^output: got .*which has a model, allowed: a folder without one"):
+        run(models, corpus, tmp_path / "out")
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == stamps
 
 
 def test_killed_and_resumed_the_saved_weights_are_the_same_bytes(models, corpus, tmp_path):
@@ -87,7 +100,7 @@ def test_stopped_it_is_not_done(models, corpus, tmp_path):
 
 def test_adapters_are_merged(models, corpus, tmp_path):
     pytest.importorskip("peft")
-    settings = dataclasses.replace(SHORT, lora=4, dtype="float32")
+    settings = dataclasses.replace(SHORT, lora=4, output_dtype="float32")
     done = run(models, corpus, tmp_path / "out", settings)
     assert done.steps == 6
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
@@ -104,7 +117,7 @@ def test_adapters_are_merged(models, corpus, tmp_path):
         ({"length": 8}, "length: got 8, allowed: more than prompt"),
         ({"cache_logits": 4096}, "cache_logits: got 4096, allowed: below 4096"),
         ({"cache_logits": 4, "text": {"target": 1.0}}, "cache_logits: got 4 without text from the data"),
-        ({"dtype": "int8"}, "dtype: got 'int8'"),
+        ({"output_dtype": "int8"}, "output_dtype: got 'int8'"),
         ({"temperature": -1.0}, "temperature: got -1.0"),
         ({"train": TrainSettings(steps=0)}, "steps: got 0"),
         ({"train": TrainSettings(rate=float("nan"))}, "rate: got nan"),
@@ -154,18 +167,21 @@ def test_the_command(data, tmp_path):
     assert told["steps"] == 2 and [w["temperature"] for w in told["after"]] == [0.0, 1.0]
     page = (tmp_path / "out" / "README.md").read_text()
     assert "# A draft for the embedded target" in page and "some code; licence: PSF-2.0" in page
-    text = invoke("generate", "def", "--max-new-tokens", 4, "--json", "-k", 2)
-    folders = ("--target", load_embedded_pair()[0].config._name_or_path, "--draft", tmp_path / "out")
-    assert text.exit_code == 0 and folders
+    draft = load_model(tmp_path / "out", "float32")
+    target, _, tokenizer = load_embedded_pair()
+    given = tokenizer(["def read"]).input_ids
+    found = SpeculativeDecoder(target, draft, 2).generate(given, max_new_tokens=6)
+    assert found.tokens == SpeculativeDecoder(target, None).generate(given, max_new_tokens=6).tokens
 
 
 def test_a_cut_draft_and_a_picture(data, tmp_path):
     given = ("distill", "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
-    done = invoke(*given, *QUICK, "--layers", 1, "--intermediate", 64)
+    done = invoke(*given, *QUICK, "--layers", 1, "--intermediate", 64, "--vocabulary", 1000)
     assert done.exit_code == 0, done.output
-    assert "alpha" in done.stdout
+    assert "alpha" in done.stdout and "1000 tokens: " in done.stderr and "of the held-out text" in done.stderr
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["num_hidden_layers"], config["intermediate_size"]) == (1, 64)
+    assert config["draft_vocab_size"] == 1000
     pytest.importorskip("matplotlib")
     assert (tmp_path / "out" / "curves.svg").read_text().count("<svg") == 1
 

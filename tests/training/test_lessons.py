@@ -28,7 +28,9 @@ def test_sources_have_their_shares():
     assert Counter(found.source(step) for step in range(1000)) == {"data": 500, "target": 300, "draft": 200}
     first = [found.source(step) for step in range(10)]
     assert Counter(first) == {"data": 5, "target": 3, "draft": 2}
-    assert [lessons({"data": 0.5, "target": 0.3, "draft": 0.2}).source(step) for step in reversed(range(10))] == first[::-1]
+    assert [lessons({"data": 0.5, "target": 0.3, "draft": 0.2}).source(step) for step in reversed(range(10))] == first[
+        ::-1
+    ]
 
 
 def test_given_texts_come_in_the_order_of_their_blocks():
@@ -63,7 +65,13 @@ def test_the_drafts_texts_are_the_drafts():
     torch.randint(len(found._given.blocks), (6,), generator=chance)
     seeds = torch.randint(2**62, (6,), generator=chance).tolist()
     alone = SpeculativeDecoder(tunable_pair(0.4)[1], None).generate(
-        tokens[:, :PROMPT].tolist(), None, LENGTH - PROMPT, SamplingParams(temperature=1.0), seeds[:SIZE], [], rule="coupled"
+        tokens[:, :PROMPT].tolist(),
+        None,
+        LENGTH - PROMPT,
+        SamplingParams(temperature=1.0),
+        seeds[:SIZE],
+        [],
+        rule="coupled",
     )
     assert alone.tokens == tokens[:, PROMPT:].tolist()
 

@@ -26,9 +26,10 @@ def test_all_layers_are_the_target(kind):
     draft = cut(target, 2).eval()
     assert draft.config.num_hidden_layers == 2
     found = SpeculativeDecoder(target, draft, 3).generate(TOKENS.tolist(), max_new_tokens=12, eos_token_id=[])
-    assert found.tokens == SpeculativeDecoder(target, None).generate(
-        TOKENS.tolist(), max_new_tokens=12, eos_token_id=[]
-    ).tokens
+    assert (
+        found.tokens
+        == SpeculativeDecoder(target, None).generate(TOKENS.tolist(), max_new_tokens=12, eos_token_id=[]).tokens
+    )
     assert found.drafter_error is None
 
 

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
 from specdec.training.card import Card
-from specdec.training.distill import RUN, DistillSettings, log_of
+from specdec.training.distill import RUN, log_of
 from specdec.training.head_settings import HeadSettings
+from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
-from specdec.training.trainer import CHECKPOINT, TrainSettings
+from specdec.training.trainer import CHECKPOINT
 from support.commands import invoke, refused
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -24,7 +25,7 @@ TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=3e-3, warm_up=2, every=
 SHORT = DistillSettings(TRAIN, batch_size=2, length=32, at_once=2, prompt=8, judged=2, new=8)
 KINDS = {
     "medusa": HeadSettings("medusa", SHORT, depth=3),
-    "eagle3": HeadSettings("eagle3", SHORT, 3, layer_ids=(1, 2), vocabulary=500),
+    "eagle3": HeadSettings("eagle3", dataclasses.replace(SHORT, vocabulary=500), 3, layer_ids=(1, 2)),
     "dflash": HeadSettings("dflash", SHORT, 4, layers=1, layer_ids=(1, 2)),
 }
 
@@ -50,11 +51,15 @@ def run(models, corpus, folder, settings, **more):
     return train_head(*models, corpus, settings, folder, **more)
 
 
+def changed_run(kind: str, **how) -> HeadSettings:
+    return dataclasses.replace(KINDS[kind], run=dataclasses.replace(KINDS[kind].run, **how))
+
+
 def longer(kind: str) -> HeadSettings:
     """On greedy texts of the target."""
     train = dataclasses.replace(TRAIN, steps=40, every=20)
     how = {"text": {"target": 1.0}, "temperature": 0.0, "at_once": 32, "judged": 4, "new": 16}
-    return dataclasses.replace(KINDS[kind], run=dataclasses.replace(SHORT, train=train, **how))
+    return changed_run(kind, train=train, **how)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,7 +103,7 @@ def test_a_head_of_mtp(corpus, tmp_path):
 
 @pytest.mark.parametrize(("kind", "changed"), [("eagle3", {"text": {"data": 0.5, "target": 0.5}}), ("dflash", {})])
 def test_killed_and_resumed_the_files_are_the_same_bytes(models, corpus, tmp_path, kind, changed):
-    settings = dataclasses.replace(KINDS[kind], run=dataclasses.replace(SHORT, **changed))
+    settings = changed_run(kind, **changed)
 
     def kill(done, total, what):
         if done == 4 and "alpha" in what:
@@ -129,8 +134,7 @@ def test_one_training_a_folder(models, corpus, tmp_path):
 
 
 def test_cached_features_teach_the_same(models, corpus, tmp_path):
-    cached = dataclasses.replace(KINDS["eagle3"], cache_features=True)
-    cached = dataclasses.replace(cached, run=dataclasses.replace(SHORT, output_dtype="float32"))
+    cached = dataclasses.replace(changed_run("eagle3", output_dtype="float32"), cache_features=True)
     run(models, corpus, tmp_path / "a", dataclasses.replace(cached, cache_features=False))
     run(models, corpus, tmp_path / "b", cached)
     assert [p.name for p in (tmp_path / "b" / RUN / "features").iterdir()] == ["000000.safetensors"]
@@ -154,8 +158,6 @@ def test_the_container_of_speculators(models, corpus, tmp_path):
         ("medusa", {"depth": 0}, "depth: got 0"),
         ("medusa", {"layers": 2}, "layers: got 2 for medusa, allowed: None, or kind dflash"),
         ("medusa", {"layer_ids": (1,)}, "layer_ids: got .1,. for medusa"),
-        ("dflash", {"vocabulary": 9}, "vocabulary: got 9 for dflash"),
-        ("eagle3", {"vocabulary": 0}, "vocabulary: got 0"),
         ("dflash", {"layers": 0}, "layers: got 0"),
         ("eagle3", {"layer_ids": (1, 9)}, "layer_ids: got .1, 9."),
         ("eagle3", {"layer_ids": None}, "layer_ids: got none"),
@@ -175,6 +177,7 @@ def test_wrong_settings_are_refused(models, corpus, tmp_path, kind, changed, tol
     ("changed", "told"),
     [
         ({"cache_logits": 4}, "cache_logits: got 4 for a head"),
+        ({"vocabulary": 9}, "vocabulary: got 9 for medusa, allowed: 0, or kind eagle3"),
         ({"lora": 4}, "lora: got 4 for a head"),
         ({"text": {"draft": 1.0}}, "text: got 'draft' for a head, allowed: data or target"),
         ({"train": TrainSettings({"data": 1.0})}, "loss: got 'data' for a head"),
@@ -188,13 +191,16 @@ def test_wrong_settings_are_refused(models, corpus, tmp_path, kind, changed, tol
     ],
 )
 def test_wrong_settings_of_the_run_are_refused(models, corpus, tmp_path, changed, told):
-    settings = dataclasses.replace(KINDS["medusa"], run=dataclasses.replace(SHORT, **changed))
+    settings = changed_run("medusa", **changed)
     with pytest.raises(ValueError, match=f"^{told}"):
         run(models, corpus, tmp_path, settings)
     with pytest.raises(ValueError, match="^cache_features: got True without text from the data"):
-        run(models, corpus, tmp_path, dataclasses.replace(
-            KINDS["medusa"], cache_features=True, run=dataclasses.replace(SHORT, text={"target": 1.0})
-        ))  # fmt: skip
+        run(
+            models,
+            corpus,
+            tmp_path,
+            dataclasses.replace(changed_run("medusa", text={"target": 1.0}), cache_features=True),
+        )
 
 
 # ---- the command
@@ -237,7 +243,7 @@ def test_the_command(models, data, tmp_path):
         (("--kind", "medusa", "--layers", 2), "--layers"),
         (("--kind", "eagle3", "--layer-ids", "2,two"), "--layer-ids"),
         (("--kind", "eagle3", "--layer-ids", "2,99"), "--layer-ids"),
-        (("--kind", "eagle3", "--vocabulary", 0), "--vocabulary"),
+        (("--kind", "eagle3", "--vocabulary", 9999), "--vocabulary"),
         (("--kind", "eagle3", "--depth", 0), "--depth"),
         (("--kind", "medusa", "--format", "speculators"), "--format"),
         (("--kind", "medusa", "--loss", "data"), "--loss"),

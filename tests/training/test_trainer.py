@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from specdec.training import checkpoint, trainer
 from specdec.training.cached_logits import CachedLogits
-from specdec.training.held_out import write
+from specdec.training.held_out import Worth, write
 from specdec.training.lessons import Lessons
 from specdec.training.packing import Packed
-from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer, TrainSettings
+from specdec.training.settings import TrainSettings
+from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer
 from support.models import prompts, tunable_pair
 
-pytest.importorskip("accelerate")
 STEPS = 12
 SOURCES = {"data": 0.4, "target": 0.3, "draft": 0.3}
 LOSS = {"total_variation": 0.7, "forward_kl": 0.2, "data": 0.1}
@@ -113,15 +113,11 @@ def test_stopped_after_a_step_it_goes_on_from_there(whole, tmp_path):
 
 
 def test_the_best_weights_are_kept(tmp_path, monkeypatch):
-    marks = iter([0.2, 0.9, 0.5, 0.4])
-    monkeypatch.setattr(trainer, "score", lambda worths: marks_of(worths))
-    seen: dict[float, float] = {}
-
-    def marks_of(worths):
-        return seen.setdefault(worths[1].alpha, next(marks) if worths[1].alpha not in seen else 0.0)
-
-    training = made(tmp_path / "run")
-    kept = {}
+    marks = iter([0.2, 0.9, 0.5, 0.4])  # of steps 0, 4, 8 and 12
+    monkeypatch.setattr(
+        trainer, "worth", lambda *_: [Worth(t, alpha, 1.0) for alpha in [next(marks)] for t in (0.0, 1.0)]
+    )
+    training, kept = made(tmp_path / "run"), {}
     training.run(lambda done, total, what: kept.setdefault(done, weights(training)))
     assert training.progress.best_step == 4
     training.take_best()
@@ -137,7 +133,9 @@ def test_a_loss_that_is_no_number_ends_it_and_the_checkpoint_stays(tmp_path, mon
         return real(*args) * (float("nan") if len(calls) == 6 else 1.0)
 
     monkeypatch.setattr(trainer, "loss_of", broken)
-    with pytest.raises(Diverged, match="^loss: got nan in step 6, .*the checkpoint of step 4 is as it was, and a smaller"):
+    with pytest.raises(
+        Diverged, match="^loss: got nan in step 6, .*the checkpoint of step 4 is as it was, and a smaller"
+    ):
         training.run(silent)
     assert all(p.isfinite().all() for p in training.draft.parameters())
     again = made(tmp_path / "run")
@@ -188,6 +186,9 @@ def test_cached_distributions_are_those_of_the_target(tmp_path):
         training.run(silent)
     for mine, theirs in zip(weights(online).values(), weights(cached).values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-4)
+    coarse = made(tmp_path / "c", settings, {"data": 1.0}, 2)
+    coarse.run(silent)
+    assert not same(weights(online), weights(coarse))
 
 
 def test_a_cache_goes_on_where_it_was_killed_and_knows_its_data(tmp_path):

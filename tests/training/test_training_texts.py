@@ -12,9 +12,8 @@ from specdec.training.texts import SHORTEST, read_documents, split
 @pytest.fixture(scope="module")
 def tokenizer():
     found = load_embedded_pair()[2]
-    found.chat_template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
+    said, asks = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "<assistant>"
+    found.chat_template = said + "{% if add_generation_prompt %}" + asks + "{% endif %}"
     return lambda: found
 
 
@@ -25,7 +24,13 @@ def lines(path, *rows: object):
 
 def test_rows_have_a_text_messages_or_a_prompt(tmp_path, tokenizer):
     said = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b."}]
-    rows = ({"text": "one", "id": 3}, {"messages": said}, {"prompt": "p", "completion": "c"}, {"prompt": "q"}, {"text": " "})
+    rows = (
+        {"text": "one", "id": 3},
+        {"messages": said},
+        {"prompt": "p", "completion": "c"},
+        {"prompt": "q"},
+        {"text": " "},
+    )
     path = lines(tmp_path / "x.jsonl", *rows)
     path.write_text(path.read_text() + "\n")
     assert read_documents(path, tokenizer) == ["one", "<user>a?<assistant>b.", "pc", "q"]
@@ -85,6 +90,8 @@ def test_duplicates_evaluation_prompts_and_held_out_texts_are_left_out():
     assert (corpus.duplicates, corpus.known) == (1, 1)
     assert f"has {short}" in [*corpus.training, *corpus.held_out]
     assert sorted([*corpus.training, *corpus.held_out]) == sorted([*texts, f"has {short}"])
-    assert 30 < len(corpus.held_out) < 100 and corpus == split([*texts, "text 7 ", f"a {prompt}", f"has {short}"], [prompt])
+    assert 30 < len(corpus.held_out) < 100 and corpus == split(
+        [*texts, "text 7 ", f"a {prompt}", f"has {short}"], [prompt]
+    )
     own = split([*texts, "mine"], [], ["mine", "text 3"])
     assert own.held_out == ["mine", "text 3"] and own.known == 2 and len(own.training) == 1999

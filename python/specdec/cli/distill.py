@@ -24,7 +24,7 @@ from .terminal import remark
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..training.distill import Distilled
+    from ..training.settings import Distilled
     from ..training.texts import Corpus
 
 NO_SPACE = 1  # the exit code of a training that stopped before its end
@@ -32,7 +32,7 @@ NO_SPACE = 1  # the exit code of a training that stopped before its end
 
 class DistillCommand(GroupedCommand):
     groups: ClassVar[dict[str, tuple[str, ...]]] = {
-        "The draft": ("draft", "layers", "intermediate", "config", "lora"),
+        "The draft": ("draft", "layers", "intermediate", "config", "vocabulary", "lora"),
         "What it learns from": ("data", "held_out", "text", "batch_size", "length", "temperature", "cache_logits"),
         "How": ("loss", "steps", "rate", "warm_up", "precision", "gradient_checkpointing", "seed"),
         "Results": ("output", "output_dtype", "every", "num_drafts", "judged", "source", "licence", "as_json"),
@@ -62,6 +62,9 @@ def distill(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A new draft of random weights, by this config.json.")
     ] = None,
+    vocabulary: Annotated[
+        int, typer.Option(metavar="N", help="Let it draft only the N most frequent tokens of the data; 0: all.")
+    ] = 0,
     lora: Annotated[int, typer.Option(help="Train adapters of this rank, which are merged at the end; 0: all.")] = 0,
     held_out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Texts to judge by. Default: about 3 % of --data.")
@@ -113,9 +116,10 @@ def distill(
         refuse("--intermediate", intermediate, "it with --layers")
     with options.user_errors(), progress("loading models") as show, stop_once() as stopped:
         from ..training.card import Card
-        from ..training.distill import DistillSettings, read_loss, read_text
         from ..training.distill import distill as train
-        from ..training.trainer import Diverged, TrainSettings
+        from ..training.distill import read_loss, read_text
+        from ..training.settings import DistillSettings, TrainSettings
+        from ..training.trainer import Diverged
 
         settings = DistillSettings(
             TrainSettings(
@@ -126,6 +130,7 @@ def distill(
             length,
             temperature=temperature,
             cache_logits=cache_logits,
+            vocabulary=vocabulary,
             lora=lora,
             output_dtype=output_dtype,
             judged=judged,
@@ -136,7 +141,7 @@ def distill(
         name = target or "the embedded target"
         card = Card(name, said, source, licence, shlex.join(["specdec", *sys.argv[1:]]))
         try:
-            done = train(loaded.target, start, loaded.tokenizer, corpus, settings, output, show, stopped, card)
+            done = train(loaded.target, start, loaded.tokenizer, corpus, settings, output, show, stopped, card, remark)
         except (Diverged, OSError) as error:
             if isinstance(error, OSError) and error.errno is None:
                 raise
@@ -210,7 +215,9 @@ def _picture(output: Path) -> None:
     try:
         draw(output)
     except NoMatplotlib:
-        remark('no picture of the curves without matplotlib: pip install -e ".[bench]"')
+        remark('no picture of the curves without matplotlib: pip install -e ".[train]"')
+    except OSError as error:  # the draft itself is saved
+        remark(f"no picture of the curves: {error}", "red")
 
 
 def _print(done: Distilled, k: int) -> None:

@@ -59,9 +59,8 @@ def train_heads(
         ),
     ] = None,
     vocabulary: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="EAGLE-3 drafts the N most frequent tokens of the data.", show_default="32000"),
-    ] = None,
+        int, typer.Option(metavar="N", help="EAGLE-3 drafts the N most frequent tokens of the data alone; 0: all.")
+    ] = 0,
     held_out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Texts to judge by. Default: about 3 % of --data.")
     ] = None,
@@ -101,10 +100,11 @@ def train_heads(
     with options.user_errors(), progress("loading models") as show, stop_once() as stopped:
         from ..line_file import WriteError
         from ..training.card import Card
-        from ..training.distill import DistillSettings, read_loss, read_text
+        from ..training.distill import read_loss, read_text
         from ..training.head_settings import HeadSettings
+        from ..training.settings import DistillSettings, TrainSettings
         from ..training.train_heads import train_head
-        from ..training.trainer import Diverged, TrainSettings
+        from ..training.trainer import Diverged
 
         train = TrainSettings(
             read_loss(loss), steps, rate, warm_up, precision, every=every, num_drafts=num_drafts, seed=seed
@@ -115,10 +115,11 @@ def train_heads(
             batch_size,
             length,
             temperature=temperature,
+            vocabulary=vocabulary,
             output_dtype=output_dtype,
             judged=judged,
         )
-        settings = HeadSettings(kind, run, depth, layers, ids, vocabulary, cache_features, format_)
+        settings = HeadSettings(kind, run, depth, layers, ids, cache_features, format_)
         loaded = models.load(target, None, [], device, dtype)
         corpus = read_corpus(data, held_out, loaded)
         card = Card(target or "the embedded target", kind, source, licence, shlex.join(["specdec", *sys.argv[1:]]))

@@ -13,6 +13,7 @@ from specdec_kernels import DraftStep
 from ..checks import refuse
 from ..models.cached_model import CachedModel, Layout, computing_dtype
 from ..models.kv_cache import StaticKVCache
+from ..models.reduced_head import reduced_ids
 from ..models.supported import cached_model
 from .drawing import Drawing
 from .protocol import Drafts, DraftTree, Generation, Step
@@ -72,6 +73,7 @@ def model_drafter(
         cache_dtype = None  # the draft's keys are not wider than this
     model, columns = cached_model(draft, "draft", cache_dtype, compile, target.vocab_size), None
     ids: torch.Tensor | None = None
+    d2t = reduced_ids(draft) if d2t is None else d2t
     if d2t is not None:
         ids, columns = read_d2t(d2t, model, target)
     elif model.vocab_size != target.vocab_size:

@@ -16,12 +16,15 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import find_adapter_config_file
 
 from ..checks import refuse
+from .reduced_head import SIZE, load_reduced
 
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -69,6 +72,9 @@ def load_model(
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
         if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
             placed["device_map"] = {"": device}
+        if bits is None and (config := _reduced(path)) is not None:
+            reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
+            return reduced.to(device).eval()
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -88,6 +94,27 @@ def load_model(
     if adapter is not None:
         _add_adapter(model, adapter)
     return model.eval()
+
+
+def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
+    """The configuration of a folder whose model has a reduced head (``reduced_head``); None of any other. EAGLE-3's
+    heads have the same entry, but are no models that transformers knows."""
+    if not (Path(path).expanduser() / "config.json").is_file():
+        return None
+    try:
+        given = json.loads((Path(path).expanduser() / "config.json").read_bytes())
+    except ValueError:
+        return None  # transformers says what is wrong with it
+    if SIZE not in given or "model_type" not in given:
+        return None
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    names: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return config if given.get("architectures") == [names.get(config.model_type)] else None
+
+
+def _dtype(given: torch.dtype | str) -> torch.dtype | None:
+    """None for "auto"."""
+    return given if isinstance(given, torch.dtype) else None if given == "auto" else getattr(torch, given)
 
 
 def _add_adapter(model: Any, adapter: str | os.PathLike) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 import transformers
 
 import specdec_kernels
 
-if TYPE_CHECKING:
-    from .distill import Distilled, DistillSettings
-    from .texts import Corpus
+from .settings import Distilled, DistillSettings
+from .texts import Corpus
 
 
 @dataclass(frozen=True)
@@ -51,24 +49,25 @@ def card_text(card: Card, settings: DistillSettings, corpus: Corpus, result: Dis
     loss = " + ".join(f"{weight:g} {name}" for name, weight in settings.train.loss.items())
     text = " + ".join(f"{weight:g} {name}" for name, weight in settings.text.items())
     made = " ".join(f"{name} {version}" for name, version in card.versions.items())
+    vocabulary = f" It drafts the {settings.vocabulary:,} most frequent tokens only." if settings.vocabulary else ""
     left_out = f"{corpus.duplicates:,} duplicates and {corpus.known:,} texts with evaluation prompts were left out"
     texts = f"{settings.batch_size} texts of {settings.length} tokens"
     lines = [
         f"# A draft for {card.target}",
         "",
         "Made by `specdec distill` for speculative decoding: it proposes tokens, and the target decides. "
-        f"Begun as: {card.start}.",
+        f"Begun as: {card.start}.{vocabulary}",
         "",
-        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) on {settings.judged} held-out prompts, each "
-        f"continued by {settings.new} tokens by the target itself:",
+        f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) on {settings.judged} held-out prompts, "
+        f"each continued by {settings.new} tokens by the target itself:",
         "",
         "| temperature | alpha before | alpha | tau before | tau |",
         "|---|---|---|---|---|",
         *rows,
         "",
         f"- Data: {card.data}; licence: {card.licence}. {len(corpus.training):,} texts; {left_out}.",
-        f"- Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {texts}, {result.seconds / 60:.1f} minutes; the "
-        f"weights are those of step {result.best_step:,}.",
+        f"- Learned from: {text}. Loss: {loss}. {result.steps:,} steps of {texts}, {result.seconds / 60:.1f} minutes; "
+        f"the weights are those of step {result.best_step:,}.",
         f"- Versions: {made}.",
         *([f"- Command: `{card.command}`"] if card.command else []),
     ]

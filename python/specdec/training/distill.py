@@ -6,97 +6,30 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checks import read_count, refuse
+from ..checks import refuse
 from ..files import write_whole
+from ..models.reduced_head import reduce_head
+from ..prompts import read_eos
 from .cached_logits import CachedLogits
 from .card import Card, card_text
-from .held_out import Worth, beginnings, worth, write
-from .lessons import GIVEN, SOURCES, Lessons
+from .held_out import beginnings, worth, write
+from .lessons import SOURCES, Lessons
 from .losses import LOSSES, read_mixture
 from .packing import Packed
+from .settings import DTYPES, Distilled, DistillSettings
 from .texts import Corpus
-from .trainer import BEST, CHECKPOINT, LOG, PRECISIONS, Trainer, TrainSettings
+from .trainer import BEST, CHECKPOINT, LOG, Trainer
+from .vocabulary import most_frequent, price
 
 Tell = Callable[[int, int, str], None]
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 RUN = "training"  # the folder of checkpoint and log, in that of the draft
-
-
-@dataclass(frozen=True)
-class DistillSettings:
-    """
-    Attributes:
-        train: how it is trained.
-        text: weights by the names in ``lessons.SOURCES``: what is learned from.
-        batch_size, length: texts of a step, and tokens of a text.
-        at_once: texts that are written together.
-        prompt: tokens of the data that a written text, and a text to judge by, begins with.
-        temperature: at which texts are written.
-        cache_logits: 0, or how many of the target's tokens are kept for each position of the data.
-        lora: 0, or the rank of the adapters that are trained in the place of the weights.
-        output_dtype: of the weights that are saved.
-        judged: prompts, each continued by ``new`` tokens greedily and by sampling.
-    """
-
-    train: TrainSettings = field(default_factory=TrainSettings)
-    text: Mapping[str, float] = field(default_factory=lambda: {GIVEN: 1.0})
-    batch_size: int = 4
-    length: int = 256
-    at_once: int = 64
-    prompt: int = 32
-    temperature: float = 1.0
-    cache_logits: int = 0
-    lora: int = 0
-    output_dtype: str = "bfloat16"
-    judged: int = 32
-    new: int = 64
-
-    def check(self, vocab_size: int) -> None:
-        """Raises ValueError naming what is out of range."""
-        for name in ("batch_size", "at_once", "judged", "new", "prompt"):
-            read_count(name, getattr(self, name), 1)
-        for name in ("steps", "every", "num_drafts"):
-            read_count(name, getattr(self.train, name), 1)
-        for name in ("cache_logits", "lora"):
-            read_count(name, getattr(self, name), 0)
-        read_count("warm_up", self.train.warm_up, 0)
-        if self.length <= self.prompt:
-            refuse("length", self.length, f"more than prompt, which is {self.prompt}")
-        if self.cache_logits >= vocab_size:
-            refuse("cache_logits", self.cache_logits, f"below {vocab_size}, the target's vocabulary")
-        if self.cache_logits and GIVEN not in self.text:
-            refuse("cache_logits", f"{self.cache_logits} without text from the data", "0")
-        if not 0 < self.train.rate < float("inf"):
-            refuse("rate", self.train.rate, "a number > 0")
-        if self.train.precision not in PRECISIONS:
-            refuse("precision", repr(self.train.precision), " or ".join(PRECISIONS))
-        if self.output_dtype not in DTYPES:
-            refuse("output_dtype", repr(self.output_dtype), ", ".join(DTYPES))
-        if not 0 <= self.temperature < float("inf"):
-            refuse("temperature", self.temperature, "a number >= 0")
-
-
-@dataclass(frozen=True)
-class Distilled:
-    """What a training came to. ``after`` is the draft as it was saved, ``before`` as it began, on the same texts."""
-
-    before: list[Worth]
-    after: list[Worth]
-    best_step: int
-    steps: int
-    seconds: float
-    tokens: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 def read_loss(given: str) -> dict[str, float]:
@@ -117,6 +50,7 @@ def distill(
     told: Tell = lambda done, total, what: None,
     stopped: Callable[[], bool] = lambda: False,
     card: Card | None = None,
+    say: Callable[[str], None] = lambda words: None,
 ) -> Distilled | None:
     """Trains ``draft`` and saves the best of it in ``folder``, with its tokenizer and a model card. A call with the
     same arguments goes on where one was stopped or killed; on a CPU with as many threads, to the same weights, byte for
@@ -128,6 +62,7 @@ def distill(
         folder: which is made; what is not finished stands in its folder ``training``.
         told: called with how many steps there are of how many, and how it goes.
         stopped: asked after each step: whether to stop, and to go on another time.
+        say: called with what a reduced vocabulary will cost and gain, before anything is trained.
         card: what the model card says besides the measured numbers.
 
     Returns:
@@ -141,12 +76,19 @@ def distill(
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     settings.check(vocab_size)
     _check_draft(draft, vocab_size)
-    (folder / RUN).mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
     told(0, settings.train.steps, "reading the texts")
     given = Packed(encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
+    if settings.vocabulary:
+        ids = most_frequent(given.blocks, vocab_size, settings.vocabulary, read_eos(None, target))
+        held = [token for text in encoded(tokenizer, corpus.held_out) for token in text]
+        say(price(draft, ids, held).words)
+        reduce_head(draft, ids)
+    prompts = _prompts(tokenizer, corpus.held_out, settings)
+    (folder / RUN).mkdir(parents=True, exist_ok=True)
     draft = _with_adapters(draft.eval(), settings.lora, settings.train.seed)
     told(0, settings.train.steps, "the target writes what drafts are judged by")
-    written = write(target, _prompts(tokenizer, corpus.held_out, settings), settings.new, settings.train.seed)
+    written = write(target, prompts, settings.new, settings.train.seed)
     cached = None
     if settings.cache_logits:
         cached = CachedLogits(folder / RUN / "logits", target, given.blocks, settings.cache_logits)
@@ -163,7 +105,12 @@ def distill(
         seed=settings.train.seed,
     )
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if k != "train"}
-    asked |= {"data": _digest(given.blocks), "draft": _shape(draft), "threads": torch.get_num_threads()}
+    asked |= {
+        "data": _digest(given.blocks),
+        "held_out": _digest(torch.tensor(prompts)),
+        "draft": _shape(draft),
+        "threads": torch.get_num_threads(),
+    }
     trainer = Trainer(target, draft, lessons, written, settings.train, folder / RUN, asked, cached)
     if not trainer.run(told, stopped):
         return None
@@ -185,6 +132,14 @@ def distill(
 def log_of(folder: Path) -> list[dict[str, Any]]:
     """The lines of a training's log: the step, the mean loss since the line before, and what the draft was worth."""
     return [json.loads(line) for line in (folder / RUN / LOG).read_text().splitlines()]
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ValueError naming ``output``: the folder has what a training wrote that is done."""
+    if (folder / "config.json").exists() and not (folder / RUN / CHECKPOINT).exists():
+        refuse(
+            "output", f"{str(folder)!r}, which has a model", "a folder without one, or of a training that is not done"
+        )
 
 
 def _check_draft(draft: PreTrainedModel, vocab_size: int) -> None:

@@ -8,15 +8,14 @@ from typing import Any
 
 from ..checks import read_count, refuse
 from ..models.cached_model import CachedModel
-from .distill import DistillSettings
 from .held_out import Worth
 from .lessons import GIVEN, OWN
 from .losses import DIVERGENCES
+from .settings import DistillSettings
 
 KINDS = ("medusa", "eagle3", "dflash", "mtp")
 PUBLISHED, SPECULATORS = "published", "speculators"
 FORMATS = (PUBLISHED, SPECULATORS)
-KEPT = 32_000  # tokens of EAGLE-3's vocabulary
 DFLASH_LAYERS = 2
 SHORTEST = 16  # tokens of a text, of which the self-check has the head draft in the second half
 
@@ -26,13 +25,13 @@ class HeadSettings:
     """
     Attributes:
         kind: of KINDS.
-        run: what a head's training has in common with that of a draft. ``cache_logits`` and ``lora`` are for drafts.
+        run: what a head's training has in common with that of a draft. ``cache_logits`` and ``lora`` are for drafts,
+            ``vocabulary`` for drafts and EAGLE-3.
         depth: drafts that it learns to make in a step: Medusa's heads, the length of the training-time test of EAGLE-3
             and MTP, DFlash's block but for its first token.
         layers: of DFlash; None: 2.
         layer_ids: which hidden states EAGLE-3 and DFlash read, as transformers counts them (0 is the embedding, i the
             output of layer i - 1); None: the usual ones of their formats.
-        vocabulary: for EAGLE-3: it drafts only so many tokens, the most frequent ones of the data; None: 32,000.
         cache_features: the target's states in the data are computed once, and kept on the disk.
         format: of the files: "published", as heads of this kind are, or "speculators", for EAGLE-3 and DFlash.
     """
@@ -42,17 +41,12 @@ class HeadSettings:
     depth: int = 4
     layers: int | None = None
     layer_ids: tuple[int, ...] | None = None
-    vocabulary: int | None = None
     cache_features: bool = False
     format: str = PUBLISHED
 
     @property
     def dflash_layers(self) -> int:
         return DFLASH_LAYERS if self.layers is None else self.layers
-
-    @property
-    def kept_tokens(self) -> int:
-        return KEPT if self.vocabulary is None else self.vocabulary
 
     def check(self, target: CachedModel) -> None:
         """Raises ValueError naming what is out of range."""
@@ -69,8 +63,8 @@ class HeadSettings:
             refuse("loss", f"{name!r} for a head", ", ".join(DIVERGENCES))
         for name in {*run.text} - {GIVEN, OWN}:
             refuse("text", f"{name!r} for a head", f"{GIVEN} or {OWN}")
-        for name in ("depth", "dflash_layers", "kept_tokens"):
-            read_count({"dflash_layers": "layers", "kept_tokens": "vocabulary"}.get(name, name), getattr(self, name), 1)
+        read_count("depth", self.depth, 1)
+        read_count("layers", self.dflash_layers, 1)
         self._check_kind()
         if run.length < SHORTEST or run.length <= 2 * self.depth:
             refuse("length", run.length, f"at least {max(SHORTEST, 2 * self.depth + 1)}, with depth {self.depth}")
@@ -81,8 +75,9 @@ class HeadSettings:
 
     def _check_kind(self) -> None:
         """Refuses settings of other kinds."""
-        of = {"layers": ("dflash",), "layer_ids": ("eagle3", "dflash"), "vocabulary": ("eagle3",)}
-        for name, kinds in of.items():
+        if self.run.vocabulary and self.kind != "eagle3":
+            refuse("vocabulary", f"{self.run.vocabulary} for {self.kind}", "0, or kind eagle3")
+        for name, kinds in {"layers": ("dflash",), "layer_ids": ("eagle3", "dflash")}.items():
             if getattr(self, name) is not None and self.kind not in kinds:
                 refuse(name, f"{getattr(self, name)} for {self.kind}", f"None, or kind {' or '.join(kinds)}")
         if self.format not in FORMATS:

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 from specdec_kernels import SamplingParams
 
 from ..decoder import SpeculativeDecoder
+from ..models.reduced_head import reduced_ids
+from .vocabulary import columns_of
 
 TEMPERATURES = (0.0, 1.0)
 AT_ONCE = 16  # texts
@@ -82,10 +84,11 @@ def _chances(draft: PreTrainedModel, text: Written) -> list[float]:
     """That a draft for each new token is accepted."""
     ids = torch.tensor([[*text.prompt, *text.new]], device=draft.device)
     logits = draft(input_ids=ids[:, :-1], use_cache=False).logits[0, len(text.prompt) - 1 :].float()
-    new = ids[0, len(text.prompt) :]
+    new, drafted = columns_of(ids[0, len(text.prompt) :], reduced_ids(draft))
     if text.temperature == 0:
-        return (logits.argmax(-1) == new).float().tolist()
-    log_q = logits.log_softmax(-1).gather(-1, new[:, None])[:, 0].cpu()
+        return ((logits.argmax(-1) == new) & drafted).float().tolist()
+    log_q = logits.log_softmax(-1).gather(-1, new[:, None])[:, 0]
+    log_q = torch.where(drafted, log_q, -torch.inf).cpu()
     return (log_q - torch.tensor(text.log_p)).exp().clamp(max=1).tolist()
 
 

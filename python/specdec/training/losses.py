@@ -71,6 +71,7 @@ DIVERGENCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "total_variation": total_variation,
 }
 DATA = "data"
+NO_COLUMN = -100
 LOSSES = (DATA, *DIVERGENCES)
 
 
@@ -87,11 +88,11 @@ def loss_of(
         weights: by the names in LOSSES.
         logits: the draft's, [N, V].
         wanted: the target's distributions; None where only ``data`` has a weight.
-        tokens: [N] int64, the next token of the text.
+        tokens: [N] int64, the columns of the text's next tokens; NO_COLUMN where the draft does not know the token.
     """
     total = logits.new_zeros((), dtype=torch.float32)
-    if DATA in weights:
-        total = total + weights[DATA] * F.cross_entropy(logits.float(), tokens)
+    if DATA in weights and (tokens != NO_COLUMN).any():
+        total = total + weights[DATA] * F.cross_entropy(logits.float(), tokens, ignore_index=NO_COLUMN)
     if wanted is not None:
         log_q, log_p = outcomes(logits, wanted)
         for name, divergence in DIVERGENCES.items():

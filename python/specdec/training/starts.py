@@ -57,6 +57,7 @@ def cut(target: PreTrainedModel, layers: int, intermediate: int | None = None) -
             tensors[name] = _narrowed(tensor, wide, neurons[i]) if i in neurons else tensor
         else:
             tensors[name] = state[name]
+    draft.generation_config = copy.deepcopy(target.generation_config)
     draft.load_state_dict({name: tensor.detach().float() for name, tensor in tensors.items()})
     return draft
 

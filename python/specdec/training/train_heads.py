@@ -16,7 +16,7 @@ from ..checks import read_as
 from ..files import write_whole
 from ..models.supported import cached_model
 from .card import Card
-from .distill import DTYPES, RUN, Tell, encoded
+from .distill import RUN, Tell, check_folder, encoded
 from .features import CachedFeatures, Features
 from .head_card import head_card
 from .head_files import loaded_back, write_files
@@ -27,6 +27,7 @@ from .held_out import beginnings
 from .lessons import Lessons
 from .measured import measure
 from .packing import Packed
+from .settings import DTYPES
 from .shards import digest, fingerprint
 from .texts import Corpus
 from .trainer import BEST, CHECKPOINT
@@ -66,13 +67,13 @@ def train_head(
     whole, run = cached_model(target, "target"), settings.run
     settings.check(whole)
     seed, steps, name = run.train.seed, run.train.steps, (card or Card()).target
-    (folder / RUN).mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
     told(0, steps, "reading the texts")
     given = Packed(encoded(tokenizer, corpus.training), run.length, run.batch_size, seed)
     held = read_as("held_out", Packed, encoded(tokenizer, corpus.held_out), run.length, 1, seed).blocks
-    counts = torch.bincount(given.blocks.flatten(), minlength=whole.vocab_size)
     torch.manual_seed(seed)
-    learner = new_learner(settings, whole, counts, tokenizer.pad_token_id)
+    learner = new_learner(settings, whole, given.blocks, tokenizer.pad_token_id)
+    (folder / RUN).mkdir(parents=True, exist_ok=True)
     features, known = Features(whole, learner.head.states), None
     if settings.cache_features:
         known = CachedFeatures(folder / RUN / "features", features, given.blocks)
@@ -91,7 +92,7 @@ def train_head(
     prompts = beginnings(held, run.judged, run.prompt, seed)
     asked: dict[str, Any] = dataclasses.asdict(settings)
     asked |= {"run": {k: v for k, v in asked["run"].items() if k != "train"}, "target": fingerprint(target)}
-    asked |= {"data": digest(given.blocks), "threads": torch.get_num_threads()}
+    asked |= {"data": digest(given.blocks), "held_out": digest(held), "threads": torch.get_num_threads()}
     with _frozen(target):
         trainer = HeadTrainer(learner, lessons, prompts, run.new, run.train, folder / RUN, asked, features, known)
         if not trainer.run(told, stopped):

@@ -18,44 +18,22 @@ from transformers import PreTrainedModel
 
 from ..files import write_whole
 from ..line_file import LineFile
+from ..models.reduced_head import reduced_ids
 from .cached_logits import CachedLogits
 from .checkpoint import load_checkpoint, save_checkpoint
 from .held_out import Worth, Written, worth
 from .lessons import Lessons
-from .losses import DATA, Wanted, loss_of
+from .losses import DATA, NO_COLUMN, Wanted, loss_of
+from .settings import TrainSettings
+from .vocabulary import columns_of
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end
-PRECISIONS = ("no", "bf16")
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
 
 
 class Diverged(Exception):
     """The loss or a gradient is not a number. The last checkpoint is as it was."""
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """
-    Attributes:
-        loss: weights by the names in ``losses.LOSSES``.
-        steps: updates, >= 1.
-        rate: the peak learning rate; it rises over ``warm_up`` steps and falls as a cosine.
-        precision: "bf16": matrices in bfloat16; "no": all in float32.
-        gradient_checkpointing: activations are computed again in the backward pass, which takes less memory.
-        every: steps between two judgements, and two checkpoints.
-        num_drafts: K, for tau.
-    """
-
-    loss: Mapping[str, float] = field(default_factory=lambda: {"forward_kl": 1.0})
-    steps: int = 1000
-    rate: float = 1e-3
-    warm_up: int = 50
-    precision: str = "no"
-    gradient_checkpointing: bool = False
-    every: int = 100
-    num_drafts: int = 4
-    seed: int = 0
 
 
 @dataclass
@@ -110,7 +88,7 @@ class Trainer:
         self._parameters = {n: p for n, p in draft.named_parameters() if p.requires_grad}
         self._optimiser = torch.optim.AdamW(self._parameters.values(), betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.progress = Progress()
-        self._saved = 0
+        self._saved, self._ids = 0, reduced_ids(self.draft)
         if (folder / CHECKPOINT).exists():
             state, texts = load_checkpoint(folder / CHECKPOINT, self._parameters, self._optimiser, self._asked)
             self.progress, lessons.written = Progress.of(state), texts
@@ -167,7 +145,7 @@ class Trainer:
         loss = self._loss(step, tokens, blocks)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
-        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+        if not math.isfinite(norm.item()):  # as it is not where the loss is not
             raise Diverged(
                 f"loss: got {loss.item()} in step {step + 1}, with gradients of norm {norm.item():.3g}; "
                 f"the checkpoint of step {self._saved} is as it was, and a smaller rate may help"
@@ -186,7 +164,9 @@ class Trainer:
         """Of the texts ``tokens`` [B, L], which are these blocks of the data; None: they were written."""
         with self._autocast():
             logits = self.draft(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)
-        return loss_of(self._settings.loss, logits, self._wanted(tokens, blocks), tokens[:, 1:].flatten())
+        columns, drafted = columns_of(tokens[:, 1:].flatten(), self._ids)
+        columns = torch.where(drafted, columns, NO_COLUMN)
+        return loss_of(self._settings.loss, logits, self._wanted(tokens, blocks), columns)
 
     @torch.no_grad()
     def _wanted(self, tokens: torch.Tensor, blocks: torch.Tensor | None) -> Wanted | None:
@@ -194,7 +174,8 @@ class Trainer:
             return None
         if self._cached is not None and blocks is not None:
             return self._cached.of(blocks)
-        return Wanted.of(self._target(input_ids=tokens[:, :-1], use_cache=False).logits)
+        logits = self._target(input_ids=tokens[:, :-1], use_cache=False).logits
+        return Wanted.of(logits if self._ids is None else logits[..., self._ids])
 
     def _share(self, step: int) -> float:
         """Of the peak rate."""

@@ -6,7 +6,9 @@ import torch
 
 from ...drafters.heads.layer_ids import resolve
 from ...models.cached_model import CachedModel
+from ...prompts import read_eos
 from ..head_settings import HeadSettings
+from ..vocabulary import most_frequent
 from .dflash import DflashLearner
 from .eagle3 import Eagle3Learner
 from .learner import Learner
@@ -14,11 +16,11 @@ from .medusa import MedusaLearner
 from .mtp import MtpLearner
 
 
-def new_learner(settings: HeadSettings, target: CachedModel, counts: torch.Tensor, pad: int | None) -> Learner:
+def new_learner(settings: HeadSettings, target: CachedModel, blocks: torch.Tensor, pad: int | None) -> Learner:
     """Returns a head that has learned nothing yet. What is random comes from torch's generator.
 
     Args:
-        counts: [V] int64: how often the data has each token.
+        blocks: [n, L] int64, the data.
         pad: the tokenizer's padding token.
 
     Raises:
@@ -31,21 +33,21 @@ def new_learner(settings: HeadSettings, target: CachedModel, counts: torch.Tenso
         return MtpLearner(target, loss, depth)
     block = settings.dflash_layers if settings.kind == "dflash" else None
     states = resolve({}, target.config.num_hidden_layers, settings.layer_ids, block).states
-    if block is None:
-        return Eagle3Learner(target, loss, depth, states, most_frequent(counts, settings.kept_tokens))
-    return DflashLearner(target, loss, depth, block, states, mask_token(counts, pad))
-
-
-def most_frequent(counts: torch.Tensor, most: int) -> torch.Tensor | None:
-    """Returns the ``most`` most frequent tokens in ascending order; None: all of them. Of equally frequent ones the
-    lower are taken."""
-    if most >= len(counts):
-        return None
-    return counts.argsort(descending=True, stable=True)[:most].sort().values
+    if block is not None:
+        counts = torch.bincount(blocks.flatten(), minlength=target.vocab_size)
+        return DflashLearner(target, loss, depth, block, states, mask_token(counts, pad))
+    kept = None
+    if settings.run.vocabulary:
+        kept = most_frequent(blocks, target.vocab_size, settings.run.vocabulary, read_eos(None, target.model))
+    return Eagle3Learner(target, loss, depth, states, kept)
 
 
 def mask_token(counts: torch.Tensor, pad: int | None) -> int:
-    """Returns a token that no text has, or the rarest one: the padding, if it is among these."""
+    """Returns a token that no text has, or the rarest one: the padding, if it is among these.
+
+    Args:
+        counts: [V] int64: how often the data has each token.
+    """
     if pad is not None and pad < len(counts) and counts[pad] == counts.min():
         return pad
     return int(counts.argmin())

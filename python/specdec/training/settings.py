@@ -1,0 +1,115 @@
+"""How a draft is trained, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..checks import read_count, refuse
+from .held_out import Worth
+from .lessons import GIVEN
+
+PRECISIONS = ("no", "bf16")
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """
+    Attributes:
+        loss: weights by the names in ``losses.LOSSES``.
+        steps: updates, >= 1.
+        rate: the peak learning rate; it rises over ``warm_up`` steps and falls as a cosine.
+        precision: "bf16": matrices in bfloat16; "no": all in float32.
+        gradient_checkpointing: activations are computed again in the backward pass, which takes less memory.
+        every: steps between two judgements, and two checkpoints.
+        num_drafts: K, for tau.
+    """
+
+    loss: Mapping[str, float] = field(default_factory=lambda: {"forward_kl": 1.0})
+    steps: int = 1000
+    rate: float = 1e-3
+    warm_up: int = 50
+    precision: str = "no"
+    gradient_checkpointing: bool = False
+    every: int = 100
+    num_drafts: int = 4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """
+    Attributes:
+        train: how it is trained.
+        text: weights by the names in ``lessons.SOURCES``: what is learned from.
+        batch_size, length: texts of a step, and tokens of a text.
+        at_once: texts that are written together.
+        prompt: tokens of the data that a written text, and a text to judge by, begins with.
+        temperature: at which texts are written.
+        cache_logits: 0, or how many of the target's tokens are kept for each position of the data.
+        vocabulary: 0, or how many tokens the draft's head keeps: the most frequent ones of the data. Its distribution
+            is then trained towards the target's over these, renormalised.
+        lora: 0, or the rank of the adapters that are trained in the place of the weights.
+        output_dtype: of the weights that are saved.
+        judged: prompts, each continued by ``new`` tokens greedily and by sampling.
+    """
+
+    train: TrainSettings = field(default_factory=TrainSettings)
+    text: Mapping[str, float] = field(default_factory=lambda: {GIVEN: 1.0})
+    batch_size: int = 4
+    length: int = 256
+    at_once: int = 64
+    prompt: int = 32
+    temperature: float = 1.0
+    cache_logits: int = 0
+    vocabulary: int = 0
+    lora: int = 0
+    output_dtype: str = "bfloat16"
+    judged: int = 32
+    new: int = 64
+
+    def check(self, vocab_size: int) -> None:
+        """Raises ValueError naming what is out of range."""
+        for name in ("batch_size", "at_once", "judged", "new", "prompt"):
+            read_count(name, getattr(self, name), 1)
+        for name in ("steps", "every", "num_drafts"):
+            read_count(name, getattr(self.train, name), 1)
+        for name in ("cache_logits", "lora", "vocabulary"):
+            read_count(name, getattr(self, name), 0)
+        read_count("warm_up", self.train.warm_up, 0)
+        if self.length <= self.prompt:
+            refuse("length", self.length, f"more than prompt, which is {self.prompt}")
+        if self.cache_logits >= vocab_size:
+            refuse("cache_logits", self.cache_logits, f"below {vocab_size}, the target's vocabulary")
+        if self.cache_logits and GIVEN not in self.text:
+            refuse("cache_logits", f"{self.cache_logits} without text from the data", "0")
+        if self.cache_logits and self.vocabulary:
+            refuse("cache_logits", f"{self.cache_logits} with a vocabulary of {self.vocabulary}", "0")
+        if not 0 < self.train.rate < float("inf"):
+            refuse("rate", self.train.rate, "a number > 0")
+        if self.train.precision not in PRECISIONS:
+            refuse("precision", repr(self.train.precision), " or ".join(PRECISIONS))
+        if self.output_dtype not in DTYPES:
+            refuse("output_dtype", repr(self.output_dtype), ", ".join(DTYPES))
+        if not 0 <= self.temperature < float("inf"):
+            refuse("temperature", self.temperature, "a number >= 0")
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """What a training came to. ``after`` is the draft as it was saved, ``before`` as it began, on the same texts."""
+
+    before: list[Worth]
+    after: list[Worth]
+    best_step: int
+    steps: int
+    seconds: float
+    tokens: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
