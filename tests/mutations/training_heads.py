@@ -73,7 +73,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "python/specdec/training/head_files.py",
-        TRAINING,
+        KINDS,
         {"files-are-not-compared-with-what-was-trained": ("after < before - ROUNDING", "False")},
     ),
     *mutations(

@@ -10,11 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from specdec import SpeculativeDecoder, load_head
+from specdec.drafters.heads.interface import known_rows, layout_of
 from specdec.models.features import FeatureStore
+from specdec.models.kv_cache import visible_slots
 from specdec.models.supported import cached_model
 from specdec.training.features import CachedFeatures, Features
 from specdec.training.head_files import WrongFiles, loaded_back, write_files
 from specdec.training.head_settings import HeadSettings
+from specdec.training.heads import dflash, in_turn, medusa
 from specdec.training.heads.kinds import mask_token, new_learner
 from specdec.training.heads.learner import layer_sizes, output_ids
 from specdec.training.settings import DistillSettings, TrainSettings
@@ -80,6 +83,43 @@ def test_a_head_learns_and_its_files_draft(tmp_path, name):
     assert stats.alpha > 0.7
     mine, theirs = learner.head.state_dict(), drafter.model.state_dict()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def drafted(head, target, tokens: list[int], known: int, depth: int) -> list[torch.Tensor]:
+    """The logits of the next drafts after ``known`` tokens, in decoding, where these are the text's own."""
+    capacity = target.capacity(len(tokens) + depth)
+    store, cache = head.new_store(1, capacity), target.new_cache(1, capacity)
+    cache.features = store
+    target.prefill(cache, [tokens])
+    end, last, places = torch.tensor([known - 1]), torch.tensor([tokens[known - 1]]), torch.arange(known - 1)[None]
+    rows = known_rows(store, places, end, last, visible_slots(capacity, capacity))
+    after = torch.arange(known - 1, known + depth - 2)[None]
+    drafts = head.draft(
+        rows, layout_of(after, after, rows.layout.visible), head.new_cache(1, capacity), depth
+    )  # fmt: skip
+    found = [next(drafts)]
+    return found + [drafts.send(torch.tensor([[tokens[known + i]]])) for i in range(depth - 1)]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_it_learns_from_is_what_it_drafts_from(name, monkeypatch):
+    """The same logits at every place and depth: no row sees another one, or what it will not see in decoding."""
+    target, tokens, depth, recorded = cached_model(model(), "target"), text()[0], SETTINGS[name].depth, []
+    torch.manual_seed(3)
+    learner = new_learner(SETTINGS[name], target, text(), None)
+    for weight in learner.head.parameters():
+        if weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=0.3)
+    for module in (in_turn, dflash, medusa):
+        monkeypatch.setattr(module, "agreement", lambda ours, *others: recorded.append(ours) or 0.0)
+    learner.learn(Features(target, learner.head.states).lesson(text()), torch.Generator().manual_seed(4))
+    begins = torch.randperm(LENGTH - depth, generator=torch.Generator().manual_seed(4)).tolist()
+    with torch.no_grad():
+        for known in (2, 9, LENGTH - depth):
+            row = begins.index(known - 2) if name == "dflash" else known - 2
+            wanted = drafted(learner.head, target, tokens.tolist(), known, depth)
+            for mine, theirs in zip(recorded, wanted, strict=True):
+                torch.testing.assert_close(mine[:, row], theirs, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
