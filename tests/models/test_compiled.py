@@ -149,10 +149,10 @@ def test_other_modules_are_compiled_again(uncompiled_graphs):
     assert len(uncompiled_graphs.graphs) == 2
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-def test_graphs_go_with_their_model(dtype, uncompiled_graphs):
-    """A float64 model keeps torch's linear layers."""
-    model = copy.deepcopy(tiny_model(layers=1)).to(dtype)
+@pytest.mark.parametrize(("kind", "dtype"), (("llama", torch.float32), ("bloom", torch.float64)))
+def test_graphs_go_with_their_model(kind, dtype, uncompiled_graphs):
+    """Bloom keeps its attention, and a float64 model torch's linear layers, so nothing in it is replaced."""
+    model = copy.deepcopy(tiny_model(kind, layers=1)).to(dtype)
     left = weakref.ref(model)
     with torch.inference_mode():
         compiled = CachedModel(model, compile=True)

@@ -173,7 +173,7 @@ def test_the_log_of_lost_steps_is_cut(whole, tmp_path):
     first = made(tmp_path / "run")
     first.run(silent, lambda: first.progress.step == 4)
     log = tmp_path / "run" / LOG
-    log.write_text(log.read_text() + '{"step": 8, "loss": 1}\n{"step": 12, "lo')
+    log.write_text(log.read_text() + '{"step": 8, "loss": 1}\n' * 100 + '{"step": 12, "lo')
     assert made(tmp_path / "run").run(silent)
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [0, 4, 8, 12]
 
