@@ -122,6 +122,20 @@ def test_what_it_learns_from_is_what_it_drafts_from(name, monkeypatch):
                 torch.testing.assert_close(mine[:, row], theirs, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", SETTINGS)
+def test_matrices_in_bfloat16_learn_alike(name):
+    target, losses = cached_model(model(), "target"), []
+    for low in (False, True):
+        torch.manual_seed(3)
+        learner = new_learner(SETTINGS[name], target, text(), None)
+        lesson = Features(target, learner.head.states).lesson(text())
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss, _ = learner.learn(lesson, torch.Generator().manual_seed(4))
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] != losses[1] and losses[1] == pytest.approx(losses[0], rel=0.03)
+
+
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])
 def test_the_container_of_speculators_is_the_same_head(tmp_path, name):
     learner, _ = learned(name)

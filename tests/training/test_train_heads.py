@@ -98,8 +98,11 @@ def test_a_head_of_mtp(corpus, tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = Qwen2Config(vocab_size=4096, num_key_value_heads=1, eos_token_id=None, tie_word_embeddings=False, **sizes)
     target = Qwen2ForCausalLM(config).eval()
-    done = train_head(target, load_embedded_pair()[2], corpus, HeadSettings("mtp", SHORT, 2), tmp_path)
+    settings = HeadSettings("mtp", SHORT, 2)
+    done = train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
     assert done.states == (2,) and load_head(tmp_path, target, check=False).model.kind == "mtp"
+    with pytest.raises(ValueError, match="^output: got .*, which has a model"):
+        train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "changed"), [("eagle3", {"text": {"data": 0.5, "target": 0.5}}), ("dflash", {})])
