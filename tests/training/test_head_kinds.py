@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -9,7 +10,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from specdec import SpeculativeDecoder, load_head
+from specdec import HeadDrafter, SpeculativeDecoder, load_head
 from specdec.drafters.heads.interface import known_rows, layout_of
 from specdec.models.features import FeatureStore
 from specdec.models.kv_cache import visible_slots
@@ -20,6 +21,7 @@ from specdec.training.head_settings import HeadSettings
 from specdec.training.heads import dflash, in_turn, medusa
 from specdec.training.heads.kinds import mask_token, new_learner
 from specdec.training.heads.learner import layer_sizes, output_ids
+from specdec.training.measured import measure
 from specdec.training.settings import DistillSettings, TrainSettings
 from support.heads import HIDDEN, LAYERS, V, predictable_target
 from support.models import TYPES, prompts, tiny_model
@@ -315,3 +317,18 @@ def test_what_a_kind_cannot_have_is_refused():
     ):
         with pytest.raises(ValueError, match=f"^{told}"):
             new_learner(settings, small, blocks, None)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_target_in_bfloat16(tmp_path, name):
+    """The head learns in float32 over its states, and drafts for it, before and after it was saved."""
+    low = copy.deepcopy(model()).to(torch.bfloat16)
+    target = cached_model(low, "target")
+    learner = new_learner(SETTINGS[name], target, text(), None)
+    loss, _ = learner.learn(Features(target, learner.head.states).lesson(text()), torch.Generator())
+    loss.backward()
+    assert {p.dtype for p in learner.head.parameters()} == {torch.float32}
+    write_files(tmp_path, learner.published("t"), torch.bfloat16)
+    for drafter in (HeadDrafter(learner.head), load_head(tmp_path, low, check=False)):
+        worths, hits = measure(low, drafter, text()[:, :8].tolist(), 6, 3, 0)
+        assert [w.temperature for w in worths] == [0.0, 1.0] and len(hits) >= 1

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 
 from ...checks import refuse
 from ...models.cached_model import CachedModel
+from ...models.kv_cache import Slot
 from ...models.layers import layers_path
 from .checkpoint import Checkpoint
 from .interface import Head, Variant
@@ -36,8 +37,10 @@ def mtp(source: Source) -> Head:
         refuse("num_nextn_predict_layers", f"{said} in config.json, and tensors of {count} layers", "as many")
     for k in range(count):
         _fuse_experts(checkpoint, f"layers.{k}.block.mlp.experts")
+    slot = _slot(source.target)
     own = source.own_embedding(), source.has_own("lm_head.weight", source.model.get_output_embeddings())
-    head = _built(source.target, count, source.final_state(), hidden_first, own, "meta")
+    with torch.device("meta"):
+        head = _built(source.target, slot, count, source.final_state(), hidden_first, own)
     other = "token's embedding" if hidden_first else "feature"
     head.doubts = [
         Variant("outputs fed back before the norm", {"recycle_normed": False}),
@@ -47,10 +50,11 @@ def mtp(source: Source) -> Head:
 
 
 def new_mtp(target: CachedModel) -> MtpHead:
-    """Returns one MTP layer for ``target``, in DeepSeek's order, with the weights of new modules on the CPU. Raises
-    ValueError naming ``target``."""
+    """Returns one MTP layer for ``target``, in DeepSeek's order, with the weights of new modules, float32 on the CPU.
+    Raises ValueError naming ``target``."""
     _check_type(target)
-    return _built(target, 1, (target.config.num_hidden_layers,), False, (False, False), "cpu")
+    keys, values = (part._replace(dtype=torch.float32) for part in _slot(target))
+    return _built(target, (keys, values), 1, (target.config.num_hidden_layers,), False, (False, False))
 
 
 def _check_type(target: CachedModel) -> None:
@@ -58,12 +62,23 @@ def _check_type(target: CachedModel) -> None:
         refuse("target", f"model type {target.config.model_type!r} with MTP layers", ", ".join(TARGETS))
 
 
-def _built(
-    target: CachedModel, count: int, states: tuple[int, ...], hidden_first: bool, own: tuple[bool, bool], device: str
-) -> MtpHead:
-    """Returns a head on ``device`` whose decoder layers are of the target's class. ``own``: embedding and head."""
-    config, slot, hidden = target.config, target.layer_slots()[-1], target.config.hidden_size
+def _slot(target: CachedModel) -> tuple[Slot, Slot]:
+    """Returns the keys and the values that the target's last layer stores of a token."""
+    slot = target.layer_slots()[-1]
     assert slot is not None
+    return slot
+
+
+def _built(
+    target: CachedModel,
+    slot: tuple[Slot, Slot],
+    count: int,
+    states: tuple[int, ...],
+    hidden_first: bool,
+    own: tuple[bool, bool],
+) -> MtpHead:
+    """Returns a head whose decoder layers are of the target's class. ``own``: embedding and head."""
+    config, hidden = target.config, target.config.hidden_size
     base: Any = target.model.base_model
     own_layers: Any = target.model.get_submodule(layers_path(target.model))
     decoder_layer, norm = type(own_layers[-1]), type(base.norm)
@@ -74,9 +89,8 @@ def _built(
         return MtpLayer(block, hidden, lambda: norm(hidden, config.rms_norm_eps))
 
     kind: Any = Mtp if count == 1 else MtpInSuccession
-    with torch.device(device):
-        layers, rotary = [layer(k) for k in range(count)], base.rotary_emb.forward
-        return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, *own)
+    layers, rotary = [layer(k) for k in range(count)], base.rotary_emb.forward
+    return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, *own)
 
 
 def _layers_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
