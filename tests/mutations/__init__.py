@@ -25,6 +25,7 @@ from . import (
     serving,
     texts,
     training,
+    training_heads,
     tree_attention,
     tree_growth,
     trees,
@@ -37,6 +38,7 @@ from .mutation import Mutation
 MUTATIONS: list[Mutation] = [
     *reference.MUTATIONS,
     *training.MUTATIONS,
+    *training_heads.MUTATIONS,
     *loop.MUTATIONS,
     *adaptive.MUTATIONS,
     *proposals.MUTATIONS,

@@ -79,7 +79,7 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/training/cached_logits.py",
+        "python/specdec/training/shards.py",
         TRAINER,
         {
             "a-cache-of-other-data-serves": ("if key != self._key:", "if False:"),

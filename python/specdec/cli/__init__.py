@@ -10,7 +10,21 @@ from typing import Annotated
 
 import typer
 
-from . import advise, bench, chat, compare, distill, doctor, generate, report, roofline, serve, simulate, verify
+from . import (
+    advise,
+    bench,
+    chat,
+    compare,
+    distill,
+    doctor,
+    generate,
+    report,
+    roofline,
+    serve,
+    simulate,
+    train_heads,
+    verify,
+)
 
 # Without rich's boxes, which would break long paths in error messages.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
@@ -21,6 +35,7 @@ for command in (
     app.command()(command)
 app.command(cls=bench.BenchCommand)(bench.bench)
 app.command(cls=distill.DistillCommand)(distill.distill)
+app.command(cls=train_heads.TrainHeadsCommand)(train_heads.train_heads)
 app.command(cls=serve.ServeCommand, context_settings={"auto_envvar_prefix": serve.ENVIRONMENT})(serve.serve)
 
 

@@ -114,7 +114,7 @@ def distill(
         refuse("--draft", "none", "--draft, --layers or --config, with a target")
     if intermediate is not None and layers is None:
         refuse("--intermediate", intermediate, "it with --layers")
-    with options.user_errors(), progress("loading models") as show, _stop_once() as stopped:
+    with options.user_errors(), progress("loading models") as show, stop_once() as stopped:
         from ..training.card import Card
         from ..training.distill import distill as train
         from ..training.distill import read_loss, read_text
@@ -136,7 +136,7 @@ def distill(
             judged=judged,
         )
         loaded = models.load(target, None, [], device, dtype)
-        corpus = _corpus(data, held_out, loaded)
+        corpus = read_corpus(data, held_out, loaded)
         start, said = _start(loaded, draft, layers, intermediate, config, seed)
         name = target or "the embedded target"
         card = Card(name, said, source, licence, shlex.join(["specdec", *sys.argv[1:]]))
@@ -159,7 +159,7 @@ def distill(
 
 
 @contextmanager
-def _stop_once() -> Iterator[Callable[[], bool]]:
+def stop_once() -> Iterator[Callable[[], bool]]:
     """Inside the block, the first Ctrl-C asks to stop after the step, and a second one raises KeyboardInterrupt."""
     pressed: list[int] = []
 
@@ -174,7 +174,7 @@ def _stop_once() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _corpus(data: Sequence[Path], held_out: Path | None, loaded: models.Models) -> Corpus:
+def read_corpus(data: Sequence[Path], held_out: Path | None, loaded: models.Models) -> Corpus:
     from ..jobs.questions import read_questions
     from ..training.texts import read_documents, split
 

@@ -189,6 +189,7 @@ _SETTINGS = (
         "length",
     ),
     *("cache_logits", "rate", "warm_up", "precision", "every", "judged", "output_dtype"),
+    *("kind", "depth", "layer_ids", "cache_features", "format"),
     *("header_seconds", "body_seconds", "write_seconds", "idle_seconds", "drain_seconds"),
 )
 # Arguments whose option has another name.
@@ -206,6 +207,8 @@ _OTHERWISE = {
     "api_keys": "--api-key",
     "cors_origins": "--cors-origin",
     "draft_tokenizer": "--draft",
+    "embed_tokens.weight": "TARGET",  # of which a head cannot be trained
+    "lm_head.weight": "TARGET",
     "TARGET": "TARGET",
     "DRAFT": "DRAFT",
     "formats": "--format",

@@ -76,15 +76,12 @@ def distill(
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     settings.check(vocab_size)
     _check_draft(draft, vocab_size)
-    if (folder / "config.json").exists() and not (folder / RUN / CHECKPOINT).exists():
-        refuse(
-            "output", f"{str(folder)!r}, which has a model", "a folder without one, or of a training that is not done"
-        )
+    check_folder(folder)
     told(0, settings.train.steps, "reading the texts")
-    given = Packed(_encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
+    given = Packed(encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
     if settings.vocabulary:
         ids = most_frequent(given.blocks, vocab_size, settings.vocabulary, read_eos(None, target))
-        held = [token for text in _encoded(tokenizer, corpus.held_out) for token in text]
+        held = [token for text in encoded(tokenizer, corpus.held_out) for token in text]
         say(price(draft, ids, held).words)
         reduce_head(draft, ids)
     prompts = _prompts(tokenizer, corpus.held_out, settings)
@@ -137,13 +134,21 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / RUN / LOG).read_text().splitlines()]
 
 
+def check_folder(folder: Path) -> None:
+    """Raises ValueError naming ``output``: the folder has what a training wrote that is done."""
+    if (folder / "config.json").exists() and not (folder / RUN / CHECKPOINT).exists():
+        refuse(
+            "output", f"{str(folder)!r}, which has a model", "a folder without one, or of a training that is not done"
+        )
+
+
 def _check_draft(draft: PreTrainedModel, vocab_size: int) -> None:
     own = draft.config.get_text_config(decoder=True).vocab_size
     if own != vocab_size:
         refuse("draft", f"a vocabulary of {own} tokens", f"{vocab_size}, the target's")
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+def encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Token ids, each text with an end of sequence, where the tokenizer has one."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     found = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids if texts else []
@@ -151,7 +156,7 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[l
 
 
 def _prompts(tokenizer: PreTrainedTokenizerBase, held_out: Sequence[str], settings: DistillSettings) -> list[list[int]]:
-    text = [token for ids in _encoded(tokenizer, held_out) for token in ids]
+    text = [token for ids in encoded(tokenizer, held_out) for token in ids]
     blocks = torch.tensor(text).long()[: len(text) // settings.prompt * settings.prompt].view(-1, settings.prompt)
     if not len(blocks):
         refuse("held_out", f"{len(text)} tokens", f"at least {settings.prompt}, those of one prompt")

@@ -24,6 +24,7 @@ class Lessons:
     learns. They do not depend on it: rule ``coupled`` gives the text of a seed whatever the draft.
 
     Args:
+        draft: None: there is none to write texts, or to help the target with.
         given: the texts of ``data``, also the beginnings of the others.
         sources: weights that add up to 1, by the names in SOURCES: how many of the steps each has.
         at_once: texts that are written together, for as many of the next steps.
@@ -34,7 +35,7 @@ class Lessons:
         self,
         given: Packed,
         target: PreTrainedModel,
-        draft: PreTrainedModel,
+        draft: PreTrainedModel | None,
         sources: Mapping[str, float],
         *,
         size: int,
@@ -45,10 +46,9 @@ class Lessons:
     ):
         self._given, self._sources, self._size, self._seed = given, dict(sources), size, seed
         self._at_once, self._prompt, self._temperature = -(-at_once // size) * size, prompt, temperature
-        self._writers: dict[str, Callable[[], SpeculativeDecoder]] = {
-            OWN: lambda: SpeculativeDecoder(target, draft, 4),
-            DRAFTS: lambda: SpeculativeDecoder(draft, None, 0),
-        }
+        self._writers: dict[str, Callable[[], SpeculativeDecoder]] = {OWN: lambda: SpeculativeDecoder(target, draft, 4)}
+        if draft is not None:
+            self._writers[DRAFTS] = lambda: SpeculativeDecoder(draft, None, 0)
         self._known = (
             0,
             dict.fromkeys(self._sources, 0),

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..files import write_whole
@@ -70,7 +71,7 @@ class Trainer:
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel,
+        draft: nn.Module,
         lessons: Lessons,
         written: Sequence[Written],
         settings: TrainSettings,
@@ -83,7 +84,7 @@ class Trainer:
         self.draft = cast(Any, draft)
         self.draft.to(target.device)
         if settings.gradient_checkpointing:
-            draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._parameters = {n: p for n, p in draft.named_parameters() if p.requires_grad}
         self._optimiser = torch.optim.AdamW(self._parameters.values(), betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.progress = Progress()
@@ -141,11 +142,7 @@ class Trainer:
         for group in self._optimiser.param_groups:
             group["lr"] = settings.rate * self._share(step)
         self.draft.train()
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
-            logits = self.draft(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)
-        columns, drafted = columns_of(tokens[:, 1:].flatten(), self._ids)
-        columns = torch.where(drafted, columns, NO_COLUMN)
-        loss = loss_of(settings.loss, logits, self._wanted(tokens, blocks), columns)
+        loss = self._loss(step, tokens, blocks)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
         if not math.isfinite(norm.item()):  # as it is not where the loss is not
@@ -158,6 +155,18 @@ class Trainer:
         self.draft.eval()
         self.progress.tokens += tokens.numel()
         return loss.item()
+
+    def _autocast(self) -> torch.autocast:
+        on = self._settings.precision == "bf16"
+        return torch.autocast(self._target.device.type, torch.bfloat16, enabled=on)
+
+    def _loss(self, step: int, tokens: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
+        """Of the texts ``tokens`` [B, L], which are these blocks of the data; None: they were written."""
+        with self._autocast():
+            logits = self.draft(input_ids=tokens[:, :-1], use_cache=False).logits.flatten(0, 1)
+        columns, drafted = columns_of(tokens[:, 1:].flatten(), self._ids)
+        columns = torch.where(drafted, columns, NO_COLUMN)
+        return loss_of(self._settings.loss, logits, self._wanted(tokens, blocks), columns)
 
     @torch.no_grad()
     def _wanted(self, tokens: torch.Tensor, blocks: torch.Tensor | None) -> Wanted | None:
@@ -177,7 +186,7 @@ class Trainer:
         """Writes a line of the log, and keeps the weights if they are the best so far."""
         progress = self.progress
         self.draft.eval()
-        found = worth(self.draft, self._written, self._settings.num_drafts)
+        found = self._worth()
         if not progress.before:
             progress.before = found
         if not progress.best or score(found) > score(progress.best):
@@ -185,7 +194,14 @@ class Trainer:
             write_whole(self._folder / BEST, save(weights))
             progress.best, progress.best_step = found, progress.step
         row = {"step": progress.step, "loss": loss, "seconds": progress.seconds, "tokens": progress.tokens}
-        log.append({**row, "held_out": [dataclasses.asdict(w) for w in found]})
+        log.append({**row, "held_out": [dataclasses.asdict(w) for w in found], **self._noted()})
+
+    def _worth(self) -> list[Worth]:
+        return worth(self.draft, self._written, self._settings.num_drafts)
+
+    def _noted(self) -> dict[str, Any]:
+        """What else a line of the log has."""
+        return {}
 
     def _save(self) -> None:
         state = dataclasses.asdict(self.progress)

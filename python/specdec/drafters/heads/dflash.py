@@ -81,14 +81,34 @@ class DFlash(Head):
     def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         known, (size, block) = self.context(rows, cache), (len(rows.tokens), self.block)
         masks = rows.tokens.new_full((size, block - 1), self.mask_token)
-        x = self.embedded(torch.cat((rows.tokens[:, -1:], masks), 1))
-        offsets = torch.arange(1, block + 1, device=x.device)
-        rotation = self.rotary(x, rows.layout.positions[:, -1:] + offsets)
+        offsets = torch.arange(1, block + 1, device=masks.device)
         # The block sees what the last known feature sees, and itself.
         assert isinstance(rows.layout.mask, torch.Tensor)
-        each_other = torch.ones(block, block, dtype=torch.bool, device=x.device)
+        each_other = torch.ones(block, block, dtype=torch.bool, device=masks.device)
         each_other = (each_other.tril() if self.causal else each_other).expand(size, 1, -1, -1)
         mask = torch.cat((rows.layout.mask[:, :, -1:].expand(-1, -1, block, -1), each_other), 3)
+        tokens, places = torch.cat((rows.tokens[:, -1:], masks), 1), rows.layout.positions[:, -1:] + offsets
+        x = self.fill_in(tokens, places, known, mask)
+        out, previous = self.norm(x if self.from_anchor else x[:, 1:]), rows.tokens[:, -1:]
+        for i in range(count):
+            previous = yield self.corrected(self.logits(out[:, i]), previous)
+
+    def fill_in(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        known: list[tuple[torch.Tensor, torch.Tensor]],
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns the output of the last layer [n, q, hidden] at ``tokens`` [n, q] int64, of one block or several.
+
+        Args:
+            positions: [n, q] int64.
+            known: what ``context`` returned.
+            mask: [n, 1, q, visible + q] bool: which of the known tokens, and which of these, each one sees.
+        """
+        x = self.embedded(tokens)
+        rotation = self.rotary(x, positions)
         for layer, (keys, values) in zip(self.layers, known, strict=True):
             assert isinstance(layer, DFlashLayer)
             a = layer.input_layernorm(x)
@@ -96,9 +116,7 @@ class DFlash(Head):
             both = torch.cat((keys, more[0]), 2), torch.cat((values, more[1]), 2)
             x = x + layer.self_attn.attend(layer.self_attn.queries(a, rotation), *both, mask)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        out, previous = self.norm(x if self.from_anchor else x[:, 1:]), rows.tokens[:, -1:]
-        for i in range(count):
-            previous = yield self.corrected(self.logits(out[:, i]), previous)
+        return x
 
     def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Returns ``logits`` [n, columns] after the token ``previous`` [n, 1]."""

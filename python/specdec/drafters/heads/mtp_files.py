@@ -11,55 +11,72 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from ...checks import refuse
+from ...models.cached_model import CachedModel
 from ...models.layers import layers_path
 from .checkpoint import Checkpoint
 from .interface import Head, Variant
-from .mtp import Mtp, MtpInSuccession, MtpLayer
+from .mtp import Mtp, MtpHead, MtpInSuccession, MtpLayer
 from .source import Source
 
 # Of these the tests know that a layer can be built from transformers' class. MiMo's layers are those of qwen2.
 TARGETS = ("deepseek_v3", "glm4_moe", "mimo", "qwen2")
 # What is beside the decoder layer, as DeepSeek and GLM name it, and MiMo. All else is the decoder layer's.
-_DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
+DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
 _MIMO = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
 _SHARED = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
 def mtp(source: Source) -> Head:
     """The MTP layers of DeepSeek-V3 and GLM-4.5 (``layers.{number of layers}``) and of MiMo (``mtp_layers.0``)."""
-    checkpoint, target = source.checkpoint, source.target
-    config, said = target.config, source.config.get("num_nextn_predict_layers")
-    if config.model_type not in TARGETS:
-        refuse("target", f"model type {config.model_type!r} with MTP layers", ", ".join(TARGETS))
+    checkpoint, said = source.checkpoint, source.config.get("num_nextn_predict_layers")
+    _check_type(source.target)
     hidden_first = any(name.startswith("mtp_layers.") for name in checkpoint.tensors)  # MiMo's
     count = _rename(checkpoint, source.num_layers, hidden_first)
     if isinstance(said, int) and said != count:
         refuse("num_nextn_predict_layers", f"{said} in config.json, and tensors of {count} layers", "as many")
     for k in range(count):
         _fuse_experts(checkpoint, f"layers.{k}.block.mlp.experts")
-    slot = target.layer_slots()[-1]
-    assert slot is not None
     own = source.own_embedding(), source.has_own("lm_head.weight", source.model.get_output_embeddings())
-    base: Any = source.model.base_model
-    own_layers: Any = source.model.get_submodule(layers_path(source.model))
-    decoder_layer, norm = type(own_layers[-1]), type(base.norm)
-    layers_config = _layers_config(config, count)
-
-    def layer(k: int) -> MtpLayer:
-        block: nn.Module = decoder_layer(layers_config, k)
-        return MtpLayer(block, source.hidden, lambda: norm(source.hidden, config.rms_norm_eps))
-
-    with torch.device("meta"):
-        kind = Mtp if count == 1 else MtpInSuccession
-        states, rotary = source.final_state(), base.rotary_emb.forward
-        layers = [layer(k) for k in range(count)]
-        head = kind(layers, states, source.hidden, target.vocab_size, slot, rotary, hidden_first, *own)
+    head = _built(source.target, count, source.final_state(), hidden_first, own, "meta")
     other = "token's embedding" if hidden_first else "feature"
     head.doubts = [
         Variant("outputs fed back before the norm", {"recycle_normed": False}),
         Variant(f"the {other} first", {"hidden_first": not hidden_first}),
     ]
     return source.finished(head, source.hidden)
+
+
+def new_mtp(target: CachedModel) -> MtpHead:
+    """Returns one MTP layer for ``target``, in DeepSeek's order, with the weights of new modules on the CPU. Raises
+    ValueError naming ``target``."""
+    _check_type(target)
+    return _built(target, 1, (target.config.num_hidden_layers,), False, (False, False), "cpu")
+
+
+def _check_type(target: CachedModel) -> None:
+    if target.config.model_type not in TARGETS:
+        refuse("target", f"model type {target.config.model_type!r} with MTP layers", ", ".join(TARGETS))
+
+
+def _built(
+    target: CachedModel, count: int, states: tuple[int, ...], hidden_first: bool, own: tuple[bool, bool], device: str
+) -> MtpHead:
+    """Returns a head on ``device`` whose decoder layers are of the target's class. ``own``: embedding and head."""
+    config, slot, hidden = target.config, target.layer_slots()[-1], target.config.hidden_size
+    assert slot is not None
+    base: Any = target.model.base_model
+    own_layers: Any = target.model.get_submodule(layers_path(target.model))
+    decoder_layer, norm = type(own_layers[-1]), type(base.norm)
+    layers_config = _layers_config(config, count)
+
+    def layer(k: int) -> MtpLayer:
+        block: nn.Module = decoder_layer(layers_config, k)
+        return MtpLayer(block, hidden, lambda: norm(hidden, config.rms_norm_eps))
+
+    kind: Any = Mtp if count == 1 else MtpInSuccession
+    with torch.device(device):
+        layers, rotary = [layer(k) for k in range(count)], base.rotary_emb.forward
+        return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, *own)
 
 
 def _layers_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
@@ -79,7 +96,7 @@ def _rename(checkpoint: Checkpoint, num_layers: int, mimo: bool) -> int:
     Raises:
         ValueError: names a tensor of another target's layers, of an 8-bit dtype, or in another layout.
     """
-    root, parts, first = ("mtp_layers", _MIMO, 0) if mimo else ("layers", _DEEPSEEK, num_layers)
+    root, parts, first = ("mtp_layers", _MIMO, 0) if mimo else ("layers", DEEPSEEK, num_layers)
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in checkpoint.tensors.items():
         if (match := re.match(root + r"\.(\d+)\.(.+)$", name)) is None:

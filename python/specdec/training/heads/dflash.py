@@ -1,0 +1,101 @@
+"""DFlash: a few layers that fill in a whole block of tokens at once, from the target's hidden states before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...drafters.heads.blocks import Shape
+from ...drafters.heads.dflash import DFlash
+from ...drafters.heads.interface import Rows
+from ...models.cached_model import CachedModel, Layout
+from .growing import Growing
+from .learner import DECAY, Files, Learner, layer_sizes, output_ids, small, speculators_config
+from .lesson import Lesson, agreement, loss_between
+
+ANCHORS = 48  # of a text in a lesson, at most: the places at which a block begins
+
+
+class DflashLearner(Learner):
+    """
+    Args:
+        depth: tokens that a block fills in, one less than its size.
+        layers: of the head.
+        states: which hidden states it reads, as transformers counts them.
+        mask_token: stands for the tokens to be filled in.
+    """
+
+    kind = "dflash"
+
+    def __init__(
+        self,
+        target: CachedModel,
+        loss: Mapping[str, float],
+        depth: int,
+        layers: int,
+        states: Sequence[int],
+        mask_token: int,
+    ):
+        self._outputs = output_ids(states)
+        self.sizes = layer_sizes(target.config, layers, "qwen3")
+        shape = Shape.read(self.sizes, {"layers.0.self_attn.q_norm.weight"})
+        hidden, vocab_size = target.config.hidden_size, target.vocab_size
+        self.dflash = DFlash(
+            shape, (*states,), hidden, vocab_size, layers, depth + 1, mask_token, False, False, None, False,
+            target.device,
+        )  # fmt: skip
+        super().__init__(self.dflash, target, loss)
+        small(self.dflash)
+
+    def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[torch.Tensor, list[float]]:
+        """Slot i of the block that begins at place p is about token p + i. It sees the features before p, and its own
+        block."""
+        head, block, device = self.dflash, self.dflash.block, lesson.tokens.device
+        size, length = lesson.tokens.shape
+        most = length - block + 1  # a block may reach one token beyond the text, which the last logits are about
+        anchors = torch.stack([torch.randperm(most, generator=chance)[:ANCHORS] + 1 for _ in range(size)]).to(device)
+        count, before = anchors.shape[1], torch.arange(length, device=device)
+        places = anchors[:, :, None] + torch.arange(block, device=device)  # [B, A, block]
+        tokens = torch.full_like(places, head.mask_token)
+        tokens[..., 0] = lesson.tokens.gather(1, anchors)
+        number = torch.arange(count * block, device=device) // block
+        sees_context = before < anchors.repeat_interleave(block, 1)[..., None]  # [B, A * block, L]
+        sees_block = (number[:, None] == number).expand(size, -1, -1)
+        mask = torch.cat([sees_context, sees_block], -1)[:, None]
+        cache: Any = Growing(head.num_layers)
+        layout = Layout(before.expand(size, -1), before.expand(size, -1), length, None)
+        known = head.context(Rows(head.combine(lesson.states), lesson.tokens, layout), cache)
+        out = head.fill_in(tokens.flatten(1), places.flatten(1), known, mask)
+        ours = head.logits(head.norm(out).unflatten(1, (count, block))[:, :, 1:])
+        text = torch.arange(size, device=device)[:, None]
+        total, hits = lesson.states.new_zeros(()), []
+        for i in range(block - 1):
+            wanted = lesson.logits[text, anchors + i]
+            total = total + DECAY**i * loss_between(self.loss, ours[:, :, i], wanted)
+            hits.append(agreement(ours[:, :, i], wanted))
+        return total, hits
+
+    def published(self, name: str) -> Files:
+        """As z-lab writes it: the states are counted as outputs of layers, from 0."""
+        config = {
+            **self.sizes,
+            "architectures": ["DFlashDraftModel"],
+            "num_target_layers": self.target.config.num_hidden_layers,
+            "block_size": self.dflash.block,
+            "layer_types": ["full_attention"] * self.dflash.num_layers,
+            "dflash_config": {"mask_token_id": self.dflash.mask_token, "target_layer_ids": self._outputs},
+        }
+        return config, self.tensors
+
+    def container(self, name: str, num_drafts: int) -> Files:
+        common = speculators_config("dflash", "DFlashDraftModel", self.sizes, self.target, name, num_drafts)
+        own = {
+            "aux_hidden_state_layer_ids": [*self.head.states],
+            "block_size": self.dflash.block,
+            "mask_token_id": self.dflash.mask_token,
+            "draft_vocab_size": self.head.vocab_size,
+            "sample_from_anchor": False,
+        }
+        return {**common, **own}, self.tensors

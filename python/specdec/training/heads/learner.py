@@ -1,0 +1,139 @@
+"""What every kind of head in training has: a module that drafts, lessons for it, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from ...checks import refuse
+from ...drafters.heads.interface import Head
+from ...drafters.heads.vocabulary import target_embedding, target_head
+from ...models.cached_model import CachedModel
+from .lesson import Lesson
+
+Files = tuple[dict[str, Any], dict[str, torch.Tensor]]  # config.json, and tensors on any device
+DECAY = 0.8  # the weight of a depth's loss, of the one before: a later draft is only tested after it
+
+
+class Learner:
+    """A head that learns. ``head`` is the drafter's own module, in float32 on the target's device, so that there is no
+    second network which could differ from the one that drafts.
+
+    Args:
+        target: which ``head`` was built for. Its embedding and its output matrix are lent to ``head``, as by loading.
+        loss: weights by the names in ``losses.DIVERGENCES``.
+    """
+
+    kind: str
+
+    def __init__(self, head: Head, target: CachedModel, loss: Mapping[str, float]):
+        hidden = target.config.hidden_size
+        self.head, self.target, self.loss = head.to(target.device), target, loss
+        embed, out = target_embedding(target.model, hidden), target_head(target.model, hidden)
+        head.target_embedding = lambda tokens: embed(tokens).float()
+        head.target_head = lambda x: out(x.to(target.dtype))
+
+    def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[torch.Tensor, list[float]]:
+        """Returns the loss, and how often the most likely draft of each depth is the target's most likely token.
+
+        Args:
+            chance: on the CPU; all that is random is drawn from it.
+        """
+        raise NotImplementedError
+
+    def published(self, name: str) -> Files:
+        """The files of the head in the layout in which its kind is published.
+
+        Args:
+            name: of the target.
+        """
+        raise NotImplementedError
+
+    def container(self, name: str, num_drafts: int) -> Files:
+        """The same in the container of speculators 0.9, which has EAGLE-3 and DFlash alone.
+
+        Args:
+            num_drafts: K, which engines that read it take.
+        """
+        raise NotImplementedError
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach() for name, tensor in self.head.state_dict().items()}
+
+
+def output_rows(target: CachedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Returns the rows of the target's output matrix for ``tokens`` [n], [n, h] float32: what a linear map makes of the
+    identity. Raises ValueError naming ``lm_head.weight`` if it is quantised."""
+    identity = torch.eye(target.config.hidden_size, dtype=target.dtype, device=target.device)
+    with torch.no_grad():
+        return target_head(target.model, len(identity), tokens)(identity).T.float()
+
+
+def small(module: nn.Module) -> None:
+    """Draws matrices as Llama's are."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=0.02)
+
+
+def layer_sizes(config: PreTrainedConfig, layers: int, model_type: str) -> dict[str, Any]:
+    """Returns the entries of config.json for a Llama's decoder layers as wide as the target's. Whatever the target's
+    rotary embedding is, theirs is the plain one, with its base if it has one.
+
+    Args:
+        config: the target's.
+        model_type: "llama", or "qwen3" for norms of queries and keys.
+    """
+    heads, rope = config.num_attention_heads, getattr(config, "rope_parameters", None) or {}
+    if "rope_theta" not in rope:  # by kind of layer, or none
+        rope = rope.get("full_attention") or {}
+    return {
+        "model_type": model_type,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": getattr(config, "rms_norm_eps", None) or 1e-6,
+        "rope_theta": rope.get("rope_theta") or 10000.0,
+        "max_position_embeddings": getattr(config, "max_position_embeddings", None) or 2048,
+        "vocab_size": config.vocab_size,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }
+
+
+def output_ids(states: Sequence[int]) -> list[int]:
+    """Returns the layers whose outputs these hidden states are, as the published layouts have it. Raises ValueError
+    naming ``layer_ids``."""
+    if min(states) < 1:
+        refuse("layer_ids", [*states], "from 1: the embedding is no layer's output")
+    return [state - 1 for state in states]
+
+
+def speculators_config(
+    kind: str, architecture: str, sizes: Mapping[str, Any], target: CachedModel, name: str, num_drafts: int
+) -> dict[str, Any]:
+    """Returns what the container's config.json has for every kind of head."""
+    proposal = {"proposal_type": "greedy", "speculative_tokens": num_drafts}
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "transformer_layer_config": dict(sizes),
+        "tie_word_embeddings": False,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{**proposal, "verifier_accept_k": 1, "accept_tolerance": 0.0}],
+            "verifier": {"name_or_path": name, "architectures": [type(target.model).__name__]},
+        },
+    }

@@ -1,0 +1,54 @@
+"""An MTP layer (DeepSeek-AI, arXiv 2412.19437, section 2.2) for a target that was trained without one: a decoder layer
+of its own kind, over its final states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ...checks import refuse
+from ...drafters.heads.mtp import Mtp, MtpLayer
+from ...drafters.heads.mtp_files import DEEPSEEK, new_mtp
+from ...models.cached_model import CachedModel
+from ...models.layers import layers_path
+from .in_turn import learn_in_turn
+from .learner import Files, Learner, small
+from .lesson import Lesson
+
+
+class MtpLearner(Learner):
+    """It begins as a copy of the target's last layer.
+
+    Args:
+        depth: of the training-time test; the one layer makes any number of drafts.
+    """
+
+    kind = "mtp"
+
+    def __init__(self, target: CachedModel, loss: Mapping[str, float], depth: int):
+        self.depth = depth
+        mtp = new_mtp(target)
+        layer = mtp.layers[0]
+        assert isinstance(mtp, Mtp) and isinstance(layer, MtpLayer)
+        if any(weight.dim() > 2 for weight in layer.parameters()):
+            refuse("kind", f"'mtp' for model type {target.config.model_type!r}, with experts", "a target without them")
+        self.mtp = mtp
+        super().__init__(mtp, target, loss)
+        small(layer.eh_proj)
+        last = f"{layers_path(target.model)}.{target.config.num_hidden_layers - 1}"
+        layer.block.load_state_dict(target.model.get_submodule(last).state_dict())
+
+    def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[torch.Tensor, list[float]]:
+        return learn_in_turn(self.mtp, lesson, self.depth, self.loss)
+
+    def published(self, name: str) -> Files:
+        """As DeepSeek has it among the target's own layers, after the last of them."""
+        config = {k: v for k, v in self.target.config.to_dict().items() if k not in ("_name_or_path", "auto_map")}
+        root = f"model.layers.{self.target.config.num_hidden_layers}."
+        parts = {f"{ours}.weight": f"{theirs}.weight" for theirs, ours in DEEPSEEK.items()}
+        tensors = {}
+        for key, tensor in self.tensors.items():
+            rest = key.removeprefix("layers.0.")
+            tensors[root + parts.get(rest, rest.removeprefix("block."))] = tensor
+        return {**config, "num_nextn_predict_layers": 1}, tensors
