@@ -49,7 +49,9 @@ def corpus() -> Corpus:
 
 
 def run(models, corpus, folder, settings, **more):
-    return train_head(*models, corpus, settings, folder, **more)
+    done = train_head(*models, corpus, settings, folder, **more)
+    assert all(p.grad is None and p.requires_grad for p in models[0].parameters())
+    return done
 
 
 def changed_run(kind: str, **how) -> HeadSettings:
@@ -85,7 +87,6 @@ def test_a_head_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path, 
     weights = load_file(tmp_path / "model.safetensors")
     assert {t.dtype for t in weights.values() if t.is_floating_point()} == {torch.bfloat16}
     target, tokenizer = models
-    assert all(p.grad is None and p.requires_grad for p in target.parameters())
     drafter = load_head(tmp_path, target, check=False)
     prompts, texts = [tokenizer("def read7(self")["input_ids"], tokenizer("return")["input_ids"]], {}
     for name, who in (("plain", None), ("head", drafter)):
