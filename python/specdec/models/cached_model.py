@@ -126,6 +126,7 @@ class CachedModel:
         # Eager attention adds its mask to the scores. On a CPU the others do so as well, and would convert a boolean
         # mask in every layer.
         self._float_mask = self.config._attn_implementation == "eager" or self.device.type == "cpu"
+        self._zero = torch.zeros((), dtype=self.dtype, device=self.device)  # masks of two numbers would be float32
         self._window = getattr(self.config, "sliding_window", None)
         layer_types = set(getattr(self.config, "layer_types", None) or ())
         self._mixed_layers = "sliding_attention" in layer_types and len(layer_types) > 1
@@ -351,8 +352,7 @@ class CachedModel:
     def _as_model_wants(self, mask: torch.Tensor) -> torch.Tensor:
         if not self._float_mask:
             return mask
-        seen = torch.zeros((), dtype=self.dtype, device=mask.device)  # two numbers would be float32, or overflow
-        return torch.where(mask, seen, torch.finfo(self.dtype).min)
+        return torch.where(mask, self._zero, torch.finfo(self.dtype).min)
 
     def _padding_mask(self, layout: Layout, trash: int) -> torch.Tensor:
         """Returns [B, visible + q]: the stored slots before the first fed token, then the fed tokens (``append_new``).
