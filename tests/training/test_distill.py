@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from specdec import SpeculativeDecoder, load_embedded_pair
+from specdec.line_file import WriteError
 from specdec.models.loading import load_model
 from specdec.training.card import Card
 from specdec.training.distill import RUN, distill, log_of, read_loss, read_text
@@ -205,3 +206,16 @@ def test_wrong_options_are_refused(data, tmp_path, given, told):
 
 def test_a_target_needs_to_be_told_what_drafts(data, tmp_path):
     assert "--layers or --config" in refused("distill", "some/target", "--data", data, "--output", tmp_path / "out")
+
+
+@pytest.mark.parametrize("writes", ["log", "checkpoint"])
+def test_a_full_disk_is_told_in_a_line(data, tmp_path, monkeypatch, writes):
+    def full(*_):
+        raise WriteError("cannot write to 'x': No space left on device") if writes == "log" else OSError(28, "No space")
+
+    place = "specdec.line_file.LineFile.append" if writes == "log" else "specdec.training.checkpoint.write_whole"
+    monkeypatch.setattr(place, full)
+    given = ("distill", "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
+    done = invoke(*given, *QUICK)
+    assert done.exit_code == 1 and "stopped: " in done.stderr and "No space" in done.stderr
+    assert "the same command goes on" in " ".join(done.stderr.split())

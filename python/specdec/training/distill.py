@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from .lessons import SOURCES, Lessons
 from .losses import LOSSES, read_mixture
 from .packing import Packed
 from .settings import DTYPES, Distilled, DistillSettings
+from .shards import digest, fingerprint
 from .texts import Corpus
 from .trainer import BEST, CHECKPOINT, LOG, Trainer
 from .vocabulary import most_frequent, price
@@ -106,9 +106,9 @@ def distill(
     )
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if k != "train"}
     asked |= {
-        "data": _digest(given.blocks),
-        "held_out": _digest(torch.tensor(prompts)),
-        "draft": _shape(draft),
+        "data": digest(given.blocks),
+        "held_out": digest(torch.tensor(prompts)),
+        "draft": fingerprint(draft),
         "threads": torch.get_num_threads(),
     }
     trainer = Trainer(target, draft, lessons, written, settings.train, folder / RUN, asked, cached)
@@ -174,16 +174,3 @@ def _with_adapters(draft: PreTrainedModel, rank: int, seed: int) -> PreTrainedMo
     torch.manual_seed(seed)
     adapted: Any = get_peft_model(draft, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
     return adapted.eval()
-
-
-def _digest(blocks: torch.Tensor) -> str:
-    return hashlib.sha256(blocks.numpy().tobytes()).hexdigest()[:32]
-
-
-def _shape(draft: PreTrainedModel) -> str:
-    """What weights it has, by names and shapes, and some of their numbers."""
-    found = hashlib.sha256()
-    for name, parameter in draft.named_parameters():
-        found.update(f"{name} {tuple(parameter.shape)}".encode())
-        found.update(parameter.detach().flatten()[:16].float().cpu().numpy().tobytes())
-    return found.hexdigest()[:32]

@@ -1,0 +1,87 @@
+"""What the commands that train share: options, the texts, and how a training ends."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import models
+from .bench import BUILT_IN
+from .terminal import remark
+
+if TYPE_CHECKING:
+    from ..training.texts import Corpus
+
+STOPPED = 1  # the exit code of a training that an error ended
+
+Data = Annotated[
+    list[Path],
+    typer.Option(
+        help="Repeatable: .jsonl or .parquet with text, messages, or prompt and completion; a folder of datasets' "
+        "save_to_disk; any other file is one text."
+    ),
+]
+HeldOut = Annotated[Path | None, typer.Option(metavar="FILE", help="Texts to judge by. Default: about 3 % of --data.")]
+BatchSize = Annotated[int, typer.Option(help="Texts of a step.")]
+Length = Annotated[int, typer.Option(help="Tokens of a text.")]
+TextTemperature = Annotated[float, typer.Option(help="At which texts are written.")]
+Steps = Annotated[int, typer.Option(help="Updates of the weights.")]
+Rate = Annotated[float, typer.Option(help="The peak learning rate.")]
+WarmUp = Annotated[int, typer.Option(help="Steps until it is reached.")]
+Precision = Annotated[str, typer.Option(help="bf16: matrices in bfloat16; no: float32.")]
+Every = Annotated[int, typer.Option(help="Steps between two judgements and checkpoints.")]
+Judged = Annotated[int, typer.Option(help="Held-out prompts that it is judged by.")]
+OutputDtype = Annotated[str, typer.Option(help="Of the saved weights: bfloat16, float16, float32.")]
+Source = Annotated[str, typer.Option(help="Where the data is from, for the model card.")]
+Licence = Annotated[str, typer.Option(help="Of the data, for the model card.")]
+Target = Annotated[
+    str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.", show_default=False)
+]
+
+
+@contextmanager
+def kept(output: Path) -> Iterator[None]:
+    """Errors that end a training, and leave its last checkpoint as it was, end the command with a line that says so."""
+    from ..line_file import WriteError
+    from ..training.trainer import Diverged
+
+    try:
+        yield
+    except (Diverged, OSError, WriteError) as error:
+        if isinstance(error, OSError) and error.errno is None:  # about an argument
+            raise
+        remark(f"stopped: {error}. What there was is in {str(output)!r}; the same command goes on", "red")
+        raise typer.Exit(STOPPED) from error
+
+
+@contextmanager
+def stop_once() -> Iterator[Callable[[], bool]]:
+    """Inside the block, the first Ctrl-C asks to stop after the step, and a second one raises KeyboardInterrupt."""
+    pressed: list[int] = []
+
+    def press(number: int, frame: object) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def read_corpus(data: Sequence[Path], held_out: Path | None, loaded: models.Models) -> Corpus:
+    from ..jobs.questions import read_questions
+    from ..training.texts import read_documents, split
+
+    def tokenizer():
+        return loaded.tokenizer
+
+    documents = [text for path in data for text in read_documents(path, tokenizer)]
+    aside = None if held_out is None else read_documents(held_out, tokenizer)
+    return split(documents, [question.prompt for question in read_questions(BUILT_IN)], aside)
