@@ -53,6 +53,7 @@ def looking_back(distance: int, factor: float = SHARP) -> tuple[torch.Tensor, to
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks for it first, since others train it
 def predictable_target(order: int = 2) -> PreTrainedModel:
     """Its logits depend on the last ``order`` tokens."""
     config = Qwen2Config(num_hidden_layers=LAYERS, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,

@@ -89,6 +89,7 @@ CASES: dict[str, tuple[str, dict]] = {
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks for it first, since others train it
 def model_of(case: str) -> PreTrainedModel:
     """A tiny model with random weights, which are drawn wider than usual, those of norms and attention sinks as well.
     It is cached, so it must not be changed in place."""

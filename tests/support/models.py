@@ -70,6 +70,7 @@ def _new(kind: str, layers: int) -> PreTrainedModel:
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks for it first, since others train it
 def tiny_model(kind: str = "llama", seed: int = 0, layers: int = 2) -> PreTrainedModel:
     """A tiny random model of this type. It is cached, so it must not be changed in place."""
     torch.manual_seed(seed)
@@ -82,6 +83,7 @@ def tiny_model(kind: str = "llama", seed: int = 0, layers: int = 2) -> PreTraine
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks for it first, since others train it
 def tunable_pair(eps: float, seed: int = 0, layers: int = 2) -> tuple[PreTrainedModel, PreTrainedModel]:
     """(target, draft): the target has the draft's layers and as many more, whose contributions are scaled by ``eps``.
     At 0 both compute the same function; acceptance falls as ``eps`` grows."""
@@ -100,6 +102,7 @@ def tunable_pair(eps: float, seed: int = 0, layers: int = 2) -> tuple[PreTrained
 
 
 @functools.cache
+@torch.inference_mode(False)  # whoever asks for it first, since others train it
 def toy_model(seed: int) -> PreTrainedModel:
     """A model with a vocabulary of five tokens, so that all short texts can be enumerated."""
     torch.manual_seed(seed)
