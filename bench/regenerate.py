@@ -160,7 +160,7 @@ RESULTS = (
     Result(
         "distill",
         "bench/bench_distill.py --json {json}",
-        ("python/specdec/training", "python/specdec/embedded", "bench/bench_distill.py"),
+        ("python/specdec/training", "python/specdec/embedded/target", "bench/bench_distill.py"),
     ),
     Result("rules", "bench/bench_decoding.py rules --json {json}", (*DECODER, "bench/bench_decoding.py")),
     Result("verify", "-m specdec verify --samples 512 --json", _EVALUATION),
