@@ -79,6 +79,19 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "python/specdec/training/distill.py",
+        "tests/training/test_distill.py",
+        {"a-training-goes-on-with-another-target": ('{"target": fingerprint(target), "draft"', '{"draft"')},
+    ),
+    *mutations(
+        "python/specdec/training/board.py",
+        "tests/training/test_board.py",
+        {
+            "curves-of-killed-trainings-stay": (', purge_step=row["step"]', ""),
+            "depths-begin-at-zero": ("(row.get(name, ()), 1)", "(row.get(name, ()))"),
+        },
+    ),
+    *mutations(
         "python/specdec/training/shards.py",
         TRAINER,
         {

@@ -99,6 +99,13 @@ def test_stopped_it_is_not_done(models, corpus, tmp_path):
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_another_target_does_not_go_on(models, corpus, tmp_path):
+    target, *rest = models
+    run(models, corpus, tmp_path / "out", stopped=lambda: True)
+    with pytest.raises(ValueError, match="^output: got a training with other settings .target"):
+        run((cut(target, 1).eval(), *rest), corpus, tmp_path / "out")
+
+
 def test_adapters_are_merged(models, corpus, tmp_path):
     pytest.importorskip("peft")
     settings = dataclasses.replace(SHORT, lora=4, output_dtype="float32")

@@ -9,6 +9,7 @@ import torch
 from specdec import SpeculativeDecoder
 from specdec.training.lessons import Lessons
 from specdec.training.packing import Packed
+from specdec.training.settings import DistillSettings, TrainSettings
 from support.models import tiny_model, tunable_pair
 
 from specdec_kernels import SamplingParams
@@ -19,8 +20,8 @@ SIZE, LENGTH, PROMPT = 2, 12, 4
 def lessons(sources: dict[str, float], draft=None, seed: int = 0) -> Lessons:
     given = Packed([list(range(100))] * 3, LENGTH, SIZE, seed)
     target, own = tunable_pair(0.4)
-    how = {"size": SIZE, "at_once": 5, "prompt": PROMPT, "temperature": 1.0, "seed": seed}
-    return Lessons(given, target, own if draft is None else draft, sources, **how)
+    settings = DistillSettings(TrainSettings(seed=seed), sources, SIZE, LENGTH, at_once=5, prompt=PROMPT)
+    return Lessons(given, target, own if draft is None else draft, settings)
 
 
 def test_sources_have_their_shares():

@@ -15,7 +15,7 @@ from specdec.training.cached_logits import CachedLogits
 from specdec.training.held_out import Worth, write
 from specdec.training.lessons import Lessons
 from specdec.training.packing import Packed
-from specdec.training.settings import TrainSettings
+from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer
 from support.models import prompts, tunable_pair
 
@@ -32,8 +32,7 @@ def made(folder, settings: TrainSettings | None = None, sources=SOURCES, cache: 
     target, draft = tunable_pair(0.4)
     draft = copy.deepcopy(draft)
     given = Packed([t for p in prompts(60, 10, 10) for t in [p]], 16, 2, 0)
-    how = {"size": 2, "at_once": 4, "prompt": 4, "temperature": 1.0, "seed": 0}
-    lessons = Lessons(given, target, draft, sources, **how)
+    lessons = Lessons(given, target, draft, DistillSettings(text=sources, batch_size=2, at_once=4, prompt=4))
     settings = settings or TrainSettings(LOSS, STEPS, 1e-3, 3, every=4, num_drafts=2)
     folder.mkdir(exist_ok=True)
     cached = None

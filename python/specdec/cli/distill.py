@@ -28,7 +28,17 @@ class DistillCommand(GroupedCommand):
         "The draft": ("draft", "layers", "intermediate", "config", "vocabulary", "lora"),
         "What it learns from": ("data", "held_out", "text", "batch_size", "length", "temperature", "cache_logits"),
         "How": ("loss", "steps", "rate", "warm_up", "precision", "gradient_checkpointing", "seed"),
-        "Results": ("output", "output_dtype", "every", "num_drafts", "judged", "source", "licence", "as_json"),
+        "Results": (
+            "output",
+            "output_dtype",
+            "every",
+            "num_drafts",
+            "judged",
+            "source",
+            "licence",
+            "tensorboard",
+            "as_json",
+        ),
         "Machine": ("device", "dtype"),
     }
 
@@ -81,6 +91,7 @@ def distill(
     output_dtype: training.OutputDtype = "bfloat16",
     source: training.Source = "not said",
     licence: training.Licence = "not said",
+    tensorboard: training.TensorBoard = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -122,8 +133,9 @@ def distill(
         start, said = _start(loaded, draft, layers, intermediate, config, seed)
         name = target or "the embedded target"
         card = Card(name, said, source, licence, shlex.join(["specdec", *sys.argv[1:]]))
-        with training.kept(output):
-            done = train(loaded.target, start, loaded.tokenizer, corpus, settings, output, show, stopped, card, remark)
+        pair = (loaded.target, start, loaded.tokenizer)
+        with training.kept(output), training.logging(tensorboard, output) as logged:
+            done = train(*pair, corpus, settings, output, show, stopped, card, logged, remark)
     if done is None:
         remark(f"stopped; the same command goes on from here ({str(output)!r})")
         raise typer.Exit(130)

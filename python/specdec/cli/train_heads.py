@@ -28,7 +28,8 @@ class TrainHeadsCommand(GroupedCommand):
         "What it learns from": ("data", "held_out", "text", "batch_size", "length", "temperature", "cache_features"),
         "How": ("loss", "steps", "rate", "warm_up", "precision", "seed"),
         "Results": (
-            *("output", "format_", "output_dtype", "every", "num_drafts", "judged", "source", "licence", "as_json"),
+            *("output", "format_", "output_dtype", "every", "num_drafts", "judged", "source", "licence"),
+            *("tensorboard", "as_json"),
         ),
         "Machine": ("device", "dtype"),
     }
@@ -76,6 +77,7 @@ def train_heads(
     judged: training.Judged = 32,
     source: training.Source = "not said",
     licence: training.Licence = "not said",
+    tensorboard: training.TensorBoard = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -110,8 +112,8 @@ def train_heads(
         loaded = models.load(target, None, [], device, dtype)
         corpus = training.read_corpus(data, held_out, loaded)
         card = Card(target or "the embedded target", kind, source, licence, shlex.join(["specdec", *sys.argv[1:]]))
-        with training.kept(output):
-            done = train_head(loaded.target, loaded.tokenizer, corpus, settings, output, show, stopped, card)
+        with training.kept(output), training.logging(tensorboard, output) as logged:
+            done = train_head(loaded.target, loaded.tokenizer, corpus, settings, output, show, stopped, card, logged)
     if done is None:
         remark(f"stopped; the same command goes on from here ({str(output)!r})")
         raise typer.Exit(130)

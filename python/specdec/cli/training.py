@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from .terminal import remark
 
 if TYPE_CHECKING:
     from ..training.texts import Corpus
+    from ..training.trainer import Logged
 
 STOPPED = 1  # the exit code of a training that an error ended
 
@@ -37,6 +38,9 @@ Precision = Annotated[str, typer.Option(help="bf16: matrices in bfloat16; no: fl
 Every = Annotated[int, typer.Option(help="Steps between two judgements and checkpoints.")]
 Judged = Annotated[int, typer.Option(help="Held-out prompts that it is judged by.")]
 OutputDtype = Annotated[str, typer.Option(help="Of the saved weights: bfloat16, float16, float32.")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write the log for it, too: tensorboard --logdir OUTPUT/training")
+]
 Source = Annotated[str, typer.Option(help="Where the data is from, for the model card.")]
 Licence = Annotated[str, typer.Option(help="Of the data, for the model card.")]
 Target = Annotated[
@@ -57,6 +61,15 @@ def kept(output: Path) -> Iterator[None]:
             raise
         remark(f"stopped: {error}. What there was is in {str(output)!r}; the same command goes on", "red")
         raise typer.Exit(STOPPED) from error
+
+
+def logging(tensorboard: bool, output: Path) -> AbstractContextManager[Logged]:
+    """What is to be called with each line of the log."""
+    if not tensorboard:
+        return nullcontext(lambda row: None)
+    from ..training.board import board
+
+    return board(output)
 
 
 @contextmanager

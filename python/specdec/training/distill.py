@@ -25,7 +25,7 @@ from .packing import Packed
 from .settings import DTYPES, Distilled, DistillSettings
 from .shards import digest, fingerprint
 from .texts import Corpus
-from .trainer import BEST, CHECKPOINT, LOG, Trainer
+from .trainer import BEST, CHECKPOINT, LOG, Logged, Trainer
 from .vocabulary import most_frequent, price
 
 Tell = Callable[[int, int, str], None]
@@ -50,6 +50,7 @@ def distill(
     told: Tell = lambda done, total, what: None,
     stopped: Callable[[], bool] = lambda: False,
     card: Card | None = None,
+    logged: Logged = lambda row: None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Distilled | None:
     """Trains ``draft`` and saves the best of it in ``folder``, with its tokenizer and a model card. A call with the
@@ -64,6 +65,7 @@ def distill(
         stopped: asked after each step: whether to stop, and to go on another time.
         say: called with what a reduced vocabulary will cost and gain, before anything is trained.
         card: what the model card says besides the measured numbers.
+        logged: called with each line of the log.
 
     Returns:
         None if it was stopped.
@@ -93,26 +95,12 @@ def distill(
     if settings.cache_logits:
         cached = CachedLogits(folder / RUN / "logits", target, given.blocks, settings.cache_logits)
         cached.fill(settings.batch_size, lambda done, total: told(done, total, "caching the target's logits"))
-    lessons = Lessons(
-        given,
-        target,
-        draft,
-        settings.text,
-        size=settings.batch_size,
-        at_once=settings.at_once,
-        prompt=settings.prompt,
-        temperature=settings.temperature,
-        seed=settings.train.seed,
-    )
+    lessons = Lessons(given, target, draft, settings)
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if k != "train"}
-    asked |= {
-        "data": digest(given.blocks),
-        "held_out": digest(torch.tensor(prompts)),
-        "draft": fingerprint(draft),
-        "threads": torch.get_num_threads(),
-    }
+    asked |= {"target": fingerprint(target), "draft": fingerprint(draft), "threads": torch.get_num_threads()}
+    asked |= {"data": digest(given.blocks), "held_out": digest(torch.tensor(prompts))}
     trainer = Trainer(target, draft, lessons, written, settings.train, folder / RUN, asked, cached)
-    if not trainer.run(told, stopped):
+    if not trainer.run(told, stopped, logged):
         return None
     trainer.take_best()
     trained: Any = draft

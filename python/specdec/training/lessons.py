@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -11,6 +12,9 @@ from specdec_kernels import SamplingParams
 
 from ..decoder import SpeculativeDecoder
 from .packing import Packed
+
+if TYPE_CHECKING:
+    from .settings import DistillSettings
 
 GIVEN, OWN, DRAFTS = "data", "target", "draft"
 SOURCES = (GIVEN, OWN, DRAFTS)
@@ -26,9 +30,7 @@ class Lessons:
     Args:
         draft: None: there is none to write texts, or to help the target with.
         given: the texts of ``data``, also the beginnings of the others.
-        sources: weights that add up to 1, by the names in SOURCES: how many of the steps each has.
-        at_once: texts that are written together, for as many of the next steps.
-        temperature: at which they are written.
+        settings: which sources there are, how many texts are written together, for as many of the next steps, and how.
     """
 
     def __init__(
@@ -36,16 +38,11 @@ class Lessons:
         given: Packed,
         target: PreTrainedModel,
         draft: PreTrainedModel | None,
-        sources: Mapping[str, float],
-        *,
-        size: int,
-        at_once: int,
-        prompt: int,
-        temperature: float,
-        seed: int,
+        settings: DistillSettings,
     ):
-        self._given, self._sources, self._size, self._seed = given, dict(sources), size, seed
-        self._at_once, self._prompt, self._temperature = -(-at_once // size) * size, prompt, temperature
+        self._given, self._sources, self._seed = given, dict(settings.text), settings.train.seed
+        self._size, self._prompt, self._temperature = settings.batch_size, settings.prompt, settings.temperature
+        self._at_once = -(-settings.at_once // self._size) * self._size
         self._writers: dict[str, Callable[[], SpeculativeDecoder]] = {OWN: lambda: SpeculativeDecoder(target, draft, 4)}
         if draft is not None:
             self._writers[DRAFTS] = lambda: SpeculativeDecoder(draft, None, 0)

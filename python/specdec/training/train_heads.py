@@ -30,7 +30,7 @@ from .packing import Packed
 from .settings import DTYPES
 from .shards import digest, fingerprint
 from .texts import Corpus
-from .trainer import BEST, CHECKPOINT
+from .trainer import BEST, CHECKPOINT, Logged
 
 
 def train_head(
@@ -42,6 +42,7 @@ def train_head(
     told: Tell = lambda done, total, what: None,
     stopped: Callable[[], bool] = lambda: False,
     card: Card | None = None,
+    logged: Logged = lambda row: None,
 ) -> TrainedHead | None:
     """Trains a head and writes the best of it to ``folder``, with a model card, in the layout in which
     :func:`~specdec.load_head` reads it. A call with the same arguments goes on where one was stopped or killed; on a
@@ -54,6 +55,7 @@ def train_head(
         told: called with how many steps there are of how many, and how it goes.
         stopped: asked after each step: whether to stop, and to go on another time.
         card: what the model card says besides the measured numbers.
+        logged: called with each line of the log.
 
     Returns:
         None if it was stopped.
@@ -78,24 +80,14 @@ def train_head(
     if settings.cache_features:
         known = CachedFeatures(folder / RUN / "features", features, given.blocks)
         known.fill(run.batch_size, lambda done, total: told(done, total, "caching the target's hidden states"))
-    lessons = Lessons(
-        given,
-        target,
-        None,
-        run.text,
-        size=run.batch_size,
-        at_once=run.at_once,
-        prompt=run.prompt,
-        temperature=run.temperature,
-        seed=seed,
-    )
+    lessons = Lessons(given, target, None, run)
     prompts = beginnings(held, run.judged, run.prompt, seed)
     asked: dict[str, Any] = dataclasses.asdict(settings)
     asked |= {"run": {k: v for k, v in asked["run"].items() if k != "train"}, "target": fingerprint(target)}
     asked |= {"data": digest(given.blocks), "held_out": digest(held), "threads": torch.get_num_threads()}
     with _frozen(target):
         trainer = HeadTrainer(learner, lessons, prompts, run.new, run.train, folder / RUN, asked, features, known)
-        if not trainer.run(told, stopped):
+        if not trainer.run(told, stopped, logged):
             return None
     trainer.take_best()
     learner.head.eval()

@@ -29,6 +29,7 @@ from .vocabulary import columns_of
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end
+Logged = Callable[[dict[str, Any]], None]
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
 
 
@@ -98,8 +99,16 @@ class Trainer:
     def done(self) -> bool:
         return self.progress.step >= self._settings.steps
 
-    def run(self, told: Callable[[int, int, str], None], stopped: Callable[[], bool] = lambda: False) -> bool:
+    def run(
+        self,
+        told: Callable[[int, int, str], None],
+        stopped: Callable[[], bool] = lambda: False,
+        logged: Logged = lambda row: None,
+    ) -> bool:
         """Trains to the end, or until ``stopped``. Returns whether it is done.
+
+        Args:
+            logged: called with each line of the log, after it was written.
 
         Raises:
             Diverged: says at which step.
@@ -109,7 +118,7 @@ class Trainer:
         try:
             self._cut(log)
             if not self.progress.before:
-                self._judge(log, None)
+                logged(self._judge(log, None))
                 self._save()
             losses: list[float] = []
             while not self.done and not stopped():
@@ -119,7 +128,7 @@ class Trainer:
                 self.progress.step += 1
                 told(at + 1, self._settings.steps, self._words(losses[-1]))
                 if self.progress.step % self._settings.every == 0 or self.done:
-                    self._judge(log, sum(losses) / len(losses))
+                    logged(self._judge(log, sum(losses) / len(losses)))
                     losses = []
                     self._save()
             self._save()
@@ -182,8 +191,8 @@ class Trainer:
         fall = 0.5 + 0.5 * math.cos(math.pi * step / self._settings.steps)
         return min(1.0, (step + 1) / max(self._settings.warm_up, 1)) * max(fall, LAST_RATE)
 
-    def _judge(self, log: LineFile, loss: float | None) -> None:
-        """Writes a line of the log, and keeps the weights if they are the best so far."""
+    def _judge(self, log: LineFile, loss: float | None) -> dict[str, Any]:
+        """Returns a line of the log, which it has written, and keeps the weights if they are the best so far."""
         progress = self.progress
         self.draft.eval()
         found = self._worth()
@@ -193,8 +202,10 @@ class Trainer:
             weights = {name: p.detach().cpu().contiguous() for name, p in self._parameters.items()}
             write_whole(self._folder / BEST, save(weights))
             progress.best, progress.best_step = found, progress.step
-        row = {"step": progress.step, "loss": loss, "seconds": progress.seconds, "tokens": progress.tokens}
-        log.append({**row, "held_out": [dataclasses.asdict(w) for w in found], **self._noted()})
+        row: dict[str, Any] = {"step": progress.step, "loss": loss, "seconds": progress.seconds}
+        row |= {"tokens": progress.tokens, "held_out": [dataclasses.asdict(w) for w in found], **self._noted()}
+        log.append(row)
+        return row
 
     def _worth(self) -> list[Worth]:
         return worth(self.draft, self._written, self._settings.num_drafts)
