@@ -7,7 +7,7 @@ README.md says how each number is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import report
@@ -64,29 +64,43 @@ PAIRS: dict[str, Callable[[], Pair]] = {
 }
 
 
+class Decoded(NamedTuple):
+    """What one decoder did: seconds of each round, and tau and texts, which are the same in all."""
+
+    seconds: list[float]
+    tau: float
+    texts: list[list[list[int]]]
+
+
+def decode(
+    decoders: Mapping[str, SpeculativeDecoder], prompts: Sequence[list[int]], tokens: int, rounds: int
+) -> dict[str, Decoded]:
+    """Continues the prompts one by one, greedily, with each decoder in turns; the first round does not count."""
+    found = {name: Decoded([], 1.0, []) for name in decoders}
+    for name in in_turns([*decoders], 1 + rounds):
+        results = [decoders[name].generate([p], max_new_tokens=tokens, eos_token_id=[]) for p in prompts]
+        seconds = [*found[name].seconds, sum(r.stats.seconds["total"] for r in results)]
+        tau = sum(r.stats.emitted for r in results) / sum(r.stats.steps for r in results)
+        found[name] = Decoded(seconds, tau, [r.tokens for r in results])
+    return {name: each._replace(seconds=each.seconds[1:]) for name, each in found.items()}
+
+
 def compare(pair: Pair, advice: Advice, rounds: int) -> dict[str, object]:
-    """Decodes all prompts plainly and with the advised number of drafts in turns; the first round does not count."""
+    """Decodes all prompts plainly and with the advised number of drafts."""
     k, tokens = advice.verdict.num_drafts, advice.settings.tokens
     assert k is not None
     decoders = {
         "plain": SpeculativeDecoder(pair.target, None, 0),
         "specdec": SpeculativeDecoder(pair.target, pair.draft, k),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in decoders}
-    taus, texts = [], {}
-    for name in in_turns([*decoders], 1 + rounds):
-        results = [decoders[name].generate([p], max_new_tokens=tokens, eos_token_id=[]) for p in pair.prompts]
-        seconds[name].append(sum(r.stats.seconds["total"] for r in results))
-        texts[name] = [r.tokens for r in results]
-        if name == "specdec":
-            taus.append(sum(r.stats.emitted for r in results) / sum(r.stats.steps for r in results))
+    plain, ours = decode(decoders, pair.prompts, tokens, rounds).values()
     emitted = tokens * len(pair.prompts)
     return {
-        "speedup": ratios(seconds["plain"][1:], seconds["specdec"][1:]),
-        "plain_tokens_per_second": summary([emitted / s for s in seconds["plain"][1:]]),
-        "tokens_per_second": summary([emitted / s for s in seconds["specdec"][1:]]),
-        "tau": taus[-1],
-        "greedy_equal": texts["plain"] == texts["specdec"],
+        "speedup": ratios(plain.seconds, ours.seconds),
+        "plain_tokens_per_second": summary([emitted / s for s in plain.seconds]),
+        "tokens_per_second": summary([emitted / s for s in ours.seconds]),
+        "tau": ours.tau,
+        "greedy_equal": plain.texts == ours.texts,
     }
 
 

@@ -40,6 +40,12 @@ METHODS = {  # loss, text, and how many tokens of the vocabulary the draft keeps
 LAYERS = 2  # of the start, out of the target's 16
 
 
+def corpus_of(quick: bool) -> Corpus:
+    """The Python standard library, or a little of it."""
+    training, held_out = standard_library()
+    return Corpus(training[:20] if quick else training, held_out, 0, 0)
+
+
 def main(
     methods: Annotated[str | None, typer.Option(help=f"separated by semicolons; of {'; '.join(METHODS)}")] = None,
     steps: Annotated[int, typer.Option(min=1)] = 300,
@@ -59,8 +65,7 @@ def main(
     if quick:
         names, steps, seeds, batch_size, length, judged = names[:1], 2, 1, 1, 48, 2
     target, _, tokenizer = load_embedded_pair()
-    training, held_out = standard_library()
-    texts = Corpus(training[:20] if quick else training, held_out, 0, 0)
+    texts = corpus_of(quick)
     facts = {
         "steps": steps,
         "batch_size": batch_size,

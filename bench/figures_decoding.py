@@ -85,6 +85,29 @@ def advised(results: Results) -> str:
     return page(table(head, rows), said)
 
 
+def better_draft(results: Results) -> str:
+    """What advise promises for a better draft, and what one was worth."""
+    r = results["better_draft"]
+    (found,) = r["rows"]
+    (before, after), more = found["alpha"], r["promised_alpha"]
+    said = (
+        f"{r['less']} and {r['more']} further steps; {r['prompts']} held-out prompts, {r['new_tokens']} new tokens, "
+        f"greedy, {r['rounds']} rounds. {source('better_draft', r)}"
+    )
+    ratio = found["measured_over_promised"]
+    rows = [
+        [f"alpha + {more:g}", "", f"{found['promised_for_more_alpha']:.2f}", "", ""],
+        [
+            f"alpha {before:.3f} to {after:.3f}",
+            " to ".join(map(str, found["K"])),
+            f"{found['promised']:.2f}",
+            spread(found["measured"]),
+            f"{ratio:.2f}",
+        ],
+    ]
+    return page(table(("", "K", "times as fast, promised", "measured", "ratio"), rows), said)
+
+
 def distilled(results: Results) -> str:
     """What drafts of one start are worth after as many steps of each kind."""
     r = results["distill"]

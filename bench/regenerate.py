@@ -158,6 +158,11 @@ RESULTS = (
         (*MEASURING, *_EVALUATION, "bench/bench_advise.py", "bench/tunable_pair.py"),
     ),
     Result(
+        "better_draft",
+        "bench/bench_better_draft.py --json {json}",
+        (*MEASURING, *_EVALUATION, "bench/bench_better_draft.py", "bench/bench_advise.py", "bench/bench_distill.py"),
+    ),
+    Result(
         "distill",
         "bench/bench_distill.py --json {json}",
         ("python/specdec/training", "python/specdec/embedded/target", "bench/bench_distill.py"),

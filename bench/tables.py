@@ -46,6 +46,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "rules": decoding.rules,
     "advise": decoding.advised,
     "distill": decoding.distilled,
+    "better_draft": decoding.better_draft,
     "speculative_step": kernels.steps("speculative_step"),
     "speculative_step.avx2": kernels.steps("speculative_step.avx2"),
     "settings": kernels.settings,

@@ -231,8 +231,10 @@ def test_a_batch_is_not_charged_for_the_steps_of_the_other(monkeypatch):
 
 
 def test_the_numbers_of_drafts_take_turns():
+    """All of them once in each turn, and not in one order."""
     sweep = Sweep((1, 2, 4))
-    assert [sweep.next([0, 1], 2)[1] for _ in range(4)] == [1, 2, 4, 1]
+    turns = [tuple(sweep.next([0, 1], 2)[1] for _ in range(3)) for _ in range(20)]
+    assert {tuple(sorted(turn)) for turn in turns} == {(1, 2, 4)} and len({*turns}) > 3
 
 
 def test_a_drafter_that_fails_is_named():
@@ -266,6 +268,17 @@ def test_bad_settings_are_refused():
         advise(target, {}, [[1]])
     with pytest.raises(ValueError, match="max_new_tokens: got 64 after a prompt of 250 tokens"):
         advise(target, {"model": draft}, [[1] * 250])
+
+
+@pytest.mark.parametrize(("tokens", "largest"), [(2, 1), (5, 4), (64, 8)])
+def test_short_texts_are_measured_in_longer_ones(tokens, largest, monkeypatch):
+    """A text of 2 tokens has no step whose time is known beside that of its prompt, and no use for two drafts."""
+    monkeypatch.setattr(Threads, "oversubscribed", False)
+    target, draft = tunable_pair(0.0)
+    found = advise(target, {"model": draft}, prompts(1, 3, 5), AdviseSettings(0.01, tokens, batch_sizes=()))
+    assert [*found.tried[0].steps] == [*range(1, largest + 1)]
+    with pytest.raises(ValueError, match="^max_new_tokens: got 17, allowed: an integer >= 18"):
+        measure(*(SpeculativeDecoder(target, d, 8) for d in (None, draft)), [[1]], 1, (8,), 17, 0.1)
 
 
 # ---- the command

@@ -24,7 +24,7 @@ from ..contenders import Prompt
 from ..machine import machine
 from ..progress import Tell, Work, silent
 from .compatibility import Compatibility
-from .costs import Measured, measure
+from .costs import Measured, measure, shortest_text
 from .machine_trouble import Shares, Threads, profile_forward, time_threads
 from .prediction import Prediction, best, more_accepted, predict
 from .words import Memory, Tried, Verdict, say, verdict
@@ -46,7 +46,7 @@ class AdviseSettings:
     Args:
         seconds: for which steps are measured, > 0; loading models comes on top, and slow models take longer.
         tokens: new tokens of a text, >= 2: reading a prompt counts for less in longer texts.
-        most_drafts: the largest K, >= 1.
+        most_drafts: the largest K, >= 1. A text has a use for up to ``tokens`` - 1.
         temperature: of sampled texts, > 0.
         batch_sizes: beside 1.
         seed: of sampled texts.
@@ -68,6 +68,16 @@ class AdviseSettings:
             refuse("temperature", self.temperature, "a number > 0: greedy texts are measured anyway")
         for size in self.batch_sizes:
             read_count("batch_sizes", size, 2)
+
+    @property
+    def largest(self) -> int:
+        """The largest K that is timed."""
+        return min(self.most_drafts, self.tokens - 1)
+
+    @property
+    def written(self) -> int:
+        """New tokens of the texts whose steps are timed."""
+        return max(self.tokens, shortest_text(self.largest))
 
 
 @dataclass(frozen=True)
@@ -129,9 +139,9 @@ def advise(
     if not drafters:
         refuse("drafters", "none", "at least one")
     plain = SpeculativeDecoder(target, None, 0)
-    decoders = {name: SpeculativeDecoder(target, drafter, s.most_drafts) for name, drafter in drafters.items()}
+    decoders = {name: SpeculativeDecoder(target, drafter, s.largest) for name, drafter in drafters.items()}
     for model in (plain.target, *(m for d in decoders.values() if isinstance(m := _model(d), CachedModel))):
-        check_room([list(p) for p in prompts], s.tokens, model.name, model.max_length)
+        check_room([list(p) for p in prompts], s.written, model.name, model.max_length)
     work = Work(progress, len(decoders) + 3 + len(s.batch_sizes))
     work.begin("timing threads")
     threads, shares = _machine(plain.target)
@@ -143,10 +153,10 @@ def advise(
         )
 
     measured: dict[str, Measured] = {}
-    widths = range(1, s.most_drafts + 1)
+    widths = range(1, s.largest + 1)
     for name, decoder in decoders.items():
         work.begin(f"decoding with {name}")
-        measured[name] = measure(plain, decoder, prompts, 1, widths, s.tokens, s.seconds * FIRST / len(decoders))
+        measured[name] = measure(plain, decoder, prompts, 1, widths, s.written, s.seconds * FIRST / len(decoders))
         work.did_one()
     tried = [_tried(n, m, decoders[n], s.tokens, found.get(n)) for n, m in measured.items()]
     tried.sort(key=lambda t: -t.best.speedup)
@@ -156,15 +166,15 @@ def advise(
     sampled, params = {}, SamplingParams(s.temperature)
     for rule in (Rule.TOKEN, Rule.BLOCK):
         time = s.seconds * SAMPLED / 2
-        one = measure(plain, decoders[first.name], prompts, 1, widths, s.tokens, time, params, rule, seed=s.seed)
+        one = measure(plain, decoders[first.name], prompts, 1, widths, s.written, time, params, rule, seed=s.seed)
         sampled[str(rule)] = best(one, s.tokens)
         work.did_one()
     batches, costs = {1: first.best}, {n: {1: _seconds(m, s.most_drafts)} for n, m in measured.items()}
-    wide = sorted({min(k, s.most_drafts) for k in WIDE})
+    wide = sorted({min(k, s.largest) for k in WIDE})
     for size in sorted(s.batch_sizes):
         work.begin(f"decoding {size} sequences at a time")
         time = s.seconds * BATCHES / len(s.batch_sizes)
-        one = measure(plain, decoders[first.name], prompts, size, wide, s.tokens, time)
+        one = measure(plain, decoders[first.name], prompts, size, wide, s.written, time)
         chances = measured[first.name].acceptance.by_position()  # of more steps, on the same texts
         batches[size] = max((predict(one, k, s.tokens, by_position=chances) for k in wide), key=lambda p: p.speedup)
         costs[first.name][size] = _seconds(one, s.most_drafts)

@@ -6,17 +6,17 @@ and draft at each width, the kernels, and the loop's own work on the host.
 
 from __future__ import annotations
 
-import itertools
+import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from specdec_kernels import Rule, SamplingParams
 
-from ...checks import refuse
+from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
 from ...drafters.draft_length import NO_CAPS, Remaining, RowResult
 from ...loop.arguments import read_entries
@@ -30,10 +30,12 @@ FORWARDS = ("draft_forwards", "target_forwards")
 
 
 class Sweep:
-    """Takes the numbers of drafts in turns, and counts what becomes of the drafts."""
+    """Takes the numbers of drafts in turns, and counts what becomes of the drafts. Each turn has another order: in one
+    that repeats, a number could always come in the first step of a text, or where its end cuts drafts short, and then
+    it would never be timed."""
 
     def __init__(self, widths: Sequence[int]):
-        self.acceptance, self._turns = Acceptance(max(widths)), itertools.cycle(widths)
+        self.acceptance, self._turns = Acceptance(max(widths)), _turns(widths)
 
     def begin(self, row: int) -> None:
         pass
@@ -58,6 +60,17 @@ class Sweep:
 
     def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
         self.acceptance.record(results)
+
+
+def _turns(widths: Sequence[int]) -> Iterator[int]:
+    chance = random.Random(0)
+    while True:
+        yield from chance.sample(widths, len(widths))
+
+
+def shortest_text(most_drafts: int) -> int:
+    """Tokens of a text in which the second step still has room for that many drafts, whatever the first one emits."""
+    return 2 * (most_drafts + 1)
 
 
 @dataclass
@@ -185,16 +198,17 @@ def measure(
     Args:
         decoder: with a fixed K, the largest of ``widths``.
         prompts: they are taken in turns, again and again.
-        widths: K >= 1 that are timed; the order is that in which they are taken.
-        tokens: new tokens of a text.
+        widths: K >= 1 that are timed.
+        tokens: new tokens of a text, at least ``shortest_text`` of the largest K.
         seconds: for which it goes on, and at least until each width was timed once.
         params: None is greedy.
         seed: of the first text; each has another one.
         clock: for tests.
 
     Raises:
-        ValueError: the drafter failed.
+        ValueError: names the argument. Also: the drafter failed.
     """
+    read_count("max_new_tokens", tokens, shortest_text(max(widths)))
     sweep, began, turn = Sweep(widths), clock(), 0
     measured = Measured(rows, sweep.acceptance)
     while True:
