@@ -25,7 +25,7 @@ from specdec.training.starts import cut
 from specdec.training.texts import Corpus
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from train_embedded_pair import corpus as standard_library  # noqa: E402  a script, of the folder above
+from standard_library import corpus as standard_library  # noqa: E402  a script, of the folder above
 
 CPU = torch.device("cpu")
 METHODS = {  # loss, text, and how many tokens of the vocabulary the draft keeps (0: all)

@@ -3,7 +3,7 @@
     python tools/train_embedded_heads.py --out heads    # trains; run it again to resume
     specdec generate "def read(self):" --drafter heads/eagle3
 
-Half of the texts are from the corpus of train_embedded_pair.py, half are the target's own. It is what `specdec
+Half of the texts are from the corpus of standard_library.py, half are the target's own. It is what `specdec
 train-heads` does, with the settings of the heads that come with the package.
 """
 
@@ -22,7 +22,8 @@ from specdec.training.head_settings import HeadSettings
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
-from train_embedded_pair import console, corpus
+from standard_library import corpus
+from train_embedded_pair import console
 
 # What each kind has of its own.
 KINDS = {"medusa": {"depth": 3}, "eagle3": {"depth": 4}, "dflash": {"depth": 7, "layers": 2}}

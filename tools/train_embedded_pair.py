@@ -14,11 +14,9 @@ tenth of the time on a CPU: memory for the logits is then kept, not returned and
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
-import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import safe_open
 from safetensors.torch import save_file
+from standard_library import corpus
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoTokenizer,
@@ -40,8 +39,6 @@ from transformers import (
 )
 
 EOS, PAD, VOCABULARY = "<|endoftext|>", "<|pad|>", 4096
-# Tests, and tables of generated data.
-SKIP = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
 # A line break and the indentation after it are one piece: an identifier is the same token anywhere.
 PIECES = Regex(r" ?[^\W\d]+| ?\d{1,3}| ?[^\s\w]+|\n+[ \t]*|\s+(?!\S)|\s+")
 # Deep and narrow: on a CPU the forward of a small model costs time per layer, so five tokens cost
@@ -55,21 +52,6 @@ console = Console()
 
 
 # ---- data ----------------------------------------------------------------------------------------
-
-
-def corpus() -> tuple[list[str], list[str]]:
-    """Training and held-out files, split by a hash of the path: the same for everyone, always."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    training, held_out = [], []
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if SKIP.intersection(name.parts):
-            continue
-        text = path.read_text(encoding="utf-8", errors="ignore")
-        if text.strip():
-            held = hashlib.sha256(name.as_posix().encode()).digest()[0] < 8  # 8 of 256: about 3 %
-            (held_out if held else training).append(text)
-    return training, held_out
 
 
 def make_tokenizer(texts: list[str], folder: Path) -> PreTrainedTokenizerFast:

@@ -106,6 +106,8 @@ MUTATIONS: list[Mutation] = [
             "evaluation-prompts-are-learned": ("or any(p in text for p in wanted)", ""),
             "held-out-texts-are-learned": ("text.strip() in aside or ", ""),
             "duplicates-are-learned": ("if digest in seen:", "if False:"),
+            "results-without-their-prompts": ("else prompts[number] + _string(", "else _string("),
+            "failed-results-are-learned": ('"" if row.get("status") != "OK" else ', ""),
         },
     ),
 ]

@@ -182,6 +182,19 @@ def test_the_command(data, tmp_path):
     assert found.tokens == SpeculativeDecoder(target, None).generate(given, max_new_tokens=6).tokens
 
 
+def test_results_of_a_job_are_learned_from(tmp_path):
+    """As ``specdec generate`` writes them, with the file of their prompts."""
+    file, results = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"def f{i}(self):", "seed": i}) + "\n" for i in range(4)))
+    assert invoke("generate", "--batch-file", file, "--output", results, "--max-new-tokens", 60).exit_code == 0
+    (tmp_path / "held.txt").write_text(CODE * 3)
+    given = ("distill", "--data", results, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt", *QUICK)
+    assert "the text of prompt" in refused(*given)
+    done = invoke(*given, "--prompts", file)
+    assert done.exit_code == 0 and " 4 texts; " in (tmp_path / "out" / "README.md").read_text(), done.output
+    assert "--prompts: got" in refused(*given, "--prompts", tmp_path / "none.jsonl")
+
+
 def test_a_cut_draft_and_a_picture(data, tmp_path):
     given = ("distill", "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
     done = invoke(*given, *QUICK, "--layers", 1, "--intermediate", 64, "--vocabulary", 1000)

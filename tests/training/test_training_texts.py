@@ -36,6 +36,21 @@ def test_rows_have_a_text_messages_or_a_prompt(tmp_path, tokenizer):
     assert read_documents(path, tokenizer) == ["one", "<user>a?<assistant>b.", "pc", "q"]
 
 
+def test_results_of_a_job_follow_their_prompts(tmp_path, tokenizer):
+    """In the order in which they ended; a failed one is left out."""
+    rows = [{"id": "a", "prompt": 1, "text": " = 1", "status": "OK"},
+            {"id": 0, "prompt": 0, "text": "", "status": "too long"},
+            {"id": 2, "prompt": 2, "text": "", "status": "OK"}]  # fmt: skip
+    path = lines(tmp_path / "x.jsonl", *rows)
+    assert read_documents(path, tokenizer, ["import", "x", "y"]) == ["x = 1", "y"]
+    with pytest.raises(
+        ValueError, match="^data: got line 3 .*the text of prompt 2, allowed: those of the prompts given, 2"
+    ):
+        read_documents(path, tokenizer, ["import", "x"])
+    with pytest.raises(ValueError, match="^data: got line 1 .*the text of prompt 1, allowed: .*given, 0"):
+        read_documents(path, tokenizer)
+
+
 def test_another_file_is_one_text(tmp_path, tokenizer):
     (tmp_path / "x.py").write_text("a\n\nb\n")
     assert read_documents(tmp_path / "x.py", tokenizer) == ["a\n\nb\n"]

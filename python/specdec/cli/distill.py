@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 class DistillCommand(GroupedCommand):
     groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "The draft": ("draft", "layers", "intermediate", "config", "vocabulary", "lora"),
-        "What it learns from": ("data", "held_out", "text", "batch_size", "length", "temperature", "cache_logits"),
+        "What it learns from": (
+            "data",
+            "prompts",
+            "held_out",
+            "text",
+            "batch_size",
+            "length",
+            "temperature",
+            "cache_logits",
+        ),
         "How": ("loss", "steps", "rate", "warm_up", "precision", "gradient_checkpointing", "seed"),
         "Results": (
             "output",
@@ -61,6 +70,7 @@ def distill(
         int, typer.Option(metavar="N", help="Let it draft only the N most frequent tokens of the data; 0: all.")
     ] = 0,
     lora: Annotated[int, typer.Option(help="Train adapters of this rank, which are merged at the end; 0: all.")] = 0,
+    prompts: training.Prompts = None,
     held_out: training.HeldOut = None,
     text: Annotated[
         str,
@@ -129,7 +139,7 @@ def distill(
             judged=judged,
         )
         loaded = models.load(target, None, [], device, dtype)
-        corpus = training.read_corpus(data, held_out, loaded)
+        corpus = training.read_corpus(data, prompts, held_out, loaded)
         start, said = _start(loaded, draft, layers, intermediate, config, seed)
         name = target or "the embedded target"
         card = Card(name, said, source, licence, shlex.join(["specdec", *sys.argv[1:]]))

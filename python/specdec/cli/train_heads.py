@@ -25,7 +25,16 @@ HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns
 class TrainHeadsCommand(GroupedCommand):
     groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "The head": ("kind", "depth", "layers", "layer_ids", "vocabulary"),
-        "What it learns from": ("data", "held_out", "text", "batch_size", "length", "temperature", "cache_features"),
+        "What it learns from": (
+            "data",
+            "prompts",
+            "held_out",
+            "text",
+            "batch_size",
+            "length",
+            "temperature",
+            "cache_features",
+        ),
         "How": ("loss", "steps", "rate", "warm_up", "precision", "seed"),
         "Results": (
             *("output", "format_", "output_dtype", "every", "num_drafts", "judged", "source", "licence"),
@@ -53,6 +62,7 @@ def train_heads(
     vocabulary: Annotated[
         int, typer.Option(metavar="N", help="EAGLE-3 drafts the N most frequent tokens of the data alone; 0: all.")
     ] = 0,
+    prompts: training.Prompts = None,
     held_out: training.HeldOut = None,
     text: Annotated[
         str, typer.Option(help="Learn from data, target (texts that it writes), or both: target:0.5,data:0.5")
@@ -110,7 +120,7 @@ def train_heads(
         )
         settings = HeadSettings(kind, run, depth, layers, ids, cache_features, format_)
         loaded = models.load(target, None, [], device, dtype)
-        corpus = training.read_corpus(data, held_out, loaded)
+        corpus = training.read_corpus(data, prompts, held_out, loaded)
         card = Card(target or "the embedded target", kind, source, licence, shlex.join(["specdec", *sys.argv[1:]]))
         with training.kept(output), training.logging(tensorboard, output) as logged:
             done = train_head(loaded.target, loaded.tokenizer, corpus, settings, output, show, stopped, card, logged)

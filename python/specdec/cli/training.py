@@ -12,6 +12,7 @@ import typer
 
 from . import models
 from .bench import BUILT_IN
+from .prompts import input_errors
 from .terminal import remark
 
 if TYPE_CHECKING:
@@ -23,9 +24,12 @@ STOPPED = 1  # the exit code of a training that an error ended
 Data = Annotated[
     list[Path],
     typer.Option(
-        help="Repeatable: .jsonl or .parquet with text, messages, or prompt and completion; a folder of datasets' "
-        "save_to_disk; any other file is one text."
+        help="Repeatable: .jsonl or .parquet with text, messages, or prompt and completion; results of specdec "
+        "generate --output; a folder of datasets' save_to_disk; any other file is one text."
     ),
+]
+Prompts = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The --batch-file of the results of specdec generate in --data.")
 ]
 HeldOut = Annotated[Path | None, typer.Option(metavar="FILE", help="Texts to judge by. Default: about 3 % of --data.")]
 BatchSize = Annotated[int, typer.Option(help="Texts of a step.")]
@@ -88,13 +92,21 @@ def stop_once() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def read_corpus(data: Sequence[Path], held_out: Path | None, loaded: models.Models) -> Corpus:
+def read_corpus(data: Sequence[Path], prompts: Path | None, held_out: Path | None, loaded: models.Models) -> Corpus:
+    from ..jobs.input import read_batch
+    from ..jobs.lines import LineSettings
     from ..jobs.questions import read_questions
     from ..training.texts import read_documents, split
 
     def tokenizer():
         return loaded.tokenizer
 
-    documents = [text for path in data for text in read_documents(path, tokenizer)]
+    given: list[str] = []
+    if prompts is not None:
+        vocab_size = loaded.target.config.get_text_config(decoder=True).vocab_size
+        with input_errors("--prompts"):
+            lines = read_batch(prompts, LineSettings(), vocab_size, tokenizer=tokenizer)
+        given = [line.prompt for line in lines]
+    documents = [text for path in data for text in read_documents(path, tokenizer, given)]
     aside = None if held_out is None else read_documents(held_out, tokenizer)
     return split(documents, [question.prompt for question in read_questions(BUILT_IN)], aside)

@@ -19,10 +19,10 @@ from ..prompts import read_eos
 from .cached_logits import CachedLogits
 from .card import Card, card_text
 from .held_out import beginnings, worth, write
-from .lessons import SOURCES, Lessons
+from .lessons import Lessons
 from .losses import LOSSES, read_mixture
 from .packing import Packed
-from .settings import DTYPES, Distilled, DistillSettings
+from .settings import DTYPES, SOURCES, Distilled, DistillSettings
 from .shards import digest, fingerprint
 from .texts import Corpus
 from .trainer import BEST, CHECKPOINT, LOG, Logged, Trainer

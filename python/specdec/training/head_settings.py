@@ -9,9 +9,8 @@ from typing import Any
 from ..checks import read_count, refuse
 from ..models.cached_model import CachedModel
 from .held_out import Worth
-from .lessons import GIVEN, OWN
 from .losses import DIVERGENCES
-from .settings import DistillSettings
+from .settings import GIVEN, OWN, DistillSettings
 
 KINDS = ("medusa", "eagle3", "dflash", "mtp")
 PUBLISHED, SPECULATORS = "published", "speculators"

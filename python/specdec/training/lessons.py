@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -12,12 +11,7 @@ from specdec_kernels import SamplingParams
 
 from ..decoder import SpeculativeDecoder
 from .packing import Packed
-
-if TYPE_CHECKING:
-    from .settings import DistillSettings
-
-GIVEN, OWN, DRAFTS = "data", "target", "draft"
-SOURCES = (GIVEN, OWN, DRAFTS)
+from .settings import DRAFTS, GIVEN, OWN, DistillSettings
 
 
 class Lessons:

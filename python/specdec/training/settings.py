@@ -11,8 +11,9 @@ import torch
 
 from ..checks import read_count, refuse
 from .held_out import Worth
-from .lessons import GIVEN
 
+GIVEN, OWN, DRAFTS = "data", "target", "draft"
+SOURCES = (GIVEN, OWN, DRAFTS)  # of texts
 PRECISIONS = ("no", "bf16")
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -46,7 +47,7 @@ class DistillSettings:
     """
     Attributes:
         train: how it is trained.
-        text: weights by the names in ``lessons.SOURCES``: what is learned from.
+        text: weights by the names in ``SOURCES``: what is learned from.
         batch_size, length: texts of a step, and tokens of a text.
         at_once: texts that are written together.
         prompt: tokens of the data that a written text, and a text to judge by, begins with.

@@ -29,21 +29,25 @@ class Corpus:
     known: int  # that were left out, because they contain an evaluation prompt
 
 
-def read_documents(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> list[str]:
+def read_documents(
+    path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase], prompts: Sequence[str] = ()
+) -> list[str]:
     """Returns the texts of a file, or of a folder that ``datasets`` has saved.
 
     A line of a .jsonl file, a row of a .parquet file and a row of a saved dataset have a ``text``; or ``messages``,
-    which the chat template makes a text of; or a ``prompt`` with a ``completion``. Any other file is one text.
+    which the chat template makes a text of; or a ``prompt`` with a ``completion``. A result of a job (``specdec
+    generate --output``) is a text that follows its prompt; failed ones are left out. Any other file is one text.
 
     Args:
         tokenizer: returns that of the target. It is called for messages.
+        prompts: of the job.
 
     Raises:
         ValueError: names ``data`` and the line: it cannot be read, a row is not right, or there is no text.
     """
     documents = []
     for place, row in _rows(path):
-        text = row if isinstance(row, str) else _text(place, row, tokenizer)
+        text = row if isinstance(row, str) else _text(place, row, tokenizer, prompts)
         if text.strip():
             documents.append(text)
     if not documents:
@@ -111,9 +115,13 @@ def _dataset(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"row {number} of {str(path)!r}", {key: value for key, value in row.items() if value is not None}
 
 
-def _text(place: str, row: Any, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> str:
+def _text(place: str, row: Any, tokenizer: Callable[[], PreTrainedTokenizerBase], prompts: Sequence[str] = ()) -> str:
     if not isinstance(row, dict):
         refuse("data", f"{place}, {shown(row)}", "an object")
+    if "text" in row and type(number := row.get("prompt")) is int:  # a job's result
+        if not 0 <= number < len(prompts):
+            refuse("data", f"{place}, the text of prompt {number}", f"those of the prompts given, {len(prompts)}")
+        return "" if row.get("status") != "OK" else prompts[number] + _string(place, "text", row["text"])
     if "text" in row:
         return _string(place, "text", row["text"])
     if "messages" in row:
