@@ -25,7 +25,7 @@ from specdec.models.loading import Pair
 ADAPTIVE, CAPPED = "K adapts", "K adapts, requests with num_drafts=0"
 RULE = "coupled"  # that of a server: no text depends on K
 FIXED = (1, 4)
-TEXTS_A_ROW = 3
+TEXTS_A_ROW = 2
 
 
 def methods(pair: Pair) -> dict[str, SpeculativeDecoder]:
@@ -99,16 +99,16 @@ def cells(loads: Sequence[int]) -> list[tuple[int, int]]:
 
 def main(
     device: report.DeviceName = "cpu",
-    loads: Annotated[str | None, typer.Option(help="sequences at a time; default: 1,2,4,8,16")] = None,
+    loads: Annotated[str | None, typer.Option(help="sequences at a time; default: 1,4,16")] = None,
     temperatures: Annotated[str, typer.Option(help="separated by commas")] = "0,1",
-    rounds: Annotated[int | None, typer.Option(min=1, help="after one to warm up; default: 5")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="after one to warm up; default: 3")] = None,
     threads: report.Threads = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
 ) -> None:
     """Measures drafting under load on the embedded pair."""
     where = report.read_device(device)
-    numbers = report.read_integers("loads", loads or ("1,2" if quick else "1,2,4,8,16"))
+    numbers = report.read_integers("loads", loads or ("1,2" if quick else "1,4,16"))
     results = report.Report("load_aware", where, json_path, threads, quick=quick, rule=RULE)
     pair = load_embedded_pair(device=where)
     limits = (2, 4) if quick else NEW_TOKENS
@@ -117,7 +117,7 @@ def main(
             count = load if quick else TEXTS_A_ROW * load
             requests = fixed_length(unseen_code(pair[2], [PROMPT_TOKENS] * count), spread(count, *limits), temperature)
             longest = PROMPT_TOKENS + max(limits)
-            found = measure(methods(pair), requests, load, rows, rounds or (1 if quick else 5), longest)
+            found = measure(methods(pair), requests, load, rows, rounds or (1 if quick else 3), longest)
             results.add(judged(found, load, rows, temperature))
     columns = ("load", "rows", "temperature", "tokens_per_second", "times_plain", "plain_steps", "num_drafts_0")
     results.show("K by load", results.rows, (*columns, "plain_again"))
