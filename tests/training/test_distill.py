@@ -190,7 +190,8 @@ def test_results_of_a_job_are_learned_from(tmp_path):
     (tmp_path / "held.txt").write_text(CODE * 3)
     given = ("distill", "--data", results, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt", *QUICK)
     assert "the text of prompt" in refused(*given)
-    done = invoke(*given, "--prompts", file)
+    done = invoke(*given, "--prompts", file, "--cache-logits", 64)
+    assert "the 64 tokens that are cached have " in done.stderr
     assert done.exit_code == 0 and " 4 texts; " in (tmp_path / "out" / "README.md").read_text(), done.output
     assert "--prompts: got" in refused(*given, "--prompts", tmp_path / "none.jsonl")
 

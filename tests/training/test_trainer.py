@@ -215,6 +215,9 @@ def test_a_cache_goes_on_where_it_was_killed_and_knows_its_data(tmp_path):
     found = again.of(torch.tensor([70, 3]))
     torch.testing.assert_close(found.log_p, wanted.log_p, rtol=1e-4, atol=1e-4)
     assert torch.equal(found.ids, wanted.ids)
+    with torch.inference_mode():
+        best = target(blocks[:64, :-1], use_cache=False).logits.softmax(-1).topk(5).values.sum(-1)
+    assert again.covered == pytest.approx(best.mean().item(), abs=1e-4)
     for wrong in ((other, blocks, 5), (target, blocks + 1, 5), (target, blocks, 6)):
         with pytest.raises(ValueError, match="^cache_logits: got .*of another target, data or number"):
             CachedLogits(tmp_path / "c", *wrong).fill(16, lambda done, total: None)

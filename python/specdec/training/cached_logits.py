@@ -39,6 +39,12 @@ class CachedLogits(Shards):
             torch.cat([row["ids"] for row in rows]).long().to(device),
         )
 
+    @property
+    def covered(self) -> float:
+        """The probability that the target gives, on average over the first shard, to the tokens that are told apart."""
+        rest = [self._row(i)["log_p"][:, -1] for i in range(min(SHARD, len(self._blocks)))]
+        return 1 - torch.cat(rest).exp().mean().item()
+
     @torch.inference_mode()
     def _compute(self, blocks: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self._target(input_ids=blocks[:, :-1].to(self._target.device), use_cache=False).logits

@@ -63,7 +63,8 @@ def distill(
         folder: which is made; what is not finished stands in its folder ``training``.
         told: called with how many steps there are of how many, and how it goes.
         stopped: asked after each step: whether to stop, and to go on another time.
-        say: called with what a reduced vocabulary will cost and gain, before anything is trained.
+        say: called with what a reduced vocabulary will cost and gain, and what cached logits leave out, before anything
+            is trained.
         card: what the model card says besides the measured numbers.
         logged: called with each line of the log.
 
@@ -95,6 +96,8 @@ def distill(
     if settings.cache_logits:
         cached = CachedLogits(folder / RUN / "logits", target, given.blocks, settings.cache_logits)
         cached.fill(settings.batch_size, lambda done, total: told(done, total, "caching the target's logits"))
+        known = f"the {settings.cache_logits} tokens that are cached have {cached.covered:.1%} of the probability"
+        say(f"{known}; how the rest is spread is not learned")
     lessons = Lessons(given, target, draft, settings)
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if k != "train"}
     asked |= {"target": fingerprint(target), "draft": fingerprint(draft), "threads": torch.get_num_threads()}
