@@ -22,18 +22,22 @@ from specdec import SpeculativeDecoder, load_embedded_pair
 from specdec.evaluation.advise import MORE_ALPHA
 from specdec.evaluation.advise.costs import measure, shortest_text
 from specdec.evaluation.advise.prediction import best, more_accepted
+from specdec.models.loading import load_model
 from specdec.training.distill import distill, encoded, read_loss, read_text
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.starts import cut
-from transformers import PreTrainedModel
+from specdec.training.texts import Corpus
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CPU = torch.device("cpu")
 MOST, PROMPT = 8, 32  # drafts, and tokens of a prompt
 
 
 def main(
-    less: Annotated[int, typer.Option(min=1, help="steps of the draft before")] = 60,
-    more: Annotated[int, typer.Option(min=1, help="further steps, to the draft after")] = 60,
+    less: Annotated[int, typer.Option(min=1, help="steps of the draft before")] = 120,
+    more: Annotated[int, typer.Option(min=1, help="further steps, to the draft after")] = 360,
+    before: Annotated[Path | None, typer.Option(help="a folder of a draft, which is not trained then")] = None,
+    after: Annotated[Path | None, typer.Option(help="the same, of the better one")] = None,
     seconds: Annotated[float, typer.Option(help="for which steps of each pair are measured")] = 40.0,
     prompts: Annotated[int, typer.Option(min=1, help="held-out ones")] = 24,
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
@@ -45,26 +49,39 @@ def main(
     """Trains 2 of the embedded target's layers, and once more from there. What the second training is worth is
     predicted by what advise measures of the first draft, for as much more alpha, and then measured: greedy, float32,
     one sequence at a time."""
+    if (before is None) != (after is None):
+        report.refuse("before, after", "one of them", "both, or none")
     if quick:
         less, more, seconds, prompts, new_tokens, rounds = 1, 1, 0.1, 1, shortest_text(MOST), 1
     target, _, tokenizer = load_embedded_pair()
     texts = corpus_of(quick)
-    drafts = [cut(target, 2).eval()]
-    for steps in (less, more):
-        train = TrainSettings(read_loss("total_variation"), steps, 2e-3, warm_up=10, every=steps)
-        settings = DistillSettings(train, read_text("data"), length=128, judged=2, output_dtype="float32")
-        draft = copy.deepcopy(drafts[-1])
-        with tempfile.TemporaryDirectory() as folder:
-            distill(target, draft, tokenizer, texts, settings, Path(folder))
-        drafts.append(draft)
+    drafts = [load_model(folder, "float32") for folder in (before, after) if folder is not None]
+    if not drafts:
+        drafts.append(trained(target, cut(target, 2).eval(), tokenizer, texts, less))
+        drafts.append(trained(target, drafts[0], tokenizer, texts, more))
     held_out = [token for ids in encoded(tokenizer, texts.held_out) for token in ids]
     every = len(held_out) // prompts
     given = [held_out[i * every : i * every + PROMPT] for i in range(prompts)]
     facts = {"less": less, "more": more, "prompts": prompts, "new_tokens": new_tokens, "rounds": rounds}
     results = report.Report("better_draft", CPU, json_path, threads, quick=quick, promised_alpha=MORE_ALPHA, **facts)
-    results.add(row(target, drafts[1], drafts[2], given, new_tokens, seconds, rounds))
+    results.add(row(target, *drafts, given, new_tokens, seconds, rounds))
     results.say({"measured over promised": results.rows[-1]["measured_over_promised"]})
     results.finish()
+
+
+def trained(
+    target: PreTrainedModel,
+    start: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Corpus,
+    steps: int,
+) -> PreTrainedModel:
+    train = TrainSettings(read_loss("total_variation"), steps, 2e-3, warm_up=10, every=steps)
+    settings = DistillSettings(train, read_text("data"), length=128, judged=2, output_dtype="float32")
+    draft = copy.deepcopy(start)
+    with tempfile.TemporaryDirectory() as folder:
+        distill(target, draft, tokenizer, texts, settings, Path(folder))
+    return draft
 
 
 def row(
