@@ -26,8 +26,9 @@ def test_python_runs_as_it_stands(number, capsys):
     if number == 0:
         printed = capsys.readouterr().out.splitlines()[-1]
         result = names["result"]
-        assert [len(tokens) for tokens in result.tokens] == [32, 32]
-        assert printed == f"64 tokens in {result.stats.steps} steps, tau {result.stats.tau:.2f}"
+        lengths = [len(tokens) for tokens in result.tokens]
+        assert lengths[0] == 32 and 0 < lengths[1] <= 32  # the second one is sampled, and may come to its end
+        assert printed == f"{sum(lengths)} tokens in {result.stats.steps} steps, tau {result.stats.tau:.2f}"
     else:
         assert names["output"].shape == (2, names["inputs"].input_ids.shape[1] + 32)
 
