@@ -35,13 +35,13 @@ MOST, PROMPT = 8, 32  # drafts, and tokens of a prompt
 
 def main(
     less: Annotated[int, typer.Option(min=1, help="steps of the draft before")] = 120,
-    more: Annotated[int, typer.Option(min=1, help="further steps, to the draft after")] = 360,
+    more: Annotated[int, typer.Option(min=1, help="further steps, to the draft after")] = 120,
     before: Annotated[Path | None, typer.Option(help="a folder of a draft, which is not trained then")] = None,
     after: Annotated[Path | None, typer.Option(help="the same, of the better one")] = None,
-    seconds: Annotated[float, typer.Option(help="for which steps of each pair are measured")] = 40.0,
-    prompts: Annotated[int, typer.Option(min=1, help="held-out ones")] = 24,
+    seconds: Annotated[float, typer.Option(help="for which steps of each pair are measured")] = 25.0,
+    prompts: Annotated[int, typer.Option(min=1, help="held-out ones")] = 16,
     new_tokens: Annotated[int, typer.Option(min=2)] = 64,
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 4,
     threads: report.Threads = None,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
@@ -101,7 +101,7 @@ def row(
     chances, alphas = known[0].acceptance.by_position(), [m.acceptance.alpha for m in known]
     now = best(known[0], tokens)
     promised = {
-        gain: best(known[0], tokens, by_position=more_accepted(chances, gain))
+        gain: best(known[0], tokens, by_position=more_accepted(chances, alphas[0], gain))
         for gain in (MORE_ALPHA, alphas[1] - alphas[0])
     }
     then = promised[alphas[1] - alphas[0]]

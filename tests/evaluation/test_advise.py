@@ -46,7 +46,10 @@ def tried(name: str, of: Measured) -> Tried:
     for k, times in of.steps.items():
         parts[k] = {part: times.part(part) for part in times.parts}
     steps = {k: predict(of, k, 64) for k in of.steps}
-    half, more = best(of, 64, faster_draft=2.0), best(of, 64, by_position=more_accepted(chances, 0.05))
+    half, more = (
+        best(of, 64, faster_draft=2.0),
+        best(of, 64, by_position=more_accepted(chances, of.acceptance.alpha, 0.05)),
+    )
     forward, tests = of.plain.part("target_forwards"), of.acceptance.tested
     return Tried(
         name, best(of, 64), steps, of.acceptance.alpha, chances, tests, forward, parts, MEMORY, None, half, more
@@ -74,10 +77,11 @@ def test_a_prediction_has_what_verifying_and_reading_prompts_take():
 
 def test_what_a_better_draft_would_be_worth():
     of = measured(0.8, 0.4)
-    half, more = (best(of, 64, faster_draft=2.0), best(of, 64, by_position=more_accepted([0.8] * 4, 0.05)))
+    half, more = (best(of, 64, faster_draft=2.0), best(of, 64, by_position=more_accepted([0.8] * 4, 0.8, 0.05)))
     assert half.speedup == pytest.approx(best(measured(0.8, 0.2), 64).speedup)
     assert more.speedup == pytest.approx(best(measured(0.85, 0.4), 64).speedup)
-    assert more_accepted([0.98, 0.5], 0.05) == [1.0, 0.55]
+    assert more_accepted([0.9, 0.6], 0.75, 0.05) == pytest.approx([0.92, 0.68])  # four rejections where there were five
+    assert more_accepted([0.9, 0.99], 0.97, 0.05) == [1.0, 1.0] == more_accepted([1.0, 1.0], 1.0, 0.05)
 
 
 def test_times_between_measured_ones_do_not_fall():

@@ -202,7 +202,7 @@ def _tried(
         memory=_memory(decoder),
         compatibility=compatibility,
         half_the_draft=best(measured, tokens, faster_draft=FASTER),
-        more_alpha=best(measured, tokens, by_position=more_accepted(chances, MORE_ALPHA)),
+        more_alpha=best(measured, tokens, by_position=more_accepted(chances, measured.acceptance.alpha, MORE_ALPHA)),
     )
 
 

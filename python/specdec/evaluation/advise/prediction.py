@@ -68,6 +68,8 @@ def best(measured: Measured, tokens: int, **what_if: object) -> Prediction:
     return max(found, key=lambda p: p.speedup)
 
 
-def more_accepted(by_position: Sequence[float], alpha: float) -> list[float]:
-    """Returns the acceptance with ``alpha`` more at every position."""
-    return [min(chance + alpha, 1.0) for chance in by_position]
+def more_accepted(by_position: Sequence[float], alpha: float, more: float) -> list[float]:
+    """Returns the acceptance with ``more`` than ``alpha`` of all drafts: rejections become fewer by the same factor at
+    every position, as where many are accepted already, fewer can be won."""
+    left = max(1 - more / (1 - alpha), 0.0) if alpha < 1 else 1.0
+    return [1 - left * (1 - chance) for chance in by_position]
