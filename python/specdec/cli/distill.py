@@ -26,28 +26,9 @@ if TYPE_CHECKING:
 class DistillCommand(GroupedCommand):
     groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "The draft": ("draft", "layers", "intermediate", "config", "vocabulary", "lora"),
-        "What it learns from": (
-            "data",
-            "prompts",
-            "held_out",
-            "text",
-            "batch_size",
-            "length",
-            "temperature",
-            "cache_logits",
-        ),
+        "What it learns from": (*training.TEXTS, "cache_logits"),
         "How": ("loss", "steps", "rate", "warm_up", "precision", "gradient_checkpointing", "seed"),
-        "Results": (
-            "output",
-            "output_dtype",
-            "every",
-            "num_drafts",
-            "judged",
-            "source",
-            "licence",
-            "tensorboard",
-            "as_json",
-        ),
+        "Results": ("output", *training.RESULTS),
         "Machine": ("device", "dtype"),
     }
 

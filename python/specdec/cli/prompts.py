@@ -23,7 +23,7 @@ def read_texts(prompts: list[str], batch_file: Path | None) -> list[str]:
     may have no settings of its own."""
     if batch_file is None:
         return check_texts(prompts)
-    with input_errors():
+    with _input_errors():
         from ..jobs.input import read_batch
         from ..jobs.lines import LineSettings
 
@@ -32,7 +32,7 @@ def read_texts(prompts: list[str], batch_file: Path | None) -> list[str]:
 
 def read_questions(batch_file: Path, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> list[Question]:
     """The questions of a file, each with a category."""
-    with input_errors():
+    with _input_errors():
         from ..jobs import questions
 
         return questions.read_questions(batch_file, tokenizer)
@@ -44,9 +44,10 @@ def read_lines(
     vocab_size: int,
     texts: int,
     tokenizer: Callable[[], PreTrainedTokenizerBase],
+    option: str = "--batch-file",
 ) -> list[JobLine]:
     """The lines of a file, with their own settings; ``texts`` are made of each. ``tokenizer`` is for messages."""
-    with input_errors():
+    with _input_errors(option):
         from ..jobs.input import read_batch
 
         return read_batch(batch_file, defaults, vocab_size, texts=texts, tokenizer=tokenizer)
@@ -54,7 +55,7 @@ def read_lines(
 
 def read_prompt_file(path: Path) -> str:
     """A whole file as one prompt."""
-    with input_errors("--prompt-file"):
+    with _input_errors("--prompt-file"):
         from ..jobs.input import read_prompt
 
         return read_prompt(path)
@@ -71,7 +72,7 @@ def check_texts(texts: list[str]) -> list[str]:
 
 
 @contextmanager
-def input_errors(option: str = "--batch-file") -> Iterator[None]:
+def _input_errors(option: str = "--batch-file") -> Iterator[None]:
     from ..jobs.input import InputError
 
     try:

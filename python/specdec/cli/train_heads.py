@@ -25,21 +25,9 @@ HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns
 class TrainHeadsCommand(GroupedCommand):
     groups: ClassVar[dict[str, tuple[str, ...]]] = {
         "The head": ("kind", "depth", "layers", "layer_ids", "vocabulary"),
-        "What it learns from": (
-            "data",
-            "prompts",
-            "held_out",
-            "text",
-            "batch_size",
-            "length",
-            "temperature",
-            "cache_features",
-        ),
+        "What it learns from": (*training.TEXTS, "cache_features"),
         "How": ("loss", "steps", "rate", "warm_up", "precision", "seed"),
-        "Results": (
-            *("output", "format_", "output_dtype", "every", "num_drafts", "judged", "source", "licence"),
-            *("tensorboard", "as_json"),
-        ),
+        "Results": ("output", "format_", *training.RESULTS),
         "Machine": ("device", "dtype"),
     }
 

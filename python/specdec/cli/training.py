@@ -12,7 +12,7 @@ import typer
 
 from . import models
 from .bench import BUILT_IN
-from .prompts import input_errors
+from .prompts import read_lines
 from .terminal import remark
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..training.trainer import Logged
 
 STOPPED = 1  # the exit code of a training that an error ended
+# Options in the order in which they are shown; a command has some of its own beside them.
+TEXTS = ("data", "prompts", "held_out", "text", "batch_size", "length", "temperature")
+RESULTS = ("output_dtype", "every", "num_drafts", "judged", "source", "licence", "tensorboard", "as_json")
 
 Data = Annotated[
     list[Path],
@@ -93,7 +96,6 @@ def stop_once() -> Iterator[Callable[[], bool]]:
 
 
 def read_corpus(data: Sequence[Path], prompts: Path | None, held_out: Path | None, loaded: models.Models) -> Corpus:
-    from ..jobs.input import read_batch
     from ..jobs.lines import LineSettings
     from ..jobs.questions import read_questions
     from ..training.texts import read_documents, split
@@ -104,9 +106,7 @@ def read_corpus(data: Sequence[Path], prompts: Path | None, held_out: Path | Non
     given: list[str] = []
     if prompts is not None:
         vocab_size = loaded.target.config.get_text_config(decoder=True).vocab_size
-        with input_errors("--prompts"):
-            lines = read_batch(prompts, LineSettings(), vocab_size, tokenizer=tokenizer)
-        given = [line.prompt for line in lines]
+        given = [line.prompt for line in read_lines(prompts, LineSettings(), vocab_size, 1, tokenizer, "--prompts")]
     documents = [text for path in data for text in read_documents(path, tokenizer, given)]
     aside = None if held_out is None else read_documents(held_out, tokenizer)
     return split(documents, [question.prompt for question in read_questions(BUILT_IN)], aside)

@@ -115,7 +115,7 @@ def _dataset(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"row {number} of {str(path)!r}", {key: value for key, value in row.items() if value is not None}
 
 
-def _text(place: str, row: Any, tokenizer: Callable[[], PreTrainedTokenizerBase], prompts: Sequence[str] = ()) -> str:
+def _text(place: str, row: Any, tokenizer: Callable[[], PreTrainedTokenizerBase], prompts: Sequence[str]) -> str:
     if not isinstance(row, dict):
         refuse("data", f"{place}, {shown(row)}", "an object")
     if "text" in row and type(number := row.get("prompt")) is int:  # a job's result
