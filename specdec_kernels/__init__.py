@@ -3,6 +3,7 @@
 from .api import check_drafts, draft_step, speculative_step
 from .build import build_info
 from .linear_api import linear
+from .ops import SamplingTensors
 from .tree_api import draft_children, verify_tree
 from .types import (
     Backend,
@@ -23,6 +24,7 @@ __all__ = [
     "DraftStep",
     "Rule",
     "SamplingParams",
+    "SamplingTensors",
     "SpeculativeStep",
     "Status",
     "TokenTable",

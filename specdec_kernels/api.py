@@ -6,12 +6,13 @@ import torch
 
 from . import validation as check
 from .backends import operation
+from .ops import SamplingTensors
 from .types import MAX_COMPACT, DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable
 
 
 def draft_step(
     logits: torch.Tensor,
-    params: SamplingParams,
+    params: SamplingParams | SamplingTensors,
     *,
     seed: int | torch.Tensor,
     position: int | torch.Tensor,
@@ -124,7 +125,7 @@ def speculative_step(
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None,
     *,
-    params: SamplingParams,
+    params: SamplingParams | SamplingTensors,
     seed: int | torch.Tensor,
     position: int | torch.Tensor,
     num_drafts: torch.Tensor | None = None,

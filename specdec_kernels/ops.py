@@ -18,7 +18,10 @@ TREE_RULES = ("walk", "token", "block")  # verify_tree's
 
 
 class SamplingTensors(NamedTuple):
-    """What turns the raw logits of every sequence into a distribution: the operations' arguments of the same names."""
+    """What turns the raw logits of every sequence into a distribution, as the operations take it. A decoding loop keeps
+    these tensors from step to step, and passes them instead of ``SamplingParams`` and ``TokenTable``: nothing is then
+    launched to prepare them. Their values must be known to be allowed; they are not read, so nothing waits for a GPU.
+    """
 
     temperature: torch.Tensor  # [B] float32
     filters: torch.Tensor | None = None  # [B, 3] float32: top_k, top_p, min_p; None: all are off
@@ -36,6 +39,10 @@ class SamplingTensors(NamedTuple):
         if ids is None or bias is None or in_prompt is None or count is None:
             return None
         return ids, bias, in_prompt, count
+
+    def repeated(self, times: int) -> SamplingTensors:
+        """Returns the settings with every sequence's ``times`` times, copies next to each other."""
+        return SamplingTensors(*(None if t is None else t.repeat_interleave(times, 0) for t in self))  # type: ignore[arg-type]
 
 
 _SAMPLING = (

@@ -6,13 +6,14 @@ import torch
 
 from . import validation as check
 from .backends import operation
+from .ops import SamplingTensors
 from .types import MAX_WIDTH, DraftChildren, SamplingParams, TokenTable, TreeRule, TreeStep
 
 
 def draft_children(
     logits: torch.Tensor,
     width: int,
-    params: SamplingParams,
+    params: SamplingParams | SamplingTensors,
     *,
     seed: int | torch.Tensor,
     position: int | torch.Tensor,
@@ -94,7 +95,7 @@ def verify_tree(
     parents: torch.Tensor,
     draft_logits: torch.Tensor | None = None,
     *,
-    params: SamplingParams,
+    params: SamplingParams | SamplingTensors,
     seed: int | torch.Tensor,
     position: int | torch.Tensor,
     num_nodes: torch.Tensor | None = None,

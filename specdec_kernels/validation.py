@@ -55,8 +55,15 @@ def check_tree_rule(rule: str) -> int:
     return TREE_RULES.index(rule)
 
 
-def sampling_of(params: SamplingParams, table: TokenTable | None, batch: int, device: torch.device) -> SamplingTensors:
+def sampling_of(
+    params: SamplingParams | SamplingTensors, table: TokenTable | None, batch: int, device: torch.device
+) -> SamplingTensors:
     """``params`` and ``table`` as the operations take them. The values of ``params`` were checked when it was made."""
+    if isinstance(params, SamplingTensors):
+        if table is not None:
+            refuse("table", "a TokenTable beside SamplingTensors", "None: they hold the table")
+        check_like("params.temperature", params.temperature, (batch,), (torch.float32,), device)
+        return params
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
     temperature, filters, penalties = _packed(params, batch, device)
