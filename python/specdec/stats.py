@@ -130,7 +130,7 @@ class Stats:
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in ratios}}
 
 
-class Stopwatch:
+class Timer:
     """Wall time, divided into PARTS without gaps: each lap adds the time since the previous one to a part.
 
     On a GPU, work is still running when its call returns, so there a lap measures issuing or awaiting the work.
