@@ -4,7 +4,7 @@ that were. Imports nothing of specdec."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -26,6 +26,23 @@ def read_count(name: str, value: int, smallest: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
         refuse(name, repr(value), f"an integer >= {smallest}")
     return value
+
+
+def for_each(name: str, given: object, size: int, one: bool) -> list:
+    """Returns ``given`` for each of ``size`` sequences.
+
+    Args:
+        one: whether it is a value for all of them; else it is a list or a tensor with one for each.
+
+    Raises:
+        ValueError: names ``name``; there is not one for each.
+    """
+    if one:
+        return [given] * size
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(values, Sequence) or len(values) != size:
+        refuse(name, repr(given), f"one for all, or a list of {size}, one for each sequence")
+    return list(values)
 
 
 def read_as(name: str, read: Callable[..., T], *arguments: object) -> T:

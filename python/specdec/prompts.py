@@ -81,15 +81,6 @@ def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_len
     )
 
 
-def read_processor_prompts(rows: Sequence[Sequence[int]], batch_size: int, vocab_size: int) -> list[list[int]]:
-    if len(rows) != batch_size:
-        refuse("processor_prompts", f"{len(rows)} rows", f"{batch_size}, one for each prompt")
-    for b, row in enumerate(rows):
-        if not all(isinstance(token, int) and 0 <= token < vocab_size for token in row):
-            refuse("processor_prompts", f"{list(row)!r} for sequence {b}", f"ids from 0 to {vocab_size - 1}")
-    return [list(row) for row in rows]
-
-
 def repeated(rows: Sequence[T], times: int) -> list[T]:
     """Returns every row ``times`` times, copies next to each other."""
     return [row for row in rows for _ in range(times)]

@@ -1,4 +1,4 @@
-"""What ``generate`` returns at the end and reports after every step."""
+"""What ``generate`` returns, and the words in which it says how texts came to be and ended."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class End(enum.StrEnum):
+class FinishReason(enum.StrEnum):
     """Why a sequence ended."""
 
     EOS = "eos"  # it emitted an end-of-sequence token
     STOP = "stop"  # its ``stop`` ended it, for example at a stop string
     LENGTH = "length"  # it has ``max_new_tokens`` new tokens
     CANCELLED = "cancelled"
-    FAILED = "failed"  # its logits define no distribution (see ``status``), or an exception was raised (see ``error``)
+    FAILED = "failed"  # its logits define no distribution (see ``status``), or an exception was raised
 
 
 class TokenLogProb(NamedTuple):
@@ -44,28 +44,13 @@ class TokenLogProb(NamedTuple):
     top: list[tuple[int, float]]  # the most likely tokens and their log-probabilities, in this order; none with -inf
 
 
-class Emission(NamedTuple):
-    """The tokens that one sequence emitted in one step, as passed to ``on_emit``. The log-probabilities are those of
-    ``GenerationResult``, of these tokens; None: not requested."""
-
-    sequence: int
-    tokens: list[int]
-    produced_by: list[Producer]
-    log_probs: list[float] | None = None
-    raw_log_probs: list[float] | None = None
-    top_log_probs: list[TokenLogProb] | None = None
-    # What the step drafted for this sequence, before verification: [] if nothing. None: not requested, or a tree.
-    drafts: list[int] | None = None
-    drafted: int = 0  # how many these were; of a tree, its depth
-
-
 @dataclass(frozen=True)
 class GenerationResult:
     sequences: torch.Tensor  # [B, prompt + new] int64: the prompt as given, the new tokens, then padding
     tokens: list[list[int]]  # the new tokens of each sequence, an end-of-sequence token included
     produced_by: list[list[Producer]]
     status: list[Status]  # Status.OK, or what went wrong with the sequence's logits
-    end: list[End]  # why each sequence ended
+    finish_reason: list[FinishReason]
     stats: Stats  # the whole batch
     sequence_stats: list[Stats]
     # Of ``tokens``, under the distribution that they were drawn from; None: not requested.

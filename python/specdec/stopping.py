@@ -1,4 +1,4 @@
-"""What ends a sequence besides end-of-sequence tokens and its length: stop strings, or whatever is a ``Stopping``."""
+"""What ends a sequence besides end-of-sequence tokens and its length: stop strings, or whatever is a ``StoppingCriteria``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Stopping(Protocol):
+class StoppingCriteria(Protocol):
     """Ends sequences because of their text, in addition to end-of-sequence tokens."""
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:

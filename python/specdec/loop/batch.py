@@ -1,13 +1,16 @@
-"""The host's side of a batch: assigns sequences to rows, launches steps, and applies their reports to the sequences."""
+"""The host's side of a batch: gives rows to sequences, launches steps, and applies their reports to the sequences.
+
+``generate`` fills a batch and drains it. A ``Scheduler`` feeds it piece by piece.
+"""
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -15,86 +18,60 @@ from transformers import LogitsProcessorList
 
 from specdec_kernels import Rule
 
-from ..drafters.adaptive_lengths import Learned, OwnLengths, SharedLength, learned, sampled_lengths
-from ..drafters.draft_length import AdaptiveDrafts, DraftLengths, FixedLengths, Remaining, RowResult, most_drafts
 from ..drafters.guard import GuardedSession
-from ..drafters.predicted import PredictedDrafter
-from ..drafters.protocol import Drafter, Generation
+from ..drafters.protocol import BatchState, Drafter, Step
 from ..models.cached_model import CachedModel
 from ..models.kv_cache import visible_slots
-from ..result import Emission, error_text
+from ..result import FinishReason
 from ..sampling.processors import Processors
 from ..sampling.token_table import HostTable
-from ..stats import Stopwatch
-from .cuda_graphs import StepGraphs
-from .device_rows import DeviceRows, RowStart, StepPlan
-from .rows_in_use import RowsInUse
-from .sequence import Entry, SequenceRecord
-from .step import SpeculativeLoop
-from .step_report import PendingReport, StepResult
-from .step_timer import StepTimer
-from .token_log_probs import MAX_TOP
-from .tree_step import TreeLoop
-from .typical import Typical
-from .unseen_tokens import UnseenTokens
+from ..stats import Timer
+from .draft_length import AdaptiveK, FixedK, RowResult
+from .graphs import StepGraphs
+from .log_probs import MAX_TOP
+from .report import PendingReport, StepResult, StepTimer
+from .rows import RowBuckets, Rows
+from .sequence import Output, Sequence
+from .step import AcceptRule, SpeculativeLoop
 
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """The configuration of a batch.
+    """The settings of a batch, which are independent of each other.
 
     Attributes:
-        num_drafts: K, or how to choose it.
+        num_drafts: chooses K.
         size: the number of rows. A row holds one sequence at a time.
         capacity: slots of a row, the trash slot included.
         max_eos: the largest number of end-of-sequence tokens of one sequence.
-        learned: with ``AdaptiveDrafts``: what the decoder knows of steps with so many rows; else None.
-        logits: whether the target's logits are recorded for every emitted token.
-        steady: all steps of one K have the same shape, unless K is chosen and there are no graphs. A row's results
-            then do not depend on the room of other rows.
-        isolate: a drafter that fails for one row still drafts for the others.
-        fewer_rows: where K adapts to the batch, steps have no more rows than are in use, or few more.
-        ahead: how many steps the device may be ahead of the host, 0 or 1.
-        graphs: runs a step as one CUDA graph; None: no graphs.
         nodes: the most nodes of a tree that a step verifies, whose paths have up to K; 0: chains.
-        typical: accepts the nodes of trees by this lossy rule, with ``rule`` coupled elsewhere; None: exactly.
-        predictions: sequences may have predictions. Not with trees.
+        logits: whether the target's logits are recorded for every emitted token.
+        async_scheduling: whether the device may be one step ahead of the host.
+        graphs: runs a step as one CUDA graph; None: no graphs.
     """
 
     target: CachedModel
     drafter: Drafter | None
-    num_drafts: int | AdaptiveDrafts
+    num_drafts: FixedK | AdaptiveK
+    rule: AcceptRule
     size: int
     capacity: int
-    rule: Rule
-    compact_q: int
-    backend: str
     max_eos: int
-    learned: Callable[[int], Learned] | None = None
-    logits: bool = False
-    steady: bool = False
-    isolate: bool = False
-    fewer_rows: bool = False
-    ahead: int = 0
-    graphs: StepGraphs | None = None
+    backend: str = "auto"
     nodes: int = 0
-    typical: Typical | None = None
-    predictions: bool = False
-
-    @property
-    def most_drafts(self) -> int:
-        """The largest K."""
-        return most_drafts(self.num_drafts)
+    logits: bool = False
+    async_scheduling: bool = False
+    graphs: StepGraphs | None = None
 
 
 class _Launched(NamedTuple):
     """A step that the host has not read yet."""
 
-    records: list[SequenceRecord | None]  # the rows' sequences when it was launched
+    sequences: list[Sequence | None]  # of the rows, when it was launched
     report: PendingReport
     num_drafts: int
     wanted: list[int]  # drafts of each row, not limited by its room
-    timer: StepTimer | None  # where K adapts
+    timer: StepTimer | None  # where K adapts, and the step's time says what later ones take
 
 
 class Batch:
@@ -104,342 +81,386 @@ class Batch:
     edits rows between steps. If the next step does not need the host (``runs_ahead``), the host may read a report one
     step late.
 
-    Args:
-        lengths: chooses K, in the place of what ``config.num_drafts`` asks for; that is then the largest K.
+    A row is given to a sequence (``add``), whose prompt is then read (``prefill``). From then on the sequence takes
+    part in steps, until it ends and leaves the row.
 
     Attributes:
         steps, draft_forwards: forwards of target and draft so far.
         num_drafts: K of the last step.
-        waiting: how many tokens each sequence that waits for a row may emit; set by who admits them. None: there are
-            many.
     """
 
-    def __init__(self, config: BatchConfig, lengths: DraftLengths | None = None):
-        self.config, self.graphs = config, config.graphs
-        target, size, capacity, most = config.target, config.size, config.capacity, config.most_drafts
-        self.rows: list[SequenceRecord | None] = [None] * size
-        self.device_rows = DeviceRows(size, capacity, most, config.max_eos, target.device)
-        self.table = HostTable(size, config.max_eos, target.device)
-        self.stopwatch = Stopwatch()
-        self.generation = Generation(
+    def __init__(self, config: BatchConfig):
+        self.config = config
+        target, size, capacity = config.target, config.size, config.capacity
+        most, device = config.num_drafts.most, target.device
+        self.rows: list[Sequence | None] = [None] * size
+        self.timer = Timer()
+        self.state = BatchState(
             size=size,
             capacity=capacity,
             most_drafts=most,
-            rule=config.rule,
-            compact_q=config.compact_q,
+            nodes=config.nodes,
+            rule=config.rule.rule,
             backend=config.backend,
-            stopwatch=self.stopwatch,
+            timer=self.timer,
             target_cache=target.new_cache(size, capacity),
             processors=Processors(size, target.vocab_size),
-            params=self.device_rows.params,
-            seed=self.device_rows.seed,
             ends=[frozenset()] * size,
             predictions=[()] * size,
             owners=[None] * size,
-            nodes=config.nodes,
         )
-        self.steps = self.draft_forwards = self.num_drafts = 0
-        self.waiting: list[int] | None = []
+        self.device_rows = Rows(size, capacity, most, config.nodes, config.max_eos, device)
+        self.table = HostTable(size, config.max_eos, device)
         self.session: GuardedSession | None = None
-        drafter = PredictedDrafter(config.drafter) if config.predictions else config.drafter
-        if drafter is not None and most > 0:
-            self.session = GuardedSession(drafter, self.generation, isolate=config.isolate)
-        parts = (target, self.session, self.generation, self.device_rows)
-        self.loop = TreeLoop(*parts, config.typical) if config.nodes else SpeculativeLoop(*parts)
-        models = [target, getattr(config.drafter, "model", target)]
-        self._reads_only_filled = all(model.reads_only_filled for model in models)
-        self._draft_lengths = lengths or _draft_lengths(config)
-        adaptive = config.num_drafts if isinstance(config.num_drafts, AdaptiveDrafts) else None
-        self._adapts = adaptive is not None and self.session is not None
-        fewer = config.fewer_rows and adaptive is not None and not adaptive.alone
-        # A compiled forward has the number of rows as a constant. On a GPU each number takes kernels and graphs.
-        fewer = fewer and not any(getattr(model, "is_compiled", False) for model in models)
-        self._rows_in_use = RowsInUse(size, 4 if config.graphs is not None else 2) if fewer else None
-        # What chooses K while a row's text depends on K.
-        depends = config.rule != Rule.COUPLED or config.typical is not None
-        few = config.graphs is not None
-        self._sampled = sampled_lengths(adaptive, few, size) if adaptive is not None and depends else None
-        self._unseen = UnseenTokens()
+        if config.drafter is not None and most > 0:
+            self.session = GuardedSession(config.drafter, self.state)
+        self.loop = SpeculativeLoop(target, self.session, self.state, self.device_rows, config.rule)
+        self.steps = self.draft_forwards = self.num_drafts = 0
+        self._reads_only_filled = target.reads_only_filled and (
+            config.drafter is None or config.drafter.reads_only_filled
+        )
+        self._adapts = isinstance(config.num_drafts, AdaptiveK) and self.session is not None
+        # Where K adapts, steps have few more rows than are in use. A compiled forward has the number of rows as a
+        # constant. On a GPU each number takes kernels and graphs.
+        self._buckets: RowBuckets | None = None
+        if self._adapts and not target.is_compiled:
+            self._buckets = RowBuckets(size, 4 if config.graphs is not None else 2)
+        self._unread: deque[Sequence] = deque()  # have a row, and their prompts are not read yet
         self._pending: deque[_Launched] = deque()
+        self._outputs: list[Output] = []
+        self._drafted = False  # in the step before
         # Graphs are captured on the current device, which is set for each thread.
-        self._on_device = torch.cuda.device(target.device) if target.device.type == "cuda" else nullcontext()
+        self._on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
     @property
-    def live(self) -> bool:
-        return any(record is not None and record.live for record in self.rows)
+    def live(self) -> int:
+        """How many rows decode."""
+        return len(self._decoding())
 
-    def admit(self, entries: Mapping[int, Entry]) -> None:
-        """Begins a sequence in each of these rows. The target's cache must already hold each prompt except its last
-        token, and each sequence must have room for at least one new token."""
-        for row, entry in entries.items():
-            record = self.rows[row] = entry.record
-            drafting = record.drafting
-            record.drafts = drafting.most != 0 and (self.config.drafter is not None or len(drafting.prediction) > 0)
-            start = RowStart(record.text, record.room, entry.seed, record.ends.eos, entry.params)
-            self.device_rows.set(row, start)
-            shortest = record.ends.eos, entry.min_new_tokens
-            self.table.begin(row, entry.params, entry.bias, record.processed, record.prompt_length, *shortest)
-            self.generation.processors.of_rows[row] = entry.processors
-            self.generation.ends[row] = record.ends.eos
-            self.generation.predictions[row] = drafting.prediction if record.drafts else ()
-            self.generation.owners[row] = drafting.owner
-            for lengths in self._lengths:
-                lengths.begin(row)
-            self._unseen.begin(row)
-        if self.session is not None:
-            self.session.admit({row: entry.record.text for row, entry in entries.items()})
-            self._note_failed_drafts(self.session)
+    @property
+    def prefilling(self) -> int:
+        """How many rows wait until their prompt is read."""
+        return len(self._unread)
 
-    def end(self, row: int) -> None:
-        """Ends the steps of the row's sequence, and removes its settings."""
+    def _decoding(self) -> list[int]:
+        return [row for row, s in enumerate(self.rows) if s is not None and s.live and s not in self._unread]
+
+    def add(self, sequences: Mapping[int, Sequence]) -> None:
+        """Gives free rows to sequences, whose prompts are to be read."""
+        for row, sequence in sequences.items():
+            self.rows[row] = sequence
+            self._unread.append(sequence)
+
+    def prefill(self, tokens: int | None = None) -> None:
+        """Reads prompts, and begins the sequences whose prompts are read.
+
+        Args:
+            tokens: reads prompts one at a time, the earliest first, in parts of so many tokens, until at least so many
+                were read. What is stored then depends on the prompt alone, and an error ends its sequence alone. None:
+                reads all prompts at once; an error is raised.
+        """
+        if tokens is None:
+            self._read_together()
+        else:
+            read = 0
+            while self._unread and read < tokens:
+                sequence = self._unread[0]
+                try:
+                    read += max(self._read_part(sequence, tokens), 1)
+                except Exception as error:  # from the forward of this prompt alone
+                    sequence.fail(error)
+                    self.finish(sequence)
+        self.timer.lap("prefill")
+
+    def _read_together(self) -> None:
+        """All rows of the batch must have been added."""
+        sequences = list(self._unread)
+        if not sequences:
+            return
+
+        def score(i: int, *fed: object) -> None:
+            if sequences[i].request.prompt_log_probs is not None:
+                sequences[i].score_prompt(*fed)  # type: ignore[arg-type]
+
+        scored = any(s.request.prompt_log_probs is not None for s in sequences)
+        prompts = [s.text[:-1] for s in sequences]
+        self.config.target.prefill(self.state.target_cache, prompts, score if scored else None)
+        self._begin(sequences)
+
+    def _read_part(self, sequence: Sequence, most: int) -> int:
+        """Reads the next part of a prompt, and returns its number of tokens. Its bounds, and so its keys, depend on the
+        prompt alone."""
+        cache, text, done = self.state.target_cache, sequence.text, sequence.stored
+        row, end = self.rows.index(sequence), min(done + most, len(text) - 1)
+        if done == 0:
+            cache.begin(row)
+        if end > done:
+            scored = sequence.request.prompt_log_probs is not None
+            on_logits = (lambda _, *fed: sequence.score_prompt(*fed)) if scored else None
+            self.config.target.extend(cache, [text[:end]], [done], row, on_logits)
+        sequence.stored = end
+        if end == len(text) - 1:
+            self._begin([sequence])
+        return end - done
+
+    def _begin(self, sequences: list[Sequence]) -> None:
+        """Lets sequences whose prompts are stored take part in steps."""
+        begun = {}
+        for sequence in sequences:
+            row = self.rows.index(sequence)
+            self._unread.remove(sequence)
+            if sequence.room == 0:  # only its prompt was asked for
+                sequence.finish_reason = FinishReason.LENGTH
+                self.finish(sequence)
+                continue
+            begun[row], request = sequence, sequence.request
+            sequence.drafts = sequence.drafts and self.session is not None and self.session.alive
+            self.device_rows.set(row, sequence)
+            ends = sequence.eos, request.min_new_tokens
+            self.table.begin(row, sequence.params, sequence.bias, sequence.seen, sequence.prompt_length, *ends)
+            self.state.processors.of_rows[row] = sequence.processors
+            self.state.ends[row] = sequence.eos
+            self.state.predictions[row] = sequence.prediction if sequence.drafts else ()
+            self.state.owners[row] = request.owner
+        if self.session is not None and begun:
+            self.session.begin({row: sequence.text for row, sequence in begun.items()})
+
+    def finish(self, sequence: Sequence) -> None:
+        """Emits the last output of a sequence that has ended without a step, and empties its row if it has one."""
+        self._outputs.append(sequence.output())
+        if sequence in self.rows:
+            self._leave(self.rows.index(sequence))
+
+    def _leave(self, row: int) -> None:
+        """Empties the row of a sequence that has ended."""
+        sequence, self.rows[row] = self.rows[row], None
+        assert sequence is not None
+        if sequence in self._unread:
+            self._unread.remove(sequence)
+            return
         self.device_rows.clear(row)
         self.table.end(row)
-        self.generation.processors.of_rows[row] = LogitsProcessorList()
-        self.generation.ends[row] = frozenset()
-        self.generation.predictions[row], self.generation.owners[row] = (), None
-        self.generation.processors.errors.pop(row, None)
-
-    def release(self, row: int) -> None:
-        """Empties a row whose sequence has ended."""
-        record, self.rows[row] = self.rows[row], None
-        if self.session is not None and record is not None:
-            self.session.release(row, record.tokens)
+        state = self.state
+        state.processors.of_rows[row] = LogitsProcessorList()
+        state.processors.errors.pop(row, None)
+        state.ends[row], state.predictions[row], state.owners[row] = frozenset(), (), None
+        if self.session is not None:
+            self.session.end(row, sequence.tokens)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
     @property
     def runs_ahead(self) -> bool:
         """Whether the next step can be launched before the host has read the reports of earlier steps."""
-        config = self.config
-        drafts_alone = self.session is None or not self.session.alive or not self.session.reads_texts
-        return drafts_alone and not (self.generation.processors or self.table.counts or config.logits)
+        drafts_alone = self.session is None or not self.session.needs_host
+        return drafts_alone and not (self.state.processors or self.table.counts or self.config.logits)
 
-    def step(self) -> list[Emission]:
-        """Runs one step of all rows. Returns what this step emitted or, if the device is ahead, what the previous step
-        emitted. An error that does not belong to one row ends all sequences, and is recorded in each."""
-        ahead = self.config.ahead if self.runs_ahead else 0
-        emissions: list[Emission] = []
+    def step(self) -> list[Output]:
+        """Runs one step of all rows. Returns what has been emitted since the last call: by this step or, if the device
+        is ahead, by the previous one. An error that does not belong to one row ends all sequences that decode."""
         try:
             with self._on_device:
-                self._catch_up(ahead, emissions)
+                ahead = int(self.config.async_scheduling and self.runs_ahead)
+                self._read(ahead)
                 if self.live:
-                    self._launch(emissions)
-                self._catch_up(ahead, emissions)
+                    self._launch()
+                self._read(ahead if self.live else 0)
         except BaseException as error:  # in a forward of all rows, or an interrupt: the rows' state is now unknown
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
-        self.stopwatch.lap("loop")
-        return emissions
+        self.timer.lap("loop")
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
-    def _catch_up(self, ahead: int, emissions: list[Emission]) -> None:
-        """Reads reports until the device is at most ``ahead`` steps ahead, or all reports if no sequence is live.
-        Emissions are added report by report, so that they are kept even if the next report raises."""
-        while len(self._pending) > (ahead if self.live else 0):
-            emissions += self._take(self._pending.popleft())
+    def _read(self, ahead: int = 0) -> None:
+        """Reads reports until the device is at most ``ahead`` steps ahead."""
+        while len(self._pending) > ahead:
+            self._take(self._pending.popleft())
 
     def _fail(self, error: BaseException) -> None:
-        """Ends all sequences with ``error``, and drops the reports that were not read yet."""
-        for row, record in enumerate(self.rows):
-            if record is not None and record.live:
-                record.fail(error)
-                self.end(row)
+        """Ends all sequences that decode with ``error``, and drops the reports that were not read yet."""
         self._pending.clear()
+        for row in self._decoding():
+            sequence = self.rows[row]
+            assert sequence is not None
+            sequence.fail(error)
+            self.finish(sequence)
 
-    def _launch(self, emissions: list[Emission]) -> None:
-        self._use_rows(emissions)
-        if not self.live:  # as the reports that were read for it say
-            return
+    def _launch(self) -> None:
+        """Launches a step. Some steps need reports that were not read yet, by which all sequences may have ended."""
+        self._use_rows()
         wanted, chosen = self._wanted_drafts()
         if max(wanted) > 0:
-            self._show_unseen(wanted, emissions)
-            if not self.live:
-                return
-            wanted = [n if r and r.live and r.drafts else 0 for n, r in zip(wanted, self.rows, strict=True)]
-        graphs = self.graphs if self.runs_ahead and self.table.on_device() is None else None
-        # A step that is a graph, or runs ahead, does not get what only the host knows.
-        alone = graphs is not None or (self.runs_ahead and self.config.ahead > 0)
+            self._observe(wanted)
+        if not self.live:
+            return
+        if self.session is None or not self.session.alive:
+            wanted = [0] * len(self.rows)
+        config, count = self.config, self.device_rows.count
+        graphs = config.graphs if self.runs_ahead and self.table.on_device() is None else None
+        alone = graphs is not None or (config.async_scheduling and self.runs_ahead)
         self.device_rows.flush()
-        self.generation.params, self.generation.seed = self.device_rows.params, self.device_rows.seed
-        self.generation.greedy = self.device_rows.greedy
         self.device_rows.set_wanted(wanted)
-        # Columns without drafts would only cost time where the steps differ in K anyway.
-        steady = self.config.steady and (self.graphs is not None or not chosen)
-        plan = self._with_log_probs(self._plan(wanted, steady, alone))
-        self._unseen.note(self.rows, plan.num_drafts)
+        # Columns without drafts would only cost time where steps differ in K anyway.
+        known = self._known(wanted[:count], fixed_shape=config.graphs is not None or not chosen, alone=alone)
+        num_drafts, table = known["num_drafts"], self.table.on_device(count)
+        self._note_unseen(num_drafts > 0)
 
         def run() -> StepResult:
-            return self.loop.step(plan)
+            return self.loop.step(self.device_rows.place(table, **known))
 
-        timer = StepTimer(self.config.target.device) if self._adapts else None
+        timer = StepTimer(config.target.device) if self._adapts else None
         if graphs is None:
             result = run()
         else:
-            shape = (plan.num_drafts, plan.visible, plan.log_probs, plan.num_scored, plan.top)
-            result = graphs.run((*shape, *self.device_rows.signature), run, self.session)
-            self.stopwatch.lap("replays")
+            fixed = (known[name] for name in ("num_drafts", "visible", "log_probs", "num_ranked", "top"))
+            result = graphs.run((*fixed, *self.device_rows.signature), run, self.session)
+            self.timer.lap("replays")
+            timer = timer if graphs.settled else None
         if timer is not None:
-            timer.stop(counts=graphs is None or graphs.settled)
-        if self.session is not None:
-            self._note_failed_drafts(self.session)
-        records = self.rows[: self.device_rows.count]
-        self._pending.append(_Launched(records, PendingReport(result), plan.num_drafts, wanted, timer))
+            timer.stop()
+        self._pending.append(_Launched(self.rows[:count], PendingReport(result), num_drafts, wanted, timer))
         self.steps += 1
-        self.num_drafts = plan.num_drafts
+        self.num_drafts = num_drafts
         self.draft_forwards += result.drafts.forwards
 
-    def _use_rows(self, emissions: list[Emission]) -> None:
+    def _use_rows(self) -> None:
         """Sets how many rows the next step has. The times of steps with other numbers of rows are others, so all
         reports are read before."""
-        size = len(self.rows)
-        if self._rows_in_use is None or (self.session is not None and not self.session.takes_fewer_rows):
-            count = size
-        else:
-            highest = max(row for row, record in enumerate(self.rows) if record is not None)
-            count = self._rows_in_use.next(highest + 1 if self._chooses else size)
+        count = len(self.rows)
+        if self._buckets is not None:
+            highest = max(row for row, sequence in enumerate(self.rows) if sequence is not None)
+            count = self._buckets.next(highest + 1 if self._chooses else count)
         if count != self.device_rows.count:
-            while self._pending:
-                emissions += self._take(self._pending.popleft())
+            self._read()
             self.device_rows.use(count)
-            self._draft_lengths.use(count)
 
-    def _plan(self, wanted: list[int], steady: bool, alone: bool = False) -> StepPlan:
-        """Plans a step in which each row drafts up to ``wanted`` tokens. If the host knows the rows' room, it limits
-        K by it: the device enforces the room anyway, but a step with fewer columns is cheaper.
+    @property
+    def _chooses(self) -> bool:
+        """Whether K is chosen anew, as no row's text needs a K that does not depend on other rows."""
+        depends = self.config.rule.rule != Rule.COUPLED or not self.config.rule.exact
+        return self._adapts and not (depends and not self.device_rows.greedy)
+
+    def _wanted_drafts(self) -> tuple[list[int], bool]:
+        """Returns how many tokens each row should draft in the next step, and whether that was chosen for this step."""
+        most, caps = self.config.num_drafts.most, {}
+        if self.session is not None and self.session.alive:
+            for row in self._decoding():
+                sequence = self.rows[row]
+                assert sequence is not None
+                if sequence.drafts:
+                    cap = sequence.request.num_drafts
+                    caps[row] = most if cap is None else cap
+        if not caps:
+            return [0] * len(self.rows), False
+        lengths = self.config.num_drafts
+        k = lengths.choose(self.device_rows.count, list(caps.values())) if self._chooses else lengths.fixed
+        return [min(k, caps.get(row, 0)) for row in range(len(self.rows))], self._chooses
+
+    def _known(self, wanted: list[int], fixed_shape: bool, alone: bool) -> dict:
+        """Returns what the host knows of a step in which each row drafts up to ``wanted`` tokens. If it knows the rows'
+        room, it limits K by it: the device enforces the room anyway, but a step with fewer columns is cheaper.
 
         Args:
             alone: the step does not get what only the host knows.
         """
-        count, texts = self.device_rows.count, []
-        rows, allowed, of_rows = self.rows[:count], wanted[:count], self.generation.processors.of_rows[:count]
+        rows, texts, allowed = self.rows[: len(wanted)], [], wanted
         if not alone:
-            if not steady:
-                allowed = [min(n, max(r.room - 1, 0)) if r else 0 for n, r in zip(allowed, rows, strict=True)]
-            texts = [[] if r is None else r.text for r in rows]
-        num_drafts = max(allowed)
-        return StepPlan(
-            step=self.steps,
-            num_drafts=num_drafts,
-            steady=steady,
-            visible=self._visible(max(num_drafts, self.config.nodes)),
-            allowed=allowed,
-            table=self.table.on_device(count),
-            texts=texts,
-            processed=[r.processed if r and r.live and own else [] for r, own in zip(rows, of_rows, strict=True)],
-        )
-
-    def _with_log_probs(self, plan: StepPlan) -> StepPlan:
-        """Returns ``plan`` with the log-probabilities that the rows' sequences asked for. There are two values of
-        ``top`` only, because captured steps fix it."""
-        asked = {row: record.asked for row, record in enumerate(self.rows) if record and record.asked.emitted}
-        if not asked:
-            return plan
+            if not fixed_shape:
+                allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
+            texts = [[] if s is None else s.text for s in rows]
+        num_drafts, asked = max(allowed), [row for row, s in enumerate(rows) if s and s.log_probs is not None]
         # The kernel's raw log-probabilities are of the logits that it reads, which are those after processors.
-        processed = self.generation.processors.of_rows
-        scored = [row for row, own in asked.items() if own.top is not None or processed[row]]
-        top = MAX_TOP if any(own.top for own in asked.values()) else 0
-        return plan._replace(log_probs=True, num_scored=self.device_rows.set_scored(scored), top=top)
+        tops = {row: s.request.top_log_probs for row in asked if (s := rows[row]) is not None}
+        ranked = [row for row, top in tops.items() if top is not None or self.state.processors.of_rows[row]]
+        return {
+            "index": self.steps,
+            "num_drafts": num_drafts,
+            "visible": self._visible(max(num_drafts, self.config.nodes)),
+            "allowed": allowed,
+            "texts": texts,
+            "seen": [s.seen if s and s.processors else [] for s in rows],
+            "fixed_shape": fixed_shape,
+            "log_probs": bool(asked),
+            "num_ranked": self.device_rows.set_ranked(ranked),
+            # There are two values only, because captured steps fix it.
+            "top": MAX_TOP if any(tops.values()) else 0,
+        }
 
     def _visible(self, num_drafts: int) -> int:
         """Returns the slots that attention reads: those of the longest sequence, and those that steps without a report
         may have added."""
-        capacity = self.config.capacity
+        capacity, most = self.config.capacity, self.config.num_drafts.most
         if self._reads_only_filled:
             return capacity
-        longest = max(len(r.text) for r in self.rows if r is not None and r.live)
-        return visible_slots(longest + len(self._pending) * (self.config.most_drafts + 1) + num_drafts, capacity)
+        longest = max(len(s.text) for row in self._decoding() if (s := self.rows[row]) is not None)
+        return visible_slots(longest + len(self._pending) * (most + 1) + num_drafts, capacity)
 
-    def _note_failed_drafts(self, session: GuardedSession) -> None:
-        for row, error in session.failed_rows.items():
-            if (record := self.rows[row]) is not None:
-                record.drafts, record.drafter_error = False, error_text(error)
-        session.failed_rows.clear()
+    # ---- what the drafter has seen -------------------------------------------------------------------------
 
-    @property
-    def _lengths(self) -> list[DraftLengths]:
-        return [self._draft_lengths, *([] if self._sampled is None else [self._sampled])]
+    def _note_unseen(self, drafts: bool) -> None:
+        """Notes a step that is about to run. The drafter sees the tokens of rows in steps with drafts. In the first of
+        several steps without, it has seen all that the host knows, except the last two tokens, which it is fed in its
+        next step anyway."""
+        if self._drafted and not drafts:
+            for row in self._decoding():
+                sequence = self.rows[row]
+                if sequence is not None and sequence.unseen is None:
+                    sequence.unseen = max(len(sequence.text) - 2, 0)
+        self._drafted = drafts
 
-    @property
-    def _chooses(self) -> bool:
-        """Whether one K is chosen for all rows, as no row's text needs a K that does not depend on other rows."""
-        return self._adapts and (self._sampled is None or self.device_rows.greedy)
-
-    def _wanted_drafts(self) -> tuple[list[int], bool]:
-        """Returns how many tokens each row should draft in the next step, and whether that was chosen for this step."""
-        live = [row for row, record in enumerate(self.rows) if record is not None and record.live]
-        if self.session is None or not self.session.alive:
-            return [0] * len(self.rows), False
-        drafting = [row for row in live if (record := self.rows[row]) is not None and record.drafts]
-        if not drafting:
-            return [0] * len(self.rows), False
-        caps = {row: n for row in drafting if (r := self.rows[row]) is not None and (n := r.drafting.most) is not None}
-        lengths = self._draft_lengths if self._sampled is None or self._chooses else self._sampled
-        rooms = {row: r.room for row in live if (r := self.rows[row]) is not None}
-        remaining = None if self.waiting is None else Remaining(rooms, self.waiting)
-        wanted, chosen = lengths.next(drafting, len(live), remaining, caps), not isinstance(lengths, FixedLengths)
-        return [min(n := wanted.get(row, 0), caps.get(row, n)) for row in range(len(self.rows))], chosen
-
-    def _show_unseen(self, wanted: list[int], emissions: list[Emission]) -> None:
+    def _observe(self, wanted: list[int]) -> None:
         """Shows the drafter what was emitted in steps without drafts, and the prompts of new sequences, in the rows
         that draft now. The host must know these texts, so it first reads the reports of their steps."""
-        rows = self._unseen.rows(wanted)
-        if not rows or self.session is None:
+        unseen = {row: s for row, s in enumerate(self.rows) if wanted[row] and s is not None and s.unseen is not None}
+        if not unseen or self.session is None:
             return
-        if any(step.records[row] is self.rows[row] for step in self._pending for row in rows):
-            while self._pending:
-                emissions += self._take(self._pending.popleft())
-        texts = {row: r.text for row in rows if (r := self.rows[row]) is not None and r.live}
-        started = time.perf_counter()
-        self.session.show(texts, self._unseen.pop(rows))
-        self._draft_lengths.caught_up(time.perf_counter() - started)
-        self._note_failed_drafts(self.session)
+        if any(step.sequences[row] is s for step in self._pending for row, s in unseen.items()):
+            self._read()
+        started = perf_counter()
+        unseen = {row: s for row, s in unseen.items() if s.live}
+        if unseen:
+            starts = {row: s.unseen or 0 for row, s in unseen.items()}
+            self.session.observe({row: s.text for row, s in unseen.items()}, starts)
+        for sequence in unseen.values():
+            sequence.unseen = None
+        self.config.num_drafts.caught_up(self.device_rows.count, perf_counter() - started)
 
-    def _take(self, step: _Launched) -> list[Emission]:
+    # ---- reports -------------------------------------------------------------------------------------------
+
+    def _take(self, step: _Launched) -> None:
         """Applies a step's report to the sequences that had not ended before the step."""
-        reports, result = step.report.read(), step.report.result
-        emissions, results = [], []
-        for row, (record, report) in enumerate(zip(step.records, reports, strict=True)):
-            if record is None or not record.live:
+        result, results = step.report.result, []
+        for row, (sequence, report) in enumerate(zip(step.sequences, step.report.read(), strict=True)):
+            if sequence is None or not sequence.live or sequence in self._unread:
                 continue
-            asked = min(step.wanted[row], record.room - 1)
+            asked = min(step.wanted[row], sequence.room - 1)
             try:
-                if (error := self.generation.processors.errors.get(row)) is not None:
+                if (error := self.state.processors.errors.get(row)) is not None:
                     raise error
-                tokens, accepted = record.take(report, result.drafts.forwards)
+                emitted, accepted = sequence.take(report, result.drafts.forwards)
             except Exception as error:  # from its processors or its stop, so it does not concern other sequences
-                record.fail(error)
-                self.end(row)
+                sequence.fail(error)
+                self.finish(sequence)
                 continue
-            results.append(RowResult(row, asked, accepted, len(tokens), not record.live))
-            if record.drafts and record.drafter_failed():
-                record.drafts = False
+            results.append(RowResult(row, asked, accepted, emitted, not sequence.live))
+            if sequence.drafts and sequence.drafter_failed():
+                sequence.drafts = False
                 # Without the sequence's number: Python remembers every text that it was warned with, and a server's
                 # numbers never end.
-                why = f"its draft logits are NaN or infinite ({record.status.name})"
+                why = f"its draft logits are NaN or infinite ({sequence.status.name})"
                 warnings.warn(f"a sequence drafts no more: {why}", RuntimeWarning, 2)
-            if record.asked.emitted:
-                record.add_log_probs(report, len(tokens))
             if self.config.logits:
-                record.logits += result.emitted_logits(row, len(tokens)).unbind()
-            self.table.add(row, tokens)
-            if tokens:
-                emissions.append(record.emission(len(tokens), report))
-            if not record.live:
-                self.end(row)
-        if step.timer is not None and (seconds := step.timer.seconds) is not None:
-            self._draft_lengths.took(step.num_drafts, seconds)
-        for lengths in self._lengths:
-            lengths.record(step.num_drafts, results)
-        return emissions
-
-
-def _draft_lengths(config: BatchConfig) -> DraftLengths:
-    if not isinstance(config.num_drafts, AdaptiveDrafts):
-        return FixedLengths(config.num_drafts)
-    drafts, few = config.num_drafts, config.graphs is not None
-    if drafts.alone:
-        return OwnLengths(lambda: learned(drafts, few), config.size)
-    assert config.learned is not None
-    return SharedLength(config.learned(config.size), config.size, config.learned)
+                sequence.logits += result.emitted_logits(row, emitted).unbind()
+            self.table.add(row, sequence.text[len(sequence.text) - emitted :])
+            if emitted or not sequence.live:
+                self._outputs.append(sequence.output(emitted, report))
+            if not sequence.live:
+                self._leave(row)
+        rows, lengths = len(step.sequences), self.config.num_drafts
+        if step.timer is not None:
+            lengths.took(rows, step.num_drafts, step.timer.seconds)
+        lengths.record(step.num_drafts, results)

@@ -1,107 +1,267 @@
-"""The host's record of one sequence: its text, where every token came from, and how it ended."""
+"""One sequence: what was asked of it, its state while it is decoded, and what a step emits."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import abc
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import LogitsProcessorList
 
-from specdec_kernels import Status
+from specdec_kernels import SamplingParams, Status
 
-from ..checks import refuse
-from ..result import Emission, End, Producer, TokenLogProb
-from ..sampling.params import Bias
+from ..checks import read_as, read_count, refuse
+from ..models.cached_model import CachedModel
+from ..prompts import read_eos, read_prompts, read_seeds
+from ..result import FinishReason, Producer, TokenLogProb, error_text
+from ..sampling.params import Bias, read_bias
+from ..sampling.processors import read_processors
 from ..stats import Stats
-from ..stopping import Stopping
-from .step_report import SequenceReport
-from .token_log_probs import AskedLogProbs, read_scores, score
+from .log_probs import MAX_TOP, read_scores, score
+from .report import RowReport
 
+if TYPE_CHECKING:
+    from transformers import LogitsProcessor
+
+    from ..stopping import StoppingCriteria
+
+PARAMETERS = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 # Plain integers, because arithmetic on flags is slow.
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
 _DRAFT_FAULTS = int(Status.DRAFT_NAN | Status.DRAFT_POSITIVE_INFINITY)
 
 
 @dataclass(frozen=True)
-class Ends:
-    """The conditions that end a sequence."""
+class Request:
+    """What is asked of one sequence. Its fields mean the same as the arguments of ``SpeculativeDecoder.generate``.
 
-    max_new_tokens: int
-    eos: frozenset[int]
-    stop: Stopping | None
+    Args:
+        prompt: at least one token id.
+        params: with numbers, not tensors; None: greedy.
+        seed: a signed 64-bit integer. The text depends on seed, prompt and settings, but not on the time, the row or
+            the other requests of the batch.
+        eos_token_id: one id, up to 8 ids (or as many as the target's configuration has), or [] for none; None takes
+            those of the target's configuration.
+        stop: must not be shared with other requests, unless it keeps no state.
+        processor_prompt: the prompt as processors and penalties see it; None: as it is.
+        id: any object of the caller's.
+        num_drafts: the most tokens that a step drafts for this request, from 0 (it is decoded plainly) to the
+            scheduler's largest K; with a tree, the most nodes of its paths. None: that K. Greedy texts and those of
+            ``coupled`` do not depend on it. Sampled texts of ``token`` and ``block`` are other draws from the same
+            distribution.
+        report_drafts: whether each ``Output`` says what its step drafted for this request. Not of trees.
+        prediction: token ids that the output is likely to have (OpenAI's Predicted Outputs), for a decoder whose
+            drafter is a :class:`~specdec.drafters.predicted.PredictedDrafter`. It changes a text as little as other
+            drafts do.
+        owner: whose earlier texts may serve this request, and whom this one may serve later: the memory of a
+            ``SuffixDrafter`` with ``SuffixMemories``. Any hashable value; None: nobody's, and no memory is used.
+
+    Example:
+        >>> from specdec import Request, SamplingParams
+        >>> Request([5, 6, 7], max_new_tokens=16, params=SamplingParams(temperature=0.8), seed=1).num_drafts is None
+        True
+    """
+
+    prompt: abc.Sequence[int]
+    max_new_tokens: int = 128
+    params: SamplingParams | None = None
+    seed: int = 0
+    eos_token_id: int | abc.Sequence[int] | None = None
+    stop: StoppingCriteria | None = None
+    logit_bias: Mapping[int, float] | None = None
+    banned_tokens: abc.Sequence[int] = ()
+    min_new_tokens: int = 0
+    logits_processor: abc.Sequence[LogitsProcessor] | None = None
+    processor_prompt: abc.Sequence[int] | None = None
+    id: object = None
+    log_probs: bool = False
+    top_log_probs: int | None = None
+    prompt_log_probs: int | None = None
+    num_drafts: int | None = None
+    report_drafts: bool = False
+    prediction: abc.Sequence[int] | None = None
+    owner: Hashable = None
 
 
-class DraftSettings(NamedTuple):
-    """What one sequence asks of its drafts."""
+class Output(NamedTuple):
+    """What one step emitted for one sequence. The last one of a sequence has its finish reason, and may be without
+    tokens. The log-probabilities are those of ``Sequence``, of these tokens; None: not requested."""
 
-    most: int | None = None  # how many a step may draft for it; None: as many as for others
-    reported: bool = False  # whether its emissions say what was drafted
-    prediction: Sequence[int] = ()  # tokens that it is likely to emit
-    owner: Hashable = None  # whose memory of earlier texts serves it; None: nobody's
+    sequence: Sequence
+    tokens: list[int]
+    produced_by: list[Producer]
+    log_probs: list[float] | None = None
+    raw_log_probs: list[float] | None = None
+    top_log_probs: list[TokenLogProb] | None = None
+    # What the step drafted for this sequence, before verification: [] if nothing. None: not requested, or a tree.
+    drafts: list[int] | None = None
+    drafted: int = 0  # how many these were; of a tree, its depth
+    finish_reason: FinishReason | None = None  # None: the sequence continues
+
+    @property
+    def number(self) -> int:
+        return self.sequence.number
 
 
-@dataclass
-class SequenceRecord:
-    """One sequence of a generation, as the host knows it."""
+@dataclass(eq=False)
+class Sequence:
+    """The state of one sequence. Once it has a finish reason, it is the result of its request.
+
+    Attributes:
+        number: the sequence's place in a call of ``generate``, or what ``Scheduler.submit`` returned; -1: refused.
+        text: prompt and output.
+        seen: the text as processors and penalties see it; the same list as ``text`` if it is the same.
+        params: a value for every name in ``PARAMETERS``.
+        produced_by: where each emitted token came from.
+        log_probs, raw_log_probs, top_log_probs: as in ``GenerationResult``; None: not requested.
+        status: Status.OK, or what went wrong with the sequence's logits.
+        exception: what ended it, if an exception did.
+        stored: tokens of the prompt that the target's cache holds, while the prompt is read.
+        drafts: False: nothing can be drafted for it, or its drafter has failed.
+        unseen: None: the drafter has seen the text. Otherwise it missed tokens, in steps without drafts, and has seen
+            at least so many.
+    """
 
     number: int
-    text: list[int]  # prompt and output
-    processed: list[int]  # the text as processors and penalties see it; the same list as ``text`` if it is the same
-    stats: Stats
-    prompt_length: int
-    ends: Ends
+    request: Request
+    text: list[int]
+    seen: list[int]
+    eos: frozenset[int] = frozenset()
+    params: Mapping[str, float] = field(default_factory=dict)
+    bias: Bias = field(default_factory=dict)
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    prediction: list[int] = field(default_factory=list)
+    stats: Stats = field(default_factory=lambda: Stats.empty(0))
     produced_by: list[Producer] = field(default_factory=list)
-    status: Status = Status.OK
-    log_probs: list[float] = field(default_factory=list)
-    raw_log_probs: list[float] = field(default_factory=list)
-    asked: AskedLogProbs = AskedLogProbs()
-    drafting: DraftSettings = DraftSettings()
-    top_log_probs: list[TokenLogProb] = field(default_factory=list)
-    prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position, as ``score``
+    log_probs: list[float] | None = None
+    raw_log_probs: list[float] | None = None
+    top_log_probs: list[TokenLogProb] | None = None
     logits: list[torch.Tensor] = field(default_factory=list)
-    end: End | None = None  # None: it has not ended
-    error: BaseException | None = None  # the exception that ended it, if any
-    drafts: bool = True  # False: nothing can be drafted for it, or its drafter has failed
+    status: Status = Status.OK
+    finish_reason: FinishReason | None = None
+    exception: BaseException | None = None
+    stored: int = 0
+    drafts: bool = True
     drafter_error: str | None = None
+    unseen: int | None = 0
+    _prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position
+
+    @classmethod
+    def of(cls, number: int, request: Request, target: CachedModel, most_drafts: int) -> Sequence:
+        """Reads a request: every argument of one sequence is checked here, once.
+
+        Args:
+            most_drafts: the largest K.
+
+        Raises:
+            ValueError: names the argument, what was given and what is allowed.
+        """
+        if not isinstance(request, Request):
+            refuse("request", type(request).__name__, "a Request")
+        r, vocab_size = request, target.vocab_size
+        text = read_ids("prompt", r.prompt, vocab_size)
+        read_count("max_new_tokens", r.max_new_tokens)
+        if read_count("min_new_tokens", r.min_new_tokens) > r.max_new_tokens:
+            refuse("min_new_tokens", r.min_new_tokens, f"an integer from 0 to max_new_tokens = {r.max_new_tokens}")
+        if r.stop is not None and not callable(getattr(r.stop, "first_end", None)):
+            refuse("stop", type(r.stop).__name__, "StoppingCriteria, such as StopStrings")
+        for name, given in (("log_probs", r.log_probs), ("report_drafts", r.report_drafts)):
+            if not isinstance(given, bool):
+                refuse(name, repr(given), "True or False")
+        for name, count in (("top_log_probs", r.top_log_probs), ("prompt_log_probs", r.prompt_log_probs)):
+            if count is not None and read_count(name, count) > MAX_TOP:
+                refuse(name, count, f"None (off), or 0 to {MAX_TOP}")
+        if r.num_drafts is not None and read_count("num_drafts", r.num_drafts) > most_drafts:
+            refuse("num_drafts", r.num_drafts, f"None, or 0 to {most_drafts}")
+        try:
+            hash(r.owner)
+        except TypeError:
+            refuse("owner", f"a {type(r.owner).__name__}", "None, or a hashable value")
+        read_seeds(r.seed, 1, torch.device("cpu"))
+        wanted = r.log_probs or r.top_log_probs is not None
+        return cls(
+            number,
+            request,
+            text,
+            text if r.processor_prompt is None else read_ids("processor_prompts", r.processor_prompt, vocab_size),
+            eos=frozenset(i for i in read_eos(r.eos_token_id, target.model) if 0 <= i < vocab_size),
+            params=_read_params(r.params),
+            bias=read_bias(r.logit_bias, r.banned_tokens, vocab_size),
+            processors=read_processors(r.logits_processor),
+            prediction=[] if not r.prediction else read_ids("prediction", r.prediction, vocab_size),
+            stats=Stats.empty(most_drafts),
+            log_probs=[] if wanted else None,
+            raw_log_probs=[] if wanted else None,
+            top_log_probs=None if r.top_log_probs is None else [],
+            drafts=r.num_drafts != 0,
+        )
+
+    @classmethod
+    def refused(cls, request: Request, error: Exception) -> Sequence:
+        """Returns the result of a request that ``of`` refused."""
+        return cls(-1, request, [], [], finish_reason=FinishReason.FAILED, exception=error)
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.text)
 
     @property
     def live(self) -> bool:
-        return self.end is None
+        return self.finish_reason is None
 
     @property
     def tokens(self) -> list[int]:
-        """The emitted tokens."""
+        """The emitted tokens, an end-of-sequence token included."""
         return self.text[self.prompt_length :]
-
-    @property
-    def emitted(self) -> int:
-        return len(self.text) - self.prompt_length
 
     @property
     def room(self) -> int:
         """How many tokens it may still emit."""
-        return self.ends.max_new_tokens - self.emitted
+        return self.request.max_new_tokens - len(self.text) + self.prompt_length
 
-    def take(self, report: SequenceReport, draft_forwards: int) -> tuple[list[int], int]:
-        """Adds a step's report to the record.
+    @property
+    def slots(self) -> int:
+        """The tokens that its row of the cache must hold."""
+        return self.prompt_length + self.request.max_new_tokens
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, as "ValueError: ..."; None: it did not, or ``status`` says why."""
+        return None if self.exception is None else error_text(self.exception)
+
+    @property
+    def prompt_log_probs(self) -> list[TokenLogProb | None] | None:
+        """Of the prompt's tokens, as far as it was read, with None for the first; None: not requested."""
+        if (top := self.request.prompt_log_probs) is None:
+            return None
+        return [None, *(each for scores in self._prompt_scores.values() for each in read_scores(scores, top))]
+
+    def score_prompt(self, position: int, logits: torch.Tensor) -> None:
+        """Scores the prompt's tokens after ``position`` by the logits [n, V] after n tokens from there on. The scores
+        stay on the device, so that nothing waits for it."""
+        assert self.request.prompt_log_probs is not None
+        following = torch.tensor(self.text[position + 1 : position + 1 + len(logits)], device=logits.device)
+        self._prompt_scores[position] = score(logits, following, self.request.prompt_log_probs)
+
+    def take(self, report: RowReport, draft_forwards: int) -> tuple[int, int]:
+        """Adds what a step emitted.
 
         Returns:
-            The emitted tokens, and how many drafts were accepted.
+            How many tokens were emitted, and how many drafts accepted.
 
         Raises:
-            Exception: an error of ``ends.stop``, or ValueError if it returns an invalid number. The record is then
+            Exception: an error of ``stop``, or ValueError if it returns an invalid number. The sequence is then
                 unchanged.
         """
         tokens, accepted, status = report.tokens, report.num_accepted, report.status
         count = len(tokens)
-        at_eos = count > 0 and tokens[-1] in self.ends.eos
+        at_eos = count > 0 and tokens[-1] in self.eos
         self.text += tokens
         try:
             kept = None
-            if self.ends.stop is not None and count > 0:
-                kept = _read_end(self.ends.stop.first_end(self.number, self.text, count), count)
+            if self.request.stop is not None and count > 0:
+                kept = _read_end(self.request.stop.first_end(self.number, self.text, count), count)
         except BaseException:
             del self.text[len(self.text) - count :]
             raise
@@ -117,80 +277,79 @@ class SequenceRecord:
         tested = accepted if failed else report.tested
         if ended:
             accepted, tested = min(accepted, len(tokens)), min(tested, len(tokens))
-        if self.processed is not self.text:
-            self.processed += tokens
+        if self.seen is not self.text:
+            self.seen += tokens
         self.produced_by += [Producer.ACCEPTED] * accepted + [drawn] * (len(tokens) - accepted)
         if status:
             self.status |= Status(status)
         self.stats.record(report.drafted, tested, accepted, len(tokens), draft_forwards, report.nodes)
+        if report.log_probs is not None:
+            self._add_log_probs(report.log_probs[: len(tokens)])
         if failed:
-            self.end = End.FAILED
+            self.finish_reason = FinishReason.FAILED
         elif at_eos:
-            self.end = End.EOS
+            self.finish_reason = FinishReason.EOS
         elif kept is not None:
-            self.end = End.STOP
+            self.finish_reason = FinishReason.STOP
         elif self.room == 0:
-            self.end = End.LENGTH
-        return tokens, accepted
+            self.finish_reason = FinishReason.LENGTH
+        return len(tokens), accepted
 
-    def add_log_probs(self, report: SequenceReport, count: int) -> None:
-        """Records the log-probabilities of the first ``count`` emitted tokens of a step."""
-        assert report.log_probs is not None, "the step was not asked for log-probabilities"
-        values = report.log_probs[:count]
+    def _add_log_probs(self, values: torch.Tensor) -> None:
+        if self.log_probs is None or self.raw_log_probs is None:
+            return
         self.log_probs += values[:, 0].tolist()
         self.raw_log_probs += values[:, 1].tolist()
-        if self.asked.top is not None:
-            self.top_log_probs += read_scores(values[:, 2:], self.asked.top)
+        if self.top_log_probs is not None:
+            assert self.request.top_log_probs is not None
+            self.top_log_probs += read_scores(values[:, 2:], self.request.top_log_probs)
 
-    def score_prompt(self, position: int, logits: torch.Tensor) -> None:
-        """Scores the prompt's tokens after ``position`` by the logits [n, V] after n tokens from there on. The scores
-        stay on the device, so that nothing waits for it."""
-        assert self.asked.prompt is not None
-        following = self.text[position + 1 : position + 1 + len(logits)]
-        self.prompt_scores[position] = score(logits, torch.tensor(following, device=logits.device), self.asked.prompt)
+    def output(self, count: int = 0, report: RowReport | None = None) -> Output:
+        """Returns the last ``count`` emitted tokens, of the step with this report; None: no step emitted them."""
+        start = len(self.produced_by) - count
 
-    @property
-    def prompt_log_probs(self) -> list[TokenLogProb | None] | None:
-        """Of the prompt's tokens, as far as it was read, with None for the first; None: not asked for."""
-        if (top := self.asked.prompt) is None:
-            return None
-        return [None, *(each for scores in self.prompt_scores.values() for each in read_scores(scores, top))]
+        def last(values: list | None) -> list | None:
+            return None if values is None else values[start:]
 
-    def emission(self, count: int, report: SequenceReport) -> Emission:
-        """The last ``count`` >= 1 emitted tokens, of the step with this report."""
-        asked = self.asked
-        return Emission(
-            self.number,
-            self.text[-count:],
-            self.produced_by[-count:],
-            self.log_probs[-count:] if asked.emitted else None,
-            self.raw_log_probs[-count:] if asked.emitted else None,
-            self.top_log_probs[-count:] if asked.top is not None else None,
-            report.drafts if self.drafting.reported else None,
-            report.drafted,
+        return Output(
+            self,
+            self.text[len(self.text) - count :],
+            self.produced_by[start:],
+            last(self.log_probs),
+            last(self.raw_log_probs),
+            last(self.top_log_probs),
+            report.drafts if report is not None and self.request.report_drafts else None,
+            0 if report is None else report.drafted,
+            self.finish_reason,
         )
 
     def fail(self, error: BaseException) -> None:
-        self.end, self.error = End.FAILED, error
+        self.finish_reason, self.exception = FinishReason.FAILED, error
 
     def drafter_failed(self) -> bool:
         """Whether draft logits were NaN or +inf. A row of all -inf does not count, since bans can cause it as well."""
         return int(self.status) & _DRAFT_FAULTS != 0
 
 
-class Entry(NamedTuple):
-    """A sequence that can begin in a row, with its settings."""
+def read_ids(name: str, ids: object, vocab_size: int) -> list[int]:
+    """Returns token ids as a list. Raises ValueError naming ``name``."""
+    if not isinstance(ids, (abc.Sequence, torch.Tensor)):
+        refuse(name, type(ids).__name__, "a list of token ids")
+    return list(read_as(name, read_prompts, [ids], None, vocab_size)[0])
 
-    record: SequenceRecord
-    params: Mapping[str, float]  # all parameters of SamplingParams, by name
-    seed: int
-    bias: Bias
-    min_new_tokens: int
-    processors: LogitsProcessorList
+
+def _read_params(params: SamplingParams | None) -> dict[str, float]:
+    params = SamplingParams(temperature=0.0) if params is None else params
+    if not isinstance(params, SamplingParams):
+        refuse("params", type(params).__name__, "a SamplingParams")
+    values = {name: getattr(params, name) for name in PARAMETERS}
+    if any(isinstance(value, torch.Tensor) for value in values.values()):
+        refuse("params", "tensors", "numbers: a request is one sequence")
+    return {name: SamplingParams.neutral(name) if value is None else value for name, value in values.items()}
 
 
 def _read_end(kept: int | None, new: int) -> int | None:
-    """Returns ``kept``, the answer of a stop about ``new`` tokens. Raises ValueError if it is invalid."""
+    """Returns ``kept``, the answer of stopping criteria about ``new`` tokens. Raises ValueError if it is invalid."""
     if kept is not None and (isinstance(kept, bool) or not isinstance(kept, int) or not 1 <= kept <= new):
         refuse("stop", f"{kept!r} from first_end", f"None, or 1 to {new}: how many of the new tokens are kept")
     return kept

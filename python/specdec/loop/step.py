@@ -1,26 +1,99 @@
-"""One step of speculative decoding, the whole of it on the device.
+"""One step of speculative decoding, for chains and trees, the whole of it on the device.
 
-The draft proposes up to K tokens a row, and the target scores them in one forward over K + 1 positions. One operation
-then accepts a prefix of the drafts and adds one token: after a rejection the recovered token, drawn from the residual
-max(0, p - q), otherwise the bonus token, drawn from the target (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen
-et al., arXiv 2302.01318, Algorithm 2). A step continues from the state in which the previous step left the rows.
-Nothing in it waits for the host, so it can be replayed as a CUDA graph.
+The words, as everywhere in this package:
+
+- **p** is the target's distribution, **q** the draft's, both after processors, penalties, temperature and filters.
+- A **draft** is a proposed token. Drafts are a **chain**, in which each follows the one before, or a **tree**, whose
+  **nodes** share their beginnings: a chain is a tree with one path, and has cheaper kernels.
+- The target reads the last known token and all drafts in one forward. **Row** 0 of its logits decides the token after
+  the known text, row 1 + i the one after draft i.
+- A draft is **accepted** if it passes its test, **tested** if it was accepted or is the one at which acceptance ended.
+- After a rejection one **recovered** token is drawn from the residual max(0, p - q), otherwise one **bonus** token from
+  p. Accepted drafts and this token are **emitted**. So the text has the distribution of plain sampling from the target
+  (Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen et al., arXiv 2302.01318, Algorithm 2; for trees SpecInfer,
+  arXiv 2305.09781, section 4).
+- A row is **advanced** by what it emitted: the keys of rejected drafts stay where they are and are written over.
+
+A step continues from the state in which the previous step left the rows. Nothing in it waits for the host, so it can be
+replayed as a CUDA graph.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from specdec_kernels import speculative_step
+from specdec_kernels import Rule, SpeculativeStep, TreeRule, TreeStep, speculative_step, verify_tree
 
 from ..drafters.guard import GuardedSession
-from ..drafters.protocol import Drafts, Generation, Step
+from ..drafters.protocol import BatchState, Drafts, Step
 from ..models.cached_model import CachedModel
-from .device_rows import DeviceRows, StepPlan
-from .step_report import RowScores, StepResult, pack
-from .token_log_probs import score
+from ..models.tree import Tree
+from .log_probs import log_probs_of_path, on_path, ranked
+from .report import LogProbs, StepResult, pack
+from .rows import Rows
+from .sequence import Sequence
+
+
+@dataclass(frozen=True)
+class AcceptRule:
+    """Accepts drafts exactly, by a rule of the kernels. A subclass may accept them in another way.
+
+    Attributes:
+        rule: with which drafts are drawn, and chains are verified.
+        exact: whether the emitted text has the target's distribution whatever is drafted.
+        trees_only: whether it is for trees alone.
+    """
+
+    rule: Rule = Rule.TOKEN
+
+    exact: ClassVar[bool] = True
+    trees_only: ClassVar[bool] = False
+
+    def check(self, sequence: Sequence) -> None:
+        """Raises ValueError for a sequence with settings that the rule does not know."""
+
+    def verify(
+        self, step: Step, logits: torch.Tensor, drafts: Drafts, tree: Tree | None, counts: torch.Tensor, backend: str
+    ) -> SpeculativeStep | TreeStep:
+        """Returns what is accepted and emitted.
+
+        Args:
+            logits: [n, k + 1, V], the target's, after processors.
+            tree: the shape of ``drafts``; None: they are chains.
+            counts: [n, k] bool, the drafts that count; with a draft those before it on its path count.
+        """
+        if tree is None:
+            return speculative_step(
+                logits,
+                drafts.tokens,
+                drafts.logits,
+                params=step.sampling,
+                seed=step.seed,
+                position=step.position,
+                num_drafts=step.allowed_on_device.clamp(max=drafts.tokens.shape[1]),
+                draft_stats=drafts.stats,
+                d2t=drafts.d2t,
+                rule=self.rule,
+                log_probs=step.log_probs,
+                backend=backend,
+            )
+        assert drafts.parents is not None
+        return verify_tree(
+            logits,
+            drafts.tokens.where(counts, -1),
+            drafts.parents,
+            drafts.logits,
+            params=step.sampling,
+            seed=step.seed,
+            position=step.position,
+            d2t=drafts.d2t,
+            depth=min(step.num_drafts, counts.shape[1]),
+            rule=TreeRule.WALK if drafts.logits is None else self.rule,
+            backend=backend,
+        )
 
 
 @dataclass
@@ -33,62 +106,72 @@ class SpeculativeLoop:
 
     target: CachedModel
     session: GuardedSession | None
-    generation: Generation
-    rows: DeviceRows
+    state: BatchState
+    rows: Rows
+    rule: AcceptRule
 
-    def step(self, plan: StepPlan) -> StepResult:
+    def step(self, step: Step) -> StepResult:
         """Drafts, verifies, and advances every row by its emitted tokens."""
-        g, lap = self.generation, self.generation.stopwatch.lap
-        step = self.rows.place(plan)
-        drafts = self.draft(step)
-        if plan.steady:
-            drafts = drafts.widened(step.num_drafts)
+        state, lap = self.state, self.state.timer.lap
+        drafts = self.propose(step)
         lap("loop")
-        logits = self.score(step, drafts.tokens)
+        tree = None if drafts.parents is None else Tree.of(drafts.parents)
+        counts = self.counts(step, drafts, tree)
+        logits = self.target_forward(step, drafts, tree, counts)
         lap("target_forwards")
-        processed = g.processors(logits, step.processed, step.allowed, drafts.tokens) if g.processors else logits
-        allowed, columns = step.allowed_on_device, drafts.tokens.shape[1]
-        if columns < step.num_drafts:
-            allowed = allowed.clamp(max=columns)
-        out = speculative_step(
-            processed,
-            drafts.tokens,
-            drafts.logits,
-            params=g.params,
-            seed=g.seed,
-            position=step.position,
-            num_drafts=allowed,
-            draft_stats=drafts.stats,
-            compact_q=drafts.compact,
-            d2t=drafts.d2t,
-            table=step.table,
-            rule=g.rule,
-            log_probs=plan.log_probs,
-            backend=g.backend,
-        )
+        processed = logits
+        if state.processors:
+            processed = state.processors(logits, step.seen, counts, drafts.tokens, drafts.parents)
+        out = self.rule.verify(step, processed, drafts, tree, counts, state.backend)
+        if isinstance(out, TreeStep):
+            state.target_cache.compact(out.path)
+            if self.session is not None:
+                self.session.accepted(out.path)
+        log_probs = self.log_probs(step, logits, processed, out) if step.log_probs else None
         emitted = self.rows.advance(out)
-        scored = self.score_tokens(plan, logits, out.tokens) if plan.num_scored else None
-        report, reals = pack(out, drafts, allowed, emitted, scored)
+        report = pack(step, drafts, tree, counts, out, emitted)
         lap("kernels")
-        return StepResult(drafts, logits, out, report, reals)
+        return StepResult(drafts, logits, out, report, None if log_probs is None else log_probs.packed())
 
-    def draft(self, step: Step) -> Drafts:
-        """Drafts up to K tokens a row. Returns them with the q that they were drawn from."""
-        drafts = self.session.draft(step) if step.num_drafts and self.session is not None else None
-        return drafts or Drafts(step.last_two[:, :0])
+    def propose(self, step: Step) -> Drafts:
+        """Returns the step's drafts, with the q that they were drawn from."""
+        drafts = self.session.propose(step) if step.num_drafts and self.session is not None else None
+        drafts = drafts or Drafts.none(step)
+        if not step.fixed_shape:
+            return drafts
+        return drafts.widened(step.num_drafts if drafts.parents is None else self.state.nodes)
 
-    def score(self, step: Step, drafts: torch.Tensor) -> torch.Tensor:
-        """Feeds the target the last known token and the drafts [B, k]. Returns logits [B, k + 1, V], where row i
-        predicts the token after i drafts."""
-        cache, columns = self.generation.target_cache, slice(1, drafts.shape[1] + 2)
+    def counts(self, step: Step, drafts: Drafts, tree: Tree | None) -> torch.Tensor:
+        """Returns [n, k] bool, the drafts that count: a row may have so many of them, and an id outside the vocabulary
+        ends a chain, and the branch of a tree."""
+        tokens, allowed = drafts.tokens, step.allowed_on_device[:, None]
+        none = (tokens < 0) | (tokens >= self.target.vocab_size)
+        if tree is None:
+            return (none.cumsum(1) == 0) & (self.rows.columns[: tokens.shape[1]] < allowed)
+        below = (tree.ancestors[:, 1:, 1:] & none[:, None]).any(-1)
+        return ~below & (tree.depths[:, 1:] <= allowed)
+
+    def target_forward(self, step: Step, drafts: Drafts, tree: Tree | None, counts: torch.Tensor) -> torch.Tensor:
+        """Feeds the target the last known token and the drafts. Returns logits [n, k + 1, V]."""
+        cache, columns = self.state.target_cache, slice(1, drafts.tokens.shape[1] + 2)
         cache.lengths = step.lengths
-        layout = self.target.layout(step.positions[:, columns], step.slots[:, columns], step.visible)
+        positions, slots = step.positions[:, columns], step.slots[:, columns]
+        if tree is not None:
+            positions, slots = tree.places(step.lengths, torch.cat((step.live[:, None], counts), 1), cache.trash)
         # An id outside the vocabulary ends the drafts, but the target must be fed some token.
-        tokens = torch.cat((step.last_two[:, 1:], drafts.clamp(0, self.target.vocab_size - 1)), 1)
-        return self.target(tokens, cache, layout)
+        tokens = torch.cat((step.last_two[:, 1:], drafts.tokens.clamp(0, self.target.vocab_size - 1)), 1)
+        return self.target(tokens, cache, self.target.layout(positions, slots, step.visible, tree))
 
-    def score_tokens(self, plan: StepPlan, logits: torch.Tensor, tokens: torch.Tensor) -> RowScores:
-        """Scores the emitted ``tokens`` [B, k + 1] of the rows that asked for it under the target's own ``logits``."""
-        rows = self.rows.scored[: plan.num_scored]
-        own, emitted = logits.index_select(0, rows).flatten(0, 1), tokens.index_select(0, rows).clamp(min=0)
-        return RowScores(rows, score(own, emitted.flatten(), plan.top).view(*emitted.shape, -1))
+    def log_probs(
+        self, step: Step, logits: torch.Tensor, processed: torch.Tensor, out: SpeculativeStep | TreeStep
+    ) -> LogProbs:
+        """Returns the log-probabilities of the emitted tokens: the kernel's for chains, and for trees those by the rows
+        of the accepted path."""
+        if isinstance(out, TreeStep):
+            logits = on_path(logits, out.path)
+            drawn, raw = log_probs_of_path(step, logits, on_path(processed, out.path), out.tokens, self.state.backend)
+        else:
+            assert out.log_probs is not None and out.raw_log_probs is not None
+            drawn, raw = out.log_probs, out.raw_log_probs
+        rows = self.rows.ranked[: step.num_ranked]
+        return LogProbs(drawn, raw, rows, ranked(logits, out.tokens, rows, step.top) if step.num_ranked else None)

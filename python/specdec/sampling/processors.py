@@ -20,23 +20,14 @@ def refuse_stateful(processors: Sequence[LogitsProcessor]) -> None:
             refuse("logits_processor", given, "pure functions of (input_ids, scores); this one keeps a state")
 
 
-def read_processors(
-    processors: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]] | None, batch_size: int
-) -> list[LogitsProcessorList]:
-    """Returns the processors of every sequence.
-
-    Args:
-        processors: a ``LogitsProcessorList``, or a list of processors, which run in this order; or one such list for
-            each sequence.
-    """
+def read_processors(processors: Sequence[LogitsProcessor] | None) -> LogitsProcessorList:
+    """Returns the processors of one sequence, which run in this order. Raises ValueError naming them."""
     if not processors:
-        return [LogitsProcessorList() for _ in range(batch_size)]
-    if isinstance(processors, Sequence) and all(isinstance(p, Sequence) for p in processors):
-        lists = [_read(own) for own in processors]
-        if len(lists) != batch_size:
-            refuse("logits_processor", f"{len(lists)} lists", f"one for each of the {batch_size} sequences")
-        return lists
-    return [_read(processors)] * batch_size
+        return LogitsProcessorList()
+    if not isinstance(processors, Sequence) or not all(callable(p) for p in processors):
+        refuse("logits_processor", repr(processors), "a LogitsProcessorList, or a list of LogitsProcessor")
+    refuse_stateful(processors)
+    return LogitsProcessorList(processors)
 
 
 class Processors:
@@ -59,69 +50,66 @@ class Processors:
         self,
         logits: torch.Tensor,
         texts: Sequence[Sequence[int]],
-        allowed: Sequence[int],
-        drafts: torch.Tensor,
-        d2t: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns the logits with processors applied wherever verification can read them; others stay as they are.
-
-        Args:
-            logits: [B, n, V], n <= i + 1: the logits after the last n of the prefixes of ``drafts`` with 0, ..., i
-                tokens.
-            texts: the known tokens of each sequence; [] if it has ended or has no processors.
-            allowed: how many drafts of each sequence count.
-            drafts: [B, i] int64.
-            d2t: the target's ids of the logits' columns, if these are a reduced vocabulary.
-
-        Returns:
-            [B, n, V] float32.
-        """
-        logits = logits.to(torch.float32, copy=True)
-        first = drafts.shape[1] + 1 - logits.shape[1]
-        for b, (text, tokens) in enumerate(zip(texts, drafts.tolist(), strict=True)):
-            for row in range(logits.shape[1] if text and self.of_rows[b] and b not in self.errors else 0):
-                before = tokens[: first + row]
-                # Verification never reads a row after a draft that does not count, or that it cannot accept.
-                if len(before) > allowed[b] or not all(0 <= token < self.vocab_size for token in before):
-                    break
-                if row > 0 and logits[b, row - 1, before[-1]] == -torch.inf:
-                    break
-                if not self._process(logits, b, row, [*text, *before], d2t):
-                    break
-        return logits
-
-    def of_tree(
-        self,
-        logits: torch.Tensor,
-        texts: Sequence[Sequence[int]],
         counts: torch.Tensor,
-        nodes: torch.Tensor,
-        parents: torch.Tensor,
+        drafts: torch.Tensor,
+        parents: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns the logits of the nodes of a tree with processors applied wherever verification can read them.
+        """Returns the target's logits with processors applied wherever verification can read them; others stay as they
+        are. Waits for the device.
 
         Args:
-            logits: [B, n + 1, V]: row 0 after the text, row 1 + i after node i.
-            texts: as for chains.
-            counts: [B, n] bool, the nodes that count; with a node its ancestors count.
-            nodes, parents: [B, n] int64, the tokens, and the nodes that these follow; -1: the text.
+            logits: [B, n + 1, V]: row 0 after the text, row 1 + i after draft i.
+            texts: the known tokens of each sequence; [] if it has ended or has no processors.
+            counts: [B, n] bool, the drafts that count; with a draft those before it on its path count.
+            drafts: [B, n] int64.
+            parents: [n] or [B, n] int64, the drafts that these follow, -1: the text. None: each follows the one before.
 
         Returns:
             [B, n + 1, V] float32.
         """
         logits = logits.to(torch.float32, copy=True)
-        trees = zip(texts, counts.tolist(), nodes.tolist(), parents.tolist(), strict=True)
+        if parents is None:
+            parents = torch.arange(-1, drafts.shape[1] - 1)
+        trees = zip(texts, counts.tolist(), drafts.tolist(), parents.expand(drafts.shape).tolist(), strict=True)
         for b, (text, counted, tokens, before) in enumerate(trees):
             if not text or not self.of_rows[b] or b in self.errors or not self._process(logits, b, 0, text):
                 continue
-            paths = {-1: list(text)}  # the whole text up to a node that can be accepted
-            for node, (counts_here, token, parent) in enumerate(zip(counted, tokens, before, strict=True)):
+            paths = {-1: list(text)}  # the whole text up to a draft that can be accepted
+            for draft, (counts_here, token, parent) in enumerate(zip(counted, tokens, before, strict=True)):
                 if not counts_here or parent not in paths or logits[b, parent + 1, token] == -torch.inf:
                     continue
-                paths[node] = [*paths[parent], token]
-                if not self._process(logits, b, node + 1, paths[node]):
+                paths[draft] = [*paths[parent], token]
+                if not self._process(logits, b, draft + 1, paths[draft]):
                     break
         return logits
+
+    def of_next_draft(
+        self,
+        logits: torch.Tensor,
+        texts: Sequence[Sequence[int]],
+        allowed: Sequence[int],
+        drafts: torch.Tensor,
+        d2t: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns a draft model's logits after a chain of ``drafts``, with processors applied for sequences that may
+        draft another token. Waits for the device.
+
+        Args:
+            logits: [B, columns].
+            texts: as for verification.
+            allowed: how many drafts of each sequence count.
+            drafts: [B, i] int64.
+            d2t: the target's ids of the logits' columns, if these are a reduced vocabulary.
+
+        Returns:
+            [B, columns] float32.
+        """
+        logits = logits.to(torch.float32, copy=True)[:, None]
+        for b, (text, before) in enumerate(zip(texts, drafts.tolist(), strict=True)):
+            counts = len(before) < allowed[b] and all(0 <= token < self.vocab_size for token in before)
+            if text and self.of_rows[b] and b not in self.errors and counts:
+                self._process(logits, b, 0, [*text, *before], d2t)
+        return logits[:, 0]
 
     def _process(
         self, logits: torch.Tensor, b: int, row: int, text: Sequence[int], d2t: torch.Tensor | None = None
@@ -149,9 +137,3 @@ class Processors:
             refuse("logits_processor", f"{given} back", f"shape {list(shape)}, as they were given")
         return scores[0] if d2t is None else scores[0, d2t]
 
-
-def _read(processors: object) -> LogitsProcessorList:
-    if not isinstance(processors, Sequence) or not all(callable(p) for p in processors):
-        refuse("logits_processor", repr(processors), "a LogitsProcessorList, or a list of LogitsProcessor")
-    refuse_stateful(processors)
-    return LogitsProcessorList(processors)

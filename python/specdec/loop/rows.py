@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
-from specdec_kernels import SamplingParams, SpeculativeStep, Status, TokenTable, TreeStep
+from specdec_kernels import SamplingParams, SamplingTensors, SpeculativeStep, Status, TokenTable, TreeStep
 
 from ..drafters.protocol import Step
+from .sequence import PARAMETERS, Sequence
 
-PARAMETERS = ("temperature", *SamplingParams.FILTERS, *SamplingParams.PENALTIES)
 _TARGET_FAULTS = int(Status.TARGET_FAULTS)
-
-
-class RowStart(NamedTuple):
-    """The initial state of a row's sequence."""
-
-    text: list[int]  # its prompt
-    room: int  # the most tokens that it may emit, >= 0
-    seed: int
-    eos: frozenset[int]
-    params: Mapping[str, float]  # a value for every name in PARAMETERS
-
-
-class StepPlan(NamedTuple):
-    """The host's input to a step. If the device runs ahead of the host, ``allowed`` does not know the rows' room, and
-    the texts are empty (``drafters.protocol.Step``)."""
-
-    step: int  # the number of steps before this one
-    num_drafts: int  # K, the most tokens that a row may draft
-    steady: bool  # whether K columns are verified even if fewer were drafted
-    visible: int  # slots that attention reads
-    allowed: list[int]  # how many of the K drafts count for each row, as far as the host knows
-    table: TokenTable | None
-    texts: list[list[int]]
-    processed: list[list[int]]
-    log_probs: bool = False  # whether to compute the log-probabilities of the emitted tokens
-    num_scored: int = 0  # how many of ``DeviceRows.scored`` count
-    top: int = 0  # how many most likely tokens are found in these rows
+PATIENCE = 8  # steps for which fewer rows must suffice before steps have fewer, as each number has costs of its own
 
 
 def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -48,7 +21,7 @@ def upload(values: list, dtype: torch.dtype, device: torch.device) -> torch.Tens
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-class DeviceRows:
+class Rows:
     """The state of a batch's B rows, in tensors that keep their addresses, as captured steps require. A step has the
     first n rows, and the tensors below are the beginnings of larger ones.
 
@@ -61,27 +34,29 @@ class DeviceRows:
         room: [n] int64, tokens that the sequence may still emit; 0: the row is empty, or its sequence has ended.
         wanted: [n] int64, how many drafts the host wants in the next steps.
         last_two: [n, 2] int64, the last two known tokens (a single known token is there twice).
-        scored: [B] int64, the rows whose emitted tokens are scored; the plan says how many of them count.
+        ranked: [B] int64, the rows whose emitted tokens are ranked; the step says how many of them count.
         seed: [n] int64.
-        params: the kernels' parameters of n rows, packed; filters, or penalties, that have no effect in any row are
-            None, so that nothing is computed for them.
+        sampling: of n rows, without biases and bans; filters, or penalties, that have no effect in any row are None,
+            so that nothing is computed for them.
+        columns: 0, 1, ..., as many as a tree may have nodes or a chain drafts.
     """
 
-    def __init__(self, size: int, capacity: int, most_drafts: int, max_eos: int, device: torch.device):
+    def __init__(self, size: int, capacity: int, most_drafts: int, nodes: int, max_eos: int, device: torch.device):
         self.size, self.max_eos, self.device = size, max_eos, device
         self._trash = capacity - 1
         # known, room, seed, the last two tokens and the end-of-sequence tokens of each row
         self._integers = torch.zeros(5 + max_eos, size, dtype=torch.int64, device=device)
         self._integers[5:].fill_(-1)
-        self._all_wanted, self.scored = self._integers.new_zeros(2, size)
+        self._all_wanted, self.ranked = self._integers.new_zeros(2, size)
         off = [0.0 if name == "temperature" else SamplingParams.neutral(name) for name in PARAMETERS]
         parts = torch.tensor(off, device=device).repeat(size, 1).split((1, 3, 3), 1)
         self._numbers = [part.contiguous() for part in parts]  # temperature, filters and penalties
         self._off = dict(zip(PARAMETERS, off, strict=True))
-        self._in_rows: dict[int, Mapping[str, float]] = {}  # the parameters of occupied rows
-        self._columns = torch.arange(-2, most_drafts, device=device)
-        self._edits: dict[int, RowStart | None] = {}
-        self._wanted, self._scored = [0] * size, [0] * size
+        self._sequences: dict[int, Sequence] = {}  # of occupied rows
+        self.columns = torch.arange(max(most_drafts, nodes) + 1, device=device)
+        self._places = torch.arange(-2, most_drafts, device=device)
+        self._edited: dict[int, Sequence | None] = {}
+        self._wanted, self._ranked = [0] * size, [0] * size
         self.use(size)
 
     def use(self, count: int) -> None:
@@ -90,25 +65,25 @@ class DeviceRows:
         self.known, self.room, self.seed = integers[:3]
         self._last_two, self._eos = integers[3:5], integers[5:]
         self.last_two, self.wanted = self._last_two.T, self._all_wanted[:count]
-        self.params = self._used_params()
+        self.sampling = self._used()
 
     @property
     def greedy(self) -> bool:
         """Temperature 0 in all rows."""
-        return not any(params["temperature"] for params in self._in_rows.values())
+        return not any(sequence.params["temperature"] for sequence in self._sequences.values())
 
     @property
     def signature(self) -> tuple:
         """What a captured step fixes: the number of rows, which parameters are used, and ``greedy``."""
-        return self.count, tuple(getattr(self.params, name) is not None for name in PARAMETERS), self.greedy
+        return self.count, *(part is None for part in self.sampling[:3]), self.greedy
 
-    def set(self, row: int, settings: RowStart) -> None:
-        self._edits[row], self._in_rows[row] = settings, settings.params
+    def set(self, row: int, sequence: Sequence) -> None:
+        self._edited[row] = self._sequences[row] = sequence
 
     def clear(self, row: int) -> None:
         """Ends the row's sequence."""
-        self._edits[row] = None
-        self._in_rows.pop(row, None)
+        self._edited[row] = None
+        self._sequences.pop(row, None)
 
     def set_wanted(self, num_drafts: list[int]) -> None:
         """Sets how many drafts each row should have from the next step on."""
@@ -116,75 +91,77 @@ class DeviceRows:
             self._all_wanted.copy_(upload(num_drafts, torch.int64, self.device), non_blocking=True)
             self._wanted = num_drafts
 
-    def set_scored(self, rows: list[int]) -> int:
-        """Sets which rows are scored from the next step on. Returns how many of ``scored`` count: one row may be there
+    def set_ranked(self, rows: list[int]) -> int:
+        """Sets which rows are ranked from the next step on. Returns how many of ``ranked`` count: one row may be there
         several times, since captured steps fix the number, and so only powers of two and ``size`` occur."""
         if not rows:
             return 0
         count = min(1 << (len(rows) - 1).bit_length(), self.size)
         rows = rows + rows[-1:] * (self.size - len(rows))
-        if rows != self._scored:
-            self.scored.copy_(upload(rows, torch.int64, self.device), non_blocking=True)
-            self._scored = rows
+        if rows != self._ranked:
+            self.ranked.copy_(upload(rows, torch.int64, self.device), non_blocking=True)
+            self._ranked = rows
         return count
 
     def flush(self) -> None:
         """Copies the host's edits to the device."""
-        if not self._edits:
+        if not self._edited:
             return
         integers, numbers = [], []
-        for settings in self._edits.values():
-            if settings is None:
+        for sequence in self._edited.values():
+            if sequence is None:
                 integers.append([0] * 5 + [-1] * self.max_eos)
                 numbers.append(list(self._off.values()))
                 continue
-            text, eos = settings.text, [*settings.eos, *[-1] * (self.max_eos - len(settings.eos))]
-            integers.append([len(text), settings.room, settings.seed, (text[-2:-1] or text)[0], text[-1], *eos])
-            numbers.append([settings.params[name] for name in PARAMETERS])
-        rows = upload(list(self._edits), torch.int64, self.device)
+            text, eos = sequence.text, [*sequence.eos, *[-1] * (self.max_eos - len(sequence.eos))]
+            last_two = [(text[-2:-1] or text)[0], text[-1]]
+            integers.append([len(text), sequence.room, sequence.request.seed, *last_two, *eos])
+            numbers.append([sequence.params[name] for name in PARAMETERS])
+        rows = upload(list(self._edited), torch.int64, self.device)
         self._integers.index_copy_(1, rows, upload(integers, torch.int64, self.device).T)
         parts = upload(numbers, torch.float32, self.device).split((1, 3, 3), 1)
         for mine, part in zip(self._numbers, parts, strict=True):
             mine.index_copy_(0, rows, part)
-        self._edits.clear()
-        self.params = self._used_params()
+        self._edited.clear()
+        self.sampling = self._used()
 
-    def _used_params(self) -> SamplingParams:
+    def _used(self) -> SamplingTensors:
         def used(names: tuple[str, ...]) -> bool:
-            return any(params[name] != self._off[name] for params in self._in_rows.values() for name in names)
+            return any(s.params[name] != self._off[name] for s in self._sequences.values() for name in names)
 
-        temperature, *others = (part[: self.count] for part in self._numbers)
-        filters = others[0] if used(SamplingParams.FILTERS) and not self.greedy else None
-        penalties = others[1] if used(SamplingParams.PENALTIES) else None
-        return SamplingParams.packed(temperature[:, 0], filters, penalties)
+        temperature, filters, penalties = (part[: self.count] for part in self._numbers)
+        return SamplingTensors(
+            temperature[:, 0],
+            filters if used(SamplingParams.FILTERS) and not self.greedy else None,
+            penalties if used(SamplingParams.PENALTIES) else None,
+        )
 
-    def place(self, plan: StepPlan, wanted: torch.Tensor | None = None) -> Step:
+    def place(self, table: TokenTable | None, **known: Any) -> Step:
         """Returns the step with the positions and slots of its tokens. A sequence drafts at most ``room - 1`` tokens,
         since a step adds one recovered or bonus token to them. Tokens that do not count get position 0 and the trash
         slot.
 
         Args:
-            wanted: [n] int64, the drafts of each row, in place of those of ``set_wanted``.
+            table: biases, bans and penalties of tokens; None: there are none.
+            known: the fields of ``Step`` that the host knows.
         """
-        columns = self._columns[: plan.num_drafts + 2]
+        columns = self._places[: known["num_drafts"] + 2]
         live = self.room > 0
-        allowed = torch.minimum(self.wanted if wanted is None else wanted, self.room - 1).clamp_(0, plan.num_drafts)
+        allowed = torch.minimum(self.wanted, self.room - 1).clamp_(0, known["num_drafts"])
         places = self.known[:, None] + columns
         counts = (columns < allowed[:, None]) & (places >= 0) & live[:, None]
         return Step(
-            index=plan.step,
-            num_drafts=plan.num_drafts,
+            **known,
+            greedy=self.greedy,
             lengths=(self.known - 1).clamp_(0),
             position=self.known,
             last_two=self.last_two,
             positions=places * counts,
             slots=torch.where(counts, places, self._trash),
-            visible=plan.visible,
-            allowed=plan.allowed,
             allowed_on_device=allowed,
-            table=plan.table,
-            texts=plan.texts,
-            processed=plan.processed,
+            live=live,
+            seed=self.seed,
+            sampling=self.sampling if table is None else SamplingTensors(*self.sampling[:3], *table),
         )
 
     def advance(self, out: SpeculativeStep | TreeStep) -> torch.Tensor:
@@ -194,8 +171,7 @@ class DeviceRows:
             [n] int64: how many tokens of ``out.tokens`` each sequence emitted; 0 in rows without a live sequence.
         """
         live, tokens = self.room > 0, out.tokens
-        count = out.num_emitted.to(torch.int64)
-        index = torch.arange(tokens.shape[1], device=self.device)
+        count, index = out.num_emitted.to(torch.int64), self.columns[: tokens.shape[1]]
         ends = (tokens[:, :, None] == self._eos.T[:, None]).any(-1) & (index < count[:, None])
         beyond = tokens.shape[1]
         first = torch.where(ends, index, beyond).amin(1)
@@ -205,5 +181,31 @@ class DeviceRows:
         self.room.sub_(count).mul_(~(ended | failed))
         self.known.add_(count)
         known = torch.cat((self.last_two, tokens), 1)
-        self._last_two.copy_(known.gather(1, count[:, None] + self._columns[:2] + 2).T)
+        self._last_two.copy_(known.gather(1, count[:, None] + self._places[:2] + 2).T)
         return count
+
+
+class RowBuckets:
+    """How many rows the steps of a batch have: those in use, and few others, so that a step costs what its load does.
+    There are few values, since each one is a shape of its own.
+
+    Args:
+        size: of the batch, the largest value.
+        factor: between one value and the next.
+    """
+
+    def __init__(self, size: int, factor: int = 2):
+        powers = [1]
+        while powers[-1] * factor < size:
+            powers.append(powers[-1] * factor)
+        self._sizes = sorted({*powers, size})
+        self._current, self._spare = 1, 0
+
+    def next(self, used: int) -> int:
+        """Returns how many rows the next step has: at least ``used`` >= 1, and not less than before unless less has
+        sufficed for a while."""
+        enough = next(n for n in self._sizes if n >= used)
+        self._spare = self._spare + 1 if enough < self._current else 0
+        if enough > self._current or self._spare > PATIENCE:
+            self._current, self._spare = enough, 0
+        return self._current

@@ -1,0 +1,159 @@
+"""The report of a step to the host: one tensor of integers, and one of log-probabilities if they were asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+
+from specdec_kernels import SpeculativeStep, TreeStep
+
+from ..drafters.protocol import Drafts, Step
+from ..models.tree import Tree
+from .log_probs import on_path
+
+
+class StepResult(NamedTuple):
+    """The result of one step on the device, whose rows have already been advanced by it."""
+
+    drafts: Drafts
+    logits: torch.Tensor  # [n, k + 1, V], the target's own logits
+    out: SpeculativeStep | TreeStep
+    report: torch.Tensor  # [n, m] int64, made by ``pack``
+    log_probs: torch.Tensor | None  # [n, D + 1, w] float64, as ``RowReport`` has them; None: not asked for
+
+    def emitted_logits(self, row: int, count: int) -> torch.Tensor:
+        """Returns the target's own logits [count, V] at the first ``count`` tokens that a row emitted."""
+        logits = self.logits[row : row + 1]
+        if isinstance(self.out, TreeStep):
+            logits = on_path(logits, self.out.path[row : row + 1])
+        return logits[0, :count].clone()
+
+
+class LogProbs(NamedTuple):
+    """Log-probabilities of the emitted tokens."""
+
+    drawn: torch.Tensor  # [n, D + 1], under the distribution that each was drawn from
+    raw: torch.Tensor  # [n, D + 1], under the softmax of the logits that the kernel was given
+    rows: torch.Tensor  # [m] int64, the rows that were ranked
+    # [m, D + 1, w] float64, by ``log_probs.score``. In its rows it replaces ``raw``, which is not of the model's own
+    # logits if processors changed them.
+    ranked: torch.Tensor | None
+
+    def packed(self) -> torch.Tensor:
+        both = torch.stack((self.drawn, self.raw), -1).double()
+        if self.ranked is None:
+            return both
+        whole = both.new_zeros(*self.raw.shape, self.ranked.shape[2]).index_copy_(0, self.rows, self.ranked)
+        both[:, :, 1].index_copy_(0, self.rows, self.ranked[:, :, 0])
+        return torch.cat((both, whole), -1)
+
+
+class RowReport(NamedTuple):
+    """What one step did for one row."""
+
+    tokens: list[int]  # the emitted tokens, up to an end-of-sequence token
+    nodes: int  # the drafts that counted
+    drafted: int  # the same, but of a tree only the nodes of its longest path
+    tested: int  # the accepted drafts, and the one or the siblings that were rejected
+    num_accepted: int  # accepted drafts, including those after an end-of-sequence token
+    status: int  # Status flags, including those of its drafts
+    drafts: list[int] | None  # the drafts that counted; None: they were a tree
+    # [D + 1, w] float64: of each emitted token, under the distribution that it was drawn from and under the softmax of
+    # the model's own logits, and then in rows that were ranked its ``score``. None: not asked for.
+    log_probs: torch.Tensor | None
+
+
+def pack(
+    step: Step,
+    drafts: Drafts,
+    tree: Tree | None,
+    counts: torch.Tensor,
+    out: SpeculativeStep | TreeStep,
+    emitted: torch.Tensor,
+) -> torch.Tensor:
+    """Returns [n, m] int64: the counts of ``RowReport`` and how many tokens were emitted, D + 1 tokens, the drafts of a
+    chain, and the drafts' statuses if any.
+
+    Args:
+        tree: the shape of ``drafts``; None: they are chains.
+        counts: [n, k] bool, the drafts that counted.
+        emitted: [n] int64, how many of ``out.tokens`` each row emitted.
+    """
+    nodes, accepted, allowed = counts.sum(1), out.num_accepted.long(), step.allowed_on_device[:, None]
+    if tree is None:
+        drafted, tested = nodes, torch.minimum(accepted + 1, nodes)
+        columns = [out.tokens, drafts.tokens]
+        if drafts.status is not None:
+            index = torch.arange(drafts.status.shape[1], device=nodes.device)
+            columns.append(drafts.status * (index < allowed))
+    else:
+        assert isinstance(out, TreeStep) and drafts.parents is not None
+        drafted = torch.nn.functional.pad(tree.depths[:, 1:] * counts, (1, 0)).amax(1)
+        last = torch.nn.functional.pad(out.path, (1, 0), value=-1).gather(1, accepted[:, None])
+        tested = accepted + ((torch.atleast_2d(drafts.parents) == last) & counts).any(1)
+        columns = [out.tokens]
+        if drafts.status is not None:
+            inner = torch.nn.functional.pad(counts, (1, 0), value=True) & (tree.depths < allowed)
+            columns.append(drafts.status * inner)
+    return torch.cat((torch.stack((nodes, drafted, tested, emitted, accepted, out.status), 1), *columns), 1)
+
+
+class PendingReport:
+    """The report of a step that the host has not read yet. Its copy to the host does not wait for the step."""
+
+    def __init__(self, result: StepResult):
+        self.result = result
+        self._copies = [None if t is None else _copy_to_host(t) for t in (result.report, result.log_probs)]
+        self._event: torch.cuda.Event | None = None
+        if result.report.is_cuda:
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> list[RowReport]:
+        """Waits for the end of the step, and returns the report of each row."""
+        if self._event is not None:
+            self._event.synchronize()
+        integers, log_probs = self._copies
+        assert integers is not None
+        drafts, width, found = self.result.drafts, self.result.out.tokens.shape[1], []
+        for i, (nodes, drafted, tested, emitted, accepted, status, *numbers) in enumerate(integers.tolist()):
+            own = None
+            rest = numbers[width:]
+            if drafts.parents is None:
+                own, rest = rest[:nodes], rest[drafts.tokens.shape[1] :]
+            for draft_status in rest:
+                status |= draft_status
+            of_row = None if log_probs is None else log_probs[i]
+            found.append(RowReport(numbers[:emitted], nodes, drafted, tested, accepted, status, own, of_row))
+        return found
+
+
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_cuda:
+        return tensor.clone()  # because the next replay of a graph overwrites it
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
+
+
+class StepTimer:
+    """Times a step on the device without waiting for it. It starts when it is made. On a GPU two events enclose the
+    step: the host reads them once it has the step's report. On a CPU a step has ended when its call returns."""
+
+    def __init__(self, device: torch.device):
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._events[0].record()
+        self._started = self._ended = time.perf_counter()
+
+    def stop(self) -> None:
+        if self._events is not None:
+            self._events[1].record()
+        self._ended = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """The time of a step whose report was read."""
+        return self._ended - self._started if self._events is None else self._events[0].elapsed_time(self._events[1]) * 1e-3
