@@ -10,18 +10,18 @@ if TYPE_CHECKING:
 
     from .chat_template import chat_prompt
     from .decoder import SpeculativeDecoder
-    from .drafters.draft_length import AdaptiveDrafts
     from .drafters.early_exit import EarlyExitDrafter
     from .drafters.heads import HeadDrafter, load_embedded_head, load_head
     from .drafters.prompt_lookup import PromptLookupDrafter
     from .drafters.suffix import SuffixDrafter, SuffixMemories, SuffixMemory
     from .drafters.universal import UniversalDrafter
     from .hf.speculate import Speculator, speculate
+    from .loop.draft_length import AdaptiveDrafts
+    from .loop.sequence import Output, Request, Sequence
     from .models.kv_cache import StaticKVCache
     from .models.loading import load_embedded_pair, load_model, load_pair
-    from .result import Emission, End, GenerationResult, Producer, TokenLogProb
+    from .result import FinishReason, GenerationResult, Producer, TokenLogProb
     from .serving.engine import Engine, EngineStopped
-    from .serving.requests import Outcome, Request
     from .serving.scheduler import QueueFull, Scheduler
     from .stats import Stats
     from .stopping import StopStrings
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveDrafts",
     "EarlyExitDrafter",
-    "Emission",
-    "End",
     "Engine",
     "EngineStopped",
+    "FinishReason",
     "GenerationResult",
     "HeadDrafter",
-    "Outcome",
+    "Output",
     "Producer",
     "PromptLookupDrafter",
     "QueueFull",
     "Request",
     "SamplingParams",
     "Scheduler",
+    "Sequence",
     "SpeculativeDecoder",
     "Speculator",
     "StaticKVCache",
@@ -62,7 +62,7 @@ __all__ = [
 ]
 _HOMES = {
     "chat_template": ("chat_prompt",),
-    "drafters.draft_length": ("AdaptiveDrafts",),
+    "loop.draft_length": ("AdaptiveDrafts",),
     "models.kv_cache": ("StaticKVCache",),
     "hf.speculate": ("Speculator", "speculate"),
     "decoder": ("SpeculativeDecoder",),
@@ -74,8 +74,8 @@ _HOMES = {
     "serving.engine": ("Engine", "EngineStopped"),
     "models.loading": ("load_embedded_pair", "load_model", "load_pair"),
     "sampling.params": ("SamplingParams",),
-    "serving.requests": ("Outcome", "Request"),
-    "result": ("Emission", "End", "GenerationResult", "Producer", "TokenLogProb"),
+    "loop.sequence": ("Output", "Request", "Sequence"),
+    "result": ("FinishReason", "GenerationResult", "Producer", "TokenLogProb"),
     "serving.scheduler": ("QueueFull", "Scheduler"),
     "stats": ("Stats",),
     "stopping": ("StopStrings",),

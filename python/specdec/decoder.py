@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from specdec_kernels import Rule, SamplingParams
 
-from .checks import read_count, refuse
-from .drafters.adaptive_lengths import Learned, learned
-from .drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, most_drafts
-from .drafters.heads import HeadDrafter
-from .drafters.model import ModelDrafter, model_drafter
+from .checks import for_each, read_count, refuse
+from .drafters.model import model_drafter
+from .drafters.predicted import PredictedDrafter
 from .drafters.protocol import Drafter
-from .drafters.step_times import StepTimes
-from .loop import saved_costs
-from .loop.arguments import read_entries
 from .loop.batch import Batch, BatchConfig
-from .loop.collect import collect
-from .loop.cuda_graphs import StepGraphs
-from .loop.sequence import Entry
-from .loop.token_log_probs import read_asked
-from .loop.typical import TYPICAL, Typical
+from .loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, AdaptiveK, FixedK, most_drafts
+from .loop.graphs import StepGraphs
+from .loop.sequence import Output, Request
+from .loop.sequence import Sequence as SequenceState
+from .loop.step import AcceptRule
 from .models.cache_plan import CacheBudget, plan_caches
-from .models.cached_model import CachedModel
 from .models.free_memory import free_memory
 from .models.supported import cached_model, why_no_trees
-from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, repeated
-from .result import Emission, GenerationResult
-from .sampling.params import read_rule
-from .stopping import Stopping
+from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds, repeated
+from .result import FinishReason, GenerationResult
+from .sampling.params import split_params
+from .stats import Stats
+from .stopping import StoppingCriteria
 
 
 class SpeculativeDecoder:
@@ -48,7 +39,7 @@ class SpeculativeDecoder:
             one. The adapters that are active when ``generate`` is called are used.
         draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`, such
             as a head (:func:`~specdec.load_head`); or None for plain decoding with the same loop. A drafter that fails
-            is dropped with a RuntimeWarning, and decoding continues without drafts.
+            is dropped, with its error in the log, and decoding continues without drafts.
         num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it. By
             default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4 elsewhere, so that a
             seed gives the same text every time.
@@ -97,8 +88,6 @@ class SpeculativeDecoder:
         self.num_drafts, self.backend = num_drafts, backend
         self.graph_bytes = read_count("graph_bytes", graph_bytes)
         self.target = cached_model(target, "target", cache_dtype, compile)
-        self._max_lengths = {"target": self.target.max_length}
-        self._learned: dict[int, Learned] = {}  # by the number of rows of a step
         if not 0 <= confidence < 1:
             refuse("confidence", confidence, "a number from 0 (off) to below 1")
         for name, value in (("d2t", d2t), ("confidence", confidence or None)):
@@ -106,34 +95,31 @@ class SpeculativeDecoder:
                 refuse(name, f"a value with draft={type(draft).__name__}", "one with a model")
         self.drafter: Drafter | None
         if draft is None or isinstance(draft, Drafter):
-            self.drafter = draft
-            if compile and isinstance(model := getattr(draft, "model", None), CachedModel):
-                compiled: Any = copy.copy(draft)  # the caller's drafter stays uncompiled
-                compiled.model, self.drafter = model.compiled(), compiled
+            self.drafter = draft.compiled() if compile and draft is not None else draft
         else:
             self.drafter = model_drafter(draft, self.target, d2t, confidence, cache_dtype, compile)
-        if isinstance(self.drafter, HeadDrafter):
-            self.drafter.check_target(self.target)
-        if isinstance(self.drafter, ModelDrafter):
-            self._max_lengths["draft"] = self.drafter.model.max_length
-        self._takes_trees = tree is not None
+        self._max_lengths = {"target": self.target.max_length}
+        if self.drafter is not None:
+            self._max_lengths["draft"] = self.drafter.max_length
+        self._asked_for_trees = tree is not None
         self.nodes = 0 if tree is None else self._read_tree(tree)
+        if self.drafter is not None:
+            self.drafter.check(self.target, tree or 0, self.most_drafts)
+        self._lengths: FixedK | AdaptiveK
+        if isinstance(num_drafts, AdaptiveDrafts):
+            self._lengths = AdaptiveK(num_drafts, few=self._on_graphs)
+        else:
+            self._lengths = FixedK(num_drafts)
 
     def _read_tree(self, tree: int) -> int:
         """Returns how many nodes a step verifies; 0 if the target takes no trees."""
         read_count("tree", tree, 1)
-        if not getattr(self.drafter, "proposes_trees", False):
-            kind = self.drafter.model.kind if isinstance(self.drafter, HeadDrafter) else type(self.drafter).__name__
-            refuse("tree", f"{tree} with draft={kind}", "None, or a drafter that proposes trees")
-        if confidence := getattr(self.drafter, "confidence", 0.0):
-            refuse("confidence", f"{confidence} with tree={tree}", "0")
-        if isinstance(self.drafter, HeadDrafter):
-            self.drafter.check_tree(tree, self.most_drafts)
-        models = {"target": self.target, "draft": getattr(self.drafter, "model", None)}
-        for name, model in models.items():
-            if isinstance(model, CachedModel) and (why := why_no_trees(model)) is not None:
-                kind = model.config.model_type
-                told = f"tree: got {tree}, but a {name} of model type {kind!r} {why}"
+        if self.drafter is None or not self.drafter.trees:
+            given = "None" if self.drafter is None else self.drafter.name
+            refuse("tree", f"{tree} with draft={given}", "None, or a drafter that proposes trees")
+        for name, model in (("target", self.target), ("draft", self.drafter.model)):
+            if model is not None and (why := why_no_trees(model)) is not None:
+                told = f"tree: got {tree}, but a {name} of model type {model.config.model_type!r} {why}"
                 warnings.warn(f"{told}; each step drafts one chain instead", RuntimeWarning, stacklevel=3)
                 return 0
         return tree
@@ -147,18 +133,17 @@ class SpeculativeDecoder:
         seed: int | Sequence[int] | torch.Tensor = 0,
         eos_token_id: int | Sequence[int] | None = None,
         pad_token_id: int | None = None,
-        on_emit: Callable[[Emission], None] | None = None,
+        on_emit: Callable[[Output], None] | None = None,
         *,
-        rule: str | Typical | None = None,
+        rule: str | AcceptRule | None = None,
         logit_bias: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None,
         banned_tokens: Sequence[int] | Sequence[Sequence[int]] | None = None,
         min_new_tokens: int | Sequence[int] | torch.Tensor = 0,
         logits_processor: Sequence[LogitsProcessor] | Sequence[Sequence[LogitsProcessor]] | None = None,
         log_probs: bool = False,
         output_logits: bool = False,
-        compact_q: int = 0,
         num_return_sequences: int = 1,
-        stop: Stopping | None = None,
+        stop: StoppingCriteria | None = None,
         processor_prompts: Sequence[Sequence[int]] | None = None,
         top_log_probs: int | None = None,
         prompt_log_probs: int | None = None,
@@ -182,12 +167,11 @@ class SpeculativeDecoder:
             eos_token_id: one id, several, or [] for none; None takes those of the target's configuration.
             pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
-            on_emit: called for every live sequence after each step with the tokens that it emitted.
+            on_emit: called after each step for every sequence that emitted tokens in it, or ended.
             rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. The
                 other two need a drafter that samples its trees. With "coupled" the text depends only on the target and
-                the seed: it is the text of K = 0, whatever the draft. "typical", for trees only, or a
-                :class:`~specdec.loop.typical.Typical`, is **lossy**: sampled texts do not have the target's
-                distribution.
+                the seed: it is the text of K = 0, whatever the draft. An :class:`~specdec.loop.step.AcceptRule` may be
+                another rule, such as the **lossy** :class:`~specdec.loop.typical.Typical` for trees.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
@@ -199,8 +183,6 @@ class SpeculativeDecoder:
                 out of order, and by the draft as well.
             log_probs: also return the log-probabilities of the new tokens: under the distribution that they were drawn
                 from, and under the softmax of the model's own logits ("raw").
-            compact_q: k' > 0 restricts the draft to its k' most likely tokens, and stores q as their ids and
-                log-probabilities: [B, K, k'] numbers instead of the draft's logits. Not with trees.
             output_logits: also return the model's own logits at every new token.
             num_return_sequences: n >= 1 texts for each prompt, in neighbouring rows, as transformers returns them.
                 Text j of a prompt has the prompt's seed + j. Arguments "for each sequence" are then for each prompt.
@@ -222,131 +204,149 @@ class SpeculativeDecoder:
                 a prompt with ``max_new_tokens`` does not fit the positions of target or draft, or if the caches do not
                 fit the free memory.
         """
-        device, vocab_size = self.target.device, self.target.vocab_size
-        prompts = read_prompts(input_ids, attention_mask, vocab_size)
+        prompts = read_prompts(input_ids, attention_mask, self.target.vocab_size)
         read_count("max_new_tokens", max_new_tokens)
         for name, max_length in self._max_lengths.items():
             check_room(prompts, max_new_tokens, name, max_length)
         eos = read_eos(eos_token_id, self.target.model)
         pad = read_pad(pad_token_id, eos, self.target.model)
-        asked = read_asked(log_probs, top_log_probs, prompt_log_probs)
-        entries = read_entries(
-            self.target,
-            prompts,
-            max_new_tokens,
-            params,
-            seed,
-            eos,
-            stop,
-            logit_bias=logit_bias,
-            banned_tokens=banned_tokens,
-            min_new_tokens=min_new_tokens,
-            logits_processor=logits_processor,
-            most_drafts=self.most_drafts,
-            processor_prompts=processor_prompts,
-            copies=num_return_sequences,
-            asked=asked,
-        )
-        records, accept_rule = [entry.record for entry in entries], self.read_rule(rule, compact_q)
-        for entry in entries:
-            self.check_entry(entry, accept_rule)
+        copies = read_count("num_return_sequences", num_return_sequences, 1)
+        size, no_processors = len(prompts), logits_processor is None or len(logits_processor) == 0
+        one_list = no_processors or not all(isinstance(own, Sequence) for own in logits_processor or ())
+        banned = () if banned_tokens is None else banned_tokens
+        one_banned = isinstance(banned, Sequence) and all(isinstance(token, int) for token in banned)
+        one_bias = logit_bias is None or isinstance(logit_bias, Mapping)
+        columns = {
+            "prompt": prompts,
+            "params": split_params(params, size),
+            "seed": read_seeds(seed, size, torch.device("cpu")).tolist(),
+            "logit_bias": for_each("logit_bias", logit_bias, size, one_bias),
+            "banned_tokens": for_each("banned_tokens", banned, size, one_banned),
+            "min_new_tokens": for_each("min_new_tokens", min_new_tokens, size, isinstance(min_new_tokens, int)),
+            "logits_processor": for_each("logits_processor", logits_processor, size, one_list),
+            "processor_prompt": for_each("processor_prompts", processor_prompts, size, processor_prompts is None),
+        }
+        sequences = []
+        for row in zip(*columns.values(), strict=True):
+            own = dict(zip(columns, row, strict=True))
+            for copy in range(copies):
+                request = Request(
+                    **{**own, "seed": _int64(own["seed"] + copy)},
+                    max_new_tokens=max_new_tokens,
+                    eos_token_id=list(eos),
+                    stop=stop,
+                    log_probs=log_probs,
+                    top_log_probs=top_log_probs,
+                    prompt_log_probs=prompt_log_probs,
+                )
+                sequences.append(SequenceState.of(len(sequences), request, self.target, self.most_drafts))
+        accept_rule = self.read_rule(rule)
+        for sequence in sequences:
+            accept_rule.check(sequence)
         longest = max(map(len, prompts), default=0) + max_new_tokens
-        if entries:
-            self.plan_caches(len(entries), longest, step=self.target.slot_step)
+        if sequences:
+            self.plan_caches(len(sequences), longest, step=self.target.slot_step)
         config = self.batch_config(
-            len(entries),
+            len(sequences),
             self.target.capacity(longest, self._tree_slots),
             accept_rule,
-            compact_q,
             max_eos=len(eos),
             logits=output_logits,
         )
         with torch.inference_mode():
-            # Captured steps all have the same shape.
-            batch = Batch(dataclasses.replace(config, steady=config.graphs is not None))
-            scores_prompts = asked.prompt is not None
-            if entries and (max_new_tokens > 0 or scores_prompts):
-                self.target.prefill(
-                    batch.generation.target_cache,
-                    [record.text[:-1] for record in records],
-                    (lambda i, *fed: records[i].score_prompt(*fed)) if scores_prompts else None,
-                )
-                batch.stopwatch.lap("prefill")
-            if entries and max_new_tokens > 0:
-                batch.admit(dict(enumerate(entries)))
+            batch = Batch(config)
+            if max_new_tokens > 0 or prompt_log_probs is not None:
+                batch.add(dict(enumerate(sequences)))
+                batch.prefill()
             while batch.live:
-                for emission in batch.step():
+                for output in batch.step():
                     if on_emit is not None:
-                        on_emit(emission)
-                if (error := next((r.error for r in records if r.error), None)) is not None:
+                        on_emit(output)
+                if (error := next((s.exception for s in sequences if s.exception), None)) is not None:
                     raise error
-            for row, record in enumerate(batch.rows):
-                if record is not None:
-                    batch.release(row)
         if isinstance(input_ids, torch.Tensor):
-            input_ids = input_ids.repeat_interleave(num_return_sequences, 0)
-        prompts = repeated(prompts, num_return_sequences)
-        sequences = join(input_ids, prompts, [r.tokens for r in records], pad, device)
-        return collect(batch, records, sequences, asked, self.costs_of(len(entries)))
+            input_ids = input_ids.repeat_interleave(copies, 0)
+        prompts, device = repeated(prompts, copies), self.target.device
+        whole = join(input_ids, prompts, [s.tokens for s in sequences], pad, device)
+        return self._result(batch, sequences, whole)
+
+    def _result(self, batch: Batch, sequences: list[SequenceState], whole: torch.Tensor) -> GenerationResult:
+        stats = Stats.total((s.stats for s in sequences), self.most_drafts)
+        stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
+        stats.seconds = batch.timer.with_total()
+        none = torch.empty(0, self.target.vocab_size, device=self.target.device)
+
+        def given(values: list) -> list | None:
+            return None if any(value is None for value in values) else values
+
+        return GenerationResult(
+            whole,
+            tokens=[s.tokens for s in sequences],
+            produced_by=[s.produced_by for s in sequences],
+            status=[s.status for s in sequences],
+            # With no new tokens wanted, none has begun.
+            finish_reason=[s.finish_reason or FinishReason.LENGTH for s in sequences],
+            stats=stats,
+            sequence_stats=[s.stats for s in sequences],
+            log_probs=given([s.log_probs for s in sequences]),
+            raw_log_probs=given([s.raw_log_probs for s in sequences]),
+            top_log_probs=given([s.top_log_probs for s in sequences]),
+            prompt_log_probs=given([s.prompt_log_probs for s in sequences]),
+            logits=[torch.stack(s.logits) if s.logits else none for s in sequences] if batch.config.logits else None,
+            drafter_error=None if batch.session is None else batch.session.error,
+            step_costs=self.costs_of(len(sequences)),
+        )
 
     def batch_config(
         self,
         size: int,
         capacity: int,
-        rule: Rule | Typical,
-        compact_q: int,
+        rule: AcceptRule,
         max_eos: int,
         *,
         logits: bool = False,
+        async_scheduling: bool = False,
     ) -> BatchConfig:
-        """Returns the configuration of a batch of ``size`` rows with ``capacity`` slots each, for this decoder's
-        models, drafter, K and backend.
-
-        Args:
-            max_eos: the largest number of end-of-sequence tokens of one sequence.
-        """
+        """Returns the settings of a batch of ``size`` rows with ``capacity`` slots each, for this decoder's models,
+        drafter, K and backend. The other arguments are those of ``BatchConfig``."""
         return BatchConfig(
             target=self.target,
             drafter=self.drafter,
-            num_drafts=self.num_drafts,
+            num_drafts=self._lengths,
+            rule=rule,
             size=size,
             capacity=capacity,
-            rule=Rule.COUPLED if isinstance(rule, Typical) else rule,
-            compact_q=compact_q,
-            backend=self.backend,
             max_eos=max_eos,
-            learned=self._learned_of if isinstance(self.num_drafts, AdaptiveDrafts) else None,
-            logits=logits,
-            graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
+            backend=self.backend,
             nodes=self.nodes,
-            typical=rule if isinstance(rule, Typical) else None,
+            logits=logits,
+            async_scheduling=async_scheduling,
+            graphs=StepGraphs(self.graph_bytes) if self._on_graphs else None,
         )
 
-    def read_rule(self, rule: str | Typical | None, compact_q: int) -> Rule | Typical:
+    def read_rule(self, rule: str | AcceptRule | None) -> AcceptRule:
         """Returns the rule of a batch: by default ``coupled`` with trees, since every drafter that proposes them can do
         that, and ``token`` otherwise.
 
         Raises:
-            ValueError: it is unknown, or cannot be combined with ``compact_q``, or with trees of this drafter.
+            ValueError: it is unknown, or cannot be combined with trees of this drafter, or with chains.
         """
-        if rule == TYPICAL or isinstance(rule, Typical):
-            if not self.nodes:
-                refuse("rule", f"{rule!r} without a tree", "'token', 'block' or 'coupled'")
-            read_rule(Rule.COUPLED, compact_q)
-            return rule if isinstance(rule, Typical) else Typical()
-        known = read_rule(rule or (Rule.COUPLED if self._takes_trees else Rule.TOKEN), compact_q)
-        if self._takes_trees and compact_q:
-            refuse("compact_q", f"{compact_q} with a tree", "0")
-        if self._takes_trees and known != Rule.COUPLED and not getattr(self.drafter, "samples_trees", False):
-            given = f"{rule!r} with a tree of {type(self.drafter).__name__}"
+        if isinstance(rule, AcceptRule):
+            read = rule
+        else:
+            read = AcceptRule(Rule(rule or (Rule.COUPLED if self._asked_for_trees else Rule.TOKEN)))
+        if read.trees_only and not self.nodes:
+            refuse("rule", f"{rule!r} without a tree", "'token', 'block' or 'coupled'")
+        drafter = self.drafter
+        if self._asked_for_trees and read.rule != Rule.COUPLED and drafter is not None and not drafter.samples_trees:
+            given = f"{str(read.rule)!r} with a tree of {type(drafter).__name__}"
             refuse("rule", given, "'coupled', or a drafter that samples trees")
-        return known
+        return read
 
-    def check_entry(self, entry: Entry, rule: Rule | Typical) -> None:
-        """Raises ValueError for a sequence with settings that this rule does not know."""
-        penalised = any(entry.params[name] != SamplingParams.neutral(name) for name in SamplingParams.PENALTIES)
-        if isinstance(rule, Typical) and (penalised or entry.bias or entry.min_new_tokens):
-            refuse("rule", "'typical' with penalties, bias, bans or min_new_tokens", "none of these, or an exact rule")
+    @property
+    def predicts(self) -> bool:
+        """Whether requests may have predictions."""
+        return isinstance(self.drafter, PredictedDrafter)
 
     def plan_caches(
         self,
@@ -363,11 +363,10 @@ class SpeculativeDecoder:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
         costs = {"target": self.target.slot_bytes()}
-        draft_cost = getattr(self.drafter, "slot_bytes", None)
-        if self.most_drafts > 0 and draft_cost is not None:
+        if self.most_drafts > 0 and self.drafter is not None:
             # A drafter that fails here will also fail when its session starts, and is dropped there.
             with suppress(Exception):
-                costs["draft"] = draft_cost()
+                costs["draft"] = self.drafter.cache_bytes()
         return plan_caches(
             rows,
             max_length,
@@ -383,8 +382,9 @@ class SpeculativeDecoder:
     @property
     def _tree_slots(self) -> int:
         """How many slots after a text the caches need for a tree: a drafter may look at more nodes than it proposes."""
-        own = getattr(self.drafter, "tree_slots", None)
-        return max(self.nodes, own(self.nodes, self.most_drafts)) if self.nodes and own is not None else self.nodes
+        if not self.nodes or self.drafter is None:
+            return 0
+        return max(self.nodes, self.drafter.tree_slots(self.nodes, self.most_drafts))
 
     @property
     def max_length(self) -> int | None:
@@ -400,66 +400,13 @@ class SpeculativeDecoder:
     def costs_of(self, batch_size: int) -> list[float] | None:
         """Returns the step times T(0), T(1), ... of batches of this size, in units of T(0), rounded to hundredths; None
         if they are not known yet, or K is fixed."""
-        if isinstance(self.num_drafts, AdaptiveDrafts) and self.num_drafts.costs is not None:
-            return list(self.num_drafts.costs)
-        known = self._learned.get(batch_size)
-        if known is None or known.times.missing is not None:
-            return None
-        return [round(known.times.of(k), 2) for k in range(self.most_drafts + 1)]
-
-    def save_costs(self, path: str | Path, seconds: Mapping[int, Mapping[int, float]] | None = None) -> None:
-        """Writes step times to a file, which may hold those of other models and machines as well.
-
-        Args:
-            path: of the file.
-            seconds: of steps, by the number of rows and by K; None: what this decoder has learned.
-
-        Raises:
-            ValueError: there is a file that this method did not write.
-            OSError: it cannot be written.
-        """
-        if seconds is None:
-            seconds = {size: known.times.seconds for size, known in self._learned.items()}
-        saved_costs.save(path, self._described(), {size: times for size, times in seconds.items() if times})
-
-    def load_costs(self, path: str | Path, *, sampled: bool = False) -> bool:
-        """Takes over step times from a file that ``save_costs`` wrote, if it has any of the same models, drafter,
-        device, dtypes, threads and version of torch, or else any of these models on any CPU. They are corrected by the
-        steps that follow.
-
-        Args:
-            path: of the file.
-            sampled: whether the times of one sequence, as they are in the file, also become ``sampled`` of
-                :class:`AdaptiveDrafts`: where a text depends on K, each sequence then has its own K, a function of the
-                file and of its drafts. So a seeded text is the same in every process, and in any company.
-
-        Returns:
-            Whether it had any. A file that does not exist has none.
-
-        Raises:
-            ValueError: K is fixed or has given ``costs``, or the file is not one that ``save_costs`` wrote.
-        """
-        if not isinstance(self.num_drafts, AdaptiveDrafts) or self.num_drafts.costs is not None:
-            refuse("load_costs", f"num_drafts={self.num_drafts}", "AdaptiveDrafts() without costs")
-        anywhere = saved_costs.described_anywhere(self.target, self.drafter, self.nodes)
-        found = saved_costs.load(path, self._described(), anywhere)
-        for size, seconds in found.items():
-            self._learned_of(size).times.take(seconds)
-        if sampled and 1 in found:
-            times = StepTimes(range(self.most_drafts + 1))
-            times.take(found[1])
-            if times.missing is None:
-                costs = tuple(round(cost, 3) for cost in times.relative)
-                self.num_drafts = dataclasses.replace(self.num_drafts, sampled=costs)
-        return bool(found)
-
-    def _described(self) -> dict[str, object]:
-        return saved_costs.described(self.target, self.drafter, self.backend, self.nodes)
-
-    def _learned_of(self, size: int) -> Learned:
-        assert isinstance(self.num_drafts, AdaptiveDrafts)
-        return self._learned.setdefault(size, learned(self.num_drafts, few=self._on_graphs))
+        return self._lengths.costs(batch_size)
 
     @property
     def _on_graphs(self) -> bool:
         return self.target.device.type == "cuda" and torch.version.cuda is not None and self.graph_bytes > 0
+
+
+def _int64(seed: int) -> int:
+    """The seeds of further texts of a prompt wrap around."""
+    return (seed + 2**63) % 2**64 - 2**63

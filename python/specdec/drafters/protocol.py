@@ -196,6 +196,11 @@ class Drafter:
     max_length: int | None = None
 
     @property
+    def name(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
+
+    @property
     def reads_only_filled(self) -> bool:
         """Whether its attention reads only the slots that are filled, whatever ``Step.visible`` says."""
         return self.model is None or self.model.reads_only_filled

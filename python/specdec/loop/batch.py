@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList
 from specdec_kernels import Rule
 
 from ..drafters.guard import GuardedSession
-from ..drafters.protocol import BatchState, Drafter, Step
+from ..drafters.protocol import BatchState, Drafter
 from ..models.cached_model import CachedModel
 from ..models.kv_cache import visible_slots
 from ..result import FinishReason
@@ -143,6 +143,11 @@ class Batch:
     def prefilling(self) -> int:
         """How many rows wait until their prompt is read."""
         return len(self._unread)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether there is anything that the next step returns, even if no row decodes."""
+        return bool(self._outputs)
 
     def _decoding(self) -> list[int]:
         return [row for row, s in enumerate(self.rows) if s is not None and s.live and s not in self._unread]

@@ -156,4 +156,8 @@ class StepTimer:
     @property
     def seconds(self) -> float:
         """The time of a step whose report was read."""
-        return self._ended - self._started if self._events is None else self._events[0].elapsed_time(self._events[1]) * 1e-3
+        return (
+            self._ended - self._started
+            if self._events is None
+            else self._events[0].elapsed_time(self._events[1]) * 1e-3
+        )

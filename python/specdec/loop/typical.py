@@ -67,7 +67,11 @@ class Typical(AcceptRule):
     ) -> SpeculativeStep | TreeStep:
         if tree is None or drafts.parents is None:
             return super().verify(step, logits, drafts, tree, counts, backend)
-        nodes, parents, depth = drafts.tokens, drafts.parents.expand(counts.shape), min(step.num_drafts, counts.shape[1])
+        nodes, parents, depth = (
+            drafts.tokens,
+            drafts.parents.expand(counts.shape),
+            min(step.num_drafts, counts.shape[1]),
+        )
         batch, rows, vocabulary = logits.shape
         depths, of_rows = tree.depths.expand(batch, -1), step.sampling.repeated(rows)
         drawn = draft_step(
@@ -79,7 +83,9 @@ class Typical(AcceptRule):
             rule=Rule.COUPLED,
             backend=backend,
         )
-        token, cutoff, lse, status = (t.view(batch, rows) for t in (drawn.tokens, drawn.cutoff, drawn.lse, drawn.status))
+        token, cutoff, lse, status = (
+            t.view(batch, rows) for t in (drawn.tokens, drawn.cutoff, drawn.lse, drawn.status)
+        )
         temperature = step.sampling.temperature[:, None, None]
         greedy = temperature == 0
         log_p = logits.float() / temperature.where(~greedy, 1.0) - lse[:, :, None]

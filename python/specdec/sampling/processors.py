@@ -136,4 +136,3 @@ class Processors:
             given = f"scores of shape {list(scores.shape)}" if isinstance(scores, torch.Tensor) else repr(scores)
             refuse("logits_processor", f"{given} back", f"shape {list(shape)}, as they were given")
         return scores[0] if d2t is None else scores[0, d2t]
-

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import NamedTuple, TypeVar
 
-from ..checks import refuse
-from ..result import Emission, error_text
-from .requests import Outcome, Request
-from .scheduler import Scheduler, Task, Usage
-from .threads import computing_thread
+import torch
 
-Update = Emission | Outcome
+from ..checks import refuse
+from ..loop.sequence import Output, Request, Sequence
+from ..result import error_text
+from .scheduler import Scheduler, Usage
+
 T = TypeVar("T")
 
 
@@ -27,15 +27,15 @@ class _Mailbox:
     """The updates of a request that its reader has not read yet. Only the reader's event loop uses it."""
 
     def __init__(self) -> None:
-        self._updates: list[Update] = []
+        self._updates: list[Output] = []
         self._coming: asyncio.Future[None] | None = None
 
-    def put(self, update: Update) -> None:
+    def put(self, update: Output) -> None:
         self._updates.append(update)
         if self._coming is not None:
             _resolve(self._coming, None)
 
-    async def get(self) -> list[Update]:
+    async def get(self) -> list[Output]:
         """Returns all that are there, and waits for one if there are none."""
         if not self._updates:
             self._coming = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ class _Mailbox:
 
 
 class _Stream(NamedTuple):
-    task: Task
+    sequence: Sequence
     loop: asyncio.AbstractEventLoop
     updates: _Mailbox
 
@@ -57,17 +57,17 @@ class _Cancellation(NamedTuple):
 
 
 class Engine:
-    """Runs a ``Scheduler`` in a separate thread, which from then on is the only one that may use the scheduler.
+    """Runs a ``Scheduler`` in a separate thread, which from then on is the only one that steps it. Tasks only read requests, by what a step does not change.
 
     All methods are for tasks of a running event loop; several loops may use one engine. No method waits for the
     device: a request is checked in the task that submits it, and the thread takes it between two steps. While there is
     nothing to do, the thread sleeps.
 
-    A slow reader does not delay others: its updates wait in memory, at most ``max_new_tokens`` tokens and one outcome.
+    A slow reader does not delay others: its updates wait in memory, at most ``max_new_tokens`` tokens.
     They stay there until they are read, so every submitted request must be read with ``stream`` or ``result``, even if
     it is cancelled.
 
-    If an error that does not belong to a request ends the thread itself, all open requests end with ``End.FAILED`` and
+    If an error that does not belong to a request ends the thread itself, all open requests end with ``FinishReason.FAILED`` and
     this error, and no other request is taken.
 
     Args:
@@ -82,8 +82,8 @@ class Engine:
             refuse("scheduler", "one with requests", "an idle one")
         self._scheduler, self._usage = scheduler, scheduler.usage
         self._changed = threading.Condition()  # guards all attributes below
-        self._inbox: deque[Task | _Cancellation] = deque()
-        self._open: dict[int, _Stream] = {}  # requests without an outcome
+        self._inbox: deque[Sequence | _Cancellation] = deque()
+        self._open: dict[int, _Stream] = {}  # requests that have not ended
         self._unread: dict[int, _Stream] = {}  # requests without a reader
         self._closing = False
         self._stopped: str | None = None  # why the engine takes no requests any more
@@ -104,14 +104,15 @@ class Engine:
         with self._changed:
             self._check_runs()
             self._scheduler.check_queue(self._handed_over)
-            task = self._scheduler.read(request)
-            self._open[task.number] = self._unread[task.number] = _Stream(task, loop, _Mailbox())
-            self._tell_thread(task)
-        return task.number
+            sequence = self._scheduler.read(request)
+            number = sequence.number
+            self._open[number] = self._unread[number] = _Stream(sequence, loop, _Mailbox())
+            self._tell_thread(sequence)
+        return number
 
-    def stream(self, number: int) -> AsyncGenerator[Update, None]:
-        """Iterates over the request's emissions as they come, and its outcome at the end. A request has one reader. If
-        the reader stops before the outcome, or is cancelled, the request is cancelled. Use ``contextlib.aclosing`` if
+    def stream(self, number: int) -> AsyncGenerator[Output, None]:
+        """Iterates over the request's outputs as they come, the last one with its finish reason. A request has one reader. If
+        the reader stops before the last one, or is cancelled, the request is cancelled. Use ``contextlib.aclosing`` if
         this must happen at once.
 
         Raises:
@@ -119,7 +120,7 @@ class Engine:
         """
         return _one_by_one(self.arrivals(number))
 
-    def arrivals(self, number: int) -> AsyncGenerator[list[Update], None]:
+    def arrivals(self, number: int) -> AsyncGenerator[list[Output], None]:
         """As ``stream``, but yields lists: all that has come since the reader last asked, so that one who is late need
         not catch up one by one."""
         with self._changed:
@@ -129,8 +130,8 @@ class Engine:
             del self._unread[number]
         return self._read(stream)
 
-    async def result(self, number: int) -> Outcome:
-        """Reads the request's stream to its end, and returns the outcome. If the waiting task is cancelled, so is the
+    async def result(self, number: int) -> Sequence:
+        """Reads the request's stream to its end, and returns the sequence. If the waiting task is cancelled, so is the
         request.
 
         Raises:
@@ -139,11 +140,10 @@ class Engine:
         async with aclosing(self.stream(number)) as updates:
             async for update in updates:
                 last = update
-        assert isinstance(last, Outcome)
-        return last
+        return last.sequence
 
     async def cancel(self, number: int) -> bool:
-        """Ends a request, at the latest after the current step; its reader gets the outcome. Returns False if the
+        """Ends a request, at the latest after the current step; its reader gets the last output. Returns False if the
         request has already ended or does not exist."""
         loop = asyncio.get_running_loop()
         with self._changed:
@@ -184,12 +184,12 @@ class Engine:
     async def __aexit__(self, *exception) -> None:
         await self.close()
 
-    async def _read(self, stream: _Stream) -> AsyncGenerator[list[Update], None]:
+    async def _read(self, stream: _Stream) -> AsyncGenerator[list[Output], None]:
         try:
-            while not isinstance((updates := await stream.updates.get())[-1], Outcome):
+            while (updates := await stream.updates.get())[-1].finish_reason is None:
                 yield updates
         except BaseException:  # the reader stops or is cancelled
-            self._abandon(stream.task.number)
+            self._abandon(stream.sequence.number)
             raise
         yield updates
 
@@ -201,13 +201,13 @@ class Engine:
     @property
     def _handed_over(self) -> int:
         """How many submitted requests the thread has not taken yet."""
-        return sum(isinstance(item, Task) for item in self._inbox)
+        return sum(isinstance(item, Sequence) for item in self._inbox)
 
     def _check_runs(self) -> None:
         if self._stopped is not None:
             raise EngineStopped(self._stopped)
 
-    def _tell_thread(self, item: Task | _Cancellation) -> None:
+    def _tell_thread(self, item: Sequence | _Cancellation) -> None:
         self._inbox.append(item)
         self._changed.notify()
 
@@ -229,7 +229,7 @@ class Engine:
             cancellations = []
             while self._inbox:  # with the lock held, so that ``usage`` counts each request exactly once
                 item = self._inbox.popleft()
-                if isinstance(item, Task):
+                if isinstance(item, Sequence):
                     scheduler.take(item)
                 else:
                     cancellations.append(item)
@@ -240,14 +240,14 @@ class Engine:
             self._answer(item, scheduler.cancel(item.number))
         return not (self._closing and scheduler.idle)
 
-    def _deliver(self, updates: Iterable[Update]) -> None:
+    def _deliver(self, updates: Iterable[Output]) -> None:
         """Passes the updates of a step to their event loops, with one call for each loop."""
         of_loops = defaultdict(list)
         with self._changed:
             self._usage = self._scheduler.usage
             for update in updates:
-                number = update.number if isinstance(update, Outcome) else update.sequence
-                stream = self._open.pop(number) if isinstance(update, Outcome) else self._open[number]
+                ended = update.finish_reason is not None
+                stream = self._open.pop(update.number) if ended else self._open[update.number]
                 of_loops[stream.loop].append((stream.updates, update))
         for loop, items in of_loops.items():
             if not _call(loop, _put, items):  # the loop is closed, so its readers are gone
@@ -267,17 +267,34 @@ class Engine:
             _call(item.loop, _resolve, item.answer, cancelled)
 
     def _die(self, error: BaseException) -> None:
-        outcomes = []
+        outputs = []
         with self._changed:  # until the end, so that later calls find no open request
             self._stopped = f"the engine's thread died: {error_text(error)}"
-            for task in (stream.task for stream in self._open.values()):
-                task.entry.record.fail(EngineStopped(self._stopped))
-                outcomes.append(Outcome.of(task.number, task.request, task.entry.record))
-            self._deliver(outcomes)
+            for sequence in [stream.sequence for stream in self._open.values()]:
+                sequence.fail(EngineStopped(self._stopped))
+                outputs.append(sequence.output())
+            self._deliver(outputs)
             for item in self._inbox:
                 if isinstance(item, _Cancellation):
                     self._answer(item, False)
             self._inbox.clear()
+
+
+def computing_thread(run: Callable[[], None], name: str) -> threading.Thread:
+    """Returns a daemon thread, not yet started, in which torch computes with as many threads as in the calling thread
+    now. That number comes from ``torch.set_num_threads``, OMP_NUM_THREADS or the process's CPUs (taskset, numactl,
+    cgroups).
+
+    torch keeps this number for each thread. A new thread takes the number that any thread set last, but only at its
+    first operation that reads it: a matrix product before that runs on all CPUs.
+    """
+    count = torch.get_num_threads()
+
+    def body() -> None:
+        torch.set_num_threads(count)
+        run()
+
+    return threading.Thread(target=body, name=name, daemon=True)
 
 
 def _call(loop: asyncio.AbstractEventLoop, call, *arguments) -> bool:
@@ -289,12 +306,12 @@ def _call(loop: asyncio.AbstractEventLoop, call, *arguments) -> bool:
     return True
 
 
-def _put(items: list[tuple[_Mailbox, Update]]) -> None:
+def _put(items: list[tuple[_Mailbox, Output]]) -> None:
     for mailbox, update in items:
         mailbox.put(update)
 
 
-async def _one_by_one(arrivals: AsyncGenerator[list[Update], None]) -> AsyncGenerator[Update, None]:
+async def _one_by_one(arrivals: AsyncGenerator[list[Output], None]) -> AsyncGenerator[Output, None]:
     async with aclosing(arrivals):
         async for updates in arrivals:
             for update in updates:
