@@ -226,7 +226,7 @@ class SpeculativeDecoder:
             "logits_processor": for_each("logits_processor", logits_processor, size, one_list),
             "processor_prompt": for_each("processor_prompts", processor_prompts, size, processor_prompts is None),
         }
-        sequences = []
+        sequences: list[SequenceState] = []
         for row in zip(*columns.values(), strict=True):
             own = dict(zip(columns, row, strict=True))
             for copy in range(copies):

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from specdec.cli import app, drafting, serve, serving
-from specdec.drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
+from specdec.loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 from specdec.serving.server.settings import ServerSettings
 from support.commands import invoke, refused, run
 from typer.main import get_command

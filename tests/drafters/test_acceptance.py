@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from specdec.drafters.acceptance import FIRST_GUESS, Acceptance, RowAcceptance
-from specdec.drafters.draft_length import RowResult
+from specdec.loop.draft_length import RowResult
 
 K = 6
 

@@ -24,7 +24,7 @@ from specdec.drafters.adaptive_lengths import (
     SharedLength,
     learned,
 )
-from specdec.drafters.draft_length import AdaptiveDrafts, Remaining, RowResult
+from specdec.loop.draft_length import AdaptiveDrafts, Remaining, RowResult
 from support.simulated_batch import Run, simulate
 
 FLAT = [1.0, *(1.04 + 0.04 * k for k in range(1, 9))]  # memory-bound: drafts are nearly free

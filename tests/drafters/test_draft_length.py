@@ -9,7 +9,7 @@ import pytest
 import torch
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters.adaptive_lengths import Learned, SharedLength, learned
-from specdec.drafters.draft_length import FixedLengths, RowResult
+from specdec.loop.draft_length import FixedLengths, RowResult
 from specdec.drafters.model import ModelDrafter, ModelDraftSession, neighbours
 from specdec.loop import batch, saved_costs
 from specdec.models.cached_model import CachedModel

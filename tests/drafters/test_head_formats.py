@@ -9,7 +9,7 @@ import itertools
 import pytest
 import specdec.loop.batch
 import torch
-from specdec.drafters.draft_length import FixedLengths
+from specdec.loop.draft_length import FixedLengths
 from support import plain_heads
 from support.compare_heads import LAYERS, compare
 from support.heads import write

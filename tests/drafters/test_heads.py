@@ -6,7 +6,7 @@ import pytest
 import specdec.loop.batch
 import torch
 from specdec import HeadDrafter, Request, Scheduler, SpeculativeDecoder, load_head, speculate
-from specdec.drafters.draft_length import FixedLengths
+from specdec.loop.draft_length import FixedLengths
 from specdec.loop.cuda_graphs import StepGraphs
 from support.heads import (
     LAYERS,

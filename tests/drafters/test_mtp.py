@@ -13,7 +13,7 @@ import specdec.loop.batch
 import torch
 from safetensors.torch import save_file
 from specdec import SpeculativeDecoder, load_head
-from specdec.drafters.draft_length import FixedLengths
+from specdec.loop.draft_length import FixedLengths
 from support.compare_heads import compare
 from support.heads import HIDDEN, LAYERS, V, exact_mtp, predictable_target, write
 from support.model_types import SHARED_EXPERTS, model_of

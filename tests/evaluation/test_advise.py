@@ -10,7 +10,7 @@ import pytest
 import torch
 from specdec import AdaptiveDrafts, SpeculativeDecoder, stats
 from specdec.cli import saved
-from specdec.drafters.draft_length import RowResult
+from specdec.loop.draft_length import RowResult
 from specdec.evaluation.advise import AdviseSettings, advise
 from specdec.evaluation.advise.acceptance import LIKE_BEFORE, Acceptance
 from specdec.evaluation.advise.compatibility import compare_tokenizers

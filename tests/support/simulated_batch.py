@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specdec.drafters.adaptive_lengths import Learned, SharedLength
-from specdec.drafters.draft_length import RowResult
+from specdec.loop.draft_length import RowResult
 
 Alpha = Callable[[int, int], float]  # of a row and a step
 

@@ -16,7 +16,7 @@ from .drafters import HEAD, NAMES, is_head, nodes_of
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
 
-    from ..drafters.draft_length import AdaptiveDrafts
+    from ..loop.draft_length import AdaptiveDrafts
     from ..stats import Stats
     from .conversation import Said
 
@@ -207,7 +207,7 @@ class ChatCommands(Commands):
 
     def _k(self, argument: str) -> str:
         if argument == "auto":
-            from ..drafters.draft_length import AdaptiveDrafts
+            from ..loop.draft_length import AdaptiveDrafts
 
             self.settings.num_drafts = AdaptiveDrafts()
         else:

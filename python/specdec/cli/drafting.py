@@ -12,7 +12,7 @@ from .drafters import EMBEDDED_HEADS, HEAD, NAMES, NEED_DRAFT, NO_TREES, TREE_DR
 from .options import check_counts, refuse
 
 if TYPE_CHECKING:
-    from ..drafters.draft_length import AdaptiveDrafts
+    from ..loop.draft_length import AdaptiveDrafts
 
 
 def check_drafters(
@@ -73,7 +73,7 @@ def read_num_drafts(given: str | None, smallest: int = 0, nodes: int | None = No
     if given is None:
         return default_drafts(nodes)
     if given == "auto":
-        from ..drafters.draft_length import AdaptiveDrafts
+        from ..loop.draft_length import AdaptiveDrafts
 
         return AdaptiveDrafts()
     try:
@@ -86,7 +86,7 @@ def read_num_drafts(given: str | None, smallest: int = 0, nodes: int | None = No
 
 
 def default_drafts(nodes: int | None) -> int | AdaptiveDrafts:
-    from ..drafters.draft_length import DEFAULT_DRAFTS
+    from ..loop.draft_length import DEFAULT_DRAFTS
 
     return DEFAULT_DRAFTS if nodes is None else TREE_DRAFTS
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..checks import refuse
-from ..drafters.draft_length import AdaptiveDrafts
+from ..loop.draft_length import AdaptiveDrafts
 from ..hf.speculate import Speculator, speculate
 from ..models.loading import load_model, load_tokenizer, require_same_vocabulary
 from ..stats import Stats

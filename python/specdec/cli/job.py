@@ -18,7 +18,7 @@ from .terminal import on_terminal, remark
 
 if TYPE_CHECKING:
     from ..decoder import SpeculativeDecoder
-    from ..drafters.draft_length import AdaptiveDrafts
+    from ..loop.draft_length import AdaptiveDrafts
     from ..jobs.input import JobFile
     from ..jobs.lines import LineSettings
     from ..jobs.output import Results
@@ -234,7 +234,7 @@ def _scheduler(command: Command, loaded: models.Models, results: Results) -> Sch
     """Ready to run. With ``-k auto`` the first run knows or learns what steps cost and keeps it for later runs, and
     each text has a K of its own: so a job that is stopped and goes on writes what it would have written in one go."""
     from ..decoder import SpeculativeDecoder
-    from ..drafters.draft_length import AdaptiveDrafts
+    from ..loop.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
 
     drafting, settings = command.drafting, results.settings

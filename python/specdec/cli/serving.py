@@ -17,7 +17,7 @@ from .drafters import NO_TREES, nodes_of
 from .terminal import remark
 
 if TYPE_CHECKING:
-    from ..drafters.draft_length import AdaptiveDrafts
+    from ..loop.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
     from ..serving.server.lanes import Lane
     from ..serving.server.service import Service

@@ -1,6 +1,6 @@
 """Drafters propose tokens: their protocol, and one file for each drafter."""
 
-from .protocol import Drafter, Drafts, DraftSession, DraftTree, Generation, Step
+from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from .tree_growth import TreeGrowth
 
-__all__ = ["DraftSession", "DraftTree", "Drafter", "Drafts", "Generation", "Step", "TreeGrowth"]
+__all__ = ["BatchState", "DraftSession", "Drafter", "Drafts", "Step", "TreeGrowth"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 import torch
 
 from .copying import until_end
-from .protocol import DraftTree
+from .protocol import Drafts
 
 
 class Branches:
@@ -48,7 +48,7 @@ class Branches:
         return child
 
 
-def as_trees(branches: Iterable[Branches], device: torch.device) -> DraftTree:
+def as_trees(branches: Iterable[Branches], device: torch.device) -> Drafts:
     """Returns the trees of a batch, with as many columns as the largest has nodes."""
     of_rows = list(branches)
     most = max(len(tree.tokens) for tree in of_rows)
@@ -58,4 +58,4 @@ def as_trees(branches: Iterable[Branches], device: torch.device) -> DraftTree:
 
     tokens = torch.tensor([column(tree.tokens) for tree in of_rows], dtype=torch.int64, device=device)
     parents = torch.tensor([column(tree.parents) for tree in of_rows], dtype=torch.int64, device=device)
-    return DraftTree(tokens, parents)
+    return Drafts(tokens, parents)

@@ -8,12 +8,12 @@ import torch
 
 from specdec_kernels import DraftStep, Rule, draft_step
 
-from .protocol import Drafts, Generation, Step
+from .protocol import BatchState, Drafts, Step
 
 
-def keeps_q(generation: Generation) -> bool:
+def keeps_q(batch: BatchState, step: Step) -> bool:
     """Whether drafts come with their q: greedy drafts are one-hot, and ``coupled`` needs no q."""
-    return not generation.greedy and generation.rule != Rule.COUPLED
+    return not step.greedy and batch.rule != Rule.COUPLED
 
 
 def first_arrivals(logits: torch.Tensor, count: int, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,34 +42,32 @@ class Drawing:
         d2t: [columns] int64, ascending: the target's ids of the columns of the logits; None: they are the same ids.
     """
 
-    def __init__(self, generation: Generation, step: Step, d2t: torch.Tensor | None = None):
-        self.generation, self.step, self.d2t = generation, step, d2t
+    def __init__(self, batch: BatchState, step: Step, d2t: torch.Tensor | None = None):
+        self.batch, self.step, self.d2t = batch, step, d2t
         self.rows: list[torch.Tensor] = []  # the logits of each draft, after processors
         self.draws: list[DraftStep] = []
         self._drafts = step.last_two[:, :0]  # the drafts so far, if the next distribution depends on them
 
     def draw(self, logits: torch.Tensor) -> DraftStep:
         """Draws the next draft of every row from ``logits`` [B, columns]. ``keep`` takes it."""
-        g, step = self.generation, self.step
-        if self.draws and (step.table is not None or g.processors):
+        batch, step = self.batch, self.step
+        if self.draws and (step.sampling.table_ids is not None or batch.processors):
             self._drafts = torch.cat((self._drafts, self.draws[-1].tokens[:, None]), 1)
-        if g.processors:
-            logits = g.processors(logits[:, None], step.processed, step.allowed, self._drafts, self.d2t)[:, 0]
+        if batch.processors:
+            logits = batch.processors.of_next_draft(logits, step.seen, step.allowed, self._drafts, self.d2t)
         self.rows.append(logits)
         draw = draft_step(
             logits,
-            g.params,
-            seed=g.seed,
+            step.sampling,
+            seed=step.seed,
             position=step.position,
             offset=len(self.draws),
-            rule=g.rule,
-            table=step.table,
+            rule=batch.rule,
             drafts=self._drafts,
             d2t=self.d2t,
-            compact=g.compact_q if keeps_q(g) else 0,
-            backend=g.backend,
+            backend=batch.backend,
         )
-        g.stopwatch.lap("kernels")
+        batch.timer.lap("kernels")
         return draw
 
     def keep(self, draw: DraftStep) -> None:
@@ -87,9 +85,7 @@ class Drawing:
         def column(name: str) -> torch.Tensor:
             return torch.stack([getattr(draw, name) for draw in self.draws], 1)
 
-        drafts, g = Drafts(column("tokens"), status=column("status"), forwards=len(self.draws)), self.generation
-        if not keeps_q(g):
+        drafts = Drafts(column("tokens"), status=column("status"), forwards=len(self.draws))
+        if not keeps_q(self.batch, self.step):
             return drafts
-        if g.compact_q:
-            return drafts._replace(compact=(column("compact_ids"), column("compact_log_q")))
         return drafts._replace(logits=torch.stack(self.rows, 1), stats=(column("cutoff"), column("lse")), d2t=self.d2t)

@@ -14,7 +14,7 @@ from ..models.cached_model import CachedModel
 from ..models.layers import layers_path
 from ..models.supported import KNOWN_MODEL_TYPES, cached_model
 from .model import ModelDrafter, ModelDraftSession
-from .protocol import Generation
+from .protocol import BatchState
 from .tree_growth import TreeGrowth
 
 
@@ -44,10 +44,10 @@ class EarlyExitDrafter(ModelDrafter):
         if whole.config.model_type not in KNOWN_MODEL_TYPES:
             check_keys_are_shared(whole, self.model)
 
-    def start(self, generation: Generation) -> ModelDraftSession:
-        return ModelDraftSession(self, generation, generation.target_cache)
+    def start(self, batch: BatchState) -> ModelDraftSession:
+        return ModelDraftSession(self, batch, batch.target_cache)
 
-    def slot_bytes(self) -> int:
+    def cache_bytes(self) -> int:
         return 0
 
 

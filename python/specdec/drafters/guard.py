@@ -52,7 +52,9 @@ class GuardedSession:
 
     def propose(self, step: Step) -> Drafts | None:
         """Returns the step's drafts; None if the session was dropped, now or before."""
-        return None if (session := self._session) is None else self._guarded(lambda: self._checked(session, step))
+        if (session := self._session) is None:
+            return None
+        return self._guarded(lambda: self._checked(session, step))
 
     def accepted(self, path: torch.Tensor) -> None:
         if (session := self._session) is not None:

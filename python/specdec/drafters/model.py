@@ -16,11 +16,11 @@ from ..models.kv_cache import StaticKVCache
 from ..models.reduced_head import reduced_ids
 from ..models.supported import cached_model
 from .drawing import Drawing
-from .protocol import Drafts, DraftTree, Generation, Step
+from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from .tree_growth import Growth, TreeGrowth
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts tokens with a draft model, drawn with the batch's sampling parameters.
 
     Args:
@@ -33,7 +33,8 @@ class ModelDrafter:
         growth: how it grows trees, where the decoder asks for them.
     """
 
-    proposes_trees = samples_trees = True
+    trees = samples_trees = True
+    model: CachedModel
 
     def __init__(
         self,
@@ -44,12 +45,16 @@ class ModelDrafter:
         growth: TreeGrowth | None = None,
     ):
         self.model, self.d2t, self.confidence, self.columns = model, d2t, confidence, columns
-        self.growth = growth or TreeGrowth()
+        self.growth, self.max_length = growth or TreeGrowth(), model.max_length
 
-    def start(self, generation: Generation) -> ModelDraftSession:
-        return ModelDraftSession(self, generation)
+    def start(self, batch: BatchState) -> ModelDraftSession:
+        return ModelDraftSession(self, batch)
 
-    def slot_bytes(self) -> int:
+    def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:
+        if nodes and self.confidence:
+            refuse("confidence", f"{self.confidence} with tree={nodes}", "0")
+
+    def cache_bytes(self) -> int:
         return self.model.slot_bytes()
 
     def tree_slots(self, nodes: int, depth: int) -> int:
@@ -108,7 +113,7 @@ def read_d2t(
     return None if same and len(ids) == size else ids, len(ids)
 
 
-class ModelDraftSession:
+class ModelDraftSession(DraftSession):
     """Drafts for one batch, with the batch's draft cache.
 
     Args:
@@ -116,30 +121,24 @@ class ModelDraftSession:
             but the last, and the target overwrites the keys of drafts. None: the draft model has its own cache.
     """
 
-    takes_fewer_rows = True
-
-    def __init__(self, drafter: ModelDrafter, generation: Generation, shared: StaticKVCache | None = None):
+    def __init__(self, drafter: ModelDrafter, batch: BatchState, shared: StaticKVCache | None = None):
         self.model, self.d2t, self.confidence = drafter.model, drafter.d2t, drafter.confidence
-        self.columns, self.generation = drafter.columns, generation
+        self.columns, self.batch = drafter.columns, batch
         self.is_shared = shared is not None
+        self.needs_host = drafter.confidence > 0
         # With its own cache, the draft model is first fed the last *two* known tokens: after K acceptances the last
         # draft was never fed, and writing the other token's key again costs less than a shape that depends on
         # acceptance. In the target's cache that key would replace the target's own, whose rounding may differ.
         self.first = 1 if self.is_shared else 2
-        self.cache = shared or self.model.new_cache(generation.size, generation.capacity)
-        self.growth = Growth(drafter.growth, generation, self.d2t)
+        self.cache = shared or self.model.new_cache(batch.size, batch.capacity)
+        self.growth = Growth(drafter.growth, batch, self.d2t)
 
-    @property
-    def reads_texts(self) -> bool:
-        """Whether drafting needs the host to know the texts, so that the device cannot run ahead."""
-        return self.confidence > 0
-
-    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+    def begin(self, prompts: Mapping[int, list[int]]) -> None:
         if not self.is_shared:
             for row in prompts:
                 self.cache.begin(row)
 
-    def show(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
+    def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
         """Stores the keys of these texts up to the two last tokens, which are fed with the next drafts. Rows that are
         neighbours are fed together."""
         if self.is_shared:
@@ -149,11 +148,14 @@ class ModelDraftSession:
             known = [texts[row][: max(len(texts[row]) - 2, 0)] for row in rows]
             begin = [min(starts[row], len(text)) for row, text in zip(rows, known, strict=True)]
             self.model.extend(self.cache, known, begin, rows[0])
-        self.generation.stopwatch.lap("prefill")
+        self.batch.timer.lap("prefill")
 
-    def draft(self, step: Step) -> Drafts:
-        cache, lap = self.cache, self.generation.stopwatch.lap
-        drawing = Drawing(self.generation, step, self.d2t)
+    def propose(self, step: Step) -> Drafts:
+        return self._tree(step) if self.batch.nodes else self._chain(step)
+
+    def _chain(self, step: Step) -> Drafts:
+        cache, lap = self.cache, self.batch.timer.lap
+        drawing = Drawing(self.batch, step, self.d2t)
         cache.lengths = step.lengths
         skipped = slice(2 - self.first, None)
         layout = self.model.layout(step.positions[:, skipped], step.slots[:, skipped], step.visible)
@@ -164,7 +166,7 @@ class ModelDraftSession:
             logits = self._logits(fed, layouts[i])[:, -1]
             draw = drawing.draw(logits)
             if self.confidence > 0:
-                draw, going = self._stop_unsure(draw, drawing.rows[i], going, i)
+                draw, going = self._stop_unsure(step, draw, drawing.rows[i], going, i)
             drawing.keep(draw)
             if not any(n > i + 1 for n in going):
                 break
@@ -173,8 +175,8 @@ class ModelDraftSession:
         lap("loop")
         return drafts
 
-    def draft_tree(self, step: Step) -> DraftTree:
-        cache, lap, root = self.cache, self.generation.stopwatch.lap, step.lengths
+    def _tree(self, step: Step) -> Drafts:
+        cache, lap, root = self.cache, self.batch.timer.lap, step.lengths
         growing, visible = self.growth.begin(step, step.num_drafts), self.growth.visible(step, self.cache.capacity)
         cache.lengths = root
         known, forwards = slice(2 - self.first, 2), 1
@@ -190,7 +192,7 @@ class ModelDraftSession:
         lap("loop")
         return tree
 
-    def compact(self, path: torch.Tensor) -> None:
+    def accepted(self, path: torch.Tensor) -> None:
         """Moves the keys of accepted nodes to where those of text are. A node that was not fed is one of the last two
         tokens, which are fed with the next drafts."""
         if not self.is_shared:  # else the target's are moved
@@ -198,18 +200,15 @@ class ModelDraftSession:
 
     def _logits(self, tokens: torch.Tensor, layout: Layout) -> torch.Tensor:
         logits = self.model(tokens, self.cache, layout)[:, :, : self.columns]
-        self.generation.stopwatch.lap("draft_forwards")
+        self.batch.timer.lap("draft_forwards")
         return logits
 
-    def release(self, row: int, output: list[int]) -> None:
-        pass
-
     def _stop_unsure(
-        self, draw: DraftStep, logits: torch.Tensor, going: list[int], offset: int
+        self, step: Step, draw: DraftStep, logits: torch.Tensor, going: list[int], offset: int
     ) -> tuple[DraftStep, list[int]]:
         """Removes the drafts of sequences that have stopped, and stops sequences whose draft is below the confidence.
         Returns the drafts, and how many drafts each sequence has in this step."""
-        log_q, temperature = draw.log_q, torch.as_tensor(self.generation.params.temperature)
+        log_q, temperature = draw.log_q, step.sampling.temperature
         # A greedy draft has q = 1, so the confidence is compared with the model's own probability.
         log_q = torch.where(temperature == 0, logits.float().log_softmax(-1).amax(-1), log_q)
         sure = (log_q >= math.log(self.confidence)).tolist()

@@ -8,96 +8,114 @@ from itertools import takewhile
 
 import torch
 
-from specdec_kernels import SamplingParams
-
+from ..checks import refuse
+from ..models.cached_model import CachedModel
 from .copying import until_end
-from .protocol import Drafter, Drafts, DraftSession, Generation, Step
+from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 
-_PADDING = SamplingParams.TABLE_PADDING
 SURE = 2  # tokens of a match by which a place is found again; a single token occurs in too many places
 
 
-class PredictedDrafter:
-    """Proposes, for each sequence with a prediction (``Generation.predictions``), the tokens that follow the place in
-    it where the text continues. Sequences without one, and those whose text is nowhere in it, get the drafts of
-    ``drafter``, which is not called where there are none of these.
+class PredictedDrafter(Drafter):
+    """Proposes, for each sequence with a prediction (``Request.prediction``), the tokens that follow the place in it
+    where the text continues. Sequences without one, and those whose text is nowhere in it, get the drafts of another
+    drafter, which is not called where there are none of these.
 
     Where a text is in its prediction is a function of both, so q is one-hot and the distribution is unchanged.
 
     Args:
-        drafter: None: nothing else is drafted. Chains only.
+        drafter: the other one; None: nothing else is drafted. Chains only.
     """
 
-    def __init__(self, drafter: Drafter | None):
+    def __init__(self, drafter: Drafter | None = None):
         self.drafter = drafter
+        if drafter is not None:
+            self.model, self.max_length = drafter.model, drafter.max_length
 
-    def start(self, generation: Generation) -> PredictedSession:
-        return PredictedSession(None if self.drafter is None else self.drafter.start(generation), generation)
+    @property
+    def name(self) -> str:
+        return super().name if self.drafter is None else self.drafter.name
+
+    @property
+    def reads_only_filled(self) -> bool:
+        return self.drafter is None or self.drafter.reads_only_filled
+
+    def start(self, batch: BatchState) -> PredictedSession:
+        return PredictedSession(None if self.drafter is None else self.drafter.start(batch), batch)
+
+    def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:
+        if nodes:
+            refuse("tree", f"{nodes} with a PredictedDrafter", "None")
+        if self.drafter is not None:
+            self.drafter.check(target, nodes, most_drafts)
+
+    def compiled(self) -> PredictedDrafter:
+        return PredictedDrafter(None if self.drafter is None else self.drafter.compiled())
+
+    def cache_bytes(self) -> int:
+        return 0 if self.drafter is None else self.drafter.cache_bytes()
 
 
-class PredictedSession:
+class PredictedSession(DraftSession):
     """The place of each sequence in its prediction, beside another drafter's session or none."""
 
-    def __init__(self, other: DraftSession | None, generation: Generation):
-        self.other, self.generation = other, generation
+    def __init__(self, other: DraftSession | None, batch: BatchState):
+        self.other, self.batch = other, batch
         self.places: dict[int, Place] = {}  # of the rows with a prediction
         self._behind: dict[int, int] = {}  # rows of which the other session missed tokens -> how many it has seen
 
     @property
-    def reads_texts(self) -> bool:
-        other = self.other is not None and getattr(self.other, "reads_texts", True)
-        return bool(self.places or self._behind) or other
+    def needs_host(self) -> bool:  # type: ignore[override]  # it changes with the rows
+        return bool(self.places or self._behind) or (self.other is not None and self.other.needs_host)
 
-    @property
-    def takes_fewer_rows(self) -> bool:
-        return self.other is None or getattr(self.other, "takes_fewer_rows", False)
-
-    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+    def begin(self, prompts: Mapping[int, list[int]]) -> None:
         for row, prompt in prompts.items():
             self._forget(row)
-            if prediction := self.generation.predictions[row]:
+            if prediction := self.batch.predictions[row]:
                 self.places[row] = Place(prediction, len(prompt))
-        self.generation.stopwatch.lap("prefill")
+        self.batch.timer.lap("prefill")
         if self.other is not None:
-            self.other.admit(prompts)
+            self.other.begin(prompts)
 
-    def show(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
-        show = getattr(self.other, "show", None)
-        if show is not None and texts:
-            show(texts, {row: min(start, self._behind.get(row, start)) for row, start in starts.items()})
+    def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
+        if self.other is not None and texts:
+            self.other.observe(texts, {row: min(start, self._behind.get(row, start)) for row, start in starts.items()})
         for row in texts:
             self._behind.pop(row, None)
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
         proposals = {
-            row: until_end(proposal, self.generation.ends[row])
+            row: until_end(proposal, self.batch.ends[row])
             for row, place in self.places.items()
-            if (most := step.allowed[row]) and (proposal := place.propose(step.texts[row], most))
+            if row < len(step.allowed)
+            and (most := step.allowed[row])
+            and (proposal := place.propose(step.texts[row], most))
         }
         drafts = self._of_other(step, proposals)
         return _replaced(drafts, proposals) if proposals else drafts
 
     def _of_other(self, step: Step, proposals: Mapping[int, list[int]]) -> Drafts:
         """Returns the other session's drafts for the rows without proposals."""
-        none = Drafts(step.last_two[:, :0])
         if self.other is None:
-            return none
+            return Drafts.none(step)
         if self._behind:
             missed = {row: n for row, n in self._behind.items() if step.allowed[row] and row not in proposals}
-            self.show({row: step.texts[row] for row in missed}, missed)
+            self.observe({row: step.texts[row] for row in missed}, missed)
         if not proposals:
-            return self.other.draft(step)
+            return self.other.propose(step)
         allowed = [0 if row in proposals else most for row, most in enumerate(step.allowed)]
         # It sees no other drafts than its own, and needs the last two tokens of a text in its next drafts only.
         for row in proposals if any(allowed) else [row for row, text in enumerate(step.texts) if text]:
             self._behind.setdefault(row, max(len(step.texts[row]) - 2, 0))
-        return self.other.draft(dataclasses.replace(step, allowed=allowed)) if any(allowed) else none
+        if not any(allowed):
+            return Drafts.none(step)
+        return self.other.propose(dataclasses.replace(step, allowed=allowed))
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         self._forget(row)
         if self.other is not None:
-            self.other.release(row, output)
+            self.other.end(row, output)
 
     def _forget(self, row: int) -> None:
         self.places.pop(row, None)
@@ -161,10 +179,6 @@ def _replaced(drafts: Drafts, proposals: Mapping[int, list[int]]) -> Drafts:
     tokens, status, ids = drafts.tokens.index_copy(0, rows, own), drafts.status, own.clamp(min=0)
     drafts = drafts._replace(tokens=tokens, status=None if status is None else status.index_fill(0, rows, 0))
     each = rows[:, None], torch.arange(columns, device=device)
-    if drafts.compact is not None:
-        kept, log_q = drafts.compact[0].index_fill(0, rows, _PADDING), drafts.compact[1].index_fill(0, rows, -torch.inf)
-        kept[(*each, 0)], log_q[(*each, 0)] = ids, 0.0
-        return drafts._replace(compact=(kept, log_q))
     if drafts.logits is not None:
         logits = drafts.logits.index_fill(0, rows, -torch.inf)
         logits[(*each, ids if d2t is None else torch.searchsorted(d2t, ids))] = 0.0

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from ..checks import read_count, refuse
 from .branching import Branches, as_trees
 from .copying import copy_from, one_hot
-from .protocol import Drafts, DraftTree, Generation, Step
+from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 
 
-class PromptLookupDrafter:
+class PromptLookupDrafter(Drafter):
     """Prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding; transformers'
-    ``prompt_lookup_num_tokens``). It needs no model and keeps no state beyond a generation. It is useful where outputs
+    ``prompt_lookup_num_tokens``). It needs no model and keeps no state beyond a batch. It is useful where outputs
     repeat their input, as in editing, summaries and extraction.
 
     The longest n-gram that ends the text and also occurs earlier in it, in prompt or output, is looked up. The drafts
@@ -34,7 +34,7 @@ class PromptLookupDrafter:
         ValueError: names the argument, what was given and what is allowed.
     """
 
-    proposes_trees = True
+    trees = True
 
     def __init__(self, max_ngram: int = 5, min_ngram: int = 2):
         read_count("max_ngram", max_ngram, 1)
@@ -42,35 +42,35 @@ class PromptLookupDrafter:
             refuse("min_ngram", repr(min_ngram), f"an integer from 1 to max_ngram={max_ngram}")
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
 
-    def start(self, generation: Generation) -> PromptLookupSession:
-        return PromptLookupSession(range(self.min_ngram, self.max_ngram + 1), generation)
+    def start(self, batch: BatchState) -> PromptLookupSession:
+        return PromptLookupSession(range(self.min_ngram, self.max_ngram + 1), batch)
 
 
-class PromptLookupSession:
+class PromptLookupSession(DraftSession):
     """One index for each sequence. A sequence that does not draft in a step is indexed at its next drafts."""
 
-    takes_fewer_rows = True
-
-    def __init__(self, sizes: range, generation: Generation):
-        self.sizes, self.nodes = sizes, generation.nodes
-        self.stopwatch, self.ends = generation.stopwatch, generation.ends
-        self.indexes = [self._new() for _ in range(generation.size)]
+    def __init__(self, sizes: range, batch: BatchState):
+        self.sizes, self.nodes = sizes, batch.nodes
+        self.timer, self.ends = batch.timer, batch.ends
+        self.indexes = [self._new() for _ in range(batch.size)]
 
     def _new(self) -> NgramIndex:
         return NgramIndex(self.sizes, several=self.nodes > 0)
 
-    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+    def begin(self, prompts: Mapping[int, list[int]]) -> None:
         for row, prompt in prompts.items():
             self.indexes[row] = self._new()
             self.indexes[row].update(prompt)
-        self.stopwatch.lap("prefill")
+        self.timer.lap("prefill")
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
+        if self.nodes:
+            return self._trees(step)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
         proposals = [self.indexes[row].propose(text, most) if most else [] for row, (text, most) in pairs]
         return one_hot(proposals, self.ends, step.last_two.device)
 
-    def draft_tree(self, step: Step) -> DraftTree:
+    def _trees(self, step: Step) -> Drafts:
         trees = []
         for row, (text, most) in enumerate(zip(step.texts, step.allowed, strict=True)):
             tree = Branches(self.nodes if most else 0, self.ends[row])
@@ -79,7 +79,7 @@ class PromptLookupSession:
             trees.append(tree)
         return as_trees(trees, step.last_two.device)
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         self.indexes[row] = self._new()
 
 

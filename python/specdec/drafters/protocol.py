@@ -17,6 +17,7 @@ A drafter that raises, or returns what verification would refuse, is dropped for
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -212,8 +213,12 @@ class Drafter:
         """Raises ValueError if it cannot draft for this target, or no trees of N nodes (0: chains) and paths of K."""
 
     def compiled(self) -> Drafter:
-        """Returns the drafter with its model compiled; itself if it has none."""
-        return self
+        """Returns a copy with its model compiled; itself if it has none."""
+        if self.model is None:
+            return self
+        drafter = copy.copy(self)
+        drafter.model = self.model.compiled()
+        return drafter
 
     def cache_bytes(self) -> int:
         """Returns the bytes that its caches take for each token of a sequence."""

@@ -12,7 +12,7 @@ from threading import Lock
 from ..checks import read_count, refuse
 from .branching import Branches, as_trees
 from .copying import copy_from, one_hot
-from .protocol import Drafts, DraftTree, Generation, Step
+from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from .suffix_automaton import Cursor, SuffixAutomaton
 from .suffix_branches import branch
 
@@ -115,7 +115,7 @@ class SuffixMemories:
         return memory
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Suffix decoding: finds the longest suffix of the text that occurs earlier in prompt or output, and the longest
     that occurs in an earlier output, and drafts the tokens that followed the longer one. At equal lengths the text's
     own match counts, at its most recent occurrence. Suffix automata find matches of any length in amortised O(1) a
@@ -144,7 +144,7 @@ class SuffixDrafter:
         ValueError: names the argument, what was given and what is allowed.
     """
 
-    proposes_trees = True
+    trees = True
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ class SuffixDrafter:
             refuse("max_spec_factor", repr(max_spec_factor), "a number > 0")
         self.memory, self.min_match, self.max_spec_factor = memory, min_match, max_spec_factor
 
-    def start(self, generation: Generation) -> SuffixSession:
-        return SuffixSession(self, generation)
+    def start(self, batch: BatchState) -> SuffixSession:
+        return SuffixSession(self, batch)
 
     def memory_of(self, owner: Hashable) -> SuffixMemory | None:
         """Returns the memory that serves a sequence."""
@@ -172,37 +172,31 @@ class SuffixDrafter:
         return max(1, int(min(most, self.max_spec_factor * match)))
 
 
-class SuffixSession:
+class SuffixSession(DraftSession):
     """Each sequence's automaton of its own text, and its cursor in the memory's automaton. A sequence that does not
     draft in a step is brought up to date at its next drafts."""
 
-    takes_fewer_rows = True
+    def __init__(self, drafter: SuffixDrafter, batch: BatchState):
+        self.drafter, self.owners = drafter, batch.owners
+        self.timer, self.ends, self.nodes = batch.timer, batch.ends, batch.nodes
+        self.memories: list[SuffixMemory | None] = [None] * batch.size
+        self.own = [SuffixAutomaton() for _ in range(batch.size)]
+        self.past: list[Cursor | None] = [None] * batch.size
 
-    def __init__(self, drafter: SuffixDrafter, generation: Generation):
-        self.drafter, self.owners = drafter, generation.owners
-        self.stopwatch, self.ends, self.nodes = generation.stopwatch, generation.ends, generation.nodes
-        self.memories: list[SuffixMemory | None] = [None] * generation.size
-        self.own = [SuffixAutomaton() for _ in range(generation.size)]
-        self.past: list[Cursor | None] = [None] * generation.size
-        # Each row's last tree, and the length of its text and path: a memory may grow between two calls for a step.
-        self.trees: dict[int, tuple[int, int, Branches]] = {}
-
-    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+    def begin(self, prompts: Mapping[int, list[int]]) -> None:
         for row, prompt in prompts.items():
             self.memories[row] = memory = self.drafter.memory_of(self.owners[row])
             self.own[row], self.past[row] = SuffixAutomaton(prompt), None if memory is None else memory.cursor()
-        self.stopwatch.lap("prefill")
+        self.timer.lap("prefill")
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
         self._read(step)
+        if self.nodes:
+            trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
+            return as_trees(trees, step.last_two.device)
         pairs = enumerate(zip(step.texts, step.allowed, strict=True))
         proposals = [self._propose(row, text, most) if most else [] for row, (text, most) in pairs]
         return one_hot(proposals, self.ends, step.last_two.device)
-
-    def draft_tree(self, step: Step) -> DraftTree:
-        self._read(step)
-        trees = [self._tree(row, text, step.allowed[row]) for row, text in enumerate(step.texts)]
-        return as_trees(trees, step.last_two.device)
 
     def _reading(self, row: int) -> AbstractContextManager:
         memory = self.memories[row]
@@ -216,8 +210,6 @@ class SuffixSession:
     def _tree(self, row: int, text: list[int], most: int) -> Branches:
         if not most:
             return Branches(0)
-        if (made := self.trees.get(row)) is not None and made[:2] == (len(text), most):
-            return made[2]
         tree, past = Branches(self.nodes, self.ends[row]), self.past[row]
         sources: list[SuffixAutomaton | Cursor] = [self.own[row]]
         with self._reading(row):
@@ -225,7 +217,6 @@ class SuffixSession:
                 past.follow(text[past.followed :])
                 sources.append(past)
             branch(sources, self.drafter.min_match, lambda length: self.drafter.longest(length, most), tree)
-        self.trees[row] = len(text), most, tree
         return tree
 
     def _propose(self, row: int, text: list[int], most: int) -> list[int]:
@@ -243,9 +234,8 @@ class SuffixSession:
             # Every text of a memory ends in a separator (< 0), and proposals stop there.
             return list(takewhile(lambda token: token >= 0, copy_from(tokens, end, most)))
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         memory, self.memories[row] = self.memories[row], None
         self.own[row], self.past[row] = SuffixAutomaton(), None
-        self.trees.pop(row, None)
         if memory is not None:
             memory.add([output])

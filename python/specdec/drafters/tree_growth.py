@@ -20,14 +20,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from specdec_kernels import DraftChildren, TokenTable, draft_children
+from specdec_kernels import DraftChildren, draft_children
 
 from ..checks import read_count, refuse
 from ..models.kv_cache import visible_slots
 from ..models.tree import Tree
-from ..sampling.params import repeated_rows
 from .drawing import first_arrivals, keeps_q
-from .protocol import DraftTree, Generation, Step
+from .protocol import BatchState, Drafts, Step
 from .tree_shape import LevelShape, best_shape, levels
 
 
@@ -94,7 +93,7 @@ class Growing(Protocol):
     def next(self) -> Level | None:
         """Returns the nodes to be fed next; None: the tree is grown."""
 
-    def tree(self) -> tuple[DraftTree, torch.Tensor | None]:
+    def tree(self) -> tuple[Drafts, torch.Tensor | None]:
         """Returns the tree, and the number under which each of its nodes was fed, [B, N] int64, or -1. None: its
         own."""
 
@@ -106,24 +105,24 @@ class Growth:
         d2t: [columns] int64, ascending: the target's ids of the columns of the logits; None: they are the same ids.
     """
 
-    def __init__(self, options: TreeGrowth, generation: Generation, d2t: torch.Tensor | None = None):
-        self.options, self.generation, self.d2t = options, generation, d2t
+    def __init__(self, options: TreeGrowth, batch: BatchState, d2t: torch.Tensor | None = None):
+        self.options, self.batch, self.d2t = options, batch, d2t
         self._shapes: dict[int, list[LevelShape]] = {}  # by N; kept because captured steps read them
         self._fed: torch.Tensor | None = None
         self._statuses: list[torch.Tensor] = []  # of the step's draws
 
     def begin(self, step: Step, depth: int) -> Growing:
         """Begins a step's trees of paths of up to ``depth`` >= 1, at most K."""
-        g, options, children = self.generation, self.options, _Children(self.generation, step, self.d2t)
+        batch, options, children = self.batch, self.options, _Children(self.batch, step, self.d2t)
         self._statuses = children.statuses
-        if g.greedy:
-            return LikelyTree(children, min(depth, g.nodes), g.nodes, options.width_of(g.nodes, g.most_drafts))
-        if g.nodes not in self._shapes:
-            parents = best_shape(g.nodes, g.most_drafts, options.acceptance)
-            self._shapes[g.nodes] = levels(parents, step.position.device)
-        return ShapedTree(children, self._shapes[g.nodes][:depth])
+        nodes, most = batch.nodes, batch.most_drafts
+        if step.greedy:
+            return LikelyTree(children, min(depth, nodes), nodes, options.width_of(nodes, most))
+        if nodes not in self._shapes:
+            self._shapes[nodes] = levels(best_shape(nodes, most, options.acceptance), step.position.device)
+        return ShapedTree(children, self._shapes[nodes][:depth])
 
-    def tree(self, growing: Growing, forwards: int) -> DraftTree:
+    def tree(self, growing: Growing, forwards: int) -> Drafts:
         """Returns the step's tree, which took ``forwards`` forwards."""
         tree, self._fed = growing.tree()
         return tree.with_faults(self._statuses)._replace(forwards=forwards)
@@ -137,8 +136,8 @@ class Growth:
 
     def visible(self, step: Step, capacity: int) -> int:
         """Returns how many slots attention reads, so that all nodes are among them."""
-        nodes = self.generation.nodes
-        more = self.options.slots(nodes, self.generation.most_drafts) - nodes
+        nodes = self.batch.nodes
+        more = self.options.slots(nodes, self.batch.most_drafts) - nodes
         return visible_slots(step.visible + more, capacity)
 
 
@@ -191,7 +190,7 @@ class LikelyTree:
         counts = self.children.step.allowed_on_device[:, None] > self.depth
         return Level(tokens, parents, number, self.depth, counts, tree)
 
-    def tree(self) -> tuple[DraftTree, torch.Tensor]:
+    def tree(self) -> tuple[Drafts, torch.Tensor]:
         tokens, joint, parents, numbers = (torch.cat(parts, 1) for parts in zip(*self.proposed, strict=True))
         best = _largest(joint, self.nodes)
         number = torch.arange(best.shape[1], device=best.device).expand_as(best)
@@ -199,7 +198,7 @@ class LikelyTree:
         parents = parents.gather(1, best)
         parents = torch.where(parents < 0, -1, nodes.gather(1, parents.clamp(min=0)))
         tokens = torch.where(joint.gather(1, best) > -torch.inf, tokens.gather(1, best), -1)
-        return DraftTree(tokens, parents), numbers.gather(1, best)
+        return Drafts(tokens, parents), numbers.gather(1, best)
 
 
 class ShapedTree:
@@ -217,7 +216,7 @@ class ShapedTree:
     def take(self, logits: torch.Tensor) -> None:
         own = self.shape[self.depth]
         paths = self.tokens[:, own.paths]
-        if keeps_q(self.children.generation):
+        if keeps_q(self.children.batch, self.children.step):
             drawn = self.children.draw(logits, own.width, paths, offset=own.numbers + 1).tokens
             self.logits.append(logits)
         else:
@@ -234,35 +233,31 @@ class ShapedTree:
         counts = self.children.step.allowed_on_device[:, None] > self.depth
         return Level(tokens, own.parents, own.numbers, self.depth, counts, own.tree)
 
-    def tree(self) -> tuple[DraftTree, None]:
+    def tree(self) -> tuple[Drafts, None]:
         parents = torch.cat([own.numbers[own.children // own.width] for own in self.shape])
         if not self.logits:
-            return DraftTree(self.tokens, parents), None
+            return Drafts(self.tokens, parents), None
         rows, fed = torch.cat([own.numbers for own in self.shape]) + 1, torch.cat(self.logits, 1)
         # The rows of nodes without children are not read.
         logits = fed.new_empty(len(fed), len(parents) + 1, fed.shape[2]).index_copy_(1, rows, fed)
-        return DraftTree(self.tokens, parents, logits, self.children.d2t), None
+        return Drafts(self.tokens, parents, logits, d2t=self.children.d2t), None
 
 
 class _Children:
     """Draws children in one step, of several nodes of each sequence in one call."""
 
-    def __init__(self, generation: Generation, step: Step, d2t: torch.Tensor | None):
-        self.generation, self.step, self.d2t = generation, step, d2t
+    def __init__(self, batch: BatchState, step: Step, d2t: torch.Tensor | None):
+        self.batch, self.step, self.d2t = batch, step, d2t
         self._settings: dict[int, dict[str, Any]] = {}  # by how many nodes a sequence has
         self.statuses: list[torch.Tensor] = []  # [B] each: the gravest of the nodes of a level
 
     def _of_nodes(self, count: int) -> dict[str, Any]:
         """Returns the settings of ``count`` nodes of each sequence."""
-        g, step = self.generation, self.step
+        step = self.step
         if count not in self._settings:
-            table = step.table and TokenTable(
-                *(None if part is None else part.repeat_interleave(count, 0) for part in step.table)  # type: ignore[arg-type]
-            )
-            seed, position = (part.repeat_interleave(count, 0) for part in (g.seed, step.position))
-            params = repeated_rows(g.params, count)
-            self._settings[count] = {"params": params, "seed": seed, "position": position, "table": table}
-        return self._settings[count] | {"d2t": self.d2t, "backend": g.backend}
+            seed, position = (part.repeat_interleave(count, 0) for part in (step.seed, step.position))
+            self._settings[count] = {"params": step.sampling.repeated(count), "seed": seed, "position": position}
+        return self._settings[count] | {"d2t": self.d2t, "backend": self.batch.backend}
 
     def draw(
         self, logits: torch.Tensor, width: int, paths: torch.Tensor, offset: torch.Tensor | None = None
@@ -292,7 +287,7 @@ class _Children:
         return tokens
 
     def _note(self, status: torch.Tensor, paths: torch.Tensor) -> None:
-        self.generation.stopwatch.lap("kernels")
+        self.batch.timer.lap("kernels")
         counts = self.step.allowed_on_device > paths.shape[2]
         self.statuses.append(status.view(paths.shape[:2]).amax(1) * counts)
 

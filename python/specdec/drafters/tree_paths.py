@@ -37,7 +37,7 @@ class BestPaths:
         self.prefix, self.rank = torch.tensor(pairs, device=device).T
 
     def choose(self, tokens: torch.Tensor, log_q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns tokens and parents of the nodes, [B, N] int64 each, as in ``DraftTree``; tokens are -1 where there
+        """Returns tokens and parents of the nodes, [B, N] int64 each, as in ``Drafts``; tokens are -1 where there
         are fewer paths. Nothing waits for the device.
 
         Args:

@@ -9,17 +9,18 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import refuse
+from ..models.cached_model import CachedModel
 from ..models.kv_cache import StaticKVCache, visible_slots
 from ..models.supported import cached_model
 from ..prompts import read_eos
-from .protocol import Drafts, Generation, Step
+from .protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from .translation import TokenText, Translation, common_special_tokens
 
 NARROW = 8  # most new tokens of a sequence that are fed with logits; more are stored first, without logits
 LEAST_ROOM, MOST_ROOM = 2.0, 6.0  # slots for each new token of the target; a sequence that needs more stops drafting
 
 
-class UniversalDrafter:
+class UniversalDrafter(Drafter):
     """Drafts with a draft model of any vocabulary (Timor et al., arXiv 2502.05202, section 3.1, string-level exact
     match; transformers' universal assisted decoding).
 
@@ -36,6 +37,8 @@ class UniversalDrafter:
     Raises:
         ValueError: names the argument, what was given and what is allowed.
     """
+
+    model: CachedModel
 
     def __init__(
         self, draft: PreTrainedModel, draft_tokenizer: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase
@@ -55,30 +58,30 @@ class UniversalDrafter:
         # The tokens after which the draft does not continue this text.
         self.ends = read_eos(None, draft) | self.drafts_text.special.keys()
 
-    def start(self, generation: Generation) -> UniversalDraftSession:
-        return UniversalDraftSession(self, generation)
+    def start(self, batch: BatchState) -> UniversalDraftSession:
+        return UniversalDraftSession(self, batch)
 
-    def slot_bytes(self) -> int:
+    def cache_bytes(self) -> int:
         """Returns an upper bound; the slots that the texts need are known only when they come."""
         return int(MOST_ROOM) * self.model.slot_bytes()
 
 
-class UniversalDraftSession:
+class UniversalDraftSession(DraftSession):
     """One batch's translated texts, and the draft model's cache of them."""
 
-    def __init__(self, drafter: UniversalDrafter, generation: Generation):
-        self.drafter, self.model, self.stopwatch = drafter, drafter.model, generation.stopwatch
+    def __init__(self, drafter: UniversalDrafter, batch: BatchState):
+        self.drafter, self.model, self.timer = drafter, drafter.model, batch.timer
         self.columns = drafter.columns
-        self.translations = [self._translation() for _ in range(generation.size)]
-        self.capacity, self.room = generation.capacity, 0
+        self.translations = [self._translation() for _ in range(batch.size)]
+        self.capacity, self.room = batch.capacity, 0
         self.cache: StaticKVCache | None = None  # made when the first texts show how many draft tokens they need
         self.stored: list[list[int]] = [[] for _ in self.translations]  # the tokens that the cache holds, from slot 0
-        self.settled = [0] * generation.size  # how many of these will not change
+        self.settled = [0] * batch.size  # how many of these will not change
 
     def _translation(self) -> Translation:
         return Translation(self.drafter.text, self.drafter.drafts_text)
 
-    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+    def begin(self, prompts: Mapping[int, list[int]]) -> None:
         for row, prompt in prompts.items():
             translation = self.translations[row] = self._translation()
             translation.update(prompt)
@@ -90,7 +93,7 @@ class UniversalDraftSession:
             tokens, self.settled[row] = self.translations[row].tokens, self.translations[row].settled
             self.stored[row] = tokens[:-1] if len(tokens) <= self.room else []
             self.model.extend(self.cache, [self.stored[row]], [0], row)
-        self.stopwatch.lap("prefill")
+        self.timer.lap("prefill")
 
     def _room(self, prompts: Mapping[int, list[int]]) -> int:
         """Returns the slots of a row. For each of the target's tokens, new text may need 1.5 times as many draft tokens
@@ -101,29 +104,26 @@ class UniversalDraftSession:
         room = min(max(lengths) + int(new), int(MOST_ROOM) * self.capacity - 1)
         return room if self.model.max_length is None else min(room, self.model.max_length)
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
         rows, count = [], step.num_drafts
-        for b, translation in enumerate(self.translations):
-            if step.allowed[b] > 0:
+        for b, (translation, most) in enumerate(zip(self.translations, step.allowed, strict=False)):
+            if most > 0:
                 translation.update(step.texts[b])
                 if 0 < len(translation.tokens) <= self.room - count + 1:
                     rows.append(b)
         if not rows:
-            return Drafts(step.last_two[:, :0])
+            return Drafts.none(step)
         drafted = self._continue(rows, count)
-        drafts: list[list[int]] = [[] for _ in self.translations]
+        drafts: list[list[int]] = [[] for _ in step.allowed]
         for b in rows:
             more = takewhile(lambda token: token not in self.drafter.ends, drafted[b])
             back = self.translations[b].back(step.texts[b], list(more))
             proposed = takewhile(lambda token: token not in self.drafter.text.special, back)
             drafts[b] = list(proposed)[: step.allowed[b]]
-        width = max(map(len, drafts))
-        padded = [[*d, *[-1] * (width - len(d))] for d in drafts]
-        tokens = torch.tensor(padded, dtype=torch.int64, device=step.last_two.device).view(len(drafts), width)
-        self.stopwatch.lap("loop")
-        return Drafts(tokens, forwards=count)
+        self.timer.lap("loop")
+        return Drafts.of(drafts, step)._replace(forwards=count)
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         self.translations[row], self.stored[row] = self._translation(), []
 
     def _continue(self, rows: list[int], count: int) -> list[list[int]]:
@@ -156,7 +156,7 @@ class UniversalDraftSession:
         visible = visible_slots(max(map(len, known.values())) + count, self.cache.capacity)
         layout = self.model.layout(slots.clamp(min=0), slots.where(slots >= 0, self.cache.trash), visible)
         columns: list[torch.Tensor] = []
-        self.stopwatch.lap("loop")
+        self.timer.lap("loop")
         for part in layout.split([width] + [1] * (count - 1)):
             logits = self.model(tokens, self.cache, part)
             if not columns:  # the first forward: takes each row's last column that is not padding
@@ -164,7 +164,7 @@ class UniversalDraftSession:
             tokens = logits[:, :, : self.columns].argmax(-1)
             columns.append(tokens)
         drafted = torch.cat(columns, 1).tolist()
-        self.stopwatch.lap("draft_forwards")
+        self.timer.lap("draft_forwards")
         for b in rows:
             self.stored[b] = known[b] + drafted[b][:-1]
             self.settled[b] = self.translations[b].settled

@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from ..drafters.draft_length import AdaptiveDrafts
+from ..loop.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 from .contenders import OURS, CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
 from .machine import cpu_name

@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec_kernels import Rule, SamplingParams
 
 from ..decoder import SpeculativeDecoder
-from ..drafters.draft_length import AdaptiveDrafts
+from ..loop.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 from ..prompts import read_eos, read_pad
 from ..result import Emission, Producer

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..checks import read_count, refuse
-from ..drafters.draft_length import AdaptiveDrafts
+from ..loop.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
 
 # Fields of GenerationConfig, and what transformers fills in where they were not set.

@@ -14,7 +14,7 @@ from specdec_kernels import Rule, Status
 
 from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
-from ..drafters.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
+from ..loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 from ..drafters.protocol import Drafter
 from ..result import GenerationResult
 from ..stopping import Stopping, StopStrings

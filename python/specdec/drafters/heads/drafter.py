@@ -15,7 +15,7 @@ from ...models.prefill import PrefillChunk
 from ..drawing import Drawing
 from ..model import neighbours
 from ..product_tree import ProductTrees
-from ..protocol import Drafts, DraftTree, Generation, Step
+from ..protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from ..tree_growth import Growth, Level, TreeGrowth
 from ..tree_paths import read_paths
 from .interface import Head, Logits, Rows, known_rows, layout_of
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from .self_check import Report
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts tokens with a head, drawn with the batch's sampling parameters. :func:`~specdec.load_head` makes it.
 
     Attributes:
-        model: the head.
+        head: the network.
         num_parameters: of the head.
         report: what the self-check after loading found; None: there was none.
         growth: how it grows trees, where its drafts depend on each other.
@@ -37,39 +37,40 @@ class HeadDrafter:
 
     def __init__(
         self,
-        model: Head,
+        head: Head,
         report: Report | None = None,
         growth: TreeGrowth | None = None,
         choices: Sequence[Sequence[int]] | None = None,
     ):
-        self.model, self.report, self.growth, self.choices = model, report, growth or TreeGrowth(), None
-        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.head, self.report, self.growth, self.choices = head, report, growth or TreeGrowth(), None
+        self.trees = self.samples_trees = head.independent or head.grows_trees
+        self.num_parameters = sum(p.numel() for p in head.parameters())
         if choices is not None:
-            if not model.independent:
-                refuse("choices", f"a value with a head of the format {model.kind!r}", "None")
-            columns = model.vocab_size if model.d2t is None else len(model.d2t)
-            self.choices = read_paths("choices", choices, model.most_drafts, columns)
+            if not head.independent:
+                refuse("choices", f"a value with a head of the format {head.kind!r}", "None")
+            columns = head.vocab_size if head.d2t is None else len(head.d2t)
+            self.choices = read_paths("choices", choices, head.most_drafts, columns)
 
     @property
-    def proposes_trees(self) -> bool:
-        return self.model.independent or self.model.grows_trees
+    def name(self) -> str:
+        return self.head.kind
+
+    def start(self, batch: BatchState) -> HeadDraftSession:
+        return HeadDraftSession(self, batch)
 
     @property
-    def samples_trees(self) -> bool:
-        return self.proposes_trees
+    def reads_only_filled(self) -> bool:
+        return False
 
-    def start(self, generation: Generation) -> HeadDraftSession:
-        return HeadDraftSession(self, generation)
-
-    def slot_bytes(self) -> int:
-        return self.model.slot_bytes()
+    def cache_bytes(self) -> int:
+        return self.head.slot_bytes()
 
     def tree_slots(self, nodes: int, depth: int) -> int:
-        return nodes if self.model.independent else self.growth.slots(nodes, depth)
+        return nodes if self.head.independent else self.growth.slots(nodes, depth)
 
-    def check_target(self, target: CachedModel) -> None:
-        """Raises ValueError unless the head can read this target's states."""
-        head, config = self.model, target.config
+    def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:
+        """Raises ValueError unless the head can read this target's states, and its choices fit."""
+        head, config = self.head, target.config
         ours = head.hidden, head.vocab_size, head.weight.device
         theirs = config.hidden_size, target.vocab_size, target.device
         if ours != theirs:
@@ -81,47 +82,43 @@ class HeadDrafter:
             refuse("compile", "True with a head, which reads the target's states by hooks", "False")
         for part in (target.model, target.model.base_model):  # raises here what its forwards would raise
             tapped(part, head.states)
-
-    def check_tree(self, nodes: int, num_drafts: int) -> None:
-        """Raises ValueError unless the choices are in trees of so many nodes, of paths of so many drafts."""
-        if self.choices is not None:
+        if nodes and self.choices is not None:
             longest = len(self.choices[-1])
             if nodes < len(self.choices):
                 refuse("tree", f"{nodes} with {len(self.choices)} choices", f"{len(self.choices)} or more")
-            if num_drafts < longest:
-                refuse("num_drafts", f"{num_drafts} with choices of {longest} tokens", f"{longest} or more")
+            if most_drafts < longest:
+                refuse("num_drafts", f"{most_drafts} with choices of {longest} tokens", f"{longest} or more")
 
 
-class HeadDraftSession:
+class HeadDraftSession(DraftSession):
     """Drafts for one batch. Every forward of the target records the features of the tokens that it is fed. A head's
     keys of drafted tokens are computed from guessed features, so each step first computes those of the last known
     tokens once more, from the target's: as many as the step before can have emitted."""
 
-    reads_texts = False
-    takes_fewer_rows = True
+    needs_host = False
 
-    def __init__(self, drafter: HeadDrafter, generation: Generation):
-        self.head, self.generation = drafter.model, generation
-        size, capacity = generation.size, generation.capacity
+    def __init__(self, drafter: HeadDrafter, batch: BatchState):
+        self.head, self.batch = drafter.head, batch
+        size, capacity = batch.size, batch.capacity
         self.store = self.head.new_store(size, capacity)
-        generation.target_cache.features = self.store
+        batch.target_cache.features = self.store
         shared = self.head.reads_target_cache
-        self.cache = generation.target_cache if shared else self.head.new_cache(size, capacity)
-        self.window = max(generation.most_drafts, self.head.lookahead) + 1
+        self.cache = batch.target_cache if shared else self.head.new_cache(size, capacity)
+        self.window = max(batch.most_drafts, self.head.lookahead) + 1
         self.chunk = PrefillChunk(PREFILL_TOKENS)
-        self.growth = Growth(drafter.growth, generation, self.head.d2t)
+        self.growth = Growth(drafter.growth, batch, self.head.d2t)
         self.trees: ProductTrees | None = None
-        if generation.nodes and self.head.independent:
-            most = min(generation.most_drafts, self.head.most_drafts or generation.most_drafts)
-            self.trees = ProductTrees(generation, most, self.store.tokens.device, drafter.choices)
+        if batch.nodes and self.head.independent:
+            most = min(batch.most_drafts, self.head.most_drafts or batch.most_drafts)
+            self.trees = ProductTrees(batch, most, self.store.tokens.device, drafter.choices)
 
-    def admit(self, prompts: Mapping[int, list[int]]) -> None:
+    def begin(self, prompts: Mapping[int, list[int]]) -> None:
         if self.head.reads_target_cache:
             return
         for row in prompts:
             self.cache.begin(row)
 
-    def show(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
+    def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
         """Reads these texts as far as the target has, which is all but the last token."""
         if self.head.num_layers == 0:
             return
@@ -129,7 +126,7 @@ class HeadDraftSession:
             # Of the tokens that it has seen, the last may have been drafts, read with guessed features.
             begin = [max(starts[row] - self.window, 0) for row in rows]
             self._read(begin, [texts[row] for row in rows], rows[0])
-        self.generation.stopwatch.lap("prefill")
+        self.batch.timer.lap("prefill")
 
     def _read(self, begin: list[int], texts: list[list[int]], first_row: int) -> None:
         device = self.store.tokens.device
@@ -149,8 +146,11 @@ class HeadDraftSession:
         while first < columns:
             first = self.chunk.run(feed, columns - first, len(texts))
 
-    def draft(self, step: Step) -> Drafts:
-        head, lap, drawing = self.head, self.generation.stopwatch.lap, Drawing(self.generation, step, self.head.d2t)
+    def propose(self, step: Step) -> Drafts:
+        return self._tree(step) if self.batch.nodes else self._chain(step)
+
+    def _chain(self, step: Step) -> Drafts:
+        head, lap, drawing = self.head, self.batch.timer.lap, Drawing(self.batch, step, self.head.d2t)
         distributions, count = self._distributions(step), self._most(step)
         logits = next(distributions)
         for i in range(count):
@@ -162,10 +162,10 @@ class HeadDraftSession:
         lap("loop")
         return drafts._replace(forwards=1) if head.at_once else drafts
 
-    def draft_tree(self, step: Step) -> DraftTree:
+    def _tree(self, step: Step) -> Drafts:
         if self.trees is not None:
             return self.trees.tree(self._distributions(step), step, self.head.d2t)
-        lap, visible = self.generation.stopwatch.lap, self.growth.visible(step, self.cache.capacity)
+        lap, visible = self.batch.timer.lap, self.growth.visible(step, self.cache.capacity)
         growing, rows = self.growth.begin(step, self._most(step)), self._known(step, visible)
         root = step.lengths - 1  # the last known token with a feature
 
@@ -181,7 +181,7 @@ class HeadDraftSession:
         """Returns what the head's ``draft`` yields for this step, ``_most`` times."""
         count, rows = self._most(step), self._known(step, step.visible)
         ahead = layout_of(step.positions[:, 1:count], step.slots[:, 1:count], step.visible)
-        self.generation.stopwatch.lap("loop")
+        self.batch.timer.lap("loop")
         return self.head.draft(rows, ahead, self.cache, count)
 
     def _most(self, step: Step) -> int:
@@ -193,6 +193,3 @@ class HeadDraftSession:
         # A row without a sequence has the trash slot in all columns of the step.
         end = torch.where(step.slots[:, 1] == self.cache.trash, 0, step.position - 1)
         return known_rows(self.store, places, end, step.last_two[:, 1], visible)
-
-    def release(self, row: int, output: list[int]) -> None:
-        pass

@@ -69,7 +69,7 @@ def load_head(
             2,
         )
     drafter = HeadDrafter(head, choices=choices)
-    drafter.check_target(whole)
+    drafter.check(whole, 0, 0)
     if check:
         drafter.report = self_check(head, whole, tokenizer)
         for line in drafter.report.troubles(source.ids):

@@ -15,7 +15,7 @@ from specdec_kernels import Rule, SamplingParams
 
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
-from ...drafters.draft_length import AdaptiveDrafts
+from ...loop.draft_length import AdaptiveDrafts
 from ...drafters.protocol import Drafter
 from ...models.cached_model import CachedModel
 from ...models.kv_cache import visible_slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...drafters.draft_length import RowResult
+from ...loop.draft_length import RowResult
 
 LIKE_BEFORE = 4.0  # tests that the position before counts for
 

@@ -18,7 +18,7 @@ from specdec_kernels import Rule, SamplingParams
 
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
-from ...drafters.draft_length import NO_CAPS, Remaining, RowResult
+from ...loop.draft_length import NO_CAPS, Remaining, RowResult
 from ...loop.arguments import read_entries
 from ...loop.batch import Batch
 from ...loop.token_log_probs import read_asked

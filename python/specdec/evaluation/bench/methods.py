@@ -8,7 +8,7 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from ...drafters.draft_length import AdaptiveDrafts
+from ...loop.draft_length import AdaptiveDrafts
 from ...drafters.protocol import Drafter
 from ..contenders import CompareSettings, Method, SpecdecMethod, TransformersMethod
 from .grid import ASSISTED, PLAIN, TRANSFORMERS, Cell

@@ -10,7 +10,7 @@ from typing import Literal
 from specdec_kernels import Rule
 
 from ...checks import read_count, refuse
-from ...drafters.draft_length import AdaptiveDrafts
+from ...loop.draft_length import AdaptiveDrafts
 
 CHECKS = ("greedy", "coupled", "distribution")
 RULES = tuple(rule.value for rule in Rule)
