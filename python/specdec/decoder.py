@@ -105,7 +105,7 @@ class SpeculativeDecoder:
         self.nodes = 0 if tree is None else self._read_tree(tree)
         if self.drafter is not None:
             self.drafter.check(self.target, tree or 0, self.most_drafts)
-        self._lengths: FixedK | AdaptiveK
+        self._lengths: FixedK
         if isinstance(num_drafts, AdaptiveDrafts):
             self._lengths = AdaptiveK(num_drafts, few=self._on_graphs)
         else:

@@ -1,4 +1,4 @@
-"""What ends a sequence besides end-of-sequence tokens and its length: stop strings, or whatever is a ``StoppingCriteria``."""
+"""What ends a sequence besides end-of-sequence tokens and its length: stop strings, or other criteria."""
 
 from __future__ import annotations
 

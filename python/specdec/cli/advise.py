@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import models, options, saved
+from . import models, options
 from .drafters import EMBEDDED_HEADS, make_drafter
 from .layout import print_table
 from .options import refuse
 from .progress import progress
 from .prompts import read_texts
-from .terminal import remark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,9 +53,6 @@ def advise(
     ] = None,
     seconds: Annotated[float, typer.Option(help="For which steps are measured. More models need more.")] = 50.0,
     seed: options.Seed = 0,
-    save: Annotated[
-        bool, typer.Option("--save", help="Keep the times of steps: generate then chooses K from them.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -82,8 +78,6 @@ def advise(
         found, kinds = _drafters(loaded, target, drafts or (), texts, dtype)
         ids = loaded.tokenizer(texts).input_ids
         advice = measure(loaded.target, found, ids, settings, show, kinds)
-        if save:
-            _save(advice, loaded.target, found)
     if as_json:
         typer.echo(json.dumps(advice.to_dict()))
         return
@@ -149,24 +143,6 @@ def _named(
         kind.drafter, loaded.target, draft, tokenizer=loaded.tokenizer, draft_tokenizer=own or loaded.tokenizer
     )
     return drafter, kind
-
-
-def _save(advice: Advice, target: PreTrainedModel, drafters: dict[str, PreTrainedModel | Drafter]) -> None:
-    from ..decoder import SpeculativeDecoder
-
-    path = saved.own_file()
-    if not advice.costs:
-        remark("Nothing is saved: no steps were measured", "red")
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for name, seconds in advice.costs.items():
-            SpeculativeDecoder(target, drafters[name]).save_costs(path, seconds)
-    except OSError as error:
-        refuse("--save", f"{str(path)!r} ({error.strerror})", "a folder of XDG_CACHE_HOME that can be written to")
-    except ValueError as error:
-        refuse("--save", str(error).partition("got ")[2], "remove the file")
-    remark(f"The times of steps are in {str(path)!r}; specdec generate chooses K from them")
 
 
 def _print_tried(advice: Advice) -> None:

@@ -14,7 +14,8 @@ from specdec_kernels import SamplingParams, Status
 
 from ..decoder import SpeculativeDecoder
 from ..jobs.lines import JobLine
-from ..result import Emission, End, GenerationResult, Producer, TokenLogProb
+from ..loop.sequence import Output
+from ..result import FinishReason, GenerationResult, Producer, TokenLogProb
 from ..stats import Stats
 from ..stopping import StopStrings
 
@@ -29,7 +30,7 @@ class Text:
     prompt: list[int]
     tokens: list[int]
     produced_by: list[Producer]
-    end: End
+    finish_reason: FinishReason
     status: Status
     stats: Stats  # its own counts, and the time of its whole batch
     log_probs: list[float] | None
@@ -55,7 +56,7 @@ def decode(
     rule: str,
     banned: Sequence[int],
     texts_per_line: int,
-    on_emit: Callable[[Emission], None] | None,
+    on_emit: Callable[[Output], None] | None,
 ) -> Texts:
     """Decodes every line with its own settings.
 
@@ -107,7 +108,7 @@ def _text(line: JobLine, prompt: list[int], result: GenerationResult, row: int) 
         prompt,
         result.tokens[row],
         result.produced_by[row],
-        result.end[row],
+        result.finish_reason[row],
         result.status[row],
         dataclasses.replace(result.sequence_stats[row], seconds=result.stats.seconds),
         None if result.log_probs is None else result.log_probs[row],

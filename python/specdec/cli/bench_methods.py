@@ -129,7 +129,7 @@ def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None) -> 
     nodes: tuple[int, ...] = () if trees is None else _each_once("--tree", trees)
     if name == "tree":
         return Method(short, nodes or (TREE_NODES,))
-    takes = name not in (*NO_TREES, ASSISTED, "model") and getattr(drafter, "proposes_trees", False)
+    takes = name not in (*NO_TREES, ASSISTED, "model") and drafter is not None and drafter.trees
     return Method(short, (None, *nodes) if takes else (None,))
 
 

@@ -5,7 +5,6 @@ Nothing here imports torch before a command runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .drafters import EMBEDDED_HEADS, HEAD, NAMES, NEED_DRAFT, NO_TREES, TREE_DRAFTS, is_head
@@ -57,15 +56,6 @@ def check_confidence(confidence: float, drafter: str) -> None:
         refuse("--confidence", confidence, "a number from 0 (off) to below 1")
     if confidence and drafter != "model":
         refuse("--confidence", f"{confidence} with --drafter {drafter}", "0, or --drafter model")
-
-
-def check_costs(costs: Path | None, num_drafts: str | None, output: Path | None, nodes: int | None) -> None:
-    if costs is not None and nodes is not None and num_drafts is None:
-        refuse("--costs", "--costs with a tree", "-k auto")
-    if costs is not None and num_drafts not in ("auto", None):
-        refuse("--costs", f"--costs with -k {num_drafts}", "-k auto")
-    if costs is not None and output is not None:
-        refuse("--costs", "--costs with --output", "one of the two: a job keeps the times of its first run")
 
 
 def read_num_drafts(given: str | None, smallest: int = 0, nodes: int | None = None) -> int | AdaptiveDrafts:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..checks import read_as
-from . import drafting, job, models, options, saved
+from . import drafting, job, models, options
 from .drafters import nodes_of
 from .options import refuse
 from .profiling import STEPS, check_trace, traced
@@ -20,7 +19,7 @@ from .terminal import write
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..result import Emission
+    from ..loop.sequence import Output
     from .batch import Text
 
 
@@ -49,7 +48,6 @@ def generate(
     seed: options.Seed = 0,
     num_drafts: options.NumDrafts = None,
     tree: options.Tree = None,
-    costs: options.Costs = None,
     batch_file: options.BatchFile = None,
     prompt_file: options.PromptFile = None,
     as_json: options.AsJson = False,
@@ -112,7 +110,6 @@ def generate(
     rule = drafting.read_rule(rule, nodes)
     of_job = "4" if output is not None and nodes is None else None
     lengths = drafting.read_num_drafts(num_drafts or of_job, nodes=nodes)
-    drafting.check_costs(costs, num_drafts, output, nodes)
     sampling: dict[str, Any] = {
         "temperature": temperature,
         "top_k": top_k,
@@ -162,19 +159,15 @@ def generate(
 
         proposer = loaded.drafter(drafter, exit_layers, confidence=confidence)
         decoder = SpeculativeDecoder(loaded.target, proposer, lengths, tree=nodes)
-        if costs is not None:
-            read_as("costs", decoder.load_costs, costs)
-        elif num_drafts in (None, "auto") and nodes is None:
-            saved.load(decoder, target)
         page: Page | None = None
         if prompt is not None and num_return_sequences == 1 and not as_json:
             page = Page(loaded.tokenizer, prompt, lines[0].tokens(loaded.tokenizer), verbose, stop)
         with traced(profile) as trace:
             listeners = [each for each in (trace, page) if each is not None]
 
-            def on_emit(emission: Emission) -> None:
+            def on_emit(output: Output) -> None:
                 for listener in listeners:
-                    listener.on_emit(emission)
+                    listener.on_emit(output)
 
             decoded = decode(
                 decoder,
@@ -201,11 +194,6 @@ def generate(
         trace.print_operations()
     if not as_json:
         print_stats(decoded.stats, [text.produced_by for text in decoded.texts], verbose, nodes=decoder.nodes)
-    if costs is not None:
-        try:
-            decoder.save_costs(costs)
-        except OSError as error:
-            refuse("--costs", f"{str(costs)!r} ({error.strerror})", "a file that can be written")
 
 
 def _row(text: Text, tokenizer: PreTrainedTokenizerBase) -> dict:
@@ -214,5 +202,5 @@ def _row(text: Text, tokenizer: PreTrainedTokenizerBase) -> dict:
 
     stats = text.stats.to_dict()
     return result_line(
-        text.line, text.prompt, text.tokens, text.produced_by, text.end, text.status, stats, tokenizer, text
+        text.line, text.prompt, text.tokens, text.produced_by, text.finish_reason, text.status, stats, tokenizer, text
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from types import FrameType
 
-from ..stopping import Stopping
+from ..stopping import StoppingCriteria
 
 
 class Interrupt:
@@ -16,7 +16,7 @@ class Interrupt:
         stop: what else ends the text; None: nothing.
     """
 
-    def __init__(self, stop: Stopping | None):
+    def __init__(self, stop: StoppingCriteria | None):
         self._stop, self.pressed = stop, False
 
     def __enter__(self) -> None:
@@ -30,6 +30,6 @@ class Interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
-        """As ``Stopping`` has it."""
+        """As ``StoppingCriteria`` has it."""
         kept = None if self._stop is None else self._stop.first_end(sequence, text, new)
         return new if kept is None and self.pressed else kept

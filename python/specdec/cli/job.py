@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from . import models, options, saved
+from . import models, options
 from .options import refuse
 from .progress import progress
 from .show import print_drafter_error
 from .terminal import on_terminal, remark
 
 if TYPE_CHECKING:
-    from ..decoder import SpeculativeDecoder
-    from ..loop.draft_length import AdaptiveDrafts
     from ..jobs.input import JobFile
     from ..jobs.lines import LineSettings
     from ..jobs.output import Results
     from ..jobs.signals import Signals
+    from ..loop.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
 
 SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
@@ -192,8 +191,7 @@ def _check(command: Command, results: Results) -> JobFile:
     file = JobFile(command.batch_file, command.defaults, vocab_size, tokenizer)
     then = results.settings
     results.check_ids(file.check(None if then is None else InputMark(**then["input"])))
-    costs = None if then is None else then["costs"]
-    settings = make_settings(command.decoding(), command.defaults, paths, command.rounding(), file.mark, costs)
+    settings = make_settings(command.decoding(), command.defaults, paths, command.rounding(), file.mark)
     results.begin(settings)
     for change in [] if then is None else differences(then["rounding"], settings["rounding"]):
         remark(f"Warning: {change}: near-ties may go another way, and other prompts may be too long", "red")
@@ -210,7 +208,7 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
     scrolling = command.as_json and on_terminal()  # results, which a bar would get in the way of
     with progress("loading models", command.progress and not scrolling) as show:
         loaded = models.load(at.target, at.draft, [command.drafting.drafter], at.device, at.dtype, at.adapter)
-        scheduler = _scheduler(command, loaded, results)
+        scheduler = _scheduler(command, loaded)
         speed = Speed(totals)
 
         def tell(row: dict | None = None) -> None:
@@ -230,34 +228,11 @@ def _decode(command: Command, file: JobFile, results: Results, signals: Signals)
     remark(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}")
 
 
-def _scheduler(command: Command, loaded: models.Models, results: Results) -> Scheduler:
-    """Ready to run. With ``-k auto`` the first run knows or learns what steps cost and keeps it for later runs, and
-    each text has a K of its own: so a job that is stopped and goes on writes what it would have written in one go."""
+def _scheduler(command: Command, loaded: models.Models) -> Scheduler:
     from ..decoder import SpeculativeDecoder
-    from ..loop.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
 
-    drafting, settings = command.drafting, results.settings
+    drafting = command.drafting
     drafter = loaded.drafter(drafting.drafter, drafting.exit_layers, confidence=drafting.confidence)
-    k = drafting.num_drafts
-    if isinstance(k, AdaptiveDrafts) and settings is not None:
-        costs = settings["costs"]
-        if costs is None:
-            decoder = SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree)
-            rows = command.scheduling.rows or 8
-            if drafting.tree is None:
-                saved.load(decoder, command.models.target)
-            costs = decoder.costs_of(rows) or _learn(decoder, rows)
-            results.begin({**settings, "costs": costs})
-        k = AdaptiveDrafts(k.max_drafts, costs, alone=True)
-    decoder = SpeculativeDecoder(loaded.target, drafter, k, tree=drafting.tree)
+    decoder = SpeculativeDecoder(loaded.target, drafter, drafting.num_drafts, tree=drafting.tree)
     return Scheduler(decoder, rule=drafting.rule, **command.scheduling.given())
-
-
-def _learn(decoder: SpeculativeDecoder, rows: int) -> list[float]:
-    """T(0), T(1), ...: what steps over ``rows`` rows cost."""
-    for seed in range(10):  # a text or two have steps enough
-        decoder.generate([[0] * 16] * rows, max_new_tokens=64, seed=seed, eos_token_id=[])
-        if (costs := decoder.costs_of(rows)) is not None:
-            return costs
-    return [1.0] * (decoder.most_drafts + 1)  # the drafter fails, so there are no drafts to choose

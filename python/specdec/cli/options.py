@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ..stopping import Stopping, StopStrings
+from ..stopping import StoppingCriteria, StopStrings
 from .drafters import HEAD, NAMES, NO_TREES, TREE_DRAFTS, TREE_NODES
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ NumDrafts = Annotated[
         "--num-drafts",
         "-k",
         help="K, drafted tokens a step; 0 decodes plainly; auto adapts it. Default: auto where no text depends on it, "
-        "which is at temperature 0 and with --rule coupled; elsewhere, in generate, auto by the times of steps that "
-        "advise saved or that come with the embedded pair; 4 without such times, and with --output. With a tree: the "
+        "which is at temperature 0 and with --rule coupled; 4 elsewhere, and with --output. With a tree: the "
         f"most tokens of a path through it; default {TREE_DRAFTS}.",
     ),
 ]
@@ -106,13 +105,6 @@ Tree = Annotated[
         metavar="N",
         help="Verify a tree of up to N drafts in each step, in the place of one chain: several continuations, which "
         f"share their beginnings. For every drafter but {' and '.join(NO_TREES)}; --drafter tree has {TREE_NODES}.",
-    ),
-]
-Costs = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="With -k auto: step times from this file, if it has any of these models on this machine, and to it.",
     ),
 ]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text ends after this. Repeatable.")]
@@ -167,7 +159,6 @@ Dtype = Annotated[
 
 _SETTINGS = (
     *("target", "adapter", "draft", "num_drafts", "max_new_tokens", "min_new_tokens", "seed", "device", "dtype"),
-    "costs",
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("logit_bias", "rule", "drafter", "exit_layers", "confidence", "num_return_sequences"),
     *("alpha", "c", "c_hat", "steps", "gpu", "tokens_per_day", "price_per_hour", "tokens_per_user"),
@@ -254,7 +245,7 @@ def read_bytes(option: str, given: str) -> int:
 _PREFIXES = tuple(enumerate("kMGT", 1))
 
 
-def read_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Stopping | None:
+def read_stop(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> StoppingCriteria | None:
     return StopStrings(tokenizer, stop) if stop else None
 
 

@@ -16,7 +16,7 @@ from .terminal import remark
 if TYPE_CHECKING:
     from torch.profiler import profile
 
-    from ..result import Emission
+    from ..loop.sequence import Output
 
 STEPS = 4  # that are recorded, with the prefill: a step of a small model is some thousand events already
 ROWS = 15  # of the table
@@ -67,10 +67,10 @@ class Trace:
         self._steps, self._last, self._runs = 0, sys.maxsize, True
         profiler.start()
 
-    def on_emit(self, emission: Emission) -> None:
+    def on_emit(self, output: Output) -> None:
         """As ``SpeculativeDecoder.generate`` calls it."""
-        first = emission.sequence <= self._last  # of its step, as a step's come in the order of their numbers
-        self._last = emission.sequence
+        first = output.number <= self._last  # of its step, as a step's come in the order of their numbers
+        self._last = output.number
         if self._runs and first:
             self._steps += 1
             if self._steps == STEPS:

@@ -57,6 +57,7 @@ def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, nam
     """Loads the models and returns what ``create_app`` serves. Each pair of a drafter and a rule decodes in a lane with
     caches of its own, so for models that were named there is one, unless more were asked for."""
     from ..decoder import SpeculativeDecoder
+    from ..drafters.predicted import PredictedDrafter
     from ..drafters.suffix import SuffixMemories
     from ..serving.scheduler import Scheduler
     from ..serving.server.lanes import Lanes
@@ -80,6 +81,8 @@ def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, nam
     def make(drafter: str, rule: str) -> Scheduler:
         nodes = nodes_of(drafter, tree)
         made = loaded.drafter(drafter, asked.exit_layers if drafter == "early-exit" else None, memories)
+        if nodes is None:  # requests may have predictions
+            made = PredictedDrafter(made)
         decoder = SpeculativeDecoder(loaded.target, made, drafts_of(asked.num_drafts, rule, nodes), tree=nodes)
         return Scheduler(decoder, rule=rule, **capacity._asdict())
 

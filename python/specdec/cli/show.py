@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from ..evaluation.compare import Comparison, Spread
     from ..evaluation.near_ties import Difference
-    from ..result import Emission, Producer
+    from ..loop.sequence import Output
+    from ..result import Producer
     from ..stats import Stats
 
 COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
@@ -58,9 +59,9 @@ class Page:
             colour = COLOURS[producer] if self._coloured else None
             write(self._new(self._continuation.push([token])), colour)
 
-    def on_emit(self, emission: Emission) -> None:
+    def on_emit(self, output: Output) -> None:
         """As ``SpeculativeDecoder.generate`` calls it."""
-        self.show(emission.tokens, emission.produced_by)
+        self.show(output.tokens, output.produced_by)
 
     def finish(self) -> None:
         self._start()

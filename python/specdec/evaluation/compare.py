@@ -17,8 +17,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from ..loop.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
+from ..loop.draft_length import AdaptiveDrafts
 from .contenders import OURS, CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
 from .machine import cpu_name
 from .near_ties import Difference, Judge

@@ -17,10 +17,11 @@ from transformers.generation.streamers import BaseStreamer
 from specdec_kernels import Rule, SamplingParams
 
 from ..decoder import SpeculativeDecoder
-from ..loop.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
+from ..loop.draft_length import AdaptiveDrafts
+from ..loop.sequence import Output
 from ..prompts import read_eos, read_pad
-from ..result import Emission, Producer
+from ..result import Producer
 from ..stats import Stats
 
 Prompt = Sequence[int]
@@ -123,8 +124,8 @@ class SpecdecMethod:
         arrivals: list[list[Arrival]] = [[] for _ in prompts]
         start = time.perf_counter()
 
-        def arrived(emission: Emission) -> None:
-            arrivals[emission.sequence].append(Arrival(time.perf_counter() - start, len(emission.tokens)))
+        def arrived(output: Output) -> None:
+            arrivals[output.number].append(Arrival(time.perf_counter() - start, len(output.tokens)))
 
         result = self.decoder.generate(
             prompts, None, s.max_new_tokens, s.params(), [*seeds], self._eos, on_emit=arrived, rule=s.rule

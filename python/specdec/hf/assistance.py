@@ -9,8 +9,8 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..checks import read_count, refuse
-from ..loop.draft_length import AdaptiveDrafts
 from ..drafters.protocol import Drafter
+from ..loop.draft_length import AdaptiveDrafts
 
 # Fields of GenerationConfig, and what transformers fills in where they were not set.
 DEFAULTS = {

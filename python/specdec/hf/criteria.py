@@ -8,10 +8,10 @@ import torch
 from transformers import StoppingCriteria
 
 from ..checks import refuse
-from ..stopping import Stopping
+from ..stopping import StoppingCriteria as TextCriteria
 
 
-class CriteriaStopping:
+class TransformersCriteria:
     """transformers' ``StoppingCriteria``, asked about every prefix that ends in a new token.
 
     Each is shown one sequence's ids as all B rows of a batch and judges by the answer for its row, so one that looks
@@ -51,10 +51,10 @@ def _answer(done: torch.Tensor | bool, sequence: int) -> bool:
     return bool(done)
 
 
-class AnyStopping:
+class AnyOf:
     """The earliest end of several."""
 
-    def __init__(self, parts: Sequence[Stopping]):
+    def __init__(self, parts: Sequence[TextCriteria]):
         self._parts = list(parts)
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:

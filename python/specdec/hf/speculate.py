@@ -14,13 +14,13 @@ from specdec_kernels import Rule, Status
 
 from ..checks import read_count, refuse
 from ..decoder import SpeculativeDecoder
-from ..loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 from ..drafters.protocol import Drafter
+from ..loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 from ..result import GenerationResult
-from ..stopping import Stopping, StopStrings
+from ..stopping import StoppingCriteria, StopStrings
 from .assistance import Assistance, read_assistance
 from .convert_processors import read_arguments
-from .criteria import AnyStopping, CriteriaStopping
+from .criteria import AnyOf, TransformersCriteria
 from .generation_config import FIELDS, check_fields
 from .inputs import paddings_of, read_inputs
 
@@ -42,7 +42,6 @@ def speculate(
     draft_tokenizer: PreTrainedTokenizerBase | None = None,
     confidence: float | None = None,
     d2t: torch.Tensor | Sequence[int] | None = None,
-    compact_q: int = 0,
     backend: str = "auto",
     cache_dtype: torch.dtype | None = None,
     tree: int | None = None,
@@ -57,10 +56,10 @@ def speculate(
     Args:
         draft_model: a smaller causal LM. Without it and without ``drafter``, ``generate`` can name a drafter
             (``prompt_lookup_num_tokens``, ``assistant_early_exit``); if it does not, decoding is plain.
-        drafter: another drafter in the place of a model, such as ``PromptLookupDrafter()``.
+        drafter: another drafter instead of a model, such as ``PromptLookupDrafter()``.
         num_drafts: K >= 0, or ``AdaptiveDrafts``; None: ``num_assistant_tokens`` where that was set, else as in
             :class:`SpeculativeDecoder`.
-        rule, d2t, compact_q, backend, cache_dtype, tree: as in :class:`SpeculativeDecoder` and its ``generate``.
+        rule, d2t, backend, cache_dtype, tree: as in :class:`SpeculativeDecoder` and its ``generate``.
         seed: of sampled texts. A signed 64-bit integer s gives text j of each prompt's ``num_return_sequences`` the
             seed s + j; a list or tensor has one for each row. None draws one for each row from torch's global
             generator, so ``torch.manual_seed`` decides.
@@ -96,7 +95,7 @@ def speculate(
         refuse("tokenizer", "None with stop_strings", "the target's tokenizer")
     stop = None if stop_strings is None or tokenizer is None else StopStrings(tokenizer, stop_strings)
     assistance = Assistance(draft_model if drafter is None else drafter, num_drafts, confidence)
-    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, compact_q, backend, cache_dtype, tree)
+    return Speculator(assistance, rule, seed, streamer, tokenizer, stop, d2t, backend, cache_dtype, tree)
 
 
 class _Prepared(NamedTuple):
@@ -121,16 +120,15 @@ class Speculator:
         seed: int | Sequence[int] | torch.Tensor | None,
         streamer: BaseStreamer | None,
         tokenizer: PreTrainedTokenizerBase | None,
-        stop: Stopping | None,
+        stop: StoppingCriteria | None,
         d2t: torch.Tensor | Sequence[int] | None,
-        compact_q: int,
         backend: str,
         cache_dtype: torch.dtype | None,
         tree: int | None,
     ):
         self._assistance, self._rule, self._seed, self._streamer = assistance, rule, seed, streamer
         self._tokenizer, self._stop = tokenizer, stop
-        self._d2t, self._compact_q, self._backend = d2t, compact_q, backend
+        self._d2t, self._backend = d2t, backend
         self._cache_dtype, self._tree = cache_dtype, tree
         self._prepared: _Prepared | None = None
         self.last_result: GenerationResult | None = None
@@ -186,7 +184,7 @@ class Speculator:
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
         assistance: Assistance,
-        stops: list[Stopping],
+        stops: list[StoppingCriteria],
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         check_fields(config, model.generation_config)
         size, length = input_ids.shape
@@ -206,7 +204,7 @@ class Speculator:
         arguments = read_arguments(processors, rows, bool(config.do_sample), eos, most, decoder.target.vocab_size)
         if others := [c for c in criteria if not isinstance(c, (EosTokenCriteria, MaxLengthCriteria))]:
             padding = [row[:n] for row, n in zip(rows, paddings_of(mask, size), strict=True)]
-            stops.append(CriteriaStopping(others, size, padding, input_ids.device))
+            stops.append(TransformersCriteria(others, size, padding, input_ids.device))
         wants = {name: config.return_dict_in_generate and getattr(config, name) for name in _RECORDED}
         pad = config._pad_token_tensor
         result = decoder.generate(
@@ -216,11 +214,10 @@ class Speculator:
             seed=self._seeds(config, size),
             eos_token_id=sorted(eos),
             pad_token_id=0 if pad is None else int(pad),
-            on_emit=None if streamer is None else lambda emission: streamer.put(torch.tensor(emission.tokens)),
+            on_emit=None if streamer is None else lambda output: streamer.put(torch.tensor(output.tokens)),
             rule=self._rule,
-            compact_q=self._compact_q,
             output_logits=any(wants.values()),
-            stop=AnyStopping(stops) if stops else None,
+            stop=AnyOf(stops) if stops else None,
             **vars(arguments),
         )
         self.last_result = result
@@ -231,7 +228,7 @@ class Speculator:
             return result.sequences
         return _output(result, processors, length, wants["output_scores"], wants["output_logits"])
 
-    def _stops(self, stop_strings: str | Sequence[str] | None) -> list[Stopping]:
+    def _stops(self, stop_strings: str | Sequence[str] | None) -> list[StoppingCriteria]:
         """The ends that this was made with, or that ``generate`` was given."""
         if stop_strings is None:
             return [] if self._stop is None else [self._stop]

@@ -13,7 +13,7 @@ from specdec_kernels import SamplingParams
 
 from ..chat_template import chat_text, chat_tokens
 from ..checks import read_as, read_count, refuse, shown
-from ..loop.token_log_probs import AskedLogProbs, read_asked
+from ..loop.log_probs import check_log_probs
 from ..sampling.params import read_bias
 from ..stopping import read_stop_strings
 
@@ -46,9 +46,11 @@ class LineSettings:
     top_log_probs: int | None = None
     prompt_log_probs: int | None = None
 
-    def asked(self) -> AskedLogProbs:
+    def asked(self) -> tuple[bool, int | None, int | None]:
         """Its log-probabilities. Raises ValueError naming the key that is wrong."""
-        return read_asked(self.log_probs, self.top_log_probs, self.prompt_log_probs)
+        asked = self.log_probs, self.top_log_probs, self.prompt_log_probs
+        check_log_probs(*asked)
+        return asked
 
 
 KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))
@@ -70,7 +72,7 @@ class JobLine:
 def check_defaults(defaults: LineSettings, vocab_size: int) -> None:
     """Raises ValueError naming a default that would be wrong on every line."""
     _check_seed(defaults.seed)
-    read_bias([defaults.logit_bias], [defaults.banned_tokens], 1, vocab_size)
+    read_bias(defaults.logit_bias, defaults.banned_tokens, vocab_size)
 
 
 class LineReader:
@@ -158,7 +160,7 @@ def _read_settings(
         refuse("min_new_tokens", s.min_new_tokens, f"0 to max_new_tokens = {s.max_new_tokens}")
     s.asked()
     if "logit_bias" in own or "banned_tokens" in own:
-        read_bias([s.logit_bias], [s.banned_tokens], 1, vocab_size)
+        read_bias(s.logit_bias, s.banned_tokens, vocab_size)
     return s, _read_params(s, own)
 
 

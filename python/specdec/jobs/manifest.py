@@ -27,7 +27,6 @@ def make_settings(
     models: dict[str, str | None],
     rounding: dict[str, object],
     mark: InputMark,
-    costs: list[float] | None = None,
 ) -> dict:
     """The contents of the settings file.
 
@@ -37,7 +36,6 @@ def make_settings(
         models: name -> folder or hub name; they are recognised by their fingerprints.
         rounding: what can change the last bits of logits but nothing else; a change is reported and allowed.
         mark: of the input file.
-        costs: T(0), T(1), ..., the measured costs of steps from which an adaptive K is chosen.
     """
     lines = dataclasses.asdict(defaults)
     if defaults.logit_bias is not None:
@@ -47,7 +45,6 @@ def make_settings(
         "rounding": rounding,
         "models": models,
         "input": mark._asdict(),
-        "costs": costs,
     }
     return json.loads(json.dumps(whole))  # tuples become lists, as they will when the file is read
 
@@ -65,7 +62,7 @@ def read_settings(output: Path, error_type: type[Exception]) -> dict:
             whole = json.load(file)
         mark = whole["input"]
         fine = all(isinstance(whole[part], dict) for part in ("settings", "rounding", "models"))
-        fine = fine and type(mark["prompts"]) is int and isinstance(mark["digest"], str) and "costs" in whole
+        fine = fine and type(mark["prompts"]) is int and isinstance(mark["digest"], str)
     except FileNotFoundError:
         raise error_type(f"got {str(output)!r}, which has no {path.name!r} beside it, allowed: {allowed}") from None
     except OSError as error:

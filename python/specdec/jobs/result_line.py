@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..detokenize import continuation
-from ..result import End, Producer
+from ..result import FinishReason, Producer
 from ..stopping import cut_after
 from .lines import JobLine
 from .log_probs import LOG_PROB_KEYS, HasLogProbs, log_prob_fields
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from specdec_kernels import Status
 
-KEYS = ("id", "prompt", "text", "token_ids", "produced_by", "end", "status", "stats")  # in this order
+KEYS = ("id", "prompt", "text", "token_ids", "produced_by", "finish_reason", "status", "stats")  # in this order
 OPTIONAL_KEYS = (*LOG_PROB_KEYS, "error")  # after them, in this order: what was asked for, and a failed line's error
 
 
@@ -25,7 +25,7 @@ def result_line(
     prompt: Sequence[int],
     tokens: Sequence[int],
     produced_by: Sequence[Producer],
-    end: End,
+    finish_reason: FinishReason,
     status: Status,
     stats: Mapping[str, object],
     tokenizer: PreTrainedTokenizerBase,
@@ -35,7 +35,7 @@ def result_line(
     """
     Args:
         prompt: the ids of the line's prompt.
-        tokens: those that were generated, as ``produced_by``, ``end`` and ``status`` say of them.
+        tokens: those that were generated, as ``produced_by``, ``finish_reason`` and ``status`` say of them.
         stats: counts, by name.
         scores: the text with its log-probabilities.
         error: why it failed; None: the status says it.
@@ -51,11 +51,11 @@ def result_line(
         "text": cut_after(text, line.settings.stop, line.prompt),
         "token_ids": list(tokens),
         "produced_by": [str(producer) for producer in produced_by],
-        "end": str(end),
+        "finish_reason": str(finish_reason),
         "status": status.name,
         "stats": dict(stats),
         **log_prob_fields(scores),
     }
-    if end == End.FAILED:
+    if finish_reason == FinishReason.FAILED:
         row["error"] = error or f"the target's logits have no distribution: {status.name}"
     return row

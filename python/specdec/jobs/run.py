@@ -7,8 +7,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ..serving.requests import Request
-from ..stopping import Stopping, StopStrings
+from ..loop.sequence import Request
+from ..result import FinishReason
+from ..stopping import StoppingCriteria, StopStrings
 from .lines import JobLine
 from .output import COUNTS, COUNTS_BY_POSITION, Results
 from .result_line import result_line
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-    from ..serving.requests import Outcome
+    from ..loop.sequence import Sequence as Decoded
 
 
 class Runner(Protocol):
     """The part of a scheduler that a job uses."""
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Outcome]: ...
+    def run(self, requests: Iterable[Request]) -> Iterator[Decoded]: ...
 
 
 def run_job(
@@ -52,11 +53,11 @@ def run_job(
         far are in the file.
     """
     drafter_error = None
-    for outcome in scheduler.run(_requests(lines, results.done, tokenizer, banned)):
-        row = result_of(outcome, tokenizer)
+    for decoded in scheduler.run(_requests(lines, results.done, tokenizer, banned)):
+        row = result_of(decoded, tokenizer)
         with signals.held():
             results.append(row)
-        drafter_error = drafter_error or outcome.drafter_error
+        drafter_error = drafter_error or decoded.drafter_error
         show(row)
     results.sync()
     return drafter_error
@@ -66,7 +67,7 @@ def _requests(
     lines: Iterator[JobLine], done: set[str | int], tokenizer: PreTrainedTokenizerBase, banned: Sequence[int]
 ) -> Iterator[Request]:
     @functools.lru_cache(maxsize=64)  # a StopStrings remembers the texts of tokens
-    def stopping(strings: tuple[str, ...]) -> Stopping | None:
+    def stopping(strings: tuple[str, ...]) -> StoppingCriteria | None:
         return StopStrings(tokenizer, strings) if strings else None
 
     for line in lines:
@@ -89,20 +90,20 @@ def _requests(
         )
 
 
-def result_of(outcome: Outcome, tokenizer: PreTrainedTokenizerBase) -> dict:
+def result_of(sequence: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict:
     """The line of an output file. It depends on the prompt and its settings alone, not on when it ran or beside which
     others, so it has no forwards and times, which prompts share.
     """
-    counts = dataclasses.asdict(outcome.stats)
+    counts = dataclasses.asdict(sequence.stats)
     return result_line(
-        cast(JobLine, outcome.request.id),
-        outcome.request.prompt,
-        outcome.tokens,
-        outcome.produced_by,
-        outcome.end,
-        outcome.status,
+        cast(JobLine, sequence.request.id),
+        sequence.request.prompt,
+        sequence.tokens,
+        sequence.produced_by,
+        sequence.finish_reason or FinishReason.FAILED,
+        sequence.status,
         {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
         tokenizer,
-        outcome,
-        outcome.error,
+        sequence,
+        sequence.error,
     )

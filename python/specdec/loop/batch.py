@@ -26,7 +26,7 @@ from ..result import FinishReason
 from ..sampling.processors import Processors
 from ..sampling.token_table import HostTable
 from ..stats import Timer
-from .draft_length import AdaptiveK, FixedK, RowResult
+from .draft_length import FixedK, RowResult
 from .graphs import StepGraphs
 from .log_probs import MAX_TOP
 from .report import PendingReport, StepResult, StepTimer
@@ -52,7 +52,7 @@ class BatchConfig:
 
     target: CachedModel
     drafter: Drafter | None
-    num_drafts: FixedK | AdaptiveK
+    num_drafts: FixedK
     rule: AcceptRule
     size: int
     capacity: int
@@ -119,7 +119,7 @@ class Batch:
         self._reads_only_filled = target.reads_only_filled and (
             config.drafter is None or config.drafter.reads_only_filled
         )
-        self._adapts = isinstance(config.num_drafts, AdaptiveK) and self.session is not None
+        self._adapts = config.num_drafts.adapts and self.session is not None
         # Where K adapts, steps have few more rows than are in use. A compiled forward has the number of rows as a
         # constant. On a GPU each number takes kernels and graphs.
         self._buckets: RowBuckets | None = None
@@ -346,8 +346,9 @@ class Batch:
     @property
     def _chooses(self) -> bool:
         """Whether K is chosen anew, as no row's text needs a K that does not depend on other rows."""
-        depends = self.config.rule.rule != Rule.COUPLED or not self.config.rule.exact
-        return self._adapts and not (depends and not self.device_rows.greedy)
+        rule = self.config.rule
+        depends = (rule.rule != Rule.COUPLED or not rule.exact) and not self.device_rows.greedy
+        return self.session is not None and self.config.num_drafts.chooses(depends)
 
     def _wanted_drafts(self) -> tuple[list[int], bool]:
         """Returns how many tokens each row should draft in the next step, and whether that was chosen for this step."""

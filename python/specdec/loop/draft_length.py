@@ -77,10 +77,23 @@ class RowResult(NamedTuple):
 
 
 class FixedK:
-    """The same K in every step."""
+    """The same K in every step.
+
+    Attributes:
+        most: the largest K.
+        fixed: K of steps in which a row's text depends on it.
+        adapts: whether the times of steps are wanted, and steps may have fewer rows.
+    """
+
+    adapts = False
 
     def __init__(self, num_drafts: int):
         self.most = self.fixed = num_drafts
+
+    def chooses(self, text_depends: bool) -> bool:
+        """Whether ``choose`` is asked for K, in a step in which a row's text depends on K or not; else it is
+        ``fixed``."""
+        return False
 
     def choose(self, rows: int, caps: Sequence[int]) -> int:
         return self.fixed
@@ -103,11 +116,9 @@ class AdaptiveK(FixedK):
 
     Args:
         few: only 0, 1, 2, 4, ... are chosen, as each K takes a CUDA graph.
-
-    Attributes:
-        most: the largest K.
-        fixed: K of steps in which a row's text depends on it.
     """
+
+    adapts = True
 
     def __init__(self, drafts: AdaptiveDrafts, few: bool):
         super().__init__(min(drafts.sampled, drafts.max_drafts))
@@ -119,6 +130,9 @@ class AdaptiveK(FixedK):
         self._tested, self._accepted = [0.0] * self.most, [0.0] * self.most
         self._k = self._keep = 0
         self._pause, self._next_pause = 0, FIRST_PAUSE
+
+    def chooses(self, text_depends: bool) -> bool:
+        return not text_depends
 
     def _of(self, rows: int) -> StepTimes:
         if rows not in self._times:

@@ -6,11 +6,21 @@ import torch
 
 from specdec_kernels import draft_step
 
+from ..checks import read_count, refuse
 from ..drafters.protocol import Step
 from ..result import TokenLogProb
 
 MAX_TOP = 20  # the most likely tokens of a position, as in OpenAI's interface, and by default in vLLM's
 _ROWS = 32  # scored at one time, so that scratch is this many rows of V numbers
+
+
+def check_log_probs(log_probs: object, top_log_probs: int | None, prompt_log_probs: int | None) -> None:
+    """Raises ValueError unless the arguments of these names of ``SpeculativeDecoder.generate`` are allowed."""
+    if not isinstance(log_probs, bool):
+        refuse("log_probs", repr(log_probs), "True or False")
+    for name, count in (("top_log_probs", top_log_probs), ("prompt_log_probs", prompt_log_probs)):
+        if count is not None and read_count(name, count) > MAX_TOP:
+            refuse(name, count, f"None (off), or 0 to {MAX_TOP}")
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from ..result import FinishReason, Producer, TokenLogProb, error_text
 from ..sampling.params import Bias, read_bias
 from ..sampling.processors import read_processors
 from ..stats import Stats
-from .log_probs import MAX_TOP, read_scores, score
+from .log_probs import check_log_probs, read_scores, score
 from .report import RowReport
 
 if TYPE_CHECKING:
@@ -167,12 +167,9 @@ class Sequence:
             refuse("min_new_tokens", r.min_new_tokens, f"an integer from 0 to max_new_tokens = {r.max_new_tokens}")
         if r.stop is not None and not callable(getattr(r.stop, "first_end", None)):
             refuse("stop", type(r.stop).__name__, "StoppingCriteria, such as StopStrings")
-        for name, given in (("log_probs", r.log_probs), ("report_drafts", r.report_drafts)):
-            if not isinstance(given, bool):
-                refuse(name, repr(given), "True or False")
-        for name, count in (("top_log_probs", r.top_log_probs), ("prompt_log_probs", r.prompt_log_probs)):
-            if count is not None and read_count(name, count) > MAX_TOP:
-                refuse(name, count, f"None (off), or 0 to {MAX_TOP}")
+        check_log_probs(r.log_probs, r.top_log_probs, r.prompt_log_probs)
+        if not isinstance(r.report_drafts, bool):
+            refuse("report_drafts", repr(r.report_drafts), "True or False")
         if r.num_drafts is not None and read_count("num_drafts", r.num_drafts) > most_drafts:
             refuse("num_drafts", r.num_drafts, f"None, or 0 to {most_drafts}")
         try:

@@ -57,7 +57,8 @@ class _Cancellation(NamedTuple):
 
 
 class Engine:
-    """Runs a ``Scheduler`` in a separate thread, which from then on is the only one that steps it. Tasks only read requests, by what a step does not change.
+    """Runs a ``Scheduler`` in a separate thread, which from then on is the only one that steps it. Tasks only read
+    requests, by what a step does not change.
 
     All methods are for tasks of a running event loop; several loops may use one engine. No method waits for the
     device: a request is checked in the task that submits it, and the thread takes it between two steps. While there is
@@ -67,8 +68,8 @@ class Engine:
     They stay there until they are read, so every submitted request must be read with ``stream`` or ``result``, even if
     it is cancelled.
 
-    If an error that does not belong to a request ends the thread itself, all open requests end with ``FinishReason.FAILED`` and
-    this error, and no other request is taken.
+    If an error that does not belong to a request ends the thread itself, all open requests end with
+    ``FinishReason.FAILED`` and this error, and no other request is taken.
 
     Args:
         scheduler: an idle scheduler; the caller must not use it any more.
@@ -111,9 +112,9 @@ class Engine:
         return number
 
     def stream(self, number: int) -> AsyncGenerator[Output, None]:
-        """Iterates over the request's outputs as they come, the last one with its finish reason. A request has one reader. If
-        the reader stops before the last one, or is cancelled, the request is cancelled. Use ``contextlib.aclosing`` if
-        this must happen at once.
+        """Iterates over the request's outputs as they come, the last one with its finish reason. A request has one
+        reader. If the reader stops before the last one, or is cancelled, the request is cancelled. Use
+        ``contextlib.aclosing`` if this must happen at once.
 
         Raises:
             ValueError: this event loop submitted no such request, or it already has a reader.

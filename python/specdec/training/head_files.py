@@ -55,7 +55,7 @@ def loaded_back(
         drafter = load_head(folder, learner.target.model, tokenizer=tokenizer)
     some = [*text[:LENGTH]]
     with torch.inference_mode():
-        trained, written = (acceptance_on(head, learner.target, some) for head in (learner.head, drafter.model))
+        trained, written = (acceptance_on(head, learner.target, some) for head in (learner.head, drafter.head))
     if any(after < before - ROUNDING for before, after in zip(trained, written, strict=True)):
         before, after = (", ".join(f"{a:.0%}" for a in found) for found in (trained, written))
         told = f"{after} accepted, not {before}"

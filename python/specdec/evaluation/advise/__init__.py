@@ -15,8 +15,9 @@ from specdec_kernels import Rule, SamplingParams
 
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
-from ...loop.draft_length import AdaptiveDrafts
+from ...drafters.heads import HeadDrafter
 from ...drafters.protocol import Drafter
+from ...loop.draft_length import AdaptiveDrafts
 from ...models.cached_model import CachedModel
 from ...models.kv_cache import visible_slots
 from ...prompts import check_room
@@ -89,7 +90,7 @@ class Advice:
         tried: each drafter, greedily with one sequence; the fastest first.
         sampled: by rule, the best K of the advised drafter at the temperature.
         batches: the best K of the advised drafter by the number of rows, greedily.
-        costs: seconds of steps by drafter, number of rows and K, as ``SpeculativeDecoder.save_costs`` keeps them.
+        costs: seconds of steps by drafter, number of rows and K.
     """
 
     verdict: Verdict
@@ -206,8 +207,11 @@ def _tried(
     )
 
 
-def _model(decoder: SpeculativeDecoder) -> object:
-    return getattr(decoder.drafter, "model", None)
+def _model(decoder: SpeculativeDecoder) -> CachedModel | nn.Module | None:
+    drafter = decoder.drafter
+    if isinstance(drafter, HeadDrafter):
+        return drafter.head
+    return None if drafter is None else drafter.model
 
 
 def _memory(decoder: SpeculativeDecoder) -> Memory:
@@ -216,10 +220,8 @@ def _memory(decoder: SpeculativeDecoder) -> Memory:
     target = {p.data_ptr(): p.nbytes for p in decoder.target.model.parameters()}
     own = module.parameters() if isinstance(module, nn.Module) else ()
     weights = {p.data_ptr(): p.nbytes for p in own if p.data_ptr() not in target}
-    slot = getattr(decoder.drafter, "slot_bytes", None)
-    return Memory(
-        sum(target.values()), sum(weights.values()), decoder.target.slot_bytes(), slot() if slot is not None else 0
-    )
+    cache = 0 if decoder.drafter is None else decoder.drafter.cache_bytes()
+    return Memory(sum(target.values()), sum(weights.values()), decoder.target.slot_bytes(), cache)
 
 
 def _seconds(measured: Measured, most: int) -> dict[int, float]:

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,10 +18,11 @@ from specdec_kernels import Rule, SamplingParams
 
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
-from ...loop.draft_length import NO_CAPS, Remaining, RowResult
-from ...loop.arguments import read_entries
 from ...loop.batch import Batch
-from ...loop.token_log_probs import read_asked
+from ...loop.draft_length import FixedK, RowResult
+from ...loop.sequence import Request
+from ...loop.sequence import Sequence as Decoded
+from ...loop.step import AcceptRule
 from .acceptance import Acceptance
 
 Clock = Callable[[], float]
@@ -29,34 +30,20 @@ BLOCK = 4  # steps that plain and speculative decoding take in turns
 FORWARDS = ("draft_forwards", "target_forwards")
 
 
-class Sweep:
+class Sweep(FixedK):
     """Takes the numbers of drafts in turns, and counts what becomes of the drafts. Each turn has another order: in one
     that repeats, a number could always come in the first step of a text, or where its end cuts drafts short, and then
     it would never be timed."""
 
     def __init__(self, widths: Sequence[int]):
+        super().__init__(max(widths))
         self.acceptance, self._turns = Acceptance(max(widths)), _turns(widths)
 
-    def begin(self, row: int) -> None:
-        pass
+    def chooses(self, text_depends: bool) -> bool:
+        return True
 
-    def use(self, rows: int) -> None:
-        pass
-
-    def took(self, num_drafts: int, seconds: float) -> None:
-        pass
-
-    def caught_up(self, seconds: float) -> None:
-        pass
-
-    def next(
-        self,
-        drafting: Sequence[int],
-        live: int,
-        remaining: Remaining | None = None,
-        caps: Mapping[int, int] = NO_CAPS,
-    ) -> Mapping[int, int]:
-        return dict.fromkeys(drafting, next(self._turns))
+    def choose(self, rows: int, caps: Sequence[int]) -> int:
+        return next(self._turns)
 
     def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
         self.acceptance.record(results)
@@ -146,26 +133,24 @@ class _Decoding:
         rule: Rule, seed: int, lengths: Sweep | None, clock: Clock,
     ):  # fmt: skip
         self._clock, began = clock, clock()
-        most, target = decoder.most_drafts, decoder.target
-        entries = read_entries(
-            target, [list(p) for p in prompts], tokens, params, [seed + i for i in range(len(prompts))], frozenset(),
-            None, logit_bias=None, banned_tokens=None, min_new_tokens=0, logits_processor=None, most_drafts=most,
-            asked=read_asked(False, None, None),
-        )  # fmt: skip
-        longest = max(map(len, prompts)) + tokens
-        config = decoder.batch_config(len(prompts), target.capacity(longest), rule, 0, 0)
-        self.batch = Batch(config, lengths)
-        target.prefill(self.batch.generation.target_cache, [e.record.text[:-1] for e in entries])
-        self.batch.admit(dict(enumerate(entries)))
+        target, texts = decoder.target, {}
+        for i, prompt in enumerate(prompts):
+            request = Request(list(prompt), tokens, params, seed + i, eos_token_id=[])
+            texts[i] = Decoded.of(i, request, target, decoder.most_drafts)
+        capacity = target.capacity(max(map(len, prompts)) + tokens)
+        config = decoder.batch_config(len(prompts), capacity, AcceptRule(rule), max_eos=0)
+        self.batch = Batch(config if lengths is None else replace(config, num_drafts=lengths))
+        self.batch.add(texts)
+        self.batch.prefill()
         self.begin, self._steps, self._lengths = clock() - began, 0, lengths
 
     def step(self, measured: Measured) -> None:
-        self.batch.stopwatch.lap("loop")  # the time since its last step belongs to the other batch
-        parts = self.batch.stopwatch.seconds
+        self.batch.timer.lap("loop")  # the time since its last step belongs to the other batch
+        parts = self.batch.timer.seconds
         before, began = dict(parts), self._clock()
-        emissions = self.batch.step()
+        outputs = self.batch.step()
         seconds, spent = self._clock() - began, {name: parts[name] - before[name] for name in parts}
-        measured.tokens += sum(len(e.tokens) for e in emissions)
+        measured.tokens += sum(len(output.tokens) for output in outputs)
         if self._steps == 0:  # in it a drafter reads the prompts, and shapes come up for the first time
             self.begin += spent["prefill"]
             measured.begins[self._lengths is not None].append(self.begin)

@@ -8,8 +8,8 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from ...loop.draft_length import AdaptiveDrafts
 from ...drafters.protocol import Drafter
+from ...loop.draft_length import AdaptiveDrafts
 from ..contenders import CompareSettings, Method, SpecdecMethod, TransformersMethod
 from .grid import ASSISTED, PLAIN, TRANSFORMERS, Cell
 
@@ -46,5 +46,5 @@ class Maker:
             self._drafters[cell.method] = self.drafter(cell.method)
         k = cell.num_drafts if isinstance(cell.num_drafts, int) else AdaptiveDrafts()
         made = SpecdecMethod(self.target, self._drafters[cell.method], k, settings, cell.tree, self.compile)
-        made.decoder.read_rule(cell.rule, 0)  # refuses a rule that these drafts do not know, before anything runs
+        made.decoder.read_rule(cell.rule)  # refuses a rule that these drafts do not know, before anything runs
         return made

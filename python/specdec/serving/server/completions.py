@@ -123,7 +123,7 @@ class ChatForm:
 
 def _prompt_scores(text: Text, top: int | None) -> list[TokenLogProb | None]:
     """Of each token of its prompt, with the ``top`` most likely tokens; None for each: not asked for."""
-    assert text.outcome is not None
-    if top is None or text.outcome.prompt_log_probs is None:
+    assert text.ended is not None
+    if top is None or text.ended.prompt_log_probs is None:
         return [None] * len(text.request.prompt)
-    return [each and each._replace(top=each.top[:top]) for each in text.outcome.prompt_log_probs]
+    return [each and each._replace(top=each.top[:top]) for each in text.ended.prompt_log_probs]

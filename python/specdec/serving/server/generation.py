@@ -82,13 +82,13 @@ class Generation:
     @property
     def logged(self) -> dict[str, Any]:
         """What the log has of a request that has ended: counts and kinds of errors, and nothing that was said."""
-        outcomes = [text.outcome for text in self._texts if text.outcome is not None]
-        counts = usage(self._plan.prompt_tokens, outcomes)
+        ended = [text.ended for text in self._texts if text.ended is not None]
+        counts = usage(self._plan.prompt_tokens, ended)
         facts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
         facts["accepted_tokens"] = counts["completion_tokens_details"]["accepted_prediction_tokens"]
         facts |= {"drafter": self._plan.lane.drafter, "rule": self._plan.lane.rule, "stream": bool(self._body.stream)}
-        facts["finish"] = sorted({text.finish_reason for text in self._texts if text.outcome is not None})
-        errors = sorted({o.error.partition(":")[0] for o in outcomes if o.error is not None})
+        facts["finish"] = sorted({text.finish_reason for text in self._texts if text.ended is not None})
+        errors = sorted({o.error.partition(":")[0] for o in ended if o.error is not None})
         return facts | ({"errors": errors} if errors else {})
 
     async def whole(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Generation:
             if steps := self._steps(piece):
                 choice["specdec"] = steps
             event = chunk(choice, len(piece.tokens))
-            if text.outcome is None:
+            if text.ended is None:
                 await write(event)
             else:  # what follows is there, too, so it is one write
                 last = event
@@ -170,15 +170,15 @@ class Generation:
     def _told(self, text: Text) -> dict[str, Any]:
         """What we tell of a text that has ended, beside OpenAI's fields. With its seed the same request gives the same
         text."""
-        assert text.outcome is not None
+        assert text.ended is not None
         seconds = time.perf_counter() - self._begin
-        return {"seed": text.request.seed, "stats": stats(text.outcome.stats, seconds)}
+        return {"seed": text.request.seed, "stats": stats(text.ended.stats, seconds)}
 
     def _totals(self) -> dict[str, Any]:
-        outcomes = [text.outcome for text in self._texts if text.outcome is not None]
+        ended = [text.ended for text in self._texts if text.ended is not None]
         return {
-            "usage": usage(self._plan.prompt_tokens, outcomes),
-            "metrics": speculative_metrics(outcomes, self._plan.lane.most_drafts),
+            "usage": usage(self._plan.prompt_tokens, ended),
+            "metrics": speculative_metrics(ended, self._plan.lane.most_drafts),
         }
 
 

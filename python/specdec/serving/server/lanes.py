@@ -80,14 +80,14 @@ class Lanes:
             scheduler = self._make(drafter, rule)
         except ValueError as error:
             raise ApiError(400, str(error), "drafter", "invalid_value") from error
-        limits, eos = scheduler.limits, read_eos(None, scheduler.target.model)
+        eos = read_eos(None, scheduler.target.model)
         return Lane(
             drafter,
             rule,
             Engine(scheduler),
-            most_drafts=limits.most_drafts,
-            max_length=limits.max_length,
-            max_eos=limits.max_eos,
+            most_drafts=scheduler.decoder.most_drafts,
+            max_length=scheduler.max_length,
+            max_eos=scheduler.max_eos,
             eos=eos,
             device=str(scheduler.target.device),
             cache_bytes=scheduler.budget.bytes,

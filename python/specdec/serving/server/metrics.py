@@ -10,8 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ...result import Emission, Producer
-from ..requests import Outcome
+from ...loop.sequence import Output
+from ...loop.sequence import Sequence as Decoded
+from ...result import Producer
 from .lanes import Lane, Lanes
 
 # vLLM's metrics have exactly these; its ``engine`` is the number of a lane here, in the order in which they started.
@@ -160,7 +161,7 @@ class RequestMetrics:
         self._tokens = self._steps = self._drafted = 0  # steps: those with drafts
         self._over = False
 
-    def delivered(self, steps: Sequence[Emission]) -> None:
+    def delivered(self, steps: Sequence[Output]) -> None:
         """One step or more added tokens, and they came together."""
         now, lane = time.perf_counter(), self._lane
         if self._tokens == 0:
@@ -178,13 +179,13 @@ class RequestMetrics:
                 for position in range(step.produced_by.count(Producer.ACCEPTED)):
                     lane.accepted_by_position[position] += 1
 
-    def ended(self, outcome: Outcome, reason: str) -> None:
+    def ended(self, text: Decoded, reason: str) -> None:
         """It has ended; ``reason``: stop, length, error or cancelled."""
-        stats = outcome.stats  # with the drafts of a step that failed, and so emitted nothing
+        stats = text.stats  # with the drafts of a step that failed, and so emitted nothing
         self._count_drafts(stats.steps - stats.steps_by_drafts[0] - self._steps, stats.drafted - self._drafted)
-        self._lane.drafter_errors += outcome.drafter_error is not None
-        if self._tokens == 0 and outcome.prompt_log_probs is not None:  # only its prompt was asked for
-            self._lane.prompt_tokens += len(outcome.prompt_log_probs)
+        self._lane.drafter_errors += text.drafter_error is not None
+        if self._tokens == 0 and text.prompt_log_probs is not None:  # only its prompt was asked for
+            self._lane.prompt_tokens += len(text.prompt_log_probs)
         self._end("abort" if reason == "cancelled" else reason)  # vLLM's word
 
     def abandoned(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from specdec_kernels import SamplingParams
 
 from ...chat_template import chat_text, chat_tokens
-from ..requests import Request
+from ...loop.sequence import Request
 from .errors import ApiError
 from .lanes import Lane
 from .protocol import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, joined

@@ -47,6 +47,6 @@ async def predict(request: Request, body: Prediction) -> str:
     finally:
         await text.close()
     text.check()
-    assert text.outcome is not None
-    tokens = [*plan.prompts[0].tokens, *text.outcome.tokens]
+    assert text.ended is not None
+    tokens = [*plan.prompts[0].tokens, *text.ended.tokens]
     return str(service.tokenizer.decode(tokens, skip_special_tokens=True))

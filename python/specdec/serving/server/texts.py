@@ -9,9 +9,10 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...detokenize import Detokenizer, IncrementalText
-from ...result import Emission, End, Producer, TokenLogProb
-from ..engine import EngineStopped, Update
-from ..requests import Outcome, Request
+from ...loop.sequence import Output, Request
+from ...loop.sequence import Sequence as Decoded
+from ...result import FinishReason, Producer, TokenLogProb
+from ..engine import EngineStopped
 from ..scheduler import QueueFull
 from .errors import ApiError
 from .lanes import Lane
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_REASONS = {End.EOS: "stop", End.STOP: "stop", End.LENGTH: "length", End.CANCELLED: "cancelled", End.FAILED: "error"}
+_REASONS = {
+    FinishReason.EOS: "stop",
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.FAILED: "error",
+}
 
 
 class Token(NamedTuple):
@@ -56,10 +63,10 @@ class Text:
     """The continuation of one prompt, as it is decoded in a lane.
 
     Of the token in which a stop string begins, only the text before it counts; later tokens appear nowhere, but were
-    generated, so ``outcome`` has them.
+    generated, so ``ended`` has them.
 
     Attributes:
-        outcome: once it has ended.
+        ended: the whole sequence, once it has ended.
     """
 
     def __init__(
@@ -72,7 +79,7 @@ class Text:
         cut: StopCut | None = None,
     ):
         self.lane, self.number, self.request = lane, number, request
-        self.outcome: Outcome | None = None
+        self.ended: Decoded | None = None
         self._arrivals, self._measured = lane.engine.arrivals(number), measured
         self._incremental = IncrementalText(detokenizer, request.prompt)
         self._cut = StopCut(()) if cut is None else cut
@@ -111,7 +118,7 @@ class Text:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the text as it comes: a piece for each step or, where the reader is late, for several. If the reader
-        stops early, the request is cancelled. With the last piece there is an ``outcome``."""
+        stops early, the request is cancelled. With the last piece there is ``ended``."""
         async with aclosing(self._arrivals) as arrivals:
             async for updates in arrivals:
                 if any(piece := self._read(updates)):
@@ -120,49 +127,49 @@ class Text:
     async def close(self) -> None:
         """Cancels the request unless it has ended. Nobody may be reading ``pieces`` any more."""
         await self._arrivals.aclose()
-        if self.outcome is None:
+        if self.ended is None:
             self._measured.abandoned()
             await self.lane.engine.cancel(self.number)
 
     @property
     def finish_reason(self) -> str:
-        assert self.outcome is not None, "the text has not ended"
-        return _REASONS[self.outcome.end]
+        assert self.ended is not None, "the text has not ended"
+        return _REASONS[self.ended.finish_reason or FinishReason.FAILED]
 
     def check(self) -> None:
         """Raises ApiError if the text has ended, but not by itself."""
         if self.finish_reason == "cancelled":
             raise ApiError(503, "the server is shutting down", code="cancelled")
-        if self.outcome is not None and self.outcome.end is End.FAILED:
-            error = self.outcome.error
+        if self.ended is not None and self.ended.finish_reason is FinishReason.FAILED:
+            error = self.ended.error
             kind = None if error is None else error.partition(":")[0]  # the rest may quote the request
-            log.warning("a text failed", extra={"facts": {"status": self.outcome.status.name, "error": kind}})
+            log.warning("a text failed", extra={"facts": {"status": self.ended.status.name, "error": kind}})
             why = "the model's logits define no distribution" if error is None else "it could not be decoded"
             raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
 
-    def _read(self, updates: list[Update]) -> Piece:
-        emissions = [update for update in updates if isinstance(update, Emission)]
-        if emissions:
-            self._measured.delivered(emissions)
-        text = "".join(map(self._take, emissions))
+    def _read(self, updates: list[Output]) -> Piece:
+        outputs = [update for update in updates if update.tokens]
+        if outputs:
+            self._measured.delivered(outputs)
+        text = "".join(map(self._take, outputs))
         self._final += len(text)
-        if len(emissions) < len(updates):
-            (self.outcome,) = (update for update in updates if isinstance(update, Outcome))
-            self._measured.ended(self.outcome, self.finish_reason)
+        if updates[-1].finish_reason is not None:
+            self.ended = updates[-1].sequence
+            self._measured.ended(self.ended, self.finish_reason)
             return self._finish(text)
         return Piece(text, _take_while(self._tokens, self._begins), _take_while(self._steps, self._ends))
 
-    def _take(self, emission: Emission) -> str:
+    def _take(self, output: Output) -> str:
         """Returns the text that is final now."""
-        scores: Sequence[TokenLogProb | None] = emission.top_log_probs or [None] * len(emission.tokens)
+        scores: Sequence[TokenLogProb | None] = output.top_log_probs or [None] * len(output.tokens)
         tokens, text = [], ""
-        for token, producer, score in zip(emission.tokens, emission.produced_by, scores, strict=True):
+        for token, producer, score in zip(output.tokens, output.produced_by, scores, strict=True):
             added = self._incremental.push([token])
             tokens.append(Token(token, added, self._length, producer, score))
             self._length += len(added)
             text += self._cut.push(added)
         self._tokens += tokens
-        self._steps.append(Step(emission.drafts, tokens))
+        self._steps.append(Step(output.drafts, tokens))
         return text
 
     def _finish(self, text: str) -> Piece:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...loop.sequence import Sequence as Decoded
 from ...stats import Stats
-from ..requests import Outcome
 
 
-def usage(prompt_tokens: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def usage(prompt_tokens: int, texts: Sequence[Decoded]) -> dict[str, Any]:
     """OpenAI's ``usage``. All tokens that were generated count, those that a stop string cut off, too.
 
     Args:
         prompt_tokens: of all prompts; one that has several choices counts once.
     """
-    generated = sum(len(outcome.tokens) for outcome in outcomes)
-    accepted = sum(outcome.stats.accepted for outcome in outcomes)
-    drafted = sum(outcome.stats.drafted for outcome in outcomes)
+    generated = sum(len(text.tokens) for text in texts)
+    accepted = sum(text.stats.accepted for text in texts)
+    drafted = sum(text.stats.drafted for text in texts)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": generated,
@@ -32,13 +32,13 @@ def usage(prompt_tokens: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def speculative_metrics(outcomes: Sequence[Outcome], num_drafts: int) -> dict[str, Any]:
+def speculative_metrics(texts: Sequence[Decoded], num_drafts: int) -> dict[str, Any]:
     """vLLM's ``metrics``, summed over all choices. Steps without drafts do not count, as there.
 
     Args:
         num_drafts: the largest K.
     """
-    stats = [outcome.stats for outcome in outcomes]
+    stats = [text.stats for text in texts]
     steps = sum(_from(s.drafted_by_position, 0) for s in stats)
     drafted, accepted = sum(s.drafted for s in stats), sum(s.accepted for s in stats)
     # How many steps accepted at least 0, 1, ... drafts
