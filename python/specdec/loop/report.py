@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -69,7 +70,7 @@ def pack(
     step: Step,
     drafts: Drafts,
     tree: Tree | None,
-    counts: torch.Tensor,
+    counts: torch.Tensor | None,
     out: SpeculativeStep | TreeStep,
     emitted: torch.Tensor,
 ) -> torch.Tensor:
@@ -78,24 +79,24 @@ def pack(
 
     Args:
         tree: the shape of ``drafts``; None: they are chains.
-        counts: [n, k] bool, the drafts that counted.
+        counts: [n, k] bool, the nodes of a tree that counted.
         emitted: [n] int64, how many of ``out.tokens`` each row emitted.
     """
-    nodes, accepted, allowed = counts.sum(1), out.num_accepted.long(), step.allowed_on_device[:, None]
+    accepted, allowed, columns = out.num_accepted, step.allowed_on_device, [out.tokens]
     if tree is None:
-        drafted, tested = nodes, torch.minimum(accepted + 1, nodes)
-        columns = [out.tokens, drafts.tokens]
+        # The host counts a chain's drafts itself, which needs no operation on the device.
+        nodes = drafted = tested = allowed
+        columns.append(drafts.tokens)
         if drafts.status is not None:
-            index = torch.arange(drafts.status.shape[1], device=nodes.device)
-            columns.append(drafts.status * (index < allowed))
+            columns.append(drafts.status)
     else:
-        assert isinstance(out, TreeStep) and drafts.parents is not None
+        assert isinstance(out, TreeStep) and drafts.parents is not None and counts is not None
+        nodes, accepted = counts.sum(1), accepted.long()
         drafted = torch.nn.functional.pad(tree.depths[:, 1:] * counts, (1, 0)).amax(1)
         last = torch.nn.functional.pad(out.path, (1, 0), value=-1).gather(1, accepted[:, None])
         tested = accepted + ((torch.atleast_2d(drafts.parents) == last) & counts).any(1)
-        columns = [out.tokens]
         if drafts.status is not None:
-            inner = torch.nn.functional.pad(counts, (1, 0), value=True) & (tree.depths < allowed)
+            inner = torch.nn.functional.pad(counts, (1, 0), value=True) & (tree.depths < allowed[:, None])
             columns.append(drafts.status * inner)
     return torch.cat((torch.stack((nodes, drafted, tested, emitted, accepted, out.status), 1), *columns), 1)
 
@@ -117,13 +118,18 @@ class PendingReport:
             self._event.synchronize()
         integers, log_probs = self._copies
         assert integers is not None
-        drafts, width, found = self.result.drafts, self.result.out.tokens.shape[1], []
+        (drafts, logits, out, *_), found = self.result, []
+        width, columns = out.tokens.shape[1], drafts.tokens.shape[1]
         for i, (nodes, drafted, tested, emitted, accepted, status, *numbers) in enumerate(integers.tolist()):
-            own = None
-            rest = numbers[width:]
+            own, statuses = None, numbers[width:]
             if drafts.parents is None:
-                own, rest = rest[:nodes], rest[drafts.tokens.shape[1] :]
-            for draft_status in rest:
+                allowed = min(nodes, columns)
+                # An id outside the vocabulary ends the drafts.
+                own = list(takewhile(lambda token: 0 <= token < logits.shape[2], statuses[:allowed]))
+                statuses = statuses[columns : columns + allowed]
+                nodes = drafted = len(own)
+                tested = min(accepted + 1, drafted)
+            for draft_status in statuses:
                 status |= draft_status
             of_row = None if log_probs is None else log_probs[i]
             found.append(RowReport(numbers[:emitted], nodes, drafted, tested, accepted, status, own, of_row))

@@ -56,15 +56,22 @@ class AcceptRule:
         """Raises ValueError for a sequence with settings that the rule does not know."""
 
     def verify(
-        self, step: Step, logits: torch.Tensor, drafts: Drafts, tree: Tree | None, counts: torch.Tensor, backend: str
+        self,
+        step: Step,
+        logits: torch.Tensor,
+        drafts: Drafts,
+        tree: Tree | None,
+        counts: torch.Tensor | None,
+        backend: str,
     ) -> SpeculativeStep | TreeStep:
         """Returns what is accepted and emitted.
 
         Args:
             logits: [n, k + 1, V], the target's, after processors.
             tree: the shape of ``drafts``; None: they are chains.
-            counts: [n, k] bool, the drafts that count; with a draft those before it on its path count.
+            counts: [n, k] bool, the nodes of a tree that count; with a node its ancestors count.
         """
+        columns, allowed = drafts.tokens.shape[1], step.allowed_on_device
         if tree is None:
             return speculative_step(
                 logits,
@@ -73,14 +80,14 @@ class AcceptRule:
                 params=step.sampling,
                 seed=step.seed,
                 position=step.position,
-                num_drafts=step.allowed_on_device.clamp(max=drafts.tokens.shape[1]),
+                num_drafts=allowed if columns >= step.num_drafts else allowed.clamp(max=columns),
                 draft_stats=drafts.stats,
                 d2t=drafts.d2t,
                 rule=self.rule,
                 log_probs=step.log_probs,
                 backend=backend,
             )
-        assert drafts.parents is not None
+        assert drafts.parents is not None and counts is not None
         return verify_tree(
             logits,
             drafts.tokens.where(counts, -1),
@@ -90,7 +97,7 @@ class AcceptRule:
             seed=step.seed,
             position=step.position,
             d2t=drafts.d2t,
-            depth=min(step.num_drafts, counts.shape[1]),
+            depth=min(step.num_drafts, columns),
             rule=TreeRule.WALK if drafts.logits is None else self.rule,
             backend=backend,
         )
@@ -116,11 +123,12 @@ class SpeculativeLoop:
         drafts = self.propose(step)
         lap("loop")
         tree = None if drafts.parents is None else Tree.of(drafts.parents)
-        counts = self.counts(step, drafts, tree)
+        # Of chains, only processors need to know on the host which drafts count.
+        counts = self.counts(step, drafts, tree) if tree is not None or state.processors else None
         logits = self.target_forward(step, drafts, tree, counts)
         lap("target_forwards")
         processed = logits
-        if state.processors:
+        if state.processors and counts is not None:
             processed = state.processors(logits, step.seen, counts, drafts.tokens, drafts.parents)
         out = self.rule.verify(step, processed, drafts, tree, counts, state.backend)
         if isinstance(out, TreeStep):
@@ -151,12 +159,14 @@ class SpeculativeLoop:
         below = (tree.ancestors[:, 1:, 1:] & none[:, None]).any(-1)
         return ~below & (tree.depths[:, 1:] <= allowed)
 
-    def target_forward(self, step: Step, drafts: Drafts, tree: Tree | None, counts: torch.Tensor) -> torch.Tensor:
+    def target_forward(
+        self, step: Step, drafts: Drafts, tree: Tree | None, counts: torch.Tensor | None
+    ) -> torch.Tensor:
         """Feeds the target the last known token and the drafts. Returns logits [n, k + 1, V]."""
         cache, columns = self.state.target_cache, slice(1, drafts.tokens.shape[1] + 2)
         cache.lengths = step.lengths
         positions, slots = step.positions[:, columns], step.slots[:, columns]
-        if tree is not None:
+        if tree is not None and counts is not None:
             positions, slots = tree.places(step.lengths, torch.cat((step.live[:, None], counts), 1), cache.trash)
         # An id outside the vocabulary ends the drafts, but the target must be fed some token.
         tokens = torch.cat((step.last_two[:, 1:], drafts.tokens.clamp(0, self.target.vocab_size - 1)), 1)

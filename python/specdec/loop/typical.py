@@ -63,9 +63,15 @@ class Typical(AcceptRule):
         return (self.delta * (-torch.special.entr(p).sum(-1)).exp()).clamp(max=self.epsilon)
 
     def verify(
-        self, step: Step, logits: torch.Tensor, drafts: Drafts, tree: Tree | None, counts: torch.Tensor, backend: str
+        self,
+        step: Step,
+        logits: torch.Tensor,
+        drafts: Drafts,
+        tree: Tree | None,
+        counts: torch.Tensor | None,
+        backend: str,
     ) -> SpeculativeStep | TreeStep:
-        if tree is None or drafts.parents is None:
+        if tree is None or drafts.parents is None or counts is None:
             return super().verify(step, logits, drafts, tree, counts, backend)
         nodes, parents, depth = (
             drafts.tokens,
