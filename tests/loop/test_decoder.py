@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 import torch
-from specdec import Emission, Producer, SpeculativeDecoder, Stats
-from specdec.drafters import Drafts, Generation, Step
+from specdec import Output, Producer, SpeculativeDecoder, Stats
+from specdec.drafters import Drafts, BatchState, Step
 from specdec.models.kv_cache import StaticKVCache
 from support.models import TYPES, VOCABULARY, generate, prompts, tiny_model, toy_model, tunable_pair
 from support.texts import assert_same_greedy, check_text_distribution
@@ -237,15 +237,15 @@ def test_stats_show_their_ratios():
 
 def test_streaming_and_stats_agree_with_the_result():
     target, draft = tunable_pair(0.3)
-    ragged, emissions = prompts(5, 1, 20), []
+    ragged, outputs = prompts(5, 1, 20), []
     params = SamplingParams(torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0]))
     eos = generate(target, draft, ragged, max_new_tokens=50, params=params).tokens[1][20]
     result = generate(
-        target, draft, ragged, 3, max_new_tokens=50, params=params, eos_token_id=eos, on_emit=emissions.append
+        target, draft, ragged, 3, max_new_tokens=50, params=params, eos_token_id=eos, on_emit=outputs.append
     )
-    assert all(isinstance(e, Emission) and e.tokens for e in emissions)
+    assert all(isinstance(e, Output) and e.tokens for e in outputs)
     for b, stats in enumerate(result.sequence_stats):
-        mine = [e for e in emissions if e.sequence == b]
+        mine = [e for e in outputs if e.sequence == b]
         assert [t for e in mine for t in e.tokens] == result.tokens[b]
         assert [p for e in mine for p in e.produced_by] == result.produced_by[b]
         assert stats.steps == len(mine) and stats.emitted == len(result.tokens[b])
@@ -336,11 +336,11 @@ class Scripted:
     def __init__(self, texts: list[list[int]], wrong: dict[int, int]):
         self.texts, self.wrong = texts, wrong
 
-    def start(self, generation: Generation):
+    def start(self, generation: BatchState):
         lengths = [0] * generation.size
 
         class Session:
-            def admit(_, prompts: dict[int, list[int]]) -> None:
+            def begin(_, prompts: dict[int, list[int]]) -> None:
                 for row, prompt in prompts.items():
                     lengths[row] = len(prompt)
 

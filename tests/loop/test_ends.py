@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec import Emission, End, Producer, SpeculativeDecoder
+from specdec import Output, FinishReason, Producer, SpeculativeDecoder
 from specdec.loop.sequence import Ends, SequenceRecord
-from specdec.loop.step_report import SequenceReport
+from specdec.loop.report import RowReport
 from specdec.stats import Stats
 from support.models import generate, prompts, tiny_model, tunable_pair
 from transformers import RepetitionPenaltyLogitsProcessor
@@ -34,8 +34,8 @@ def test_nothing_after_a_stop(num_drafts, quality):
     stops = {text[n] for text, n in zip(texts.tokens, (7, 12, 20), strict=True)}
     stop, emitted = After(*stops), [[] for _ in ragged]
 
-    def collect(emission: Emission) -> None:
-        emitted[emission.sequence] += emission.tokens
+    def collect(output: Output) -> None:
+        emitted[output.number] += output.tokens
 
     result = generate(target, draft, ragged, num_drafts, stop=stop, on_emit=collect, **wanted)
     for b, text in enumerate(texts.tokens):
@@ -146,11 +146,11 @@ def test_plain_decoding_takes_any_k():
 
 def test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it():
     record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), After(5)))
-    record.take(SequenceReport([5, 7], 1, 1, 1, 1, 0, None), 1)
-    assert (record.end, record.tokens) == (End.STOP, [5])
+    record.take(RowReport([5, 7], 1, 1, 1, 1, 0, None), 1)
+    assert (record.end, record.tokens) == (FinishReason.STOP, [5])
 
 
 def test_a_fault_behind_the_end_is_none():
     record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), None))
-    record.take(SequenceReport([5, 7], 2, 2, 2, 2, int(Status.TARGET_NAN), None), 1)
-    assert (record.end, record.status) == (End.EOS, Status.OK)
+    record.take(RowReport([5, 7], 2, 2, 2, 2, int(Status.TARGET_NAN), None), 1)
+    assert (record.end, record.status) == (FinishReason.EOS, Status.OK)

@@ -22,7 +22,7 @@ from specdec import (
     SuffixMemory,
     UniversalDrafter,
 )
-from specdec.drafters import Drafts, Generation, Step
+from specdec.drafters import Drafts, BatchState, Step
 from specdec.evaluation.near_ties import Judge
 from specdec.evaluation.verify.race_noise import RaceNoise
 from support.texts import prompts_of
@@ -36,19 +36,19 @@ TEMPERATURE = 0.8
 class Hostile:
     """Proposes what a broken drafter may: random tokens, ones out of range, none in the middle, too few columns."""
 
-    def start(self, generation: Generation) -> Hostile:
+    def start(self, generation: BatchState) -> Hostile:
         return self
 
-    def admit(self, prompts: dict[int, list[int]]) -> None:
+    def begin(self, prompts: dict[int, list[int]]) -> None:
         pass
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
         generator = torch.Generator().manual_seed(step.index)
         width = int(torch.randint(step.num_drafts + 1, (), generator=generator))
         tokens = torch.randint(-50, 4200, (len(step.allowed), width), generator=generator)
         return Drafts(torch.where(tokens < -25, -1, tokens))
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         pass
 
 
@@ -58,22 +58,22 @@ class AlmostRight:
     def __init__(self, texts: dict[tuple[int, ...], list[int]]):
         self.texts = texts
 
-    def start(self, generation: Generation) -> AlmostRight:
+    def start(self, generation: BatchState) -> AlmostRight:
         self.rows = [[] for _ in range(generation.size)]
         return self
 
-    def admit(self, prompts: dict[int, list[int]]) -> None:
+    def begin(self, prompts: dict[int, list[int]]) -> None:
         for row, prompt in prompts.items():
             self.rows[row] = [*prompt, *self.texts[tuple(prompt)]]
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
         drafts = []
         for row, text in zip(self.rows, step.texts, strict=True):
             ahead = [*row, *[0] * step.num_drafts][len(text) : len(text) + step.num_drafts]
             drafts.append([(t + 1) % 4096 if (len(text) + i) % 9 == 0 else t for i, t in enumerate(ahead)])
         return Drafts(torch.tensor(drafts))
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         pass
 
 

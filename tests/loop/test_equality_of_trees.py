@@ -108,4 +108,4 @@ def test_two_hundred_prompts(name, tree, pair, record_property):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_all_that_propose_trees_are_tested(name, pair):
     drafter = SpeculativeDecoder(pair[0], drafter_of(name, pair), 1).drafter
-    assert getattr(drafter, "proposes_trees", False) == (name in TREES)
+    assert getattr(drafter, "trees", False) == (name in TREES)

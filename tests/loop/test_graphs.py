@@ -15,8 +15,8 @@ import torch
 from specdec import AdaptiveDrafts, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.drafters import guard
 from specdec.drafters.early_exit import EarlyExitDrafter
-from specdec.drafters.step_times import StepTimes
-from specdec.loop.cuda_graphs import StepGraphs
+from specdec.loop.draft_length import StepTimes
+from specdec.loop.graphs import StepGraphs
 from support.models import prompts, tiny_model, tunable_pair
 from support.recorded import Synchronised, record
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
@@ -56,8 +56,8 @@ def requests(distributions=DISTRIBUTIONS, count: int = 9, new: int = 20, **more)
     ]
 
 
-def texts_of(decoder, asked, graphs=None, deferred: bool = False, **settings) -> tuple[dict, Scheduler]:
-    scheduler = Scheduler(decoder, rows=3, max_length=100, prefill_chunk=16, deferred=deferred, **settings)
+def texts_of(decoder, asked, graphs=None, async_scheduling: bool = False, **settings) -> tuple[dict, Scheduler]:
+    scheduler = Scheduler(decoder, rows=3, max_length=100, prefill_chunk=16, async_scheduling=async_scheduling, **settings)
     scheduler.batch.graphs = graphs
     return {o.request.id: (o.tokens, o.end, o.stats) for o in scheduler.run(asked)}, scheduler
 
@@ -85,9 +85,9 @@ def test_replays_give_the_same_texts(drafter, rule):
     decoder = SpeculativeDecoder(*drafters()[drafter], num_drafts=3)
     asked = requests()
     plain, _ = texts_of(decoder, asked, rule=rule)
-    for deferred in (False, True):
+    for async_scheduling in (False, True):
         graphs = recorded_graphs()
-        texts, scheduler = texts_of(decoder, asked, graphs, deferred, rule=rule)
+        texts, scheduler = texts_of(decoder, asked, graphs, async_scheduling, rule=rule)
         assert texts == plain
         assert 0 < len(graphs) <= 8 and graphs.replays > scheduler.batch.steps // 2
 
@@ -201,10 +201,10 @@ def test_a_step_that_waits_is_not_captured(monkeypatch):
     decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=2)
     plain, _ = texts_of(decoder, requests())
     graphs = recorded_graphs()
-    from specdec.loop.device_rows import DeviceRows
+    from specdec.loop.rows import Rows
 
-    place = DeviceRows.place
-    monkeypatch.setattr(DeviceRows, "place", lambda self, *args: (self.room.max().item(), place(self, *args))[1])
+    place = Rows.place
+    monkeypatch.setattr(Rows, "place", lambda self, *args: (self.room.max().item(), place(self, *args))[1])
     with pytest.warns(RuntimeWarning, match="no more CUDA graphs.*Synchronised"):
         assert texts_of(decoder, requests(), graphs)[0] == plain
     assert graphs.replays == 0 and not decoder_dropped(decoder)
@@ -255,13 +255,13 @@ def test_a_recording_refuses_to_wait():
 
 @on_gpu
 @pytest.mark.parametrize("rule", ("token", "block", "coupled"))
-@pytest.mark.parametrize("deferred", (False, True))
-def test_cuda_graphs_give_the_same_texts(rule, deferred):
+@pytest.mark.parametrize("async_scheduling", (False, True))
+def test_cuda_graphs_give_the_same_texts(rule, async_scheduling):
     target, draft = (copy.deepcopy(m).cuda() for m in tunable_pair(0.3))
     decoder = SpeculativeDecoder(target, draft, num_drafts=3)
     plain, _ = texts_of(decoder, requests(), rule=rule)
     graphs = StepGraphs()
-    assert texts_of(decoder, requests(), graphs, deferred, rule=rule)[0] == plain
+    assert texts_of(decoder, requests(), graphs, async_scheduling, rule=rule)[0] == plain
     assert len(graphs) > 0 and graphs.replays > 0
 
 
@@ -271,7 +271,7 @@ def test_no_step_waits_for_the_gpu(graphs):
     """Deferred steps of full rows, where nothing is admitted and nothing ends."""
     target, draft = (copy.deepcopy(m).cuda() for m in tunable_pair(0.3))
     decoder = SpeculativeDecoder(target, draft, num_drafts=3, graph_bytes=int(graphs) << 30)
-    scheduler = Scheduler(decoder, rows=2, max_length=200, deferred=True)
+    scheduler = Scheduler(decoder, rows=2, max_length=200, async_scheduling=True)
     for i, text in enumerate(prompts(2, 4, 9)):
         scheduler.submit(Request(text, 150, SamplingParams(0.9), seed=i, eos_token_id=[]))
     for _ in range(6):
@@ -285,8 +285,8 @@ def test_no_step_waits_for_the_gpu(graphs):
     scheduler.close()
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["in_time", "deferred"])
-def test_k_that_adapts(deferred, monkeypatch):
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["in_time", "async_scheduling"])
+def test_k_that_adapts(async_scheduling, monkeypatch):
     """Every K has its graphs, and a step counts for the time of its K once it is a replay and nothing else."""
     target, draft = tunable_pair(0.3)
     asked = requests((None, SamplingParams(0.7)), new=40)
@@ -294,7 +294,7 @@ def test_k_that_adapts(deferred, monkeypatch):
     timed, took = [], StepTimes.took
     monkeypatch.setattr(StepTimes, "took", lambda self, k, seconds: timed.append(k) or took(self, k, seconds))
     decoder, graphs = SpeculativeDecoder(target, draft, AdaptiveDrafts(max_drafts=4)), recorded_graphs()
-    texts, scheduler = texts_of(decoder, asked, graphs, deferred, rule="coupled")
+    texts, scheduler = texts_of(decoder, asked, graphs, async_scheduling, rule="coupled")
     assert {i: text[:2] for i, text in texts.items()} == {i: text[:2] for i, text in plain.items()}
     taken = Stats.total((stats for _, _, stats in texts.values()), 4).steps_by_drafts
     assert sum(count > 0 for count in taken) >= 3

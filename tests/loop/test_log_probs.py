@@ -7,10 +7,10 @@ import functools
 
 import pytest
 import torch
-from specdec import Emission, End, Request, Scheduler, SpeculativeDecoder, TokenLogProb
+from specdec import Output, FinishReason, Request, Scheduler, SpeculativeDecoder, TokenLogProb
 from specdec.loop import sequence, step
-from specdec.loop.cuda_graphs import StepGraphs
-from specdec.loop.token_log_probs import MAX_TOP, read_scores, score
+from specdec.loop.graphs import StepGraphs
+from specdec.loop.log_probs import MAX_TOP, read_scores, score
 from specdec.models import cached_model
 from specdec.models.prefill import PrefillChunk
 from support.crowds import scheduler
@@ -107,7 +107,7 @@ def test_fewer_tokens_than_asked_for():
 def test_of_new_tokens(rule, with_processor):
     """They are of the model's own logits, whatever filters, penalties, bias and processors make of these."""
     target, draft = tunable_pair(0.3)
-    ragged, emissions = prompts(5, 1, 20, seed=4), []
+    ragged, outputs = prompts(5, 1, 20, seed=4), []
     result = generate(
         target,
         draft,
@@ -121,14 +121,14 @@ def test_of_new_tokens(rule, with_processor):
         logit_bias={6: 1.5},
         logits_processor=[NoRepeatNGramLogitsProcessor(1)] if with_processor else None,
         top_log_probs=4,
-        on_emit=emissions.append,
+        on_emit=outputs.append,
     )
     assert {len(t) for t in result.tokens} != {12} and result.prompt_log_probs is None
     for b, (prompt, tokens, found) in enumerate(zip(ragged, result.tokens, result.top_log_probs, strict=True)):
         check_text(target, prompt, tokens, found, 4)
         assert [each.log_prob for each in found] == result.raw_log_probs[b]
         assert len(result.log_probs[b]) == len(tokens)
-        pieces = [each for each in emissions if each.sequence == b]
+        pieces = [each for each in outputs if each.sequence == b]
         for name in ("tokens", "log_probs", "raw_log_probs", "top_log_probs"):
             assert [x for each in pieces for x in getattr(each, name)] == getattr(result, name)[b]
 
@@ -142,10 +142,10 @@ def test_greedy_tokens_are_the_most_likely():
 
 def test_only_what_is_asked_for_is_there():
     pair, asked = tunable_pair(0.3), prompts(2, 3, 9)
-    emissions: list[Emission] = []
-    result = generate(*pair, asked, max_new_tokens=3, on_emit=emissions.append)
+    outputs: list[Output] = []
+    result = generate(*pair, asked, max_new_tokens=3, on_emit=outputs.append)
     names = ("log_probs", "raw_log_probs", "top_log_probs")
-    assert {getattr(each, name) for each in (result, *emissions) for name in names} == {None}
+    assert {getattr(each, name) for each in (result, *outputs) for name in names} == {None}
     assert result.prompt_log_probs is None
     result = generate(*pair, asked, max_new_tokens=3, prompt_log_probs=0)
     assert {getattr(result, name) for name in names} == {None} and result.prompt_log_probs is not None
@@ -275,7 +275,7 @@ def test_in_a_crowd_as_alone():
     silent = {o.request.id: o.tokens for o in scheduler().run(requests(({},) * 6))}
     for request, asked in zip(requests(), ASKED, strict=True):
         outcome, (alone,) = crowd[request.id], scheduler().run([request])
-        assert outcome.end == End.LENGTH and outcome.tokens == silent[request.id]
+        assert outcome.finish_reason == FinishReason.LENGTH and outcome.tokens == silent[request.id]
         assert told(outcome) == told(alone)
         top, of_prompt = asked.get("top_log_probs"), asked.get("prompt_log_probs")
         emitted = top is not None or "log_probs" in asked
@@ -318,7 +318,7 @@ def test_a_prompt_alone():
     assert [len(outcomes[number].tokens) for number in others] == [5, 5, 5]
     for number, text in zip(numbers, texts, strict=True):
         outcome = outcomes[number]
-        assert (outcome.tokens, outcome.end, outcome.log_probs) == ([], End.LENGTH, None)
+        assert (outcome.tokens, outcome.finish_reason, outcome.log_probs) == ([], FinishReason.LENGTH, None)
         check_prompt(target, text, outcome.prompt_log_probs, 2)
     assert s.idle and s.usage.cache_tokens_used == 0
 
@@ -332,18 +332,18 @@ def test_cancelled_while_its_prompt_is_read():
     s.step()
     assert s.cancel(number)
     (outcome,) = s.step()
-    assert outcome.end == End.CANCELLED
+    assert outcome.finish_reason == FinishReason.CANCELLED
     check_prompt(target, text[:5], outcome.prompt_log_probs, 1)
 
 
-@pytest.mark.parametrize("deferred", (False, True))
-def test_replayed_steps(monkeypatch, deferred):
+@pytest.mark.parametrize("async_scheduling", (False, True))
+def test_replayed_steps(monkeypatch, async_scheduling):
     """Log-probabilities travel in the report, so a step that computes them is a graph as well, and runs ahead."""
     monkeypatch.setattr(validation, "check_counts", lambda *values: None)  # nor are they read on a GPU
     decoder = SpeculativeDecoder(*tunable_pair(0.5, layers=1), num_drafts=3)
     outcomes = []
     for graphs in (None, StepGraphs(capture=record, allocated=lambda: 0)):
-        s = Scheduler(decoder, rows=3, max_length=40, prefill_chunk=4, deferred=deferred)
+        s = Scheduler(decoder, rows=3, max_length=40, prefill_chunk=4, async_scheduling=async_scheduling)
         s.batch.graphs = graphs
         outcomes.append({o.request.id: told(o) for o in s.run(requests(new=12))})
         if graphs is not None:

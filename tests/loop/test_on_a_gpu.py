@@ -7,9 +7,8 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.drafters.protocol import Drafts
-from specdec.loop.device_rows import upload
-from specdec.loop.step_report import PendingReport, StepResult, unpack
-from specdec.loop.step_timer import StepTimer
+from specdec.loop.rows import upload
+from specdec.loop.report import PendingReport, StepResult, unpack
 from specdec.models.cached_model import CachedModel
 from specdec.sampling.token_table import HostTable
 from support.models import tiny_model

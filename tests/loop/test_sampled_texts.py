@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder, Stats
-from specdec.drafters import Drafts, Generation, Step
-from specdec.drafters.adaptive_lengths import SharedLength
+from specdec.drafters import Drafts, BatchState, Step
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.loop.batch import Batch
 from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
@@ -114,16 +113,16 @@ def test_filters_have_no_say_in_greedy_text():
 class LastAgain:
     """One-hot drafts: the last token, again and again."""
 
-    def start(self, generation: Generation):
+    def start(self, generation: BatchState):
         return self
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
         return Drafts(step.last_two[:, 1:].expand(-1, step.num_drafts))
 
-    def admit(self, prompts: dict[int, list[int]]) -> None:
+    def begin(self, prompts: dict[int, list[int]]) -> None:
         pass
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         pass
 
 

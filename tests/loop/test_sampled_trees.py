@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from specdec import AdaptiveDrafts, GenerationResult, Request, Scheduler, SpeculativeDecoder
-from specdec.drafters import DraftTree, Step
+from specdec.drafters import Drafts, Step
 from specdec.evaluation.verify.chi_square import chi_square
 from support.models import generate, prompts, tiny_model, toy_model
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
@@ -167,8 +167,8 @@ def test_q_that_does_not_fit_is_refused():
     class Wrong(TableTrees):
         parts: dict
 
-        def draft_tree(self, step: Step) -> DraftTree:
-            return DraftTree(**{**good, **self.parts})
+        def propose(self, step: Step) -> Drafts:
+            return Drafts(**{**good, **self.parts})
 
     for rule, wrong, told in (
         ("token", {"logits": torch.zeros(2, 2, 101)}, "draft_logits: got .*2, 2, 101.*allowed: .*2, 3, 101"),

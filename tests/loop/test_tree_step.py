@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from specdec import End, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
-from specdec.drafters import Drafts, DraftTree, Generation, Step
+from specdec import FinishReason, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec.drafters import Drafts, Drafts, BatchState, Step
 from specdec.drafters.branching import Branches, as_trees
 from specdec.drafters.prompt_lookup import NgramIndex
 from specdec.models.cached_model import CachedModel
@@ -24,22 +24,22 @@ class Knowing:
     """Knows the texts, and hides the next tokens among wrong ones: after others of its siblings, on paths that end
     early, or not at all. Paths are longer than allowed, and nodes lie below tokens that are none."""
 
-    proposes_trees = True
+    trees = True
 
     def __init__(self, texts: list[list[int]]):
         self.texts = texts
 
-    def start(self, generation: Generation) -> Knowing:
+    def start(self, generation: BatchState) -> Knowing:
         self.nodes = generation.nodes
         return self
 
-    def admit(self, prompts: dict[int, list[int]]) -> None:
+    def begin(self, prompts: dict[int, list[int]]) -> None:
         pass
 
-    def draft(self, step: Step) -> Drafts:
+    def propose(self, step: Step) -> Drafts:
         raise AssertionError("a chain was asked for")
 
-    def draft_tree(self, step: Step) -> DraftTree:
+    def propose(self, step: Step) -> Drafts:
         trees = []
         for text, allowed in zip(step.texts, step.allowed, strict=True):
             trees.append(self.tree(text) if allowed else Branches(0))
@@ -56,7 +56,7 @@ class Knowing:
         tree.add(right[: draw.randrange(10)])
         return tree
 
-    def release(self, row: int, output: list[int]) -> None:
+    def end(self, row: int, output: list[int]) -> None:
         pass
 
 
@@ -115,13 +115,13 @@ def test_ends_within_an_accepted_path():
     eos = next(t for i, t in enumerate(expected) if i > 7 and t not in expected[:i])
     knowing = Knowing([ids[0] + expected])
     got = SpeculativeDecoder(model, knowing, 8, tree=20).generate(ids, max_new_tokens=40, eos_token_id=[eos])
-    assert got.tokens[0] == expected[: expected.index(eos) + 1] and got.end == [End.EOS]
+    assert got.tokens[0] == expected[: expected.index(eos) + 1] and got.end == [FinishReason.EOS]
     gpt2 = tiny_model("gpt2")
     ids = [prompts(1, POSITIONS - 12, POSITIONS - 12)[0]]
     expected = plain(gpt2, ids, 12, eos_token_id=[]).tokens
     decoder = SpeculativeDecoder(gpt2, Knowing([ids[0] + expected[0] + [7] * 9]), 8, tree=30)
     got = decoder.generate(ids, max_new_tokens=12, eos_token_id=[])
-    assert got.tokens == expected and got.end == [End.LENGTH]
+    assert got.tokens == expected and got.end == [FinishReason.LENGTH]
 
 
 def test_depths_are_counted():
@@ -184,9 +184,9 @@ def test_a_drafter_that_fails_is_dropped():
     class Broken(Knowing):
         tree_of: object = None
 
-        def draft_tree(self, step: Step) -> DraftTree:
+        def propose(self, step: Step) -> Drafts:
             if step.index < 2:
-                return DraftTree(nothing - 1, nothing - 1)
+                return Drafts(nothing - 1, nothing - 1)
             if isinstance(self.tree_of, Exception):
                 raise self.tree_of
             return self.tree_of
@@ -194,14 +194,14 @@ def test_a_drafter_that_fails_is_dropped():
     for bad, told in (
         (RuntimeError("lost"), "RuntimeError: lost"),
         (Drafts(nothing), "draft_tree.. returned Drafts"),
-        (DraftTree(nothing, nothing), "parents: got .*allowed: for each of 3 nodes a node before it, or -1"),
-        (DraftTree(nothing, nothing[:, :2] - 1), "parents: got shape .2, 2."),
+        (Drafts(nothing, nothing), "parents: got .*allowed: for each of 3 nodes a node before it, or -1"),
+        (Drafts(nothing, nothing[:, :2] - 1), "parents: got shape .2, 2."),
         (
-            DraftTree(nothing.repeat(1, 5), nothing.repeat(1, 5) - 1),
+            Drafts(nothing.repeat(1, 5), nothing.repeat(1, 5) - 1),
             "tokens: got .*allowed: .*at most 9",
         ),
-        (DraftTree(nothing.int(), nothing - 1), "tokens: got torch.int32"),
-        (DraftTree(nothing, None), "parents: got NoneType"),
+        (Drafts(nothing.int(), nothing - 1), "tokens: got torch.int32"),
+        (Drafts(nothing, None), "parents: got NoneType"),
     ):
         drafter = Broken([])
         drafter.tree_of = bad
@@ -215,7 +215,7 @@ def test_what_trees_cannot_do_is_refused():
     model, lookup = tiny_model("llama"), PromptLookupDrafter()
 
     class Chains:
-        def start(self, generation: Generation) -> None: ...
+        def start(self, generation: BatchState) -> None: ...
 
     for arguments, told in (
         ((Chains(), 4, 8), "tree: got 8 with draft=Chains"),

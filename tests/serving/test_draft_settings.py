@@ -5,44 +5,44 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from specdec import AdaptiveDrafts, Emission, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec import AdaptiveDrafts, Output, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from support.crowds import ROWS, crowd, decoder, finish, scheduler
 from support.models import tunable_pair
 
 CAPS = (2, 0, None, 1, 3)  # of K = 3
 
 
-def run(s: Scheduler, requests: list[Request]) -> tuple[list, list[list[Emission]]]:
-    """The outcomes and the emissions of each request, by number."""
-    emissions: list[list[Emission]] = [[] for _ in requests]
+def run(s: Scheduler, requests: list[Request]) -> tuple[list, list[list[Output]]]:
+    """The outcomes and the outputs of each request, by number."""
+    outputs: list[list[Output]] = [[] for _ in requests]
     for request in requests:
         s.submit(request)
 
     def collect(step, updates):
         for update in updates:
-            if isinstance(update, Emission):
-                emissions[update.sequence].append(update)
+            if isinstance(update, Output):
+                outputs[update.number].append(update)
 
     outcomes = finish(s, collect)
-    return [outcomes[i] for i in range(len(requests))], emissions
+    return [outcomes[i] for i in range(len(requests))], outputs
 
 
-@pytest.mark.parametrize("deferred", (False, True))
+@pytest.mark.parametrize("async_scheduling", (False, True))
 @pytest.mark.parametrize("adaptive", (False, True))
-def test_caps_and_reports_of_drafts(deferred, adaptive):
+def test_caps_and_reports_of_drafts(async_scheduling, adaptive):
     """No text depends on them, every row drafts up to its own cap, and the reports are what was counted."""
     target, draft = tunable_pair(0.5, layers=1)
     num_drafts = AdaptiveDrafts(3, costs=[1.0, 1.01, 1.02, 1.03]) if adaptive else 3
     requests = [replace(r, eos_token_id=[]) for r in crowd()]
     capped = [replace(r, num_drafts=n, report_drafts=True) for r, n in zip(requests, CAPS, strict=True)]
     results = [
-        run(scheduler(SpeculativeDecoder(target, *pair), rule="coupled", deferred=deferred), asked)
+        run(scheduler(SpeculativeDecoder(target, *pair), rule="coupled", async_scheduling=async_scheduling), asked)
         for pair, asked in (((None, 0), requests), ((draft, num_drafts), capped))
     ]
-    (plain, quiet), (outcomes, emissions) = results
+    (plain, quiet), (outcomes, outputs) = results
     assert [o.tokens for o in outcomes] == [o.tokens for o in plain]
     assert all(e.drafts is None for each in quiet for e in each)
-    for outcome, own, most in zip(outcomes, emissions, CAPS, strict=True):
+    for outcome, own, most in zip(outcomes, outputs, CAPS, strict=True):
         lengths = [len(e.drafts) for e in own]
         assert max(lengths) <= (top := 3 if most is None else most)
         assert max(lengths) == top or adaptive
@@ -56,9 +56,9 @@ def test_caps_and_reports_of_drafts(deferred, adaptive):
 
 def test_rows_that_may_not_draft_are_decoded_plainly():
     s = scheduler(decoder())
-    outcomes, emissions = run(s, [replace(r, num_drafts=0, report_drafts=True) for r in crowd()])
+    outcomes, outputs = run(s, [replace(r, num_drafts=0, report_drafts=True) for r in crowd()])
     assert s.batch.draft_forwards == 0 and {o.stats.drafted for o in outcomes} == {0}
-    assert s.batch.session.alive and {tuple(e.drafts) for each in emissions for e in each} == {()}
+    assert s.batch.session.alive and {tuple(e.drafts) for each in outputs for e in each} == {()}
     plain, _ = run(scheduler(SpeculativeDecoder(decoder().target.model, None)), crowd())
     assert [o.tokens for o in outcomes] == [o.tokens for o in plain]  # of rule token, too: it is plain sampling
 
@@ -68,8 +68,8 @@ def test_a_cap_bounds_the_depth_of_trees():
     text = [5, 6, 7, 8] * 3 + [5]
     pairs = zip(crowd(), CAPS, strict=True)
     repeating = [replace(r, prompt=text, report_drafts=True, num_drafts=n) for r, n in pairs]
-    outcomes, emissions = run(Scheduler(d, rows=ROWS, max_length=40), repeating)
-    for outcome, own, most in zip(outcomes, emissions, CAPS, strict=True):
+    outcomes, outputs = run(Scheduler(d, rows=ROWS, max_length=40), repeating)
+    for outcome, own, most in zip(outcomes, outputs, CAPS, strict=True):
         depths = outcome.stats.drafted_by_position
         assert len([n for n in depths if n]) == (3 if most is None else most)
         assert any(e.drafts is None for e in own) or most == 0

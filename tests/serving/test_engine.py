@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 import torch
-from specdec import Emission, End, Engine, EngineStopped, QueueFull, Request
+from specdec import Output, FinishReason, Engine, EngineStopped, QueueFull, Request
 from support.crowds import FAULTY, Stop, check_outcome, crowd, decoder, scheduler, texts
 
 LONG = Request([5, 6, 7], 28)
@@ -37,8 +37,8 @@ async def read(engine: Engine, number: int, pause: float = 0.0) -> list[int]:
     """What its stream says; checks that it is what the outcome says."""
     told = []
     async for update in engine.stream(number):
-        if isinstance(update, Emission):
-            assert update.sequence == number
+        if isinstance(update, Output):
+            assert update.number == number
             told += update.tokens
         await asyncio.sleep(pause)
     check_outcome(update)
@@ -46,8 +46,8 @@ async def read(engine: Engine, number: int, pause: float = 0.0) -> list[int]:
     return told
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-def test_streams_and_results(deferred):
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_streams_and_results(async_scheduling):
     async def test(engine, s):
         numbers = [await engine.submit(request) for request in crowd()]
         readers = [read(engine, n, pause=0.02 * (n == 2)) for n in numbers[:3]]
@@ -60,9 +60,9 @@ def test_streams_and_results(deferred):
                 engine.stream(number)
         for number in (0, 5, None):
             assert await engine.cancel(number) is False
-        assert (await engine.result(await engine.submit(Request([1], 0)))).end == End.LENGTH
+        assert (await engine.result(await engine.submit(Request([1], 0)))).end == FinishReason.LENGTH
 
-    run(test, deferred=deferred)
+    run(test, async_scheduling=async_scheduling)
 
 
 LEAVING = ["break", "error", "task_cancelled", "timeout", "result_cancelled", "never_read"]
@@ -122,7 +122,7 @@ def test_a_queue_is_bounded_whatever_the_thread_has_taken():
             assert engine.usage.waiting <= 2
         assert 2 <= len(numbers) <= 12 - refused and refused >= 4
         outcomes = await asyncio.gather(*(engine.result(n) for n in numbers))
-        assert {o.end for o in outcomes} == {End.LENGTH}
+        assert {o.end for o in outcomes} == {FinishReason.LENGTH}
         assert (await engine.result(await engine.submit(Request([5, 6], 3)))).tokens == outcomes[0].tokens
 
     run(test, max_waiting=2)
@@ -145,7 +145,7 @@ def test_cancelled_by_another_task():
         reader = asyncio.create_task(engine.result(number))
         answers = await asyncio.gather(*(engine.cancel(number) for _ in range(3)))
         outcome = await reader
-        assert outcome.end == End.CANCELLED and sorted(answers) == [False, False, True]
+        assert outcome.finish_reason == FinishReason.CANCELLED and sorted(answers) == [False, False, True]
 
     run(test)
 
@@ -168,7 +168,7 @@ def test_closed_in_the_middle_of_a_step():
         go_on.set()
         await asyncio.gather(*closing)
         outcomes = await asyncio.gather(*results)
-        assert {o.end for o in outcomes} == {End.CANCELLED} and any(o.tokens for o in outcomes)
+        assert {o.end for o in outcomes} == {FinishReason.CANCELLED} and any(o.tokens for o in outcomes)
         assert engine.stopped == "the engine was closed"
 
     asyncio.run(main())
@@ -193,7 +193,7 @@ def test_a_thread_that_dies_leaves_nobody_waiting(monkeypatch):
         died = "the engine's thread died: SystemError: no way on"
         outcomes = await asyncio.wait_for(asyncio.gather(*map(engine.result, numbers)), 30)
         for outcome in outcomes:
-            assert outcome.end == End.FAILED and outcome.error == f"EngineStopped: {died}"
+            assert outcome.finish_reason == FinishReason.FAILED and outcome.error == f"EngineStopped: {died}"
         with pytest.raises(EngineStopped, match=died):
             await engine.submit(LONG)
         assert await engine.cancel(numbers[0]) is False and engine.stopped == died
@@ -221,7 +221,7 @@ def test_a_thread_that_dies_answers_who_cancelled(monkeypatch):
         await asyncio.sleep(0)
         cancelled.set()
         assert await asyncio.wait_for(answer, 30) is False
-        assert (await engine.result(number)).end == End.FAILED
+        assert (await engine.result(number)).end == FinishReason.FAILED
         await engine.close()
 
     asyncio.run(main())

@@ -18,10 +18,8 @@ from specdec import (
     load_embedded_pair,
 )
 from specdec.drafters import Drafts
-from specdec.drafters.adaptive_lengths import SharedLength
 from specdec.loop import batch, rows_in_use
-from specdec.loop.cuda_graphs import StepGraphs
-from specdec.loop.rows_in_use import RowsInUse
+from specdec.loop.graphs import StepGraphs
 from specdec.models.cached_model import CachedModel
 from support.crowds import finish
 from support.models import prompts, tunable_pair
@@ -100,14 +98,14 @@ class Unaware:
 
     def start(self, generation):
         class Session:
-            def admit(self, prompts):
+            def begin(self, prompts):
                 pass
 
-            def draft(self, step):
+            def propose(self, step):
                 assert len(step.texts) == generation.size
                 return Drafts(torch.tensor([[text[-1] if text else -1] for text in step.texts]))
 
-            def release(self, row, output):
+            def end(self, row, output):
                 pass
 
         return Session()
@@ -239,8 +237,8 @@ def test_texts_do_not_depend_on_the_rows_of_a_step(case, how, monkeypatch):
     found = []
     for num_drafts in (3, AdaptiveDrafts(3)):
         decoder = SpeculativeDecoder(target, drafter, num_drafts, tree=nodes, **settings)
-        deferred, most = how == "ahead", {"rows": 6, "max_length": 100, "prefill_chunk": 8, "rule": "coupled"}
-        scheduler = Scheduler(decoder, deferred=deferred, **most)
+        async_scheduling, most = how == "ahead", {"rows": 6, "max_length": 100, "prefill_chunk": 8, "rule": "coupled"}
+        scheduler = Scheduler(decoder, async_scheduling=async_scheduling, **most)
         scheduler.batch.graphs = None if num_drafts == 3 else graphs
         found.append(run(scheduler, come))
     (expected, all_rows), (ours, counts) = found
@@ -263,7 +261,7 @@ def test_other_rows_are_left_alone():
     for _ in range(9):
         scheduler.step()
     assert scheduler.usage.live == scheduler.usage.prefilling == 1 and batch.device_rows.count == 1
-    storage = batch.generation.target_cache.storage()
+    storage = batch.state.target_cache.storage()
     before = [states[1:].clone() for states in storage], batch.device_rows._integers[:, 1:].clone()
     own = storage[0][0].clone()
     assert all(states[0].any() for states in before[0])
@@ -276,12 +274,12 @@ def test_other_rows_are_left_alone():
 # ---- K ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["in_time", "deferred"])
-def test_k_follows_the_load(deferred, monkeypatch):
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["in_time", "async_scheduling"])
+def test_k_follows_the_load(async_scheduling, monkeypatch):
     """With simulated times: a draft costs little in a step of one row, and as much as a plain step in one of all."""
     monkeypatch.setattr(SharedLength, "caught_up", lambda self, seconds: None)
     decoder = SpeculativeDecoder(*tunable_pair(0.0), AdaptiveDrafts())
-    scheduler = Scheduler(decoder, rows=ROWS, max_length=256, deferred=deferred)
+    scheduler = Scheduler(decoder, rows=ROWS, max_length=256, async_scheduling=async_scheduling)
     b, launched = scheduler.batch, []
     step = b.loop.step
     monkeypatch.setattr(

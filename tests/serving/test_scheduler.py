@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import EarlyExitDrafter, End, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
-from specdec.serving.ledger import TokenLedger
+from specdec import EarlyExitDrafter, FinishReason, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, SuffixDrafter
 from support.crowds import check_empty, finish
 from support.models import prompts, tiny_model, tunable_pair
 
@@ -123,7 +122,7 @@ def test_the_same_text_alone_in_a_crowd_and_in_another_order(kind, drafter, rule
     decoder, requests = new_decoder(kind, drafter), mixed()
     texts = [alone(decoder, request, rule) for request in requests]
     assert run(decoder, requests, rule=rule) == texts
-    assert run(decoder, requests[::-1], rule=rule, deferred=True, rows=2)[::-1] == texts
+    assert run(decoder, requests[::-1], rule=rule, async_scheduling=True, rows=2)[::-1] == texts
     ends = {len(text) == request.max_new_tokens for text, request in zip(texts, requests, strict=True)}
     assert ends == {False, True}  # some ended before
 
@@ -148,7 +147,7 @@ def test_ends_and_shortest_lengths_of_each_sequence(rule):
     others = [Request([8], 10, SamplingParams(1.0), 9, text[:5], min_new_tokens=10) for text in texts]
     for rows in (1, 8):
         assert run(decoder, [*requests, *others], rule=rule, rows=rows)[:4] == texts
-    assert run(decoder, [*others, *requests[::-1]], rule=rule, rows=5, deferred=True)[:3:-1] == texts
+    assert run(decoder, [*others, *requests[::-1]], rule=rule, rows=5, async_scheduling=True)[:3:-1] == texts
 
 
 def test_beside_others_and_alone_in_one_row():
@@ -159,7 +158,7 @@ def test_beside_others_and_alone_in_one_row():
     for i in (0, 3):
         other = requests[1 + i]
         crowd = [other, other, requests[i], other]
-        assert run(decoder, crowd, rows=4, deferred=True) == [texts[1 + i], texts[1 + i], texts[i], texts[1 + i]]
+        assert run(decoder, crowd, rows=4, async_scheduling=True) == [texts[1 + i], texts[1 + i], texts[i], texts[1 + i]]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 64])
@@ -200,7 +199,7 @@ def test_settings_of_the_scheduler_are_read():
 requests = st.lists(st.tuples(st.integers(1, 14), st.integers(0, 5), st.integers(0, 12)), min_size=1, max_size=9)
 
 
-def check_bookkeeping(shape, rows, chunk, budget, deferred, drafter):
+def check_bookkeeping(shape, rows, chunk, budget, async_scheduling, drafter):
     """``shape``: of each request its prompt's length, its new tokens, and the step after which it is cancelled (from
     10 on: it is not)."""
     decoder = new_decoder("llama", drafter)
@@ -211,7 +210,7 @@ def check_bookkeeping(shape, rows, chunk, budget, deferred, drafter):
         extend(cache, sequences, starts, *more)
 
     decoder.target.extend = counted
-    s = Scheduler(decoder, rows=rows, max_length=20, prefill_chunk=chunk, deferred=deferred, max_waiting=9)
+    s = Scheduler(decoder, rows=rows, max_length=20, prefill_chunk=chunk, async_scheduling=async_scheduling, max_waiting=9)
     read.clear()
     s.ledger = TokenLedger(budget)  # less than what the rows hold, so that requests wait for it
     cancelled, admitted = set(), []
@@ -232,11 +231,11 @@ def check_bookkeeping(shape, rows, chunk, budget, deferred, drafter):
 
     outcomes = finish(s, between)
     assert sorted(outcomes) == list(range(len(shape)))
-    assert {n for n, o in outcomes.items() if o.end == End.CANCELLED} == cancelled
+    assert {n for n, o in outcomes.items() if o.finish_reason == FinishReason.CANCELLED} == cancelled
     assert admitted == sorted(admitted)
     for number, (n, new, _) in enumerate(shape):
         if number not in cancelled:
-            assert outcomes[number].end == End.LENGTH
+            assert outcomes[number].end == FinishReason.LENGTH
             assert outcomes[number].tokens == plain(n)[:new]
     usage = s.usage
     assert (usage.live, usage.prefilling, usage.waiting, usage.cache_tokens_used) == (0, 0, 0, 0)
@@ -250,8 +249,8 @@ def plain(n: int) -> list[int]:
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(requests, st.integers(1, 3), st.integers(1, 8), st.integers(19, 40), st.booleans())
-def test_nothing_is_promised_twice_or_lost(shape, rows, chunk, budget, deferred):
-    check_bookkeeping(shape, rows, chunk, budget, deferred, "none")
+def test_nothing_is_promised_twice_or_lost(shape, rows, chunk, budget, async_scheduling):
+    check_bookkeeping(shape, rows, chunk, budget, async_scheduling, "none")
 
 
 @pytest.mark.nightly
@@ -259,8 +258,8 @@ def test_nothing_is_promised_twice_or_lost(shape, rows, chunk, budget, deferred)
 @given(
     requests, st.integers(1, 4), st.integers(1, 8), st.integers(19, 60), st.booleans(), st.sampled_from(list(DRAFTERS))
 )
-def test_nothing_is_promised_twice_or_lost_for_long(shape, rows, chunk, budget, deferred, drafter):
-    check_bookkeeping(shape, rows, chunk, budget, deferred, drafter)
+def test_nothing_is_promised_twice_or_lost_for_long(shape, rows, chunk, budget, async_scheduling, drafter):
+    check_bookkeeping(shape, rows, chunk, budget, async_scheduling, drafter)
 
 
 def test_what_waits_is_told_where_it_is_little():
@@ -296,8 +295,8 @@ def test_a_step_that_is_launched_ahead_sees_what_the_one_before_wrote():
     decoder = SpeculativeDecoder(target, draft, 4)
     asked = [Request(text, 9, SamplingParams(1.0), seed=i, id=i) for i, text in enumerate(prompts(6, 60, 60))]
 
-    def texts(deferred: bool) -> dict:
-        scheduler = Scheduler(decoder, rows=6, max_length=90, deferred=deferred)
+    def texts(async_scheduling: bool) -> dict:
+        scheduler = Scheduler(decoder, rows=6, max_length=90, async_scheduling=async_scheduling)
         return {outcome.request.id: outcome.tokens for outcome in scheduler.run(asked)}
 
-    assert texts(deferred=True) == texts(deferred=False)
+    assert texts(async_scheduling=True) == texts(async_scheduling=False)

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.result import End
-from specdec.serving.requests import Outcome, Request
+from specdec.result import FinishReason
+from specdec.loop.sequence import Request, Sequence
 from specdec.serving.scheduler import Scheduler
 from support.allocations import LittleMemory, allocated
 from support.models import prompts, tiny_model
@@ -31,13 +31,13 @@ def test_promises_come_back(seed):
             needs[scheduler.submit(Request(prompt, new, eos_token_id=[rng.randrange(101)]))] = len(prompt) + new
         if needs and rng.random() < 0.3:
             scheduler.cancel(rng.choice(list(needs)))
-        ended |= {u.number: u for u in scheduler.step() if isinstance(u, Outcome)}
+        ended |= {u.number: u for u in scheduler.step() if isinstance(u, Sequence)}
         held = {task.number: task.need for task in scheduler._in_rows.values()}
         assert scheduler.usage.cache_tokens_used == sum(held.values()) <= scheduler.usage.cache_tokens
         assert all(needs[number] == need for number, need in held.items())
     scheduler.close()
-    ended |= {u.number: u for u in scheduler.step() if isinstance(u, Outcome)}
-    assert sorted(ended) == sorted(needs) and {End.CANCELLED, End.LENGTH} <= {o.end for o in ended.values()}
+    ended |= {u.number: u for u in scheduler.step() if isinstance(u, Sequence)}
+    assert sorted(ended) == sorted(needs) and {FinishReason.CANCELLED, FinishReason.LENGTH} <= {o.end for o in ended.values()}
     assert scheduler.usage.cache_tokens_used == 0 and not len(scheduler.ledger)
 
 
@@ -104,7 +104,7 @@ def test_memory_that_never_suffices_ends_the_request_alone():
             outcomes = sorted(scheduler.run([requests[0], requests[2], requests[1]]), key=lambda o: o.number)
     finally:
         handle.remove()
-    assert [o.end for o in outcomes] == [End.LENGTH, End.FAILED, End.LENGTH]
+    assert [o.end for o in outcomes] == [FinishReason.LENGTH, FinishReason.FAILED, FinishReason.LENGTH]
     assert outcomes[1].error.startswith("OutOfMemoryError") and scheduler.usage.cache_tokens_used == 0
     assert [o.tokens for o in Scheduler(decoder(0), rows=2, max_length=100).run(requests[:1])] == [outcomes[0].tokens]
 

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import specdec.loop.step
 import torch
-from specdec import Emission, End, QueueFull, Request
+from specdec import Output, FinishReason, QueueFull, Request
 from specdec.drafters import Drafts
 from support.crowds import (
     FAULTY,
@@ -44,7 +44,7 @@ def run_and_cancel(when, number: int = FAULTY, **settings):
     assert len(answers) == 1
     for n, tokens in enumerate(texts()):
         if n != number:
-            assert (outcomes[n].tokens, outcomes[n].end) == (tokens, End.LENGTH)
+            assert (outcomes[n].tokens, outcomes[n].end) == (tokens, FinishReason.LENGTH)
     text = outcomes[number].tokens
     assert text == texts()[number][: len(text)]
     check_empty(s)
@@ -55,7 +55,7 @@ def emitted(number: int):
     seen = []
 
     def when(s, updates):
-        seen.extend(u for u in updates if isinstance(u, Emission) and u.sequence == number)
+        seen.extend(u for u in updates if isinstance(u, Output) and u.sequence == number)
         return len(seen) > 0
 
     return when
@@ -75,12 +75,12 @@ def test_cancelled_while_it_waits():
 
 def test_cancelled_while_its_row_waits_for_others_prompts():
     cancelled, outcome = run_and_cancel(lambda s, updates: s.usage.prefilling > 1, number=2)
-    assert (cancelled, outcome.end, outcome.tokens) == (True, End.CANCELLED, [])
+    assert (cancelled, outcome.finish_reason, outcome.tokens) == (True, FinishReason.CANCELLED, [])
 
 
 def test_cancelled_between_two_chunks_of_its_prompt():
     cancelled, outcome = run_and_cancel(in_prefill)
-    assert (cancelled, outcome.end, outcome.tokens) == (True, End.CANCELLED, [])
+    assert (cancelled, outcome.finish_reason, outcome.tokens) == (True, FinishReason.CANCELLED, [])
 
 
 def test_cancelled_between_two_chunks_with_nobody_behind_it():
@@ -89,23 +89,23 @@ def test_cancelled_between_two_chunks_with_nobody_behind_it():
     s.step()
     assert in_prefill_of(s, number) and s.cancel(number)
     outcomes = finish(s)
-    assert (outcomes[number].end, outcomes[number].tokens) == (End.CANCELLED, [])
+    assert (outcomes[number].end, outcomes[number].tokens) == (FinishReason.CANCELLED, [])
     check_empty(s)
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-def test_cancelled_while_it_decodes(deferred):
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_cancelled_while_it_decodes(async_scheduling):
     """Deferred: a step of its row is on its way, and the next request is admitted before that is read."""
-    cancelled, outcome = run_and_cancel(emitted(FAULTY), deferred=deferred)
-    assert cancelled and outcome.end == End.CANCELLED and 0 < len(outcome.tokens) < 9
+    cancelled, outcome = run_and_cancel(emitted(FAULTY), async_scheduling=async_scheduling)
+    assert cancelled and outcome.finish_reason == FinishReason.CANCELLED and 0 < len(outcome.tokens) < 9
 
 
-@pytest.mark.parametrize("deferred", [False, True])
-def test_cancelled_before_anything_was_told(deferred):
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_cancelled_before_anything_was_told(async_scheduling):
     cancelled, outcome = run_and_cancel(
-        lambda s, updates: any(r is not None and r.number == FAULTY for r in s.batch.rows), deferred=deferred
+        lambda s, updates: any(r is not None and r.number == FAULTY for r in s.batch.rows), async_scheduling=async_scheduling
     )
-    assert cancelled and outcome.end == End.CANCELLED and (outcome.tokens == []) == deferred
+    assert cancelled and outcome.finish_reason == FinishReason.CANCELLED and (outcome.tokens == []) == async_scheduling
 
 
 def test_a_cancelled_sequence_writes_no_more():
@@ -115,23 +115,23 @@ def test_a_cancelled_sequence_writes_no_more():
     short, following = s.submit(Request([7], 20)), s.submit(Request(prompt, 5))
     when = emitted(short)
     outcomes = finish(s, lambda step, updates: when(s, updates) and s.cancel(short))
-    assert outcomes[short].end == End.CANCELLED and outcomes[following].tokens == alone(prompt, 5)
+    assert outcomes[short].end == FinishReason.CANCELLED and outcomes[following].tokens == alone(prompt, 5)
 
 
 def test_a_late_report_is_not_of_the_next_sequence():
     """The step on its way was the cancelled one's; the next is in its row before that step is read."""
-    s, first = scheduler(rows=1, deferred=True), Request([7], 20)
+    s, first = scheduler(rows=1, async_scheduling=True), Request([7], 20)
     number, following = s.submit(first), s.submit(Request([5, 6], 5))
     when = emitted(number)
     outcomes = finish(s, lambda step, updates: when(s, updates) and s.cancel(number))
-    assert outcomes[number].end == End.CANCELLED and outcomes[following].tokens == alone([5, 6], 5)
+    assert outcomes[number].end == FinishReason.CANCELLED and outcomes[following].tokens == alone([5, 6], 5)
 
 
 def test_cancelled_after_its_last_token():
     cancelled, outcome = run_and_cancel(
-        lambda s, updates: any(not isinstance(u, Emission) and u.number == FAULTY for u in updates)
+        lambda s, updates: any(not isinstance(u, Output) and u.number == FAULTY for u in updates)
     )
-    assert (cancelled, outcome.end, outcome.tokens) == (False, End.LENGTH, texts()[FAULTY])
+    assert (cancelled, outcome.finish_reason, outcome.tokens) == (False, FinishReason.LENGTH, texts()[FAULTY])
 
 
 def test_unknown_numbers():
@@ -178,8 +178,8 @@ def test_cancelled_and_submitted_from_inside_of_a_step(where):
     for request in requests:
         s.submit(request)
     outcomes = finish(s)
-    assert answers == [True, 5] and outcomes[5].end == End.LENGTH
-    assert outcomes[FAULTY].end == End.CANCELLED
+    assert answers == [True, 5] and outcomes[5].end == FinishReason.LENGTH
+    assert outcomes[FAULTY].end == FinishReason.CANCELLED
     text = outcomes[FAULTY].tokens
     assert text and text == texts()[FAULTY][: len(text)]
     assert [outcomes[n].tokens for n in (0, 2, 3, 4)] == [texts()[n] for n in (0, 2, 3, 4)]
@@ -191,7 +191,7 @@ def test_close_ends_all():
     for request in crowd():
         s.submit(request)
     outcomes = finish(s, lambda step, updates: step == 3 and s.close())
-    assert {o.end for o in outcomes.values()} <= {End.CANCELLED, End.LENGTH} and len(outcomes) >= 4
+    assert {o.end for o in outcomes.values()} <= {FinishReason.CANCELLED, FinishReason.LENGTH} and len(outcomes) >= 4
     check_empty(s)
 
 
@@ -204,10 +204,10 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("where", ["target", "kernel"])
 @pytest.mark.parametrize("error", ["error", pytest.param("out_of_memory", marks=pytest.mark.nightly), "interrupt"])
-def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, deferred, monkeypatch):
+def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, async_scheduling, monkeypatch):
     error, with_decoder, calls = ERRORS[error], decoder(), []
     model = with_decoder.target
     decided, forward = specdec.loop.step.speculative_step, model._run
@@ -222,7 +222,7 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, defe
         monkeypatch.setattr(specdec.loop.step, "speculative_step", lambda *a, **n: fails(decided, *a, **n))
     else:
         model._run = lambda call, *a: fails(forward, call, *a) if call is model._prompts else forward(call, *a)
-    s = scheduler(with_decoder, deferred=deferred)
+    s = scheduler(with_decoder, async_scheduling=async_scheduling)
     for request in crowd():
         s.submit(request)
     outcomes, decoded = {}, set()
@@ -235,15 +235,15 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, defe
             updates = []
         if len(calls) == 4 and not decoded:
             decoded = decoding
-        outcomes |= {u.number: u for u in updates if not isinstance(u, Emission)}
-    failed = {n for n, o in outcomes.items() if o.end == End.FAILED}
-    assert 1 <= len(failed) < 5 and decoded <= failed | {n for n, o in outcomes.items() if o.end == End.LENGTH}
+        outcomes |= {u.number: u for u in updates if not isinstance(u, Output)}
+    failed = {n for n, o in outcomes.items() if o.finish_reason == FinishReason.FAILED}
+    assert 1 <= len(failed) < 5 and decoded <= failed | {n for n, o in outcomes.items() if o.finish_reason == FinishReason.LENGTH}
     for number, outcome in outcomes.items():
         assert outcome.tokens == texts()[number][: len(outcome.tokens)]
         if number in failed:
             assert outcome.error == f"{type(error).__name__}: bad step" and outcome.status == 0
         else:
-            assert (outcome.tokens, outcome.end) == (texts()[number], End.LENGTH)
+            assert (outcome.tokens, outcome.finish_reason) == (texts()[number], FinishReason.LENGTH)
     check_empty(s)
 
 
@@ -325,7 +325,7 @@ def test_refused_requests_come_back_and_small_queues_do():
     outcomes = list(s.run(iter(requests)))
     refused = [o for o in outcomes if o.number == -1]
     assert [o.request for o in refused] == [None, requests[2], requests[4], 7]
-    assert all(o.end == End.FAILED and o.error.startswith("ValueError: ") for o in refused)
+    assert all(o.finish_reason == FinishReason.FAILED and o.error.startswith("ValueError: ") for o in refused)
     taken = {o.number: o.tokens for o in outcomes if o.number >= 0}
     assert taken == {0: texts()[0], 1: texts()[1], 2: texts()[2], 3: []}
     check_empty(s)
@@ -338,18 +338,18 @@ def test_one_drafter_for_all_that_forgets_a_row():
         def start(self, generation):
             return self
 
-        def admit(self, prompts):
+        def begin(self, prompts):
             pass
 
-        def draft(self, step):
+        def propose(self, step):
             rows = step.position.shape[0]
             return Drafts(torch.full((rows, step.index % (step.num_drafts + 1)), -1, dtype=torch.int64))
 
-        def release(self, row, output):
+        def end(self, row, output):
             pass
 
     s = scheduler(decoder(Sparse()))
     for seed in range(4):
         s.submit(Request([1, 2, 3], 5, SAMPLED, seed))
-    assert {o.end for o in finish(s).values()} == {End.LENGTH}
+    assert {o.end for o in finish(s).values()} == {FinishReason.LENGTH}
     check_empty(s)

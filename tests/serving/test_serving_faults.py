@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from specdec import End, Outcome, Request
+from specdec import FinishReason, Sequence, Request
 from specdec.drafters import Drafts
 from support.crowds import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
 
@@ -37,7 +37,7 @@ class Setup:
         self.decoder, self.settings, self.happened = decoder(), settings, 0
         self.scheduler = None
 
-    def run(self) -> dict[int, Outcome]:
+    def run(self) -> dict[int, Sequence]:
         self.scheduler = scheduler(self.decoder, **self.settings)
         for request in self.requests:
             self.scheduler.submit(request)
@@ -112,17 +112,17 @@ class Setup:
             def __init__(self, session):
                 self.session = session
 
-            def admit(self, prompts):
+            def begin(self, prompts):
                 return methods.get("admit", type(self.session).admit)(self.session, prompts)
 
-            def show(self, texts, starts):
+            def observe(self, texts, starts):
                 if hasattr(self.session, "show"):
                     self.session.show(texts, starts)
 
-            def draft(self, step):
+            def propose(self, step):
                 return methods.get("draft", type(self.session).draft)(self.session, step)
 
-            def release(self, row, output):
+            def end(self, row, output):
                 return methods.get("release", type(self.session).release)(self.session, row, output)
 
         class Wrapped:
@@ -134,11 +134,11 @@ class Setup:
         self.decoder.drafter = Wrapped()
 
 
-def check_others(outcomes: dict[int, Outcome], faultless: list[list[int]]) -> None:
+def check_others(outcomes: dict[int, Sequence], faultless: list[list[int]]) -> None:
     """But for the faulty one, all is as without the fault."""
     for number, tokens in enumerate(faultless):
         if number != FAULTY:
-            assert (outcomes[number].tokens, outcomes[number].end) == (tokens, End.LENGTH), number
+            assert (outcomes[number].tokens, outcomes[number].end) == (tokens, FinishReason.LENGTH), number
             assert (outcomes[number].error, outcomes[number].status) == (None, 0)
     text = outcomes[FAULTY].tokens
     assert text == faultless[FAULTY][: len(text)]
@@ -165,7 +165,7 @@ def cache_is_poisoned(setup: Setup) -> None:
     def fault(logits, tokens, row):
         setup.happened += 1
         if setup.happened == 2:
-            for layer in setup.scheduler.batch.generation.target_cache.layers:
+            for layer in setup.scheduler.batch.state.target_cache.layers:
                 layer.keys[row], layer.values[row] = NAN, NAN
 
     setup.on_logits(setup.decoder.target, fault)
@@ -174,10 +174,10 @@ def cache_is_poisoned(setup: Setup) -> None:
 def prompt_is_poisoned(setup: Setup) -> None:
     """Its last chunk is stored as NaN."""
 
-    def admit(session, prompts):
+    def begin(session, prompts):
         for row, prompt in prompts.items():
             if prompt == setup.prompt():
-                setup.scheduler.batch.generation.target_cache.layers[0].values[row, :, len(prompt) - 2] = NAN
+                setup.scheduler.batch.state.target_cache.layers[0].values[row, :, len(prompt) - 2] = NAN
         type(session).admit(session, prompts)
 
     setup.wrap_session(admit=admit)
@@ -228,16 +228,16 @@ ENDING = {
 
 
 @pytest.mark.parametrize(
-    "deferred", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["in_time", "deferred"]
+    "async_scheduling", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["in_time", "async_scheduling"]
 )
 @pytest.mark.parametrize("fault", cases(ENDING))
-def test_a_fault_ends_its_own_request(fault, deferred):
+def test_a_fault_ends_its_own_request(fault, async_scheduling):
     inject, why = ENDING[fault]
-    setup = Setup(deferred=deferred)
+    setup = Setup(async_scheduling=async_scheduling)
     inject(setup)
     outcomes = setup.run()
     faulty, expected = outcomes[FAULTY], texts()
-    assert faulty.end == End.FAILED and len(faulty.tokens) < len(expected[FAULTY])
+    assert faulty.finish_reason == FinishReason.FAILED and len(faulty.tokens) < len(expected[FAULTY])
     if isinstance(why, Status):
         assert int(faulty.status) & int(why) and faulty.error is None
     else:
@@ -310,7 +310,7 @@ def draft_raises_for_its_text(setup: Setup) -> None:
 
 
 def admit_raises_for_its_prompt(setup: Setup) -> None:
-    def admit(session, prompts):
+    def begin(session, prompts):
         if setup.prompt() in prompts.values():
             setup.happened += 1
             raise ValueError("this text")
@@ -374,7 +374,7 @@ def test_a_fault_costs_no_text(fault):
         outcomes = setup.run()
     assert setup.happened
     faulty = outcomes[FAULTY]
-    assert (faulty.tokens, faulty.end, faulty.error) == (texts()[FAULTY], End.LENGTH, None)
+    assert (faulty.tokens, faulty.end, faulty.error) == (texts()[FAULTY], FinishReason.LENGTH, None)
     assert int(faulty.status) == int(said.get("status", 0)) or int(faulty.status) & int(said.get("status", 0))
     if "drafter_error" in said:
         assert faulty.drafter_error.endswith("this text") and faulty.stats.drafted == 0
@@ -451,7 +451,7 @@ def test_a_field_that_is_wrong_is_named_and_nothing_is_taken():
     with pytest.raises(ValueError, match="^request: got dict"):
         s.submit({"prompt": [1]})
     assert s.idle and s.submit(Request([1], 1)) == 0
-    assert finish(s)[0].end == End.LENGTH
+    assert finish(s)[0].end == FinishReason.LENGTH
 
 
 BAD_FIELDS = [
@@ -491,4 +491,4 @@ def test_ends_that_are_no_tokens_end_nothing():
     """Also those that no tensor of integers holds."""
     s = scheduler()
     s.submit(Request([1, 2], 5, eos_token_id=[2**70, -1, 101]))
-    assert finish(s)[0].end == End.LENGTH
+    assert finish(s)[0].end == FinishReason.LENGTH

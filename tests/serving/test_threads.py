@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from specdec.serving.threads import computing_thread
+from specdec.serving.engine import computing_thread
 
 CPUS = sorted(os.sched_getaffinity(0))
 several = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")

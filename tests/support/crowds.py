@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 
-from specdec import Emission, End, Outcome, Request, Scheduler, SpeculativeDecoder
+from specdec import FinishReason, Output, Request, Scheduler, Sequence, SpeculativeDecoder
 from transformers import LogitsProcessor
 
 from specdec_kernels import SamplingParams
@@ -41,33 +42,33 @@ def scheduler(with_decoder: SpeculativeDecoder | None = None, **settings) -> Sch
 
 
 def finish(
-    scheduler: Scheduler, between: Callable[[int, list], None] = lambda step, updates: None, steps: int = 300
-) -> dict[int, Outcome]:
-    """Steps until no request is left; ``between`` is called after each step. Checks that a request's emissions add up
-    to its tokens and come before its only outcome."""
+    scheduler: Scheduler, between: Callable[[int, list], None] = lambda step, outputs: None, steps: int = 300
+) -> dict[int, Sequence]:
+    """Steps until no request is left; ``between`` is called after each step. Checks that a request's outputs add up to
+    its tokens, and that only the last one has a finish reason."""
     told: dict[int, list[int]] = {}
-    outcomes: dict[int, Outcome] = {}
+    ended: dict[int, Sequence] = {}
     for step in range(steps):
-        updates = scheduler.step()
-        for update in updates:
-            if isinstance(update, Emission):
-                assert update.sequence not in outcomes and update.tokens
-                told.setdefault(update.sequence, []).extend(update.tokens)
-            else:
-                assert update.number not in outcomes
-                outcomes[update.number] = update
-                check_outcome(update)
-                assert update.tokens == told.get(update.number, [])
-        between(step, updates)
+        outputs = scheduler.step()
+        for output in outputs:
+            assert isinstance(output, Output) and output.number not in ended
+            assert output.tokens or output.finish_reason is not None
+            told.setdefault(output.number, []).extend(output.tokens)
+            if output.finish_reason is not None:
+                assert output.finish_reason == output.sequence.finish_reason
+                ended[output.number] = output.sequence
+                check_outcome(output.sequence)
+                assert output.sequence.tokens == told[output.number]
+        between(step, outputs)
         if scheduler.idle:
-            return outcomes
+            return ended
     raise AssertionError(f"not idle after {steps} steps: {scheduler.usage}")
 
 
-def check_outcome(outcome: Outcome) -> None:
+def check_outcome(outcome: Sequence) -> None:
     assert len(outcome.produced_by) == len(outcome.tokens) == outcome.stats.emitted <= outcome.request.max_new_tokens
-    assert (outcome.end == End.FAILED) == (outcome.error is not None or bool(int(outcome.status) & 7))
-    if outcome.end == End.LENGTH:
+    assert (outcome.finish_reason == FinishReason.FAILED) == (outcome.error is not None or bool(int(outcome.status) & 7))
+    if outcome.finish_reason == FinishReason.LENGTH:
         assert len(outcome.tokens) == outcome.request.max_new_tokens
 
 
@@ -79,7 +80,7 @@ def check_empty(scheduler: Scheduler) -> None:
     request = Request([5, 6, 7, 8], 2)
     outcomes = list(scheduler.run([request] * usage.rows))
     assert [o.tokens for o in outcomes] == [alone(request.prompt, 2)] * usage.rows
-    assert {(o.end, int(o.status)) for o in outcomes} == {(End.LENGTH, 0)}
+    assert {(o.finish_reason, int(o.status)) for o in outcomes} == {(FinishReason.LENGTH, 0)}
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def _alone(prompt: tuple[int, ...], new: int) -> list[int]:
     return decoder().generate([list(prompt)], max_new_tokens=new, eos_token_id=[]).tokens[0]
 
 
-def alone(prompt: Sequence[int], new: int) -> list[int]:
+def alone(prompt: abc.Sequence[int], new: int) -> list[int]:
     """The greedy text without a scheduler."""
     return _alone(tuple(prompt), new)
 
