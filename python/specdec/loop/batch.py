@@ -363,7 +363,9 @@ class Batch:
         if not caps:
             return [0] * len(self.rows), False
         lengths = self.config.num_drafts
-        k = lengths.choose(self.device_rows.count, list(caps.values())) if self._chooses else lengths.fixed
+        k = lengths.fixed
+        if self._chooses:
+            k = lengths.choose(self.device_rows.count, self.live, list(caps.values()))
         return [min(k, caps.get(row, 0)) for row in range(len(self.rows))], self._chooses
 
     def _known(self, wanted: list[int], fixed_shape: bool, alone: bool) -> dict:
@@ -433,7 +435,7 @@ class Batch:
             self.session.observe({row: s.text for row, s in unseen.items()}, starts)
         for sequence in unseen.values():
             sequence.unseen = None
-        self.config.num_drafts.caught_up(self.device_rows.count, perf_counter() - started)
+        self.config.num_drafts.caught_up(perf_counter() - started)
 
     # ---- reports -------------------------------------------------------------------------------------------
 
@@ -452,7 +454,7 @@ class Batch:
                 sequence.fail(error)
                 self.finish(sequence)
                 continue
-            results.append(RowResult(row, asked, accepted, emitted, not sequence.live))
+            results.append(RowResult(asked, accepted, emitted, not sequence.live))
             if sequence.drafts and sequence.drafter_failed():
                 sequence.drafts = False
                 # Without the sequence's number: Python remembers every text that it was warned with, and a server's
@@ -469,4 +471,4 @@ class Batch:
         rows, lengths = len(step.sequences), self.config.num_drafts
         if step.timer is not None:
             lengths.took(rows, step.num_drafts, step.timer.seconds)
-        lengths.record(step.num_drafts, results)
+        lengths.record(rows, step.num_drafts, results)

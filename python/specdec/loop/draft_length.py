@@ -1,8 +1,8 @@
 """How many tokens the rows of a batch draft in a step: a fixed number K, or the one that emits the most a second.
 
-K adapts by a table and an estimate: T(n, K), the time of a step with n rows, learned from steps, and the acceptance of
-drafts by their position. A step with K drafts is expected to emit n + (accepted drafts of all rows) tokens, and the K
-with the most tokens a second is chosen, which is 0 where no draft pays.
+K adapts by two estimates: T(n, K), the time of a step with n rows, and the acceptance of drafts by their position. A
+step with K drafts is expected to emit a token of each row and the accepted drafts. The K with the most tokens a second
+is chosen. It is 0 where no draft pays; drafts are then tried again now and then, which may lose ``SHARE`` of the time.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..checks import read_count, refuse
 
-CHOICE = 8  # steps for which a K is kept
-TIMED = 4  # steps of a width before its time is known; the first one warms caches and does not count
-FORGET = 1.002  # by which a known time grows with each step, so that a minimum of faster days is forgotten
-DECAY = 0.98  # weight of older steps in the acceptance
+CHOICE = 6  # steps for which a K is kept, since choosing takes time
+LOOK_AROUND = 32  # choices, after which one step has another K, so that its time stays known
+MARGIN = 1.03  # by which drafts must be expected to win: what seems best is often so by chance
+DECAY = 0.98  # weight of older steps in the acceptance, and in the time that the drafter takes to read prompts
 GUESS, GUESS_WEIGHT = 0.8, 2.0  # acceptance before anything was tested: optimistic, since only drafting shows it
-MARGIN = 1.02  # by which drafts must be expected to win
-FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # plain steps before drafts that did not pay are tried again; it doubles
-TRIAL = 4  # steps of one draft in a trial
+SHARE = 0.01  # of the time, which drafts that do not pay may lose
+PAUSE = 32, 2048  # plain steps after such drafts, at least and at most
+TRIAL = 4  # steps with one draft, after a pause
+TIMED = 5  # steps of a width before its time is known, after a first one that warms caches; the shortest counts
+SPEED_RATE, WIDTH_RATE = (
+    0.25,
+    0.03,
+)  # how fast the machine's speed is followed, and the times of widths among each other
+SURPRISE = 0.4  # the largest error that counts, as a logarithm: a longer step was interrupted by something
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,6 @@ def most_drafts(num_drafts: int | AdaptiveDrafts) -> int:
 class RowResult(NamedTuple):
     """What a step did for a row with a sequence."""
 
-    row: int
     asked: int  # how many drafts the row was to have; a drafter may have found fewer
     accepted: int
     emitted: int
@@ -95,16 +101,16 @@ class FixedK:
         ``fixed``."""
         return False
 
-    def choose(self, rows: int, caps: Sequence[int]) -> int:
+    def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return self.fixed
 
     def took(self, rows: int, num_drafts: int, seconds: float) -> None:
         pass
 
-    def caught_up(self, rows: int, seconds: float) -> None:
+    def caught_up(self, seconds: float) -> None:
         pass
 
-    def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
+    def record(self, rows: int, num_drafts: int, results: Sequence[RowResult]) -> None:
         pass
 
     def costs(self, rows: int) -> list[float] | None:
@@ -128,8 +134,11 @@ class AdaptiveK(FixedK):
         self._given = drafts.costs
         self._times: dict[int, StepTimes] = {}
         self._tested, self._accepted = [0.0] * self.most, [0.0] * self.most
-        self._k = self._keep = 0
-        self._pause, self._next_pause = 0, FIRST_PAUSE
+        self._k, self._keep, self._choices = self.widths[1], 0, 0
+        self._pause = 0  # plain steps before the next trial
+        self._balance = 0.0  # plain steps that drafts have won since the last pause; < 0: lost
+        self._resumes = False  # the drafter is about to read what it missed in a pause
+        self._reading = 0.0  # seconds a step in which the drafter reads prompts
 
     def chooses(self, text_depends: bool) -> bool:
         return not text_depends
@@ -139,46 +148,49 @@ class AdaptiveK(FixedK):
             self._times[rows] = StepTimes(self.widths, self._given)
         return self._times[rows]
 
-    def choose(self, rows: int, caps: Sequence[int]) -> int:
+    def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         """Returns K of the next step.
 
         Args:
-            rows: that the step has.
+            rows: that the step has; ``live`` of them have a sequence.
             caps: the most that each row that drafts may draft.
         """
         times = self._of(rows)
         if (missing := times.missing(max(caps))) is not None:
             return missing
-        self._pause -= self._k == 0
+        if self._k == 0:
+            self._pause -= 1
+            if self._pause <= 0:
+                self._resume()
+            return self._k
         if self._keep > 0:
             self._keep -= 1
             return self._k
-        best = self._best(times, rows, caps)
-        self._keep = CHOICE - 1
-        if best == 0 and self._k > 0:
-            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
-        elif best == 0 and self._pause <= 0:
-            best, self._keep = self.widths[1], TRIAL - 1
-            self._forget()
-        elif best > 1:
-            self._next_pause = FIRST_PAUSE
-        self._k = best
-        return best
+        self._k, self._keep = self._best(times, live, caps), CHOICE - 1
+        if self._k == 0:
+            least, longest = PAUSE
+            self._pause = int(min(max(-self._balance / SHARE, least), longest))
+            return 0
+        self._choices += 1
+        if self._choices % LOOK_AROUND:
+            return self._k
+        return self.widths[self._choices // LOOK_AROUND % len(self.widths)]
 
-    def _forget(self) -> None:
-        """Keeps what was learned as a faint memory, so that a new trial counts."""
+    def _resume(self) -> None:
+        """Tries drafts again, and keeps what was known of their acceptance as a faint memory, so that this counts."""
+        self._k, self._keep, self._balance, self._resumes = self.widths[1], TRIAL - 1, 0.0, True
         faint = 1 / max(self._tested[0], 1.0)
         self._tested = [faint * n for n in self._tested]
         self._accepted = [faint * n for n in self._accepted]
 
-    def _best(self, times: StepTimes, rows: int, caps: Sequence[int]) -> int:
-        reached, chance, best, most = 0.0, 1.0, 0, max(caps)
-        rate = MARGIN * rows / times.of(0)
-        acceptance = self.acceptance()
-        for k in range(1, most + 1):
-            chance *= acceptance[k - 1]
+    def _best(self, times: StepTimes, live: int, caps: Sequence[int]) -> int:
+        """Returns the K that is expected to emit the most tokens a second."""
+        reached, chance, best = 0.0, 1.0, 0
+        rate, reading = MARGIN * live / times.of(0), 0.0 if self._given else self._reading
+        for k, acceptance in enumerate(self.acceptance()[: max(caps)], 1):
+            chance *= acceptance
             reached += chance * sum(cap >= k for cap in caps)
-            if k in times.widths and (found := (rows + reached) / times.of(k)) > rate:
+            if k in times.widths and (found := (live + reached) / (times.of(k) + reading)) > rate:
                 best, rate = k, found
         return best
 
@@ -195,22 +207,33 @@ class AdaptiveK(FixedK):
         """Records the time of a step."""
         self._of(rows).took(num_drafts, seconds)
 
-    def caught_up(self, rows: int, seconds: float) -> None:
-        """Records the time in which the drafter read what it had missed in steps without drafts."""
+    def caught_up(self, seconds: float) -> None:
+        """Records the time in which the drafter read prompts, or what it had missed in steps without drafts."""
+        if not self._resumes:
+            self._reading += (1 - DECAY) * seconds
+        elif self._given is None and (plain := next(iter(self._times.values())).of(0)):
+            self._balance -= seconds / plain
+        self._resumes = False
 
-    def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
+    def record(self, rows: int, num_drafts: int, results: Sequence[RowResult]) -> None:
         """Records what the rows of a step did."""
+        self._reading *= DECAY
         if num_drafts == 0:
             return
-        self._tested = [DECAY * n for n in self._tested]
-        self._accepted = [DECAY * n for n in self._accepted]
-        for r in results:
-            if r.asked > 0 and not r.ended:
+        passed, failed = [0] * (self.most + 1), [0] * (self.most + 1)
+        for asked, accepted, _, ended in results:
+            if asked > 0 and not ended:
+                passed[accepted] += 1
                 # A draft that the drafter did not find counts as rejected: asking for it was in vain.
-                for i in range(min(r.accepted + 1, r.asked)):
-                    self._tested[i] += 1
-                for i in range(r.accepted):
-                    self._accepted[i] += 1
+                failed[accepted] += accepted < asked
+        reached = [*accumulate(reversed(passed))][::-1]  # how many rows had at least so many drafts accepted
+        self._accepted = [DECAY * n + more for n, more in zip(self._accepted, reached[1:], strict=True)]
+        news = zip(self._tested, reached[1:], failed, strict=False)
+        self._tested = [DECAY * n + more + rejected for n, more, rejected in news]
+        times = self._of(rows)
+        if results and times.missing(num_drafts) is None:
+            emitted = sum(r.emitted for r in results) / len(results)
+            self._balance += emitted - (times.of(num_drafts) + self._reading) / times.of(0)
 
     def costs(self, rows: int) -> list[float] | None:
         """Returns T(0), T(1), ... in units of T(0), rounded to hundredths; None if they are not known yet."""
@@ -226,6 +249,9 @@ class StepTimes:
     """T(K) of steps with one number of rows. Three widths are timed first: no drafts, one, and many. T is a straight
     line between timed widths, since each draft adds a draft forward and a token to verify.
 
+    All steps are timed from then on. A change of the machine's speed shows in whatever width is in use, so the speed is
+    a factor of its own, and the times of widths among each other change slowly.
+
     Args:
         widths: the K that may be chosen, ascending from 0.
         costs: T of every K, which then never changes; None: learned.
@@ -235,7 +261,8 @@ class StepTimes:
         self.widths, self._fixed = widths, costs is not None
         last = len(widths) - 1
         self._first = sorted({widths[0], widths[min(1, last)], widths[-(-3 * last // 4)]})
-        self._seconds = {k: float(costs[k]) for k in widths} if costs is not None else {}
+        self._times = {k: math.log(costs[k]) for k in widths} if costs is not None else {}  # logarithms, at speed 0
+        self._speed = 0.0  # logarithm of a factor of all times
         self._visits = dict.fromkeys(widths, 0)
 
     def missing(self, most: int) -> int | None:
@@ -247,19 +274,25 @@ class StepTimes:
         return fewest if self._visits[fewest] <= TIMED else None
 
     def took(self, width: int, seconds: float) -> None:
-        if self._fixed or width not in self._visits:
+        if self._fixed or seconds <= 0 or width not in self._visits:
             return
         self._visits[width] += 1
-        if self._visits[width] == 1:
+        if (count := self._visits[width] - 1) == 0:
             return
-        self._seconds = {k: FORGET * t for k, t in self._seconds.items()}
-        self._seconds[width] = min(seconds, self._seconds.get(width, seconds))
+        time = math.log(seconds) - self._speed
+        if width in self._first and count <= TIMED:
+            self._times[width] = min(time, self._times.get(width, time))
+        elif self._times:
+            known = self._times.get(width)
+            if known is None:
+                known = math.log(self.of(width)) - self._speed
+            error = min(max(time - known, -SURPRISE), SURPRISE)
+            self._times[width] = known + max(1 / (count + 1), WIDTH_RATE) * error
+            self._speed += SPEED_RATE * error
 
     def of(self, width: int) -> float:
-        """Returns T(width), not less than that of a smaller width."""
-        points = sorted(self._seconds.items())
-        if len(points) == 1:
-            return points[0][1]
+        """Returns T(width) in seconds, by the line through the timed widths around it."""
+        points = sorted(self._times.items())
         i = next((i for i in range(1, len(points)) if points[i][0] >= width), len(points) - 1)
-        (k0, t0), (k1, t1) = points[i - 1], points[i]
-        return t0 + max(t1 - t0, 0.0) * (width - k0) / (k1 - k0)
+        (k0, t0), (k1, t1) = ((k, math.exp(t + self._speed)) for k, t in (points[max(i - 1, 0)], points[i]))
+        return t0 + max(t1 - t0, 0.0) * (width - k0) / max(k1 - k0, 1)

@@ -42,10 +42,10 @@ class Sweep(FixedK):
     def chooses(self, text_depends: bool) -> bool:
         return True
 
-    def choose(self, rows: int, caps: Sequence[int]) -> int:
+    def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return next(self._turns)
 
-    def record(self, num_drafts: int, results: Sequence[RowResult]) -> None:
+    def record(self, rows: int, num_drafts: int, results: Sequence[RowResult]) -> None:
         self.acceptance.record(results)
 
 
