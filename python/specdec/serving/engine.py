@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
 from contextlib import aclosing
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -16,44 +17,15 @@ from ..loop.sequence import Output, Request, Sequence
 from ..result import error_text
 from .scheduler import Scheduler, Usage
 
-T = TypeVar("T")
-
 
 class EngineStopped(RuntimeError):
     """The engine was closed, or its thread died; the message says which."""
 
 
-class _Mailbox:
-    """The updates of a request that its reader has not read yet. Only the reader's event loop uses it."""
-
-    def __init__(self) -> None:
-        self._updates: list[Output] = []
-        self._coming: asyncio.Future[None] | None = None
-
-    def put(self, update: Output) -> None:
-        self._updates.append(update)
-        if self._coming is not None:
-            _resolve(self._coming, None)
-
-    async def get(self) -> list[Output]:
-        """Returns all that are there, and waits for one if there are none."""
-        if not self._updates:
-            self._coming = asyncio.get_running_loop().create_future()
-            await self._coming
-        updates, self._updates, self._coming = self._updates, [], None
-        return updates
-
-
 class _Stream(NamedTuple):
     sequence: Sequence
     loop: asyncio.AbstractEventLoop
-    updates: _Mailbox
-
-
-class _Cancellation(NamedTuple):
-    number: int
-    loop: asyncio.AbstractEventLoop | None = None  # None: nobody waits for the answer
-    answer: asyncio.Future[bool] | None = None
+    outputs: asyncio.Queue[Output]  # those that the reader has not read yet; only its event loop uses it
 
 
 class Engine:
@@ -64,7 +36,7 @@ class Engine:
     device: a request is checked in the task that submits it, and the thread takes it between two steps. While there is
     nothing to do, the thread sleeps.
 
-    A slow reader does not delay others: its updates wait in memory, at most ``max_new_tokens`` tokens.
+    A slow reader does not delay others: its outputs wait in memory, at most ``max_new_tokens`` tokens.
     They stay there until they are read, so every submitted request must be read with ``stream`` or ``result``, even if
     it is cancelled.
 
@@ -83,7 +55,8 @@ class Engine:
             refuse("scheduler", "one with requests", "an idle one")
         self._scheduler, self._usage = scheduler, scheduler.usage
         self._changed = threading.Condition()  # guards all attributes below
-        self._inbox: deque[Sequence | _Cancellation] = deque()
+        self._submitted: deque[Sequence] = deque()  # that the thread has not taken yet
+        self._cancelled: deque[tuple[int, Future[bool]]] = deque()  # their numbers, and whether they were cancelled
         self._open: dict[int, _Stream] = {}  # requests that have not ended
         self._unread: dict[int, _Stream] = {}  # requests without a reader
         self._closing = False
@@ -104,11 +77,12 @@ class Engine:
         loop = asyncio.get_running_loop()
         with self._changed:
             self._check_runs()
-            self._scheduler.check_queue(self._handed_over)
+            self._scheduler.check_queue(len(self._submitted))
             sequence = self._scheduler.read(request)
             number = sequence.number
-            self._open[number] = self._unread[number] = _Stream(sequence, loop, _Mailbox())
-            self._tell_thread(sequence)
+            self._open[number] = self._unread[number] = _Stream(sequence, loop, asyncio.Queue())
+            self._submitted.append(sequence)
+            self._changed.notify()
         return number
 
     def stream(self, number: int) -> AsyncGenerator[Output, None]:
@@ -138,28 +112,34 @@ class Engine:
         Raises:
             ValueError: as ``stream``.
         """
-        async with aclosing(self.stream(number)) as updates:
-            async for update in updates:
-                last = update
+        async with aclosing(self.stream(number)) as outputs:
+            async for output in outputs:
+                last = output
         return last.sequence
 
     async def cancel(self, number: int) -> bool:
         """Ends a request, at the latest after the current step; its reader gets the last output. Returns False if the
         request has already ended or does not exist."""
-        loop = asyncio.get_running_loop()
         with self._changed:
-            if number not in self._open:
-                return False
-            answer = loop.create_future()
-            self._tell_thread(_Cancellation(number, loop, answer))
-        return await answer
+            answer = self._cancel(number)
+        return await asyncio.wrap_future(answer)
+
+    def _cancel(self, number: int) -> Future[bool]:
+        """Has the thread cancel a request. The lock is held."""
+        answer: Future[bool] = Future()
+        if number in self._open:
+            self._cancelled.append((number, answer))
+            self._changed.notify()
+        else:
+            answer.set_result(False)
+        return answer
 
     @property
     def usage(self) -> Usage:
         """The load of the scheduler before or after its last step. Requests that the thread has not taken yet count as
         waiting."""
         with self._changed:
-            return self._usage._replace(waiting=self._scheduler.usage.waiting + self._handed_over)
+            return self._usage._replace(waiting=self._scheduler.usage.waiting + len(self._submitted))
 
     @property
     def stopped(self) -> str | None:
@@ -187,30 +167,22 @@ class Engine:
 
     async def _read(self, stream: _Stream) -> AsyncGenerator[list[Output], None]:
         try:
-            while (updates := await stream.updates.get())[-1].finish_reason is None:
-                yield updates
+            while True:
+                outputs = [await stream.outputs.get()]
+                while not stream.outputs.empty():
+                    outputs.append(stream.outputs.get_nowait())
+                if outputs[-1].finish_reason is not None:
+                    break
+                yield outputs
         except BaseException:  # the reader stops or is cancelled
-            self._abandon(stream.sequence.number)
+            with self._changed:
+                self._cancel(stream.sequence.number)
             raise
-        yield updates
-
-    def _abandon(self, number: int) -> None:
-        with self._changed:
-            if number in self._open:
-                self._tell_thread(_Cancellation(number))
-
-    @property
-    def _handed_over(self) -> int:
-        """How many submitted requests the thread has not taken yet."""
-        return sum(isinstance(item, Sequence) for item in self._inbox)
+        yield outputs
 
     def _check_runs(self) -> None:
         if self._stopped is not None:
             raise EngineStopped(self._stopped)
-
-    def _tell_thread(self, item: Sequence | _Cancellation) -> None:
-        self._inbox.append(item)
-        self._changed.notify()
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -226,46 +198,37 @@ class Engine:
         closed and nothing is left to do."""
         scheduler = self._scheduler
         with self._changed:
-            self._changed.wait_for(lambda: self._inbox or self._closing or not scheduler.idle)
-            cancellations = []
-            while self._inbox:  # with the lock held, so that ``usage`` counts each request exactly once
-                item = self._inbox.popleft()
-                if isinstance(item, Sequence):
-                    scheduler.take(item)
-                else:
-                    cancellations.append(item)
+            self._changed.wait_for(lambda: self._submitted or self._cancelled or self._closing or not scheduler.idle)
+            while self._submitted:  # with the lock held, so that ``usage`` counts each request exactly once
+                scheduler.take(self._submitted.popleft())
+            cancelled, self._cancelled = self._cancelled, deque()
             if self._closing:
                 scheduler.close()
             self._usage = scheduler.usage
-        for item in cancellations:
-            self._answer(item, scheduler.cancel(item.number))
+        for number, answer in cancelled:
+            _answer(answer, scheduler.cancel(number))
         return not (self._closing and scheduler.idle)
 
-    def _deliver(self, updates: Iterable[Output]) -> None:
-        """Passes the updates of a step to their event loops, with one call for each loop."""
+    def _deliver(self, outputs: Iterable[Output]) -> None:
+        """Passes the outputs of a step to their event loops, with one call for each loop."""
         of_loops = defaultdict(list)
         with self._changed:
             self._usage = self._scheduler.usage
-            for update in updates:
-                ended = update.finish_reason is not None
-                stream = self._open.pop(update.number) if ended else self._open[update.number]
-                of_loops[stream.loop].append((stream.updates, update))
+            for output in outputs:
+                ended = output.finish_reason is not None
+                stream = self._open.pop(output.number) if ended else self._open[output.number]
+                of_loops[stream.loop].append((stream.outputs, output))
         for loop, items in of_loops.items():
-            if not _call(loop, _put, items):  # the loop is closed, so its readers are gone
+            try:
+                loop.call_soon_threadsafe(_put, items)
+            except RuntimeError:  # the loop is closed, so its readers are gone
                 self._forget(loop)
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._changed:
-            for streams in (self._open, self._unread):
-                for number in [n for n, stream in streams.items() if stream.loop is loop]:
-                    if streams is self._open:
-                        self._inbox.append(_Cancellation(number))
-                    else:
-                        del streams[number]
-
-    def _answer(self, item: _Cancellation, cancelled: bool) -> None:
-        if item.loop is not None:
-            _call(item.loop, _resolve, item.answer, cancelled)
+            for number in [n for n, stream in self._open.items() if stream.loop is loop]:
+                self._cancel(number)
+            self._unread = {n: stream for n, stream in self._unread.items() if stream.loop is not loop}
 
     def _die(self, error: BaseException) -> None:
         outputs = []
@@ -275,10 +238,9 @@ class Engine:
                 sequence.fail(EngineStopped(self._stopped))
                 outputs.append(sequence.output())
             self._deliver(outputs)
-            for item in self._inbox:
-                if isinstance(item, _Cancellation):
-                    self._answer(item, False)
-            self._inbox.clear()
+            self._submitted.clear()
+            while self._cancelled:
+                _answer(self._cancelled.popleft()[1], False)
 
 
 def computing_thread(run: Callable[[], None], name: str) -> threading.Thread:
@@ -298,27 +260,19 @@ def computing_thread(run: Callable[[], None], name: str) -> threading.Thread:
     return threading.Thread(target=body, name=name, daemon=True)
 
 
-def _call(loop: asyncio.AbstractEventLoop, call, *arguments) -> bool:
-    """Has ``loop`` call ``call(*arguments)``. Returns False if the loop is closed."""
-    try:
-        loop.call_soon_threadsafe(call, *arguments)
-    except RuntimeError:
-        return False
-    return True
+def _put(items: list[tuple[asyncio.Queue[Output], Output]]) -> None:
+    for outputs, output in items:
+        outputs.put_nowait(output)
 
 
-def _put(items: list[tuple[_Mailbox, Output]]) -> None:
-    for mailbox, update in items:
-        mailbox.put(update)
+def _answer(answer: Future[bool], cancelled: bool) -> None:
+    """Answers a task that may not wait any more."""
+    if answer.set_running_or_notify_cancel():
+        answer.set_result(cancelled)
 
 
 async def _one_by_one(arrivals: AsyncGenerator[list[Output], None]) -> AsyncGenerator[Output, None]:
     async with aclosing(arrivals):
-        async for updates in arrivals:
-            for update in updates:
-                yield update
-
-
-def _resolve(answer: asyncio.Future[T], value: T) -> None:
-    if not answer.done():
-        answer.set_result(value)
+        async for outputs in arrivals:
+            for output in outputs:
+                yield output
