@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,11 +15,7 @@ from ..result import error_text
 T = TypeVar("T")
 
 
-class Graph(Protocol):
-    def replay(self) -> None: ...
-
-
-def capture(call: Callable[[], T], pool: Any) -> tuple[Graph, T]:
+def capture(call: Callable[[], T], pool: Any) -> tuple[Any, T]:
     """Captures ``call`` as a CUDA graph without running it. Returns the graph and the results of ``call``, whose
     memory every replay overwrites.
 
@@ -52,12 +48,12 @@ class StepGraphs:
     def __init__(
         self,
         budget: int = 2 << 30,
-        capture: Callable[[Callable[[], Any], Any], tuple[Graph, Any]] = capture,
+        capture: Callable[[Callable[[], Any], Any], tuple[Any, Any]] = capture,
         allocated: Callable[[], int] | None = None,
     ):
         self.budget, self.bytes, self.replays, self.settled = budget, 0, 0, False
         self._capture, self._allocated = capture, allocated or torch.cuda.memory_reserved
-        self._graphs: dict[Hashable, tuple[Graph, Any]] = {}
+        self._graphs: dict[Hashable, tuple[Any, Any]] = {}
         self._seen: set[Hashable] = set()
         self._pool: Any = None
         self._stopped = False

@@ -32,25 +32,6 @@ class StepResult(NamedTuple):
         return logits[0, :count].clone()
 
 
-class LogProbs(NamedTuple):
-    """Log-probabilities of the emitted tokens."""
-
-    drawn: torch.Tensor  # [n, D + 1], under the distribution that each was drawn from
-    raw: torch.Tensor  # [n, D + 1], under the softmax of the logits that the kernel was given
-    rows: torch.Tensor  # [m] int64, the rows that were ranked
-    # [m, D + 1, w] float64, by ``log_probs.score``. In its rows it replaces ``raw``, which is not of the model's own
-    # logits if processors changed them.
-    ranked: torch.Tensor | None
-
-    def packed(self) -> torch.Tensor:
-        both = torch.stack((self.drawn, self.raw), -1).double()
-        if self.ranked is None:
-            return both
-        whole = both.new_zeros(*self.raw.shape, self.ranked.shape[2]).index_copy_(0, self.rows, self.ranked)
-        both[:, :, 1].index_copy_(0, self.rows, self.ranked[:, :, 0])
-        return torch.cat((both, whole), -1)
-
-
 class RowReport(NamedTuple):
     """What one step did for one row."""
 

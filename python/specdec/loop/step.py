@@ -32,7 +32,7 @@ from ..drafters.protocol import BatchState, Drafts, Step
 from ..models.cached_model import CachedModel
 from ..models.tree import Tree
 from .log_probs import log_probs_of_path, on_path, ranked
-from .report import LogProbs, StepResult, pack
+from .report import StepResult, pack
 from .rows import Rows
 from .sequence import Sequence
 
@@ -139,7 +139,7 @@ class SpeculativeLoop:
         emitted = self.rows.advance(out)
         report = pack(step, drafts, tree, counts, out, emitted)
         lap("kernels")
-        return StepResult(drafts, logits, out, report, None if log_probs is None else log_probs.packed())
+        return StepResult(drafts, logits, out, report, log_probs)
 
     def propose(self, step: Step) -> Drafts:
         """Returns the step's drafts, with the q that they were drawn from."""
@@ -174,14 +174,20 @@ class SpeculativeLoop:
 
     def log_probs(
         self, step: Step, logits: torch.Tensor, processed: torch.Tensor, out: SpeculativeStep | TreeStep
-    ) -> LogProbs:
-        """Returns the log-probabilities of the emitted tokens: the kernel's for chains, and for trees those by the rows
-        of the accepted path."""
+    ) -> torch.Tensor:
+        """Returns the log-probabilities of the emitted tokens, as ``RowReport`` has them: the kernel's for chains, and
+        those by the rows of the accepted path for trees."""
         if isinstance(out, TreeStep):
             logits = on_path(logits, out.path)
             drawn, raw = log_probs_of_path(step, logits, on_path(processed, out.path), out.tokens, self.state.backend)
         else:
             assert out.log_probs is not None and out.raw_log_probs is not None
             drawn, raw = out.log_probs, out.raw_log_probs
+        found = torch.stack((drawn, raw), -1).double()
+        if step.num_ranked == 0:
+            return found
         rows = self.rows.ranked[: step.num_ranked]
-        return LogProbs(drawn, raw, rows, ranked(logits, out.tokens, rows, step.top) if step.num_ranked else None)
+        scores = ranked(logits, out.tokens, rows, step.top)
+        # ``raw`` is of the logits that the kernel was given, which are not the model's own if processors changed them.
+        found[:, :, 1].index_copy_(0, rows, scores[:, :, 0])
+        return torch.cat((found, found.new_zeros(*raw.shape, scores.shape[2]).index_copy_(0, rows, scores)), -1)
