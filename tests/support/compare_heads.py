@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from specdec import SpeculativeDecoder, load_head
+from specdec.drafters import Drafter
 from transformers import PreTrainedModel
 
 from specdec_kernels import SamplingParams
@@ -23,17 +24,18 @@ def compare(path, plain, new: int = 14, target: PreTrainedModel | None = None, *
     head = load_head(path, target, check=False)
     steps = []
 
-    class Recording:
-        def start(self, generation):
-            self.session = head.start(generation)
-            for name in ("admit", "show", "release"):
-                setattr(self, name, getattr(self.session, name))
-            return self
+    class Recording(Drafter):
+        def start(self, batch):
+            session = head.start(batch)
+            propose = session.propose
 
-        def draft(self, step):
-            drafts = self.session.draft(step)
-            steps.append(([list(text) for text in step.texts], step.allowed, drafts))
-            return drafts
+            def noted(step):
+                drafts = propose(step)
+                steps.append(([list(text) for text in step.texts], step.allowed, drafts))
+                return drafts
+
+            session.propose, session.needs_host = noted, True
+            return session
 
     decoder = SpeculativeDecoder(target, Recording(), 3)
     settings |= {"params": SamplingParams(1.0), "seed": [1, 2, 3], "eos_token_id": []}
@@ -47,9 +49,9 @@ def compare(path, plain, new: int = 14, target: PreTrainedModel | None = None, *
             with torch.no_grad():
                 states = target(torch.tensor([text]), output_hidden_states=True).hidden_states
             expected = plain([s[0] for s in states], text, drafts.tokens[row, : count - 1].tolist())
-            if head.model.d2t is not None:
-                assert (head.model.d2t.diff() > 0).all() and torch.equal(drafts.d2t, head.model.d2t)
-                expected = expected[:, head.model.d2t] if expected.shape[1] == VOCABULARY else expected
+            if head.head.d2t is not None:
+                assert (head.head.d2t.diff() > 0).all() and torch.equal(drafts.d2t, head.head.d2t)
+                expected = expected[:, head.head.d2t] if expected.shape[1] == VOCABULARY else expected
             torch.testing.assert_close(drafts.logits[row, :count], expected.float(), rtol=1e-3, atol=1e-3)
             compared += count
     assert compared > 30

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from specdec.drafters import Drafter, Drafts
-from specdec.stats import Stopwatch
+from specdec.stats import Timer
 from transformers import LogitsProcessor
 
 from specdec_kernels import SamplingParams
@@ -25,9 +25,9 @@ def start(
 ):
     ends = [frozenset()] * len(prompts) if ends is None else ends
     owners = [None] * len(prompts) if owners is None else owners
-    generation = SimpleNamespace(size=len(prompts), stopwatch=Stopwatch(), ends=ends, nodes=nodes, owners=owners)
-    session = drafter.start(generation)
-    session.admit(dict(enumerate(prompts)))
+    batch = SimpleNamespace(size=len(prompts), timer=Timer(), ends=ends, nodes=nodes, owners=owners)
+    session = drafter.start(batch)
+    session.begin(dict(enumerate(prompts)))
     return session
 
 
@@ -41,8 +41,8 @@ def draft(session, texts: list[list[int]], allowed: int | list[int]) -> list[lis
         last_two=torch.tensor([(t[-2:-1] or t[-1:]) + t[-1:] for t in texts]),
     )
     before = [list(text) for text in texts]
-    drafts = session.draft(step)
-    again = session.draft(step)
+    drafts = session.propose(step)
+    again = session.propose(step)
     assert torch.equal(drafts.tokens, again.tokens)
     assert texts == before
     tokens, *others = drafts

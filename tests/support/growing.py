@@ -1,39 +1,45 @@
-"""What a model's trees are to be, found plainly: one full forward for each path, and lists in the place of tensors."""
+"""What a model's trees are to be, found plainly: one full forward for each path, and lists instead of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from specdec.drafters import DraftTree, Step
+from specdec.drafters import Drafter, Drafts, Step
 
 Path = tuple[int, ...]
 # Logits [n, V] after a text and each of n paths of drafts, which are equally long.
 Rows = Callable[[list[int], list[Path]], torch.Tensor]
 
 
-class Watched:
+class Watched(Drafter):
     """A drafter that notes the texts before each of its trees, and how many tokens each row may draft."""
 
-    def __init__(self, drafter):
-        self.drafter, self.steps = drafter, list[tuple[list[list[int]], list[int], DraftTree]]()
+    trees = True
 
-    def __getattr__(self, name):
-        return getattr(self.drafter, name)
+    def __init__(self, drafter: Drafter):
+        self.drafter, self.steps = drafter, list[tuple[list[list[int]], list[int], Drafts]]()
+        self.samples_trees, self.model, self.max_length = drafter.samples_trees, drafter.model, drafter.max_length
 
-    def start(self, generation):
-        session = self.drafter.start(generation)
-        draft_tree = session.draft_tree
+    def check(self, target, nodes, most_drafts):
+        self.drafter.check(target, nodes, most_drafts)
 
-        def noted(step: Step) -> DraftTree:
-            tree = draft_tree(step)
+    def tree_slots(self, nodes, depth):
+        return self.drafter.tree_slots(nodes, depth)
+
+    def start(self, batch):
+        session = self.drafter.start(batch)
+        propose = session.propose
+
+        def noted(step: Step) -> Drafts:
+            tree = propose(step)
             self.steps.append(([list(t) for t in step.texts], step.allowed_on_device.tolist(), tree))
             return tree
 
-        session.draft_tree = noted
+        session.propose = noted
         return session
 
-    def of_rows(self) -> list[tuple[int, int, list[int], int, DraftTree]]:
+    def of_rows(self) -> list[tuple[int, int, list[int], int, Drafts]]:
         """(step, row, text, the most nodes of a path, tree) of all rows that drafted."""
         return [
             (index, row, text, allowed[row], tree)
@@ -43,7 +49,7 @@ class Watched:
         ]
 
 
-def paths_of(tree: DraftTree, row: int) -> list[Path | None]:
+def paths_of(tree: Drafts, row: int) -> list[Path | None]:
     """The tokens from the root down to each node; None: it does not count, as it or an ancestor has no token."""
     parents, paths = tree.parents if tree.parents.dim() == 1 else tree.parents[row], list[Path | None]()
     for token, parent in zip(tree.tokens[row].tolist(), parents.tolist(), strict=True):

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from specdec.drafters import Drafts, DraftTree, Generation, Step
+from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from transformers import PreTrainedModel
 
 from specdec_kernels import Rule, draft_children
@@ -17,49 +17,42 @@ from .models import tiny_model
 BUSHY = (-1, -1, 0, 0, 1, 2, 2, 5)  # two children, of which one has two; siblings are no neighbours everywhere
 
 
-class TableTrees:
+class TableTrees(Drafter, DraftSession):
     """Draws all trees of one shape: with rules ``token`` and ``block`` without replacement, else the most likely.
 
     Args:
         table: [V, V'], the logits after each token.
-        parents: of every tree, as in DraftTree; a chain's are -1, 0, 1, ...
+        parents: of every tree, as in Drafts; a chain's are -1, 0, 1, ...
         barren: a token after which nothing is drawn; in a tree, which tokens were drawn may decide that alone.
         d2t: [V'], the target's ids of the table's columns.
     """
 
-    proposes_trees = samples_trees = True
-    reads_texts = False
+    trees = samples_trees = True
+    needs_host = False
 
     def __init__(self, table: torch.Tensor, parents: Sequence[int], barren: int = -1, d2t: torch.Tensor | None = None):
         self.table, self.parents, self.barren, self.d2t = table, list(parents), barren, d2t
         self.compacted = 0
 
-    def start(self, generation: Generation) -> TableTrees:
-        self.generation = generation
+    def start(self, batch: BatchState) -> TableTrees:
+        self.batch = batch
         return self
 
-    def admit(self, prompts: dict[int, list[int]]) -> None:
-        pass
-
-    def release(self, row: int, output: list[int]) -> None:
-        pass
-
-    def compact(self, path: torch.Tensor) -> None:
+    def accepted(self, path: torch.Tensor) -> None:
         self.compacted += 1
 
-    def draft(self, step: Step) -> Drafts:
-        tokens, _, logits, d2t, _, status = self.tree(step, list(range(-1, step.num_drafts - 1)))
-        rows = None if logits is None else logits[:, :-1]
-        return Drafts(tokens, rows, status=status[:, :-1], d2t=d2t)
+    def propose(self, step: Step) -> Drafts:
+        if self.batch.nodes:
+            return self.tree(step, self.parents)
+        drafts = self.tree(step, list(range(-1, step.num_drafts - 1)))
+        logits = None if drafts.logits is None else drafts.logits[:, :-1]
+        return drafts._replace(parents=None, logits=logits, status=drafts.status[:, :-1])
 
-    def draft_tree(self, step: Step) -> DraftTree:
-        return self.tree(step, self.parents)
-
-    def tree(self, step: Step, parents: list[int]) -> DraftTree:
-        g, sampled = self.generation, self.generation.rule != Rule.COUPLED
-        tokens = torch.full((g.size, len(parents)), -1, dtype=torch.int64, device=step.position.device)
-        logits = self.table.new_zeros(g.size, len(parents) + 1, self.table.shape[1])
-        status = torch.zeros(g.size, len(parents) + 1, dtype=torch.int32, device=step.position.device)
+    def tree(self, step: Step, parents: list[int]) -> Drafts:
+        size, sampled = len(step.position), self.batch.rule != Rule.COUPLED
+        tokens = torch.full((size, len(parents)), -1, dtype=torch.int64, device=step.position.device)
+        logits = self.table.new_zeros(size, len(parents) + 1, self.table.shape[1])
+        status = torch.zeros(size, len(parents) + 1, dtype=torch.int32, device=step.position.device)
         paths = {-1: step.last_two[:, :0]}
         for node in (-1, *range(len(parents))):
             if node >= 0:
@@ -72,21 +65,21 @@ class TableTrees:
             drawn = draft_children(
                 row,
                 len(children),
-                g.params,
-                seed=g.seed,
+                step.sampling,
+                seed=step.seed,
                 position=step.position,
                 offset=node + 1,
-                table=step.table,
                 drafts=paths[node].clamp(min=0),
                 d2t=self.d2t,
                 sampled=sampled,
-                backend=g.backend,
+                backend=self.batch.backend,
             )
             none = (token == self.barren) | (token < 0)
             tokens[:, children] = drawn.tokens.masked_fill(none[:, None], -1)
             status[:, node + 1] = drawn.status
-        parts = (logits, self.d2t) if sampled else (None, None)
-        return DraftTree(tokens, torch.tensor(parents, device=tokens.device), *parts, status=status)
+        shape = torch.tensor(parents, device=tokens.device)
+        q = {"logits": logits, "d2t": self.d2t} if sampled else {}
+        return Drafts(tokens, shape, **q, status=status)
 
 
 @torch.no_grad()
