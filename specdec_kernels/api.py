@@ -67,7 +67,7 @@ def draft_step(
     if compact and rule == Rule.COUPLED:
         check.refuse("compact", repr(compact), "0 with rule='coupled', which needs no q")
     sampling = check.sampling_of(params, table, batch, device)
-    if table is None:
+    if sampling.table_ids is None:
         drafts = None  # only penalties depend on them
     elif drafts is not None:
         check.check_like("drafts", drafts, (batch, offset), check.INTEGER_DTYPES, device)

@@ -64,14 +64,14 @@ def draft_children(
         check.refuse("width", repr(width), f"an integer from 1 to {MAX_WIDTH}")
     sampling = check.sampling_of(params, table, batch, device)
     if drafts is None:
-        if table is not None and not (isinstance(offset, int) and offset == 0):
+        if sampling.table_ids is not None and not (isinstance(offset, int) and offset == 0):
             check.refuse(
                 "drafts", "None with a table and an offset beyond 0", "the tokens down to the node, [B, depth]"
             )
     else:
         depth = drafts.shape[1] if isinstance(drafts, torch.Tensor) and drafts.dim() == 2 else 0
         check.check_like("drafts", drafts, (batch, depth), check.INTEGER_DTYPES, device)
-        drafts = None if table is None else drafts.to(torch.int64)  # only penalties depend on them
+        drafts = None if sampling.table_ids is None else drafts.to(torch.int64)  # only penalties depend on them
     if d2t is not None:
         check.check_d2t(d2t, vocabulary, device)
     return DraftChildren(

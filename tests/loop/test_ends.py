@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec import Output, FinishReason, Producer, SpeculativeDecoder
-from specdec.loop.sequence import Ends, SequenceRecord
+from specdec import FinishReason, Output, Producer, Request, Sequence, SpeculativeDecoder
 from specdec.loop.report import RowReport
-from specdec.stats import Stats
+from specdec.models.supported import cached_model
 from support.models import generate, prompts, tiny_model, tunable_pair
 from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -144,13 +143,18 @@ def test_plain_decoding_takes_any_k():
     assert decoder.generate([[1, 2]], max_new_tokens=5, eos_token_id=[]).stats.drafted == 0
 
 
+def sequence(stop: After | None = None) -> Sequence:
+    request = Request([1, 2], max_new_tokens=9, eos_token_id=7, stop=stop)
+    return Sequence.of(0, request, cached_model(tiny_model(), "target"), 2)
+
+
 def test_a_stop_before_the_end_token_of_the_same_step_is_what_ends_it():
-    record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), After(5)))
-    record.take(RowReport([5, 7], 1, 1, 1, 1, 0, None), 1)
-    assert (record.end, record.tokens) == (FinishReason.STOP, [5])
+    ended = sequence(After(5))
+    ended.take(RowReport([5, 7], 1, 1, 1, 1, 0, None, None), 1)
+    assert (ended.finish_reason, ended.tokens) == (FinishReason.STOP, [5])
 
 
 def test_a_fault_behind_the_end_is_none():
-    record = SequenceRecord(0, text := [1, 2], text, Stats.empty(2), 2, Ends(9, frozenset({7}), None))
-    record.take(RowReport([5, 7], 2, 2, 2, 2, int(Status.TARGET_NAN), None), 1)
-    assert (record.end, record.status) == (FinishReason.EOS, Status.OK)
+    ended = sequence()
+    ended.take(RowReport([5, 7], 2, 2, 2, 2, int(Status.TARGET_NAN), None, None), 1)
+    assert (ended.finish_reason, ended.status) == (FinishReason.EOS, Status.OK)

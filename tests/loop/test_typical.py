@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from specdec import PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, speculate
 from specdec.evaluation.contenders import CompareSettings
 from specdec.evaluation.verify.settings import VerifySettings
-from specdec.loop.typical import Typical, typical_step
+from specdec.drafters import Drafts
+from specdec.loop.typical import Typical
 from specdec.models.tree import Tree
 from support.models import generate, prompts
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
 
-from specdec_kernels import SamplingParams, Status, speculative_step
+from specdec_kernels import SamplingParams, SamplingTensors, Status, speculative_step
 
 BATCH, NODES, VOCABULARY = 60, 9, 7
 
@@ -55,11 +57,9 @@ def test_the_longest_path_of_likely_nodes(typical):
     temperature = torch.tensor([0.7, 0.0, 1.3]).repeat(BATCH // 3)
     top_k = torch.where(torch.arange(BATCH) % 4 == 0, 3, 0)
     filters = torch.stack((top_k.float(), torch.ones(BATCH), torch.zeros(BATCH)), 1)
-    params, seed = SamplingParams.packed(temperature, filters, None), torch.arange(BATCH)
-    common = {"params": params, "seed": seed, "backend": "auto"}
-    out = typical_step(
-        typical, logits, tokens, parents, tree, counts, position=torch.full_like(seed, 9), depth=depth, **common
-    )
+    seed, sampling = torch.arange(BATCH), SamplingTensors(temperature, filters, None)
+    step = SimpleNamespace(sampling=sampling, seed=seed, position=torch.full_like(seed, 9), num_drafts=depth)
+    out = typical.verify(step, logits, Drafts(tokens, parents), tree, counts, "auto")
     lengths = set()
     for b in range(BATCH):
         ps = [p_of(row, float(temperature[b]), int(top_k[b])) for row in logits[b]]
@@ -70,7 +70,7 @@ def test_the_longest_path_of_likely_nodes(typical):
         assert out.tokens[b].tolist()[: len(path)] == tokens[b, path].tolist()
     last = (out.path[:, :-1].amax(1) + 1)[:, None, None].expand(-1, 1, VOCABULARY)  # nodes come after their parents
     ends = speculative_step(
-        logits.gather(1, last), tokens[:, :0], None, position=9 + out.num_accepted, rule="coupled", **common
+        logits.gather(1, last), tokens[:, :0], None, params=sampling, seed=seed, position=9 + out.num_accepted, rule="coupled"
     )
     assert torch.equal(out.tokens.gather(1, out.num_accepted[:, None].long()), ends.tokens)
     assert len(lengths) > 5, lengths
@@ -81,19 +81,14 @@ def test_a_row_without_a_distribution_ends_the_path():
     logits = torch.zeros(2, 4, VOCABULARY)
     logits[0, 2, 3] = torch.nan
     tokens, parents = torch.zeros(2, 3, dtype=torch.int64), torch.tensor([[-1, 0, 1]] * 2)
-    out = typical_step(
-        Typical(0.0),
-        logits,
-        tokens,
-        parents,
-        Tree.of(parents),
-        torch.ones(2, 3, dtype=torch.bool),
-        params=SamplingParams.packed(torch.ones(2), None, None),
+    step = SimpleNamespace(
+        sampling=SamplingTensors(torch.ones(2), None, None),
         seed=torch.zeros(2, dtype=torch.int64),
         position=torch.ones(2, dtype=torch.int64),
-        depth=3,
-        backend="auto",
+        num_drafts=3,
     )
+    counts = torch.ones(2, 3, dtype=torch.bool)
+    out = Typical(0.0).verify(step, logits, Drafts(tokens, parents), Tree.of(parents), counts, "auto")
     assert out.path.tolist() == [[0, 1, -1, -1], [0, 1, 2, -1]] and out.status.tolist() == [Status.TARGET_NAN, 0]
     assert out.tokens[0].tolist() == [0, 0, -1, -1] and out.num_emitted.tolist() == [2, 4]
 
@@ -104,14 +99,14 @@ def test_texts():
     settings = {"max_new_tokens": 21, "params": params, "seed": [1, 2, 3], "eos_token_id": []}
     decoder = SpeculativeDecoder(forgetful(), TableTrees(bigrams(forgetful()), BUSHY), 2, tree=len(BUSHY))
     exact, few, most = (
-        decoder.generate(ids, rule=rule, log_probs=True, **settings) for rule in ("coupled", "typical", Typical(0.0))
+        decoder.generate(ids, rule=rule, log_probs=True, **settings) for rule in ("coupled", Typical(), Typical(0.0))
     )
     assert few.drafter_error is None and few.tokens[1] == exact.tokens[1] == most.tokens[1]
     greedy = generate(forgetful(), None, ids[1:2], 0, max_new_tokens=21)
     assert few.tokens[1] == greedy.tokens[0]
     taus = [[s.tau for s in result.sequence_stats] for result in (exact, few, most)]
     assert all(taus[0][row] < taus[1][row] < taus[2][row] == 3.0 for row in (0, 2)), taus
-    scheduler = Scheduler(decoder, rows=2, max_length=40, rule="typical")
+    scheduler = Scheduler(decoder, rows=2, max_length=40, rule=Typical())
     requests = [
         Request(p, 21, SamplingParams(float(params.temperature[i])), seed=i + 1, eos_token_id=[])
         for i, p in enumerate(ids)
@@ -121,8 +116,8 @@ def test_texts():
 
 def test_where_it_is_refused():
     drafter = PromptLookupDrafter()
-    with pytest.raises(ValueError, match="rule: got 'typical' without a tree, allowed: 'token', 'block' or 'coupled'"):
-        SpeculativeDecoder(forgetful(), drafter, 2).generate([[1]], max_new_tokens=2, rule="typical")
+    with pytest.raises(ValueError, match=r"rule: got Typical\(.* without a tree, allowed: 'token', 'block' or 'coupled'"):
+        SpeculativeDecoder(forgetful(), drafter, 2).generate([[1]], max_new_tokens=2, rule=Typical())
     decoder = SpeculativeDecoder(forgetful(), drafter, 2, tree=4)
     for more in (
         {"params": SamplingParams(frequency_penalty=0.5)},
@@ -130,20 +125,19 @@ def test_where_it_is_refused():
         {"banned_tokens": [3]},
         {"min_new_tokens": 1},
     ):
-        with pytest.raises(ValueError, match="rule: got 'typical' with penalties, bias, bans or min_new_tokens"):
-            decoder.generate([[1]], max_new_tokens=2, rule="typical", **more)
-    with pytest.raises(ValueError, match="rule: got 'typical' with penalties"):
+        with pytest.raises(ValueError, match="rule: got Typical with penalties, bias, bans or min_new_tokens"):
+            decoder.generate([[1]], max_new_tokens=2, rule=Typical(), **more)
+    with pytest.raises(ValueError, match="rule: got Typical with penalties"):
         scheduler = Scheduler(decoder, rows=1, max_length=9, rule=Typical())
         scheduler.submit(Request([1], 2, SamplingParams(presence_penalty=0.5)))
-    with pytest.raises(ValueError, match="compact_q"):
-        decoder.generate([[1]], max_new_tokens=2, rule="typical", compact_q=3)
-    for promises in (
+    for exact in (
+        lambda: decoder.generate([[1]], max_new_tokens=2, rule="typical"),
         lambda: VerifySettings(rules=("typical",)),
         lambda: CompareSettings(rule="typical"),
         lambda: speculate(rule="typical"),
     ):
         with pytest.raises(ValueError, match="rule: got 'typical', allowed: 'token', 'block', 'coupled'"):
-            promises()
+            exact()
     for wrong in ({"epsilon": 1.0}, {"epsilon": -0.1}, {"delta": 0.0}, {"delta": math.inf}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Typical(**wrong)

@@ -8,7 +8,7 @@ sampled texts do not have the target's distribution, and depend on the drafts. I
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -38,7 +38,7 @@ class Typical(AcceptRule):
         ValueError: names the argument, what was given and what is allowed.
     """
 
-    rule: Rule = Rule.COUPLED
+    rule: Rule = field(default=Rule.COUPLED, init=False)
     epsilon: float = 0.09
     delta: float = 0.3
 
@@ -46,8 +46,6 @@ class Typical(AcceptRule):
     exact = False
 
     def __post_init__(self) -> None:
-        if self.rule != Rule.COUPLED:
-            refuse("rule", str(self.rule), "'coupled', with which typical acceptance draws")
         if not 0 <= self.epsilon < 1:
             refuse("epsilon", self.epsilon, "a number from 0 to below 1")
         if not 0 < self.delta < math.inf:
@@ -73,11 +71,8 @@ class Typical(AcceptRule):
     ) -> SpeculativeStep | TreeStep:
         if tree is None or drafts.parents is None or counts is None:
             return super().verify(step, logits, drafts, tree, counts, backend)
-        nodes, parents, depth = (
-            drafts.tokens,
-            drafts.parents.expand(counts.shape),
-            min(step.num_drafts, counts.shape[1]),
-        )
+        nodes, parents = drafts.tokens, drafts.parents.expand(counts.shape)
+        depth = min(step.num_drafts, counts.shape[1])
         batch, rows, vocabulary = logits.shape
         depths, of_rows = tree.depths.expand(batch, -1), step.sampling.repeated(rows)
         drawn = draft_step(
