@@ -9,7 +9,7 @@ import itertools
 import pytest
 import torch
 from specdec import Output, Producer, SpeculativeDecoder, Stats
-from specdec.drafters import Drafts, BatchState, Step
+from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.models.kv_cache import StaticKVCache
 from support.models import TYPES, VOCABULARY, generate, prompts, tiny_model, toy_model, tunable_pair
 from support.texts import assert_same_greedy, check_text_distribution
@@ -245,7 +245,7 @@ def test_streaming_and_stats_agree_with_the_result():
     )
     assert all(isinstance(e, Output) and e.tokens for e in outputs)
     for b, stats in enumerate(result.sequence_stats):
-        mine = [e for e in outputs if e.sequence == b]
+        mine = [e for e in outputs if e.number == b]
         assert [t for e in mine for t in e.tokens] == result.tokens[b]
         assert [p for e in mine for p in e.produced_by] == result.produced_by[b]
         assert stats.steps == len(mine) and stats.emitted == len(result.tokens[b])
@@ -330,29 +330,26 @@ def test_memory_does_not_grow_with_steps(monkeypatch):
 # ---- drafters and faults -----------------------------------------------------------------------------------
 
 
-class Scripted:
+class Scripted(Drafter):
     """A drafter that knows the texts: it proposes ``wrong`` where told to, and the right token elsewhere."""
 
     def __init__(self, texts: list[list[int]], wrong: dict[int, int]):
         self.texts, self.wrong = texts, wrong
 
-    def start(self, generation: BatchState):
-        lengths = [0] * generation.size
+    def start(self, batch: BatchState):
+        lengths = [0] * batch.size
 
-        class Session:
+        class Session(DraftSession):
             def begin(_, prompts: dict[int, list[int]]) -> None:
                 for row, prompt in prompts.items():
                     lengths[row] = len(prompt)
 
-            def draft(_, step: Step) -> Drafts:
+            def propose(_, step: Step) -> Drafts:
                 rows = []
-                for text, start in zip(self.texts, (step.position - torch.tensor(lengths)).tolist(), strict=True):
+                for text, start in zip(self.texts, (step.position - torch.tensor(lengths)).tolist(), strict=False):
                     row = (text + [0] * 50)[start : start + step.num_drafts]
                     rows.append([self.wrong.get(i, token) for i, token in enumerate(row)])
                 return Drafts(torch.tensor(rows))
-
-            def release(_, row: int, output: list[int]) -> None:
-                pass
 
         return Session()
 

@@ -22,7 +22,7 @@ from specdec import (
     SuffixMemory,
     UniversalDrafter,
 )
-from specdec.drafters import Drafts, BatchState, Step
+from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.evaluation.near_ties import Judge
 from specdec.evaluation.verify.race_noise import RaceNoise
 from support.texts import prompts_of
@@ -33,14 +33,11 @@ DISTRIBUTIONS = (GREEDY, COUPLED) = ("greedy", "coupled")
 TEMPERATURE = 0.8
 
 
-class Hostile:
+class Hostile(Drafter, DraftSession):
     """Proposes what a broken drafter may: random tokens, ones out of range, none in the middle, too few columns."""
 
-    def start(self, generation: BatchState) -> Hostile:
+    def start(self, batch: BatchState) -> Hostile:
         return self
-
-    def begin(self, prompts: dict[int, list[int]]) -> None:
-        pass
 
     def propose(self, step: Step) -> Drafts:
         generator = torch.Generator().manual_seed(step.index)
@@ -48,18 +45,15 @@ class Hostile:
         tokens = torch.randint(-50, 4200, (len(step.allowed), width), generator=generator)
         return Drafts(torch.where(tokens < -25, -1, tokens))
 
-    def end(self, row: int, output: list[int]) -> None:
-        pass
 
-
-class AlmostRight:
+class AlmostRight(Drafter, DraftSession):
     """Knows the texts, and is wrong in every ninth token: accepted runs end everywhere."""
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]]):
         self.texts = texts
 
-    def start(self, generation: BatchState) -> AlmostRight:
-        self.rows = [[] for _ in range(generation.size)]
+    def start(self, batch: BatchState) -> AlmostRight:
+        self.rows = [[] for _ in range(batch.size)]
         return self
 
     def begin(self, prompts: dict[int, list[int]]) -> None:
@@ -72,9 +66,6 @@ class AlmostRight:
             ahead = [*row, *[0] * step.num_drafts][len(text) : len(text) + step.num_drafts]
             drafts.append([(t + 1) % 4096 if (len(text) + i) % 9 == 0 else t for i, t in enumerate(ahead)])
         return Drafts(torch.tensor(drafts))
-
-    def end(self, row: int, output: list[int]) -> None:
-        pass
 
 
 DRAFTERS = ("model", "confidence", "lookup", "suffix", "memory", "early_exit", "universal", "hostile", "almost_right")

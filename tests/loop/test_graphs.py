@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from specdec.drafters import guard
 from specdec.drafters.early_exit import EarlyExitDrafter
 from specdec.loop.draft_length import StepTimes
 from specdec.loop.graphs import StepGraphs
+from specdec.loop.rows import Rows
 from support.models import prompts, tiny_model, tunable_pair
 from support.recorded import Synchronised, record
 from support.table_trees import BUSHY, TableTrees, bigrams, forgetful
@@ -57,9 +59,10 @@ def requests(distributions=DISTRIBUTIONS, count: int = 9, new: int = 20, **more)
 
 
 def texts_of(decoder, asked, graphs=None, async_scheduling: bool = False, **settings) -> tuple[dict, Scheduler]:
-    scheduler = Scheduler(decoder, rows=3, max_length=100, prefill_chunk=16, async_scheduling=async_scheduling, **settings)
-    scheduler.batch.graphs = graphs
-    return {o.request.id: (o.tokens, o.end, o.stats) for o in scheduler.run(asked)}, scheduler
+    settings |= {"rows": 3, "max_length": 100, "prefill_chunk": 16, "async_scheduling": async_scheduling}
+    scheduler = Scheduler(decoder, **settings)
+    scheduler.batch.config = replace(scheduler.batch.config, graphs=graphs)
+    return {o.request.id: (o.tokens, o.finish_reason, o.stats) for o in scheduler.run(asked)}, scheduler
 
 
 def recorded_graphs(**more) -> StepGraphs:
@@ -201,10 +204,13 @@ def test_a_step_that_waits_is_not_captured(monkeypatch):
     decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=2)
     plain, _ = texts_of(decoder, requests())
     graphs = recorded_graphs()
-    from specdec.loop.rows import Rows
-
     place = Rows.place
-    monkeypatch.setattr(Rows, "place", lambda self, *args: (self.room.max().item(), place(self, *args))[1])
+
+    def waiting(self, table, **known):
+        self.room.max().item()
+        return place(self, table, **known)
+
+    monkeypatch.setattr(Rows, "place", waiting)
     with pytest.warns(RuntimeWarning, match="no more CUDA graphs.*Synchronised"):
         assert texts_of(decoder, requests(), graphs)[0] == plain
     assert graphs.replays == 0 and not decoder_dropped(decoder)

@@ -7,7 +7,7 @@ import functools
 
 import pytest
 import torch
-from specdec import Output, FinishReason, Request, Scheduler, SpeculativeDecoder, TokenLogProb
+from specdec import FinishReason, Output, Request, Scheduler, SpeculativeDecoder, TokenLogProb
 from specdec.loop import sequence, step
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.log_probs import MAX_TOP, read_scores, score

@@ -9,9 +9,9 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.drafters.protocol import Drafts
+from specdec.loop.report import PendingReport, RowReport, StepResult, StepTimer
 from specdec.loop.rows import upload
 from specdec.loop.step import AcceptRule
-from specdec.loop.report import PendingReport, RowReport, StepResult, StepTimer
 from specdec.models.cached_model import CachedModel
 from specdec.sampling.token_table import HostTable
 from support.models import tiny_model

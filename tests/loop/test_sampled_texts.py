@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder, Stats
-from specdec.drafters import Drafts, BatchState, Step
+from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.loop.batch import Batch
+from specdec.loop.draft_length import AdaptiveK
 from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 from transformers import LogitsProcessorList
 from transformers.generation import (
@@ -110,20 +111,14 @@ def test_filters_have_no_say_in_greedy_text():
 # ---- coupled: the text of plain sampling, token for token --------------------------------------------------
 
 
-class LastAgain:
+class LastAgain(Drafter, DraftSession):
     """One-hot drafts: the last token, again and again."""
 
-    def start(self, generation: BatchState):
+    def start(self, batch: BatchState):
         return self
 
     def propose(self, step: Step) -> Drafts:
         return Drafts(step.last_two[:, 1:].expand(-1, step.num_drafts))
-
-    def begin(self, prompts: dict[int, list[int]]) -> None:
-        pass
-
-    def end(self, row: int, output: list[int]) -> None:
-        pass
 
 
 DRAFTERS = {
@@ -214,7 +209,6 @@ DISTRIBUTIONS = {  # name -> (what generate gets, transformers' processors with 
         lambda: [PrefixConstrainedLogitsProcessor(lambda _, ids: [0, 2, int(ids[-1])], 1)],
     ),
     "typical": ({"logits_processor": [TypicalLogitsWarper(0.7)]}, lambda: [TypicalLogitsWarper(0.7)]),
-    "compact": ({"compact_q": 2, "params": {"top_k": 4}}, lambda: [TopKLogitsWarper(4)]),
     "d2t": ({"d2t": [1, 2, 4], "params": {"min_p": 0.05}}, lambda: [MinPLogitsWarper(0.05)]),
 }
 
@@ -239,11 +233,10 @@ def distribution_of(model, processors, end: int | None, temperature: float = 1.2
 
 def every_day_or_nightly() -> Iterator:
     """Every setting with every rule; every day with one rule, in turn, since what the loop makes of a setting does not
-    depend on the rule. coupled needs no q, and refuses a compact one."""
+    depend on the rule."""
     for (i, name), (j, rule) in itertools.product(enumerate(DISTRIBUTIONS), enumerate(RULES)):
-        if (name, rule) != ("compact", "coupled"):
-            nightly = rule != "token" if name == "plain" else (i + j) % len(RULES) != 2
-            yield pytest.param(name, rule, marks=[pytest.mark.nightly] * nightly)
+        nightly = rule != "token" if name == "plain" else (i + j) % len(RULES) != 2
+        yield pytest.param(name, rule, marks=[pytest.mark.nightly] * nightly)
 
 
 @pytest.mark.parametrize("name, rule", every_day_or_nightly())
@@ -273,7 +266,7 @@ def test_sampled_text_has_the_distribution(name, rule):
     distribution = distribution_of(target, processors(), end)
     found = chi_square(counts, distribution, level=1e-4)
     assert found.p_value > 1e-4 and found.detectable < (0.25 if count < 10_000 else 0.14), found
-    if name not in ("plain", "compact", "d2t"):  # these do not change much of the target's distribution
+    if name not in ("plain", "d2t"):  # these do not change much of the target's distribution
         assert total_variation(distribution, distribution_of(target, [], end)) > 0.04
 
 
@@ -312,8 +305,8 @@ def test_k_may_depend_on_the_past_of_the_whole_batch(rule, monkeypatch):
 @pytest.mark.parametrize("rule", [pytest.param("token"), pytest.param("block", marks=pytest.mark.nightly)])
 def test_k_that_adapts_leaves_the_distribution_as_it_is(rule, monkeypatch):
     """Costs at which drafts of these models just pay, so that K changes all the time, in batches whose sequences come
-    and go. What the draft takes to read prompts is left out, as it depends on the machine's load."""
-    monkeypatch.setattr(SharedLength, "caught_up", lambda self, seconds: None)
+    and go. K is chosen here although texts depend on it: the distribution does not."""
+    monkeypatch.setattr(AdaptiveK, "chooses", lambda self, text_depends: True)
     decoder = SpeculativeDecoder(toy_model(1), toy_model(2), AdaptiveDrafts(3, costs=[1.0, 1.35, 1.55, 1.75]))
     scheduler, count = Scheduler(decoder, rows=64, max_length=16, rule=rule), 3_000
     params = SamplingParams(1.2)

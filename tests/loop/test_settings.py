@@ -157,25 +157,20 @@ def test_log_probs_of_greedy_text():
 
 
 @pytest.mark.parametrize(
-    "settings, form",
+    "settings, kept",
     [
-        ({"params": SamplingParams(1.0)}, "logits"),
-        ({"params": SamplingParams(1.0), "rule": "block"}, "logits"),
-        ({"params": SamplingParams(1.0), "compact_q": 3}, "compact"),
-        ({"params": SamplingParams(1.0), "rule": "coupled"}, "nothing"),
-        ({"params": SamplingParams(0.0), "compact_q": 3}, "nothing"),
+        ({"params": SamplingParams(1.0)}, True),
+        ({"params": SamplingParams(1.0), "rule": "block"}, True),
+        ({"params": SamplingParams(1.0), "rule": "coupled"}, False),
+        ({"params": SamplingParams(0.0)}, False),
     ],
 )
-def test_form_of_q(monkeypatch, settings, form):
-    seen, draft_of = [], ModelDraftSession.draft
-    monkeypatch.setattr(ModelDraftSession, "draft", lambda *a: seen.append(draft_of(*a)) or seen[-1])
+def test_q_is_kept_where_verification_needs_it(monkeypatch, settings, kept):
+    seen, propose = [], ModelDraftSession.propose
+    monkeypatch.setattr(ModelDraftSession, "propose", lambda *a: seen.append(propose(*a)) or seen[-1])
     generate(*tunable_pair(0.3), prompts(2, 3, 9), 2, max_new_tokens=8, **settings)
-    for drafts in seen:
-        logits, compact = drafts.logits is not None, drafts.compact is not None
-        assert (logits, compact) == (form == "logits", form == "compact")
-        assert (drafts.stats is not None) == logits
-        if compact:
-            assert [t.shape for t in drafts.compact] == [(2, drafts.tokens.shape[1], 3)] * 2
+    assert seen and {drafts.logits is not None for drafts in seen} == {kept}
+    assert {drafts.stats is not None for drafts in seen} == {kept}
 
 
 @pytest.mark.parametrize("temperature", (0.0, 0.8))

@@ -67,7 +67,9 @@ def finish(
 
 def check_outcome(outcome: Sequence) -> None:
     assert len(outcome.produced_by) == len(outcome.tokens) == outcome.stats.emitted <= outcome.request.max_new_tokens
-    assert (outcome.finish_reason == FinishReason.FAILED) == (outcome.error is not None or bool(int(outcome.status) & 7))
+    assert (outcome.finish_reason == FinishReason.FAILED) == (
+        outcome.error is not None or bool(int(outcome.status) & 7)
+    )
     if outcome.finish_reason == FinishReason.LENGTH:
         assert len(outcome.tokens) == outcome.request.max_new_tokens
 

@@ -67,7 +67,7 @@ class BatchConfig:
 class _Launched(NamedTuple):
     """A step that the host has not read yet."""
 
-    sequences: list[Sequence | None]  # of the rows, when it was launched
+    sequences: list[Sequence | None]  # that decode in the rows; None: the row is empty, or its prompt is being read
     report: PendingReport
     num_drafts: int
     wanted: list[int]  # drafts of each row, not limited by its room
@@ -327,7 +327,8 @@ class Batch:
             timer = timer if graphs.settled else None
         if timer is not None:
             timer.stop()
-        self._pending.append(_Launched(self.rows[:count], PendingReport(result), num_drafts, wanted, timer))
+        decoding = [None if sequence in self._unread else sequence for sequence in self.rows[:count]]
+        self._pending.append(_Launched(decoding, PendingReport(result), num_drafts, wanted, timer))
         self.steps += 1
         self.num_drafts = num_drafts
         self.draft_forwards += result.drafts.forwards
@@ -443,7 +444,7 @@ class Batch:
         """Applies a step's report to the sequences that had not ended before the step."""
         result, results = step.report.result, []
         for row, (sequence, report) in enumerate(zip(step.sequences, step.report.read(), strict=True)):
-            if sequence is None or not sequence.live or sequence in self._unread:
+            if sequence is None or not sequence.live:
                 continue
             asked = min(step.wanted[row], sequence.room - 1)
             try:
