@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
 from specdec import FinishReason, Output, Request, Scheduler, SpeculativeDecoder, TokenLogProb
-from specdec.loop import sequence, step
+from specdec.loop import log_probs, sequence, step
 from specdec.loop.graphs import StepGraphs
 from specdec.loop.log_probs import MAX_TOP, read_scores, score
 from specdec.models import cached_model
@@ -128,7 +129,7 @@ def test_of_new_tokens(rule, with_processor):
         check_text(target, prompt, tokens, found, 4)
         assert [each.log_prob for each in found] == result.raw_log_probs[b]
         assert len(result.log_probs[b]) == len(tokens)
-        pieces = [each for each in outputs if each.sequence == b]
+        pieces = [each for each in outputs if each.number == b]
         for name in ("tokens", "log_probs", "raw_log_probs", "top_log_probs"):
             assert [x for each in pieces for x in getattr(each, name)] == getattr(result, name)[b]
 
@@ -294,7 +295,7 @@ def test_in_a_crowd_as_alone():
 
 def test_nothing_is_computed_for_those_who_do_not_ask(monkeypatch):
     seen, verify = [], step.speculative_step
-    monkeypatch.setattr(step, "score", lambda logits, *more: seen.append(logits.shape[0]) or score(logits, *more))
+    monkeypatch.setattr(log_probs, "score", lambda logits, *more: seen.append(logits.shape[0]) or score(logits, *more))
     monkeypatch.setattr(step, "speculative_step", lambda *a, **k: seen.append(k["log_probs"]) or verify(*a, **k))
     monkeypatch.setattr(sequence, "score", lambda *_: pytest.fail("of a prompt"))
     list(scheduler().run(requests(({},) * 3)))
@@ -331,9 +332,9 @@ def test_cancelled_while_its_prompt_is_read():
     number = s.submit(Request(text, 5, prompt_log_probs=1))
     s.step()
     assert s.cancel(number)
-    (outcome,) = s.step()
-    assert outcome.finish_reason == FinishReason.CANCELLED
-    check_prompt(target, text[:5], outcome.prompt_log_probs, 1)
+    (output,) = s.step()
+    assert output.finish_reason == FinishReason.CANCELLED
+    check_prompt(target, text[:5], output.sequence.prompt_log_probs, 1)
 
 
 @pytest.mark.parametrize("async_scheduling", (False, True))
@@ -344,7 +345,7 @@ def test_replayed_steps(monkeypatch, async_scheduling):
     outcomes = []
     for graphs in (None, StepGraphs(capture=record, allocated=lambda: 0)):
         s = Scheduler(decoder, rows=3, max_length=40, prefill_chunk=4, async_scheduling=async_scheduling)
-        s.batch.graphs = graphs
+        s.batch.config = replace(s.batch.config, graphs=graphs)
         outcomes.append({o.request.id: told(o) for o in s.run(requests(new=12))})
         if graphs is not None:
             assert graphs.replays > 10

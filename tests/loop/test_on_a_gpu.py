@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 0)
 
 
 class OnDevice(torch.Tensor):
-    device = GPU
+    device, is_cuda = GPU, True
 
 
 class Pinned(torch.Tensor):
@@ -33,6 +33,7 @@ class Pinned(torch.Tensor):
     def copy_(self, source, non_blocking=False):
         assert non_blocking, "a copy that waits"
         Pinned.waiting.append(lambda: torch.Tensor.copy_(self, source.as_subclass(torch.Tensor)))
+        return self
 
     def to(self, device, non_blocking=False):
         assert device == GPU and non_blocking

@@ -271,7 +271,9 @@ class Batch:
                 self._read(ahead)
                 if self.live:
                     self._launch()
-                self._read(ahead if self.live else 0)
+                self._read(ahead)
+                if not self.live:  # what is still ahead has no sequences
+                    self._read()
         except BaseException as error:  # in a forward of all rows, or an interrupt: the rows' state is now unknown
             self._fail(error)
             if not isinstance(error, Exception):
