@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from specdec import AdaptiveDrafts
-from specdec.drafters import Drafts, Generation, Step
+from specdec.drafters import BatchState, Drafts, Step
 from support.models import generate, prompts, tunable_pair
 
 NEW = 40
@@ -19,7 +19,7 @@ class Failing:
     def __init__(self, fault, call: int = 3, start=None, release=None):
         self.fault, self.call, self.on_start, self.on_release, self.calls = fault, call, start, release, 0
 
-    def start(self, generation: Generation) -> Failing:
+    def start(self, batch: BatchState) -> Failing:
         if self.on_start is not None:
             raise self.on_start
         return self

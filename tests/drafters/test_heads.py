@@ -7,7 +7,7 @@ import specdec.loop.batch
 import torch
 from specdec import HeadDrafter, Request, Scheduler, SpeculativeDecoder, load_head, speculate
 from specdec.loop.draft_length import FixedLengths
-from specdec.loop.cuda_graphs import StepGraphs
+from specdec.loop.graphs import StepGraphs
 from support.heads import (
     LAYERS,
     V,

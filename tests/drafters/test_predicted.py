@@ -12,11 +12,11 @@ import specdec.loop.step
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import Emission, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec import Output, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import predicted
 from specdec.drafters.predicted import Place, PredictedSession
 from specdec.evaluation.verify.chi_square import chi_square
-from specdec.stats import Stopwatch
+from specdec.stats import Timer
 from support.crowds import check_empty, crowd, decoder, finish, scheduler
 from support.models import prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 
@@ -121,7 +121,7 @@ def test_texts_do_not_depend_on_predictions(wrapped, deferred):
         edited = [*texts[2][:5], 100, *texts[2][5:9], *texts[2][10:]]
         predictions = (texts[0], prompts(1, 20, 20)[0], edited, None, texts[4])
         asked = [replace(r, prediction=p) for r, p in zip(requests, predictions, strict=True)]
-        s = scheduler(SpeculativeDecoder(target, WRAPPED[wrapped], 3), rule="coupled", max_length=40, deferred=deferred)
+        s = scheduler(SpeculativeDecoder(target, WRAPPED[wrapped], 3), rule="coupled", max_length=40, async_scheduling=deferred)
         outcomes = run(s, asked)
         assert [o.tokens for o in outcomes] == texts
         for right in (outcomes[0], outcomes[4]):
@@ -160,7 +160,7 @@ def test_a_model_catches_up_with_a_row_that_was_predicted_beside_others(monkeypa
     emitted, followed = {s.submit(r): [] for r in asked}, []
     while not s.idle:
         for update in s.step():
-            if isinstance(update, Emission):
+            if isinstance(update, Output):
                 text = emitted[update.sequence]
                 if asked[update.sequence].prediction and text == prediction[: len(text)]:
                     followed.append(update.produced_by.count(Producer.ACCEPTED))
@@ -174,7 +174,7 @@ def test_steps_without_drafts_after_predicted_ones_hide_nothing():
     """The loop knows that the session was asked before these steps, but not that the other drafter was not."""
     shown = []
     other = SimpleNamespace(admit=lambda prompts: None, show=lambda texts, starts: shown.append(starts))
-    batch = SimpleNamespace(predictions=[[1, 2, 3]], ends=[frozenset()], stopwatch=Stopwatch())
+    batch = SimpleNamespace(predictions=[[1, 2, 3]], ends=[frozenset()], stopwatch=Timer())
     session = PredictedSession(other, batch)
     session.admit({0: [9, 8, 7]})
     session.draft(SimpleNamespace(allowed=[2], texts=[[9, 8, 7]], last_two=torch.tensor([[8, 7]])))
@@ -184,7 +184,7 @@ def test_steps_without_drafts_after_predicted_ones_hide_nothing():
 
 
 def test_steps_run_ahead_once_no_row_has_a_prediction():
-    s = scheduler(decoder(), deferred=True)
+    s = scheduler(decoder(), async_scheduling=True)
     s.submit(Request([5, 6, 7], 4, prediction=[1, 2, 3], eos_token_id=[]))
     s.submit(Request([5, 6], 25, eos_token_id=[]))
     ahead = []

@@ -13,7 +13,7 @@ from specdec import SpeculativeDecoder, load_head
 from specdec.drafters.product_tree import ProductTrees
 from specdec.drafters.tree_paths import BestPaths, StaticPaths, likely_paths, read_paths
 from specdec.models.features import FeatureStore
-from specdec.stats import Stopwatch
+from specdec.stats import Timer
 from support.heads import (
     HIDDEN,
     LAYERS,
@@ -96,7 +96,7 @@ def test_the_most_probable_paths(log_q, nodes, chain):
 def test_greedy_trees_hold_the_chain_of_the_most_likely_tokens():
     """The flatter the distributions, the more likely are short paths; half of the nodes are a chain nevertheless."""
     given = SimpleNamespace(nodes=8, greedy=True, rule=Rule.TOKEN, params=SamplingParams(0.0), seed=torch.tensor([0]),
-                            backend="reference", stopwatch=Stopwatch())  # fmt: skip
+                            backend="reference", stopwatch=Timer())  # fmt: skip
     step = SimpleNamespace(position=torch.tensor([5]), table=None, allowed_on_device=torch.full((1,), 6))
     tree = ProductTrees(given, 6, CPU).tree([torch.arange(9.0)[None] / 100] * 6, step)
     paths = paths_of(tree.tokens[0], tree.parents[0])
@@ -262,7 +262,7 @@ def test_sampled_children_are_all_that_were_drawn(folders):
     torch.manual_seed(0)
     logits, seed, position = [torch.randn(2, 9) for _ in range(3)], torch.tensor([5, 6]), torch.tensor([4, 9])
     given = SimpleNamespace(nodes=9, greedy=False, rule=Rule.TOKEN, params=SamplingParams(1.0), seed=seed,
-                            backend="reference", stopwatch=Stopwatch())  # fmt: skip
+                            backend="reference", stopwatch=Timer())  # fmt: skip
     trees = ProductTrees(given, 3, CPU, read_paths("choices", [[0], [2], [0, 0], [0, 1], [2, 3], [0, 1, 0]], 3, 9))
     step = SimpleNamespace(position=position, table=None, last_two=torch.zeros(2, 2, dtype=torch.int64))
     tree = trees.tree(logits, step)

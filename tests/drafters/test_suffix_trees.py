@@ -24,7 +24,7 @@ texts = st.lists(st.integers(0, 2), max_size=20)
 def paths_of(session, known: list[list[int]], most: int) -> list[list[Path]]:
     """The paths of each sequence's tree, in their order."""
     step = SimpleNamespace(texts=known, allowed=[most] * len(known), last_two=torch.empty(1, 2))
-    tree, again = session.draft_tree(step), session.draft_tree(step)
+    tree, again = session.propose(step), session.propose(step)
     assert torch.equal(tree.tokens, again.tokens) and torch.equal(tree.parents, again.parents)
     found = []
     for tokens, parents in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from specdec import AdaptiveDrafts, GenerationResult, Request, Scheduler, SpeculativeDecoder
+from specdec import AdaptiveBatchState, DraftsResult, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import Drafts, Step
 from specdec.evaluation.verify.chi_square import chi_square
 from support.dropped import drops_drafter
