@@ -18,6 +18,8 @@ from specdec import (
     load_embedded_head,
     load_embedded_pair,
 )
+from specdec.drafters.model import model_drafter
+from specdec.drafters.predicted import PredictedDrafter
 from specdec.loop import batch
 from specdec.loop import rows as loop_rows
 from specdec.loop.draft_length import AdaptiveK

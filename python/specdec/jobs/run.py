@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """The part of a scheduler that a job uses."""
 
+    @property
+    def drafter_error(self) -> str | None: ...
+
     def run(self, requests: Iterable[Request]) -> Iterator[Decoded]: ...
 
 
