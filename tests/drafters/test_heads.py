@@ -201,7 +201,7 @@ def test_a_reading_in_doubt_is_decided_by_the_drafts(tmp_path):
         folder = write(tmp_path / str(ids[0]), config | {"eagle_aux_hidden_state_layer_ids": ids}, tensors)
         with pytest.warns(RuntimeWarning, match=f"taken is {reading}"):
             drafter = load_head(folder, predictable_target())
-        assert drafter.model.states == (2, 3, 5) and drafter.report.accepted > 3.9
+        assert drafter.head.states == (2, 3, 5) and drafter.report.accepted > 3.9
 
 
 def test_ids_that_nobody_says_are_warned_about(tmp_path):
@@ -227,7 +227,7 @@ def test_matrices_that_are_the_targets_are_shared(tmp_path):
     for own in (False, True):
         table, head = (weight.detach() + own for weight in ours)
         folder = write(tmp_path / str(own), config, tensors | {"embed_tokens.weight": table, "lm_head.weight": head})
-        model = load_head(folder, predictable_target(), check=False).model
+        model = load_head(folder, predictable_target(), check=False).head
         assert (model.embed_tokens is not None) == (model.lm_head is not None) == own
 
 

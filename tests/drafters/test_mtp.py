@@ -188,7 +188,7 @@ def test_routers_stay_in_float32(tmp_path):
     """Their biases decide which experts are asked."""
     target = copy.deepcopy(_target("glm4_moe")).bfloat16()
     config, tensors, _ = mtp_files("glm4_moe", "deepseek", 1, False)
-    weights = load_head(write(tmp_path, config, tensors), target, check=False).model.state_dict()
+    weights = load_head(write(tmp_path, config, tensors), target, check=False).head.state_dict()
     dtypes = {name: weight.dtype for name, weight in weights.items()}
     assert dtypes.pop("layers.0.block.mlp.gate.e_score_correction_bias") == torch.float32
     assert {*dtypes.values()} == {torch.bfloat16}
