@@ -21,6 +21,6 @@ requests = (
     )
     for i, prompt in enumerate(prompts)
 )
-for outcome in scheduler.run(requests):  # in the order in which they end
-    print(f"--- request {outcome.number}: {len(outcome.tokens)} new tokens, end: {outcome.end}")
-    print(outcome.request.id + tokenizer.decode(outcome.tokens))
+for sequence in scheduler.run(requests):  # in the order in which they end
+    print(f"--- request {sequence.number}: {len(sequence.tokens)} new tokens, finish reason: {sequence.finish_reason}")
+    print(sequence.request.id + tokenizer.decode(sequence.tokens))
