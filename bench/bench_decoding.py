@@ -112,7 +112,7 @@ class NeverRight:
     def __init__(self, drafter: Drafter, vocab_size: int):
         self.drafter, self.vocab_size = drafter, vocab_size
 
-    def start(self, generation: Generation) -> DraftSession:
+    def start(self, batch: BatchState) -> DraftSession:
         session = self.drafter.start(generation)
         draft = session.draft
 

@@ -101,7 +101,7 @@ def contenders(nodes: int) -> tuple[dict[str, Contender], dict[str, str], list[l
     for name, make, chain, path in DRAFTERS:
         decoder = SpeculativeDecoder(target, make(target, draft), chain)
         found[f"{name}, chain"] = Contender(decoder)
-        if getattr(decoder.drafter, "proposes_trees", False):
+        if getattr(decoder.drafter, "trees", False):
             rule = "token" if getattr(decoder.drafter, "samples_trees", False) else "coupled"
             found[f"{name}, tree"] = Contender(SpeculativeDecoder(target, decoder.drafter, path, tree=nodes), rule)
         else:

@@ -14,8 +14,8 @@ from pathlib import Path
 import rich
 from rich.segment import Segment
 from rich.table import Table
-from specdec import Outcome, Request, Scheduler, Stats
-from specdec.result import End
+from specdec import Sequence, Request, Scheduler, Stats
+from specdec.result import FinishReason
 from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
@@ -138,7 +138,7 @@ class Job:
         Raises:
             RuntimeError: a request ended in another way than with its length.
         """
-        scheduler, stopwatch = self.scheduler, self.scheduler.batch.stopwatch
+        scheduler, stopwatch = self.scheduler, self.scheduler.batch.timer
         part = Slice(self.rows)
         stopwatch.lap("loop")  # what others did meanwhile
         before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
@@ -152,9 +152,9 @@ class Job:
                 for _ in range(min(free, len(self._coming))):
                     scheduler.submit(self._coming.popleft())
             for update in scheduler.step():
-                if not isinstance(update, Outcome):
+                if not isinstance(update, Sequence):
                     part.tokens += len(update.tokens)
-                elif update.end != End.LENGTH:
+                elif update.end != FinishReason.LENGTH:
                     raise RuntimeError(f"request {update.request.id}: {update.end} {update.error or ''}")
                 else:
                     self.texts[update.request.id] = update.tokens

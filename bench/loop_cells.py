@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from loop_costs import step_costs
 from measure import first_line, in_turns, profiled, summary, synchronisations, synchronize
-from specdec import Outcome, Request, Scheduler, SpeculativeDecoder, Stats
+from specdec import Sequence, Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from tunable_pair import TunablePair
@@ -137,7 +137,7 @@ class Specdec:
         self.decoder.graph_bytes = GRAPH_BYTES if self.mode.graphs else 0
         rows, context = self.cell.batch, self.cell.context
         sizes = {"rows": rows, "max_length": context + self.cell.room, "prefill_chunk": rows * context}
-        self.scheduler = Scheduler(self.decoder, **sizes, deferred=self.mode.deferred)
+        self.scheduler = Scheduler(self.decoder, **sizes, async_scheduling=self.mode.deferred)
         self._begin()
         for _ in range(self.cell.windows):
             self.window()
@@ -182,16 +182,16 @@ class Specdec:
     def _step(self) -> int:
         """Returns how many tokens it made."""
         updates = self.scheduler.step()
-        if ended := [u for u in updates if isinstance(u, Outcome)]:
+        if ended := [u for u in updates if isinstance(u, Sequence)]:
             raise RuntimeError(f"a sequence ended too early: {ended[0].end}: {ended[0].error}")
         return sum(len(u.tokens) for u in updates)
 
-    def _end(self) -> list[Outcome]:
+    def _end(self) -> list[Sequence]:
         """Takes back what was begun."""
         self.scheduler.close()
-        found: list[Outcome] = []
+        found: list[Sequence] = []
         while not self.scheduler.idle:
-            found += [u for u in self.scheduler.step() if isinstance(u, Outcome)]
+            found += [u for u in self.scheduler.step() if isinstance(u, Sequence)]
         return found
 
     def _graphs(self) -> dict[str, int] | None:
@@ -237,7 +237,7 @@ def measure(
         if time.perf_counter() > deadline:
             raise RuntimeError("no time was left for it (--limit)")
         if isinstance(method, Specdec):
-            mode = str(method.mode._replace(deferred=False))
+            mode = str(method.mode._replace(async_scheduling=False))
             if method.mode.graphs and device.type != "cuda":
                 raise RuntimeError("CUDA graphs are of GPUs")
             if method.decoder.most_drafts and mode not in costs:

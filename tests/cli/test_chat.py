@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from specdec import Emission, Producer, SpeculativeDecoder
+from specdec import Output, Producer, SpeculativeDecoder
 from specdec.cli import app
 from specdec.cli.chat import Talk
 from specdec.cli.conversation import Conversation
@@ -152,7 +152,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(monkeypatch, pair):
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     def interrupted(*args, on_emit, **kwargs):
         signal.raise_signal(signal.SIGINT)
-        on_emit(Emission(0, [5], [Producer.BONUS]))
+        on_emit(Output(0, [5], [Producer.BONUS]))
         signal.raise_signal(signal.SIGINT)
 
     handler = signal.getsignal(signal.SIGINT)

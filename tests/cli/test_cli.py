@@ -33,9 +33,9 @@ def test_generate_is_the_decoder(pair, temperature, seed, num_drafts):
     result = run("generate", PROMPT, "--json", *options)
     assert result.stdout.count("\n") == 1 and result.stderr == ""
     row = json.loads(result.stdout)
-    assert list(row) == ["id", "prompt", "text", "token_ids", "produced_by", "end", "status", "stats"]
+    assert list(row) == ["id", "prompt", "text", "token_ids", "produced_by", "finish_reason", "status", "stats"]
     end = "eos" if row["token_ids"][-1] == target.generation_config.eos_token_id else "length"
-    assert (row["id"], row["prompt"], row["end"], row["status"]) == (0, 0, end, "OK")
+    assert (row["id"], row["prompt"], row["finish_reason"], row["status"]) == (0, 0, end, "OK")
     assert row["token_ids"] == expected.tokens[0]
     assert row["produced_by"] == [str(p) for p in expected.produced_by[0]]
     assert row["text"] == continuation(tokenizer, prompt[0], expected.tokens[0])
@@ -163,7 +163,7 @@ def test_logits_without_a_distribution_are_told(pair, tmp_path):
         result = run("generate", PROMPT, *models, "-k", 4, "--max-new-tokens", 5, *flags)
         assert "Warning: prompt 0: " in result.stderr and "TARGET_NAN" in result.stderr
     row = json.loads(result.stdout)
-    assert (row["token_ids"], row["end"], row["status"]) == ([], "failed", "TARGET_NAN|DRAFT_NAN")
+    assert (row["token_ids"], row["finish_reason"], row["status"]) == ([], "failed", "TARGET_NAN|DRAFT_NAN")
     assert row["error"] == "the target's logits have no distribution: TARGET_NAN|DRAFT_NAN"
 
 

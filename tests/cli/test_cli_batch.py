@@ -39,8 +39,8 @@ def test_a_line_has_its_own_settings(tmp_path):
     for i, (row, (_, options)) in enumerate(zip(found, OWN, strict=True)):
         alone = rows(prompt, *OPTIONS, "--seed", 5 + i, *options)[0]
         assert (row["token_ids"], row["text"]) == (alone["token_ids"], alone["text"]), lines[i]
-        assert list(row) == list(alone) and (row["prompt"], row["end"]) == (i, alone["end"])
-    assert [row["end"] for row in found[8:]] == ["length", "stop", "length"]
+        assert list(row) == list(alone) and (row["prompt"], row["finish_reason"]) == (i, alone["finish_reason"])
+    assert [row["finish_reason"] for row in found[8:]] == ["length", "stop", "length"]
     assert found[6]["token_ids"] == [300] * 10 and len({tuple(row["token_ids"]) for row in found}) > 8
 
 

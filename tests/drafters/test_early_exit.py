@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from specdec import AdaptiveDrafts, EarlyExitDrafter
-from specdec.drafters import Drafts
+from specdec.drafters import Drafter, Drafts, DraftSession
 from specdec.drafters.early_exit import check_keys_are_shared, first_layers
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.models.cached_model import CachedModel
@@ -67,24 +67,24 @@ def model_of(kind: str) -> PreTrainedModel:
     return model
 
 
-class Recording:
-    """A drafter whose steps ``seen(step, generation, draft)`` takes, where ``draft`` asks the drafter."""
+class Recording(Drafter, DraftSession):
+    """A drafter whose steps ``seen(step, batch, propose)`` takes, where ``propose`` asks the drafter."""
 
     def __init__(self, drafter, seen):
         self.drafter, self.seen = drafter, seen
 
-    def start(self, generation):
-        self.generation, self.session = generation, self.drafter.start(generation)
+    def start(self, batch):
+        self.batch, self.session = batch, self.drafter.start(batch)
         return self
 
-    def draft(self, step) -> Drafts:
-        return self.seen(step, self.generation, self.session.draft)
+    def propose(self, step) -> Drafts:
+        return self.seen(step, self.batch, self.session.propose)
 
-    def admit(self, prompts) -> None:
-        self.session.admit(prompts)
+    def begin(self, prompts) -> None:
+        self.session.begin(prompts)
 
-    def release(self, row, output) -> None:
-        self.session.release(row, output)
+    def end(self, row, output) -> None:
+        self.session.end(row, output)
 
 
 def fingerprint(model: PreTrainedModel) -> list:
@@ -204,7 +204,7 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
 # ---- sampling ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", ({"rule": "block"}, {"compact_q": 3, "logit_bias": {1: 1.0}}))
+@pytest.mark.parametrize("options", ({"rule": "block"}, {"logit_bias": {1: 1.0}}))
 def test_sampled_text_has_the_distribution_of_the_target(options):
     torch.manual_seed(1)
     config = LlamaConfig(
@@ -251,8 +251,8 @@ def test_confidence_and_gaps_leave_the_text():
     assert 0 < sure.stats.drafted < always.stats.drafted
     assert sure.stats.acceptance_rate > always.stats.acceptance_rate
 
-    def every_third(step, generation, draft):
-        return draft(step) if step.index % 3 == 0 else Drafts(step.last_two[:, :0])
+    def every_third(step, batch, propose):
+        return propose(step) if step.index % 3 == 0 else Drafts(step.last_two[:, :0])
 
     # Between its steps the target alone has stored keys, and each of them: a cache that lacked some would show.
     whole = Recording(EarlyExitDrafter(target, 4), every_third)

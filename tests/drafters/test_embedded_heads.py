@@ -26,8 +26,8 @@ def test_loading_needs_no_self_check(pair, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         drafter = load_embedded_head(kind, target)
-    assert drafter.report is None and drafter.model.kind == kind
-    report = self_check(drafter.model, cached_model(target, "target"), tokenizer)
+    assert drafter.report is None and drafter.head.kind == kind
+    report = self_check(drafter.head, cached_model(target, "target"), tokenizer)
     assert not report.little and report.acceptance[0] > 0.45
 
 

@@ -174,7 +174,7 @@ def test_the_converter_of_older_files(tmp_path, capsys):
         convert(folder, tmp_path / "new")
     torch.save(tensors, folder / "medusa_lm_head.pt")
     assert convert(folder, tmp_path / "new") == len(tensors) == 9
-    head = load_head(tmp_path / "new", predictable_target(1), check=False).model
+    head = load_head(tmp_path / "new", predictable_target(1), check=False).head
     assert torch.equal(head.state_dict()["medusa_head.2.1.weight"], tensors["2.1.weight"])
     with pytest.raises(OSError):  # it would overwrite
         convert(folder, tmp_path / "new")

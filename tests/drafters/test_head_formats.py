@@ -7,13 +7,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import specdec.loop.batch
 import torch
-from specdec.loop.draft_length import FixedLengths
 from support import plain_heads
 from support.compare_heads import LAYERS, compare
 from support.heads import write
 from support.models import VOCABULARY, tiny_model
+from support.scripted import script_k
 
 HIDDEN = 32
 CONFIG = {
@@ -178,13 +177,7 @@ def test_eagle3(tmp_path, name):
 
 def test_what_was_missed_in_steps_without_drafts(tmp_path, monkeypatch):
     """Then the keys of accepted drafts, which were computed from guesses, are no longer among the last ones."""
-    lengths = itertools.cycle([3, 3, 0, 0, 0, 0, 0, 0])
-
-    class Sometimes(FixedLengths):
-        def next(self, drafting, live, remaining, caps):
-            return dict.fromkeys(drafting, next(lengths))
-
-    monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Sometimes(3))
+    script_k(monkeypatch, itertools.cycle([3, 3, 0, 0, 0, 0, 0, 0]))
     config, tensors, states, _ = EAGLE3["specforge"]
     weights = {"embedding": tensors["embed_tokens.weight"], "head": tensors["lm_head.weight"], "first": "midlayer"}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-import specdec.loop.batch
 import torch
 from specdec import HeadDrafter, Request, Scheduler, SpeculativeDecoder, load_head, speculate
-from specdec.loop.draft_length import FixedLengths
-from specdec.loop.cuda_graphs import StepGraphs
+from specdec.loop.graphs import StepGraphs
 from support.heads import (
     LAYERS,
     V,
@@ -21,6 +21,7 @@ from support.heads import (
 )
 from support.models import tiny_model
 from support.recorded import record
+from support.scripted import script_k
 
 from specdec_kernels import SamplingParams, validation
 
@@ -66,7 +67,7 @@ def served(target, drafter, num_drafts=4, graphs=None, **settings) -> dict:
     scheduler = Scheduler(
         SpeculativeDecoder(target, drafter, num_drafts), rows=2, max_length=60, prefill_chunk=4, rule="coupled"
     )
-    scheduler.batch.graphs = graphs
+    scheduler.batch.config = replace(scheduler.batch.config, graphs=graphs)
     asked = [Request([i + 1, *PROMPTS[i % 3]], 5 + 6 * i, seed=i, id=i, **settings) for i in range(4)]
     told = {o.request.id: (o.tokens, o.stats) for o in scheduler.run(asked)}
     assert scheduler.drafter_error is None
@@ -85,7 +86,7 @@ def test_exact_heads_are_accepted_and_greedy_texts_are_the_targets(kind, loaded)
         assert result.stats.tau >= least - (len(prompts) > 1)
     steps = sum(result.stats.steps_by_drafts[1:])  # of the one sequence
     at_once = kind not in IN_TURN
-    assert result.stats.draft_forwards == steps if at_once else result.stats.draft_forwards > steps
+    assert result.stats.draft_forwards == result.stats.steps if at_once else result.stats.draft_forwards > steps
     assert kind not in EXACT or not loaded[kind].report.little
     assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.modules())
 
@@ -123,14 +124,7 @@ def test_sequences_that_begin_beside_others(kind, loaded, imperfect, monkeypatch
 
 def test_acceptance_after_steps_without_drafts(loaded, monkeypatch):
     """The head reads what it missed, and once more what it had read with guessed features."""
-    wanted = iter([4, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, *[4] * 30])
-
-    class Some(FixedLengths):
-        def next(self, drafting, live, remaining, caps):
-            k = next(wanted)
-            return {row: k for row in drafting}
-
-    monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Some(4))
+    script_k(monkeypatch, [4, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, *[4] * 30])
     result = texts(predictable_target(), loaded["eagle3"], PROMPTS[::2], new=40)
     assert result.tokens == texts(predictable_target(), None, PROMPTS[::2], new=40).tokens
     assert result.stats.acceptance_rate == 1.0 and result.stats.steps > 10
@@ -201,7 +195,7 @@ def test_a_reading_in_doubt_is_decided_by_the_drafts(tmp_path):
         folder = write(tmp_path / str(ids[0]), config | {"eagle_aux_hidden_state_layer_ids": ids}, tensors)
         with pytest.warns(RuntimeWarning, match=f"taken is {reading}"):
             drafter = load_head(folder, predictable_target())
-        assert drafter.model.states == (2, 3, 5) and drafter.report.accepted > 3.9
+        assert drafter.head.states == (2, 3, 5) and drafter.report.accepted > 3.9
 
 
 def test_ids_that_nobody_says_are_warned_about(tmp_path):
@@ -227,7 +221,7 @@ def test_matrices_that_are_the_targets_are_shared(tmp_path):
     for own in (False, True):
         table, head = (weight.detach() + own for weight in ours)
         folder = write(tmp_path / str(own), config, tensors | {"embed_tokens.weight": table, "lm_head.weight": head})
-        model = load_head(folder, predictable_target(), check=False).model
+        model = load_head(folder, predictable_target(), check=False).head
         assert (model.embed_tokens is not None) == (model.lm_head is not None) == own
 
 

@@ -9,15 +9,14 @@ import json
 import warnings
 
 import pytest
-import specdec.loop.batch
 import torch
 from safetensors.torch import save_file
 from specdec import SpeculativeDecoder, load_head
-from specdec.loop.draft_length import FixedLengths
 from support.compare_heads import compare
 from support.heads import HIDDEN, LAYERS, V, exact_mtp, predictable_target, write
 from support.model_types import SHARED_EXPERTS, model_of
 from support.models import DECODER, tiny_model
+from support.scripted import script_k
 from torch.nn.functional import linear, rms_norm
 from transformers import (
     CONFIG_MAPPING,
@@ -167,13 +166,7 @@ def test_layouts(tmp_path, name):
 
 def test_layers_that_were_not_asked(tmp_path, monkeypatch):
     """In steps with fewer drafts than layers, or with none, the later layers read what they will need."""
-    lengths = itertools.cycle([3, 3, 1, 1, 1, 1, 2, 1, 3, 0, 0, 0, 0])
-
-    class Varied(FixedLengths):
-        def next(self, drafting, live, remaining, caps):
-            return dict.fromkeys(drafting, next(lengths))
-
-    monkeypatch.setattr(specdec.loop.batch, "_draft_lengths", lambda config: Varied(3))
+    script_k(monkeypatch, itertools.cycle([3, 3, 1, 1, 1, 1, 2, 1, 3, 0, 0, 0, 0]))
     target, (config, tensors, layers) = _target("glm4_moe"), mtp_files("glm4_moe", "deepseek", 3, False)
 
     @torch.no_grad()
@@ -188,7 +181,7 @@ def test_routers_stay_in_float32(tmp_path):
     """Their biases decide which experts are asked."""
     target = copy.deepcopy(_target("glm4_moe")).bfloat16()
     config, tensors, _ = mtp_files("glm4_moe", "deepseek", 1, False)
-    weights = load_head(write(tmp_path, config, tensors), target, check=False).model.state_dict()
+    weights = load_head(write(tmp_path, config, tensors), target, check=False).head.state_dict()
     dtypes = {name: weight.dtype for name, weight in weights.items()}
     assert dtypes.pop("layers.0.block.mlp.gate.e_score_correction_bias") == torch.float32
     assert {*dtypes.values()} == {torch.bfloat16}

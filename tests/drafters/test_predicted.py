@@ -12,13 +12,16 @@ import specdec.loop.step
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import Emission, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec import Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
 from specdec.drafters import predicted
-from specdec.drafters.predicted import Place, PredictedSession
+from specdec.drafters.model import model_drafter
+from specdec.drafters.predicted import Place, PredictedDrafter, PredictedSession
 from specdec.evaluation.verify.chi_square import chi_square
-from specdec.stats import Stopwatch
-from support.crowds import check_empty, crowd, decoder, finish, scheduler
+from specdec.models.supported import cached_model
+from specdec.stats import Timer
+from support.crowds import check_empty, crowd, finish, scheduler
 from support.models import prompts, pruned_draft, tiny_model, toy_model, tunable_pair
+from transformers import PreTrainedModel
 
 from specdec_kernels import SamplingParams
 from specdec_kernels.testing import probabilities, text_distribution
@@ -96,6 +99,13 @@ def test_of_equal_places_the_next_one_is_meant():
 # ---- texts ------------------------------------------------------------------------------------------------
 
 
+def beside(target: PreTrainedModel, draft, num_drafts: int, d2t=None) -> SpeculativeDecoder:
+    """A decoder that drafts predictions, and the rest with ``draft``."""
+    if isinstance(draft, PreTrainedModel):
+        draft = model_drafter(draft, cached_model(target, "target"), d2t)
+    return SpeculativeDecoder(target, PredictedDrafter(draft), num_drafts)
+
+
 def run(s: Scheduler, requests: list[Request]):
     numbers = [s.submit(r) for r in requests]
     outcomes = finish(s)
@@ -109,9 +119,9 @@ WRAPPED = {
 }
 
 
-@pytest.mark.parametrize("deferred", (False, True))
+@pytest.mark.parametrize("async_scheduling", (False, True))
 @pytest.mark.parametrize("wrapped", WRAPPED)
-def test_texts_do_not_depend_on_predictions(wrapped, deferred):
+def test_texts_do_not_depend_on_predictions(wrapped, async_scheduling):
     """Predictions that are right, wrong, right in parts or missing, in one batch."""
     target = tunable_pair(0.5, layers=1)[0]
     for params in (None, SamplingParams(1.0)):
@@ -121,7 +131,8 @@ def test_texts_do_not_depend_on_predictions(wrapped, deferred):
         edited = [*texts[2][:5], 100, *texts[2][5:9], *texts[2][10:]]
         predictions = (texts[0], prompts(1, 20, 20)[0], edited, None, texts[4])
         asked = [replace(r, prediction=p) for r, p in zip(requests, predictions, strict=True)]
-        s = scheduler(SpeculativeDecoder(target, WRAPPED[wrapped], 3), rule="coupled", max_length=40, deferred=deferred)
+        bounds = {"rule": "coupled", "max_length": 40, "async_scheduling": async_scheduling}
+        s = scheduler(beside(target, WRAPPED[wrapped], 3), **bounds)
         outcomes = run(s, asked)
         assert [o.tokens for o in outcomes] == texts
         for right in (outcomes[0], outcomes[4]):
@@ -139,7 +150,7 @@ def test_a_model_is_not_called_where_all_is_predicted_and_catches_up_later(monke
     model = tiny_model()
     requests = [Request(p, 40, eos_token_id=[]) for p in prompts(2, 3, 9)]
     texts = [o.tokens for o in run(Scheduler(SpeculativeDecoder(model, None), rows=2, max_length=60), requests)]
-    s = Scheduler(SpeculativeDecoder(model, model, 3), rows=2, max_length=60)
+    s = Scheduler(beside(model, model, 3), rows=2, max_length=60)
     whole = run(s, [replace(r, prediction=t) for r, t in zip(requests, texts, strict=True)])
     assert [o.tokens for o in whole] == texts and s.batch.draft_forwards == 0 and s.batch.steps == 10
     halves = [replace(requests[0], prediction=texts[0][:22]), replace(requests[1], prediction=texts[1][:14])]
@@ -153,38 +164,37 @@ def test_a_model_catches_up_with_a_row_that_was_predicted_beside_others(monkeypa
     some predictions are right by chance, and are not what the model drafted meanwhile."""
     monkeypatch.setattr(predicted, "SURE", 99)
     model, prediction = tiny_model(), [1, 2, 1, 1, 2, 2, 1, 2]
-    s = Scheduler(SpeculativeDecoder(model, model, 4), rows=8, max_length=60, rule="token")
+    s = Scheduler(beside(model, model, 4), rows=8, max_length=60, rule="token")
     few = {"params": SamplingParams(4.0), "logit_bias": {1: 200.0, 2: 200.0}, "eos_token_id": []}
     asked = [Request([5, 6, i], 24, seed=i, report_drafts=True, **few) for i in range(32)]
     asked[::2] = [replace(r, prediction=prediction) for r in asked[::2]]
     emitted, followed = {s.submit(r): [] for r in asked}, []
     while not s.idle:
-        for update in s.step():
-            if isinstance(update, Emission):
-                text = emitted[update.sequence]
-                if asked[update.sequence].prediction and text == prediction[: len(text)]:
-                    followed.append(update.produced_by.count(Producer.ACCEPTED))
-                else:
-                    assert Producer.RECOVERED not in update.produced_by
-                text += update.tokens
+        for output in s.step():
+            text = emitted[output.number]
+            if asked[output.number].prediction and text == prediction[: len(text)]:
+                followed.append(output.produced_by.count(Producer.ACCEPTED))
+            else:
+                assert Producer.RECOVERED not in output.produced_by
+            text += output.tokens
     assert sum(n >= 2 for n in followed) >= 3
 
 
 def test_steps_without_drafts_after_predicted_ones_hide_nothing():
     """The loop knows that the session was asked before these steps, but not that the other drafter was not."""
     shown = []
-    other = SimpleNamespace(admit=lambda prompts: None, show=lambda texts, starts: shown.append(starts))
-    batch = SimpleNamespace(predictions=[[1, 2, 3]], ends=[frozenset()], stopwatch=Stopwatch())
+    other = SimpleNamespace(begin=lambda prompts: None, observe=lambda texts, starts: shown.append(starts))
+    batch = SimpleNamespace(predictions=[[1, 2, 3]], ends=[frozenset()], timer=Timer())
     session = PredictedSession(other, batch)
-    session.admit({0: [9, 8, 7]})
-    session.draft(SimpleNamespace(allowed=[2], texts=[[9, 8, 7]], last_two=torch.tensor([[8, 7]])))
+    session.begin({0: [9, 8, 7]})
+    session.propose(SimpleNamespace(allowed=[2], texts=[[9, 8, 7]], last_two=torch.tensor([[8, 7]])))
     for text, start in (([9, 8, 7, 1, 2, 3, 5, 6], 6), ([9, 8, 7, 1, 2, 3, 5, 6, 4], 8)):
-        session.show({0: text}, {0: start})
+        session.observe({0: text}, {0: start})
     assert shown == [{0: 1}, {0: 8}]
 
 
 def test_steps_run_ahead_once_no_row_has_a_prediction():
-    s = scheduler(decoder(), deferred=True)
+    s = scheduler(beside(*tunable_pair(0.5, layers=1), 3), async_scheduling=True)
     s.submit(Request([5, 6, 7], 4, prediction=[1, 2, 3], eos_token_id=[]))
     s.submit(Request([5, 6], 25, eos_token_id=[]))
     ahead = []
@@ -196,12 +206,12 @@ def test_steps_run_ahead_once_no_row_has_a_prediction():
 
 
 @pytest.mark.parametrize("rule", ("token", "block"))
-@pytest.mark.parametrize("draft", ("whole", "pruned", "compact"))
+@pytest.mark.parametrize("draft", ("whole", "pruned"))
 def test_q_of_predicted_rows_is_one_hot(monkeypatch, draft, rule):
     target, model = tunable_pair(0.5, layers=1)
     kept = torch.arange(0, 101, 2)
     d2t = kept if draft == "pruned" else None
-    d = SpeculativeDecoder(target, pruned_draft(model, kept) if draft == "pruned" else model, 3, d2t=d2t)
+    d = beside(target, pruned_draft(model, kept) if draft == "pruned" else model, 3, d2t)
     prediction = [4, 8, 3, 10, 12]
     first = [4, 8] if draft == "pruned" else [4, 8, 3]  # 3 has no column
     steps, step = [], specdec.loop.step.speculative_step
@@ -211,20 +221,15 @@ def test_q_of_predicted_rows_is_one_hot(monkeypatch, draft, rule):
         return step(logits, tokens, q, **more)
 
     monkeypatch.setattr(specdec.loop.step, "speculative_step", recorded)
-    s = Scheduler(d, rows=2, max_length=40, rule=rule, compact_q=4 if draft == "compact" else 0)
+    s = Scheduler(d, rows=2, max_length=40, rule=rule)
     params = SamplingParams(0.7, top_p=0.9)
     run(s, [Request([5, 6], 12, params, 1, prediction=prediction), Request([9], 12, params, 2)])
     tokens, q, more = steps[0]
     assert tokens[0].tolist() == (first + [-1])[:3] and (tokens[1] >= 0).all()
-    if draft == "compact":
-        ids, log_q = more["compact_q"]
-        assert ids[0, :, 0].tolist() == first and (ids[0, :, 1:] == SamplingParams.TABLE_PADDING).all()
-        assert log_q[0].exp().tolist() == [[1, 0, 0, 0]] * 3 and (log_q[1].exp() > 0).sum() > 4
-    else:
-        assert more["draft_stats"] is None
-        columns = torch.tensor(first) // (2 if draft == "pruned" else 1)
-        assert torch.equal(q[0, : len(first)].softmax(-1), torch.nn.functional.one_hot(columns, q.shape[2]).float())
-        assert (q[1].softmax(-1) > 0).all()
+    assert more["draft_stats"] is None
+    columns = torch.tensor(first) // (2 if draft == "pruned" else 1)
+    assert torch.equal(q[0, : len(first)].softmax(-1), torch.nn.functional.one_hot(columns, q.shape[2]).float())
+    assert (q[1].softmax(-1) > 0).all()
     assert s.drafter_error is None
 
 
@@ -247,7 +252,7 @@ def test_the_distribution_of_texts(rule, count):
     target, draft = toy_model(0), toy_model(1)
     params = SamplingParams(1.3, top_k=4)
     predictions = ([3, 1, 2], None, [0, 0, 4, 1], None)
-    s = Scheduler(SpeculativeDecoder(target, draft, 2), rows=500, max_length=8, rule=rule)
+    s = Scheduler(beside(target, draft, 2), rows=500, max_length=8, rule=rule)
     requests = (Request([1], 3, params, i, [], prediction=predictions[i % 4]) for i in range(count))
     outcomes = sorted(s.run(requests), key=lambda o: o.number)
     assert s.drafter_error is None

@@ -13,7 +13,7 @@ from specdec import SpeculativeDecoder, load_head
 from specdec.drafters.product_tree import ProductTrees
 from specdec.drafters.tree_paths import BestPaths, StaticPaths, likely_paths, read_paths
 from specdec.models.features import FeatureStore
-from specdec.stats import Stopwatch
+from specdec.stats import Timer
 from support.heads import (
     HIDDEN,
     LAYERS,
@@ -26,7 +26,7 @@ from support.heads import (
     write,
 )
 
-from specdec_kernels import Rule, SamplingParams, draft_children
+from specdec_kernels import Rule, SamplingParams, SamplingTensors, draft_children
 
 PROMPTS = [[1, 2, 3, 9, 9, 4], [5, 6], [3, 3, 1, 2, 8, 1, 7, 0, 15, 4, 4]]
 CPU = torch.device("cpu")
@@ -95,9 +95,9 @@ def test_the_most_probable_paths(log_q, nodes, chain):
 
 def test_greedy_trees_hold_the_chain_of_the_most_likely_tokens():
     """The flatter the distributions, the more likely are short paths; half of the nodes are a chain nevertheless."""
-    given = SimpleNamespace(nodes=8, greedy=True, rule=Rule.TOKEN, params=SamplingParams(0.0), seed=torch.tensor([0]),
-                            backend="reference", stopwatch=Stopwatch())  # fmt: skip
-    step = SimpleNamespace(position=torch.tensor([5]), table=None, allowed_on_device=torch.full((1,), 6))
+    given = SimpleNamespace(nodes=8, rule=Rule.TOKEN, backend="reference", timer=Timer())
+    sampling, one = SamplingTensors(torch.zeros(1)), {"seed": torch.tensor([0]), "position": torch.tensor([5])}
+    step = SimpleNamespace(greedy=True, sampling=sampling, allowed_on_device=torch.full((1,), 6), **one)
     tree = ProductTrees(given, 6, CPU).tree([torch.arange(9.0)[None] / 100] * 6, step)
     paths = paths_of(tree.tokens[0], tree.parents[0])
     assert paths[:4] == [(8,) * length for length in (1, 2, 3, 4)] and [len(path) for path in paths[4:]] == [1] * 4
@@ -261,15 +261,15 @@ def test_sampled_children_are_all_that_were_drawn(folders):
     """Row r of q is what its children were drawn from, with r as the offset, and the tree has all of them in order."""
     torch.manual_seed(0)
     logits, seed, position = [torch.randn(2, 9) for _ in range(3)], torch.tensor([5, 6]), torch.tensor([4, 9])
-    given = SimpleNamespace(nodes=9, greedy=False, rule=Rule.TOKEN, params=SamplingParams(1.0), seed=seed,
-                            backend="reference", stopwatch=Stopwatch())  # fmt: skip
+    given = SimpleNamespace(nodes=9, rule=Rule.TOKEN, backend="reference", timer=Timer())
     trees = ProductTrees(given, 3, CPU, read_paths("choices", [[0], [2], [0, 0], [0, 1], [2, 3], [0, 1, 0]], 3, 9))
-    step = SimpleNamespace(position=position, table=None, last_two=torch.zeros(2, 2, dtype=torch.int64))
+    rows = {"seed": seed, "position": position, "last_two": torch.zeros(2, 2, dtype=torch.int64)}
+    step = SimpleNamespace(greedy=False, sampling=SamplingTensors(torch.ones(2)), **rows)
     tree = trees.tree(logits, step)
     assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 3]
     for row, depth, children in ((0, 0, [0, 1]), (1, 1, [2, 3]), (2, 1, [4]), (4, 2, [5])):
         assert torch.equal(tree.logits[:, row], logits[depth])
-        drawn = draft_children(logits[depth], len(children), given.params, seed=seed, position=position, offset=row)
+        drawn = draft_children(logits[depth], len(children), SamplingParams(1.0), seed=seed, position=position, offset=row)
         assert torch.equal(tree.tokens[:, children], drawn.tokens)
     short = trees.tree(logits[:1], step)
     assert (short.tokens[:, 2:] == -1).all() and torch.equal(short.tokens[:, :2], tree.tokens[:, :2])

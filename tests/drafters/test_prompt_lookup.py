@@ -112,7 +112,7 @@ def test_arguments_are_checked(arguments):
 
 def test_device_is_that_of_the_step():
     step = SimpleNamespace(allowed=[2], texts=[[1, 2, 1, 2]], last_two=torch.empty(1, 2, device="meta"))
-    assert start(PromptLookupDrafter(), [[1, 2]]).draft(step).tokens.device.type == "meta"
+    assert start(PromptLookupDrafter(), [[1, 2]]).propose(step).tokens.device.type == "meta"
 
 
 @pytest.mark.parametrize("rule", ("token", "block"))

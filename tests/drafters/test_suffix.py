@@ -193,12 +193,12 @@ def test_memories_are_kept_apart():
     """What one user's generations leave behind, no drafter without that very memory proposes."""
     mine, theirs, text = SuffixMemory(), SuffixMemory(), [[1, 2]]
     session = start(SuffixDrafter(mine), text)
-    session.release(0, [1, 2, 3, 4])
+    session.end(0, [1, 2, 3, 4])
     assert draft(start(SuffixDrafter(mine), text), text, 2) == [[3, 4]]
     assert draft(start(SuffixDrafter(mine, min_match=2), text), text, 2) == [[3, 4]]
     for other in (SuffixDrafter(theirs), SuffixDrafter(SuffixMemory()), SuffixDrafter()):
         assert draft(start(other, text), text, 2) == [[]]
-    start(SuffixDrafter(), text).release(0, [1, 2, 5])
+    start(SuffixDrafter(), text).end(0, [1, 2, 5])
     assert draft(start(SuffixDrafter(), text), text, 2) == [[]]
     assert (len(mine), len(theirs)) == (4, 0)
 
@@ -240,7 +240,7 @@ def test_the_owner_that_asked_longest_ago_is_forgotten():
     session = start(SuffixDrafter(memories), text, owners=["c", "b", None])
     assert draft(session, text, 1) == [[3], [], []]
     for row, new in enumerate(([7], [8], [5])):
-        session.release(row, new)
+        session.end(row, new)
     assert len(memories.of("c")) == 4 and len(memories.of("b")) == 1
 
 
@@ -286,8 +286,8 @@ def test_memory_shared_by_threads():
                     text += [other, other + 1]
                     proposal = draft(session, [text], 3)[0]
                     assert proposal in ([], [other + 2, other + 3, other + 4]), (other, proposal)
-                session.release(0, list(range(first, first + 10)))
-                session.release(0, list(range(first, first + 10)))
+                session.end(0, list(range(first, first + 10)))
+                session.end(0, list(range(first, first + 10)))
         except Exception as error:
             errors.append(error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from specdec.drafters import TreeGrowth, guard
 from specdec.drafters.model import model_drafter
 from specdec.drafters.tree_shape import best_shape
 from specdec.evaluation.verify.chi_square import chi_square
-from specdec.loop.cuda_graphs import StepGraphs
+from specdec.loop.graphs import StepGraphs
 from specdec.models.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from support import plain_heads
@@ -237,16 +238,16 @@ def test_a_tree_of_width_one_is_the_chain(kind, tmp_path):
         drafter.growth = TreeGrowth(width=1)
 
     class Chain(Watched):
-        def start(self, generation):
-            session = self.drafter.start(generation)
-            draft = session.draft
+        def start(self, batch):
+            session = self.drafter.start(batch)
+            propose = session.propose
 
             def noted(step):
-                drafts = draft(step)
+                drafts = propose(step)
                 chains.append(drafts.tokens.where(torch.arange(step.num_drafts) < step.allowed_on_device[:, None], -1))
                 return drafts
 
-            session.draft = noted
+            session.propose = noted
             return session
 
     ids = [[1, 2, 3, 9, 9, 4], [5], [3, 3, 1, 2, 8, 1, 7, 0]]
@@ -276,9 +277,9 @@ def test_trees_accept_more_than_chains(pair, tmp_path):
 
 
 def test_requests_that_join_and_captured_steps(monkeypatch, tmp_path):
-    """Rows whose sequences come and go, with recorded steps in the place of graphs, as nothing waits for the device."""
+    """Rows whose sequences come and go, with recorded steps instead of graphs, as nothing waits for the device."""
     monkeypatch.setattr(validation, "check_parents", lambda parents, batch, nodes, device: parents.expand(batch, nodes))
-    monkeypatch.setattr(guard, "_check_tree", lambda *given: None)
+    monkeypatch.setattr(guard, "_out_of_order", lambda parents: False)
     target, drafter, _ = drafters("llama", TreeGrowth())
     ours, ids = predictable_target(), [[i % 32 for i in p] for p in prompts(4, 1, 20)]
     head = load_head(write(tmp_path, *exact_eagle3(noise=0.6)), ours, check=False)
@@ -286,7 +287,7 @@ def test_requests_that_join_and_captured_steps(monkeypatch, tmp_path):
         told = []
         for graphs in (None, StepGraphs(capture=record, allocated=lambda: 0)):
             scheduler = Scheduler(SpeculativeDecoder(of, by, K, tree=N), rows=2, max_length=60)
-            scheduler.batch.graphs = graphs
+            scheduler.batch.config = replace(scheduler.batch.config, graphs=graphs)
             asked = [Request(p, 5 + 6 * i, params, seed=i, eos_token_id=[]) for i, p in enumerate(ids)]
             outcomes = {o.number: o for o in scheduler.run(asked)}
             assert scheduler.drafter_error is None

@@ -10,7 +10,7 @@ import random
 import pytest
 import torch
 from specdec import AdaptiveDrafts, UniversalDrafter
-from specdec.drafters import Drafts, universal
+from specdec.drafters import Drafter, Drafts, DraftSession, universal
 from specdec.drafters.translation import TokenText, Translation
 from specdec.drafters.universal import UniversalDraftSession, common_length
 from specdec.models.cached_model import CachedModel
@@ -197,18 +197,18 @@ def test_special_tokens(pair):
 # ---- decoding ----------------------------------------------------------------------------------------------
 
 
-class Checked:
+class Checked(Drafter, DraftSession):
     """A drafter that is asked twice for every step, and must not propose ``never``."""
 
     def __init__(self, drafter: UniversalDrafter, never=()):
         self.drafter, self.never, self.proposed = drafter, frozenset(never), 0
 
-    def start(self, generation):
-        self.session = self.drafter.start(generation)
+    def start(self, batch):
+        self.session = self.drafter.start(batch)
         return self
 
-    def draft(self, step) -> Drafts:
-        drafts, again = self.session.draft(step), self.session.draft(step)
+    def propose(self, step) -> Drafts:
+        drafts, again = self.session.propose(step), self.session.propose(step)
         assert torch.equal(drafts.tokens, again.tokens)
         rows = drafts.tokens.tolist()
         for row, allowed in zip(rows, step.allowed, strict=True):
@@ -218,11 +218,14 @@ class Checked:
             self.proposed += count
         return drafts
 
-    def admit(self, prompts) -> None:
-        self.session.admit(prompts)
+    def begin(self, prompts) -> None:
+        self.session.begin(prompts)
 
-    def release(self, row, output) -> None:
-        self.session.release(row, output)
+    def observe(self, texts, starts) -> None:
+        self.session.observe(texts, starts)
+
+    def end(self, row, output) -> None:
+        self.session.end(row, output)
 
 
 PROMPTS = ("def fibonacci(n):\n", "import os\nimport sys\n\n\ndef main(", "x", CODE)
@@ -337,8 +340,8 @@ def test_drafts_end_where_the_draft_ends(pair, monkeypatch, common):
     monkeypatch.setattr(UniversalDraftSession, "_continue", lambda self, rows, count: [[a, end, b, b]] * 2)
 
     class Watched(Checked):
-        def draft(self, step):
-            drafts = super().draft(step)
+        def propose(self, step):
+            drafts = super().propose(step)
             seen.extend(tokenizer.decode([t for t in row if t >= 0]) for row in drafts.tokens.tolist())
             return drafts
 

@@ -22,11 +22,11 @@ def test_a_job_on_the_embedded_pair(loaded, tmp_path):
     file, short = write_prompts(tmp_path / "p.jsonl", texts), ("--max-new-tokens", 5)
     options = ("--rows", 2, "--max-length", 64, *short)
     lines = [json.loads(line) for line in finished(file, tmp_path / "out.jsonl", *options, exit_code=3)]
-    assert [(line["id"], line["end"]) for line in lines] == [(0, "length"), (1, "failed"), (2, "length")]
+    assert [(line["id"], line["finish_reason"]) for line in lines] == [(0, "length"), (1, "failed"), (2, "length")]
     assert "prompt: got 71 tokens with max_new_tokens=5, allowed: 64 tokens together" in lines[1]["error"]
     for line in (lines[0], lines[2]):
         alone = rows(texts[line["id"]], *short, "-k", 4)[0]
-        for key in ("text", "token_ids", "produced_by", "end", "status"):
+        for key in ("text", "token_ids", "produced_by", "finish_reason", "status"):
             assert line[key] == alone[key]
         assert line["stats"]["emitted"] == 5 and set(line["produced_by"]) <= {"accepted", "recovered", "bonus"}
         assert list(line) == list(alone) and line["stats"].items() <= alone["stats"].items()
@@ -39,7 +39,7 @@ def test_a_budget_in_bytes(loaded, tmp_path):
     assert told.startswith("Invalid value for --") and "100000" in told
     assert list(tmp_path.iterdir()) == [file]
     options = ("--rows", 2, "--cache-bytes", "2.5MB", "--max-new-tokens", 1)
-    ends = [json.loads(line)["end"] for line in finished(file, tmp_path / "out.jsonl", *options, exit_code=3)]
+    ends = [json.loads(line)["finish_reason"] for line in finished(file, tmp_path / "out.jsonl", *options, exit_code=3)]
     assert ends == ["length", "failed"]
 
 

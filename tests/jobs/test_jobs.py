@@ -41,7 +41,7 @@ def test_a_result_is_a_function_of_its_line(fake, prompts, tmp_path, monkeypatch
     assert fake.made[-1].rows == 3 and fake.made[-1].closed
     row = json.loads(first[0])
     assert tuple(row) == KEYS and PROMPTS[row["prompt"]]["id"] == row["id"]
-    assert (row["end"], row["status"], row["produced_by"]) == ("length", "OK", ["recovered"] * 6)
+    assert (row["finish_reason"], row["status"], row["produced_by"]) == ("length", "OK", ["recovered"] * 6)
     assert row["stats"]["emitted"] == 6 and row["stats"]["drafted_by_position"] == [6, 6]
     assert "seconds" not in row["stats"] and "draft_forwards" not in row["stats"]
 
@@ -94,7 +94,7 @@ def test_a_prompt_that_fails_fails_alone(fake, tmp_path):
     file = write_prompts(tmp_path / "p.jsonl", ["x", {"prompt": "", "id": "none"}, "y"])
     output = tmp_path / "out.jsonl"
     lines = finished(file, output, exit_code=3)
-    (failed,) = (row for row in map(json.loads, lines) if row["end"] == "failed")
+    (failed,) = (row for row in map(json.loads, lines) if row["finish_reason"] == "failed")
     assert tuple(failed) == (*KEYS, "error") and failed["id"] == "none" and "no token" in failed["error"]
     result = job(file, output)
     assert result.exit_code == 3 and "nothing to do" in result.stderr

@@ -205,7 +205,6 @@ def test_k_is_the_depth_of_trees():
     for request, outcome in zip(requests, outcomes, strict=True):
         settings = {"max_new_tokens": 24, "params": request.params, "seed": request.seed, "rule": "coupled"}
         assert outcome.tokens == generate(forgetful(), None, [request.prompt], 0, **settings).tokens[0]
-        assert outcome.drafter_error is None
 
 
 def test_step_times_of_trees_are_learned():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from specdec import AdaptiveDrafts, Output, Producer, PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder
+from specdec.drafters.predicted import PredictedDrafter
 from support.crowds import ROWS, crowd, decoder, finish, scheduler
 from support.models import tunable_pair
 
@@ -92,10 +93,11 @@ def test_a_cap_bounds_the_depth_of_trees():
 )
 def test_fields_are_checked(field, given, allowed):
     with pytest.raises(ValueError, match=f"^{field}: got .*, allowed: {allowed}"):
-        scheduler().submit(Request([5], 3, **{field: given}))
+        scheduler(decoder(PredictedDrafter())).submit(Request([5], 3, **{field: given}))
 
 
-def test_trees_take_no_predictions():
-    s = scheduler(decoder(PromptLookupDrafter(), tree=4))
-    with pytest.raises(ValueError, match="^prediction: got 2 tokens with a tree of drafts, allowed: None, or"):
-        s.submit(Request([5], 3, prediction=[6, 7]))
+def test_predictions_need_their_drafter():
+    with pytest.raises(ValueError, match="^prediction: got 2 tokens, allowed: None, or a decoder with a Predicted"):
+        scheduler().submit(Request([5], 3, prediction=[6, 7]))
+    with pytest.raises(ValueError, match="^tree: got 4 with draft=PromptLookupDrafter"):
+        decoder(PredictedDrafter(PromptLookupDrafter()), tree=4)

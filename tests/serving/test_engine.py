@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 import pytest
 import torch
-from specdec import Output, FinishReason, Engine, EngineStopped, QueueFull, Request
+from specdec import Engine, EngineStopped, FinishReason, Output, QueueFull, Request
 from support.crowds import FAULTY, Stop, check_outcome, crowd, decoder, scheduler, texts
 
 LONG = Request([5, 6, 7], 28)
@@ -37,12 +37,11 @@ async def read(engine: Engine, number: int, pause: float = 0.0) -> list[int]:
     """What its stream says; checks that it is what the outcome says."""
     told = []
     async for update in engine.stream(number):
-        if isinstance(update, Output):
-            assert update.number == number
-            told += update.tokens
+        assert isinstance(update, Output) and update.number == number
+        told += update.tokens
         await asyncio.sleep(pause)
-    check_outcome(update)
-    assert update.number == number and update.tokens == told
+    check_outcome(update.sequence)
+    assert update.finish_reason is not None and update.sequence.tokens == told
     return told
 
 
@@ -60,7 +59,7 @@ def test_streams_and_results(async_scheduling):
                 engine.stream(number)
         for number in (0, 5, None):
             assert await engine.cancel(number) is False
-        assert (await engine.result(await engine.submit(Request([1], 0)))).end == FinishReason.LENGTH
+        assert (await engine.result(await engine.submit(Request([1], 0)))).finish_reason == FinishReason.LENGTH
 
     run(test, async_scheduling=async_scheduling)
 
@@ -122,7 +121,7 @@ def test_a_queue_is_bounded_whatever_the_thread_has_taken():
             assert engine.usage.waiting <= 2
         assert 2 <= len(numbers) <= 12 - refused and refused >= 4
         outcomes = await asyncio.gather(*(engine.result(n) for n in numbers))
-        assert {o.end for o in outcomes} == {FinishReason.LENGTH}
+        assert {o.finish_reason for o in outcomes} == {FinishReason.LENGTH}
         assert (await engine.result(await engine.submit(Request([5, 6], 3)))).tokens == outcomes[0].tokens
 
     run(test, max_waiting=2)
@@ -168,7 +167,7 @@ def test_closed_in_the_middle_of_a_step():
         go_on.set()
         await asyncio.gather(*closing)
         outcomes = await asyncio.gather(*results)
-        assert {o.end for o in outcomes} == {FinishReason.CANCELLED} and any(o.tokens for o in outcomes)
+        assert {o.finish_reason for o in outcomes} == {FinishReason.CANCELLED} and any(o.tokens for o in outcomes)
         assert engine.stopped == "the engine was closed"
 
     asyncio.run(main())
@@ -221,7 +220,7 @@ def test_a_thread_that_dies_answers_who_cancelled(monkeypatch):
         await asyncio.sleep(0)
         cancelled.set()
         assert await asyncio.wait_for(answer, 30) is False
-        assert (await engine.result(number)).end == FinishReason.FAILED
+        assert (await engine.result(number)).finish_reason == FinishReason.FAILED
         await engine.close()
 
     asyncio.run(main())

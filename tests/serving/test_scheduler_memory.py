@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 from specdec import SpeculativeDecoder
+from specdec.loop.sequence import Request
 from specdec.result import FinishReason
-from specdec.loop.sequence import Request, Sequence
 from specdec.serving.scheduler import Scheduler
 from support.allocations import LittleMemory, allocated
 from support.models import prompts, tiny_model
@@ -31,20 +31,20 @@ def test_promises_come_back(seed):
             needs[scheduler.submit(Request(prompt, new, eos_token_id=[rng.randrange(101)]))] = len(prompt) + new
         if needs and rng.random() < 0.3:
             scheduler.cancel(rng.choice(list(needs)))
-        ended |= {u.number: u for u in scheduler.step() if isinstance(u, Sequence)}
-        held = {task.number: task.need for task in scheduler._in_rows.values()}
+        ended |= {u.number: u for u in scheduler.step() if u.finish_reason is not None}
+        held = {sequence.number: sequence.slots for sequence in scheduler.batch.rows if sequence is not None}
         assert scheduler.usage.cache_tokens_used == sum(held.values()) <= scheduler.usage.cache_tokens
         assert all(needs[number] == need for number, need in held.items())
     scheduler.close()
-    ended |= {u.number: u for u in scheduler.step() if isinstance(u, Sequence)}
-    assert sorted(ended) == sorted(needs) and {FinishReason.CANCELLED, FinishReason.LENGTH} <= {o.end for o in ended.values()}
-    assert scheduler.usage.cache_tokens_used == 0 and not len(scheduler.ledger)
+    ended |= {u.number: u for u in scheduler.step() if u.finish_reason is not None}
+    assert sorted(ended) == sorted(needs) and scheduler.usage.cache_tokens_used == 0
+    assert {FinishReason.CANCELLED, FinishReason.LENGTH} <= {o.finish_reason for o in ended.values()}
 
 
 def test_allocated_at_once_within_the_budget(caches):
     scheduler = Scheduler(decoder(), rows=3, cache_bytes=3 * 41 * BOTH + 100)
     storages = [storages for _, storages in caches if storages[0][1] > 2 * 64 * 2]  # no measuring
-    assert scheduler.budget.max_length == 40 and scheduler.limits.max_length == 40
+    assert scheduler.budget.max_length == 40 and scheduler.max_length == 40
     assert sum(size for each in storages for _, size in each) == scheduler.budget.bytes == 3 * 41 * BOTH
     requests = [Request(p, 12, eos_token_id=[]) for p in prompts(9, 1, 28)]
     outcomes = list(scheduler.run([*requests, Request([1] * 30, 11)]))
@@ -104,7 +104,7 @@ def test_memory_that_never_suffices_ends_the_request_alone():
             outcomes = sorted(scheduler.run([requests[0], requests[2], requests[1]]), key=lambda o: o.number)
     finally:
         handle.remove()
-    assert [o.end for o in outcomes] == [FinishReason.LENGTH, FinishReason.FAILED, FinishReason.LENGTH]
+    assert [o.finish_reason for o in outcomes] == [FinishReason.LENGTH, FinishReason.FAILED, FinishReason.LENGTH]
     assert outcomes[1].error.startswith("OutOfMemoryError") and scheduler.usage.cache_tokens_used == 0
     assert [o.tokens for o in Scheduler(decoder(0), rows=2, max_length=100).run(requests[:1])] == [outcomes[0].tokens]
 

@@ -8,8 +8,8 @@ import dataclasses
 import pytest
 import specdec.loop.step
 import torch
-from specdec import Output, FinishReason, QueueFull, Request
-from specdec.drafters import Drafts
+from specdec import FinishReason, QueueFull, Request
+from specdec.drafters import Drafter, Drafts, DraftSession
 from support.crowds import (
     FAULTY,
     SAMPLED,
@@ -44,7 +44,7 @@ def run_and_cancel(when, number: int = FAULTY, **settings):
     assert len(answers) == 1
     for n, tokens in enumerate(texts()):
         if n != number:
-            assert (outcomes[n].tokens, outcomes[n].end) == (tokens, FinishReason.LENGTH)
+            assert (outcomes[n].tokens, outcomes[n].finish_reason) == (tokens, FinishReason.LENGTH)
     text = outcomes[number].tokens
     assert text == texts()[number][: len(text)]
     check_empty(s)
@@ -55,7 +55,7 @@ def emitted(number: int):
     seen = []
 
     def when(s, updates):
-        seen.extend(u for u in updates if isinstance(u, Output) and u.sequence == number)
+        seen.extend(u for u in updates if u.number == number)
         return len(seen) > 0
 
     return when
@@ -66,7 +66,7 @@ def in_prefill(s, updates) -> bool:
 
 
 def in_prefill_of(s, number: int) -> bool:
-    return any(task.number == number and s._filled.get(row) for row, task in s._in_rows.items())
+    return any(sequence.number == number and sequence.stored > 0 for sequence in s.batch._unread)
 
 
 def test_cancelled_while_it_waits():
@@ -89,7 +89,7 @@ def test_cancelled_between_two_chunks_with_nobody_behind_it():
     s.step()
     assert in_prefill_of(s, number) and s.cancel(number)
     outcomes = finish(s)
-    assert (outcomes[number].end, outcomes[number].tokens) == (FinishReason.CANCELLED, [])
+    assert (outcomes[number].finish_reason, outcomes[number].tokens) == (FinishReason.CANCELLED, [])
     check_empty(s)
 
 
@@ -103,7 +103,8 @@ def test_cancelled_while_it_decodes(async_scheduling):
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_cancelled_before_anything_was_told(async_scheduling):
     cancelled, outcome = run_and_cancel(
-        lambda s, updates: any(r is not None and r.number == FAULTY for r in s.batch.rows), async_scheduling=async_scheduling
+        lambda s, updates: FAULTY in {s.batch.rows[row].number for row in s.batch._decoding()},
+        async_scheduling=async_scheduling,
     )
     assert cancelled and outcome.finish_reason == FinishReason.CANCELLED and (outcome.tokens == []) == async_scheduling
 
@@ -115,7 +116,7 @@ def test_a_cancelled_sequence_writes_no_more():
     short, following = s.submit(Request([7], 20)), s.submit(Request(prompt, 5))
     when = emitted(short)
     outcomes = finish(s, lambda step, updates: when(s, updates) and s.cancel(short))
-    assert outcomes[short].end == FinishReason.CANCELLED and outcomes[following].tokens == alone(prompt, 5)
+    assert outcomes[short].finish_reason == FinishReason.CANCELLED and outcomes[following].tokens == alone(prompt, 5)
 
 
 def test_a_late_report_is_not_of_the_next_sequence():
@@ -124,12 +125,12 @@ def test_a_late_report_is_not_of_the_next_sequence():
     number, following = s.submit(first), s.submit(Request([5, 6], 5))
     when = emitted(number)
     outcomes = finish(s, lambda step, updates: when(s, updates) and s.cancel(number))
-    assert outcomes[number].end == FinishReason.CANCELLED and outcomes[following].tokens == alone([5, 6], 5)
+    assert outcomes[number].finish_reason == FinishReason.CANCELLED and outcomes[following].tokens == alone([5, 6], 5)
 
 
 def test_cancelled_after_its_last_token():
     cancelled, outcome = run_and_cancel(
-        lambda s, updates: any(not isinstance(u, Output) and u.number == FAULTY for u in updates)
+        lambda s, updates: any(u.finish_reason is not None and u.number == FAULTY for u in updates)
     )
     assert (cancelled, outcome.finish_reason, outcome.tokens) == (False, FinishReason.LENGTH, texts()[FAULTY])
 
@@ -178,8 +179,8 @@ def test_cancelled_and_submitted_from_inside_of_a_step(where):
     for request in requests:
         s.submit(request)
     outcomes = finish(s)
-    assert answers == [True, 5] and outcomes[5].end == FinishReason.LENGTH
-    assert outcomes[FAULTY].end == FinishReason.CANCELLED
+    assert answers == [True, 5] and outcomes[5].finish_reason == FinishReason.LENGTH
+    assert outcomes[FAULTY].finish_reason == FinishReason.CANCELLED
     text = outcomes[FAULTY].tokens
     assert text and text == texts()[FAULTY][: len(text)]
     assert [outcomes[n].tokens for n in (0, 2, 3, 4)] == [texts()[n] for n in (0, 2, 3, 4)]
@@ -191,7 +192,8 @@ def test_close_ends_all():
     for request in crowd():
         s.submit(request)
     outcomes = finish(s, lambda step, updates: step == 3 and s.close())
-    assert {o.end for o in outcomes.values()} <= {FinishReason.CANCELLED, FinishReason.LENGTH} and len(outcomes) >= 4
+    assert {o.finish_reason for o in outcomes.values()} <= {FinishReason.CANCELLED, FinishReason.LENGTH}
+    assert len(outcomes) >= 4
     check_empty(s)
 
 
@@ -227,7 +229,7 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, asyn
         s.submit(request)
     outcomes, decoded = {}, set()
     while not s.idle:
-        decoding = {r.number for r in s.batch.rows if r is not None}
+        decoding = {s.batch.rows[row].number for row in s.batch._decoding()}
         try:
             updates = s.step()
         except KeyboardInterrupt:
@@ -235,9 +237,10 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, asyn
             updates = []
         if len(calls) == 4 and not decoded:
             decoded = decoding
-        outcomes |= {u.number: u for u in updates if not isinstance(u, Output)}
+        outcomes |= {u.number: u.sequence for u in updates if u.finish_reason is not None}
     failed = {n for n, o in outcomes.items() if o.finish_reason == FinishReason.FAILED}
-    assert 1 <= len(failed) < 5 and decoded <= failed | {n for n, o in outcomes.items() if o.finish_reason == FinishReason.LENGTH}
+    whole = {n for n, o in outcomes.items() if o.finish_reason == FinishReason.LENGTH}
+    assert 1 <= len(failed) < 5 and decoded <= failed | whole
     for number, outcome in outcomes.items():
         assert outcome.tokens == texts()[number][: len(outcome.tokens)]
         if number in failed:
@@ -334,22 +337,16 @@ def test_refused_requests_come_back_and_small_queues_do():
 def test_one_drafter_for_all_that_forgets_a_row():
     """-1 ends the drafts of a row; a drafter may answer with no columns at all."""
 
-    class Sparse:
-        def start(self, generation):
+    class Sparse(Drafter, DraftSession):
+        def start(self, batch):
             return self
-
-        def begin(self, prompts):
-            pass
 
         def propose(self, step):
             rows = step.position.shape[0]
             return Drafts(torch.full((rows, step.index % (step.num_drafts + 1)), -1, dtype=torch.int64))
 
-        def end(self, row, output):
-            pass
-
     s = scheduler(decoder(Sparse()))
     for seed in range(4):
         s.submit(Request([1, 2, 3], 5, SAMPLED, seed))
-    assert {o.end for o in finish(s).values()} == {FinishReason.LENGTH}
+    assert {o.finish_reason for o in finish(s).values()} == {FinishReason.LENGTH}
     check_empty(s)

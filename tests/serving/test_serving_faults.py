@@ -10,9 +10,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from specdec import FinishReason, Sequence, Request
-from specdec.drafters import Drafts
+from specdec import FinishReason, Request, Sequence
+from specdec.drafters import Drafter, Drafts, DraftSession
 from support.crowds import FAULTY, Processor, Stop, all_greedy, check_empty, crowd, decoder, finish, scheduler, texts
+from support.dropped import drops_drafter
 
 from specdec_kernels import Status
 
@@ -45,8 +46,8 @@ class Setup:
 
     def row(self) -> int | None:
         """Of the faulty request while it decodes."""
-        rows = self.scheduler.batch.rows
-        return next((i for i, r in enumerate(rows) if r is not None and r.live and r.number == FAULTY), None)
+        batch = self.scheduler.batch
+        return next((i for i in batch._decoding() if batch.rows[i].number == FAULTY), None)
 
     def change(self, **fields) -> None:
         self.requests[FAULTY] = dataclasses.replace(self.requests[FAULTY], **fields)
@@ -108,28 +109,27 @@ class Setup:
         then its own arguments."""
         inner = self.decoder.drafter
 
-        class Session:
+        class Session(DraftSession):
             def __init__(self, session):
                 self.session = session
 
             def begin(self, prompts):
-                return methods.get("admit", type(self.session).admit)(self.session, prompts)
+                return methods.get("begin", type(self.session).begin)(self.session, prompts)
 
             def observe(self, texts, starts):
-                if hasattr(self.session, "show"):
-                    self.session.show(texts, starts)
+                self.session.observe(texts, starts)
 
             def propose(self, step):
-                return methods.get("draft", type(self.session).draft)(self.session, step)
+                return methods.get("propose", type(self.session).propose)(self.session, step)
 
             def end(self, row, output):
-                return methods.get("release", type(self.session).release)(self.session, row, output)
+                return methods.get("end", type(self.session).end)(self.session, row, output)
 
-        class Wrapped:
-            def start(self, generation):
+        class Wrapped(Drafter):
+            def start(self, batch):
                 if "start" in methods:
-                    methods["start"](generation)
-                return Session(inner.start(generation))
+                    methods["start"](batch)
+                return Session(inner.start(batch))
 
         self.decoder.drafter = Wrapped()
 
@@ -138,7 +138,7 @@ def check_others(outcomes: dict[int, Sequence], faultless: list[list[int]]) -> N
     """But for the faulty one, all is as without the fault."""
     for number, tokens in enumerate(faultless):
         if number != FAULTY:
-            assert (outcomes[number].tokens, outcomes[number].end) == (tokens, FinishReason.LENGTH), number
+            assert (outcomes[number].tokens, outcomes[number].finish_reason) == (tokens, FinishReason.LENGTH), number
             assert (outcomes[number].error, outcomes[number].status) == (None, 0)
     text = outcomes[FAULTY].tokens
     assert text == faultless[FAULTY][: len(text)]
@@ -178,9 +178,9 @@ def prompt_is_poisoned(setup: Setup) -> None:
         for row, prompt in prompts.items():
             if prompt == setup.prompt():
                 setup.scheduler.batch.state.target_cache.layers[0].values[row, :, len(prompt) - 2] = NAN
-        type(session).admit(session, prompts)
+        type(session).begin(session, prompts)
 
-    setup.wrap_session(admit=admit)
+    setup.wrap_session(begin=begin)
 
 
 def processor(answer, call: int = 1):
@@ -274,76 +274,35 @@ def draft_logits_are(value: float):
 
 
 def draft_cache_is_poisoned(setup: Setup) -> None:
-    def draft(session, step):
+    def propose(session, step):
         if setup.row() is not None:
             setup.happened += 1
             for layer in session.cache.layers:
                 layer.keys[setup.row()], layer.values[setup.row()] = NAN, NAN
-        return type(session).draft(session, step)
+        return type(session).propose(session, step)
 
-    setup.wrap_session(draft=draft)
+    setup.wrap_session(propose=propose)
 
 
 def drafts_of_its_row(change: Callable[[Drafts, int], None]):
     def inject(setup: Setup) -> None:
-        def draft(session, step):
-            drafts = type(session).draft(session, step)
+        def propose(session, step):
+            drafts = type(session).propose(session, step)
             if (row := setup.row()) is not None:
                 setup.happened += 1
                 change(drafts, row)
             return drafts
 
-        setup.wrap_session(draft=draft)
+        setup.wrap_session(propose=propose)
 
     return inject
-
-
-def draft_raises_for_its_text(setup: Setup) -> None:
-    def draft(session, step):
-        row = setup.row()
-        if row is not None and step.allowed[row]:
-            setup.happened += 1
-            raise ValueError("this text")
-        return type(session).draft(session, step)
-
-    setup.wrap_session(draft=draft)
-
-
-def admit_raises_for_its_prompt(setup: Setup) -> None:
-    def begin(session, prompts):
-        if setup.prompt() in prompts.values():
-            setup.happened += 1
-            raise ValueError("this text")
-        type(session).admit(session, prompts)
-
-    setup.wrap_session(admit=admit)
-
-
-def release_raises_for_its_output(setup: Setup) -> None:
-    def release(session, row, output):
-        if output == texts()[FAULTY]:
-            setup.happened += 1
-            raise ValueError("this text")
-        type(session).release(session, row, output)
-
-    setup.wrap_session(release=release)
-
-
-def draft_prefill_raises(setup: Setup) -> None:
-    setup.on_prefill(setup.decoder.drafter.model, setup.once(RuntimeError("this text")))
 
 
 def prefill_out_of_memory_once(setup: Setup) -> None:
     setup.on_prefill(setup.decoder.target, setup.once(torch.OutOfMemoryError("once")))
 
 
-def draft_forward_raises_once(error: Exception, call: int):
-    """Whose fault it was is not known; nobody's, when it passes at the second time."""
-    return lambda setup: setup.on_forward(setup.decoder.drafter.model, setup.once(error, call))
-
-
 OUT_OF_RANGE = {"match": None, "status": Status.DRAFT_OUT_OF_RANGE}
-THIS_TEXT = {"match": None, "drafter_error": ".*: this text"}
 NO_NUMBERS = {"match": "its draft logits are NaN or infinite"}
 # name -> (injection, what is said of it)
 PASSING = {
@@ -355,13 +314,7 @@ PASSING = {
     "drafts_beyond_the_vocabulary": (drafts_of_its_row(lambda d, row: d.tokens[row].fill_(101)), OUT_OF_RANGE),
     "huge_drafts": (drafts_of_its_row(lambda d, row: d.tokens[row].fill_(2**62)), OUT_OF_RANGE),
     "negative_drafts": (drafts_of_its_row(lambda d, row: d.tokens[row].fill_(-7)), OUT_OF_RANGE),
-    "draft_raises_for_its_text": (draft_raises_for_its_text, THIS_TEXT),
-    "admit_raises_for_its_prompt": (admit_raises_for_its_prompt, THIS_TEXT),
-    "release_raises_for_its_output": (release_raises_for_its_output, {"match": "failed to release a row.*this text"}),
-    "draft_prefill_raises": (draft_prefill_raises, THIS_TEXT),
     "prefill_out_of_memory_once": (prefill_out_of_memory_once, {"match": "out of memory in prefill: 2 tokens"}),
-    "draft_forward_raises_once": (draft_forward_raises_once(RuntimeError("once"), 5), {"match": None}),
-    "draft_out_of_memory_once": (draft_forward_raises_once(torch.OutOfMemoryError("once"), 2), {"match": None}),
 }
 
 
@@ -374,10 +327,9 @@ def test_a_fault_costs_no_text(fault):
         outcomes = setup.run()
     assert setup.happened
     faulty = outcomes[FAULTY]
-    assert (faulty.tokens, faulty.end, faulty.error) == (texts()[FAULTY], FinishReason.LENGTH, None)
+    assert (faulty.tokens, faulty.finish_reason, faulty.error) == (texts()[FAULTY], FinishReason.LENGTH, None)
     assert int(faulty.status) == int(said.get("status", 0)) or int(faulty.status) & int(said.get("status", 0))
-    if "drafter_error" in said:
-        assert faulty.drafter_error.endswith("this text") and faulty.stats.drafted == 0
+    assert setup.scheduler.drafter_error is None
     check_others(outcomes, texts())
     check_empty(setup.scheduler)
 
@@ -393,12 +345,13 @@ def always(error: Exception):
 
 
 def all_drafts(change: Callable[[Drafts], object]):
-    return {"draft": lambda session, step: change(type(session).draft(session, step))}
+    return {"propose": lambda session, step: change(type(session).propose(session, step))}
 
 
 DROPPING = {
     "start_raises": {"start": always(MemoryError("no room"))},
-    "draft_always_raises": {"draft": always(RuntimeError("no luck"))},
+    "begin_raises": {"begin": always(ValueError("this text"))},
+    "propose_raises": {"propose": always(RuntimeError("no luck"))},
     "nothing": all_drafts(lambda d: None),
     "lists": all_drafts(lambda d: d._replace(tokens=d.tokens.tolist())),
     "floats": all_drafts(lambda d: d._replace(tokens=d.tokens.float())),
@@ -417,7 +370,7 @@ def test_a_drafter_that_fails_is_dropped_and_texts_stay(fault):
     """Greedy ones; the distribution of the others does, too."""
     setup = Setup(greedy=True)
     setup.wrap_session(**DROPPING[fault])
-    with pytest.warns(RuntimeWarning, match="the drafter failed and is dropped, decoding goes on: "):
+    with drops_drafter():
         outcomes = setup.run()
     assert setup.scheduler.drafter_error
     check_others(outcomes, texts(greedy=True))
@@ -425,22 +378,50 @@ def test_a_drafter_that_fails_is_dropped_and_texts_stay(fault):
     check_empty(setup.scheduler)
 
 
-def test_sampled_texts_do_not_depend_on_a_drafter_that_fails_in_the_middle():
-    """With rule coupled, where they depend on the target alone."""
-    setup, calls = Setup(rule="coupled"), []
+def once(error: Exception, call: int, name: str):
+    """Wraps the session's method ``name`` such that it raises when it is called for the ``call``-th time."""
 
-    def draft(session, step):
-        calls.append(step)
-        if len(calls) > 3:
-            raise RuntimeError("no luck")
-        return type(session).draft(session, step)
+    def inject(setup: Setup) -> None:
+        fault = setup.once(error, call)
 
-    setup.wrap_session(draft=draft)
-    with pytest.warns(RuntimeWarning, match="no luck"):
+        def method(session, *arguments):
+            fault()
+            return getattr(type(session), name)(session, *arguments)
+
+        setup.wrap_session(**{name: method})
+
+    return inject
+
+
+def in_a_forward(error: Exception, call: int):
+    return lambda setup: setup.on_forward(setup.decoder.drafter.model, setup.once(error, call))
+
+
+def in_its_prompt(setup: Setup) -> None:
+    setup.on_prefill(setup.decoder.drafter.model, setup.once(RuntimeError("no luck")))
+
+
+LATER = {
+    "propose": once(RuntimeError("no luck"), 4, "propose"),
+    "begin": once(ValueError("no luck"), 3, "begin"),
+    "end": once(ValueError("no luck"), 1, "end"),
+    "a_forward": in_a_forward(torch.OutOfMemoryError("no luck"), 5),
+    "reading_a_prompt": in_its_prompt,
+}
+
+
+@pytest.mark.parametrize("fault", LATER)
+def test_sampled_texts_do_not_depend_on_a_drafter_that_fails_in_the_middle(fault):
+    """With rule coupled, where they depend on the target alone. It is not asked again."""
+    setup = Setup(rule="coupled")
+    LATER[fault](setup)
+    with drops_drafter("no luck"):
         outcomes = setup.run()
     check_others(outcomes, texts("coupled"))
-    assert outcomes[FAULTY].tokens == texts("coupled")[FAULTY]
-    assert 0 < sum(outcome.stats.drafted for outcome in outcomes.values())
+    assert outcomes[FAULTY].tokens == texts("coupled")[FAULTY] and setup.scheduler.drafter_error.endswith("no luck")
+    happened = setup.happened
+    check_empty(setup.scheduler)
+    assert setup.happened == happened and sum(outcome.stats.drafted for outcome in outcomes.values()) < 40
 
 
 def test_a_field_that_is_wrong_is_named_and_nothing_is_taken():
@@ -451,7 +432,7 @@ def test_a_field_that_is_wrong_is_named_and_nothing_is_taken():
     with pytest.raises(ValueError, match="^request: got dict"):
         s.submit({"prompt": [1]})
     assert s.idle and s.submit(Request([1], 1)) == 0
-    assert finish(s)[0].end == FinishReason.LENGTH
+    assert finish(s)[0].finish_reason == FinishReason.LENGTH
 
 
 BAD_FIELDS = [
@@ -491,4 +472,4 @@ def test_ends_that_are_no_tokens_end_nothing():
     """Also those that no tensor of integers holds."""
     s = scheduler()
     s.submit(Request([1, 2], 5, eos_token_id=[2**70, -1, 101]))
-    assert finish(s)[0].end == FinishReason.LENGTH
+    assert finish(s)[0].finish_reason == FinishReason.LENGTH

@@ -31,7 +31,7 @@ def compare(path, plain, new: int = 14, target: PreTrainedModel | None = None, *
 
             def noted(step):
                 drafts = propose(step)
-                steps.append(([list(text) for text in step.texts], step.allowed, drafts))
+                steps.append(([list(text) for text in step.texts], step.allowed_on_device.tolist(), drafts))
                 return drafts
 
             session.propose, session.needs_host = noted, True

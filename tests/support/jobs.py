@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from specdec.cli import models
-from specdec.result import End, Producer
-from specdec.serving.requests import Outcome, Request
+from specdec.result import FinishReason, Producer
+from specdec.serving.requests import Request, Sequence
 from specdec.stats import Stats
 
 from specdec_kernels import Status
@@ -35,7 +35,7 @@ class FakeScheduler:
         self.closed = False
         type(self).made.append(self)
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Outcome]:
+    def run(self, requests: Iterable[Request]) -> Iterator[Sequence]:
         drawn, rows, rng = iter(requests), [], random.Random(self.order)
         while True:
             while len(rows) < self.rows and (request := next(drawn, None)) is not None:
@@ -50,18 +50,18 @@ class FakeScheduler:
         self.closed = True
 
 
-def outcome(request: Request, number: int = 0) -> Outcome:
+def outcome(request: Request, number: int = 0) -> Sequence:
     stats = Stats.empty(2)
     stats.seconds["total"] = random.random()  # differs from run to run, and must not be written
     stats.draft_forwards = number
     if not request.prompt:
         error = "ValueError: prompt: got no token, allowed: at least one token"
-        return Outcome(number, request, [], [], End.FAILED, Status.OK, stats, error)
+        return Sequence(number, request, [], [], FinishReason.FAILED, Status.OK, stats, error)
     known = random.Random(repr((request.prompt, request.seed, request.params)))
     tokens = [known.randrange(300, 4000) for _ in range(min(TOKENS, request.max_new_tokens))]
     for _ in tokens:
         stats.record(2, 1, 0, 1, number)
-    return Outcome(number, request, tokens, [Producer.RECOVERED] * len(tokens), End.LENGTH, Status.OK, stats)
+    return Sequence(number, request, tokens, [Producer.RECOVERED] * len(tokens), FinishReason.LENGTH, Status.OK, stats)
 
 
 def write_prompts(path: Path, lines: Iterable[object]) -> Path:

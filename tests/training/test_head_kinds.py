@@ -81,9 +81,9 @@ def test_a_head_learns_and_its_files_draft(tmp_path, name):
     assert len(hits) == SETTINGS[name].depth and min(hits) > 0.7, hits
     write_files(tmp_path, learner.published("some/target"), torch.float32)
     drafter, stats = decoded(tmp_path)
-    assert drafter.model.kind == learner.kind and drafter.model.states == learner.head.states
+    assert drafter.head.kind == learner.kind and drafter.head.states == learner.head.states
     assert stats.alpha > 0.7
-    mine, theirs = learner.head.state_dict(), drafter.model.state_dict()
+    mine, theirs = learner.head.state_dict(), drafter.head.state_dict()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
@@ -149,7 +149,7 @@ def test_the_container_of_speculators_is_the_same_head(tmp_path, name):
     assert told["speculators_model_type"] == name
     assert told["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
     (one, first), (other, second) = decoded(tmp_path / "a"), decoded(tmp_path / "b")
-    assert one.model.states == other.model.states and first.accepted == second.accepted
+    assert one.head.states == other.head.states and first.accepted == second.accepted
     assert other.num_parameters == one.num_parameters  # the embedding is the target's, and shared
 
 
@@ -180,7 +180,7 @@ def test_what_was_written_is_what_was_trained(tmp_path):
         folder.mkdir()
         drafter, trouble = loaded_back(changed(folder, name), learned(name)[0], None, text()[0].tolist())
         # It knows one text by heart, and the self-check has another one.
-        assert drafter.model.kind == name and trouble is not None and "hardly accepted" in trouble
+        assert drafter.head.kind == name and trouble is not None and "hardly accepted" in trouble
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])

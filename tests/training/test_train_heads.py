@@ -101,7 +101,7 @@ def test_a_head_of_mtp(corpus, tmp_path):
     target = Qwen2ForCausalLM(config).eval()
     settings = HeadSettings("mtp", SHORT, 2)
     done = train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
-    assert done.states == (2,) and load_head(tmp_path, target, check=False).model.kind == "mtp"
+    assert done.states == (2,) and load_head(tmp_path, target, check=False).head.kind == "mtp"
     with pytest.raises(ValueError, match="^output: got .*, which has a model"):
         train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
 
@@ -154,7 +154,7 @@ def test_the_container_of_speculators(models, corpus, tmp_path):
     told = json.loads((tmp_path / "config.json").read_text())
     assert told["speculators_model_type"] == "eagle3" and told["eagle_aux_hidden_state_layer_ids"] == [1, 2]
     assert load_file(tmp_path / "model.safetensors")["embed_tokens.weight"].dtype == torch.float32  # the target's
-    assert load_head(tmp_path, models[0], check=False).model.states == done.states == (1, 2)
+    assert load_head(tmp_path, models[0], check=False).head.states == done.states == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """The part of a scheduler that a job uses."""
 
+    @property
+    def drafter_error(self) -> str | None: ...
+
     def run(self, requests: Iterable[Request]) -> Iterator[Decoded]: ...
 
 
@@ -52,15 +55,13 @@ def run_job(
         Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. In each case the results so
         far are in the file.
     """
-    drafter_error = None
     for decoded in scheduler.run(_requests(lines, results.done, tokenizer, banned)):
         row = result_of(decoded, tokenizer)
         with signals.held():
             results.append(row)
-        drafter_error = drafter_error or decoded.drafter_error
         show(row)
     results.sync()
-    return drafter_error
+    return scheduler.drafter_error
 
 
 def _requests(

@@ -123,7 +123,7 @@ class Batch:
         # Where K adapts, steps have few more rows than are in use. A compiled forward has the number of rows as a
         # constant. On a GPU each number takes kernels and graphs.
         self._buckets: RowBuckets | None = None
-        if self._adapts and not target.is_compiled:
+        if config.num_drafts.adapts and not target.is_compiled:
             self._buckets = RowBuckets(size, 4 if config.graphs is not None else 2)
         self._unread: deque[Sequence] = deque()  # have a row, and their prompts are not read yet
         self._pending: deque[_Launched] = deque()
@@ -340,18 +340,17 @@ class Batch:
         reports are read before."""
         count = len(self.rows)
         if self._buckets is not None:
-            highest = max(row for row, sequence in enumerate(self.rows) if sequence is not None)
-            count = self._buckets.next(highest + 1 if self._chooses else count)
+            count = self._buckets.next(self._decoding()[-1] + 1 if self._free else count)
         if count != self.device_rows.count:
             self._read()
             self.device_rows.use(count)
 
     @property
-    def _chooses(self) -> bool:
-        """Whether K is chosen anew, as no row's text needs a K that does not depend on other rows."""
+    def _free(self) -> bool:
+        """Whether K is chosen for each step, and steps may have fewer rows, because no row's text depends on that."""
         rule = self.config.rule
         depends = (rule.rule != Rule.COUPLED or not rule.exact) and not self.device_rows.greedy
-        return self.session is not None and self.config.num_drafts.chooses(depends)
+        return self.config.num_drafts.chooses(depends)
 
     def _wanted_drafts(self) -> tuple[list[int], bool]:
         """Returns how many tokens each row should draft in the next step, and whether that was chosen for this step."""
@@ -367,13 +366,13 @@ class Batch:
             return [0] * len(self.rows), False
         lengths = self.config.num_drafts
         k = lengths.fixed
-        if self._chooses:
+        if self._free:
             k = lengths.choose(self.device_rows.count, self.live, list(caps.values()))
-        return [min(k, caps.get(row, 0)) for row in range(len(self.rows))], self._chooses
+        return [min(k, caps.get(row, 0)) for row in range(len(self.rows))], self._free
 
     def _known(self, wanted: list[int], fixed_shape: bool, alone: bool) -> dict:
-        """Returns what the host knows of a step in which each row drafts up to ``wanted`` tokens. If it knows the rows'
-        room, it limits K by it: the device enforces the room anyway, but a step with fewer columns is cheaper.
+        """Returns what the host knows of a step in which each row drafts up to ``wanted`` tokens. The device limits that
+        by the rows' room; where the host knows the room and shapes may differ, K is limited, too, which is cheaper.
 
         Args:
             alone: the step does not get what only the host knows.

@@ -144,7 +144,6 @@ class Sequence:
     exception: BaseException | None = None
     stored: int = 0
     drafts: bool = True
-    drafter_error: str | None = None
     unseen: int | None = 0
     _prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position
 
@@ -187,7 +186,7 @@ class Sequence:
             params=_read_params(r.params),
             bias=read_bias(r.logit_bias, r.banned_tokens, vocab_size),
             processors=read_processors(r.logits_processor),
-            prediction=[] if not r.prediction else read_ids("prediction", r.prediction, vocab_size),
+            prediction=[] if r.prediction is None else read_ids("prediction", r.prediction, vocab_size),
             stats=Stats.empty(most_drafts),
             log_probs=[] if wanted else None,
             raw_log_probs=[] if wanted else None,

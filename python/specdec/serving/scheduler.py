@@ -188,17 +188,11 @@ class Scheduler:
             prefilling=self.batch.prefilling,
             waiting=len(self._waiting),
             cache_tokens=self.budget.tokens,
-            cache_tokens_used=self._reserved,
+            cache_tokens_used=sum(sequence.slots for sequence in self.batch.rows if sequence is not None),
             steps=steps,
             busy=self._busy_rows / (steps * rows) if steps else 0.0,
             num_drafts=self.batch.num_drafts,
         )
-
-    @property
-    def _reserved(self) -> int:
-        """The tokens of the caches that sequences have reserved. A sequence reserves its prompt and its
-        ``max_new_tokens`` before it gets a row, so a cache never overflows."""
-        return sum(sequence.slots for sequence in self.batch.rows if sequence is not None)
 
     @property
     def drafter_error(self) -> str | None:
@@ -254,14 +248,10 @@ class Scheduler:
         return outputs
 
     def _fill_rows(self) -> None:
-        """Gives free rows to waiting requests, in order. A request that needs more cache than is free holds up those
-        after it, since otherwise it might wait for ever."""
+        """Gives free rows to waiting requests, in order. A row has room for every request that was taken."""
         for row, sequence in enumerate(self.batch.rows):
-            if sequence is not None:
-                continue
-            if not self._waiting or self._reserved + self._waiting[0].slots > self.budget.tokens:
-                return
-            self.batch.add({row: self._waiting.popleft()})
+            if sequence is None and self._waiting:
+                self.batch.add({row: self._waiting.popleft()})
 
     def close(self) -> None:
         """Cancels all requests; their last outputs come with the next step."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import openai
-from specdec import End, Request
+from specdec import FinishReason, Request
 from specdec.detokenize import continuation
 
 from specdec_kernels import SamplingParams
@@ -87,7 +87,7 @@ def test_texts_are_those_of_the_engine_alone(served):
     for (fields, _), response, outcome in zip(SETTINGS, told, expected, strict=True):
         (choice,) = response.choices
         assert choice.text == continuation(tokenizer, prompt, outcome.tokens), fields
-        assert choice.finish_reason == ("length" if outcome.end == End.LENGTH else "stop"), fields
+        assert choice.finish_reason == ("length" if outcome.finish_reason == FinishReason.LENGTH else "stop"), fields
         assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (len(prompt), len(outcome.tokens))
         assert choice.specdec["seed"] == outcome.request.seed
         drafted, accepted = outcome.stats.drafted, outcome.stats.accepted

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from specdec import Emission, Producer, Request
+from specdec import Output, Producer, Request
 from specdec.serving.server.texts import Text
 from specdec.stats import Stats
 
@@ -139,7 +139,7 @@ def test_what_vllms_benchmark_adds_up(within, service):
 def test_steps_that_come_together_all_count(within, service):
     async def run(client):
         measured = service.metrics.begin(await service.lanes.get(), prompt_tokens=7)
-        steps = [Emission(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=n) for n in (2, 3)]
+        steps = [Output(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=n) for n in (2, 3)]
         measured.delivered(steps[:1])
         measured.delivered(steps)
         return await scrape(client)
@@ -157,7 +157,7 @@ def test_a_step_that_fails_has_drafts_but_no_tokens(within, service):
         stats = Stats.empty(4)
         measured = service.metrics.begin(lane, prompt_tokens=7)
         stats.record(drafted=2, tested=2, accepted=1, emitted=2, draft_forwards=4)
-        measured.delivered([Emission(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2)])
+        measured.delivered([Output(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2)])
         stats.record(drafted=3, tested=0, accepted=0, emitted=0, draft_forwards=4)
         measured.ended(SimpleNamespace(stats=stats, drafter_error="its logits are NaN", prompt_log_probs=None), "error")
         return await scrape(client)

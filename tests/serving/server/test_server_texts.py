@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import Emission, End, Request
+from specdec import FinishReason, Output, Request
 from specdec.detokenize import Detokenizer
 from specdec.result import Producer
-from specdec.serving.requests import Outcome
+from specdec.serving.requests import Sequence
 from specdec.serving.server.stop_cut import StopCut
 from specdec.serving.server.texts import Piece, Text
 from specdec.stats import Stats
@@ -31,11 +31,11 @@ class Engine:
 
     async def arrivals(self, number: int):
         updates: list = [
-            Emission(number, step, [Producer.ACCEPTED] * (len(step) - 1) + [Producer.BONUS], drafts=step[:-1])
+            Output(number, step, [Producer.ACCEPTED] * (len(step) - 1) + [Producer.BONUS], drafts=step[:-1])
             for step in self.steps
         ]
         tokens = list(itertools.chain(*self.steps))
-        updates.append(Outcome(number, self.request, tokens, [], End.EOS, Status.OK, Stats.empty(0)))
+        updates.append(Sequence(number, self.request, tokens, [], FinishReason.EOS, Status.OK, Stats.empty(0)))
         while updates:  # as a reader finds them who is late now and then
             count = next(self.counts, 1)
             yield updates[:count]

@@ -42,7 +42,6 @@ _COUNTERS = (  # of LaneMetrics
     ("vllm:spec_decode_num_accepted_tokens", "Accepted drafts.", lambda lane: sum(lane.accepted_by_position)),
     ("vllm:prompt_tokens", "Tokens of prompts that were read.", lambda lane: lane.prompt_tokens),
     ("vllm:generation_tokens", "Generated tokens.", lambda lane: lane.generated),
-    ("specdec:drafter_errors", "Texts for which the drafter failed.", lambda lane: lane.drafter_errors),
 )
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.")
 _ENDED = ("vllm:request_success", "Texts that ended, by reason.")
@@ -144,7 +143,7 @@ class LaneMetrics:
 
     def __init__(self, all: Metrics, labels: tuple[str, str, str, str], most_drafts: int):
         self.labels, of = labels, labels[: len(_LABELS)]
-        self.steps_with_drafts = self.drafted = self.drafter_errors = self.prompt_tokens = self.generated = 0
+        self.steps_with_drafts = self.drafted = self.prompt_tokens = self.generated = 0
         self.accepted_by_position = [0] * most_drafts
         self.texts_ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
         self.first, self.between = all.first.labels(*of), all.between.labels(*of)
@@ -183,7 +182,6 @@ class RequestMetrics:
         """It has ended; ``reason``: stop, length, error or cancelled."""
         stats = text.stats  # with the drafts of a step that failed, and so emitted nothing
         self._count_drafts(stats.steps - stats.steps_by_drafts[0] - self._steps, stats.drafted - self._drafted)
-        self._lane.drafter_errors += text.drafter_error is not None
         if self._tokens == 0 and text.prompt_log_probs is not None:  # only its prompt was asked for
             self._lane.prompt_tokens += len(text.prompt_log_probs)
         self._end("abort" if reason == "cancelled" else reason)  # vLLM's word
