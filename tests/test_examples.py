@@ -65,7 +65,7 @@ def test_in_transformers(printed):
 
 def test_serving(printed):
     text = printed("serving.py")
-    ends = re.findall(r"^--- request (\d): (\d+) new tokens, end: length\n(.*)$", text, flags=re.MULTILINE)
+    ends = re.findall(r"^--- request (\d): (\d+) new tokens, finish reason: length\n(.*)$", text, flags=re.MULTILINE)
     starts = ("import os", "def add(a, b):", "class Stack:", "for line in file:", "try:")
     assert sorted(int(number) for number, _, _ in ends) == [0, 1, 2, 3, 4]
     for number, tokens, line in ends:

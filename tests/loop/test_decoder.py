@@ -11,15 +11,15 @@ import torch
 from specdec import Output, Producer, SpeculativeDecoder, Stats
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.models.kv_cache import StaticKVCache
-from support.models import TYPES, VOCABULARY, generate, prompts, tiny_model, toy_model, tunable_pair
-from support.texts import assert_same_greedy, check_text_distribution
+from support.models import TYPES, VOCABULARY, generate, prompts, tiny_model, tunable_pair
+from support.texts import assert_same_greedy
 
 from specdec_kernels import SamplingParams, Status
 
 EVERY_DAY, NIGHTLY = 48, 128  # new tokens
 
 
-# ---- Greedy equality: nightly 208 prompts of 128 tokens, every day 60 of 48 -----------------------------
+# ---- Greedy equality: nightly 208 prompts of 128 tokens, every day 24 of 48 -----------------------------
 
 
 GOOD, ADVERSARIAL = "good", "adversarial"
@@ -56,7 +56,7 @@ def all_nightly(values, every_day):
     return [(v, EVERY_DAY) for v in every_day] + [pytest.param(v, NIGHTLY, marks=pytest.mark.nightly) for v in values]
 
 
-@pytest.mark.parametrize(("num_drafts", "new_tokens"), all_nightly(range(1, 9), (1, 3, 8)))
+@pytest.mark.parametrize(("num_drafts", "new_tokens"), all_nightly(range(1, 9), (1, 8)))
 @pytest.mark.parametrize("quality", (GOOD, ADVERSARIAL))
 def test_greedy_equals_plain_one_by_one(quality, num_drafts, new_tokens):
     target = tunable_pair(0.3)[0]
@@ -66,7 +66,7 @@ def test_greedy_equals_plain_one_by_one(quality, num_drafts, new_tokens):
         assert_same_greedy(target, prompt, result.tokens[0], expected)
 
 
-@pytest.mark.parametrize(("number", "new_tokens"), all_nightly(range(2 * BATCHES), range(6)))
+@pytest.mark.parametrize(("number", "new_tokens"), all_nightly(range(2 * BATCHES), (1, 14)))
 def test_greedy_equals_plain_in_batches(number, new_tokens):
     target, quality = tunable_pair(0.3)[0], (GOOD, ADVERSARIAL)[number % 2]
     texts = greedy_texts(new_tokens)[32 + 8 * number : 40 + 8 * number]
@@ -76,7 +76,7 @@ def test_greedy_equals_plain_in_batches(number, new_tokens):
         assert_same_greedy(target, prompt, got, expected)
 
 
-@pytest.mark.parametrize("kind", some_nightly(TYPES, ("gpt2", "bloom")))  # tests/models/test_model_types.py has more
+@pytest.mark.parametrize("kind", some_nightly(TYPES, ("gpt2",)))  # tests/models/test_model_types.py has more
 def test_greedy_equals_plain_for_every_model_type(kind):
     target, ragged = tiny_model(kind), prompts(4, 1, 20)
     expected = [
@@ -92,16 +92,13 @@ def test_greedy_equals_plain_for_every_model_type(kind):
 # ---- sampling ----------------------------------------------------------------------------------------------
 
 
-def test_sampled_text_has_the_distribution_of_the_target():
-    check_text_distribution(toy_model(1), toy_model(2))
-
-
-def test_sampled_text_does_not_depend_on_the_batch():
+@pytest.mark.parametrize("rule", ("token", "block"))
+def test_sampled_text_does_not_depend_on_the_batch(rule):
     target, draft = tunable_pair(0.3)
     ragged, seeds = prompts(6, 1, 30, seed=5), [11, 12, 13, 14, 15, -16]
     temperature = torch.tensor([0.7, 1.0, 0.0, 1.3, 0.2, 0.9])
     alone = [
-        generate(target, draft, [p], max_new_tokens=40, params=SamplingParams(t), seed=s).tokens[0]
+        generate(target, draft, [p], max_new_tokens=40, params=SamplingParams(t), seed=s, rule=rule).tokens[0]
         for p, t, s in zip(ragged, temperature.tolist(), seeds, strict=True)
     ]
 
@@ -114,6 +111,7 @@ def test_sampled_text_does_not_depend_on_the_batch():
             max_new_tokens=40,
             params=SamplingParams(temperature[order]),
             seed=torch.tensor([seeds[i] for i in order]),
+            rule=rule,
         ).tokens
 
     everyone = list(range(6))

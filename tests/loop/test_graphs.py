@@ -111,7 +111,7 @@ def test_trees_are_replayed(rule):
     assert texts_of(decoder, asked, graphs, True)[0].keys() == plain.keys() and graphs.replays == 0
 
 
-@pytest.mark.parametrize("kind", ("gemma3", "bloom"))
+@pytest.mark.parametrize("kind", ("gemma3", pytest.param("bloom", marks=pytest.mark.nightly)))
 def test_other_masks(kind):
     model = tiny_model(kind)
     decoder = SpeculativeDecoder(model, model, num_drafts=2)
@@ -244,8 +244,8 @@ def test_a_budget_in_bytes():
     graphs = StepGraphs(budget=1500, capture=record, allocated=lambda: next(used))
     decoder = SpeculativeDecoder(*tunable_pair(0.3), num_drafts=2)
     with pytest.warns(RuntimeWarning, match="3 graphs take 1500 bytes, allowed: 1500"):
-        texts, _ = texts_of(decoder, requests(count=20, new=50), graphs)
-    assert texts == texts_of(decoder, requests(count=20, new=50))[0]
+        texts, _ = texts_of(decoder, requests(new=50), graphs)
+    assert texts == texts_of(decoder, requests(new=50))[0]
     assert len(graphs) == 3
 
 
@@ -274,7 +274,7 @@ def test_cuda_graphs_give_the_same_texts(rule, async_scheduling):
 @on_gpu
 @pytest.mark.parametrize("graphs", (False, True))
 def test_no_step_waits_for_the_gpu(graphs):
-    """Deferred steps of full rows, where nothing is admitted and nothing ends."""
+    """Steps ahead of the host, of full rows, where nothing is admitted and nothing ends."""
     target, draft = (copy.deepcopy(m).cuda() for m in tunable_pair(0.3))
     decoder = SpeculativeDecoder(target, draft, num_drafts=3, graph_bytes=int(graphs) << 30)
     scheduler = Scheduler(decoder, rows=2, max_length=200, async_scheduling=True)
@@ -291,7 +291,7 @@ def test_no_step_waits_for_the_gpu(graphs):
     scheduler.close()
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["in_time", "async_scheduling"])
+@pytest.mark.parametrize("async_scheduling", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_k_that_adapts(async_scheduling, monkeypatch):
     """Every K has its graphs, and a step counts for the time of its K once it is a replay and nothing else."""
     target, draft = tunable_pair(0.3)

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
-from specdec.sampling.params import of_each, read_params
 from specdec.sampling.token_table import HostTable
 
 from specdec_kernels import SamplingParams
 
 CPU = torch.device("cpu")
+OFF = {name: SamplingParams.neutral(name) for name in SamplingParams.PENALTIES}
 
 
 def entries(table, sequence: int) -> dict[int, tuple[float, bool, int]]:
@@ -28,8 +28,7 @@ def entries(table, sequence: int) -> dict[int, tuple[float, bool, int]]:
 def table_of(prompts, params, bias, eos=((), (), ()), shortest=(0, 0, 0)) -> HostTable:
     table = HostTable(len(prompts), max(map(len, eos)), CPU)
     for row, (prompt, own) in enumerate(zip(prompts, bias, strict=True)):
-        settings = of_each(read_params(params, 1, CPU), 1)[0]
-        table.begin(row, settings, own, prompt, len(prompt), eos[row], shortest[row])
+        table.begin(row, OFF | params, own, prompt, len(prompt), eos[row], shortest[row])
     return table
 
 
@@ -38,7 +37,7 @@ def test_table_follows_the_text(repetition):
     generator = torch.Generator().manual_seed(0)
     prompts = [[5, 3, 5], [9], list(range(40))]
     bias = [{3: 1.5, 70: -2.0}, {}, {1000: float("-inf")}]
-    params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5 if repetition else None)
+    params = {"frequency_penalty": 1.0} | ({"repetition_penalty": 1.5} if repetition else {})
     table = table_of(prompts, params, bias)
     counts = [Counter() for _ in prompts]
     for _ in range(60):
@@ -56,10 +55,9 @@ def test_table_follows_the_text(repetition):
 
 
 def test_only_what_is_asked_for():
-    plain, nothing = SamplingParams(0.5, top_k=3), [{}, {}]
 
-    def needed(params=plain, bias=nothing, eos=((9,), (7, 2)), shortest=(0, 0)):
-        return table_of([[1], [1, 2]], params, bias, eos, shortest)
+    def needed(bias=({}, {}), eos=((9,), (7, 2)), shortest=(0, 0)):
+        return table_of([[1], [1, 2]], {}, bias, eos, shortest)
 
     assert needed().on_device() is None and needed(eos=((3, 4), ()), shortest=(0, 4)).on_device() is None
     ends = needed(shortest=(0, 4)).on_device()
@@ -73,12 +71,12 @@ def test_only_what_is_asked_for():
 
 
 def test_a_row_forgets_its_sequence():
-    params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.5)
+    params = {"frequency_penalty": 1.0, "repetition_penalty": 1.5}
     table = table_of([[5, 3], [9, 9]], params, [{3: 1.5}, {}], ((), (4, 2)), (0, 3))
     table.add(0, [7, 7])
     assert table.counts and table.on_device().first_end.tolist() == [0, 5]
     assert table.on_device().ends.tolist() == [[-1, -1], [2, 4]]
-    table.begin(0, of_each(read_params(None, 1, CPU), 1)[0], {4: -1.0}, [8], 1, (), 0)
+    table.begin(0, OFF, {4: -1.0}, [8], 1, (), 0)
     assert entries(table.on_device(), 0) == {4: (-1.0, False, 0)}
     assert entries(table.on_device(), 1) == {9: (0.0, True, 0)}
     table.end(1)
@@ -86,5 +84,5 @@ def test_a_row_forgets_its_sequence():
     assert not table.counts and table.on_device().first_end is None and entries(table.on_device(), 1) == {}
     table.end(0)
     assert table.on_device() is None
-    table.begin(1, of_each(read_params(None, 1, CPU), 1)[0], {}, [8], 1, (7,), 2)
+    table.begin(1, OFF, {}, [8], 1, (7,), 2)
     assert (table.on_device().ends.tolist(), table.on_device().first_end.tolist()) == ([[-1, -1], [7, -1]], [0, 3])

@@ -41,7 +41,7 @@ class Totals:
 
     def add(self, row: dict) -> None:
         stats = row["stats"]
-        self.ends[row["end"]] += 1
+        self.ends[row["finish_reason"]] += 1
         self.emitted += stats["emitted"]
         self.steps += stats["steps"]
         self.drafted += sum(stats["drafted_by_position"])
@@ -165,7 +165,7 @@ def read_row(line: bytes) -> dict:
         "text": str,
         "token_ids": list,
         "produced_by": list,
-        "end": str,
+        "finish_reason": str,
         "status": str,
     }
     wrong = [key for key, kind in types.items() if not isinstance(row[key], kind) or isinstance(row[key], bool)]
