@@ -208,22 +208,6 @@ def test_no_token_that_only_pads_the_vocabulary(pair, tmp_path):
     assert max(token for tokens in result.tokens for token in tokens) >= 4096
 
 
-def test_costs_are_kept_in_a_file(tmp_path):
-    costs = tmp_path / "costs.json"
-    arguments = (PROMPT, "--max-new-tokens", 60, "-k", "auto", "--costs", costs)
-    first = rows(*arguments)[0]
-    assert '"specdec step times 1"' in costs.read_text()
-    again = rows(*arguments)[0]
-    assert again["token_ids"] == first["token_ids"]
-    assert sum(again["stats"]["steps_by_drafts"]) == again["stats"]["steps"]
-    costs.write_text("{}")
-    assert "--costs: got " in refused("generate", *arguments) and costs.read_text() == "{}"
-    assert "--costs: got --costs with -k 4, allowed: -k auto" in refused("generate", PROMPT, "-k", 4, "--costs", costs)
-    result = invoke("generate", *arguments[:-1], tmp_path / "no" / "costs.json")
-    assert result.exit_code == 2 and result.stdout  # the text is not lost
-    assert "(No such file or directory), allowed: a file that can be written" in " ".join(result.stderr.split())
-
-
 def test_a_folder_of_a_head(pair, tmp_path):
     target = pair[0]
     hidden, vocabulary = target.config.hidden_size, target.config.vocab_size

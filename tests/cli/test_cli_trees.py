@@ -31,7 +31,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[SpeculativeDecoder]:
 @pytest.mark.parametrize("kind", EMBEDDED_HEADS)
 def test_embedded_heads_draft(made, kind):
     row = rows(PROMPT, *SHORT, "--drafter", kind, "-k", 3)[0]
-    assert made[0].drafter.model.kind == kind and made[0].drafter.report is None
+    assert made[0].drafter.head.kind == kind and made[0].drafter.report is None
     assert row["stats"]["accepted"] > 0
     assert row["token_ids"] == rows(PROMPT, *SHORT, "--drafter", "none")[0]["token_ids"]
 
@@ -87,7 +87,7 @@ def test_chat(pair, monkeypatch, made):
     told = result.stderr
     assert f"drafter lookup, k {TREE_DRAFTS}, tree 8, rule coupled, " in told and "k 3, rule token, " in told
     assert "/tree: got '0', allowed: an integer >= 1, or off" in told
-    assert "/drafter: tree: got 8 with draft=NoneType, allowed: None, or a drafter that proposes trees" in told
+    assert "/drafter: tree: got 8 with draft=None, allowed: None, or a drafter that proposes trees" in told
 
 
 def test_compare_measures_trees_beside_chains(monkeypatch, folders):
@@ -143,7 +143,6 @@ def test_a_job_with_trees(monkeypatch, pair, tmp_path):
         (("--tree", 0), "--tree: got 0, allowed: an integer >= 1"),
         ((*LOOKUP[2:], "--drafter", "none"), "--tree: got 8 with --drafter none, allowed: a drafter that proposes"),
         ((*LOOKUP[2:], "--drafter", "universal"), "--tree: got 8 with --drafter universal, allowed: a drafter that"),
-        ((*LOOKUP, "--costs", "x"), "--costs: got --costs with a tree, allowed: -k auto"),
         (
             ("--target", "./t", "--drafter", "medusa"),
             "--drafter: got 'medusa', a head of the embedded target, with --target ./t, allowed: the folder of a head "

@@ -93,7 +93,7 @@ def test_defaults_of_drafting(pair):
     assert lanes.drafters == ["model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash"]
     assert lanes.rules == ["coupled", "token", "block"]
     scheduler = lanes._make("suffix", "token")
-    assert scheduler.max_waiting == 5 and scheduler.limits.max_length == 64 and len(scheduler.batch.rows) == 2
+    assert scheduler.max_waiting == 5 and scheduler.max_length == 64 and len(scheduler.batch.rows) == 2
     memories = scheduler.decoder.drafter.memory
     assert memories is lanes._make("suffix", "coupled").decoder.drafter.memory and memories.max_owners == 1
     assert "none" not in made(tree=8).lanes.drafters

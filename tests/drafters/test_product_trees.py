@@ -269,7 +269,9 @@ def test_sampled_children_are_all_that_were_drawn(folders):
     assert tree.parents.tolist() == [-1, -1, 0, 0, 1, 3]
     for row, depth, children in ((0, 0, [0, 1]), (1, 1, [2, 3]), (2, 1, [4]), (4, 2, [5])):
         assert torch.equal(tree.logits[:, row], logits[depth])
-        drawn = draft_children(logits[depth], len(children), SamplingParams(1.0), seed=seed, position=position, offset=row)
+        drawn = draft_children(
+            logits[depth], len(children), SamplingParams(1.0), seed=seed, position=position, offset=row
+        )
         assert torch.equal(tree.tokens[:, children], drawn.tokens)
     short = trees.tree(logits[:1], step)
     assert (short.tokens[:, 2:] == -1).all() and torch.equal(short.tokens[:, :2], tree.tokens[:, :2])

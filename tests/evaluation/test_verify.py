@@ -13,6 +13,7 @@ import specdec.loop.step
 import specdec.verify
 import torch
 from specdec import PromptLookupDrafter
+from specdec.drafters import Drafter
 from specdec.drafters.model import ModelDrafter
 from specdec.evaluation.near_ties import Judge
 from specdec.evaluation.verify import VerifySettings, cells, verify
@@ -76,21 +77,21 @@ def test_what_follows_a_near_tie_is_judged_as_well(monkeypatch):
 # ---- planted bugs
 
 
-class Liar:
+class Liar(Drafter):
     """Its q is not what it drew from, but flatter: its favourites are accepted too often."""
 
     def __init__(self, drafter):
         self.drafter = drafter
 
-    def start(self, generation):
-        session = self.drafter.start(generation)
-        honest = session.draft
+    def start(self, batch):
+        session = self.drafter.start(batch)
+        honest = session.propose
 
-        def draft(step):
+        def propose(step):
             drafts = honest(step)
             return drafts if drafts.logits is None else drafts._replace(logits=drafts.logits * 0.5, stats=None)
 
-        session.draft = draft
+        session.propose = propose
         return session
 
 
@@ -109,7 +110,7 @@ def biased(logits, drafts, q, **kwargs):
 
 
 def _first_row(kwargs):
-    names = ("params", "seed", "position", "rule", "table", "backend")
+    names = ("params", "seed", "position", "rule", "backend")
     return {name: kwargs[name] for name in names}
 
 
@@ -167,8 +168,8 @@ def test_a_lying_q_is_found():
 
 
 def test_a_drafter_that_fails_is_no_pass():
-    class Failing:
-        def start(self, generation):
+    class Failing(Drafter):
+        def start(self, batch):
             raise RuntimeError("no weights")
 
     done = verified({"broken": Failing()}, checks=("greedy",))

@@ -311,7 +311,15 @@ def test_what_a_killed_process_left_is_replaced(done, tmp_path):
 
 
 ROW = {
-    **{"id": 1, "prompt": 0, "text": "x", "token_ids": [5], "produced_by": ["bonus"], "finish_reason": "eos", "status": "OK"},
+    **{
+        "id": 1,
+        "prompt": 0,
+        "text": "x",
+        "token_ids": [5],
+        "produced_by": ["bonus"],
+        "finish_reason": "eos",
+        "status": "OK",
+    },
     "stats": {
         **{"steps": 1, "cut_steps": 0, "emitted": 1},
         **{"drafted_by_position": [], "tested_by_position": [], "accepted_by_position": []},

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specdec.models.cache_plan import UNCHECKED, CacheBudget, plan_caches
-from specdec.serving.ledger import TokenLedger
 
 COST = {"target": 16384, "draft": 2048}
 EACH = 18432
@@ -115,66 +114,3 @@ def test_whatever_is_planned_is_within_every_limit_and_cannot_be_larger(rows, ma
     assert slots[0] * EACH <= max(free, UNCHECKED)
     if rows is None or max_length is None and budget.max_length < 400:
         assert any(slots[1] > n for n in limits)
-
-
-def test_ledger():
-    ledger = TokenLedger(10)
-    assert ledger.reserve(7, 6) and not ledger.reserve(8, 5) and ledger.reserve(8, 4)
-    assert (ledger.used, len(ledger)) == (10, 2)
-    with pytest.raises(ValueError, match="sequence: got 8, which holds 4 tokens"):
-        ledger.reserve(8, 0)
-    assert ledger.release(7) == 6 and ledger.used == 4
-    with pytest.raises(ValueError, match="sequence: got 7, which holds no tokens"):
-        ledger.release(7)
-    assert ledger.used == 4  # the other's are not given away
-    with pytest.raises(ValueError, match="tokens: got 11 for sequence 9, allowed: <= 10, the whole budget"):
-        ledger.reserve(9, 11)  # would wait for ever
-    with pytest.raises(ValueError, match="tokens: got -1"):
-        ledger.reserve(9, -1)
-    ledger.release(8)
-    assert (ledger.used, len(ledger)) == (0, 0)
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=60), st.integers(0, 30))
-@settings(max_examples=120, deadline=None)
-def test_ledger_against_a_model(moves, budget):
-    """Random admissions, refused ones among them, and cancellations, double ones among them."""
-    ledger, held = TokenLedger(budget), {}
-    for sequence, tokens in moves:
-        if sequence in held:
-            assert ledger.release(sequence) == held.pop(sequence)
-            with pytest.raises(ValueError):
-                ledger.release(sequence)
-        elif tokens > budget:
-            with pytest.raises(ValueError):
-                ledger.reserve(sequence, tokens)
-        else:
-            fits = sum(held.values()) + tokens <= budget
-            assert ledger.reserve(sequence, tokens) == fits
-            if fits:
-                held[sequence] = tokens
-        assert ledger.used == sum(held.values()) <= budget and len(ledger) == len(held)
-    for sequence in list(held):
-        ledger.release(sequence)
-    assert (ledger.used, len(ledger)) == (0, 0)
-
-
-def test_nodes_of_a_tree_take_slots_after_the_text():
-    def with_nodes(*args, nodes=16, **limits):
-        limits = {"cache_tokens": None, "cache_bytes": None, **limits}
-        how = {"slot_bytes": COST, "positions": {"target": 4096}, "free_memory": lambda: None}
-        return plan_caches(*args, **limits, **how, nodes=nodes)
-
-    budget = with_nodes(8, 2048)
-    assert (budget.capacity, budget.slots, budget.tokens) == (2065, 8 * 2065, 8 * 2048)
-    assert with_nodes(8, None, cache_tokens=8 * 100).max_length == 83
-    assert with_nodes(None, 83, cache_tokens=799).rows == 7
-    assert with_nodes(8, 2048, cache_tokens=8 * 2065) == budget
-    with pytest.raises(ValueError) as refused:
-        with_nodes(8, 2048, cache_tokens=8 * 2065 - 1)
-    assert str(refused.value) == (
-        "cache_tokens: got 16519, allowed: >= 16520 for 8 rows of 2065 slots "
-        "(max_length=2048, 16 nodes of a tree and the trash slot)"
-    )
-    with pytest.raises(ValueError, match="nodes: got -1"):
-        with_nodes(8, 2048, nodes=-1)

@@ -25,7 +25,6 @@ DISTRIBUTIONS = (
     {"max_new_tokens": 12},
     {**SAMPLED, "rule": "token"},
     {**SAMPLED, "rule": "block"},
-    {**SAMPLED, "rule": "token", "compact_q": 64},
     {**SAMPLED, "rule": "coupled"},
 )
 

@@ -9,12 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from specdec import Request, Sequence
 from specdec.cli import models
 from specdec.result import FinishReason, Producer
-from specdec.serving.requests import Request, Sequence
 from specdec.stats import Stats
-
-from specdec_kernels import Status
 
 from .commands import invoke
 
@@ -26,6 +24,7 @@ class FakeScheduler:
     """A text depends on prompt and settings alone, and the order in which texts end on ``order`` alone."""
 
     order = 0
+    drafter_error: str | None = None
     made: list[FakeScheduler] = []
 
     def __init__(self, decoder, *, rows: int = 8, **options: object):
@@ -55,13 +54,16 @@ def outcome(request: Request, number: int = 0) -> Sequence:
     stats.seconds["total"] = random.random()  # differs from run to run, and must not be written
     stats.draft_forwards = number
     if not request.prompt:
-        error = "ValueError: prompt: got no token, allowed: at least one token"
-        return Sequence(number, request, [], [], FinishReason.FAILED, Status.OK, stats, error)
+        error = "prompt: got no token, allowed: at least one token"
+        return Sequence.refused(request, ValueError(error))
     known = random.Random(repr((request.prompt, request.seed, request.params)))
     tokens = [known.randrange(300, 4000) for _ in range(min(TOKENS, request.max_new_tokens))]
     for _ in tokens:
         stats.record(2, 1, 0, 1, number)
-    return Sequence(number, request, tokens, [Producer.RECOVERED] * len(tokens), FinishReason.LENGTH, Status.OK, stats)
+    ended = Sequence(number, request, list(request.prompt), [], stats=stats, finish_reason=FinishReason.LENGTH)
+    ended.text += tokens
+    ended.produced_by += [Producer.RECOVERED] * len(tokens)
+    return ended
 
 
 def write_prompts(path: Path, lines: Iterable[object]) -> Path:

@@ -12,6 +12,9 @@ from typing import NamedTuple
 import httpx
 import pytest
 from specdec import Scheduler, SpeculativeDecoder
+from specdec.drafters.model import model_drafter
+from specdec.drafters.predicted import PredictedDrafter
+from specdec.models.supported import cached_model
 from specdec.serving.scheduler import Usage
 from specdec.serving.server.address import url_of
 from specdec.serving.server.app import create_app
@@ -70,8 +73,10 @@ def served(pair) -> Iterator[Served]:
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}# assistant:"
 
+    predicted = PredictedDrafter(model_drafter(draft, cached_model(target, "target")))
+
     def make(drafter: str, rule: str) -> Scheduler:
-        return Scheduler(SpeculativeDecoder(target, draft, 4), rows=8, max_length=128, rule=rule, max_waiting=64)
+        return Scheduler(SpeculativeDecoder(target, predicted, 4), rows=8, max_length=128, rule=rule, max_waiting=64)
 
     service = Service("embedded", tokenizer, Lanes(make, ["model"], ["coupled", "token", "block"]))
     with socket.create_server(("127.0.0.1", 0)) as bound:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 import torch
-from specdec import Request, Scheduler, SpeculativeDecoder
+from specdec import FinishReason, Request, Scheduler, SpeculativeDecoder
 from specdec.detokenize import Detokenizer, continuation
 from specdec.serving.server.address import bind, url_of
 from specdec.serving.server.lanes import Lanes
@@ -103,7 +103,7 @@ def _alone(tokenizer: Any, scheduler: Scheduler, given: dict[str, Any], copy: in
     text = cut.push(continuation(tokenizer, prompt, outcome.tokens))
     text += cut.finish()
     scores = None if outcome.top_log_probs is None else [max(each.log_prob, -9999.0) for each in outcome.top_log_probs]
-    return Told(text, "length" if outcome.end.name == "LENGTH" else "stop", scores)
+    return Told(text, "length" if outcome.finish_reason == FinishReason.LENGTH else "stop", scores)
 
 
 async def ask(client: openai.AsyncOpenAI, asked: Asked) -> list[Told]:

@@ -49,7 +49,7 @@ def test_counters_are_the_sums_of_outcomes(within, service):
     async def run(client):
         wanted = [decode(service, prompt, 8 + i) for i, prompt in enumerate(PROMPTS[1:], 1)]
         texts = await asyncio.gather(*wanted, decode(service, PROMPTS[0], 0, prompt_log_probs=0))
-        return [text.outcome for text in texts], await scrape(client)
+        return [text.ended for text in texts], await scrape(client)
 
     outcomes, value = within(run)
     spec = {
@@ -130,7 +130,7 @@ def test_what_vllms_benchmark_adds_up(within, service):
     before, after, open_metrics, text = within(run)
     assert "vllm:" not in "".join(line for line in before.splitlines() if not line.startswith("#"))
     drafts = [line for line in after.splitlines() if line.startswith("vllm:spec_decode") and "num_drafts" in line]
-    assert [float(line.split()[-1]) for line in drafts] == [sum(text.outcome.stats.steps_by_drafts[1:])]
+    assert [float(line.split()[-1]) for line in drafts] == [sum(text.ended.stats.steps_by_drafts[1:])]
     assert "_created" not in after
     assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
     assert open_metrics.text.endswith("# EOF\n")
@@ -159,10 +159,9 @@ def test_a_step_that_fails_has_drafts_but_no_tokens(within, service):
         stats.record(drafted=2, tested=2, accepted=1, emitted=2, draft_forwards=4)
         measured.delivered([Output(0, [5, 6], [Producer.ACCEPTED, Producer.RECOVERED], drafted=2)])
         stats.record(drafted=3, tested=0, accepted=0, emitted=0, draft_forwards=4)
-        measured.ended(SimpleNamespace(stats=stats, drafter_error="its logits are NaN", prompt_log_probs=None), "error")
+        measured.ended(SimpleNamespace(stats=stats, prompt_log_probs=None), "error")
         return await scrape(client)
 
     value = within(run)
     assert value("vllm:spec_decode_num_drafts_total") == 2 and value("vllm:spec_decode_num_draft_tokens_total") == 5
     assert value("vllm:request_success_total", finished_reason="error") == 1
-    assert value("specdec:drafter_errors_total", drafter="model", rule="coupled") == 1

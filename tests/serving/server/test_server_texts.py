@@ -10,15 +10,11 @@ from unittest.mock import Mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specdec import FinishReason, Output, Request
+from specdec import FinishReason, Output, Request, Sequence
 from specdec.detokenize import Detokenizer
 from specdec.result import Producer
-from specdec.serving.requests import Sequence
 from specdec.serving.server.stop_cut import StopCut
 from specdec.serving.server.texts import Piece, Text
-from specdec.stats import Stats
-
-from specdec_kernels import Status
 
 STOPS = ([], ["\n"], ["ö=", "€€"], ["x", "= y"])
 
@@ -30,12 +26,14 @@ class Engine:
         self.request, self.steps, self.counts = request, steps, iter(counts)
 
     async def arrivals(self, number: int):
-        updates: list = [
-            Output(number, step, [Producer.ACCEPTED] * (len(step) - 1) + [Producer.BONUS], drafts=step[:-1])
+        sequence = Sequence(number, self.request, list(self.request.prompt), [])
+        sequence.text += itertools.chain(*self.steps)
+        updates = [
+            Output(sequence, step, [Producer.ACCEPTED] * (len(step) - 1) + [Producer.BONUS], drafts=step[:-1])
             for step in self.steps
         ]
-        tokens = list(itertools.chain(*self.steps))
-        updates.append(Sequence(number, self.request, tokens, [], FinishReason.EOS, Status.OK, Stats.empty(0)))
+        sequence.finish_reason = FinishReason.EOS
+        updates.append(Output(sequence, [], [], finish_reason=FinishReason.EOS))
         while updates:  # as a reader finds them who is late now and then
             count = next(self.counts, 1)
             yield updates[:count]
