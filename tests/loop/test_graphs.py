@@ -101,7 +101,7 @@ def test_trees_are_replayed(rule):
     asked += requests((SamplingParams(0.7),), 3, 8, log_probs=True)
     decoder = SpeculativeDecoder(forgetful(), TableTrees(bigrams(forgetful()), BUSHY), 3, tree=len(BUSHY))
     plain, _ = texts_of(decoder, asked, rule=rule)
-    assert sum(stats.accepted_by_position[1] for _, _, stats in plain.values()) > 5
+    assert sum(stats.accepted_by_position[1] for _, _, stats in plain.values()) > 3
     graphs = recorded_graphs()
     texts, scheduler = texts_of(decoder, asked, graphs, True, rule=rule)
     assert texts == plain and scheduler.drafter_error is None
