@@ -26,7 +26,7 @@ from loop_costs import goals, judged
 from measure import in_turns, ratios, summary
 from specdec import AdaptiveDrafts, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.cli.compare import CODE_PROMPTS
-from specdec.drafters import Drafter, Drafts, DraftSession, Generation, Step
+from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.drafters.model import ModelDrafter
 from specdec.models.supported import cached_model
 from specdec.stats import Stats
@@ -105,7 +105,7 @@ PLAIN = "plain"
 DRAFTERS_PAIRS = ("embedded", "120m")
 
 
-class NeverRight:
+class NeverRight(Drafter):
     """Costs what the model costs and is hardly ever accepted: each draft is the token after the one that it would be,
     without q, so that it is accepted with its own small probability."""
 
@@ -113,15 +113,15 @@ class NeverRight:
         self.drafter, self.vocab_size = drafter, vocab_size
 
     def start(self, batch: BatchState) -> DraftSession:
-        session = self.drafter.start(generation)
-        draft = session.draft
+        session = self.drafter.start(batch)
+        propose = session.propose
 
         def wrong(step: Step) -> Drafts:
-            drafts = draft(step)
+            drafts = propose(step)
             wrong = (drafts.tokens + 1) % self.vocab_size
-            return drafts._replace(tokens=wrong, logits=None, stats=None, compact=None, d2t=None)
+            return drafts._replace(tokens=wrong, logits=None, stats=None, d2t=None)
 
-        session.draft = wrong
+        session.propose = wrong
         return session
 
 

@@ -24,7 +24,8 @@ from specdec.drafters.model import ModelDrafter
 from specdec.drafters.protocol import Drafter
 from specdec.models.loading import Pair
 from specdec.models.supported import cached_model
-from specdec.sampling.params import read_rule
+
+from specdec_kernels import Rule
 
 PLAIN, AGAIN, AUTO = "plain", "plain again", "auto"
 DRAFTERS = ("model", "never right", "lookup")
@@ -145,7 +146,7 @@ def main(
     """Races the adaptive K on the embedded pair."""
     where, asked = report.read_device(device), report.read_names("drafters", drafters, DRAFTERS)
     numbers = report.read_integers("rows", rows or ("1,2" if quick else "1,2,4,8,16,32"))
-    read_rule(rule, 0)
+    Rule(rule)
     results = report.Report("lengths", where, json_path, threads, quick=quick, rule=rule)
     pair = load_embedded_pair(device=where)
     limits, widths = ((2, 4), (1, 2)) if quick else (NEW_TOKENS, WIDTHS)

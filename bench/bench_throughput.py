@@ -22,7 +22,7 @@ import torch
 import typer
 from jobs import Job, Slice, fixed_length, skewed_lengths, unseen_code
 from measure import in_turns, ratios, summary
-from specdec import AdaptiveDrafts, Sequence, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
+from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
 from specdec.models.loading import Pair
 
 from specdec_kernels import SamplingParams
@@ -179,7 +179,7 @@ def measure_memory(pair: Pair, rows: int, tokens: int, interval: float) -> dict:
     while made < tokens:
         while scheduler.usage.waiting < rows:
             submit(next(numbers))
-        made += sum(len(u.tokens) for u in scheduler.step() if not isinstance(u, Sequence))
+        made += sum(len(u.tokens) for u in scheduler.step())
         if made >= tokens / 20 and (time.perf_counter() - last >= interval or made >= tokens):
             at.append(made)
             samples.append(sample())

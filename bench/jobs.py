@@ -14,7 +14,7 @@ from pathlib import Path
 import rich
 from rich.segment import Segment
 from rich.table import Table
-from specdec import Sequence, Request, Scheduler, Stats
+from specdec import Request, Scheduler, Stats
 from specdec.result import FinishReason
 from transformers import PreTrainedTokenizerBase
 
@@ -138,10 +138,10 @@ class Job:
         Raises:
             RuntimeError: a request ended in another way than with its length.
         """
-        scheduler, stopwatch = self.scheduler, self.scheduler.batch.timer
+        scheduler, timer = self.scheduler, self.scheduler.batch.timer
         part = Slice(self.rows)
-        stopwatch.lap("loop")  # what others did meanwhile
-        before, parts, begun = scheduler.usage, dict(stopwatch.seconds), time.perf_counter()
+        timer.lap("loop")  # what others did meanwhile
+        before, parts, begun = scheduler.usage, dict(timer.seconds), time.perf_counter()
         goal = math.inf if ended is None else len(self.stats) + ended
         while not self.done and len(self.stats) < goal and time.perf_counter() - begun < seconds:
             usage = scheduler.usage
@@ -151,17 +151,17 @@ class Job:
                     free = self.load - usage.live - usage.prefilling - usage.waiting
                 for _ in range(min(free, len(self._coming))):
                     scheduler.submit(self._coming.popleft())
-            for update in scheduler.step():
-                if not isinstance(update, Sequence):
-                    part.tokens += len(update.tokens)
-                elif update.end != FinishReason.LENGTH:
-                    raise RuntimeError(f"request {update.request.id}: {update.end} {update.error or ''}")
-                else:
-                    self.texts[update.request.id] = update.tokens
-                    self.stats.append(update.stats)
+            for output in scheduler.step():
+                part.tokens += len(output.tokens)
+                sequence, reason = output.sequence, output.finish_reason
+                if reason == FinishReason.LENGTH:
+                    self.texts[sequence.request.id] = sequence.tokens
+                    self.stats.append(sequence.stats)
+                elif reason is not None:
+                    raise RuntimeError(f"request {sequence.request.id}: {reason} {sequence.error or ''}")
         part.seconds = time.perf_counter() - begun
         after = scheduler.usage
         part.steps = after.steps - before.steps
         part.row_steps = (after.steps * after.busy - before.steps * before.busy) * self.rows
-        part.parts = {name: seconds - parts[name] for name, seconds in stopwatch.seconds.items()}
+        part.parts = {name: seconds - parts[name] for name, seconds in timer.seconds.items()}
         return part

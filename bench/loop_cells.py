@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from loop_costs import step_costs
 from measure import first_line, in_turns, profiled, summary, synchronisations, synchronize
-from specdec import Sequence, Request, Scheduler, SpeculativeDecoder, Stats
+from specdec import Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
+from specdec.loop.sequence import Sequence as Ended
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from tunable_pair import TunablePair
 
@@ -182,16 +183,16 @@ class Specdec:
     def _step(self) -> int:
         """Returns how many tokens it made."""
         updates = self.scheduler.step()
-        if ended := [u for u in updates if isinstance(u, Sequence)]:
+        if ended := [u.sequence for u in updates if u.finish_reason is not None]:
             raise RuntimeError(f"a sequence ended too early: {ended[0].end}: {ended[0].error}")
         return sum(len(u.tokens) for u in updates)
 
-    def _end(self) -> list[Sequence]:
+    def _end(self) -> list[Ended]:
         """Takes back what was begun."""
         self.scheduler.close()
-        found: list[Sequence] = []
+        found: list[Ended] = []
         while not self.scheduler.idle:
-            found += [u for u in self.scheduler.step() if isinstance(u, Sequence)]
+            found += [u.sequence for u in self.scheduler.step() if u.finish_reason is not None]
         return found
 
     def _graphs(self) -> dict[str, int] | None:
@@ -237,7 +238,7 @@ def measure(
         if time.perf_counter() > deadline:
             raise RuntimeError("no time was left for it (--limit)")
         if isinstance(method, Specdec):
-            mode = str(method.mode._replace(async_scheduling=False))
+            mode = str(method.mode._replace(deferred=False))
             if method.mode.graphs and device.type != "cuda":
                 raise RuntimeError("CUDA graphs are of GPUs")
             if method.decoder.most_drafts and mode not in costs:
