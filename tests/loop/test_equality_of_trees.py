@@ -92,9 +92,7 @@ def check(name: str, tree: bool, pair, count: int, new_tokens: int) -> int:
     return parted
 
 
-@pytest.mark.parametrize(
-    ("name", "tree"), [("dflash", False), ("medusa", False), ("model", True), ("suffix", True), ("eagle3", True)]
-)
+@pytest.mark.parametrize(("name", "tree"), [("dflash", False), ("model", True), ("suffix", True)])
 def test_a_slice(name, tree, pair):
     assert check(name, tree, pair, 7, 12) == 0
 

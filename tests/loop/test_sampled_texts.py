@@ -10,11 +10,10 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from specdec import AdaptiveDrafts, Request, Scheduler, SpeculativeDecoder, Stats
+from specdec import AdaptiveDrafts
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.evaluation.verify.chi_square import chi_square
 from specdec.loop.batch import Batch
-from specdec.loop.draft_length import AdaptiveK
 from support.models import GeneratedPenalties, generate, prompts, pruned_draft, tiny_model, toy_model, tunable_pair
 from transformers import LogitsProcessorList
 from transformers.generation import (
@@ -50,7 +49,7 @@ END = 71  # ends the tiny target's texts, where nothing keeps it from coming
         nightly({"min_new_tokens": 9}, {"min_new_tokens": 9}),
         nightly({"logit_bias": {5: 4.0, 60: -3.5}}, {"sequence_bias": {(5,): 4.0, (60,): -3.5}}),
         nightly({"banned_tokens": [3, 50, 90]}, {"bad_words_ids": [[3], [50], [90]]}),
-        (
+        nightly(
             {"params": {"presence_penalty": 1.5, "frequency_penalty": 0.7}},
             {"logits_processor": lambda n: GeneratedPenalties(n, 1.5, 0.7)},
         ),
@@ -140,7 +139,8 @@ def plain_texts(filtered: bool) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "filtered"), [nightly("good", False), ("good", True), nightly("adversarial", True), ("one-hot", False)]
+    ("name", "filtered"),
+    [nightly("good", False), ("good", True), nightly("adversarial", True), nightly("one-hot", False)],
 )
 def test_coupled_text_is_that_of_plain_sampling(name, filtered):
     target, drafter = tunable_pair(0.3)[0], DRAFTERS[name]()
@@ -310,18 +310,3 @@ def test_k_may_depend_on_the_past_of_the_whole_batch(rule, monkeypatch):
     pairs = Counter((a[1:], b[1:]) for a, b in zip(texts[::2], texts[1::2], strict=True))
     both = {(a, b): p * q for a, p in ends.items() for b, q in ends.items()}
     assert chi_square(pairs, both, level=1e-4).p_value > 1e-4
-
-
-@pytest.mark.parametrize("rule", ["token", nightly("block")])
-def test_k_that_adapts_leaves_the_distribution_as_it_is(rule, monkeypatch):
-    """Costs at which drafts of these models just pay, so that K changes all the time, in batches whose sequences come
-    and go. K is chosen here although texts depend on it: the distribution does not."""
-    monkeypatch.setattr(AdaptiveK, "chooses", lambda self, text_depends: True)
-    decoder = SpeculativeDecoder(toy_model(1), toy_model(2), AdaptiveDrafts(3, costs=[1.0, 1.35, 1.55, 1.75]))
-    scheduler, count = Scheduler(decoder, rows=64, max_length=16, rule=rule), 1_500
-    params = SamplingParams(1.2)
-    outcomes = list(scheduler.run(Request(list(PROMPT), 3, params, seed=i, eos_token_id=[]) for i in range(count)))
-    taken = Stats.total((outcome.stats for outcome in outcomes), 3).steps_by_drafts
-    assert taken[0] > count / 10 and sum(taken[1:]) > count / 10, taken
-    counts = Counter(tuple(outcome.tokens) for outcome in outcomes)
-    assert chi_square(counts, distribution_of(toy_model(1), [], None), level=1e-4).p_value > 1e-4

@@ -39,7 +39,7 @@ def requests() -> list[Request]:
     return [
         Request(prompt, new, SamplingParams(temperature), seed=i, eos_token_id=[])
         for i, (prompt, new, temperature) in enumerate(
-            zip(prompts(5, 1, 12), (14, 4, 9, 7, 12), (0.0, 0.8, 1.1, 0.0, 0.6), strict=True)
+            zip(prompts(5, 1, 12), (10, 3, 7, 5, 8), (0.0, 0.8, 1.1, 0.0, 0.6), strict=True)
         )
     ]
 
