@@ -1,152 +1,36 @@
-"""Mutations of the CPU backend: the mathematics in csrc/core and the operations in csrc/cpu."""
+"""Of the kernels for CPUs."""
 
 from .mutation import Mutation, mutations
-
-PARITY = "tests/kernels/test_parity.py -k cpu"
-RACES = "tests/kernels/test_parity.py -k races_by_words"
-BLOCK = "tests/kernels/test_parity.py -k 'cpu and block'"
-CORNERS = "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu"
-FAULTS = "tests/kernels/test_faults.py tests/kernels/test_corners.py -k cpu"
-FILTERS = "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu"
-SAMPLED = "tests/kernels/test_filters.py -k 'sample or flat_and_peaked or drafts_for_itself'"
-SURE = "tests/kernels/test_sure_drafts.py"
-PENALTIES = "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cpu"
-INSTRUCTION_SETS = "tests/kernels/test_instruction_sets.py"
-NOISE = "tests/kernels/test_extreme_noise.py tests/kernels/test_parity.py -k cpu"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
         "csrc/cpu/verification.cpp",
-        PARITY,
+        "tests/kernels/test_parity.py -k cpu",
         {
             "noise-keyed-by-position-alone": (
                 "static_cast<uint32_t>(params.position[b]), static_cast<uint32_t>(j)}",
                 "static_cast<uint32_t>(params.position[b] + j), 0}",
             ),
-            "batch-row-as-seed": (
-                "{static_cast<uint64_t>(params.seed[b]), static_cast<uint32_t>(params.position[b]), ",
-                "{static_cast<uint64_t>(b), static_cast<uint32_t>(params.position[b]), ",
-            ),
-            "acceptance-shares-noise-with-recovery": ("n.offset, kAccept)", "n.offset, kRecoverBlock)"),
             "bonus-from-the-wrong-row": (
                 "row.p_row = row_at(params.target, b, j);",
                 "row.p_row = row_at(params.target, b, j == rows_ - 1 && j > 0 ? j - 1 : j);",
             ),
-            "q-from-the-wrong-row": (
-                "return {row_at(params.draft, b, j), distribution",
-                "return {row_at(params.draft, b, j > 0 ? j - 1 : j), distribution",
-            ),
-            "q-before-the-filter": (
-                "if (q_stats != nullptr) row.q.distribution = q_stats->distribution();",
-                "if (q_stats != nullptr) row.q.distribution = {q_stats->inverse_temperature, q_stats->lse, -INFINITY};",
-            ),
             "handed-over-q-before-the-filter": (", distribution.cutoff = params.draft_cutoff[at];", ";"),
-            "residual-subtracts-only-the-draft": (
-                "row.log_q_x = row.q.log_probability(row.draft);",
-                "row.log_q_x = row.q.log_probability(row.draft);\n"
-                "  const int64_t here = row.sequence * params.num_drafts_max + row.j;\n"
-                "  row.q = {{}, {}, params.draft_tokens + here, &kCertain, 1};",
-            ),
             "penalties-see-one-draft-less": (
                 "row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j);",
                 "row.p_patches = patches_of(params.sampling, b, row.p_row, nullptr, position, drafts, j > 0 ? j - 1 : 0);",
             ),
-            "q-without-penalties": ("    set_patches(row.q.row, row.q_patches);\n", ""),
-            "ragged-batch-ignored": (
-                "if (j >= (params.num_drafts == nullptr ? k : std::min(params.num_drafts[b], k))) return -1;",
-                "if (j >= k) return -1;",
-            ),
             "draft-token-in-32-bits": (
                 "const int64_t x = params.draft_tokens[b * k + j];",
                 "const int32_t x = static_cast<int32_t>(params.draft_tokens[b * k + j]);",
-                CORNERS,
-            ),
-            "draft-token-V-is-a-token": (
-                "if (x >= 0 && x < params.vocabulary) return x;",
-                "if (x >= 0) return x;",
-                CORNERS,
-            ),
-            "draft-fault-unseen": (
-                "row.q.distribution.lse);\n    if (fault != 0) {",
-                "row.q.distribution.lse);\n    if (fault == kTargetNan) {",
-                FAULTS,
+                "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu",
             ),
             "raw-log-probs-after-penalties": ("logit_at(row.p_row.raw(), token)", "logit_at(row.p_row, token)"),
         },
     ),
     *mutations(
-        "csrc/cpu/verify_token.cpp",
-        PARITY,
-        {
-            "first-rejection-ignored": (
-                "  return Outcome::kFinished;\n}\n\n}  // namespace",
-                "  return Outcome::kKept;\n}\n\n}  // namespace",
-            ),
-            "greedy-bonus-is-drawn": (
-                "  if (row.greedy()) {",
-                "  if (row.greedy() && row.draft >= 0) {",
-                CORNERS,
-            ),
-            "zero-q-accepted": ("if (row.log_q_x == -INFINITY || !accept(", "if (!accept(", CORNERS),
-            "rejection-draws-from-p": (
-                "verification.finish(row, verification.draw_residual(residual));",
-                "verification.finish(row, verification.draw_target(row));",
-            ),
-            "no-mass-ends-the-step": (
-                "    return Outcome::kKept;\n  } else {\n    verification.finish(",
-                "    return Outcome::kFinished;\n  } else {\n    verification.finish(",
-                CORNERS,
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cpu/sure_drafts.cpp",
-        SURE,
-        {
-            "least-p-from-the-least-weight": (
-                "{log_weight - stats.lse - margin,",
-                "{log_weight - stats.lse - log_top_p - margin,",
-            ),
-            "largest-q-from-all-weight": (
-                "log_weight - stats.lse - log_top_p + margin}",
-                "log_weight - stats.lse + margin}",
-            ),
-            "sure-though-not-kept": ("  if (!kept) return {};\n", ""),
-            "kept-by-all-weight": ("< stats.lse + log_top_p;", "< stats.lse;"),
-            "sure-though-q-is-zero": ("return most > -INFINITY && accept(", "return accept("),
-            "sure-in-spite-of-top-k": ("task.top_k == 0.0f && ", ""),
-            "sure-ones-are-not-emitted": ("      keep(rows[i]);\n", ""),
-        },
-    ),
-    *mutations(
-        "csrc/cpu/linear.cpp",
-        "tests/kernels/test_linear.py",
-        {
-            "linear-forgets-the-last-inputs": ("sizeof(float); rest > 0)", "sizeof(float); rest > 1024)"),
-            "linear-adds-the-lower-halves-twice": ("halves<kWidth, kGroup, 1>", "halves<kWidth, kGroup, 0>"),
-            "linear-adds-the-first-bias": ("sum + params.bias[o]", "sum + params.bias[0]"),
-            "linear-order-depends-on-the-rows": (
-                "outputs_of<kWidth, 5, 2>(params",
-                "outputs_of<kWidth / 2, 5, 2>(params",
-            ),
-            "linear-leaves-out-the-last-outputs": ("for (; output < end; ++output)", "for (; false; ++output)"),
-            "linear-takes-the-first-part-again": (
-                "const int64_t row = part * params.rows / parts,",
-                "const int64_t row = 0 * part,",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/module.cpp",
-        "tests/kernels/test_linear.py",
-        {
-            "linear-leaves-the-last-of-few-rows-to-torch": ("rows > *most_rows", "rows >= *most_rows"),
-            "linear-forgets-torchs-bias": ("from(weight), from(bias)}", "from(weight), from(std::optional<Tensor>())}"),
-        },
-    ),
-    *mutations(
         "csrc/cpu/verify_block.cpp",
-        BLOCK,
+        "tests/kernels/test_parity.py -k 'cpu and block'",
         {
             "block-with-the-token-residual": (
                 "{&sequence->row(), sequence->w[sequence->length]}",
@@ -168,8 +52,49 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/cpu/verify_token.cpp",
+        "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu",
+        {
+            "first-rejection-ignored": (
+                "  return Outcome::kFinished;\n}\n\n}  // namespace",
+                "  return Outcome::kKept;\n}\n\n}  // namespace",
+                "tests/kernels/test_parity.py -k cpu",
+            ),
+            "greedy-bonus-is-drawn": ("  if (row.greedy()) {", "  if (row.greedy() && row.draft >= 0) {"),
+            "zero-q-accepted": ("if (row.log_q_x == -INFINITY || !accept(", "if (!accept("),
+            "rejection-draws-from-p": (
+                "verification.finish(row, verification.draw_residual(residual));",
+                "verification.finish(row, verification.draw_target(row));",
+                "tests/kernels/test_parity.py -k cpu",
+            ),
+            "no-mass-ends-the-step": (
+                "    return Outcome::kKept;\n  } else {\n    verification.finish(",
+                "    return Outcome::kFinished;\n  } else {\n    verification.finish(",
+            ),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/verify_tree.cpp",
+        "tests/kernels/test_trees.py -k 'parity or chain'",
+        {
+            "tree-q-keeps-the-rejected-child": ("changed |= patch->logit == -INFINITY;", "changed = false;"),
+            "tree-reduced-q-loses-another-token": ("column = id - ids;", "column = ids - ids;"),
+            "tree-recovers-with-the-roots-noise": (
+                "const Noise noise = noise_of(sequence.b, row);",
+                "const Noise noise = noise_of(sequence.b, 0);",
+            ),
+            "tree-block-tests-with-the-first-ratio": ("place.siblings.h = sequence.h;", "place.siblings.h = 1.0f;"),
+            "tree-recovers-from-p": ("place.rejected.empty() ? draw(", "place.rejected.size() < 99 ? draw("),
+            "tree-draft-fault-unseen": (
+                "if (const int32_t fault = row_fault(place.q.max)) {",
+                "if (const int32_t fault = 0 * row_fault(place.q.max)) {",
+                "tests/kernels/test_trees_corners.py -k cpu",
+            ),
+        },
+    ),
+    *mutations(
         "csrc/cpu/draft_step.cpp",
-        PARITY,
+        "tests/kernels/test_parity.py -k cpu",
         {
             "draft-and-recovery-share-noise": (
                 "noise, kDraftBlock, kDraftToken)",
@@ -185,110 +110,30 @@ MUTATIONS: list[Mutation] = [
             ),
             "unlikely-draft-withdrawn": (
                 "write(b, token, log_probability(logit_at(row, token), stats.distribution()), stats.cutoff, stats.lse);",
-                "const float log_q = log_probability(logit_at(row, token), stats.distribution());\n"
-                "    write(b, log_q < -4.0f ? -1 : token, log_q, stats.cutoff, stats.lse);",
-            ),
-            "compact-q-not-renormalised": (
-                "stats.max * stats.inverse_temperature + logf(sum),\n",
-                "stats.lse,\n",
-            ),
-            "compact-q-in-draft-ids": (
-                "params_.compact + slot] = target_id(token);",
-                "params_.compact + slot] = token;",
+                "const float log_q = log_probability(logit_at(row, token), stats.distribution());\n    write(b, log_q < -4.0f ? -1 : token, log_q, stats.cutoff, stats.lse);",
             ),
         },
     ),
     *mutations(
-        "csrc/cpu/sampling.cpp",
-        PENALTIES,
+        "csrc/cpu/draft_children.cpp",
+        "tests/kernels/test_trees.py -k 'parity or chain'",
         {
-            "drafts-not-counted": ("entry_of(entries, drafts[i]).count += 1;", "entry_of(entries, drafts[i]);"),
-            "ends-allowed-one-too-late": (
-                "position + num_drafts < sampling.first_end[b]",
-                "position + num_drafts <= sampling.first_end[b]",
+            "tree-children-share-noise-between-nodes": (
+                "static_cast<uint32_t>(params_.offset[b])};",
+                "static_cast<uint32_t>(0 * params_.offset[b])};",
             ),
-            "ends-of-the-first-row": (
-                "position + num_drafts < sampling.first_end[b]",
-                "position < sampling.first_end[b]",
-            ),
-            "ends-of-the-first-sequence": ("sampling.ends[b * sampling.num_ends + i]", "sampling.ends[i]"),
-            "table-of-the-first-sequence": (
-                "int64_t i = b * sampling.table_size; i < (b + 1) * sampling.table_size",
-                "int64_t i = 0; i < sampling.table_size",
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cpu/row_stats.cpp",
-        FILTERS,
-        {
-            "compact-takes-the-last-of-a-tie": (
-                "at.begin(), at.begin() + ties",
-                "at.end() - ties, at.end()",
-                PARITY,
-            ),
-            "top-p-before-top-k": (
-                "nucleus_cutoff(row, cutoff, task.top_p)",
-                "nucleus_cutoff(row, -INFINITY, task.top_p)",
-            ),
-            "top-p-before-temperature": (
-                "{task.row, stats.max, stats.inverse_temperature, ",
-                "{task.row, stats.max, 1.0f, ",
-            ),
-            "top-k-one-more": ("static_cast<int64_t>(task.top_k))", "static_cast<int64_t>(task.top_k) + 1)"),
-            "lowest-cutoff-wins": (
-                "cutoff = std::max(cutoff, min_p_cutoff(stats->max, task.temperature, task.min_p));",
-                "cutoff = min_p_cutoff(stats->max, task.temperature, task.min_p);",
-            ),
-            "lse-before-the-filter": (
-                "blocks_[i].max, stats.inverse_temperature, stats.cutoff)\n                 : 0.0f;",
-                "blocks_[i].max, stats.inverse_temperature, -INFINITY)\n                 : 0.0f;",
-            ),
-            "min-p-above-the-bracket": (
-                "task.weighed && stats.cutoff <= searches[r].bracket.high)",
-                "task.weighed)",
-                SAMPLED,
-            ),
-            "nan-in-another-block-unseen": ("return nan ? NAN : max;", "return max;", FAULTS),
-            "coupled-race-skips-blocks": ("* 0x1.01p33f < least", "* 0x1.01p3f < least", PARITY),
-            "race-without-the-block-of-the-maximum": ("add_block(nearest, 0.0f, near);", "", PARITY),
-            "race-ranges-know-one-arrival": (
-                "static_cast<int64_t>(near.size()) == count ? near.back().score : 0.0f;",
-                "near.empty() ? 0.0f : near.front().score;",
-                "tests/kernels/test_trees.py -k parity",
-            ),
-            "greedy-takes-the-last-block": (
-                "return block_kernels().find(row, block_of_max(stats), stats.max);",
-                "int64_t block = row.num_blocks() - 1;\n  while (stats.blocks[block].max != stats.max) --block;\n"
-                "  return block_kernels().find(row, block, stats.max);",
-                CORNERS,
-            ),
-        },
-    ),
-    *mutations(
-        "csrc/cpu/select.cpp",
-        FILTERS,
-        {
-            "top-p-passes-the-mass-by": (
-                "if (above + sums[bin] >= wanted) break;",
-                "if (above + sums[bin] > wanted) break;",
-            )
+            "tree-children-in-draft-ids": ("there ? target_id(tokens[i])", "there ? tokens[i]"),
+            "tree-likely-children-of-a-greedy-sequence": ("task.temperature = 1.0f;", "task.temperature = 0.0f;"),
         },
     ),
     *mutations(
         "csrc/cpu/nucleus.cpp",
-        SAMPLED,
+        "tests/kernels/test_filters.py -k 'sample or flat_and_peaked or drafts_for_itself'",
         {
             "bracket-below-the-cutoff-unnoticed": ("  if (!(above < wanted)) return {};\n", ""),
-            "bracket-above-the-cutoff-unnoticed": ("  if (total_weight(inside) < wanted) return {};\n", ""),
             "one-value-below-the-cutoff-unnoticed": (
                 "row.inverse_temperature)} < wanted) return {};",
                 "1.0f)} < 0.0) return {};",
-            ),
-            "incomplete-lists-are-taken": ("  if (!complete || count == 0) return {};", "  if (count == 0) return {};"),
-            "kept-sum-with-all-of-the-bracket": (
-                "sum_above(inside, 0, max, row.inverse_temperature, cutoff)",
-                "sum_above(inside, 0, max, row.inverse_temperature, bracket.low)",
             ),
             "kept-sum-without-the-one-value": (
                 "sum = split.above + split.count * weight(",
@@ -297,204 +142,135 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "csrc/cpu/block_nucleus.h",
-        SAMPLED,
+        "csrc/cpu/row_stats.cpp",
+        "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu",
         {
-            "upper-end-counted-twice": (
-                "each > bracket.high ? above[lane] + w",
-                "each >= bracket.high ? above[lane] + w",
+            "top-p-before-top-k": (
+                "nucleus_cutoff(row, cutoff, task.top_p)",
+                "nucleus_cutoff(row, -INFINITY, task.top_p)",
             ),
-            "list-without-its-second-lanes": (
-                "inside[lane] | uint64_t{inside[lane + 1]} << 32;",
-                "inside[lane] | uint64_t{0 * inside[lane + 1]} << 32;",
+            "top-k-one-more": ("static_cast<int64_t>(task.top_k))", "static_cast<int64_t>(task.top_k) + 1)"),
+            "min-p-above-the-bracket": (
+                "task.weighed && stats.cutoff <= searches[r].bracket.high)",
+                "task.weighed)",
+                "tests/kernels/test_filters.py -k 'sample or flat_and_peaked or drafts_for_itself'",
             ),
-            "at-most-four-of-two-lanes": ("while (count < end) {", "if (count < end) {"),
-        },
-    ),
-    *mutations(
-        "csrc/cpu/load.h",
-        PARITY,
-        {
-            "token-V-at-a-ragged-tail": (
-                "for (int64_t i = n; i < padded; ++i) x[i] = -INFINITY;",
-                "for (int64_t i = n; i < padded; ++i) x[i] = 0.0f;",
+            "race-without-the-block-of-the-maximum": (
+                "add_block(nearest, 0.0f, near);",
+                "",
+                "tests/kernels/test_parity.py -k cpu",
             ),
-            "penalty-lost-at-a-blocks-end": (
-                "|| p->token >= begin + n) {",
-                "|| p->token >= begin + n - 1) {",
-                PENALTIES,
+            "greedy-takes-the-last-block": (
+                "return block_kernels().find(row, block_of_max(stats), stats.max);",
+                "int64_t block = row.num_blocks() - 1;\n  while (stats.blocks[block].max != stats.max) --block;\n  return block_kernels().find(row, block, stats.max);",
+                "tests/kernels/test_corners.py tests/kernels/test_faults.py -k cpu",
             ),
         },
     ),
     *mutations(
-        "csrc/cpu/block_sums.h",
-        PARITY,
+        "csrc/cpu/sampling.cpp",
+        "tests/kernels/test_penalties.py tests/kernels/test_parity.py -k cpu",
         {
-            "tie-dropped-from-the-draw": (
-                "w[i] = x[i] >= cutoff ? each : 0.0f;",
-                "w[i] = x[i] > cutoff ? each : 0.0f;",
-                FILTERS,
+            "drafts-not-counted": ("entry_of(entries, drafts[i]).count += 1;", "entry_of(entries, drafts[i]);"),
+            "ends-of-the-first-row": (
+                "position + num_drafts < sampling.first_end[b]",
+                "position < sampling.first_end[b]",
             ),
-            "nan-argmax": (
-                "return any_nan(x, n) ? NAN : max_of_numbers(best);",
-                "return max_of_numbers(best);",
-                FAULTS,
+            "table-of-the-first-sequence": (
+                "int64_t i = b * sampling.table_size; i < (b + 1) * sampling.table_size",
+                "int64_t i = 0; i < sampling.table_size",
             ),
-            "residual-not-subtracted": (
-                "weights[i] = residual(weights[i], probability(x[i], q.distribution));",
-                "weights[i] = residual(weights[i], 0.0f * probability(x[i], q.distribution));",
-            ),
-            "exponent-clamped-too-low": (
-                "lowest = kLowestExponent + 0.0f * scale;",
-                "lowest = kLowestExponent - 9.0f + 0.0f * scale;",
-                INSTRUCTION_SETS,
-            ),
-            "four-lanes-not-summed": ("i < 8; ++i) sum[i] += sum[i + 8];", "i < 4; ++i) sum[i] += sum[i + 8];"),
         },
     ),
     *mutations(
-        "specdec_kernels/backends/native.py",
-        INSTRUCTION_SETS,
+        "csrc/cpu/sure_drafts.cpp",
+        "tests/kernels/test_sure_drafts.py",
         {
-            "instruction-set-ignored": ("        extension.use_instruction_set(asked)\n", ""),
-            "unknown-instruction-set-ignored": ("if asked not in has:", "if not has:"),
-            "ptx-for-its-own-family-only": (
-                "(name != version or capability[0] == built[0])",
-                "capability[0] == built[0]",
-                "tests/kernels/test_imports.py",
+            "least-p-from-the-least-weight": (
+                "{log_weight - stats.lse - margin,",
+                "{log_weight - stats.lse - log_top_p - margin,",
             ),
-            "machine-code-for-later-families": (
-                "(name != version or capability[0] == built[0])",
-                "True",
-                "tests/kernels/test_imports.py",
+            "kept-by-all-weight": ("< stats.lse + log_top_p;", "< stats.lse;"),
+            "sure-ones-are-not-emitted": ("      keep(rows[i]);\n", ""),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/select.cpp",
+        "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu",
+        {
+            "top-p-passes-the-mass-by": (
+                "if (above + sums[bin] >= wanted) break;",
+                "if (above + sums[bin] > wanted) break;",
             ),
-            "architecture-letter-ignored": ("(later and not exact)", "later", "tests/kernels/test_imports.py"),
         },
     ),
     *mutations(
         "csrc/cpu/block_bins.h",
-        FILTERS,
+        "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu",
         {
             "selection-reads-one-lane-less": (
                 "sums[Bins::kCopies * bin[i] + i % Bins::kCopies] += size[i];",
                 "sums[Bins::kCopies * bin[i] + i % Bins::kCopies] += i == kLanes - 1 ? 0.0f : size[i];",
             ),
-            "range-without-its-upper-end": (
-                "return (x >= bins.low) & (x <= bins.high);",
-                "return (x >= bins.low) & (x < bins.high);",
-            ),
         },
     ),
     *mutations(
         "csrc/cpu/block_draws.h",
-        PARITY,
+        "tests/kernels/test_trees.py -k 'parity or chain'",
         {
-            "blocks-share-their-noise": (
-                "exponentials(philox_words, block * kBlock, n, noise, stream, e);",
-                "exponentials(philox_words, 0, n, noise, stream, e);",
-            ),
-            "race-limit-too-small": ("* 0x1.0001p32f / least;", "* 0x1p30f / least;"),
-            "race-keeps-what-filters-drop": (
-                "const float w = x >= race.cutoff ?",
-                "const float w = x >= -INFINITY ?",
-                RACES,
+            "tree-sampled-children-are-the-likely-ones": (
+                "scores[i] /= exponential(uniform(words[i]));",
+                "scores[i] /= exponential(uniform(words[0]));",
             ),
         },
     ),
     *mutations(
         "csrc/cpu/block_noise.h",
-        PARITY,
+        "tests/kernels/test_parity.py -k cpu",
         {
             "words-of-calls-out-of-order": ("lane / 2 + lane % 2 * (kCalls / 2)", "lane"),
-            "group-of-words-kept-too-long": (
-                "if (ids[i] / kGroup != group) {",
-                "if (group < 0 || ids[i] / kGroup > group + 1) {",
-            ),
-            "group-of-words-begins-at-its-first-token": (
-                "philox_words(group * kGroup, kGroup",
-                "philox_words(ids[i] / kLanes * kLanes, kGroup",
-                RACES,
+        },
+    ),
+    *mutations(
+        "csrc/cpu/block_nucleus.h",
+        "tests/kernels/test_filters.py -k 'sample or flat_and_peaked or drafts_for_itself'",
+        {
+            "upper-end-counted-twice": (
+                "each > bracket.high ? above[lane] + w",
+                "each >= bracket.high ? above[lane] + w",
             ),
         },
     ),
     *mutations(
-        "csrc/core/params.h",
-        CORNERS,
+        "csrc/cpu/block_sums.h",
+        "tests/kernels/test_filters.py tests/kernels/test_parity.py -k cpu",
         {
-            "row-offset-in-32-bits": ("b * sequence_stride", "static_cast<int32_t>(b * sequence_stride)"),
-        },
-    ),
-    *mutations(
-        "csrc/core/accept.h",
-        PARITY,
-        {
-            "ratio-inverted": ("return expf(log_p - log_q);", "return expf(log_q - log_p);"),
-            "certain-acceptance-only": (
-                "return u < ratio(log_p, log_q);",
-                "return ratio(log_p, log_q) >= 1.0f + 0.0f * u;",
-            ),
-            "joint-ratio-beyond-one": ("return longer < 1.0f ? longer : 1.0f;", "return longer;"),
-            "keep-probability-of-the-token-rule": (
-                "const float either = mass + (1.0f - w);",
-                "const float either = mass + 1.0f - 0.0f * w;",
+            "tie-dropped-from-the-draw": (
+                "w[i] = x[i] >= cutoff ? each : 0.0f;",
+                "w[i] = x[i] > cutoff ? each : 0.0f;",
             ),
         },
     ),
     *mutations(
-        "csrc/core/distribution.h",
-        PENALTIES,
+        "csrc/cpu/linear.cpp",
+        "tests/kernels/test_linear.py",
         {
-            "penalties-are-contracted": (
-                "rounded_product(penalties.frequency, static_cast<float>(count))",
-                "penalties.frequency * static_cast<float>(count)",
-                "tests/kernels/test_contraction.py::test_a_host_with_fused_operations",
-            ),
-            "repetition-penalty-inverted": (
-                "x < 0.0f ? rounded_product(x, penalties.repetition) : x / penalties.repetition",
-                "x < 0.0f ? x / penalties.repetition : rounded_product(x, penalties.repetition)",
-            ),
-            "repetition-penalty-ignores-the-sign": (
-                "x < 0.0f ? rounded_product(x, penalties.repetition) : x / penalties.repetition",
-                "x / penalties.repetition",
-            ),
-            "presence-counts-the-prompt": (
-                "if (count > 0) x = x - penalties.presence",
-                "if (in_prompt || count > 0) x = x - penalties.presence",
-            ),
-            "tie-dropped-from-p": (
-                "return logit >= distribution.cutoff ? p : 0.0f;",
-                "return logit > distribution.cutoff ? p : 0.0f;",
-                PARITY,
-            ),
-            "tie-dropped-from-log-p": (
-                "return logit >= distribution.cutoff ? log_probability",
-                "return logit > distribution.cutoff ? log_probability",
-                FILTERS,
-            ),
-            "zeros-have-two-keys": (
-                "return 0x80000000u + ((magnitude ^ negative) - negative);",
-                "return bits ^ (negative | 0x80000000u);",
-                FILTERS,
-            ),
-            "min-p-before-temperature": (
-                "return max + temperature * logf(min_p);",
-                "return max + 0.0f * temperature + logf(min_p);",
-                FILTERS,
+            "linear-forgets-the-last-inputs": ("sizeof(float); rest > 0)", "sizeof(float); rest > 1024)"),
+            "linear-takes-the-first-part-again": (
+                "const int64_t row = part * params.rows / parts,",
+                "const int64_t row = 0 * part,",
             ),
         },
     ),
     *mutations(
-        "csrc/core/random.h",
-        NOISE,
+        "csrc/cpu/tree.h",
+        "tests/kernels/test_trees.py -k 'parity or chain'",
         {
-            "u-may-be-one": ("return u < 1.0f - 0x1p-24f ? u : 1.0f - 0x1p-24f;", "return u;"),
-            "u-may-be-zero": ("(static_cast<float>(bits) + 0.5f) * 0x1p-32f", "static_cast<float>(bits) * 0x1p-32f"),
-            "u-of-24-bits": (
-                "(static_cast<float>(bits) + 0.5f) * 0x1p-32f",
-                "(static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f",
+            "tree-num-nodes-is-ignored": ("std::min(params.num_nodes[b], params.nodes);", "params.nodes;"),
+            "tree-siblings-in-reverse": (
+                "(last[row] < 0 ? first_[row] : next_[last[row]]) = node;",
+                "next_[node] = first_[row], first_[row] = node;",
             ),
-            "seed-in-32-bits": ("k1 = static_cast<uint32_t>(seed >> 32);", "k1 = 0;"),
-            "nine-rounds": ("round < 10", "round < 9"),
         },
     ),
 ]

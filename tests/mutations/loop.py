@@ -1,86 +1,215 @@
-"""Of the loop: positions, noise, what it hands to the kernels, and what it keeps."""
+"""Of the loop: the step, the rows, the report, what counts as accepted, who hears of it, and the choice of K."""
 
 from .mutation import Mutation, mutations
 
-DISTRIBUTIONS = "tests/loop/test_sampled_texts.py tests/loop/test_settings.py"
-Q = "tests/loop/test_handed_over_q.py"
-SETTINGS = "tests/loop/test_settings.py tests/loop/test_sampled_texts.py"
-TABLE = "tests/sampling/test_token_table.py tests/loop/test_settings.py"
-ADAPTIVE = "tests/drafters/test_draft_length.py"
-ENDS = "tests/loop/test_ends.py"
-FAULTS = "tests/serving/test_serving_faults.py tests/loop/test_decoder.py -k 'nan or fault'"
+SAMPLED = "tests/loop/test_sampled_texts.py tests/loop/test_settings.py"
+DECODER = "tests/loop/test_decoder.py"
+ENDS = "tests/loop/test_ends.py tests/loop/test_decoder.py"
+COUNTS = "tests/loop/test_decoder.py -k 'stats or always_accepted or bonus or any_drafter'"
+GRAPHS = "tests/loop/test_graphs.py"
 LOG_PROBS = "tests/loop/test_log_probs.py"
-TEXT = "tests/loop/test_decoder.py -k 'eos or seeds'"
+TREES = "tests/loop/test_tree_step.py tests/loop/test_sampled_trees.py"
+SERVING = "tests/serving/test_serving_ends.py tests/serving/test_serving_faults.py tests/serving/test_scheduler.py"
+BUCKETS = "tests/serving/test_row_buckets.py"
+K = "tests/loop/test_draft_length.py"
 
 MUTATIONS: list[Mutation] = [
     *mutations(
-        "python/specdec/drafters/drawing.py",
-        DISTRIBUTIONS,
-        {
-            "loop-withdraws-unlikely-drafts": (
-                'Drafts(column("tokens"), ',
-                'Drafts(column("tokens").masked_fill(column("log_q") < -2.0, -1), ',
-            ),
-            "loop-keeps-q-in-bfloat16": (
-                "logits=torch.stack(self.rows, 1),",
-                "logits=torch.stack(self.rows, 1).bfloat16(),",
-                Q,
-            ),
-            "loop-drafts-repeat-their-noise": (
-                "offset=len(self.draws),\n            rule=g.rule,\n            table=step.table,\n            drafts=self._drafts,",
-                "offset=0,\n            rule=g.rule,\n            table=step.table,\n            drafts=self._drafts[:, :0],",
-            ),
-            "loop-hands-over-statistics-of-the-first-draft": (
-                'stats=(column("cutoff"), column("lse"))',
-                'stats=(column("cutoff"), column("lse")[:, :1].repeat(1, len(self.draws)))',
-                Q,
-            ),
-            "loop-drafts-without-the-table": ("table=step.table,", "table=None,", SETTINGS),
-        },
-    ),
-    *mutations(
         "python/specdec/loop/step.py",
-        DISTRIBUTIONS,
+        SAMPLED,
         {
-            "loop-feeds-a-stale-token": (
-                "step.last_two[:, 1:], drafts.clamp(",
-                "step.last_two[:, :1], drafts.clamp(",
+            "step-feeds-a-stale-token": ("step.last_two[:, 1:], drafts", "step.last_two[:, :1], drafts"),
+            "step-verifies-without-q": (
+                "                drafts.logits,\n                params",
+                "                None,\n                params",
             ),
-            "loop-processes-the-target-alone-without-drafts": (
-                "g.processors(logits, step.processed, step.allowed, drafts.tokens)",
-                "g.processors(logits, step.processed, [0] * len(step.allowed), drafts.tokens)",
+            "step-does-not-advance": ("emitted = self.rows.advance(out)", "emitted = out.num_emitted.long()", DECODER),
+            "step-processes-rows-that-do-not-count": (
+                "& (self.rows.columns[: tokens.shape[1]] < allowed)",
+                "",
+                SAMPLED,
             ),
-            "loop-verifies-without-the-table": ("table=step.table,", "table=None,", SETTINGS),
-            "loop-counts-columns-that-were-not-drafted": ("if columns < step.num_drafts:", "if False:", ADAPTIVE),
-            "loop-does-not-advance": ("emitted = self.rows.advance(out)", "emitted = out.num_emitted.long()", TEXT),
+            "step-keeps-nodes-below-those-that-are-none": ("return ~below & (", "return ~none & (", TREES),
+            "step-lets-trees-grow-too-deep": (
+                "(tree.depths[:, 1:] <= allowed)",
+                "(tree.depths[:, 1:] <= allowed + 1)",
+                TREES,
+            ),
+            "step-walks-down-sampled-trees": (
+                "TreeRule.WALK if drafts.logits is None else self.rule",
+                "TreeRule.WALK",
+                "tests/loop/test_sampled_trees.py",
+            ),
+            "step-leaves-accepted-nodes-where-they-are": (
+                "            state.target_cache.compact(out.path)\n",
+                "",
+                TREES,
+            ),
+            "step-scores-processed-logits": (
+                "self.log_probs(step, logits, processed, out)",
+                "self.log_probs(step, processed, processed, out)",
+                LOG_PROBS,
+            ),
         },
     ),
     *mutations(
-        "python/specdec/loop/device_rows.py",
-        DISTRIBUTIONS,
+        "python/specdec/loop/rows.py",
+        SAMPLED,
         {
-            "loop-reuses-noise-in-every-step": ("position=self.known,", "position=torch.zeros_like(self.known),"),
-            "loop-drafts-past-the-room": ("self.room - 1).clamp_(0, plan", "self.room).clamp_(0, plan", TEXT),
+            "rows-reuse-noise-in-every-step": ("position=self.known,", "position=torch.zeros_like(self.known),"),
+            "rows-draft-past-the-room": (
+                "torch.minimum(self.wanted, self.room - 1)",
+                "torch.minimum(self.wanted, self.room)",
+                DECODER,
+            ),
+            "rows-begin-with-one-token-twice": (
+                "last_two = [(text[-2:-1] or text)[0], text[-1]]",
+                "last_two = [text[-1], text[-1]]",
+                COUNTS,
+            ),
+            "rows-begin-again-in-every-step": ("        self._edited.clear()\n", "", DECODER),
+            "rows-take-empty-slots-for-an-end": (".any(-1) & (index < count[:, None])", ".any(-1)", SERVING),
+            "rows-keep-a-stale-last-token": ("self._places[:2] + 2).T", "self._places[:2] + 1).T", DECODER),
+            "rows-count-steps-instead-of-tokens": ("self.room.sub_(count)", "self.room.sub_(1)", DECODER),
+            "rows-pad-into-slot-0": (
+                "torch.where(counts, places, self._trash)",
+                "torch.where(counts, places, 0)",
+                DECODER,
+            ),
+            "rows-keep-the-filters-of-the-sequence-before": (
+                "zip(self._numbers, parts, strict=True):",
+                "zip(self._numbers[:1], parts[:1], strict=True):",
+            ),
+            "rows-replay-a-graph-of-fewer": ("return self.count, *(", "return 0, *(", f"{BUCKETS} -k graphs"),
+            "rows-flap": ("self._spare > PATIENCE", "self._spare > 0", f"{BUCKETS} -k numbers"),
         },
     ),
     *mutations(
-        "python/specdec/loop/step_report.py",
-        TEXT,
+        "python/specdec/loop/report.py",
+        COUNTS,
         {
+            "report-counts-every-draft": ("statuses[:allowed]))", "statuses[:columns]))"),
+            "report-counts-drafts-behind-a-rejection": ("tested = min(accepted + 1, drafted)", "tested = drafted"),
             "report-takes-drafts-for-statuses": (
-                "numbers[2 * num_drafts + 1 :],",
-                "numbers[2 * num_drafts :],",
-                FAULTS,
+                "statuses = statuses[columns : columns + allowed]",
+                "statuses = statuses[:allowed]",
+                "tests/serving/test_serving_faults.py tests/loop/test_decoder.py -k 'nan or fault'",
             ),
-            "report-counts-every-draft": (
-                "0 <= token < vocab_size, drafts[:allowed])",
-                "0 <= token < vocab_size, drafts)",
-                "tests/loop/test_decoder.py tests/drafters/test_draft_length.py",
+            "report-counts-siblings-that-were-not-tested": (
+                "== last) & counts).any(1)",
+                ">= last) & counts).any(1)",
+                TREES,
             ),
         },
     ),
     *mutations(
-        "python/specdec/loop/token_log_probs.py",
+        "python/specdec/loop/sequence.py",
+        ENDS,
+        {
+            "sequence-says-that-a-stop-was-an-end-token": ("at_eos = at_eos and kept == count", "at_eos = at_eos"),
+            "sequence-takes-bonus-tokens-for-recovered": (
+                "if report.tested > accepted else",
+                "if report.tested >= accepted else",
+                COUNTS,
+            ),
+            "sequence-blames-rows-behind-the-end": (
+                "            status &= ~_TARGET_FAULTS  # faults in rows after the end do not matter\n",
+                "            pass\n",
+            ),
+            "sequence-hides-the-output-from-processors": ("            self.seen += tokens\n", "            pass\n"),
+            "sequence-ends-a-token-early": ("elif self.room == 0:", "elif self.room <= 1:"),
+            "sequence-keeps-text-after-a-stop": ("del self.text[len(self.text) - count + kept :]", "pass"),
+            "sequence-keeps-tokens-that-a-stop-failed-on": (
+                "            del self.text[len(self.text) - count :]\n            raise",
+                "            raise",
+                "tests/serving/test_serving_faults.py",
+            ),
+            "sequence-counts-accepted-drafts-after-its-end": (
+                "accepted, tested = min(accepted, len(tokens)), min(tested, len(tokens))",
+                "tested = min(tested, len(tokens))",
+            ),
+            "sequence-scores-its-prompt-one-token-early": (
+                "self.text[position + 1 : position + 1 + len(logits)]",
+                "self.text[position : position + len(logits)]",
+                LOG_PROBS,
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/batch.py",
+        SERVING,
+        {
+            "batch-hands-an-error-to-the-next-sequence": ("        state.processors.errors.pop(row, None)\n", ""),
+            "batch-counts-a-step-for-a-sequence-that-began-later": (
+                "[None if sequence in self._unread else sequence for sequence in self.rows[:count]]",
+                "self.rows[:count]",
+                GRAPHS,
+            ),
+            "batch-runs-ahead-of-its-penalties": (
+                "(self.state.processors or self.table.counts or",
+                "(self.state.processors or",
+                GRAPHS,
+            ),
+            "batch-shows-the-slots-of-a-step-before": (
+                "longest + len(self._pending) * (most + 1) + num_drafts",
+                "longest + num_drafts",
+                "tests/serving/test_scheduler.py",
+            ),
+            "batch-replays-a-graph-that-sees-less": (
+                '"num_drafts", "visible", "log_probs"',
+                '"num_drafts", "log_probs"',
+                GRAPHS,
+            ),
+            "batch-replays-a-graph-of-other-parameters": (
+                "(*fixed, *self.device_rows.signature)",
+                "tuple(fixed)",
+                GRAPHS,
+            ),
+            "batch-gives-sampled-texts-fewer-rows": ("if self._free else count)", ")", f"{BUCKETS} -k forwards"),
+            "batch-tells-no-drafter-of-an-end": (
+                "self.session.end(row, sequence.tokens)",
+                "self.session.end(row, [])",
+                "tests/drafters/test_suffix.py",
+            ),
+            "batch-penalties-miss-the-last-token": (
+                "self.table.add(row, sequence.text[len(sequence.text) - emitted :])",
+                "self.table.add(row, sequence.text[len(sequence.text) - emitted : -1])",
+                SAMPLED,
+            ),
+            "batch-hides-a-prompt-from-its-drafter": (
+                "sequence.unseen = max(len(sequence.text) - 2, 0)",
+                "sequence.unseen = len(sequence.text)",
+                "tests/drafters/test_heads.py tests/drafters/test_head_formats.py",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/draft_length.py",
+        K,
+        {
+            "k-counts-drafts-after-a-rejection": (
+                "failed[accepted] += accepted < asked",
+                "failed[0] += accepted < asked",
+            ),
+            "k-does-not-know-that-plain-steps-emit": (
+                "(live + reached) / (times.of(k) + reading)",
+                "reached / (times.of(k) + reading)",
+            ),
+            "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume()\n", ""),
+            "k-tries-without-a-budget": ("max(-self._balance / SHARE, least)", "0"),
+            "k-is-the-same-for-all-numbers-of-rows": (
+                "        if rows not in self._times:",
+                "        rows = 1\n        if rows not in self._times:",
+            ),
+            "k-is-chosen-where-texts-depend-on-it": (
+                "return not text_depends",
+                "return True",
+                f"{BUCKETS} tests/serving/test_scheduler.py tests/loop/test_decoder.py",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/loop/log_probs.py",
         LOG_PROBS,
         {
             "scores-take-the-last-of-equal-tokens": ("(size - index).int()", "(index + 1).int()"),
@@ -91,86 +220,39 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
-        "python/specdec/loop/step.py",
-        LOG_PROBS,
+        "python/specdec/loop/typical.py",
+        "tests/loop/test_typical.py",
         {
-            "scores-of-processed-logits": (
-                "self.score_tokens(plan, logits, out.tokens)",
-                "self.score_tokens(plan, processed, out.tokens)",
+            "typical-ignores-the-entropy": ("(-torch.special.entr(p).sum(-1)).exp()", "1.0 + 0 * p.sum(-1)"),
+            "typical-takes-the-first-path": ("depths[:, 1:] + 0.5 * of_path.exp()", "depths[:, 1:]"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/guard.py",
+        "tests/drafters/test_drafter_faults.py tests/loop/test_tree_step.py",
+        {
+            "guard-asks-a-failed-drafter-again": (
+                "self._session, self.error = None, error_text(error)",
+                "self.error = error_text(error)",
+            ),
+            "guard-checks-no-shapes": (
+                "values.dim() == 2 and values.shape[0] == batch and values.shape[1] <= most",
+                "True",
             ),
         },
     ),
     *mutations(
-        "python/specdec/loop/step_report.py",
-        LOG_PROBS,
+        "python/specdec/serving/scheduler.py",
+        SERVING,
         {
-            "scores-in-the-wrong-rows": ("index_copy(0, *scored)", "index_copy(0, scored.rows.flip(0), scored.scores)"),
-            "report-keeps-raw-log-probs-of-processed-logits": (
-                "raw = reals[:, :, 1].index_copy(0, scored.rows, scored.scores[:, :, 0])",
-                "raw = reals[:, :, 1]",
+            "scheduler-cancels-within-a-step": (
+                "        if self._stepping:\n            self._to_cancel.append(number)\n        else:",
+                "        if True:",
             ),
-        },
-    ),
-    *mutations(
-        "python/specdec/loop/device_rows.py",
-        LOG_PROBS,
-        {
-            "scores-of-rows-that-asked-before": (
-                "if rows != self._scored:",
-                "if len({*rows}) > len({*self._scored}):",
+            "scheduler-reads-all-prompts-at-once": (
+                "self.batch.prefill(self.prefill_chunk)",
+                "self.batch.prefill(1 << 30)",
             ),
-        },
-    ),
-    *mutations(
-        "python/specdec/loop/sequence.py",
-        TEXT,
-        {
-            "loop-log-probs-one-step-late": (
-                "values = report.log_probs[:count]",
-                "values = report.log_probs[-count:]",
-                SETTINGS,
-            ),
-            "scores-of-a-prompt-one-token-early": (
-                "self.text[position + 1 : position + 1 + len(logits)]",
-                "self.text[position : position + len(logits)]",
-                LOG_PROBS,
-            ),
-            "loop-keeps-text-after-a-stop": ("del self.text[len(self.text) - count + kept :]", "pass", ENDS),
-            "loop-asks-a-stop-about-the-last-token": ("self.text, count), count)", "self.text, 1), 1)", ENDS),
-        },
-    ),
-    *mutations(
-        "python/specdec/drafters/model.py",
-        ADAPTIVE,
-        {
-            "loop-stops-at-the-unsure-draft-itself": ("n <= offset for n in going", "n <= offset + 1 for n in going"),
-            "loop-forgets-to-catch-up": ("known, begin, rows[0])", "known, [len(text) for text in known], rows[0])"),
-        },
-    ),
-    *mutations(
-        "python/specdec/sampling/token_table.py",
-        TABLE,
-        {
-            "loop-counts-a-token-once": (
-                'self._columns["count"][sequence, place] += 1',
-                'self._columns["count"][sequence, place] = 1',
-            ),
-            "loop-forgets-prompts-in-min-new-tokens": (
-                "prompt_length + min_new_tokens if delayed",
-                "min_new_tokens if delayed",
-            ),
-            "loop-ends-of-the-row-before": ("self._ends[row] = 0, False, 0, -1", "_ = 0, False, 0, -1"),
-            "loop-table-not-in-order": ("row[place + 1 : size + 1] = row[place:size]", "row[size] = row[place]"),
-        },
-    ),
-    *mutations(
-        "python/specdec/prompts.py",
-        TEXT,
-        {
-            "loop-seeds-count-rows": (
-                "given = [seed] * batch_size if",
-                "given = list(range(seed, seed + batch_size)) if",
-            )
         },
     ),
 ]

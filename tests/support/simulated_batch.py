@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specdec.drafters.adaptive_lengths import Learned, SharedLength
-from specdec.loop.draft_length import RowResult
+from specdec.loop.draft_length import AdaptiveDrafts, AdaptiveK, RowResult
 
 Alpha = Callable[[int, int], float]  # of a row and a step
 
@@ -26,6 +25,11 @@ class Run:
         return self.tokens / self.time
 
 
+def adaptive(costs: Sequence[float], given: bool = False, few: bool = False) -> AdaptiveK:
+    """Chooses up to as many drafts as there are costs. ``given``: it knows these; otherwise it learns them."""
+    return AdaptiveK(AdaptiveDrafts(len(costs) - 1, costs if given else None), few)
+
+
 def expected(alpha: float, k: int) -> float:
     return sum(alpha**i for i in range(k + 1))
 
@@ -36,12 +40,10 @@ def simulate(
     rows: int = 1,
     steps: int = 2000,
     *,
-    fixed: int | None = None,
-    oracle: bool = False,
-    learned: Learned | None = None,
-    lengths: SharedLength | None = None,
+    lengths: AdaptiveK | None = None,
+    widths: Sequence[int] = (),
+    speed: Callable[[int], float] = lambda step: 1.0,
     noise: float = 0.0,
-    widths: Sequence[int] | None = None,
     catch_up: float = 0.0,
     text: int | None = None,
     prompt: int = 0,
@@ -51,31 +53,28 @@ def simulate(
 
     Args:
         costs: T(0), T(1), ...
-        fixed: K; None: chosen.
-        oracle: K is the best one for the true probabilities.
-        learned: what is known at first; None: the costs.
-        lengths: continues an earlier simulation.
+        lengths: chooses K; None: an oracle that knows the probabilities and the costs, and takes one of ``widths``.
+        speed: a factor of a step's time.
         noise: standard deviation of the logarithm of a step's time.
-        widths: the K that may be chosen.
         catch_up: time that the drafter takes for each token that it was not shown.
         prompt: tokens of each sequence's prompt, which the drafter has to read.
         text: tokens of a sequence, after which the next one begins in its row; None: it never ends.
     """
     draw, run = random.Random(seed), Run()
-    widths = range(len(costs)) if widths is None else widths
-    lengths = lengths or SharedLength(learned or Learned(widths, [costs[k] for k in widths]), rows)
-    everybody, unseen, room = [*range(rows)], prompt * rows, [text] * rows
+    unseen, room = prompt * rows, [text] * rows
     for step in range(steps):
-        alphas = [alpha(row, step) for row in everybody]
-        if oracle:
-            k = max(widths, key=lambda k, a=alphas: sum(expected(alpha, k) for alpha in a) / costs[k])
+        alphas = [alpha(row, step) for row in range(rows)]
+        if lengths is None:
+            known = widths or range(len(costs))
+            k = max(known, key=lambda k, of=alphas: sum(expected(alpha, k) for alpha in of) / costs[k])
         else:
-            k = lengths.next(everybody, rows)[0] if fixed is None else fixed
+            k = lengths.choose(rows, rows, [lengths.most] * rows)
         if k and unseen:
             run.time += catch_up * unseen
-            lengths.caught_up(catch_up * unseen)
+            if lengths is not None:
+                lengths.caught_up(catch_up * unseen)
             unseen = 0
-        seconds = costs[k] * draw.lognormvariate(0, noise)
+        seconds = costs[k] * draw.lognormvariate(0, noise) * speed(step)
         results = []
         for row, a in enumerate(alphas):
             accepted = next((i for i in range(k) if draw.random() >= a), k)
@@ -84,14 +83,13 @@ def simulate(
             ended = left is not None and emitted == left
             if left is not None:
                 room[row] = text if ended else left - emitted
-            results.append(RowResult(row, k, accepted, emitted, ended))
-            if ended:
-                lengths.begin(row)
-                unseen += prompt
+            results.append(RowResult(k, accepted, emitted, ended))
+            unseen += prompt * ended
         run.time += seconds
         run.tokens += sum(r.emitted for r in results)
         run.chosen[k] += 1
         unseen += k == 0
-        lengths.took(k, seconds)
-        lengths.record(k, results)
+        if lengths is not None:
+            lengths.took(rows, k, seconds)
+            lengths.record(rows, k, results)
     return run

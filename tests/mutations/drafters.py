@@ -1,0 +1,186 @@
+"""Of drafters: what they draw, hand over and propose."""
+
+from .mutation import Mutation, mutations
+
+MUTATIONS: list[Mutation] = [
+    *mutations(
+        "python/specdec/drafters/drawing.py",
+        "tests/loop/test_handed_over_q.py",
+        {
+            "loop-withdraws-unlikely-drafts": (
+                'Drafts(column("tokens"), ',
+                'Drafts(column("tokens").masked_fill(column("log_q") < -2.0, -1), ',
+                "tests/loop/test_sampled_texts.py tests/loop/test_settings.py",
+            ),
+            "loop-keeps-q-in-bfloat16": (
+                "logits=torch.stack(self.rows, 1),",
+                "logits=torch.stack(self.rows, 1).bfloat16(),",
+            ),
+            "loop-hands-over-statistics-of-the-first-draft": (
+                'stats=(column("cutoff"), column("lse"))',
+                'stats=(column("cutoff"), column("lse")[:, :1].repeat(1, len(self.draws)))',
+            ),
+            "growth-draws-a-child-twice": (
+                "logits = logits.scatter(1, column, -torch.inf)",
+                "logits = logits.clone()",
+                "tests/drafters/test_tree_growth.py -k 'drawn or shape or distribution'",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/model.py",
+        "tests/serving/test_serving_faults.py",
+        {
+            "drafter-leaves-a-row-as-it-was": ("                self.cache.begin(row)\n", "                pass\n"),
+            "exit-catches-up": (
+                "        if self.is_shared:\n            return\n        for rows",
+                "        for rows",
+                "tests/drafters/test_early_exit.py",
+            ),
+            "model-moves-keys-one-slot-late": (
+                "        cache.lengths = root\n",
+                "        cache.lengths = root + 1\n",
+                "tests/drafters/test_tree_growth.py -k 'probable or drawn'",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/translation.py",
+        "tests/drafters/test_universal.py",
+        {
+            "translation-repeats-the-seam": ("else tokens[end:]", "else tokens[end - 1 :]"),
+            "translation-reads-half-characters": (
+                "if not text.endswith(INCOMPLETE):\n                self._r",
+                "if True:\n                self._r",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/universal.py",
+        "tests/drafters/test_universal.py",
+        {
+            "universal-trusts-a-key-that-was-not-stored": ("known[b] + drafted[b][:-1]", "known[b] + drafted[b]"),
+            "universal-never-compares-again": ("self.translations[b].settled\n        return", "10**9\n        return"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/tree_growth.py",
+        "tests/drafters/test_tree_growth.py -k 'probable or plain_heads or shape'",
+        {
+            "growth-ranks-by-q-alone": (
+                "joint = self.joint[..., None] + torch.where(",
+                "joint = 0 * self.joint[..., None] + torch.where(",
+            ),
+            "growth-sees-another-nodes-ancestors": (
+                "torch.cat((_rows(self.ancestors, parents), itself), 2)",
+                "torch.cat((_rows(self.ancestors, parents.flip(1)), itself), 2)",
+            ),
+            "growth-offset-of-the-node-before": (
+                "paths, offset=own.numbers + 1).tokens",
+                "paths, offset=own.numbers.clamp(min=0)).tokens",
+                "tests/drafters/test_tree_growth.py -k 'drawn or shape or distribution'",
+            ),
+            "growth-attention-reads-too-few-slots": (
+                "return visible_slots(step.visible + more, capacity)",
+                "return step.visible - 32",
+                "tests/drafters/test_tree_growth.py",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/tree_paths.py",
+        "tests/drafters/test_product_trees.py -k 'paths or probabilities'",
+        {
+            "product-tree-scores-the-token-alone": (
+                "_best(scores[:, self.prefix] + log_q[:, depth, self.rank], nodes)",
+                "_best(log_q[:, depth, self.rank].where(scores[:, self.prefix] > -torch.inf, -torch.inf), nodes)",
+            ),
+            "product-tree-with-too-few-pairs": ("min(nodes // (i + 1), ", "min(max(nodes // (i + 1) - 1, 1), "),
+            "static-paths-of-the-first-marginal": ("tokens[:, self._depth, ", "tokens[:, 0 * self._depth, "),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/product_tree.py",
+        "tests/drafters/test_product_trees.py -k 'drawn or chain'",
+        {
+            "product-trees-without-a-chain": ("BestPaths(nodes, device, nodes // 2)", "BestPaths(nodes, device)"),
+            "sampled-tree-with-q-of-another-depth": (
+                "[marginals[depth] for depth",
+                "[marginals[max(depth - 1, 0)] for depth",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/branching.py",
+        "tests/loop/test_tree_step.py",
+        {
+            "branches-share-equal-tokens-alone": (
+                "self._children.get((node, token))",
+                "self._children.get((-1, token))",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/suffix.py",
+        "tests/drafters/test_suffix.py",
+        {
+            "suffix-memory-for-all-by-default": (
+                "        self.memory, self.min_match,",
+                '        memory = memory or globals().setdefault("everyone", SuffixMemory())\n        self.memory, self.min_match,',
+            ),
+            "suffix-reads-while-another-writes": ("memory is None else memory.reading", "True else memory.reading"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/predicted.py",
+        "tests/drafters/test_predicted.py",
+        {
+            "predicted-q-is-the-models": (
+                "logits = drafts.logits.index_fill(0, rows, -torch.inf)",
+                "logits = drafts.logits.clone()",
+            ),
+            "predicted-model-sees-its-own-drafts-only": (
+                "for row in proposals if any(allowed)",
+                "for row in () if any(allowed)",
+            ),
+            "predicted-counts-the-prompt": ("Place(prediction, len(prompt))", "Place(prediction, 0)"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/eagle3.py",
+        "tests/drafters/test_head_formats.py -k 'official or specforge or speculators or two or tied or test_eagle or medusa'",
+        {
+            "eagle3-skips-fc": ("        return self.fc(states)", "        return states[..., : self.width]"),
+            "eagle3-norms-after-fc": (
+                "        if self.input_norm is not None:\n            states",
+                "        if False:\n            states",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/mtp.py",
+        "tests/drafters/test_mtp.py",
+        {
+            "mtp-feature-before-embedding": ("if self.hidden_first else parts", "if not self.hidden_first else parts"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/dflash.py",
+        "tests/drafters/test_head_formats.py -k dflash",
+        {
+            "dflash-reads-the-anchor": ("x if self.from_anchor else x[:, 1:]", "x"),
+        },
+    ),
+    *mutations(
+        "python/specdec/drafters/heads/drafter.py",
+        "tests/drafters/test_tree_growth.py -k 'heads or chain'",
+        {
+            "heads-grow-one-place-late": ("root = step.lengths - 1 ", "root = step.lengths "),
+            "heads-draft-one-place-early": (
+                "step.positions[:, 1:count], ",
+                "step.positions[:, : count - 1], ",
+                "tests/drafters/test_head_formats.py -k 'official or specforge or speculators or two or tied or test_eagle or medusa'",
+            ),
+        },
+    ),
+]
