@@ -372,17 +372,16 @@ class Batch:
 
     def _known(self, wanted: list[int], fixed_shape: bool, alone: bool) -> dict:
         """Returns what the host knows of a step in which each row drafts up to ``wanted`` tokens. The device limits that
-        by the rows' room; where the host knows the room and shapes may differ, K is limited, too, which is cheaper.
+        by the rows' room. The host does so, too, where it knows the room; where shapes may differ, K is then smaller.
 
         Args:
             alone: the step does not get what only the host knows.
         """
         rows, texts, allowed = self.rows[: len(wanted)], [], wanted
         if not alone:
-            if not fixed_shape:
-                allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
+            allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
             texts = [[] if s is None else s.text for s in rows]
-        num_drafts, asked = max(allowed), [row for row, s in enumerate(rows) if s and s.log_probs is not None]
+        num_drafts, asked = max(wanted if fixed_shape else allowed), [row for row, s in enumerate(rows) if s and s.log_probs is not None]
         # The kernel's raw log-probabilities are of the logits that it reads, which are those after processors.
         tops = {row: s.request.top_log_probs for row in asked if (s := rows[row]) is not None}
         ranked = [row for row, top in tops.items() if top is not None or self.state.processors.of_rows[row]]
