@@ -61,9 +61,9 @@ class Step:
     first the last two known tokens, then the drafts of a chain. Padding, drafts that do not count and rows without a
     sequence have position 0 and the trash slot.
 
-    If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, and only sessions
-    with ``needs_host = False`` are asked for drafts. ``allowed`` does not know then how much room rows have left;
-    ``allowed_on_device`` always does.
+    If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, ``allowed`` does
+    not know how much room rows have left, and only sessions with ``needs_host = False`` are asked for drafts.
+    ``allowed_on_device`` always knows the room.
     """
 
     # What the host knows.
