@@ -44,7 +44,7 @@ TEMPERATURES = (0.5, 1.0, 1.7)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NUM_DRAFTS = (1, 3, 1, 0, 1, 2, 0)
 NARROW, WIDE = 5, 64  # vocabularies
-Q = ("stats", "full", "d2t", "one_hot")  # forms of q; "stats": "full" with (cutoff, lse)
+Q = ("stats", "d2t", "full", "one_hot")  # forms of q; "stats": "full" with (cutoff, lse)
 DISTRIBUTIONS = {"token": leviathan_distribution, "block": block_distribution, "coupled": coupled_distribution}
 
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3, "prompt": (0, 2)}
