@@ -77,7 +77,7 @@ def draft_children(
     return DraftChildren(
         *operation("draft_children", backend, device.type)(
             logits,
-            *sampling,
+            list(sampling),
             drafts,
             d2t,
             check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
@@ -169,7 +169,7 @@ def verify_tree(
             draft_logits,
             d2t,
             None if num_nodes is None else num_nodes.to(torch.int64),
-            *check.sampling_of(params, table, batch, device),
+            list(check.sampling_of(params, table, batch, device)),
             check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
             check.per_sequence("position", position, batch, device, lowest=0),
             number,
