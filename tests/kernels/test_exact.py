@@ -104,7 +104,10 @@ def test_distribution_is_the_targets(probe, rule, q, table, d2t):
 
 
 @pytest.mark.parametrize("rule", PUBLISHED)
-@pytest.mark.parametrize(("vocabulary", "num_drafts"), [(1, 2), (2, 3), (3, 0), (3, 3), (4, 3), (6, 1)])
+@pytest.mark.parametrize(
+    ("vocabulary", "num_drafts"),
+    [(1, 2), (3, 0), (4, 3), *(pytest.param(*sizes, marks=pytest.mark.nightly) for sizes in ((2, 3), (3, 3), (6, 1)))],
+)
 def test_sizes(probe, rule, vocabulary, num_drafts):
     """Several K and V, with parameters as numbers instead of tensors."""
     target, draft = (Rows.random(vocabulary, num_drafts, random_state) for random_state in (3, 4))
@@ -113,7 +116,10 @@ def test_sizes(probe, rule, vocabulary, num_drafts):
 
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
-@pytest.mark.parametrize(("vocabulary", "num_drafts"), [pytest.param(2, 2, marks=pytest.mark.nightly), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("vocabulary", "num_drafts"),
+    [*(pytest.param(*sizes, marks=pytest.mark.nightly) for sizes in ((2, 2), (3, 1))), (3, 2)],
+)
 def test_two_steps(probe, rule, vocabulary, num_drafts, q):
     """The second step depends on the whole text of the first one, through logits, penalties and positions."""
     target, draft = (Rows.random(vocabulary, 2 * num_drafts + 1, random_state) for random_state in (5, 6))
