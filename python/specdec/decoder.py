@@ -68,6 +68,15 @@ class SpeculativeDecoder:
         ValueError: names the argument, what was given and what is allowed. A model that the loop cannot drive
             is refused by the name of its type (``specdec.models.supported``). With ``compile``, the first forward of a
             model that torch.compile cannot take as one graph raises; the model never runs uncompiled instead.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> prompt = tokenizer("import os").input_ids
+        >>> plain = SpeculativeDecoder(target, None).generate([prompt], max_new_tokens=32)
+        >>> for drafter in (draft, PromptLookupDrafter()):
+        ...     result = SpeculativeDecoder(target, drafter, num_drafts=4).generate([prompt], max_new_tokens=32)
+        ...     assert result.tokens == plain.tokens and result.stats.steps <= plain.stats.steps
     """
 
     def __init__(
@@ -165,7 +174,7 @@ class SpeculativeDecoder:
                 batch, so equal prompts get equal texts. For different samples of one prompt pass B seeds, as a
                 list or a [B] tensor.
             eos_token_id: one id, several, or [] for none; None takes those of the target's configuration.
-            pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
+            pad_token_id: fills ``GenerationResult.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
             on_emit: called after each step for every sequence that emitted tokens in it, or ended.
             rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. The
@@ -203,6 +212,16 @@ class SpeculativeDecoder:
             ValueError: names the argument, what was given and what is allowed. Raised before anything is allocated if
                 a prompt with ``max_new_tokens`` does not fit the positions of target or draft, or if the caches do not
                 fit the free memory.
+
+        Example:
+            >>> from specdec import SamplingParams, SpeculativeDecoder, load_embedded_pair
+            >>> target, draft, tokenizer = load_embedded_pair()
+            >>> prompts = tokenizer(["def read(self):", "import os"]).input_ids
+            >>> params = SamplingParams(temperature=0.8, top_p=0.95)
+            >>> decoder = SpeculativeDecoder(target, draft)
+            >>> result = decoder.generate(prompts, max_new_tokens=16, params=params, seed=[0, 1])
+            >>> len(result.tokens), result.stats.emitted == sum(map(len, result.tokens)), result.stats.tau >= 1
+            (2, True, True)
         """
         prompts = read_prompts(input_ids, attention_mask, self.target.vocab_size)
         read_count("max_new_tokens", max_new_tokens)

@@ -26,6 +26,17 @@ class PredictedDrafter(Drafter):
 
     Args:
         drafter: the other one; None: nothing else is drafted. Chains only.
+
+    Example:
+        >>> from specdec import Request, Scheduler, SpeculativeDecoder, load_embedded_pair
+        >>> from specdec.drafters.predicted import PredictedDrafter
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> scheduler = Scheduler(SpeculativeDecoder(target, PredictedDrafter(), num_drafts=8), rows=1)
+        >>> prompt = tokenizer("import os").input_ids
+        >>> (plain,) = scheduler.run([Request(prompt, max_new_tokens=16)])
+        >>> (again,) = scheduler.run([Request(prompt, max_new_tokens=16, prediction=plain.tokens)])
+        >>> again.tokens == plain.tokens, plain.stats.steps, again.stats.steps
+        (True, 16, 2)
     """
 
     def __init__(self, drafter: Drafter | None = None):

@@ -61,8 +61,8 @@ class Step:
     first the last two known tokens, then the drafts of a chain. Padding, drafts that do not count and rows without a
     sequence have position 0 and the trash slot.
 
-    If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, and only sessions
-    with ``needs_host = False`` are asked for drafts. Where the shape is fixed, ``allowed`` does not know how much room
+    If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, and only
+    sessions with ``needs_host = False`` are asked for drafts. Where the shape is fixed, ``allowed`` does not know how much room
     rows have left; ``allowed_on_device`` always does.
     """
 
@@ -123,6 +123,7 @@ class Drafts(NamedTuple):
 
     @classmethod
     def none(cls, step: Step) -> Drafts:
+        """Returns no drafts for any row."""
         return cls(step.last_two[:, :0])
 
     def widened(self, count: int) -> Drafts:
@@ -208,6 +209,7 @@ class Drafter:
         return self.model is None or self.model.reads_only_filled
 
     def start(self, batch: BatchState) -> DraftSession:
+        """Returns the session of a new batch."""
         raise NotImplementedError
 
     def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:

@@ -126,8 +126,8 @@ class SuffixDrafter(Drafter):
     tau of 1.54 for 2.3 drafts a step; without the factor, ``min_match=2`` gives 1.42 for as many drafts, and
     ``min_match=1`` gives 1.59 for 5.9 drafts.
 
-    A tree has the continuations of several matches, those that occurred more often first (``suffix_branches.py``). Each
-    match limits the length of its own continuations.
+    A tree has the continuations of several matches, those that occurred more often first
+    (``specdec.drafters.suffix_branches``). Each match limits the length of its own continuations.
 
     The drafts are a function of text and memory, so q is one-hot and the distribution is unchanged. With a memory and
     rule ``token`` or ``block``, the text of a seed depends on what was decoded before. Greedy texts and those of
@@ -142,6 +142,15 @@ class SuffixDrafter(Drafter):
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
+
+    Example:
+        >>> from specdec import SpeculativeDecoder, SuffixDrafter, SuffixMemory, load_embedded_pair
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> decoder = SpeculativeDecoder(target, SuffixDrafter(SuffixMemory()), num_drafts=8)
+        >>> prompt = tokenizer("import os").input_ids
+        >>> first, second = (decoder.generate([prompt], max_new_tokens=32) for _ in range(2))
+        >>> first.tokens == second.tokens, second.stats.steps < first.stats.steps  # the second one was there before
+        (True, True)
     """
 
     trees = True

@@ -48,6 +48,14 @@ class AdaptiveDrafts:
 
     Raises:
         ValueError: names the argument.
+
+    Example:
+        >>> from specdec import AdaptiveDrafts, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> decoder = SpeculativeDecoder(target, draft, num_drafts=AdaptiveDrafts(max_drafts=4))
+        >>> result = decoder.generate([tokenizer("import os").input_ids], max_new_tokens=16)
+        >>> sum(result.stats.steps_by_drafts) == result.stats.steps  # how many steps had K = 0, 1, 2, ...
+        True
     """
 
     max_drafts: int = 8

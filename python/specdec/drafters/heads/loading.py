@@ -52,6 +52,15 @@ def load_head(
         OSError: a file is missing or cannot be read.
         ValueError: names the tensor, with its shape and the one that is allowed, or the entry of config.json, or the
             argument.
+
+    Example:
+        >>> from importlib import resources
+        >>> from specdec import SpeculativeDecoder, load_embedded_pair, load_head
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> head = load_head(resources.files("specdec") / "embedded" / "heads" / "eagle3", target, check=False)
+        >>> prompt = tokenizer("import os").input_ids
+        >>> SpeculativeDecoder(target, head).generate([prompt], max_new_tokens=16).stats.accepted > 0
+        True
     """
     whole = cached_model(target, "target")
     checkpoint = Checkpoint.read(path)
