@@ -34,12 +34,13 @@ EXAMPLES = {
 # They load a pair, or change it; the others share one.
 THEIR_OWN = {"specdec.load_embedded_pair", "specdec.load_pair", "specdec.chat_prompt"}
 SHOWN = """
-    specdec.AdaptiveDrafts specdec.EarlyExitDrafter specdec.Engine specdec.GenerationResult specdec.PromptLookupDrafter
-    specdec.Request specdec.SamplingParams specdec.Scheduler specdec.SpeculativeDecoder
-    specdec.SpeculativeDecoder.generate specdec.Stats specdec.StopStrings specdec.SuffixDrafter specdec.chat_prompt specdec.load_embedded_head
-    specdec.load_embedded_pair specdec.load_head specdec.load_model specdec.load_pair specdec.speculate
-    specdec.drafters.predicted.PredictedDrafter specdec_kernels.check_drafts specdec_kernels.draft_children
-    specdec_kernels.draft_step specdec_kernels.speculative_step specdec_kernels.verify_tree
+    specdec.AdaptiveDrafts specdec.EarlyExitDrafter specdec.Engine specdec.GenerationResult
+    specdec.PromptLookupDrafter specdec.Request specdec.SamplingParams specdec.Scheduler
+    specdec.SpeculativeDecoder specdec.SpeculativeDecoder.generate specdec.Stats specdec.StopStrings
+    specdec.SuffixDrafter specdec.chat_prompt specdec.drafters.predicted.PredictedDrafter
+    specdec.load_embedded_head specdec.load_embedded_pair specdec.load_head specdec.load_model specdec.load_pair
+    specdec.speculate specdec_kernels.check_drafts specdec_kernels.draft_children specdec_kernels.draft_step
+    specdec_kernels.speculative_step specdec_kernels.verify_tree
 """.split()
 
 

@@ -62,8 +62,8 @@ class Step:
     sequence have position 0 and the trash slot.
 
     If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, and only
-    sessions with ``needs_host = False`` are asked for drafts. Where the shape is fixed, ``allowed`` does not know how much room
-    rows have left; ``allowed_on_device`` always does.
+    sessions with ``needs_host = False`` are asked for drafts. Where the shape is fixed, ``allowed`` does not know how
+    much room rows have left; ``allowed_on_device`` always does.
     """
 
     # What the host knows.

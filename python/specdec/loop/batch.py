@@ -372,7 +372,8 @@ class Batch:
 
     def _known(self, wanted: list[int], fixed_shape: bool, alone: bool) -> dict:
         """Returns what the host knows of a step in which each row drafts up to ``wanted`` tokens. The device limits
-        that by the rows' room; where the host knows the room and shapes may differ, K is limited, too, which is cheaper.
+        that by the rows' room. Where the host knows the room and shapes may differ, K is limited as well: this is
+        cheaper.
 
         Args:
             alone: the step does not get what only the host knows.
