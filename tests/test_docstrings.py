@@ -9,18 +9,8 @@ import importlib.util
 import sys
 
 import pytest
-from support import ROOT
+from support.api_reference import reference
 
-
-def load_tool():
-    """tools/api_reference.py, which is no module of a package."""
-    spec = importlib.util.spec_from_file_location("api_reference", ROOT / "tools" / "api_reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = load_tool()
 DOCUMENTED = {
     path: value for name in reference.MODULES for path, value, _ in reference.documented(importlib.import_module(name))
 }
