@@ -81,9 +81,8 @@ def exists(name: str) -> bool:
     """Whether a dotted name is a module, or stands in one. ``specdec.harness`` needs lm_eval to be imported, and
     ``_C_cuda`` is there where nvcc is."""
     path = name.replace(".", "/") + ".py"
-    return any(f.endswith(f"/{path}") for f in files()) or reference.resolves(
-        name, importlib.import_module("specdec"), None
-    )
+    in_a_file = any(file.endswith(f"/{path}") for file in files())
+    return in_a_file or "._C" in name or reference.resolves(name, importlib.import_module("specdec"), None)
 
 
 def absent_files(page: str) -> list[str]:
