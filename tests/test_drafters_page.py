@@ -74,7 +74,7 @@ def test_one_that_raises_is_dropped_with_its_error_in_the_log(names, pair, caplo
     assert result.tokens == SpeculativeDecoder(target, None).generate(prompts, max_new_tokens=16).tokens
     assert result.drafter_error == "RuntimeError: no more ideas" and result.stats.steps_by_drafts[0] > 0
     (record,) = caplog.records
-    assert record.name == "specdec.drafters.guard" and "no more ideas" in record.message and record.exc_info
+    assert record.name == "specdec.drafters.guard" and str(record.exc_info[1]) == "no more ideas"
     # The next batch starts a new session, which drafts until its own third step.
     again = decoder.generate(prompts, max_new_tokens=16)
     assert torch.equal(again.sequences, result.sequences) and again.stats.drafted == result.stats.drafted > 0

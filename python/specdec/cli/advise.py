@@ -162,4 +162,4 @@ def _print_tried(advice: Advice) -> None:
             for t in advice.tried
         ],
     )  # fmt: skip
-    remark(f"{RATIOS} c: the time of a draft over that of a step without drafts.", err=False)
+    remark(f"{RATIOS} c: the time of a draft's forward over that of the target's.", err=False)
