@@ -220,7 +220,7 @@ def speculative_step(
     if num_drafts is not None:
         check.check_like("num_drafts", num_drafts, (batch,), check.INTEGER_DTYPES, device)
         check.check_counts("num_drafts", num_drafts, rows - 1, "K")
-    *step, processed, raw = operation("speculative_step", backend, device.type)(
+    *step, drawn, raw = operation("speculative_step", backend, device.type)(
         target_logits,
         draft_tokens.to(torch.int64),
         *q,
@@ -231,4 +231,4 @@ def speculative_step(
         number,
         bool(log_probs),
     )
-    return SpeculativeStep(*step, *((processed, raw) if log_probs else (None, None)))
+    return SpeculativeStep(*step, *((drawn, raw) if log_probs else (None, None)))

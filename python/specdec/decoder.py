@@ -1,4 +1,4 @@
-"""Speculative decoding: a draft proposes K tokens, the target scores them in one forward, one kernel accepts some."""
+"""Speculative decoding: a draft proposes K tokens, the target reads them in one forward, one kernel accepts some."""
 
 from __future__ import annotations
 

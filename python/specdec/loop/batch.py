@@ -221,13 +221,13 @@ class Batch:
                 self.finish(sequence)
                 continue
             begun[row], request = sequence, sequence.request
-            sequence.drafts = sequence.drafts and self.session is not None and self.session.alive
+            sequence.may_draft = sequence.may_draft and self.session is not None and self.session.alive
             self.device_rows.set(row, sequence)
             ends = sequence.eos, request.min_new_tokens
             self.table.begin(row, sequence.params, sequence.bias, sequence.seen, sequence.prompt_length, *ends)
             self.state.processors.of_rows[row] = sequence.processors
             self.state.ends[row] = sequence.eos
-            self.state.predictions[row] = sequence.prediction if sequence.drafts else ()
+            self.state.predictions[row] = sequence.prediction if sequence.may_draft else ()
             self.state.owners[row] = request.owner
         if self.session is not None and begun:
             self.session.begin({row: sequence.text for row, sequence in begun.items()})
@@ -308,11 +308,13 @@ class Batch:
             wanted = [0] * len(self.rows)
         config, count = self.config, self.device_rows.count
         graphs = config.graphs if self.runs_ahead and self.table.on_device() is None else None
-        alone = graphs is not None or (config.async_scheduling and self.runs_ahead)
+        without_host = graphs is not None or (config.async_scheduling and self.runs_ahead)
         self.device_rows.flush()
         self.device_rows.set_wanted(wanted)
         # Columns without drafts would only cost time where steps differ in K anyway.
-        known = self._known(wanted[:count], fixed_shape=config.graphs is not None or not chosen, alone=alone)
+        known = self._known(
+            wanted[:count], fixed_shape=config.graphs is not None or not chosen, without_host=without_host
+        )
         num_drafts, table = known["num_drafts"], self.table.on_device(count)
         self._note_unseen(num_drafts > 0)
 
@@ -359,7 +361,7 @@ class Batch:
             for row in self._decoding():
                 sequence = self.rows[row]
                 assert sequence is not None
-                if sequence.drafts:
+                if sequence.may_draft:
                     cap = sequence.request.num_drafts
                     caps[row] = most if cap is None else cap
         if not caps:
@@ -370,16 +372,16 @@ class Batch:
             k = lengths.choose(self.device_rows.count, self.live, list(caps.values()))
         return [min(k, caps.get(row, 0)) for row in range(len(self.rows))], self._free
 
-    def _known(self, wanted: list[int], fixed_shape: bool, alone: bool) -> dict:
+    def _known(self, wanted: list[int], fixed_shape: bool, without_host: bool) -> dict:
         """Returns what the host knows of a step in which each row drafts up to ``wanted`` tokens. The device limits
         that by the rows' room. Where the host knows the room and shapes may differ, K is limited as well: this is
         cheaper.
 
         Args:
-            alone: the step does not get what only the host knows.
+            without_host: the step does not get what only the host knows.
         """
         rows, texts, allowed = self.rows[: len(wanted)], [], wanted
-        if not alone:
+        if not without_host:
             if not fixed_shape:
                 allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
             texts = [[] if s is None else s.text for s in rows]
@@ -458,8 +460,8 @@ class Batch:
                 self.finish(sequence)
                 continue
             results.append(RowResult(asked, accepted, emitted, not sequence.live))
-            if sequence.drafts and sequence.drafter_failed():
-                sequence.drafts = False
+            if sequence.may_draft and sequence.drafter_failed():
+                sequence.may_draft = False
                 # Without the sequence's number: Python remembers every text that it was warned with, and a server's
                 # numbers never end.
                 why = f"its draft logits are NaN or infinite ({sequence.status.name})"

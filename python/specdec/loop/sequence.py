@@ -124,7 +124,7 @@ class Sequence:
         status: Status.OK, or what went wrong with the sequence's logits.
         exception: what ended it, if an exception did.
         stored: tokens of the prompt that the target's cache holds, while the prompt is read.
-        drafts: False: nothing can be drafted for it, or its drafter has failed.
+        may_draft: False: nothing can be drafted for it, or its drafter has failed.
         unseen: None: the drafter has seen the text. Otherwise it missed tokens, in steps without drafts, and has seen
             at least so many.
     """
@@ -148,7 +148,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     exception: BaseException | None = None
     stored: int = 0
-    drafts: bool = True
+    may_draft: bool = True
     unseen: int | None = 0
     _prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position
 
@@ -196,7 +196,7 @@ class Sequence:
             log_probs=[] if wanted else None,
             raw_log_probs=[] if wanted else None,
             top_log_probs=None if r.top_log_probs is None else [],
-            drafts=r.num_drafts != 0,
+            may_draft=r.num_drafts != 0,
         )
 
     @classmethod
