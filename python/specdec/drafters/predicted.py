@@ -20,7 +20,7 @@ SURE = 2  # tokens of a match by which a place is found again; a single token oc
 class PredictedDrafter(Drafter):
     """Proposes, for each sequence with a prediction (``Request.prediction``), the tokens that follow the place in it
     where the text continues. Sequences without one, and those whose text is nowhere in it, get the drafts of another
-    drafter, which is not called where there are none of these.
+    drafter.
 
     Where a text is in its prediction is a function of both, so q is one-hot and the distribution is unchanged.
 

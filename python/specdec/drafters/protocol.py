@@ -93,11 +93,12 @@ class Step:
 class Drafts(NamedTuple):
     """Drafted tokens, a chain or a tree for every row, and the q that they were drawn from.
 
-    Without ``logits`` q is one-hot, or the rule needs none: ``coupled`` for chains, and for trees the walk down a tree
-    whose nodes were not sampled, which emits the text of plain sampling whatever the nodes are. A session that returns
-    q must have drawn with ``Step.sampling`` and ``BatchState.processors``, because verification assumes this
-    distribution. The children of a node of a sampled tree are all those that ``draft_children`` drew there, in its
-    order, and which tokens these are may only decide whether they have children.
+    Without ``logits`` q is one-hot, or the rule needs none. ``coupled`` needs none for chains. A tree without logits is
+    walked down, which emits the text of plain sampling whatever its nodes are.
+
+    A session that returns q must have drawn with ``Step.sampling`` and ``BatchState.processors``, because verification
+    assumes this distribution. The children of a node of a sampled tree are all those that ``draft_children`` drew
+    there, in its order. Which tokens these are may only decide whether they have children.
     """
 
     # [n, k] int64 of the target's vocabulary; k <= K for a chain, k <= N for a tree; fewer make verification cheaper.
@@ -169,8 +170,8 @@ class DraftSession:
         """Begins new sequences with these prompts in these rows, whose previous sequences have ended."""
 
     def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
-        """Reads the texts of rows that draft next, and of which more than the last two tokens may be new: those of new
-        sequences, and of those that have had steps without drafts. The tokens before ``starts`` were seen."""
+        """Reads the texts of rows that draft next, if more than their last two tokens may be new: those of new
+        sequences, and those after steps without drafts. The tokens before ``starts`` were seen."""
 
     def propose(self, step: Step) -> Drafts:
         """Returns the step's drafts: chains, or trees if ``BatchState.nodes`` is not 0."""

@@ -116,9 +116,9 @@ class SuffixMemories:
 
 
 class SuffixDrafter(Drafter):
-    """Suffix decoding: finds the longest suffix of the text that occurs earlier in prompt or output, and the longest
-    that occurs in an earlier output, and drafts the tokens that followed the longer one. At equal lengths the text's
-    own match counts, at its most recent occurrence. Suffix automata find matches of any length in amortised O(1) a
+    """Suffix decoding: looks up the longest suffix of the text that occurs earlier in prompt or output, and the longest
+    one in earlier outputs. It drafts the tokens that followed the longer of the two. At equal lengths the text's own
+    match counts, at its most recent occurrence. Suffix automata find matches of any length in amortised O(1) a
     token (SAM-Decoding, Hu et al., arXiv 2411.10666).
 
     A proposal has at most ``max_spec_factor`` times as many tokens as its match (SuffixDecoding, Oliaro et al.,

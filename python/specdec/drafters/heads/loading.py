@@ -31,8 +31,8 @@ def load_head(
     MiMo. The format is told by the tensors' names. The head computes in the target's dtype and on its device, and
     shares its embedding and output matrix where the file has none of its own.
 
-    After loading, a self-check has the head draft on a text that the target reads, and takes, of the readings of a
-    checkpoint that does not say how it is meant, the one that drafts best. It warns if none does.
+    After loading, a self-check has the head draft on a short text. If a checkpoint can be read in several ways, the one
+    that drafts best is taken. It warns if drafts are rarely accepted.
 
     Args:
         path: a folder with config.json and *.safetensors. MTP layers are in the target's own, of which nothing else is
