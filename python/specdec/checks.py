@@ -1,4 +1,4 @@
-"""Errors about arguments: they name the argument, what was given and what is allowed, or the settings that have changed.
+"""Errors about arguments: they name the argument, what was given and what is allowed, or which settings have changed.
 Imports nothing of specdec."""
 
 from __future__ import annotations

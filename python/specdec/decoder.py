@@ -49,8 +49,8 @@ class SpeculativeDecoder:
             embedding must cover the whole vocabulary, since it is fed the target's tokens. Where target and draft pad
             the vocabulary of one tokenizer to different sizes, pass ``range(len(tokenizer))``: later columns are then
             never drafted.
-        confidence: for a draft model: a token to which it gives a smaller probability than this is the last draft of
-            its sequence in that step. The token itself is still verified. From 0 (off) to below 1.
+        confidence: for a draft model, from 0 (off) to below 1. A sequence's drafting ends, in each step, with the first
+            token to which the model gives a smaller probability. The token itself is still verified.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
             or a drafter that is neither a model nor a head run without graphs.

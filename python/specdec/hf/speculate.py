@@ -70,8 +70,8 @@ def speculate(
             ``generate(stop_strings=...)``.
         stop_strings: one or several; a text ends with the token that completes one. Or give them to ``generate``.
         draft_tokenizer: the draft model's, where it is another than the target's.
-        confidence: a sequence drafts no more in a step after a token that the draft model finds less likely than this.
-            From 0 (off) to below 1; None: ``assistant_confidence_threshold`` where that was set, else 0.
+        confidence: as in :class:`SpeculativeDecoder`; None: ``assistant_confidence_threshold`` where that was set,
+            else 0.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed. The callable raises it as well, for
