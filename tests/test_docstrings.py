@@ -9,7 +9,10 @@ import importlib.util
 import sys
 
 import pytest
+import specdec
 from support.api_reference import reference
+
+import specdec_kernels
 
 DOCUMENTED = {
     path: value for name in reference.MODULES for path, value, _ in reference.documented(importlib.import_module(name))
@@ -53,11 +56,16 @@ def test_docstrings_are_complete_and_right(name):
     assert reference.faults(importlib.import_module(name)) == []
 
 
+def test_comments_of_fields_are_in_the_reference():
+    found = reference.comments(specdec.GenerationResult)
+    assert found["sequences"].startswith("[B, prompt + new] int64: ") and found["log_probs"].startswith(
+        "Of ``tokens``, "
+    )
+    assert "produced_by" not in found
+    assert reference.comments(specdec.FinishReason)["LENGTH"] == "it has ``max_new_tokens`` new tokens"
+
+
 def test_every_public_name_is_in_the_reference():
-    import specdec
-
-    import specdec_kernels
-
     public = {*specdec.__all__, *specdec_kernels.__all__}
     assert public <= {
         name for module in reference.MODULES for name in reference.public_names(importlib.import_module(module))

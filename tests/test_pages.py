@@ -6,7 +6,6 @@ import ast
 import builtins
 import importlib
 import re
-import subprocess
 from functools import cache
 
 import pytest
@@ -59,8 +58,9 @@ def text_of(page: str) -> str:
 
 @cache
 def files() -> tuple[str, ...]:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return tuple(f"/{path}" for path in listed.splitlines())
+    folders = ("csrc", "specdec_kernels", "python", "tests", "bench", "docs", "examples", "tools", ".ci")
+    found = [*ROOT.iterdir(), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    return tuple(f"/{path.relative_to(ROOT)}" for path in found if path.is_file() and "__pycache__" not in path.parts)
 
 
 @cache

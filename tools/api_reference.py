@@ -134,6 +134,21 @@ def faults(module: ModuleType) -> list[str]:
     return found
 
 
+def comments(cls: type) -> dict[str, str]:
+    """What the comments of a class say of its fields, which is where shapes and dtypes are: those above a field, or
+    beside it."""
+    found, above = {}, ""
+    for line in inspect.getsource(cls).splitlines():
+        if comment := re.fullmatch(r" {4}# (.*)", line):
+            above = f"{above} {comment[1]}".strip()
+            continue
+        if field := re.match(r" {4}(\w+)(?:: .*?)?(?: = .*?)?(?:  # (.*))?$", line):
+            if said := field[2] or above:
+                found[field[1]] = said
+        above = ""
+    return found
+
+
 def build(output: Path) -> None:
     """Writes the pages. Raises for whatever pdoc warns of."""
     import pdoc
@@ -141,7 +156,10 @@ def build(output: Path) -> None:
     for module in map(importlib.import_module, MODULES):
         for name in public_names(module):
             value = getattr(module, name)
-            if inspect.isclass(value) and issubclass(value, tuple):
+            if not inspect.isclass(value):
+                continue
+            pdoc.doc_ast.walk_tree(value).var_docstrings.update(comments(value))
+            if issubclass(value, tuple):
                 # The constructor of a NamedTuple knows its annotations as text, and not the module to find them in.
                 value.__new__.__annotations__ = typing.get_type_hints(value)
     pdoc.render.configure(docformat="google", footer_text="specdec", search=True)
