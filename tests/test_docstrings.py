@@ -58,9 +58,8 @@ def test_docstrings_are_complete_and_right(name):
 
 def test_comments_of_fields_are_in_the_reference():
     found = reference.comments(specdec.GenerationResult)
-    assert found["sequences"].startswith("[B, prompt + new] int64: ") and found["log_probs"].startswith(
-        "Of ``tokens``, "
-    )
+    assert found["sequences"].startswith("[B, prompt + new] int64: ")
+    assert found["log_probs"].startswith("Of ``tokens``, ")
     assert "produced_by" not in found
     assert reference.comments(specdec.FinishReason)["LENGTH"] == "it has ``max_new_tokens`` new tokens"
 

@@ -1,4 +1,4 @@
-"""What ``generate`` returns, and the words in which it says how texts came to be and ended."""
+"""What ``generate`` returns, and the words for where tokens came from and why texts ended."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class DistillSettings:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a training came to. ``after`` is the draft as it was saved, ``before`` as it began, on the same texts."""
+    """The results of a training. ``after`` is the draft as it was saved, ``before`` as it began, on the same texts."""
 
     before: list[Worth]
     after: list[Worth]

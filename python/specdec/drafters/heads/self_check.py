@@ -37,8 +37,8 @@ class Report:
         acceptance: of each draft of a step, the mean probability that it is accepted after those before it were.
         accepted: how many of ``DRAFTS`` drafts are accepted in a step, on average.
         reading: which of the readings in doubt was taken; None: there was no doubt, or it was unfounded.
-        others: what the other readings came to.
-        hints: if hardly any draft is accepted: what other hidden states came to.
+        others: the results of the other readings.
+        hints: if drafts are rarely accepted: the results with other hidden states.
     """
 
     states: tuple[int, ...]
