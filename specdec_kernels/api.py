@@ -53,6 +53,16 @@ def draft_step(
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams, draft_step
+        >>> logits = torch.tensor([[0.0, 2.0, 1.0, -torch.inf], [3.0, 0.0, 0.0, 0.0]])  # B = 2, V = 4
+        >>> draft_step(logits, SamplingParams(temperature=0.0), seed=0, position=7, offset=0).tokens.tolist()
+        [1, 0]
+        >>> drawn = draft_step(logits, SamplingParams(temperature=0.8, top_k=2), seed=0, position=7, offset=0)
+        >>> drawn.cutoff.tolist(), bool((drawn.log_q <= 0).all())
+        ([1.0, 0.0], True)
     """
     check.check_logits("logits", logits, "[B, V]", reference=backend == "reference")
     number = check.check_rule(rule)
@@ -103,6 +113,13 @@ def check_drafts(
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import check_drafts
+        >>> check_drafts(torch.tensor([[1, 2]]), torch.zeros(1, 1, 5), vocabulary=5)
+        Traceback (most recent call last):
+        ValueError: draft_logits: ...
     """
     if not isinstance(draft_tokens, torch.Tensor) or draft_tokens.dim() != 2:
         check.refuse("draft_tokens", getattr(draft_tokens, "shape", type(draft_tokens).__name__), "a tensor [B, K]")
@@ -162,6 +179,24 @@ def speculative_step(
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams, draft_step, speculative_step
+        >>> greedy = SamplingParams(temperature=0.0)
+        >>> target = torch.eye(5)[None, [1, 2, 3, 4]]  # B = 1, K = 3, V = 5: the most likely tokens are 1, 2, 3, 4
+        >>> drafts = torch.tensor([[1, 2, 0]])  # one-hot q: no logits
+        >>> out = speculative_step(target, drafts, None, params=greedy, seed=0, position=7)
+        >>> out.tokens.tolist(), out.num_accepted.tolist()  # two are accepted, and 3 replaces the rejected 0
+        ([[1, 2, 3, -1]], [2])
+        >>> params = SamplingParams(temperature=0.8)  # K = 1, drawn from q: verification is given the same logits
+        >>> d = draft_step(target[:, 0], params, seed=0, position=7, offset=0)
+        >>> stats = d.cutoff[:, None], d.lse[:, None]
+        >>> out = speculative_step(
+        ...     target[:, :2], d.tokens[:, None], target[:, :1], params=params, seed=0, position=7, draft_stats=stats
+        ... )
+        >>> out.num_accepted.tolist()  # p = q, so the draft is accepted with certainty
+        [1]
     """
     check.check_logits("target_logits", target_logits, "[B, K+1, V]", reference=backend == "reference")
     number = check.check_rule(rule)
@@ -174,7 +209,7 @@ def speculative_step(
     if num_drafts is not None:
         check.check_like("num_drafts", num_drafts, (batch,), check.INTEGER_DTYPES, device)
         check.check_counts("num_drafts", num_drafts, rows - 1, "K")
-    *step, processed, raw = operation("speculative_step", backend, device.type)(
+    *step, drawn, raw = operation("speculative_step", backend, device.type)(
         target_logits,
         draft_tokens.to(torch.int64),
         *q,
@@ -185,4 +220,4 @@ def speculative_step(
         number,
         bool(log_probs),
     )
-    return SpeculativeStep(*step, *((processed, raw) if log_probs else (None, None)))
+    return SpeculativeStep(*step, *((drawn, raw) if log_probs else (None, None)))

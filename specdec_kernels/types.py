@@ -144,6 +144,15 @@ class SamplingParams:
 
     Raises:
         ValueError: names the parameter, its value and what is allowed.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams
+        >>> SamplingParams(temperature=torch.tensor([0.0, 0.8]), top_p=0.95).top_p  # two sequences, the first is greedy
+        0.95
+        >>> SamplingParams(top_p=1.5)
+        Traceback (most recent call last):
+        ValueError: top_p: got 1.5, allowed: 0 to 1 (1 is off)
     """
 
     FILTERS: ClassVar = ("top_k", "top_p", "min_p")

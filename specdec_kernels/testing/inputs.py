@@ -128,8 +128,8 @@ class StepInputs(BatchInputs):
         """(the reference's result, [B] its margins)."""
         from ..backends import reference
 
-        (*step, processed, raw), margin = reference.speculative_step_with_margin(*self.operands())
-        return SpeculativeStep(*step, *((processed, raw) if self.log_probs else (None, None))), margin
+        (*step, drawn, raw), margin = reference.speculative_step_with_margin(*self.operands())
+        return SpeculativeStep(*step, *((drawn, raw) if self.log_probs else (None, None))), margin
 
     def reference_margin(self) -> torch.Tensor:
         return self.reference()[1]

@@ -62,11 +62,7 @@ def texts_of(decoder, asked, graphs=None, async_scheduling: bool = False, **sett
     settings |= {"rows": 3, "max_length": 100, "prefill_chunk": 16, "async_scheduling": async_scheduling}
     scheduler = Scheduler(decoder, **settings)
     scheduler.batch.config = replace(scheduler.batch.config, graphs=graphs)
-    found = {}
-    for o in scheduler.run(asked):
-        # A graph drafts K tokens in each step; without one, the host knows where less is enough.
-        found[o.request.id] = o.tokens, o.finish_reason, replace(o.stats, draft_forwards=0)
-    return found, scheduler
+    return {o.request.id: (o.tokens, o.finish_reason, o.stats) for o in scheduler.run(asked)}, scheduler
 
 
 def recorded_graphs(**more) -> StepGraphs:

@@ -372,14 +372,16 @@ class Batch:
 
     def _known(self, wanted: list[int], fixed_shape: bool, host_knows: bool) -> dict:
         """Returns the host's part of a step in which each row drafts up to ``wanted`` tokens. The device limits that by
-        the rows' room. The host does so, too, where it knows the room; where shapes may differ, K is then smaller.
+        the rows' room. Where the host knows the room, it does so, too, if that saves columns, or keeps processors from
+        texts that are too long.
 
         Args:
             host_knows: whether the host has read all texts, and passes them to the step.
         """
         rows, texts, allowed = self.rows[: len(wanted)], [], wanted
         if host_knows:
-            allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
+            if not fixed_shape or self.state.processors:
+                allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
             texts = [[] if s is None else s.text for s in rows]
         num_drafts = max(wanted if fixed_shape else allowed)
         asked = [row for row, s in enumerate(rows) if s and s.log_probs is not None]

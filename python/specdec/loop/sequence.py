@@ -59,9 +59,13 @@ class Request:
             ``SuffixDrafter`` with ``SuffixMemories``. Any hashable value; None: nobody's, and no memory is used.
 
     Example:
-        >>> from specdec import Request, SamplingParams
-        >>> Request([5, 6, 7], max_new_tokens=16, params=SamplingParams(temperature=0.8), seed=1).num_drafts is None
-        True
+        >>> from specdec import Request, SamplingParams, Scheduler, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> prompt = tokenizer("import os").input_ids
+        >>> request = Request(prompt, max_new_tokens=8, params=SamplingParams(temperature=0.8), seed=1, id="mine")
+        >>> (sequence,) = Scheduler(SpeculativeDecoder(target, draft), rows=1).run([request])
+        >>> sequence.request.id, len(sequence.tokens), str(sequence.finish_reason)
+        ('mine', 8, 'length')
     """
 
     prompt: abc.Sequence[int]
@@ -102,6 +106,7 @@ class Output(NamedTuple):
 
     @property
     def number(self) -> int:
+        """``Sequence.number``."""
         return self.sequence.number
 
 
@@ -204,6 +209,7 @@ class Sequence:
 
     @property
     def live(self) -> bool:
+        """Whether it has not ended."""
         return self.finish_reason is None
 
     @property
@@ -320,6 +326,7 @@ class Sequence:
         )
 
     def fail(self, error: BaseException) -> None:
+        """Ends it because of an error."""
         self.finish_reason, self.exception = FinishReason.FAILED, error
 
     def drafter_failed(self) -> bool:
