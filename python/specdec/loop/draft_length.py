@@ -24,10 +24,8 @@ SHARE = 0.01  # of the time, which drafts that do not pay may lose
 PAUSE = 32, 2048  # plain steps after such drafts, at least and at most
 TRIAL = 4  # steps with one draft, after a pause
 TIMED = 5  # steps of a width before its time is known, after a first one that warms caches; the shortest counts
-SPEED_RATE, WIDTH_RATE = (
-    0.25,
-    0.03,
-)  # how fast the machine's speed is followed, and the times of widths among each other
+SPEED_RATE = 0.25  # how fast the machine's speed is followed
+WIDTH_RATE = 0.03  # how fast the times of widths are followed, relative to each other
 SURPRISE = 0.4  # the largest error that counts, as a logarithm: a longer step was interrupted by something
 
 
