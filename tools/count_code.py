@@ -16,7 +16,7 @@ from pathlib import Path
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
-# Of drafters/, what the loop stands on: the protocol, who guards it, predictions, and at earlier commits the choice of K.
+# Of drafters/: the protocol, its guard, predictions, and at earlier commits the choice of K.
 _OF_DRAFTERS = ("protocol", "guard", "predicted", "draft_length", "adaptive_lengths", "acceptance", "step_times")
 
 
@@ -24,9 +24,8 @@ def code_lines(text: str, tree: ast.Module) -> int:
     docstrings: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
-            first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                docstrings.update(range(first.lineno, first.end_lineno + 1))
+            if ast.get_docstring(node, clean=False) is not None:
+                docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NO_CODE:
