@@ -195,3 +195,20 @@ def test_compile_with_the_tensors_of_a_decoding_loop():
     inputs = random_step(4, 2, 40, temperature=(0.0, 0.7), **SAMPLING)
     arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, inputs.sampling(), "cpu")
     assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ([torch.ones(2)], "the nine SamplingTensors"),
+        ([None] * 9, "the nine SamplingTensors"),
+        ([torch.ones(3), *[None] * 8], "temperature has a wrong shape"),
+        ([torch.ones(2), None, torch.ones(2, 3), *[None] * 6], "penalties, ends and first_end belong to a table"),
+        ([torch.ones(2), None, None, torch.zeros(2, 0).long(), *[None] * 5], "a table has ids, bias"),
+    ],
+)
+def test_other_lists_of_sampling_tensors_are_refused(sampling, told):
+    """Also by native code itself, which would read beyond them."""
+    zero = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=f"specdec_kernels: .*{told}"):
+        operation("draft_step", "cpu", "cpu")(torch.zeros(2, 5), sampling, None, None, zero, zero, 0, 0)
