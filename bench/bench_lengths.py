@@ -1,6 +1,6 @@
 """Races the adaptive number of drafts against plain decoding and every fixed number, for three drafters.
 
-    python bench/bench_lengths.py --json bench/results/lengths.json
+python bench/bench_lengths.py --json bench/results/lengths.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import race
 import report
 import torch
 import typer
-from race import AGAIN, PLAIN, Case, Contender
+from measure import AGAIN, PLAIN
+from race import Case, Contender
 from specdec import AdaptiveDrafts, PromptLookupDrafter, SpeculativeDecoder
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.drafters.model import ModelDrafter

@@ -13,7 +13,8 @@ import race
 import report
 import torch
 import typer
-from race import AGAIN, PLAIN, Case, Contender
+from measure import AGAIN, PLAIN
+from race import Case, Contender
 from specdec import AdaptiveDrafts, SpeculativeDecoder
 from specdec.models.loading import Pair
 

@@ -371,7 +371,10 @@ def goals(found: Mapping, speeds: Mapping[str, list[float]]) -> dict[str, bool |
     at_least = {
         f"plain {PLAIN_SPEED:g} tokens/s": (plain and summary(speeds[plain])["median"], PLAIN_SPEED),
         f"{OVER_PLAIN:g} times compiled plain": (compiled and times["baseline"]["median"] or None, OVER_PLAIN),
-        f"{OVER_ASSISTED:g} times assisted": (times["assisted"]["median"] if "assisted" in times else None, OVER_ASSISTED),
+        f"{OVER_ASSISTED:g} times assisted": (
+            times["assisted"]["median"] if "assisted" in times else None,
+            OVER_ASSISTED,
+        ),
         f"{OF_ALLOWED:g} of what c allows": (compiled and found.get("of_allowed") or None, OF_ALLOWED),
     }
     reached = {name: None if value is None else value >= least for name, (value, least) in at_least.items()}

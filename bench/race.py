@@ -17,7 +17,7 @@ from pathlib import Path
 
 import report
 import rich
-from measure import in_turns, ratios, summary
+from measure import PLAIN, in_turns, ratios, summary
 from specdec import Request, Scheduler, SpeculativeDecoder, Stats, load_embedded_pair
 from specdec.models.loading import Pair
 from specdec.result import FinishReason
@@ -25,7 +25,6 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
 
-PLAIN, AGAIN = "plain", "plain again"  # plain decoding is there twice, which shows what the run's noise is
 TURN = 0.1  # seconds
 LINES = 60  # of a source file that a prompt is cut from
 PROMPT_TOKENS, NEW_TOKENS = 32, (32, 96)  # of the shortest and the longest text
@@ -204,7 +203,9 @@ def run_cases(
         params, pairs = SamplingParams(case.temperature), zip(prompts, lengths, strict=True)
         requests = [Request(p, n, params, seed=i, eos_token_id=[], id=i) for i, (p, n) in enumerate(pairs)]
         found = race(contenders(pair), requests, case.rows, rounds, rule, case.load)
-        about = {"rows": case.rows, "temperature": case.temperature} | ({} if case.load is None else {"load": case.load})
+        about: dict[str, object] = {"rows": case.rows, "temperature": case.temperature} | (
+            {} if case.load is None else {"load": case.load}
+        )
         about |= {"prompts": case.count, "prompt_tokens": PROMPT_TOKENS, "new_tokens": new_tokens}
         results.add(about | {"methods": found})
         lines = [{"method": name, **method} for name, method in found.items()]

@@ -1,5 +1,5 @@
-"""The machine code of the CUDA kernels: the loop that measures a block of 1,024 logits is short, nothing is spilled, and
-a step meets few barriers. Times need a GPU; instructions are exact without one.
+"""The machine code of the CUDA kernels: the loop that measures a block of 1,024 logits is short, nothing is spilled,
+and a step meets few barriers. Times need a GPU; instructions are exact without one.
 
 A GPU has time for few instructions while a block of logits arrives: an H100's multiprocessor issues at most 640 in it,
 and an H200's 445. docs/cuda.md says more.
