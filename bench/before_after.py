@@ -37,7 +37,7 @@ def numbers_of(result: Mapping) -> Iterator[tuple[str, float]]:
             yield f"{where}: {name}", method["tokens_per_second"]["median"]
     for method in result.get("methods", ()):
         yield method["name"], method["tokens_per_second"]
-        if "loop_fraction" in method:
+        if method.get("loop_fraction") is not None:
             yield f"{method['name']}, seconds in the loop", method["loop_fraction"] * method["seconds"]
 
 

@@ -1,4 +1,4 @@
-"""Which results are stale, by the contents of what they measured, and that regenerate.py goes on after one that fails."""
+"""Which results are stale, by the contents of what they measured; and regenerate.py goes on after one that fails."""
 
 from __future__ import annotations
 
