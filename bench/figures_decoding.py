@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from figures import mark, number, page, source, spread, table
 from measure import AGAIN, PLAIN, ratios, summary
 from results import Results
 from specdec.evaluation.report import fastest_of_each, read_results, sections_of
 from specdec.evaluation.report.plot import Plot
-from specdec.evaluation.report.results import ASSISTED, Cell, Setting, Spread
+from specdec.evaluation.report.results import ASSISTED, Setting
+
+if TYPE_CHECKING:
+    from specdec.evaluation.report.results import Cell
 
 AUTO = "auto"  # as bench_lengths.py names the adaptive K
 README = Setting(0.0, 1, None, None, None)  # greedy, one sequence at a time: what the README has pictures and lines of
@@ -34,9 +38,9 @@ def bench(name: str, every_k: bool = False) -> Callable[[Results], str]:
             rows = [
                 (
                     c.name,
-                    _spread(c.speed),
-                    _spread(c.over_plain),
-                    _spread(c.over_transformers),
+                    quartiles(c.speed),
+                    quartiles(c.over_plain),
+                    quartiles(c.over_transformers),
                     two(c.alpha),
                     two(c.tau),
                 )
@@ -86,8 +90,9 @@ def speed(cell: Cell) -> str:
     return f"{number(cell.speed.median)} tokens/s"
 
 
-def _spread(of: Spread | None) -> str:
-    return "" if of is None else spread({"median": of.median, "q1": of.low, "q3": of.high})
+def quartiles(of: tuple[float, float, float] | None) -> str:
+    """Of a median and its quartiles."""
+    return "" if of is None else spread(dict(zip(("median", "q1", "q3"), of, strict=True)))
 
 
 def two(value: float | None) -> str:

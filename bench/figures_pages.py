@@ -124,8 +124,7 @@ def worth_drafts(results: Results) -> str:
         seconds = c.step_seconds
         if c.is_baseline or c.series.method == ASSISTED or not (seconds and plain and c.tau):
             continue
-        cost, whole = seconds / plain, c.over_plain
-        over = "" if whole is None else spread({"median": whole.median, "q1": whole.low, "q3": whole.high})
+        cost, over = seconds / plain, decoding.quartiles(c.over_plain)
         rows.append((c.name, two(c.alpha), two(c.tau), number(cost), number(c.tau / cost), over))
     head = ("greedy, one text at a time", "alpha", "tokens a step (tau)", "a step costs", "tau / cost", "times plain")
     said = (

@@ -80,7 +80,7 @@ def test_a_missing_extra_is_named(monkeypatch):
 def test_defaults_of_drafting(pair):
     assert serving.drafts_of("auto", "coupled", None) == AdaptiveDrafts()
     for rule in ("token", "block"):
-        assert serving.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.sampled == 4
+        assert serving.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.fixed == 4
     assert serving.drafts_of("3", "token", None) == 3
     assert serving.drafts_of("auto", "coupled", 8) == drafting.default_drafts(8)
     capacity = serving.Capacity(2, 64, None, None, 16, 5)

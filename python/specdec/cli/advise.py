@@ -14,6 +14,8 @@ from .layout import print_table
 from .options import refuse
 from .progress import progress
 from .prompts import read_texts
+from .show import RATIOS
+from .terminal import remark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -160,3 +162,4 @@ def _print_tried(advice: Advice) -> None:
             for t in advice.tried
         ],
     )  # fmt: skip
+    remark(f"{RATIOS} c: the time of a draft's forward over that of the target's.", err=False)

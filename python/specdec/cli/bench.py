@@ -117,7 +117,7 @@ def bench(
         typer.Option("--report/--no-report", help="Write report.html and plots/. Default: where there is matplotlib."),
     ] = None,
     log: Annotated[bool, typer.Option("--log", help="Print seconds and tokens of every call.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print results.json in the place of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of tables.")] = False,
 ) -> None:
     """Measures every way to decode on your models, in turns, and says which is the fastest where that is not noise.
 

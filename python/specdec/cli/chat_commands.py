@@ -248,8 +248,9 @@ class ChatCommands(Commands):
         if steps:
             lines.append(
                 f"{self.totals.answers} answers, {emitted} tokens in {steps} steps, {emitted / seconds:.1f} tokens/s: "
-                f"tau {emitted / steps:.2f}, acceptance rate {accepted / max(drafted, 1):.2f}, "
-                f"alpha {accepted / max(tested, 1):.2f}"
+                f"tau {emitted / steps:.2f} tokens a step, "
+                f"acceptance rate {accepted / max(drafted, 1):.2f} (accepted / drafted), "
+                f"alpha {accepted / max(tested, 1):.2f} (accepted / tested)"
             )
         return "\n".join(lines)
 

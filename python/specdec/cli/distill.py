@@ -15,6 +15,7 @@ from .grouped import GroupedCommand
 from .layout import print_table
 from .options import refuse
 from .progress import progress
+from .show import RATIOS
 from .terminal import remark
 
 if TYPE_CHECKING:
@@ -181,3 +182,4 @@ def _print(done: Distilled, k: int) -> None:
             for b, a in zip(done.before, done.after, strict=True)
         ],
     )
+    remark(RATIOS)

@@ -1,4 +1,4 @@
-"""What the options about drafts come to: their checks, and defaults that depend on each other.
+"""The options about drafts: their checks, and defaults that depend on each other.
 
 Nothing here imports torch before a command runs."""
 

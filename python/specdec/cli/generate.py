@@ -74,7 +74,7 @@ def generate(
     no_progress: options.NoProgress = False,
 ) -> None:
     """Continues PROMPT, the prompt in a file (--prompt-file), or all prompts of a file at once (--batch-file). In a
-    .jsonl file a line may have chat messages in the place of a prompt, and settings of its own.
+    .jsonl file a line may have chat messages instead of a prompt, and settings of its own.
 
     With --output it is a job: the prompts of a file of any length stream through --rows rows, and each result is
     written as soon as it ends, one JSON object a line. A job that was stopped or killed goes on when the same command

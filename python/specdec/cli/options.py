@@ -103,7 +103,7 @@ Tree = Annotated[
     typer.Option(
         "--tree",
         metavar="N",
-        help="Verify a tree of up to N drafts in each step, in the place of one chain: several continuations, which "
+        help="Verify a tree of up to N drafts in each step, instead of one chain: several continuations, which "
         f"share their beginnings. For every drafter but {' and '.join(NO_TREES)}; --drafter tree has {TREE_NODES}.",
     ),
 ]

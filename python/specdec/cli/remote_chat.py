@@ -55,8 +55,8 @@ class Totals:
         speed = f"{self.tokens / self.seconds:.1f} tokens/s"
         if not self.steps:
             return f"{self.tokens} tokens, {speed}"
-        rates = f"tau {self.tokens / self.steps:.2f}, acceptance rate {self.accepted / max(self.drafted, 1):.2f}"
-        return f"{self.tokens} tokens in {self.steps} steps, {speed}: {rates}"
+        accepted = f"acceptance rate {self.accepted / max(self.drafted, 1):.2f} (accepted / drafted)"
+        return f"{self.tokens} tokens in {self.steps} steps, {speed}: tau {self.tokens / self.steps:.2f}, {accepted}"
 
 
 class RemoteTalk:

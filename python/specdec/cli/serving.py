@@ -93,7 +93,7 @@ def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, nam
 
 def drafts_of(given: str, rule: str, nodes: int | None) -> int | AdaptiveDrafts:
     """K of a lane. ``auto`` follows the load where no text depends on it; with other rules, sampled texts have a fixed
-    K, so that a seed gives the same text in any company."""
+    K, so that a seed gives the same text among any neighbours."""
     if given != "auto":
         return drafting.read_num_drafts(given, nodes=nodes)
     if nodes is not None or rule != "coupled":

@@ -24,7 +24,7 @@ def simulate(
     ] = None,
     tree: Annotated[
         int | None,
-        typer.Option("--tree", metavar="N", help="A tree of up to N drafts in each step, in the place of a chain."),
+        typer.Option("--tree", metavar="N", help="A tree of up to N drafts in each step, instead of a chain."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Of the random run.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of the random run.")] = 0,

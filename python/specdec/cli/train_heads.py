@@ -14,6 +14,7 @@ from . import models, options, training
 from .grouped import GroupedCommand
 from .layout import print_table
 from .progress import progress
+from .show import RATIOS
 from .terminal import remark
 
 if TYPE_CHECKING:
@@ -128,3 +129,4 @@ def train_heads(
 def _print(done: TrainedHead, k: int) -> None:
     columns = ("temperature", "alpha", f"tau\n(K = {k})")
     print_table(columns, [(f"{w.temperature:g}", f"{w.alpha:.3f}", f"{w.tau:.2f}") for w in done.after])
+    remark(RATIOS)
