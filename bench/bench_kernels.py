@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +19,16 @@ import torch
 import typer
 from cases import ACCEPTANCE, DTYPES, FASTER, GROUPS, MOST_SETS, Case, Shape, StepInputs, rows_of
 from measure import Method, compared, first_line, interleave, prepare, profiled, summary
-from peers import Compiler, peer_methods, probabilities
+from peers import Compiler, eager, flashinfer_step, probabilities, transformers_step
 
 from specdec_kernels import build_info, draft_step
 
 SECONDS = {"goals": 4.0, "step": 2.0, "settings": 60.0, "draft": 1.0}  # a row
 COMPILE_SECONDS = {"goals": 60.0, "step": 900.0, "settings": 0.0, "draft": 300.0}  # in all
 MOST_SETS_OF_SETTINGS = 16  # each setting has its own drafts, which take memory
+
+WITHOUT_FLASHINFER = "SPECDEC_BENCH_WITHOUT_FLASHINFER"  # set it where its kernels cannot be compiled
+WITH_FILTERS = ("transformers", "flashinfer", "flashinfer+q")
 
 Samples = dict[str, list[float]]
 Beside = tuple[dict[str, float], list[str]]  # what a method of ours is compared with: floors, and methods by name
@@ -72,6 +76,44 @@ def backends_of(device: torch.device) -> tuple[list[str], dict[str, str]]:
 
 
 # ---- Verifying drafts
+
+
+def peer_methods(
+    inputs: StepInputs, compiler: Compiler, wanted: Sequence[str] | None = None
+) -> tuple[list[Method], dict[str, str]]:
+    """The wanted peers (None: all) that can run on these inputs, and why the others cannot."""
+    t, filters = inputs.temperature, inputs.filters
+    logits, int32 = ("target", "tokens", "draft"), "tokens_int32"
+    makers: dict[str, tuple[Callable[[], Callable], tuple[str, ...]]] = {  # how to make the step, and what it gets
+        "eager": (lambda: eager(t), logits),
+        "eager+q": (lambda: eager(t, has_q=True), ("target", "tokens", "draft_probs")),
+        "compile": (lambda: compiler.compiled(eager(t), *inputs.arguments(*logits)(0)), logits),
+        "transformers": (lambda: transformers_step(t, filters), ("target", "tokens", "draft_float32")),
+        "flashinfer": (lambda: flashinfer_step(t, filters), ("target", int32, "draft", "noise")),
+        "flashinfer+q": (lambda: flashinfer_step(t, filters, "q"), ("target", int32, "draft_probs", "noise")),
+        "flashinfer+p+q": (lambda: flashinfer_step(t, given="pq"), ("target_probs", int32, "draft_probs", "noise")),
+    }
+    methods, unavailable = [], {}
+    for name, (make, tensors) in makers.items():
+        if wanted is not None and name not in wanted:
+            continue
+        try:
+            if name.startswith("flashinfer") and WITHOUT_FLASHINFER in os.environ:
+                raise RuntimeError(f"left out by {WITHOUT_FLASHINFER}")
+            if name.startswith("flashinfer") and not inputs.target.is_cuda:
+                raise RuntimeError("it runs on NVIDIA GPUs")
+            if filters and name not in WITH_FILTERS:
+                raise RuntimeError(f"it has no filters here ({', '.join(filters)})")
+            step = make()  # before its tensors, which may be large
+            arguments = inputs.arguments(*tensors)
+            arguments(0)
+        except Exception as error:  # why a peer cannot run is a result
+            unavailable[name] = first_line(error)
+            continue
+        run, warm = (lambda i, s=step, a=arguments: s(*a(i))), (lambda i, s=step, a=arguments: s(*a(0)))
+        capturable = name != "transformers"  # which reads what it drew
+        methods.append(Method(name, run, inputs.calls, capturable=capturable, warm=warm))
+    return methods, unavailable
 
 
 @dataclass

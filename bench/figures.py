@@ -1,47 +1,19 @@
-"""What figures are made of: results, numbers with their spread, tables, and where they come from."""
+"""What every figure is made of: numbers with their spread, a table, and where its numbers come from."""
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
+from results import Missing, Results
 
-class Missing(Exception):
-    """A result that does not exist, or is not whole; its name is the argument."""
-
-
-class Results:
-    """The results of a folder, by name."""
-
-    def __init__(self, folder: Path):
-        self.folder, self._read = folder, dict[str, dict]()
-
-    def __getitem__(self, name: str) -> dict:
-        """
-        Raises:
-            Missing: there is no such file, it is not whole, or it comes from a smoke run.
-        """
-        if name not in self._read:
-            path = self.folder / f"{name}.json"
-            content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            if not content.get("complete") or content.get("quick"):
-                raise Missing(name)
-            self._read[name] = content
-        return self._read[name]
-
-
-# ---- Numbers, rows and tables
+MARK = " †"  # at every row of a result that is stale
+STALE = "† Measured before the code that it times was changed."
 
 
 def number(value: float) -> str:
     """Three digits, and never an exponent: 0.0376, 1.57, 12.3, 1,234."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}".rstrip(".")
-
-
-def percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
 
 
 def spread(of: Mapping[str, float]) -> str:
@@ -58,14 +30,20 @@ def milliseconds(of: Mapping[str, float]) -> str:
     return f"{number(1e3 * of['median'])} ms"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def mark(results: Results, name: str) -> str:
+    return MARK if results.is_stale(name) else ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], marked: str = "") -> str:
+    """``marked``: what each row's first cell ends with."""
+    lines = [head, ["---"] * len(head), *([f"{first}{marked}", *rest] for first, *rest in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def page(*parts: str) -> str:
     """Tables and pictures as they are, and paragraphs in lines of 120 characters."""
-    return "\n\n".join(part if part.startswith(("|", "![")) else _filled(part) for part in parts)
+    filled = (part if part.startswith(("|", "![")) else _filled(part) for part in parts if part)
+    return "\n\n".join(filled)
 
 
 def _filled(paragraph: str) -> str:
@@ -76,26 +54,30 @@ def not_measured(missing: Missing) -> str:
     return f"Not measured yet: `python bench/regenerate.py {missing}`."
 
 
-def source(name: str, result: dict) -> str:
-    """Where a figure comes from: the file, the commit, the day, the kernels' instructions and the command."""
-    commit = f"{result['commit'][:10]}{' with changes' if result['dirty'] else ''}"
-    about = f"commit {commit}, {result['date'][:10]}, {result['instruction_set']}, {result['threads']} threads"
-    return f"`bench/results/cpu/{name}.json` ({about}): `{_shown(result['command'])}`"
+def hardware(result: Mapping) -> str:
+    """What a result was measured on. The kernels' instruction set may be another one than torch's."""
+    kernels, torch_has = result["instruction_set"], result["hardware"]["cpu_capability"].lower()
+    instructions = kernels if torch_has == kernels else f"{kernels}, torch: {torch_has}"
+    return f"{result['hardware']['cpu']}, {result['threads']} threads ({instructions})"
 
 
-def _shown(command: str) -> str:
-    """A command as a reader can repeat it: without the file that it wrote."""
-    return command.split(" --json ")[0].removesuffix(" --json")
-
-
-def machine(results: Results) -> str:
-    try:
-        r = results["speculative_step"]
-    except Missing as missing:
-        return not_measured(missing)
-    versions = r["versions"]
-    return page(
-        f"Medians and quartiles on {r['threads']} threads of an {r['hardware']['cpu']} ({r['instruction_set']}) in a "
-        f"virtual machine, float32, torch {versions['torch'].split('+')[0]}, transformers {versions['transformers']}, "
-        f"Python {versions['python']}."
+def software(result: Mapping) -> str:
+    versions = result["versions"]
+    return (
+        f"torch {versions['torch'].split('+')[0]}, transformers {versions['transformers']}, Python {versions['python']}"
     )
+
+
+def made(result: Mapping) -> str:
+    """The commit and the day."""
+    return f"commit {result['commit'][:10]}{' with changes' if result['dirty'] else ''}, {result['date'][:10]}"
+
+
+def source(results: Results, *names: str) -> str:
+    """Where figures come from: for each result its file, command, commit, day and machine; and whether it is stale."""
+    said = []
+    for name in names:
+        r = results[name]
+        command = r["command"].split(" --json ")[0].removesuffix(" --json")  # without the file that it wrote
+        said.append(f"`bench/results/cpu/{name}.json`: `{command}`, {made(r)}, {hardware(r)}, {software(r)}.")
+    return " ".join(said + ([STALE] if any(map(results.is_stale, names)) else []))

@@ -98,7 +98,7 @@ tests() { # NAME SECONDS WHICH: those of the everyday tests that have this in th
     --durations 15 --junitxml="$folder/$1.xml" "${paths[@]}"
 }
 decode() { # NAME SECONDS BATCHES TOKENS: what has begun when its time is up may take 60 s more
-  bench "$1" "$2" bench_decoding loop --device "$device" --pair "$pair" -B "$3" --contexts 512 --new-tokens "$4" --rounds 3 \
+  bench "$1" "$2" bench_loop --device "$device" --pair "$pair" -B "$3" --contexts 512 --new-tokens "$4" --rounds 3 \
     --modes graphs+deferred,compiled+graphs+deferred,graphs --limit $(($2 - 60))
 }
 
@@ -142,7 +142,7 @@ part_B() { # all that the tests know
 part_C() { # decoding, and serving
   decode decode-1 200 1 128
   decode decode-32 170 8,32 64
-  bench throughput 60 bench_throughput --device "$device" --parts rows --rows 1,8,32 --rounds 2
+  bench lengths 70 bench_lengths --device "$device" --drafters model --widths 4 --rows 8,32 --temperatures 0 --rounds 1
 }
 
 if [[ -z $dry ]]; then

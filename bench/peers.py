@@ -9,20 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
-from measure import Method, first_line
 from specdec.checks import refuse
-
-if TYPE_CHECKING:
-    from cases import StepInputs
-
-WITHOUT_FLASHINFER = "SPECDEC_BENCH_WITHOUT_FLASHINFER"  # set it where its kernels cannot be compiled
-WITH_FILTERS = ("transformers", "flashinfer", "flashinfer+q")
 
 
 def probabilities(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -160,44 +151,6 @@ def flashinfer_step(temperature: float, filters: dict[str, float] | None = None,
         return sample(q, tokens, p, **({"seed": noise, "offset": noise} if seeded else {}))
 
     return step
-
-
-def peer_methods(
-    inputs: StepInputs, compiler: Compiler, wanted: Sequence[str] | None = None
-) -> tuple[list[Method], dict[str, str]]:
-    """The wanted peers (None: all) that can run on these inputs, and why the others cannot."""
-    t, filters = inputs.temperature, inputs.filters
-    logits, int32 = ("target", "tokens", "draft"), "tokens_int32"
-    makers: dict[str, tuple[Callable[[], Callable], tuple[str, ...]]] = {  # how to make the step, and what it gets
-        "eager": (lambda: eager(t), logits),
-        "eager+q": (lambda: eager(t, has_q=True), ("target", "tokens", "draft_probs")),
-        "compile": (lambda: compiler.compiled(eager(t), *inputs.arguments(*logits)(0)), logits),
-        "transformers": (lambda: transformers_step(t, filters), ("target", "tokens", "draft_float32")),
-        "flashinfer": (lambda: flashinfer_step(t, filters), ("target", int32, "draft", "noise")),
-        "flashinfer+q": (lambda: flashinfer_step(t, filters, "q"), ("target", int32, "draft_probs", "noise")),
-        "flashinfer+p+q": (lambda: flashinfer_step(t, given="pq"), ("target_probs", int32, "draft_probs", "noise")),
-    }
-    methods, unavailable = [], {}
-    for name, (make, tensors) in makers.items():
-        if wanted is not None and name not in wanted:
-            continue
-        try:
-            if name.startswith("flashinfer") and WITHOUT_FLASHINFER in os.environ:
-                raise RuntimeError(f"left out by {WITHOUT_FLASHINFER}")
-            if name.startswith("flashinfer") and not inputs.target.is_cuda:
-                raise RuntimeError("it runs on NVIDIA GPUs")
-            if filters and name not in WITH_FILTERS:
-                raise RuntimeError(f"it has no filters here ({', '.join(filters)})")
-            step = make()  # before its tensors, which may be large
-            arguments = inputs.arguments(*tensors)
-            arguments(0)
-        except Exception as error:  # why a peer cannot run is a result
-            unavailable[name] = first_line(error)
-            continue
-        run, warm = (lambda i, s=step, a=arguments: s(*a(i))), (lambda i, s=step, a=arguments: s(*a(0)))
-        capturable = name != "transformers"  # which reads what it drew
-        methods.append(Method(name, run, inputs.calls, capturable=capturable, warm=warm))
-    return methods, unavailable
 
 
 if __name__ == "__main__":

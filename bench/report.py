@@ -62,6 +62,17 @@ def read_names(name: str, text: str, allowed: Iterable[str]) -> list[str]:
     return names
 
 
+def read_temperatures(text: str) -> list[float]:
+    """Numbers >= 0 separated by commas."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not min(values) >= 0:
+        refuse("temperatures", repr(text), "numbers >= 0 separated by commas, such as 0,1")
+    return values
+
+
 # ---- The machine
 
 PACKAGES = ("torch", "triton", "transformers", "flashinfer-python", "rich", "specdec")
@@ -198,7 +209,7 @@ class Report:
     def __init__(self, benchmark: str, device: torch.device, path: Path | None, threads: int | None, **more: object):
         if threads is not None:
             torch.set_num_threads(threads)
-        self.path = path
+        self.path, self.device = path, device
         self.rows: list[dict] = []
         self.content: dict[str, object] = {
             "benchmark": benchmark,

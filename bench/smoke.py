@@ -93,7 +93,7 @@ def decoding(device: torch.device, new_tokens: int) -> None:
         outcomes = list(scheduler.run(asked))
         texts.append({o.request.id: o.tokens for o in outcomes})
         assert all(o.error is None for o in outcomes), [o.error for o in outcomes]
-        replays = scheduler.batch.graphs.replays if scheduler.batch.graphs is not None else 0
+        replays = scheduler.batch.config.graphs.replays if scheduler.batch.config.graphs is not None else 0
     assert texts[0] == texts[1], "a text differs with graphs"
     assert device.type == "cpu" or replays > 0, "no step was replayed"
 

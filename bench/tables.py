@@ -15,54 +15,38 @@ from typing import Annotated
 
 import figures_decoding as decoding
 import figures_kernels as kernels
-import figures_worth as worth
+import figures_pages as pages
 import typer
-from figures import Missing, Results, machine, not_measured
-from figures_bench import bench
-from figures_readme import readme
-from figures_scaling import roofline, scaling
-from regenerate import FOLDER, ROOT
+from figures import not_measured
+from report import ROOT
+from results import FOLDER, Missing, Results
 from rich.console import Console
 
-PAGES = ("README.md", "bench/README.md", "docs/verify.md", "docs/cuda.md", "docs/worth_it.md", "docs/training.md")
 BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
 FIGURES: dict[str, Callable[[Results], str]] = {
-    "machine": machine,
-    "readme": readme,
-    "bench": bench,
+    "readme": pages.readme,
+    "bench": decoding.bench("bench"),
+    "bench.heads": decoding.bench("bench.heads"),
+    "bench.rules": decoding.bench("bench.rules", every_k=True),
     "compare": decoding.compare("compare"),
     "compare.compiled": decoding.compare("compare.compiled"),
-    "drafters": decoding.drafters,
-    "heads": decoding.heads,
-    "throughput": decoding.throughput,
     "lengths": decoding.lengths,
     "load_aware": decoding.load_aware,
-    "server": decoding.server,
-    "server_latency": decoding.server_latency,
-    "admission": decoding.admission,
-    "memory": decoding.memory,
-    "rules": decoding.rules,
-    "advise": decoding.advised,
-    "distill": decoding.distilled,
-    "better_draft": decoding.better_draft,
+    "verification": decoding.verification,
     "speculative_step": kernels.steps("speculative_step"),
-    "speculative_step.avx2": kernels.steps("speculative_step.avx2"),
+    "speculative_step.avx2": kernels.steps("speculative_step.avx2", (128256,)),
     "settings": kernels.settings,
     "draft_step": kernels.drafts,
-    "machine_code": kernels.instructions,
-    "predicted_steps": kernels.predicted_steps,
-    "verification": decoding.verification,
-    "worth_drafts": worth.drafts,
-    "worth_costs": worth.step_costs,
-    "worth_rows": worth.rows,
-    "scaling": scaling,
-    "roofline": roofline,
+    "worth_drafts": pages.worth_drafts,
+    "worth_costs": pages.worth_costs,
+    "worth_rows": pages.worth_rows,
 }
 
 
-# ---- The pages
+def pages_with_figures() -> list[Path]:
+    """Every page that has marks."""
+    every = (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench" / "README.md")
+    return [page for page in sorted(every) if "<!-- begin: " in page.read_text(encoding="utf-8")]
 
 
 def text_of(name: str, results: Results) -> str:
@@ -71,11 +55,10 @@ def text_of(name: str, results: Results) -> str:
     Raises:
         ValueError: there is no such figure.
     """
-    figure: Callable[[Results], str] | None = FIGURES.get(name)
-    if figure is None:
+    if name not in FIGURES:
         raise ValueError(f"figure: got {name!r}, allowed: {', '.join(FIGURES)}")
     try:
-        return figure(results).strip()
+        return FIGURES[name](results).strip()
     except Missing as missing:
         return not_measured(missing)
 
@@ -91,7 +74,7 @@ def main(
 ) -> None:
     """Compares the pages' figures with the results that they are made of, or writes them."""
     results, old = Results(folder), []
-    for path in (ROOT / name for name in PAGES):
+    for path in pages_with_figures():
         page = path.read_text(encoding="utf-8")
         if (new := filled(page, results)) != page:
             old.append(path)

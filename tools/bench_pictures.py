@@ -17,8 +17,10 @@ from specdec.evaluation.report.look import Look
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "bench"))  # whose files are scripts, not a package
 
-from figures import Missing, Results  # noqa: E402
-from figures_bench import NAME, pictures  # noqa: E402
+from figures_decoding import pictures  # noqa: E402
+from results import FOLDER, Missing, Results  # noqa: E402
+
+NAME = "bench"
 
 
 def draw(folder: Path, out: Path) -> list[Path]:
@@ -43,7 +45,7 @@ def digest(folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results" / "cpu", help="their folder")
+    parser.add_argument("--results", type=Path, default=FOLDER, help="their folder")
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     args = parser.parse_args()
     try:

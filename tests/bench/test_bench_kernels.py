@@ -41,8 +41,8 @@ def run_quick(group: str, path: Path, *arguments: str) -> list[dict]:
 
 
 def test_steps(tmp_path):
-    rows = run_quick("step", tmp_path / "out.json", "-B", "1,2", "--dtypes", "float32")
-    assert [(r["B"], r["drafts"]) for r in rows] == [(b, drafts) for b in (1, 2) for drafts in DRAFTS]
+    rows = run_quick("step", tmp_path / "out.json", "-B", "2", "--dtypes", "float32")
+    assert [(r["B"], r["drafts"]) for r in rows] == [(2, drafts) for drafts in DRAFTS]
     for row in rows:
         assert row["seconds"].keys() == {"cpu", "cpu+stats", "eager", "eager+q", "transformers"}
         on_gpus = {"flashinfer", "flashinfer+q", "flashinfer+p+q"}

@@ -173,16 +173,16 @@ def test_what_cannot_run_is_unavailable_by_name(monkeypatch):
 
 def test_peers_of_a_step(monkeypatch):
     """Every peer is a method or has a reason; what a variable leaves out says so."""
-    monkeypatch.setenv(peers.WITHOUT_FLASHINFER, "1")
+    monkeypatch.setenv(bench_kernels.WITHOUT_FLASHINFER, "1")
     inputs = StepInputs(Shape(2, 2, 100, "bfloat16"), "typical", 0.8, CPU, 2)
-    methods, unavailable = peers.peer_methods(inputs, peers.Compiler(0.0))
+    methods, unavailable = bench_kernels.peer_methods(inputs, peers.Compiler(0.0))
     assert [m.name for m in methods] == ["eager", "eager+q", "transformers"]
     assert unavailable.keys() == {"compile", "flashinfer", "flashinfer+q", "flashinfer+p+q"}
-    assert peers.WITHOUT_FLASHINFER in unavailable["flashinfer"]
+    assert bench_kernels.WITHOUT_FLASHINFER in unavailable["flashinfer"]
     tokens, n = methods[0].run(0)
     assert tokens.shape == (2, 3) and methods[0].warm(1)[0].shape == (2, 3)
     filtered = inputs.with_settings({"top_k": 5}, "token")
-    methods, unavailable = peers.peer_methods(filtered, peers.Compiler(0.0))
+    methods, unavailable = bench_kernels.peer_methods(filtered, peers.Compiler(0.0))
     assert [m.name for m in methods] == ["transformers"] and "top_k" in unavailable["eager"]
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ptxas import NVCC
 from support import ROOT
+from support.ptxas import NVCC
 
 HAS_FMA = "fma" in (Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else ())
 CODE = """

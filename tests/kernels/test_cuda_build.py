@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ptxas import NVCC, ptxas_report
 from support import ROOT
+from support.ptxas import NVCC, ptxas_report
 
 ARCHITECTURES = {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"}
 KERNELS = {

@@ -1,6 +1,6 @@
 """How long plain and speculative decoding should take on a machine, from the bytes that they move and the operations
 that they do (Williams et al., "Roofline", CACM 2009). **A prediction**, not a measurement: docs/theory.md says what it
-assumes, and bench/README.md how far it was off where it was measured.
+assumes.
 
     forward = max(bytes / bandwidth, operations / rate) + layers x what a layer costs however small it is
 """

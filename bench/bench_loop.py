@@ -1,4 +1,8 @@
-"""Decodes one cell of batch and context in every way: transformers' two, and ours with graphs, compiled or as it is."""
+"""Times the decoding loop on pairs of models with random weights: eager, compiled, in CUDA graphs and deferred, against
+transformers' plain and assisted generation, plain decoding by the same loop, and goals.
+
+    python bench/bench_loop.py --device cuda --pair 8b+1b --json bench/results/loop.json
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import copy
 import gc
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import report
 import torch
-from loop_costs import step_costs
-from measure import first_line, in_turns, profiled, summary, synchronisations, synchronize
+import typer
+from measure import Method, first_line, in_turns, interleave, profiled, ratios, summary, synchronisations, synchronize
 from specdec import Request, Scheduler, SpeculativeDecoder, Stats
 from specdec.evaluation.contenders import assistant_config
 from specdec.loop.sequence import Sequence as Ended
+from specdec.models.cached_model import CachedModel
+from specdec.models.kv_cache import visible_slots
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
-from tunable_pair import TunablePair
+from tunable_pair import PAIRS, TunablePair, named_pair
 
 from specdec_kernels import SamplingParams
 
@@ -184,7 +191,7 @@ class Specdec:
         """Returns how many tokens it made."""
         updates = self.scheduler.step()
         if ended := [u.sequence for u in updates if u.finish_reason is not None]:
-            raise RuntimeError(f"a sequence ended too early: {ended[0].end}: {ended[0].error}")
+            raise RuntimeError(f"a sequence ended too early: {ended[0].error}")
         return sum(len(u.tokens) for u in updates)
 
     def _end(self) -> list[Ended]:
@@ -196,8 +203,43 @@ class Specdec:
         return found
 
     def _graphs(self) -> dict[str, int] | None:
-        graphs = self.scheduler.batch.graphs
+        graphs = self.scheduler.batch.config.graphs
         return None if graphs is None else {"count": len(graphs), "bytes": graphs.bytes, "replays": graphs.replays}
+
+
+# ---- What the forwards of a step take alone
+
+
+@torch.inference_mode()
+def forward_costs(decoder: SpeculativeDecoder, cell: Cell, graphs: bool, seconds: float) -> dict[str, float]:
+    """Seconds of a draft's and a target's forward of one token, and of all forwards of a step together; ``c`` is the
+    draft's over the target's. With ``graphs`` as CUDA graphs, on the device's clock."""
+    k, context = cell.num_drafts, cell.context + cell.new_tokens * cell.windows // 2  # the middle of what is decoded
+
+    def forward(model: CachedModel) -> Callable[[int], Callable[[], object]]:
+        cache = model.new_cache(cell.batch, cell.context + cell.room + 1)
+
+        def of_width(width: int) -> Callable[[], object]:
+            places = torch.arange(context, context + width, device=model.device).expand(cell.batch, -1).contiguous()
+            layout = model.layout(places, places, visible_slots(context + width, cache.capacity))
+            tokens = places % model.vocab_size
+            return lambda: model(tokens, cache, layout)
+
+        return of_width
+
+    target, draft = forward(decoder.target), forward(decoder.drafter.model)
+    step = [draft(2), *[draft(1)] * (k - 1), target(k + 1)]
+    calls = {"target": target(1), "draft": draft(1), "step": lambda: [call() for call in step]}
+    methods = [Method(name, lambda i, call=call: call()) for name, call in calls.items()]
+    for method in [*methods] * 3:  # compiles and allocates
+        method.sample()
+    synchronize(decoder.target.device)
+    methods = [method.captured("cold") if graphs else method for method in methods]
+    for method in methods:
+        method.pace(decoder.target.device, seconds / (10 * len(methods)))
+    samples = interleave(methods, decoder.target.device, seconds)
+    found = {m.name: summary(samples[m.key])["median"] for m in methods}
+    return found | {"c": found["draft"] / found["target"]}
 
 
 # ---- A cell
@@ -243,7 +285,7 @@ def measure(
                 raise RuntimeError("CUDA graphs are of GPUs")
             if method.decoder.most_drafts and mode not in costs:
                 try:
-                    costs[mode] = step_costs(method.decoder, cell, method.mode.graphs, seconds)
+                    costs[mode] = forward_costs(method.decoder, cell, method.mode.graphs, seconds)
                 except Exception as error:  # out of memory, or what cannot be compiled: a result
                     costs[mode] = {"unavailable": first_line(error)}
                 free(device)
@@ -281,3 +323,110 @@ def free(device: torch.device) -> None:
 def tau(windows: Sequence[Window], batch: int) -> float:
     """Tokens of a sequence in a step."""
     return sum(w.tokens for w in windows) / sum(w.steps for w in windows) / batch
+
+
+# ---- What it is compared with
+
+# Goals for Llama-3.1-8B's shape at batch 1 on an H200, whose bandwidth allows 299 tokens a second of plain decoding.
+PLAIN_SPEED, OVER_PLAIN, OVER_ASSISTED, OF_ALLOWED, OUTSIDE = 220.0, 1.8, 3.0, 0.80, 0.03
+
+
+def fastest(speeds: Mapping[str, list[float]], *words: str) -> str | None:
+    """By the median of tokens a second, of the methods whose names have all these words."""
+    named = [n for n in speeds if {*words} <= {*n.replace("+", " ").split()}]
+    return max(named, key=lambda n: summary(speeds[n])["median"], default=None)
+
+
+def judged(row: dict, speeds: Mapping[str, list[float]], cell: Cell) -> dict[str, object]:
+    """Compares the fastest of ours with the others, and with what its forwards allow (Leviathan et al. 2023): a step
+    that takes K c + 1 of plain decoding's emits tau tokens.
+
+    Args:
+        row: with ``methods`` and ``forwards``.
+        speeds: tokens a second by method and window.
+    """
+    mine, compiled = fastest(speeds, "specdec"), fastest(speeds, "plain", "compiled")
+    baseline = compiled or fastest(speeds, "plain")
+    found: dict[str, object] = {"fastest": mine, "baseline": baseline}
+    if mine is None:
+        return found
+    others = {"baseline": baseline, "transformers": fastest(speeds, "transformers")}
+    others["assisted"] = fastest(speeds, "assisted")
+    over = {name: ratios(speeds[mine], speeds[other]) for name, other in others.items() if other is not None}
+    found["times"] = over
+    costs = row["forwards"].get("+".join(w for w in mine.split()[-1].split("+") if w != "deferred") or "eager", {})
+    if "c" in costs:
+        tau = next(m["tau"] for m in row["methods"] if m["name"] == mine)
+        step = cell.batch * tau / summary(speeds[mine])["median"]  # seconds
+        found["outside_models"] = 1 - costs["step"] / step  # below 0 where measurements are less exact than that
+        if "baseline" in over:
+            found["of_allowed"] = over["baseline"]["median"] / tau * (cell.num_drafts * costs["c"] + 1)
+    return found
+
+
+def goals(found: Mapping, speeds: Mapping[str, list[float]]) -> dict[str, bool | None]:
+    """Which goals are reached; None: not measured, or not against compiled plain decoding."""
+    plain, times = fastest(speeds, "plain"), found.get("times", {})
+    compiled = "compiled" in (found["baseline"] or "")
+    at_least = {
+        f"plain {PLAIN_SPEED:g} tokens/s": (plain and summary(speeds[plain])["median"], PLAIN_SPEED),
+        f"{OVER_PLAIN:g} times compiled plain": (compiled and times["baseline"]["median"] or None, OVER_PLAIN),
+        f"{OVER_ASSISTED:g} times assisted": (
+            times["assisted"]["median"] if "assisted" in times else None,
+            OVER_ASSISTED,
+        ),
+        f"{OF_ALLOWED:g} of what c allows": (compiled and found.get("of_allowed") or None, OF_ALLOWED),
+    }
+    reached = {name: None if value is None else value >= least for name, (value, least) in at_least.items()}
+    outside = found.get("outside_models")
+    return reached | {f"{OUTSIDE:.0%} of a step outside models": None if outside is None else outside <= OUTSIDE}
+
+
+def main(
+    device: report.DeviceName = "cpu",
+    pair: Annotated[str, typer.Option(help=f"one of {', '.join(PAIRS)}")] = "tiny",
+    alpha: Annotated[float, typer.Option(help="the acceptance that the pair is tuned to, between 0 and 1")] = 0.8,
+    batches: Annotated[str, typer.Option("--batches", "-B")] = "1,8,32",
+    contexts: Annotated[str, typer.Option(help="tokens of the prompts")] = "512,8192",
+    num_drafts: Annotated[str, typer.Option("--num-drafts", "-K", help="numbers separated by commas")] = "4",
+    new_tokens: Annotated[int, typer.Option(min=1, help="of a sequence in a window")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="windows of a method")] = 5,
+    modes: Annotated[str, typer.Option(help="separated by commas")] = ",".join(MODES),
+    limit: Annotated[float, typer.Option(min=0, help="seconds after which no method begins")] = float("inf"),
+    threads: report.Threads = None,
+    quick: report.Quick = False,
+    json_path: report.JsonPath = None,
+) -> None:
+    """Times the loop on pairs with random weights, against transformers, its own modes and its goals."""
+    start = time.perf_counter()
+    if quick:
+        contexts, new_tokens, rounds = "16", 3, 1
+    where = report.read_device(device)
+    report.read_names("pair", pair, PAIRS)
+    asked = report.read_names("modes", modes, MODES)
+    sizes, lengths = report.read_integers("batches", batches), report.read_integers("contexts", contexts)
+    ks = report.read_integers("num-drafts", num_drafts)
+    if not 0 < alpha < 1:
+        report.refuse("alpha", alpha, "between 0 and 1, both excluded")
+    results = report.Report("loop", where, json_path, threads, quick=quick, pair=pair, shapes=[*map(str, PAIRS[pair])])
+    tuned = named_pair(pair, where)
+    of_pair = {"expected_alpha": tuned.calibrate(alpha, 1.0), "eps": tuned.eps, "cost_ratio": tuned.cost_ratio}
+    cells = [Cell(b, c, new_tokens, rounds, k) for c in lengths for b in sizes for k in ks]
+    for cell in sorted(cells, key=lambda cell: cell.batch * cell.context):
+        row, speeds = measure(contenders(tuned, cell, asked), cell, where, start + limit, 0.1 if quick else 2.0)
+        row["found"] = judged(row, speeds, cell)
+        # The goals are of one pair, at batch 1.
+        named = cell.batch == 1 and pair == "8b+1b" and where.type == "cuda"
+        row["reached"] = goals(row["found"], speeds) if named else {}
+        about = {"B": cell.batch, "context": cell.context, "new_tokens": new_tokens, "K": cell.num_drafts}
+        results.add({**about, **of_pair, **row})
+        title = f"{pair}, B={cell.batch}, context {cell.context}, K={cell.num_drafts}"
+        results.show(title, row["methods"], ("name", "tokens_per_second", "tau", "alpha"))
+        said = {f"times {name}": speed for name, speed in row["found"].get("times", {}).items()}
+        said |= {f"reached: {goal}": reached for goal, reached in row["reached"].items()}
+        results.say(said | {f"{name}, not measured": reason for name, reason in row["unavailable"].items()})
+    results.finish()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,178 @@
+"""The results that pages cite: how each is made, what it measures, and whether that has changed since.
+
+A result remembers the contents of the files that it measured (``sources``: a digest by path), so that whether it is
+stale follows from the files alone: a working tree and a clean clone of the same commit agree, with any history or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import ROOT
+
+FOLDER = ROOT / "bench" / "results" / "cpu"
+FRESH = "fresh"
+PROSE_AND_BUILT = (".md", ".so", ".pyc")  # what no digest looks at
+
+KERNELS = ("setup.py", "csrc/*.*", "csrc/core", "csrc/cpu", "specdec_kernels/*.py", "specdec_kernels/backends/*.py")
+OF_KERNELS = (*KERNELS, "bench/measure.py", "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
+ROOMS = ("decoder.py", "prompts.py", "sampling", "models", "drafters", "loop", "embedded")
+DECODER = (*KERNELS, *(f"python/specdec/{room}" for room in ROOMS))
+RACE = (*DECODER, "python/specdec/serving/scheduler.py", "bench/race.py")
+# Without what draws and words what was measured.
+EVALUATION = ("compare.py", "contenders.py", "near_ties.py", "rounds.py")
+COMPARE = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in EVALUATION))
+BENCH = (
+    *COMPARE,
+    *(f"python/specdec/evaluation/bench/{name}" for name in ("session.py", "measure.py", "prompts.jsonl")),
+)
+VERIFY = (*COMPARE, "python/specdec/evaluation/verify")
+# Parts of a printed JSON that no page cites and that would make the file large, by their path through objects.
+SAMPLES = ("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt")))
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file of results.
+
+    Attributes:
+        command: what makes it, after ``python``; ``{json}`` is the file's path. Without that, its output is the JSON.
+            ``{folder}`` is a place for what it writes besides, which is empty before and gone afterwards.
+        sources: the files, folders and patterns of files that it measures, and that measure.
+        minutes: what it takes on two idle cores, about.
+        instruction_set: of the C++ kernels; None: the best that the machine has.
+        without: parts of a printed JSON that are left out; lists on the way are gone through.
+    """
+
+    name: str
+    command: str
+    sources: tuple[str, ...]
+    minutes: float
+    instruction_set: str | None = None
+    without: tuple[str, ...] = ()
+
+    @property
+    def printed(self) -> bool:
+        return "{json}" not in self.command
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "build" / "regenerate" / self.name
+
+    def arguments(self, path: Path) -> list[str]:
+        """The command, in the repository's folder: no result has the name of a machine's folders in it."""
+        shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        return shlex.split(self.command.format(json=shlex.quote(str(shown)), folder=self.folder.relative_to(ROOT)))
+
+    def line(self, path: Path) -> str:
+        """The command, as a user would type it."""
+        variable = f"SPECDEC_CPU_ISA={self.instruction_set} " if self.instruction_set else ""
+        return f"{variable}python {shlex.join(self.arguments(path))}"
+
+
+def of_bench(name: str, minutes: float, *options: str) -> Result:
+    command = " ".join(("-m specdec bench", *options, "--no-report --json --output {folder}"))
+    return Result(name, command, BENCH, minutes, without=SAMPLES)
+
+
+STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32 -V 32000,128256"
+DRAFT = "bench/bench_kernels.py draft -B 1,8 --dtypes float32 -V 32000,128256"
+HEADS = ("--method model", "--method medusa", "--method eagle3", "--method dflash", "--tree 16")
+RULES = ("--method model", "--temperature 1", "-k 2 -k 4 -k 6", "--rule token --rule block --rule coupled")
+RESULTS = (
+    of_bench("bench", 6),
+    of_bench("bench.compiled", 2, "--compile --method model --temperature 0"),
+    of_bench("bench.heads", 8, *HEADS),
+    of_bench("bench.rules", 3, *RULES),
+    Result("compare", "-m specdec compare --max-new-tokens 96 --json", COMPARE, 2),
+    Result("compare.compiled", "-m specdec compare --max-new-tokens 96 --compile --json", COMPARE, 3),
+    Result("lengths", "bench/bench_lengths.py --json {json}", (*RACE, "bench/bench_lengths.py"), 30),
+    Result("load_aware", "bench/bench_load_aware.py --json {json}", (*RACE, "bench/bench_load_aware.py"), 6),
+    Result("speculative_step", f"{STEP} --seconds 1.5 --compile-seconds 120 --json {{json}}", OF_KERNELS, 4),
+    Result("speculative_step.avx2", f"{STEP} --seconds 1 --compile-seconds 0 --json {{json}}", OF_KERNELS, 2, "avx2"),
+    Result("settings", "bench/bench_kernels.py settings --seconds 40 --json {json}", OF_KERNELS, 4),
+    Result("draft_step", f"{DRAFT} --compile-seconds 60 --json {{json}}", OF_KERNELS, 2),
+    Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
+    Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),
+)
+BY_NAME = {result.name: result for result in RESULTS}
+
+
+# ---- What a result measured
+
+
+def files_of(path: str, root: Path) -> list[Path]:
+    """The files of a path: a file, a folder with all below it, or a pattern."""
+    found: Iterable[Path] = (root / path).rglob("*") if (root / path).is_dir() else root.glob(path)
+    return sorted(
+        file
+        for file in found
+        if file.is_file()
+        and file.suffix not in PROSE_AND_BUILT
+        and not any(part.startswith((".", "__pycache__")) for part in file.relative_to(root).parts)
+    )
+
+
+def digests(paths: Sequence[str], root: Path = ROOT) -> dict[str, str]:
+    """For each path a digest of the names and contents of its files."""
+    found = {}
+    for path in paths:
+        whole = hashlib.sha256()
+        for file in files_of(path, root):
+            whole.update(f"{file.relative_to(root).as_posix()} ".encode() + hashlib.sha256(file.read_bytes()).digest())
+        found[path] = whole.hexdigest()[:16]
+    return found
+
+
+def state(result: Result, path: Path, root: Path = ROOT) -> str:
+    """Returns FRESH, or why the file has to be made (again)."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "missing"
+    except json.JSONDecodeError:
+        return "no JSON"
+    if content.get("quick") or not content.get("complete"):
+        return "incomplete"
+    if result.instruction_set not in (None, content.get("instruction_set")):
+        return f"made with {content.get('instruction_set')}"
+    measured = content.get("sources", {})
+    changed = [source for source, now in digests(result.sources, root).items() if measured.get(source) != now]
+    return f"older than {', '.join(changed)}" if changed else FRESH
+
+
+class Missing(Exception):
+    """A result that does not exist, or is not whole; its name is the argument."""
+
+
+class Results:
+    """The results of a folder, by name."""
+
+    def __init__(self, folder: Path = FOLDER, root: Path = ROOT):
+        self.folder, self.root = folder, root
+        self._read: dict[str, dict] = {}
+        self._stale: dict[str, bool] = {}
+
+    def __getitem__(self, name: str) -> dict:
+        """
+        Raises:
+            Missing: there is no such file, it is not whole, or it comes from a smoke run.
+        """
+        if name not in self._read:
+            path = self.folder / f"{name}.json"
+            content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if not content.get("complete") or content.get("quick"):
+                raise Missing(name)
+            self._read[name] = content
+        return self._read[name]
+
+    def is_stale(self, name: str) -> bool:
+        """Whether what the result measured has changed since."""
+        if name not in self._stale:
+            self._stale[name] = state(BY_NAME[name], self.folder / f"{name}.json", self.root) != FRESH
+        return self._stale[name]

@@ -1,0 +1,215 @@
+"""bench_loop.py: windows, goals, pairs of random weights, and what it reports; here without a GPU."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+
+import bench_loop
+import measure
+import pytest
+import torch
+import tunable_pair
+from bench_loop import Cell, Window, fastest, goals, judged, tau
+from support.benches import run_main
+
+CPU = torch.device("cpu")
+CELL = Cell(1, 512, 4, 2, 3)
+SUMMARY = {"median", "q1", "q3", "rounds"}
+
+
+def test_tau_is_of_one_sequence():
+    assert tau([Window(3.0, 5, 2), Window(1.0, 3, 1)], 1) == 8 / 3
+    assert tau([Window(3.0, 5, 2), Window(1.0, 3, 1)], 2) == 4 / 3
+
+
+METHODS = [{"name": n, "tau": t, "alpha": a} for n, t, a in (
+    ("transformers", 1.0, None), ("assisted K=3", 2.5, None), ("plain eager", 1.0, None),
+    ("plain compiled+graphs", 1.0, None), ("specdec K=3 eager", 3.0, 0.8),
+    ("specdec K=3 compiled+graphs+deferred", 3.0, 0.8),
+)]  # fmt: skip
+ROW = {"methods": METHODS, "forwards": {"compiled+graphs": {"c": 0.2, "step": 0.0098}}}
+SPEEDS = {
+    "transformers": [50.0, 50.0],
+    "assisted K=3": [90.0, 90.0],
+    "plain eager": [230.0, 230.0],  # faster than compiled, but not what the goals name
+    "plain compiled+graphs": [150.0, 150.0],
+    "specdec K=3 eager": [100.0, 100.0],
+    "specdec K=3 compiled+graphs+deferred": [300.0, 300.0],
+}
+
+
+def test_the_fastest_is_compared_with_compiled_plain():
+    found = judged(ROW, SPEEDS, CELL)
+    assert found["fastest"] == "specdec K=3 compiled+graphs+deferred" and found["baseline"] == "plain compiled+graphs"
+    assert {name: times["median"] for name, times in found["times"].items()} == {
+        "baseline": 2.0, "transformers": 6.0, "assisted": pytest.approx(300 / 90)
+    }  # fmt: skip
+    assert found["outside_models"] == pytest.approx(0.02)  # of a step of 10 ms
+    assert found["of_allowed"] == pytest.approx(2.0 / 3.0 * (3 * 0.2 + 1))
+    assert [*goals(found, SPEEDS).values()] == [True] * 5
+
+
+def test_goals_that_are_missed_or_not_measured():
+    slow = {**SPEEDS, "plain eager": [219.0] * 2, "specdec K=3 compiled+graphs+deferred": [269.0] * 2}
+    dear = {**ROW, "forwards": {"compiled+graphs": {"c": 0.1, "step": 0.0098}}}
+    assert [*goals(judged(dear, slow, CELL), slow).values()] == [False] * 5
+    # Without compiled plain decoding, its goals are not measured, though the loop is compared with plain.
+    without = {n: s for n, s in SPEEDS.items() if "compiled" not in n}
+    found = judged(ROW, without, CELL)
+    assert found["baseline"] == "plain eager" and found["times"]["baseline"]["median"] == pytest.approx(100 / 230)
+    assert [*goals(found, without).values()] == [True, None, False, None, None]
+    assert {*goals(judged(ROW, {}, CELL), {}).values()} == {None}
+    assert fastest(SPEEDS, "plain", "deferred") is None
+
+
+def two_tiny() -> tunable_pair.TunablePair:
+    return tunable_pair.named_pair("tiny+tiny", CPU)
+
+
+# ---- What only a GPU does, with stand-ins
+
+
+def test_synchronisations_are_counted_and_forbidden(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    steps = iter(range(100))
+
+    def step():
+        if modes[-1] == "warn":
+            says = "called a synchronizing CUDA operation" if next(steps) % 2 == 0 else "something else"
+            warnings.warn(says, UserWarning, 1)
+
+    found = measure.synchronisations(step, 6)
+    assert found["a_step"] == 0.5 and found["forbidden"] == "ok" and [*found["where"].values()] == [3]
+    assert modes == ["warn", "default", "error", "default"]
+
+    def waits():
+        if modes[-1] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    found = measure.synchronisations(waits, 2)
+    assert found["a_step"] == 0 and "called a synchronizing" in found["forbidden"] and modes[-1] == "default"
+
+
+def test_no_method_begins_when_the_time_is_up():
+    methods = bench_loop.contenders(two_tiny(), CELL, ["eager", "graphs"])
+    measured, speeds = bench_loop.measure(methods, CELL, CPU, time.perf_counter() - 1, 0.0)
+    assert speeds == {} and measured["methods"] == []
+    names = {f"{who} {mode}" for who in ("plain", "specdec K=3") for mode in ("eager", "graphs")}
+    assert measured["unavailable"].keys() == {"transformers", "assisted K=3", "assisted default"} | names
+    assert all("--limit" in why for why in measured["unavailable"].values())
+
+
+# ---- Pairs
+
+
+@pytest.fixture(scope="module")
+def tiny_pair() -> tunable_pair.TunablePair:
+    return tunable_pair.make_pair(tunable_pair.PRESETS["tiny"], CPU)
+
+
+def test_at_a_vanishing_eps_the_pair_is_one_function(tiny_pair):
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        tiny_pair.set_eps(1.0)
+        assert not torch.equal(tiny_pair.target(ids).logits, tiny_pair.draft(ids).logits)
+        tiny_pair.set_eps(1e-12)
+        assert torch.equal(tiny_pair.target(ids).logits, tiny_pair.draft(ids).logits)
+
+
+@pytest.mark.parametrize("alpha, temperature", [(0.6, 1.0), (0.8, 0.0)])
+def test_calibration_reaches_its_alpha(tiny_pair, alpha, temperature):
+    assert tiny_pair.calibrate(alpha, temperature) == pytest.approx(alpha, abs=0.03)
+
+
+def test_two_shapes_are_one_function_at_a_vanishing_eps():
+    pair = two_tiny()
+    ids = torch.arange(12)[None]
+    with torch.inference_mode():
+        pair.set_eps(1e-12)
+        target, draft = (m(ids).logits for m in (pair.target, pair.draft))
+        assert torch.allclose(target, draft, atol=1e-4) and 3.5 < target.std() < 4.5
+        pair.set_eps(1.0)
+        assert not torch.allclose(pair.target(ids).logits, pair.draft(ids).logits, atol=1.0)
+    assert pair.calibrate(0.8, 1.0) == pytest.approx(0.8, abs=0.03)
+    assert pair.draft.config.hidden_size == 64 and pair.target.config.hidden_size == 128
+
+
+def test_the_pair_of_the_goals_costs_what_its_models_cost():
+    """Of the shapes of Llama-3.1-8B and Llama-3.2-1B; on no device."""
+    pair = tunable_pair.make_pair_of_two(*tunable_pair.PAIRS["8b+1b"], torch.device("meta"))
+    read = {}
+    for name, model in (("target", pair.target), ("draft", pair.draft)):
+        read[name] = model.num_parameters() - model.get_input_embeddings().weight.numel()
+    assert read == {"target": 7_504_924_672, "draft": 1_235_814_400}  # a tied embedding is read as the head
+    assert pair.cost_ratio == pytest.approx(0.1647, abs=1e-4) and len(pair.differing) == 32 + 16
+
+
+# ---- The whole
+
+
+def test_the_loop_reports(tmp_path):
+    arguments = ("--quick", "--threads", 1, "-B", "1", "-K", "2", "--modes", "eager,deferred,graphs")
+    done = run_main(bench_loop, *arguments, "--json", tmp_path / "out.json")
+    assert done.exit_code == 0, done.output
+    content = json.loads((tmp_path / "out.json").read_text())
+    (row,) = content["rows"]
+    assert content["complete"] and content["quick"] and "hidden=128" in content["shapes"][0]
+    assert (row["B"], row["context"], row["K"]) == (1, 16, 2)
+    by_name = {m["name"]: m for m in row["methods"]}
+    ours = [f"{who} {mode}" for mode in ("eager", "deferred") for who in ("plain", "specdec K=2")]
+    assert [*by_name] == ["transformers", "assisted K=2", "assisted default", *ours]
+    for name, m in by_name.items():
+        assert m["tokens_per_second"].keys() == SUMMARY and m["tokens_per_second"]["median"] > 0
+        assert (m["tau"] == 1) == name.startswith(("plain", "transformers")) and m["tau"] <= 21
+        assert (m["alpha"] is None) == (not name.startswith("specdec"))
+    assert row["reached"] == {}  # the goals are of another pair, on a GPU
+    assert row["found"]["baseline"].startswith("plain") and row["found"]["outside_models"] < 1
+    assert row["forwards"]["eager"].keys() == {"target", "draft", "step", "c"} and 0 < row["cost_ratio"] < 1
+    assert row["unavailable"].keys() == {"plain graphs", "specdec K=2 graphs"}
+    assert "GPUs" in row["unavailable"]["plain graphs"]
+
+
+def test_methods_take_turns_on_a_cpu(monkeypatch):
+    """Window by window, each round starting with another."""
+    order = []
+
+    class Method:
+        scheduler = None
+
+        def __init__(self, name: str):
+            self.name = name
+
+        def open(self) -> None:
+            order.append(f"open {self.name}")
+
+        def window(self) -> Window:
+            order.append(self.name)
+            if self.name == "b" and order.count("b") == 2:
+                raise RuntimeError("out of memory")
+            return Window(1.0, 2, 1)
+
+        def close(self) -> dict[str, object]:
+            return {"alpha": None}
+
+    measured, speeds = bench_loop.measure([Method(n) for n in "abc"], CELL, CPU, float("inf"), 0.0)
+    assert order == ["open a", "open b", "open c", "a", "b", "c", "b", "c", "a"]
+    assert speeds == {"a": [2.0, 2.0], "c": [2.0, 2.0]} and [m["name"] for m in measured["methods"]] == ["a", "c"]
+    assert measured["unavailable"] == {"b": "RuntimeError: out of memory"}
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (("--pair", "70b"), "pair"),
+        (("--modes", "eager,fast"), "modes"),
+        (("--alpha", "1"), "alpha"),
+        (("--contexts", "0"), "contexts"),
+        (("--device", "tpu"), "device"),
+    ],
+)
+def test_a_bad_option_is_named(arguments, named):
+    done = run_main(bench_loop, *arguments)
+    assert done.exit_code == 2 and named in done.output
