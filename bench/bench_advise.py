@@ -15,7 +15,7 @@ import torch
 import typer
 from measure import in_turns, ratios, summary
 from specdec import SpeculativeDecoder, load_embedded_pair
-from specdec.cli.compare import CODE_PROMPTS
+from specdec.cli.compare_command import CODE_PROMPTS
 from specdec.evaluation.advise import Advice, AdviseSettings, advise
 from transformers import PreTrainedModel
 from tunable_pair import TunablePair, named_pair

@@ -25,7 +25,7 @@ from loop_cells import measure as measure_cell
 from loop_costs import goals, judged
 from measure import in_turns, ratios, summary
 from specdec import AdaptiveDrafts, Scheduler, SpeculativeDecoder, load_embedded_pair
-from specdec.cli.compare import CODE_PROMPTS
+from specdec.cli.compare_command import CODE_PROMPTS
 from specdec.drafters import BatchState, Drafter, Drafts, DraftSession, Step
 from specdec.drafters.model import ModelDrafter
 from specdec.models.supported import cached_model

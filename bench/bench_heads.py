@@ -24,7 +24,7 @@ from specdec import (
     load_embedded_head,
     load_embedded_pair,
 )
-from specdec.cli.compare import CODE_PROMPTS
+from specdec.cli.compare_command import CODE_PROMPTS
 from specdec.drafters import Drafter
 from transformers import PreTrainedModel
 

@@ -23,8 +23,8 @@ LOOKUP = ("--drafter", "lookup", "--tree", 8)
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[SpeculativeDecoder]:
     decoders: list[SpeculativeDecoder] = []
-    generate = SpeculativeDecoder.generate
-    monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: decoders.append(a[0]) or generate(*a, **k))
+    decode = SpeculativeDecoder.decode
+    monkeypatch.setattr(SpeculativeDecoder, "decode", lambda *a, **k: decoders.append(a[0]) or decode(*a, **k))
     return decoders
 
 

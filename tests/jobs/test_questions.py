@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from specdec.cli.bench import BUILT_IN
+from specdec.cli.bench_command import BUILT_IN
 from specdec.jobs.input import InputError
 from specdec.jobs.questions import PLACEHOLDER, Question, read_questions
 from support import ROOT

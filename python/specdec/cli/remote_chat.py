@@ -10,30 +10,17 @@ from typing import Any
 
 from rich.text import Text
 
-from .chat_commands import Command, Commands, Settings, read_integer
 from .conversation import Said
+from .options import SamplingOptions
 from .remote import Remote, RemoteError
 from .show import COLOURS
-from .talking import obey_or_answer
+from .slash_commands import Command, Commands, Settings, obey_or_answer, read_integer
 from .terminal import remark, write
 
 
 @dataclass
-class Sampling:
-    """What is asked of the server; None: its default. It checks the values."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-
-
-@dataclass
 class RemoteSettings(Settings):
-    params: Sampling
+    params: SamplingOptions  # asked of the server, which checks them; None: its default
     drafter: str | None  # None: the server's default, as with the next two
     rule: str | None
     num_drafts: int | None

@@ -46,11 +46,16 @@ class LineSettings:
     top_log_probs: int | None = None
     prompt_log_probs: int | None = None
 
+    @property
     def asked(self) -> tuple[bool, int | None, int | None]:
-        """Its log-probabilities. Raises ValueError naming the key that is wrong."""
-        asked = self.log_probs, self.top_log_probs, self.prompt_log_probs
-        check_log_probs(*asked)
-        return asked
+        """Which log-probabilities."""
+        return self.log_probs, self.top_log_probs, self.prompt_log_probs
+
+    def check(self) -> None:
+        """Checks what needs no vocabulary. Raises ValueError naming the key that is wrong."""
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed not in _SEEDS:
+            refuse("seed", shown(self.seed), "a signed 64-bit integer")
+        check_log_probs(*self.asked)
 
 
 KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))
@@ -71,7 +76,7 @@ class JobLine:
 
 def check_defaults(defaults: LineSettings, vocab_size: int) -> None:
     """Raises ValueError naming a default that would be wrong on every line."""
-    _check_seed(defaults.seed)
+    defaults.check()
     read_bias(defaults.logit_bias, defaults.banned_tokens, vocab_size)
 
 
@@ -154,19 +159,13 @@ def _read_settings(
         own["banned_tokens"] = tuple(own["banned_tokens"])
     own.setdefault("seed", defaults.seed + index * texts)
     s = dataclasses.replace(defaults, **own)
-    _check_seed(s.seed)
+    s.check()
     read_count("max_new_tokens", s.max_new_tokens)
     if read_count("min_new_tokens", s.min_new_tokens) > s.max_new_tokens:
         refuse("min_new_tokens", s.min_new_tokens, f"0 to max_new_tokens = {s.max_new_tokens}")
-    s.asked()
     if "logit_bias" in own or "banned_tokens" in own:
         read_bias(s.logit_bias, s.banned_tokens, vocab_size)
     return s, _read_params(s, own)
-
-
-def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed not in _SEEDS:
-        refuse("seed", shown(seed), "a signed 64-bit integer")
 
 
 def _read_params(s: LineSettings, own: dict) -> SamplingParams:

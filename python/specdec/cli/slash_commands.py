@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import drafting
 from .drafters import HEAD, NAMES, is_head, nodes_of
+from .terminal import remark
 
 if TYPE_CHECKING:
     from specdec_kernels import SamplingParams
@@ -47,7 +49,7 @@ class ChatSettings(Settings):
 
     def drafts(self, nodes: int | None) -> int | AdaptiveDrafts:
         """K, with trees of so many nodes."""
-        return drafting.default_drafts(nodes) if self.num_drafts is None else self.num_drafts
+        return drafting.read_num_drafts(None, nodes=nodes) if self.num_drafts is None else self.num_drafts
 
 
 @dataclass
@@ -263,3 +265,33 @@ def read_integer(text: str, least: int, more: str = "", most: float = math.inf) 
         limits = f">= {least}" if most == math.inf else f"from {least} to {most}"
         raise ValueError(f"got {text!r}, allowed: an integer {limits}{more}")
     return value
+
+
+def converse(take: Callable[[str], None]) -> None:
+    """Reads lines from standard input, with a prompt on a terminal, until its end or /exit."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        remark("/help lists commands, Ctrl-D ends", "dim")
+    while True:
+        try:
+            line = input("> ") if interactive else sys.stdin.readline()
+            if not interactive and not line:
+                break
+            take(line.rstrip("\n"))
+        except KeyboardInterrupt:
+            remark("(/exit or Ctrl-D ends)", "dim")
+        except (EOFError, Done):
+            break
+
+
+def obey_or_answer(line: str, obey: Callable[[str], str], answer: Callable[[str], None]) -> None:
+    """Obeys a command or answers a message. Errors are printed and change nothing."""
+    if not line.strip():
+        return
+    try:
+        if line.startswith("/"):
+            remark(obey(line), "dim")
+        else:
+            answer(line)
+    except ValueError as error:
+        remark(f"{line.split()[0] if line.startswith('/') else 'not answered'}: {error}", "red")
