@@ -8,7 +8,7 @@ import signal
 import pytest
 from specdec import Output, Producer, SpeculativeDecoder
 from specdec.cli import app
-from specdec.cli.chat_command import Talk
+from specdec.cli.local_chat import LocalTalk as Talk
 from specdec.cli.conversation import Conversation
 from support.commands import rows
 from typer.testing import CliRunner

@@ -132,7 +132,7 @@ def test_a_job_with_trees(monkeypatch, pair, tmp_path):
     assert sum(sum(line["stats"]["drafted_by_position"]) for line in lines) > 0
     for given, told in ((("--tree", 9), "tree: 8 then, 9 now"), ((), "tree: 8 then, null now")):
         assert told in job_refused(file, output, *SHORT, *LOOKUP[:2], *given)
-    assert models.paths(None, None, "eagle3")["head"].endswith("/embedded/heads/eagle3")
+    assert models.ModelOptions().paths("eagle3")["head"].endswith("/embedded/heads/eagle3")
     told = job_refused(file, tmp_path / "other.jsonl", *SHORT, "--drafter", "eagle3", "--target", tmp_path)
     assert told.startswith("Invalid value for --drafter: got 'eagle3', a head of the embedded target")
 

@@ -61,7 +61,11 @@ def test_refused_options(options, words):
 def test_keys_come_from_everywhere_and_never_from_nowhere(tmp_path: Path, monkeypatch):
     file = tmp_path / "keys"
     file.write_text("key-of-the-file\n\nother-of-the-file\nkey-of-the-line\n")
-    assert serve_command.read_keys(["key-of-the-line"], file) == ("key-of-the-line", "key-of-the-file", "other-of-the-file")
+    assert serve_command.read_keys(["key-of-the-line"], file) == (
+        "key-of-the-line",
+        "key-of-the-file",
+        "other-of-the-file",
+    )
     assert serve_command.read_keys(None, None) == ()
     file.write_text("\n")
     assert "without a key" in refused("serve", "--port", "0", "--api-key-file", file)
@@ -97,8 +101,8 @@ def test_defaults_of_drafting(pair):
     assert lanes.rules == ["coupled", "token", "block"]
     scheduler = lanes._make("suffix", "token")
     assert scheduler.max_waiting == 5 and scheduler.max_length == 64 and len(scheduler.batch.rows) == 2
-    memories = scheduler.decoder.drafter.memory
-    assert memories is lanes._make("suffix", "coupled").decoder.drafter.memory and memories.max_owners == 1
+    memories = scheduler.decoder.drafter.drafter.memory
+    assert memories is lanes._make("suffix", "coupled").decoder.drafter.drafter.memory and memories.max_owners == 1
     assert "none" not in made(tree=8).lanes.drafters
     some = made(drafter=["lookup", "none"], rule=["block"]).lanes
     assert (some.drafters, some.rules) == (["lookup", "none"], ["block"])

@@ -130,7 +130,7 @@ def generate(
     options.check_texts([] if prompt is None else [prompt])
     printed = shown.as_json or job.output is not None
     for name, value in vars(log_probs).items():
-        if value not in (None, False) and not printed:
+        if value is not None and value is not False and not printed:
             name = f"--{name.replace('_', '-')}"
             refuse(name, f"{name} without --json", "both, or --output")
     of_lines = text.settings()

@@ -42,7 +42,7 @@ class JobOptions(SchedulingOptions):
         """Refuses the options of a job without --output, and with it what does not go with a job: ``others``, options
         by name, and whether they were given."""
         if self.output is None:
-            for name in (name for name, value in vars(self).items() if value not in (None, False)):
+            for name in (name for name, value in vars(self).items() if value is not None and value is not False):
                 refuse(option_name(name), f"{option_name(name)} without --output", "both, or neither")
             return
         if batch_file is None:
