@@ -18,7 +18,8 @@ from specdec.cli import app, serve_command, served
 from specdec.cli.drafters import TREE_DRAFTS
 from specdec.cli.models import ModelOptions
 from specdec.cli.options import MachineOptions
-from specdec.cli.serve_command import CapacityOptions, ServedDrafts
+from specdec.cli.serve_command import CapacityOptions
+from specdec.cli.served import ServedDrafts
 from specdec.loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 from specdec.serving.server.settings import ServerSettings
 from support.commands import invoke, refused, run

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..evaluation.bench.session import BenchSettings, Session
     from ..jobs.questions import Question
     from ..jobs.signals import Signals
-    from .bench_command import MethodOptions, QuestionOptions, ResultOptions
+    from .bench_options import MethodOptions, QuestionOptions, ResultOptions
 
 BUG = 1  # exit code
 _SAME = ("cpu", "gpu", "threads", "device", "dtype", "torch", "transformers")  # of the environment, in all rounds
@@ -202,11 +202,7 @@ def _write(folder: Folder, grid: Grid) -> dict | None:
         return None
     whole = results(folder.header, grid, folder.rounds)
     folder.write(
-        {
-            "results.json": json.dumps(whole, indent=1) + "\n",
-            "results.csv": cells_csv(whole),
-            "log.csv": log_csv(whole),
-        }
+        {"results.json": json.dumps(whole, indent=1) + "\n", "results.csv": cells_csv(whole), "log.csv": log_csv(whole)}
     )
     for cell in whole["cells"]:
         for trouble in {each["trouble"] for each in cell["rounds"] if "trouble" in each}:

@@ -40,8 +40,7 @@ class ServerOptions:
     """A model of a server"""
 
     url: str | None = option(
-        None,
-        "Of a server with OpenAI's interface: http://127.0.0.1:8000/v1. --target is then a name of a model there.",
+        None, "Of a server with OpenAI's interface: http://127.0.0.1:8000/v1. --target is then a name of a model there."
     )
     api_key: str | None = option(
         None, "Of that server. Other users see it in the list of processes, unlike the variable SPECDEC_API_KEY."

@@ -76,8 +76,7 @@ class DraftTraining(HowOptions):
     """How"""
 
     loss: str = option(
-        "total_variation",
-        "data, forward_kl, reverse_kl, total_variation, or a mixture: forward_kl:0.9,data:0.1",
+        "total_variation", "data, forward_kl, reverse_kl, total_variation, or a mixture: forward_kl:0.9,data:0.1"
     )
     gradient_checkpointing: bool = option(False, "Less memory, more time.", "--gradient-checkpointing")
 

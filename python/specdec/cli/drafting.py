@@ -58,6 +58,22 @@ class DraftOptions:
         return read_rule(self.rule, self.nodes)
 
 
+@dataclass(frozen=True)
+class GenerateDrafts(DraftOptions):
+    """Drafting"""
+
+    confidence: float = option(
+        0.0, "After a token that the draft model finds less likely than this, no more are drafted."
+    )
+
+    def check(self, models: ModelOptions) -> None:
+        super().check(models)
+        if not 0 <= self.confidence < 1:
+            refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
+        if self.confidence and self.drafter != "model":
+            refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
+
+
 def check_drafters(
     names: Sequence[str],
     models: ModelOptions,

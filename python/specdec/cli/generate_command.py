@@ -36,22 +36,6 @@ class PromptOptions(options.BatchFile):
 
 
 @dataclass(frozen=True)
-class GenerateDrafts(drafting.DraftOptions):
-    """Drafting"""
-
-    confidence: float = option(
-        0.0, "After a token that the draft model finds less likely than this, no more are drafted."
-    )
-
-    def check(self, at: models.ModelOptions) -> None:
-        super().check(at)
-        if not 0 <= self.confidence < 1:
-            refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
-        if self.confidence and self.drafter != "model":
-            refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
-
-
-@dataclass(frozen=True)
 class TextOptions(options.StopOptions):
     """The text"""
 
@@ -106,7 +90,7 @@ class ShownOptions:
 def generate(
     given: PromptOptions,
     at: models.ModelOptions,
-    drafts: GenerateDrafts,
+    drafts: drafting.GenerateDrafts,
     sampling: options.SamplingOptions,
     text: TextOptions,
     log_probs: LogProbOptions,
@@ -152,7 +136,8 @@ def generate(
         lines = _read_lines(given.batch_file, defaults, at, text.num_return_sequences, printed)
     else:
         defaults.check()
-        lines = [JobLine(0, 0, prompt or _read_prompt(given.prompt_file), defaults, params)]
+        text_of = prompt or _read_prompt(given.prompt_file)
+        lines = [JobLine(0, 0, text_of, settings=defaults, params=params)]
     loaded = models.load(at, machine, [drafts.drafter])
     proposer = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
     decoder = SpeculativeDecoder(loaded.target, proposer, num_drafts, tree=drafts.nodes)

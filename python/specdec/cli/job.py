@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..jobs.signals import Signals
     from ..loop.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
-    from .generate_command import GenerateDrafts
+    from .drafting import GenerateDrafts
 
 SOME_FAILED, NOT_WRITTEN = 3, 4  # exit codes
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from . import drafting
-from .drafters import HEAD, NAMES
 from .models import ModelOptions
 from .option_groups import command, option
 from .options import MachineOptions, SchedulingOptions
+from .served import ServedDrafts, make_service, run
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
@@ -34,32 +33,6 @@ class LogLevel(enum.StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-@dataclass(frozen=True)
-class ServedDrafts:
-    """Drafting"""
-
-    drafter: list[str] | None = option(
-        None,
-        f"Repeatable: the first is the default, requests may ask for the others. {', '.join(NAMES)}, {HEAD}. Default: "
-        "model; with the embedded pair also none, lookup, suffix, eagle3, medusa, dflash.",
-        metavar="NAME",
-    )
-    exit_layers: int | None = option(*drafting.EXIT_LAYERS)
-    num_drafts: str = option(
-        "auto",
-        "K, drafted tokens a step; auto chooses it by load, down to 0 where no draft pays. With a tree: the most "
-        "tokens of a path through it.",
-        *drafting.K,
-    )
-    tree: int | None = option(None, drafting.TREE, metavar="N")
-    rule: list[str] | None = option(
-        None,
-        "Repeatable, as --drafter: coupled (the text depends on target, prompt, settings and seed alone), token, "
-        "block. Default: coupled; with the embedded pair also the others.",
-        metavar="RULE",
-    )
 
 
 @dataclass(frozen=True)
@@ -151,14 +124,13 @@ def serve(
         typer.echo(f"Error: {told}", err=True)
         raise typer.Exit(2)
     from ..serving.server import address, logs
-    from . import served
 
     scheduling = capacity.scheduling()
     settings = access.settings(limits, operation)
     with address.bind(settings) as bound:
         logs.configure(operation.log_format, operation.log_level)
-        service = served.make_service(at, machine, drafts, scheduling, settings, operation.name)
-        served.run(service, bound, operation.log_format == "json")
+        service = make_service(at, machine, drafts, scheduling, settings, operation.name)
+        run(service, bound, operation.log_format == "json")
 
 
 def read_keys(given: list[str] | None, file: Path | None) -> tuple[str, ...]:

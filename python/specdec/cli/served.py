@@ -8,13 +8,15 @@ import logging
 import shlex
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from . import drafting, models
-from .drafters import NO_TREES, nodes_of
+from .drafters import HEAD, NAMES, NO_TREES, nodes_of
+from .option_groups import option
 from .options import MachineOptions
 from .terminal import remark
 from .user_errors import refuse
@@ -25,10 +27,35 @@ if TYPE_CHECKING:
     from ..serving.server.lanes import Lane
     from ..serving.server.service import Service
     from ..serving.server.settings import ServerSettings
-    from .serve_command import ServedDrafts
 
 EMBEDDED = ("model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash")
 RULES = ("coupled", "token", "block")
+
+
+@dataclass(frozen=True)
+class ServedDrafts:
+    """Drafting"""
+
+    drafter: list[str] | None = option(
+        None,
+        f"Repeatable: the first is the default, requests may ask for the others. {', '.join(NAMES)}, {HEAD}. Default: "
+        "model; with the embedded pair also none, lookup, suffix, eagle3, medusa, dflash.",
+        metavar="NAME",
+    )
+    exit_layers: int | None = option(*drafting.EXIT_LAYERS)
+    num_drafts: str = option(
+        "auto",
+        "K, drafted tokens a step; auto chooses it by load, down to 0 where no draft pays. With a tree: the most "
+        "tokens of a path through it.",
+        *drafting.K,
+    )
+    tree: int | None = option(None, drafting.TREE, metavar="N")
+    rule: list[str] | None = option(
+        None,
+        "Repeatable, as --drafter: coupled (the text depends on target, prompt, settings and seed alone), token, "
+        "block. Default: coupled; with the embedded pair also the others.",
+        metavar="RULE",
+    )
 
 
 def make_service(

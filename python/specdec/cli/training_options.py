@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import drafting, models
-from .bench_command import BUILT_IN
+from .bench_options import BUILT_IN
 from .option_groups import option
 from .options import as_json
 from .terminal import remark

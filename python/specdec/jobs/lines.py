@@ -62,16 +62,20 @@ KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields
 
 
 @dataclass(frozen=True)
-class JobLine:
+class Prompt:
     id: str | int
     index: int  # of the prompt in its file, from 0
     prompt: str  # the text to continue; of messages, what the chat template makes of them
-    settings: LineSettings  # the seed is its own
-    params: SamplingParams
     chat: bool = False  # whether it was given as messages
 
     def tokens(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return chat_tokens(tokenizer, self.prompt) if self.chat else tokenizer(self.prompt).input_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLine(Prompt):
+    settings: LineSettings  # the seed is its own
+    params: SamplingParams
 
 
 def check_defaults(defaults: LineSettings, vocab_size: int) -> None:
@@ -122,27 +126,41 @@ class LineReader:
         for key in given:
             if key not in self._keys:
                 refuse("keys", shown(key), ", ".join(self._keys))
-        name, prompt = given.get("id", index), self._read_prompt(given)
-        if isinstance(name, bool) or not isinstance(name, (str, int)):
-            refuse("id", shown(name), "a string or an integer")
+        prompt = self.read_prompt(given, index)
         settings, params = _read_settings(given, index, self._defaults, self._vocab_size, self._texts)
-        return JobLine(name, index, prompt, settings, params, "messages" in given)
+        return JobLine(**vars(prompt), settings=settings, params=params)
 
-    def _read_prompt(self, given: dict) -> str:
+    def read_prompt(self, given: dict, index: int) -> Prompt:
+        """The part of :meth:`read_given` that is about the prompt."""
+        return Prompt(read_id("id", given, index), index, self._read_text(given), "messages" in given)
+
+    def _read_text(self, given: dict) -> str:
         if "messages" in given:
             if "prompt" in given:
                 refuse("prompt / messages", "both", "one of the two")
             if self._tokenizer is None:
                 refuse("messages", "messages where no tokenizer is known", "a prompt, as text")
             return chat_text(self._tokenizer(), given["messages"])
-        prompt = given.get("prompt")
-        if not isinstance(prompt, str):
-            refuse("prompt", shown(prompt) if "prompt" in given else "none", "a text")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
-            refuse("prompt", shown(prompt), "text without lone surrogates")
-        return prompt
+        if "prompt" not in given:
+            refuse("prompt", "none", "a text")
+        return read_text("prompt", given["prompt"])
+
+
+def read_id(key: str, given: dict, index: int) -> str | int:
+    name = given.get(key, index)
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        refuse(key, shown(name), "a string or an integer")
+    return name
+
+
+def read_text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        refuse(key, shown(value), "a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
+        refuse(key, shown(value), "text without lone surrogates")
+    return value
 
 
 def _read_settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ class Results:
         if self._lines.end:
             self.settings = settings
 
-    def check_ids(self, ids: set[str | int]) -> None:
+    def check_ids(self, ids: Set[str | int]) -> None:
         """Raises OutputError if there is a result whose id the input does not have."""
         if self.done <= ids:
             return
