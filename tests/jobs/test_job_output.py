@@ -355,7 +355,7 @@ def test_a_file_that_may_not_grow(tmp_path):
     results.append({**ROW, "id": 3})
     results.close()
     results = Results(tmp_path / "out.jsonl")
-    assert results.done == {1, 2, 3} and results.totals.emitted == 3
+    assert {*results.done} == {1, 2, 3} and results.totals.emitted == 3
     results.close()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import drafting
 from .drafters import HEAD, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head
@@ -57,60 +57,50 @@ def drafters_of(names: Sequence[str]) -> list[str]:
     return [name for name in names if name != ASSISTED]
 
 
-def read_grid(
-    methods: Sequence[str],
-    drafters: Mapping[str, Drafter | None],
-    num_drafts: Sequence[str] | None,
-    rules: Sequence[str] | None,
-    trees: Sequence[int] | None,
-    temperatures: Sequence[float],
-    batches: Sequence[int],
-    filters: Mapping[str, Sequence[float] | None],
-) -> Grid:
-    """The grid of these options. To be called within ``user_errors``.
+class Axes(NamedTuple):
+    """What the grid is to have, as the options say it; None: the default."""
 
-    Args:
-        drafters: those of the methods, by their names.
-    """
-    from ..evaluation.bench.grid import FILTERS, Grid
+    num_drafts: Sequence[str] | None
+    rules: Sequence[str] | None
+    trees: Sequence[int] | None
+    temperatures: Sequence[float]
+    batches: Sequence[int]
+    filters: Mapping[str, Sequence[float] | None]
 
-    grid = Grid(
-        tuple(_method(name, drafters.get(name), trees) for name in methods),
-        _each_once("--temperature", temperatures),
-        _each_once("--batch-size", batches),
-        None if num_drafts is None else tuple(read_drafts(num_drafts)),
-        None if rules is None else _each_once("--rule", rules),
-        {name: _each_once(option_name(name), given) for name in FILTERS if (given := filters[name])},
-        TREE_DRAFTS,
-    )
-    if trees and not any(nodes is not None for method in grid.methods for nodes in method.trees):
-        refuse("--tree", ", ".join(map(str, trees)), "with a --method that proposes trees")
-    if grid.filters and not any(temperature > 0 for temperature in grid.temperatures):
-        refuse(option_name(next(iter(grid.filters))), "a filter with temperature 0 alone", "a temperature > 0")
-    return grid
+    def check(self) -> None:
+        """Checks every value alone, before models are loaded."""
+        read_drafts(self.num_drafts or ())
+        for nodes in self.trees or ():
+            check_counts(1, tree=nodes)
+        for size in self.batches:
+            check_counts(1, batch_size=size)
+        drawn = [("token", {"temperature": temperature}) for temperature in self.temperatures]
+        drawn += [(rule, {"temperature": 1.0}) for rule in self.rules or ()]
+        drawn += [("token", {"temperature": 1.0, name: v}) for name, vs in self.filters.items() for v in vs or ()]
+        for rule, params in drawn:
+            read_sampling(rule, **params)
 
+    def grid(self, methods: Sequence[str], drafters: Mapping[str, Drafter | None]) -> Grid:
+        """
+        Args:
+            drafters: those of the methods, by their names.
+        """
+        from ..evaluation.bench.grid import FILTERS, Grid
 
-def check_values(
-    num_drafts: Sequence[str] | None,
-    rules: Sequence[str] | None,
-    trees: Sequence[int] | None,
-    temperatures: Sequence[float],
-    batches: Sequence[int],
-    filters: Mapping[str, Sequence[float] | None],
-) -> None:
-    """Checks every value alone, before models are loaded. To be called within ``user_errors``."""
-    read_drafts(num_drafts or ())
-    for nodes in trees or ():
-        check_counts(1, tree=nodes)
-    for size in batches:
-        check_counts(1, batch_size=size)
-    for temperature in temperatures:
-        read_sampling("token", temperature=temperature)
-    for rule in rules or ():
-        read_sampling(rule, temperature=1.0)
-    for name, values in filters.items():
-        for value in values or ():
-            read_sampling("token", temperature=1.0, **{name: value})
+        grid = Grid(
+            tuple(_method(name, drafters.get(name), self.trees) for name in methods),
+            _each_once("--temperature", self.temperatures),
+            _each_once("--batch-size", self.batches),
+            None if self.num_drafts is None else tuple(read_drafts(self.num_drafts)),
+            None if self.rules is None else _each_once("--rule", self.rules),
+            {name: _each_once(option_name(name), given) for name in FILTERS if (given := self.filters[name])},
+            TREE_DRAFTS,
+        )
+        if self.trees and not any(nodes is not None for method in grid.methods for nodes in method.trees):
+            refuse("--tree", ", ".join(map(str, self.trees)), "with a --method that proposes trees")
+        if grid.filters and not any(temperature > 0 for temperature in grid.temperatures):
+            refuse(option_name(next(iter(grid.filters))), "a filter with temperature 0 alone", "a temperature > 0")
+        return grid
 
 
 def read_drafts(given: Sequence[str]) -> list[Drafts]:

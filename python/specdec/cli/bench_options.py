@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from . import bench_methods, drafting, models, options
 from .drafters import HEAD
@@ -57,14 +57,12 @@ class SettingOptions:
     )
     seed: int = option(0, "Of the first text; text i uses seed + i.")
 
-    def axes(self, methods: MethodOptions) -> dict[str, Any]:
-        """Of the grid, as ``bench_methods.read_grid`` takes them; each value is checked by itself."""
-        axes: dict[str, Any] = {
-            **{"num_drafts": methods.num_drafts, "rules": methods.rule, "trees": methods.tree},
-            **{"temperatures": self.temperature or [0.0, 1.0], "batches": self.batch_size or [1]},
-            "filters": {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p},
-        }
-        bench_methods.check_values(**axes)
+    def axes(self, methods: MethodOptions) -> bench_methods.Axes:
+        """Checked, as far as they can be without models."""
+        drawn = (self.temperature or [0.0, 1.0], self.batch_size or [1])
+        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        axes = bench_methods.Axes(methods.num_drafts, methods.rule, methods.tree, *drawn, filters)
+        axes.check()
         return axes
 
 

@@ -43,7 +43,7 @@ class BenchRun:
     machine: MachineOptions
     bits: Literal[4, 8] | None
     methods: Sequence[str]
-    axes: Mapping[str, Any]  # of the grid, as bench_methods.read_grid takes them
+    axes: bench_methods.Axes
     measured: MethodOptions
     questions: Sequence[Question]
     given: QuestionOptions
@@ -68,7 +68,7 @@ class BenchRun:
                     loaded = models.load(self.at, self.machine, names, self.bits)
                     layers = {"early-exit": self.measured.exit_layers}
                     drafters = {name: loaded.drafter(name, layers.get(name)) for name in names}
-                    grid = bench_methods.read_grid(self.methods, drafters, **self.axes)
+                    grid = self.axes.grid(self.methods, drafters)
                     session = self._session(loaded, drafters, grid, folder)
                     session.warm_up(show)
                 self._measure(session, folder, signals)
@@ -160,8 +160,8 @@ class BenchRun:
             "grid": {
                 "specdec": __version__,
                 "methods": [_short(name) for name in self.methods],
-                **{name: self.axes[name] for name in self.axes if name != "filters"},
-                **self.axes["filters"],
+                **{name: value for name, value in self.axes._asdict().items() if name != "filters"},
+                **self.axes.filters,
                 **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, "bits": self.bits},
                 **{"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
                 "prompts": hashlib.blake2b(prompts, digest_size=16).hexdigest(),
