@@ -26,6 +26,7 @@ _OTHERWISE = {
     "api_keys": "--api-key",
     "cors_origins": "--cors-origin",
     "format": "--format",
+    "report": "--report",
     "embed_tokens.weight": "TARGET",  # of which a head cannot be trained
     "lm_head.weight": "TARGET",
     "TARGET": "TARGET",
