@@ -15,7 +15,7 @@ from specdec.evaluation.contenders import SpecdecMethod, TransformersMethod
 from specdec.jobs.questions import PLACEHOLDER
 from support.commands import invoke, refused, run
 
-SMALL = ("--max-new-tokens", 4, "--warm-up", 0, "--method", "model", "-k", 2)
+SMALL = ("--max-new-tokens", 4, "--warm-up", 0, "--method", "model", "-k", 2, "--no-report")
 QUICK = (*SMALL, "--repeats", 2, "--temperature", 0, "x = ", "def f(")
 
 
@@ -29,7 +29,8 @@ def rounds(tmp_path) -> list[dict]:
 
 
 def test_a_run_writes_its_folder(tmp_path, command):
-    shown = run("bench", *QUICK, *command, "--log")
+    shown = run("bench", *QUICK, *command, "--log", "--report")
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
     whole = json.loads((tmp_path / "out" / "results.json").read_text())
     names = ["transformers t=0 b=1", "plain t=0 b=1", "model token k=2 t=0 b=1"]
     assert [cell["id"] for cell in whole["cells"]] == names and whole["greedy"]["equal"] is True

@@ -28,7 +28,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[SpeculativeDecoder]:
     return decoders
 
 
-@pytest.mark.parametrize("kind", EMBEDDED_HEADS)
+@pytest.mark.parametrize(
+    "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in EMBEDDED_HEADS if kind != "eagle3")]
+)
 def test_embedded_heads_draft(made, kind):
     row = rows(PROMPT, *SHORT, "--drafter", kind, "-k", 3)[0]
     assert made[0].drafter.head.kind == kind and made[0].drafter.report is None
