@@ -25,7 +25,7 @@ from .loop.step import AcceptRule
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.free_memory import free_memory
 from .models.supported import cached_model, why_no_trees
-from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds, repeated
+from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds
 from .result import FinishReason, GenerationResult
 from .sampling.params import split_params
 from .stats import Stats
@@ -250,7 +250,7 @@ class SpeculativeDecoder:
         decoded = self.decode(requests, rule, on_emit, output_logits=output_logits)
         if isinstance(input_ids, torch.Tensor):
             input_ids = input_ids.repeat_interleave(copies, 0)
-        prompts, device = repeated(prompts, copies), self.target.device
+        prompts, device = [p for p in prompts for _ in range(copies)], self.target.device
         whole = join(input_ids, prompts, [s.tokens for s in decoded.sequences], pad, device)
         return self._result(decoded, whole, output_logits)
 

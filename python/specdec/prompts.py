@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from .checks import refuse
 
-T = TypeVar("T")
 TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
 
 
@@ -71,11 +69,6 @@ def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_len
         f"{max_new_tokens} after a prompt of {longest} tokens",
         f"at most {max_length - longest}: {limit}",
     )
-
-
-def repeated(rows: Sequence[T], times: int) -> list[T]:
-    """Returns every row ``times`` times, copies next to each other."""
-    return [row for row in rows for _ in range(times)]
 
 
 def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:

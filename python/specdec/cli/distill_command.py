@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import models, training_options
+from .interrupt import stop_once
 from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions
@@ -95,7 +96,7 @@ def distill(
 
     It can be stopped by Ctrl-C or killed at any time: the same command goes on from the last checkpoint."""
     start.check(target)
-    with progress("loading models") as show, training_options.stop_once() as stopped:
+    with progress("loading models") as show, stop_once() as stopped:
         from ..training.distill import distill as train
 
         own = {"cache_logits": texts.cache_logits, "vocabulary": start.vocabulary, "lora": start.lora}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from types import FrameType
+from collections.abc import Callable
 
 from ..decoder import SpeculativeDecoder
 from ..drafters.protocol import Drafter
@@ -14,35 +13,22 @@ from ..stopping import StoppingCriteria, StopStrings
 from . import drafting, models
 from .conversation import Conversation
 from .drafters import HEAD, NAMES, is_head, nodes_of
+from .interrupt import stop_once
 from .show import Page, print_stats, print_troubles
 from .talk import ChatSettings, Talk, Totals, read_integer
 
 
-class Interrupt:
-    """Inside the block the first Ctrl-C ends the text with the tokens of the next report, as any stop does, so that
-    nothing that was counted is lost. A second one raises KeyboardInterrupt at once.
+class StopOr:
+    """Stopping criteria that end the text where others do, or where Ctrl-C was pressed, with the tokens of the next
+    report."""
 
-    Args:
-        stop: what else ends the text; None: nothing.
-    """
-
-    def __init__(self, stop: StoppingCriteria | None):
-        self._stop, self.pressed = stop, False
-
-    def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self._take)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.pressed = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def __init__(self, others: StoppingCriteria | None, pressed: Callable[[], bool]):
+        self._others, self._pressed = others, pressed
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
         """As ``StoppingCriteria`` has it."""
-        kept = None if self._stop is None else self._stop.first_end(sequence, text, new)
-        return new if kept is None and self.pressed else kept
+        kept = None if self._others is None else self._others.first_end(sequence, text, new)
+        return new if kept is None and self._pressed() else kept
 
 
 class LocalTalk(Talk):
@@ -87,9 +73,8 @@ class LocalTalk(Talk):
         prompt = self.said.prompt(said)
         page = Page(self._models.tokenizer, "", prompt, s.verbose, s.stop, shows_prompt=False)
         result: GenerationResult | None = None
-        interrupt = Interrupt(self._stopping)
-        try:
-            with interrupt:
+        with stop_once() as pressed:
+            try:
                 result = self._decoder.generate(
                     [prompt],
                     None,
@@ -98,13 +83,13 @@ class LocalTalk(Talk):
                     s.seed,
                     rule=drafting.read_rule(s.rule, nodes),
                     banned_tokens=self._models.tail,
-                    stop=interrupt,
+                    stop=StopOr(self._stopping, pressed),
                     on_emit=page.on_emit,
                 )
-        except KeyboardInterrupt:
-            pass  # the part of the answer that was shown counts
+            except KeyboardInterrupt:
+                pass  # the part of the answer that was shown counts
         page.finish()
-        self.ended(said, page.shown, interrupt.pressed)
+        self.ended(said, page.shown, pressed())
         if result is None:
             return
         of = result.stats

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from . import models, training_options
+from .interrupt import stop_once
 from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions, read_counts
@@ -71,7 +72,7 @@ def train_heads(
     It can be stopped by Ctrl-C or killed at any time: the same command goes on from the last checkpoint. At the end the
     files are loaded back and tried; exit code 1 says that the head hardly drafts."""
     ids = None if head.layer_ids is None else (*read_counts("--layer-ids", head.layer_ids, 0),)
-    with progress("loading models") as show, training_options.stop_once() as stopped:
+    with progress("loading models") as show, stop_once() as stopped:
         from ..training.head_settings import HeadSettings
         from ..training.train_heads import train_head
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -157,19 +156,3 @@ def settings(texts: LessonOptions, how: HowOptions, results: TrainedOptions, **o
         **{name: getattr(results, name) for name in ("output_dtype", "judged")},
         **others,
     )
-
-
-@contextmanager
-def stop_once() -> Iterator[Callable[[], bool]]:
-    """Inside the block, the first Ctrl-C asks to stop after the step, and a second one raises KeyboardInterrupt."""
-    pressed: list[int] = []
-
-    def press(number: int, frame: object) -> None:
-        pressed.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
