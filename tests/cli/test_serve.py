@@ -94,8 +94,8 @@ def test_defaults_of_drafting(pair):
     scheduling = CapacityOptions(rows=2, max_length=64, prefill_chunk=16, max_waiting=5).scheduling()
 
     def made(**changes):
-        machine, drafts = MachineOptions(device="cpu"), ServedDrafts(**changes)
-        return served.make_service(ModelOptions(), machine, drafts, scheduling, ServerSettings())
+        at, drafts = ModelOptions(machine=MachineOptions(device="cpu")), ServedDrafts(**changes)
+        return served.make_service(at, drafts, scheduling, ServerSettings())
 
     lanes = made().lanes
     assert lanes.drafters == ["model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash"]

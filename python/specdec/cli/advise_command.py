@@ -84,7 +84,7 @@ def advise(
         from ..evaluation.advise import advise as measure
 
         settings = asked.settings()
-        loaded = models.load(models.ModelOptions(target=target), machine, [])
+        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
         texts = texts or _own_texts(target)
         found, kinds = _drafters(loaded, target, drafts or (), texts, machine.dtype)
         ids = loaded.tokenizer(texts).input_ids

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench_methods, models, options
+from . import bench_methods, models
 from .bench_options import (
     NEW_TOKENS,
     SHORT_TEXTS,
@@ -32,7 +32,6 @@ def bench(
     rounds: RoundOptions,
     at: models.ModelOptions,
     weights: WeightOptions,
-    machine: options.MachineOptions,
     results: ResultOptions,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Default: built-in ones of twelve categories.", show_default=False)
@@ -64,7 +63,7 @@ def bench(
     new_tokens = settings.max_new_tokens or (SHORT_TEXTS if at.target is None else NEW_TOKENS)
     seconds = None if rounds.minutes is None else 60 * rounds.minutes
     of_session = BenchSettings(new_tokens, rounds.repeats, rounds.warm_up, settings.seed, seconds)
-    whole_run = BenchRun(at, machine, weights.bits, methods, axes, measured, questions, given, of_session, results)
+    whole_run = BenchRun(at, weights.bits, methods, axes, measured, questions, given, of_session, results)
     with Signals() as signals:
         code, whole = whole_run.run(signals)
     if whole is not None:

@@ -111,7 +111,7 @@ class RoundOptions:
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """Models and machine"""
+    """Weights and threads"""
 
     load_in_8bit: bool = option(False, "The target's weights in 8 bits, by bitsandbytes.", "--load-in-8bit")
     load_in_4bit: bool = option(False, "The same in 4 bits.", "--load-in-4bit")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import bench_methods, models
 from .drafters import is_head
 from .job import tell_end
-from .options import MachineOptions
 from .progress_bar import duration, progress
 from .show import print_drafter_error
 from .show_bench import print_log
@@ -40,7 +39,6 @@ class BenchRun:
     """The options, checked."""
 
     at: models.ModelOptions
-    machine: MachineOptions
     bits: Literal[4, 8] | None
     methods: Sequence[str]
     axes: bench_methods.Axes
@@ -65,7 +63,7 @@ class BenchRun:
                 folder = Folder(self.results.output)
                 with progress("loading models") as show:
                     names = bench_methods.drafters_of(self.methods)
-                    loaded = models.load(self.at, self.machine, names, self.bits)
+                    loaded = models.load(self.at, names, self.bits)
                     layers = {"early-exit": self.measured.exit_layers}
                     drafters = {name: loaded.drafter(name, layers.get(name)) for name in names}
                     grid = self.axes.grid(self.methods, drafters)

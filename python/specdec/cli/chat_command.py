@@ -65,7 +65,6 @@ def chat(
     sampling: options.SamplingOptions,
     answers: AnswerOptions,
     server: ServerOptions,
-    machine: options.MachineOptions,
 ) -> None:
     """Talks with the target, which remembers the conversation. It uses the chat template of the tokenizer; without one,
     everything is one long text.
@@ -81,7 +80,7 @@ def chat(
     )
     if server.url is not None:
         without = {"adapter": at.adapter, "draft": at.draft, "exit_layers": drafts.exit_layers, "tree": drafts.tree}
-        for name, value in {**without, **vars(machine)}.items():
+        for name, value in {**without, **vars(at.machine)}.items():
             if value is not None:
                 refuse(option_name(name), f"{value} with --url", "this option without --url")
         if drafts.num_drafts not in (None, "auto"):
@@ -99,4 +98,4 @@ def chat(
     from .local_chat import LocalTalk
 
     # A later answer may use another drafter, so the draft of the embedded pair is loaded in any case.
-    converse(LocalTalk(models.load(at, machine, [settings.drafter]), settings))
+    converse(LocalTalk(models.load(at, [settings.drafter]), settings))

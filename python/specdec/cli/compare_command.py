@@ -61,7 +61,6 @@ def compare(
     drafts: ComparedDrafts,
     sampling: options.FilterOptions,
     asked: MeasureOptions,
-    machine: options.MachineOptions,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Default: some beginnings of code.", show_default=False)
     ] = None,
@@ -82,7 +81,7 @@ def compare(
     num_drafts = None if drafts.num_drafts is None else drafting.read_num_drafts(drafts.num_drafts, 1)
     sampling.params(drafts.accept_rule)
     with progress("loading models") as show:
-        loaded = models.load(at, machine, [drafts.drafter])
+        loaded = models.load(at, [drafts.drafter])
         from ..evaluation.compare import compare
         from ..evaluation.contenders import CompareSettings
 

@@ -102,7 +102,7 @@ def distill(
         own = {"cache_logits": texts.cache_logits, "vocabulary": start.vocabulary, "lora": start.lora}
         own["gradient_checkpointing"] = how.gradient_checkpointing
         settings = training_options.settings(texts, how, results, **own)
-        loaded = models.load(models.ModelOptions(target=target), machine, [])
+        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
         corpus = texts.corpus(loaded)
         draft, said = start.make(loaded, how.seed)
         card, pair = results.card(target, said), (loaded.target, draft, loaded.tokenizer)

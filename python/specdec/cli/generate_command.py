@@ -17,7 +17,7 @@ from .option_groups import command, option
 from .profiling import STEPS, check_trace, traced
 from .show import Page, print_stats, print_troubles
 from .terminal import write
-from .user_errors import check_counts, refuse
+from .user_errors import check_counts, option_name, refuse
 
 if TYPE_CHECKING:
     from ..decoder import Decoded, SpeculativeDecoder
@@ -72,6 +72,22 @@ class LogProbOptions:
 
 
 @dataclass(frozen=True)
+class LineOptions:
+    """What a line of a file may set for itself."""
+
+    sampling: options.SamplingOptions
+    text: TextOptions
+    log_probs: LogProbOptions
+
+    def settings(self) -> LineSettings:
+        from ..jobs.lines import LineSettings
+
+        settings = LineSettings(**self.text.settings(), **vars(self.sampling), **vars(self.log_probs))
+        settings.check()
+        return settings
+
+
+@dataclass(frozen=True)
 class ShownOptions:
     """Results"""
 
@@ -91,12 +107,9 @@ def generate(
     given: PromptOptions,
     at: models.ModelOptions,
     drafts: drafting.GenerateDrafts,
-    sampling: options.SamplingOptions,
-    text: TextOptions,
-    log_probs: LogProbOptions,
+    of_lines: LineOptions,
     shown: ShownOptions,
     job: JobOptions,
-    machine: options.MachineOptions,
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.", show_default=False)] = None,
 ) -> None:
     """Continues PROMPT, the prompt in a file (--prompt-file), or all prompts of a file at once (--batch-file). In a
@@ -107,38 +120,36 @@ def generate(
     is run again. Exit codes: 0, all prompts have their texts; 3, some failed, and their results say why; 4, the output
     could not be written; 130 and 143, stopped by Ctrl-C or SIGTERM.
     """
+    text = of_lines.text
     sources = [each for each in (prompt, given.batch_file, given.prompt_file) if each is not None]
     if len(sources) != 1:
         refuse("PROMPT / --batch-file / --prompt-file", "several" if sources else "none", "one of them")
     job.check(given.batch_file, text.num_return_sequences, verbose=text.verbose, profile=shown.profile is not None)
     options.check_texts([] if prompt is None else [prompt])
     printed = shown.as_json or job.output is not None
-    for name, value in vars(log_probs).items():
+    for name, value in vars(of_lines.log_probs).items():
         if value is not None and value is not False and not printed:
-            name = f"--{name.replace('_', '-')}"
-            refuse(name, f"{name} without --json", "both, or --output")
-    of_lines = text.settings()
+            refuse(option_name(name), f"{option_name(name)} without --json", "both, or --output")
     drafts.check(at)
     if shown.profile is not None:
         check_trace(shown.profile)
     if job.output is not None and drafts.nodes is None:
         drafts = replace(drafts, num_drafts=drafts.num_drafts or "4")
     num_drafts = drafting.read_num_drafts(drafts.num_drafts, nodes=drafts.nodes)
-    params = sampling.params(drafts.accept_rule)
+    params = of_lines.sampling.params(drafts.accept_rule)
     from ..decoder import SpeculativeDecoder
-    from ..jobs.lines import JobLine, LineSettings
+    from ..jobs.lines import JobLine
 
-    defaults = LineSettings(**of_lines, **vars(sampling), **vars(log_probs))
+    defaults = of_lines.settings()
     if given.batch_file is not None and job.output is not None:
-        whole = Job(given.batch_file, defaults, at, machine, drafts, num_drafts, job, shown.as_json)
+        whole = Job(given.batch_file, defaults, at, drafts, num_drafts, job, shown.as_json)
         raise typer.Exit(whole.run())
     if given.batch_file is not None:
         lines = _read_lines(given.batch_file, defaults, at, text.num_return_sequences, printed)
     else:
-        defaults.check()
         text_of = prompt or _read_prompt(given.prompt_file)
         lines = [JobLine(0, 0, text_of, settings=defaults, params=params)]
-    loaded = models.load(at, machine, [drafts.drafter])
+    loaded = models.load(at, [drafts.drafter])
     proposer = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
     decoder = SpeculativeDecoder(loaded.target, proposer, num_drafts, tree=drafts.nodes)
     page: Page | None = None

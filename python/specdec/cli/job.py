@@ -11,7 +11,7 @@ import typer
 
 from . import models
 from .option_groups import option
-from .options import MachineOptions, SchedulingOptions
+from .options import SchedulingOptions
 from .progress_bar import progress
 from .show import print_drafter_error
 from .terminal import on_terminal, remark
@@ -65,7 +65,6 @@ class Job:
     batch_file: Path
     defaults: LineSettings  # for what a line leaves open
     at: models.ModelOptions
-    machine: MachineOptions
     drafts: GenerateDrafts
     num_drafts: int | AdaptiveDrafts
     options: JobOptions
@@ -80,7 +79,7 @@ class Job:
             "specdec": __version__,
             **{name: getattr(d, name) for name in ("drafter", "exit_layers", "confidence")},
             "rule": d.accept_rule,
-            "dtype": self.machine.dtype,
+            "dtype": self.at.machine.dtype,
             "num_drafts": self.num_drafts if isinstance(self.num_drafts, int) else "auto",
             "max_length": self.options.max_length,
             **({} if nodes is None else {"tree": nodes}),  # jobs that began before there were trees go on
@@ -91,7 +90,7 @@ class Job:
         import torch
         import transformers
 
-        device = self.machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = self.at.machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
         shapes = ("rows", "prefill_chunk", "cache_tokens", "cache_bytes")
         return {
             **{"torch": torch.__version__, "transformers": transformers.__version__},
@@ -153,7 +152,7 @@ class Job:
         prompts, totals = file.mark.prompts, results.totals
         scrolling = self.as_json and on_terminal()  # results, which a bar would get in the way of
         with progress("loading models", not self.options.no_progress and not scrolling) as show:
-            loaded = models.load(self.at, self.machine, [self.drafts.drafter])
+            loaded = models.load(self.at, [self.drafts.drafter])
             scheduler = self._scheduler(loaded)
             speed = Speed(totals)
 

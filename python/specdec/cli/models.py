@@ -6,7 +6,7 @@ import atexit
 import functools
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +30,7 @@ class ModelOptions:
     target: str | None = option(None, "Folder or hub name of the target. Default: the embedded pair.")
     adapter: str | None = option(None, "Folder of a peft adapter of the target, in safetensors.", show_default=False)
     draft: str | None = option(None, "Folder or hub name of the draft.")
+    machine: MachineOptions = field(default_factory=MachineOptions)
 
     @property
     def vocab_size(self) -> int:
@@ -97,12 +98,10 @@ class Models:
         )
 
 
-def load(
-    at: ModelOptions, machine: MachineOptions, drafters: Sequence[str], bits: Literal[4, 8] | None = None
-) -> Models:
+def load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None = None) -> Models:
     """Loads the target, with its adapter and with its weights in so many ``bits``, and the draft for these drafters;
     without a target, the embedded pair."""
-    models = _load(at, machine, drafters, bits)
+    models = _load(at, drafters, bits)
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
         gc.enable()
@@ -110,7 +109,7 @@ def load(
     return models
 
 
-def _load(at: ModelOptions, machine: MachineOptions, drafters: Sequence[str], bits: Literal[4, 8] | None) -> Models:
+def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None) -> Models:
     import torch
     from transformers.utils import logging
 
@@ -118,6 +117,7 @@ def _load(at: ModelOptions, machine: MachineOptions, drafters: Sequence[str], bi
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    machine = at.machine
     device = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)

@@ -41,26 +41,19 @@ def option(default: Any, help: str | None = None, *names: str, **more: Any) -> A
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Returns ``function`` as typer takes it: the fields of each dataclass among its parameters are options under the
-    heading that is the dataclass's docstring, and the dataclass is made of them. Errors about an argument name its
-    option."""
+    heading that is the dataclass's docstring, and the dataclass is made of them. Such a dataclass may have fields that
+    are groups themselves. Errors about an argument name its option."""
     types = get_type_hints(function, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in types.items() if dataclasses.is_dataclass(kind)}
-    flat = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    flat = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in groups:
-            flat += _options(groups[parameter.name])
-        else:
-            kind = types[parameter.name]
-            flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind))
+        kind = types[parameter.name]
+        is_group = dataclasses.is_dataclass(kind)
+        flat += _options(kind) if is_group else [parameter.replace(kind=_KEYWORD, annotation=kind)]
 
     @functools.wraps(function)
     def run(*, context: typer.Context, **given: Any) -> None:
         with user_errors(context):
-            made = {
-                name: group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
-                for name, group in groups.items()
-            }
-            function(**given, **made)
+            function(**{name: _take(name, kind, given) for name, kind in types.items() if name != "return"})
 
     del run.__wrapped__  # or the signature would be that of ``function``
     run.__dict__["__signature__"] = inspect.Signature(flat)
@@ -68,15 +61,28 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
 def _options(group: Any) -> list[inspect.Parameter]:
     types = get_type_hints(group)
     found = []
     for field in dataclasses.fields(group):
-        typed = copy.copy(field.metadata["option"])
+        if (typed := copy.copy(field.metadata.get("option"))) is None:
+            found += _options(types[field.name])
+            continue
         typed.rich_help_panel = group.__doc__
-        kind = inspect.Parameter.KEYWORD_ONLY
-        found.append(inspect.Parameter(field.name, kind, default=typed, annotation=types[field.name]))
+        found.append(inspect.Parameter(field.name, _KEYWORD, default=typed, annotation=types[field.name]))
     return found
+
+
+def _take(name: str, kind: Any, given: dict[str, Any]) -> Any:
+    """The value of a parameter or field: what was given by its name, or a group that is made of its own fields."""
+    if not dataclasses.is_dataclass(kind):
+        return given.pop(name)
+    types = get_type_hints(kind)
+    made: Any = kind
+    return made(**{field.name: _take(field.name, types[field.name], given) for field in dataclasses.fields(kind)})
 
 
 class GroupedCommand(TyperCommand):

@@ -13,7 +13,7 @@ import typer
 
 from .models import ModelOptions
 from .option_groups import command, option
-from .options import MachineOptions, SchedulingOptions
+from .options import SchedulingOptions
 from .served import ServedDrafts, make_service, run
 from .user_errors import check_counts, refuse
 
@@ -108,7 +108,6 @@ class OperationOptions:
 @command
 def serve(
     at: ModelOptions,
-    machine: MachineOptions,
     drafts: ServedDrafts,
     capacity: CapacityOptions,
     access: AccessOptions,
@@ -129,7 +128,7 @@ def serve(
     settings = access.settings(limits, operation)
     with address.bind(settings) as bound:
         logs.configure(operation.log_format, operation.log_level)
-        service = make_service(at, machine, drafts, scheduling, settings, operation.name)
+        service = make_service(at, drafts, scheduling, settings, operation.name)
         run(service, bound, operation.log_format == "json")
 
 

@@ -17,7 +17,6 @@ import typer
 from . import drafting, models
 from .drafters import HEAD, NAMES, NO_TREES, nodes_of
 from .option_groups import option
-from .options import MachineOptions
 from .terminal import remark
 from .user_errors import refuse
 
@@ -60,7 +59,6 @@ class ServedDrafts:
 
 def make_service(
     at: models.ModelOptions,
-    machine: MachineOptions,
     drafts: ServedDrafts,
     scheduling: Mapping[str, Any],
     settings: ServerSettings,
@@ -89,7 +87,7 @@ def make_service(
     drafting.check_drafters(drafters, at, drafts.exit_layers, tree)
     for rule in RULES:
         drafts_of(drafts.num_drafts, rule, tree)  # refuses what is no K before models are loaded
-    loaded = models.load(at, machine, drafters)
+    loaded = models.load(at, drafters)
     memories = SuffixMemories(max_owners=max(1, len(settings.api_keys)))
 
     def make(drafter: str, rule: str) -> Scheduler:

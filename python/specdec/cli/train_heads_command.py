@@ -78,7 +78,7 @@ def train_heads(
 
         run = training_options.settings(texts, how, results, vocabulary=head.vocabulary)
         settings = HeadSettings(head.kind, run, head.depth, head.layers, ids, texts.cache_features, head.format)
-        loaded = models.load(models.ModelOptions(target=target), machine, [])
+        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
         card, pair = results.card(target, head.kind), (loaded.target, loaded.tokenizer)
         corpus = texts.corpus(loaded)
         with results.kept(), results.logging() as logged:

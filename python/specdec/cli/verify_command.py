@@ -74,7 +74,6 @@ def verify(
     file: options.BatchFile,
     at: models.ModelOptions,
     asked: CheckOptions,
-    machine: options.MachineOptions,
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Default: beginnings of code or text.", show_default=False)
     ] = None,
@@ -94,7 +93,7 @@ def verify(
         settings = asked.settings()
         if "distribution" in settings.checks:  # before models are loaded, which takes long
             check_scipy()
-        loaded = models.load(at, machine, names)
+        loaded = models.load(at, names)
         layers = {"early-exit": asked.exit_layers}
         chosen = {name: loaded.drafter(name, layers.get(name)) for name in names if name != "none"}
         ids = loaded.tokenizer(texts or list(prompts.TEXT if at.target else prompts.CODE)).input_ids
