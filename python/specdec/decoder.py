@@ -274,7 +274,7 @@ class SpeculativeDecoder:
             for name, max_length in self._max_lengths.items():
                 check_room([sequence.text], sequence.room, name, max_length)
             accept_rule.check(sequence)
-        longest = max((sequence.slots for sequence in sequences), default=0)
+        longest = max((sequence.slots for sequence in sequences), default=1)  # a cache without rows has slots, too
         if sequences:
             self.plan_caches(len(sequences), longest, step=self.target.slot_step)
         config = self.batch_config(
