@@ -26,19 +26,18 @@ SETTINGS = {  # kernel: whether of a draft, filters and rule of a call that laun
     "race_kernel": (False, {}, "coupled"),
     "draft_draw_kernel": (True, {}, "token"),
     "draft_race_kernel": (True, {}, "coupled"),
-    "compact_draw_kernel": (True, FILTERS, "token"),
 }
 
 
 def call_of(kernel: str, inputs: StepInputs) -> Callable[[int], object]:
     """A whole operation that launches this kernel, as single kernels are not what anyone waits for."""
     drafting, filters, rule = SETTINGS[kernel]
-    inputs, compact = inputs.with_settings(filters, rule), 64 if kernel == "compact_draw_kernel" else 0
+    inputs = inputs.with_settings(filters, rule)
 
     def draft(i: int):
         n = i % inputs.sets
         at = {"seed": inputs.seed[n], "position": inputs.position[i], "offset": 0}
-        return draft_step(inputs.draft[n][:, 0], inputs.params, **at, rule=rule, backend="triton", compact=compact)
+        return draft_step(inputs.draft[n][:, 0], inputs.params, **at, rule=rule, backend="triton")
 
     return draft if drafting else inputs.ours("triton", stats=rule != "coupled")
 

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "arguments.h"
-#include "arguments_tree.h"
 #include "cpu/block.h"
 #include "cpu/linear.h"
 #include "cpu/operations.h"

@@ -5,7 +5,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
-#include "arguments_tree.h"
+#include "arguments.h"
 #include "cuda/operations.h"
 
 namespace specdec::cuda {

@@ -7,7 +7,7 @@ import torch
 from . import validation as check
 from .backends import operation
 from .ops import SamplingTensors
-from .types import MAX_COMPACT, DraftStep, Rule, SamplingParams, SpeculativeStep, TokenTable
+from .types import DraftStep, SamplingParams, SpeculativeStep, TokenTable
 
 
 def draft_step(
@@ -21,7 +21,6 @@ def draft_step(
     table: TokenTable | None = None,
     drafts: torch.Tensor | None = None,
     d2t: torch.Tensor | None = None,
-    compact: int = 0,
     backend: str = "auto",
 ) -> DraftStep:
     """Draws the next draft token of every sequence from raw logits, and returns what verification needs to know of q.
@@ -44,28 +43,32 @@ def draft_step(
         drafts: [B, offset] int64 or int32: this step's drafts so far. Required with a ``table`` if offset > 0.
         d2t: [V] int64, ascending: for every id of a reduced draft vocabulary, the target's id (EAGLE-3, arXiv
             2503.01840). ``tokens`` are then the target's ids.
-        compact: k' > 0 truncates q further, to its k' most likely tokens (the lowest ids of a tie), and returns it as
-            [B, k'] ids and log-probabilities. At most 1024; 0 is off. Not with ``coupled``, which needs no q.
         backend: ``auto``, ``reference``, ``cpu``, ``triton`` or ``cuda``. An explicit choice never falls back.
 
     Returns:
-        DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32, and with ``compact``
-        compact_ids [B, k'] int64, compact_log_q [B, k'] float32. A row that has no distribution (it holds NaN or +inf,
-        or only -inf) gets token -1, which ``speculative_step`` takes as the end of that sequence's drafts.
+        DraftStep: tokens [B] int64, log_q, cutoff, lse [B] float32, status [B] int32. A row that has no distribution
+        (it holds NaN or +inf, or only -inf) gets token -1, which ``speculative_step`` takes as the end of that
+        sequence's drafts.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams, draft_step
+        >>> logits = torch.tensor([[0.0, 2.0, 1.0, -torch.inf], [3.0, 0.0, 0.0, 0.0]])  # B = 2, V = 4
+        >>> draft_step(logits, SamplingParams(temperature=0.0), seed=0, position=7, offset=0).tokens.tolist()
+        [1, 0]
+        >>> drawn = draft_step(logits, SamplingParams(temperature=0.8, top_k=2), seed=0, position=7, offset=0)
+        >>> drawn.cutoff.tolist(), bool((drawn.log_q <= 0).all())
+        ([1.0, 0.0], True)
     """
     check.check_logits("logits", logits, "[B, V]", reference=backend == "reference")
     number = check.check_rule(rule)
     (batch, vocabulary), device = logits.shape, logits.device
     if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 2**31:
         check.refuse("offset", repr(offset), "an integer from 0 to K - 1")
-    if isinstance(compact, bool) or not isinstance(compact, int) or not 0 <= compact <= MAX_COMPACT:
-        check.refuse("compact", repr(compact), f"an integer from 0 (off) to {MAX_COMPACT}")
-    if compact and rule == Rule.COUPLED:
-        check.refuse("compact", repr(compact), "0 with rule='coupled', which needs no q")
     sampling = check.sampling_of(params, table, batch, device)
     if sampling.table_ids is None:
         drafts = None  # only penalties depend on them
@@ -76,25 +79,24 @@ def draft_step(
         check.refuse("drafts", f"None with a table and offset={offset}", f"the step's drafts so far, [B, {offset}]")
     if d2t is not None:
         check.check_d2t(d2t, vocabulary, device)
-    *drawn, ids, log_q = operation("draft_step", backend, device.type)(
-        logits,
-        *sampling,
-        drafts,
-        d2t,
-        check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
-        check.per_sequence("position", position, batch, device, lowest=0),
-        offset,
-        number,
-        compact,
+    return DraftStep(
+        *operation("draft_step", backend, device.type)(
+            logits,
+            list(sampling),
+            drafts,
+            d2t,
+            check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
+            check.per_sequence("position", position, batch, device, lowest=0),
+            offset,
+            number,
+        )
     )
-    return DraftStep(*drawn, *((ids, log_q) if compact else (None, None)))
 
 
 def check_drafts(
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None = None,
     draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None,
-    compact_q: tuple[torch.Tensor, torch.Tensor] | None = None,
     d2t: torch.Tensor | None = None,
     *,
     vocabulary: int,
@@ -106,18 +108,25 @@ def check_drafts(
 
     Args:
         draft_tokens: [B, K] int64 or int32.
-        draft_logits, draft_stats, compact_q, d2t, rule, backend: as in :func:`speculative_step`.
+        draft_logits, draft_stats, d2t, rule, backend: as in :func:`speculative_step`.
         vocabulary: V of the target.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import check_drafts
+        >>> check_drafts(torch.tensor([[1, 2]]), torch.zeros(1, 1, 5), vocabulary=5)
+        Traceback (most recent call last):
+        ValueError: draft_logits: ...
     """
     if not isinstance(draft_tokens, torch.Tensor) or draft_tokens.dim() != 2:
         check.refuse("draft_tokens", getattr(draft_tokens, "shape", type(draft_tokens).__name__), "a tensor [B, K]")
     batch, num_drafts = draft_tokens.shape
     shape, device = (batch, num_drafts), draft_tokens.device
     check.check_like("draft_tokens", draft_tokens, shape, check.INTEGER_DTYPES, device)
-    check.check_q(draft_logits, draft_stats, compact_q, d2t, shape, vocabulary, device, rule, backend)
+    check.check_q(draft_logits, draft_stats, d2t, shape, vocabulary, device, rule, backend)
 
 
 def speculative_step(
@@ -130,7 +139,6 @@ def speculative_step(
     position: int | torch.Tensor,
     num_drafts: torch.Tensor | None = None,
     draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None,
-    compact_q: tuple[torch.Tensor, torch.Tensor] | None = None,
     d2t: torch.Tensor | None = None,
     table: TokenTable | None = None,
     rule: str = "token",
@@ -151,15 +159,13 @@ def speculative_step(
         target_logits: [B, K+1, V] raw logits, K >= 0; row i decides the token after i drafts. float32, bfloat16 or
             float16 (float64 with ``backend="reference"``). Never written.
         draft_tokens: [B, K] int64 or int32. -1 or an id >= V ends that sequence's drafts there.
-        draft_logits: [B, K, V], in any of these dtypes: the logits that ``draft_step`` drew from. None, without
-            ``compact_q``, means that drafts are one-hot (n-grams, greedy draft models): q(x) = 1. Must be None with
-            ``coupled``, which needs no q.
+        draft_logits: [B, K, V], in any of these dtypes: the logits that ``draft_step`` drew from. None means that
+            drafts are one-hot (n-grams, greedy draft models): q(x) = 1. Must be None with ``coupled``, which needs no
+            q.
         params: sampling parameters, of target and draft alike.
         seed, position: as in ``draft_step``; ``position`` is the absolute position of the token that row 0 decides.
         num_drafts: [B] int64 or int32, 0 to K: how many drafts of each sequence count, for ragged batches. None: all K.
         draft_stats: (cutoff, lse), [B, K] each, as ``draft_step`` returned them. None: they are computed again.
-        compact_q: (compact_ids, compact_log_q), [B, K, k'] each, as ``draft_step`` returned them. Replaces
-            ``draft_logits``.
         d2t: [draft vocabulary] int64, ascending; ``draft_logits`` is then [B, K, draft vocabulary].
         table: as in ``draft_step``; in row i the i drafts before it count as generated.
         rule: ``token``, ``block`` or ``coupled``.
@@ -173,6 +179,24 @@ def speculative_step(
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams, draft_step, speculative_step
+        >>> greedy = SamplingParams(temperature=0.0)
+        >>> target = torch.eye(5)[None, [1, 2, 3, 4]]  # B = 1, K = 3, V = 5: the most likely tokens are 1, 2, 3, 4
+        >>> drafts = torch.tensor([[1, 2, 0]])  # one-hot q: no logits
+        >>> out = speculative_step(target, drafts, None, params=greedy, seed=0, position=7)
+        >>> out.tokens.tolist(), out.num_accepted.tolist()  # two are accepted, and 3 replaces the rejected 0
+        ([[1, 2, 3, -1]], [2])
+        >>> params = SamplingParams(temperature=0.8)  # K = 1, drawn from q: verification is given the same logits
+        >>> d = draft_step(target[:, 0], params, seed=0, position=7, offset=0)
+        >>> stats = d.cutoff[:, None], d.lse[:, None]
+        >>> out = speculative_step(
+        ...     target[:, :2], d.tokens[:, None], target[:, :1], params=params, seed=0, position=7, draft_stats=stats
+        ... )
+        >>> out.num_accepted.tolist()  # p = q, so the draft is accepted with certainty
+        [1]
     """
     check.check_logits("target_logits", target_logits, "[B, K+1, V]", reference=backend == "reference")
     number = check.check_rule(rule)
@@ -181,19 +205,19 @@ def speculative_step(
         check.refuse("target_logits", f"shape {list(target_logits.shape)}", "[B, K+1, V] with K >= 0")
     drafts = (batch, rows - 1)
     check.check_like("draft_tokens", draft_tokens, drafts, check.INTEGER_DTYPES, device)
-    q = check.check_q(draft_logits, draft_stats, compact_q, d2t, drafts, vocabulary, device, rule, backend)
+    q = check.check_q(draft_logits, draft_stats, d2t, drafts, vocabulary, device, rule, backend)
     if num_drafts is not None:
         check.check_like("num_drafts", num_drafts, (batch,), check.INTEGER_DTYPES, device)
         check.check_counts("num_drafts", num_drafts, rows - 1, "K")
-    *step, processed, raw = operation("speculative_step", backend, device.type)(
+    *step, drawn, raw = operation("speculative_step", backend, device.type)(
         target_logits,
         draft_tokens.to(torch.int64),
         *q,
         None if num_drafts is None else num_drafts.to(torch.int64),
-        *check.sampling_of(params, table, batch, device),
+        list(check.sampling_of(params, table, batch, device)),
         check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
         check.per_sequence("position", position, batch, device, lowest=0),
         number,
         bool(log_probs),
     )
-    return SpeculativeStep(*step, *((processed, raw) if log_probs else (None, None)))
+    return SpeculativeStep(*step, *((drawn, raw) if log_probs else (None, None)))

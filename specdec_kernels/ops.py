@@ -45,37 +45,32 @@ class SamplingTensors(NamedTuple):
         return SamplingTensors(*(None if t is None else t.repeat_interleave(times, 0) for t in self))  # type: ignore[arg-type]
 
 
-_SAMPLING = (
-    "Tensor temperature, Tensor? filters, Tensor? penalties, Tensor? table_ids, Tensor? table_bias,"
-    " Tensor? table_in_prompt, Tensor? table_count, Tensor? ends, Tensor? first_end"
-)
-
+# `sampling`: the nine SamplingTensors in their order, of which only the temperature is always there; as a list, which
+# the dispatcher reads faster than a tuple.
 SCHEMAS = {
     # drafts [B, offset]: the step's drafts before this one, which the penalties count; d2t [V]: ascending target ids of
-    # the draft's vocabulary; compact: k', or 0.
+    # the draft's vocabulary.
     "draft_step": (
-        f"(Tensor logits, {_SAMPLING}, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, int offset, int rule,"
-        " int compact) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status, Tensor compact_ids,"
-        " Tensor compact_log_q)"
+        "(Tensor logits, Tensor?[] sampling, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, int offset,"
+        " int rule) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status)"
     ),
-    # q is given as draft_logits [B, K, V] (with d2t: [B, K, length of d2t]), or as compact_ids and compact_log_q
-    # [B, K, k']; without either, q is one-hot.
+    # draft_logits [B, K, V], with d2t [B, K, length of d2t]; without them, q is one-hot.
     "speculative_step": (
         "(Tensor target_logits, Tensor draft_tokens, Tensor? draft_logits, Tensor? draft_cutoff, Tensor? draft_lse,"
-        " Tensor? compact_ids, Tensor? compact_log_q, Tensor? d2t, Tensor? num_drafts,"
-        f" {_SAMPLING}, Tensor seed, Tensor position, int rule, bool log_probs) -> (Tensor tokens, Tensor num_accepted,"
-        " Tensor status, Tensor num_emitted, Tensor log_probs, Tensor raw_log_probs)"
+        " Tensor? d2t, Tensor? num_drafts, Tensor?[] sampling, Tensor seed, Tensor position, int rule, bool log_probs)"
+        " -> (Tensor tokens, Tensor num_accepted, Tensor status, Tensor num_emitted, Tensor log_probs,"
+        " Tensor raw_log_probs)"
     ),
     # drafts [B, depth]: the tokens from the root's child down to the node; offset [B]: the row of the node in the tree.
     "draft_children": (
-        f"(Tensor logits, {_SAMPLING}, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, Tensor offset,"
+        "(Tensor logits, Tensor?[] sampling, Tensor? drafts, Tensor? d2t, Tensor seed, Tensor position, Tensor offset,"
         " int width, bool sampled) -> (Tensor tokens, Tensor log_q, Tensor cutoff, Tensor lse, Tensor status)"
     ),
     # parents [B, N]; draft_logits [B, N+1, V] (with d2t: [B, N+1, length of d2t]); depth: D, of which results have D +
     # 1 columns.
     "verify_tree": (
         "(Tensor target_logits, Tensor node_tokens, Tensor parents, Tensor? draft_logits, Tensor? d2t,"
-        f" Tensor? num_nodes, {_SAMPLING}, Tensor seed, Tensor position, int rule, int depth) -> (Tensor path,"
+        " Tensor? num_nodes, Tensor?[] sampling, Tensor seed, Tensor position, int rule, int depth) -> (Tensor path,"
         " Tensor tokens, Tensor num_accepted, Tensor num_emitted, Tensor status)"
     ),
 }
@@ -87,14 +82,11 @@ def statistics_dtype(logits: torch.Tensor) -> torch.dtype:
 
 
 def _draft_step_fake(logits, *rest):
-    (batch, _), dtype, compact = logits.shape, statistics_dtype(logits), rest[-1]
-    statistic = [logits.new_empty((batch,), dtype=dtype) for _ in range(3)]
+    (batch, _), dtype = logits.shape, statistics_dtype(logits)
     return (
         logits.new_empty((batch,), dtype=torch.int64),
-        *statistic,
+        *(logits.new_empty((batch,), dtype=dtype) for _ in range(3)),
         logits.new_empty((batch,), dtype=torch.int32),
-        logits.new_empty((batch, compact), dtype=torch.int64),
-        logits.new_empty((batch, compact), dtype=dtype),
     )
 
 

@@ -57,6 +57,16 @@ def draft_children(
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams, draft_children
+        >>> logits, greedy = torch.tensor([[0.0, 2.0, 1.0, -torch.inf]]), SamplingParams(temperature=0.0)
+        >>> draft_children(logits, 2, greedy, seed=0, position=7, offset=0, sampled=False).tokens.tolist()
+        [[1, 2]]
+        >>> drawn = draft_children(logits, 4, SamplingParams(), seed=0, position=7, offset=0)  # q has three tokens
+        >>> sorted(drawn.tokens[0].tolist())
+        [-1, 0, 1, 2]
     """
     check.check_logits("logits", logits, "[B, V]", reference=backend == "reference")
     (batch, vocabulary), device = logits.shape, logits.device
@@ -77,7 +87,7 @@ def draft_children(
     return DraftChildren(
         *operation("draft_children", backend, device.type)(
             logits,
-            *sampling,
+            list(sampling),
             drafts,
             d2t,
             check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
@@ -142,6 +152,15 @@ def verify_tree(
     Raises:
         ValueError: names the argument, what was given and what is allowed.
         RuntimeError: the backend is not available; says what is missing.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams, verify_tree
+        >>> nodes, parents = torch.tensor([[3, 1, 2]]), torch.tensor([-1, -1, 1])  # 3 or 1 come next, 2 follows the 1
+        >>> target = torch.eye(5)[None, [1, 0, 2, 4]]  # what the target wants after the text, and after each node
+        >>> out = verify_tree(target, nodes, parents, params=SamplingParams(temperature=0.0), seed=0, position=7)
+        >>> out.path.tolist(), out.tokens.tolist()  # the nodes 1 and 2, and then the target's own 4
+        ([[1, 2, -1, -1]], [[1, 2, 4, -1]])
     """
     check.check_logits("target_logits", target_logits, "[B, N+1, V]", reference=backend == "reference")
     number = check.check_tree_rule(rule)
@@ -169,7 +188,7 @@ def verify_tree(
             draft_logits,
             d2t,
             None if num_nodes is None else num_nodes.to(torch.int64),
-            *check.sampling_of(params, table, batch, device),
+            list(check.sampling_of(params, table, batch, device)),
             check.per_sequence("seed", seed, batch, device, lowest=-(2**63)),
             check.per_sequence("position", position, batch, device, lowest=0),
             number,

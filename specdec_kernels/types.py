@@ -6,7 +6,6 @@ sequences, a step K drafts, a vocabulary V tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 from dataclasses import dataclass
@@ -119,7 +118,6 @@ _LIMITS = {
 
 
 TABLE_PADDING = 2**62  # in TokenTable.ids, where there is no token
-MAX_COMPACT = 1024  # the largest k' of a compact q
 MAX_WIDTH = 1024  # the most children of one node that ``draft_children`` draws
 
 
@@ -146,12 +144,20 @@ class SamplingParams:
 
     Raises:
         ValueError: names the parameter, its value and what is allowed.
+
+    Example:
+        >>> import torch
+        >>> from specdec_kernels import SamplingParams
+        >>> SamplingParams(temperature=torch.tensor([0.0, 0.8]), top_p=0.95).top_p  # two sequences, the first is greedy
+        0.95
+        >>> SamplingParams(top_p=1.5)
+        Traceback (most recent call last):
+        ValueError: top_p: got 1.5, allowed: 0 to 1 (1 is off)
     """
 
     FILTERS: ClassVar = ("top_k", "top_p", "min_p")
     PENALTIES: ClassVar = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     TABLE_PADDING: ClassVar = TABLE_PADDING
-    MAX_COMPACT: ClassVar = MAX_COMPACT
 
     temperature: float | torch.Tensor = 1.0
     top_k: int | torch.Tensor | None = None
@@ -161,9 +167,6 @@ class SamplingParams:
     presence_penalty: float | torch.Tensor | None = None
     frequency_penalty: float | torch.Tensor | None = None
 
-    # As the operations take them, in what ``packed`` made: temperature [B], filters [B, 3], penalties [B, 3].
-    _packed: ClassVar[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None] = None
-
     def __post_init__(self) -> None:
         # Checked once here and not in every step: reading a tensor's values waits for its device.
         for name in _LIMITS:
@@ -172,26 +175,6 @@ class SamplingParams:
                 _check_values(name, value)
             elif value is not None or name == "temperature":
                 _check_value(name, value)
-
-    @classmethod
-    def packed(
-        cls, temperature: torch.Tensor, filters: torch.Tensor | None, penalties: torch.Tensor | None
-    ) -> SamplingParams:
-        """Parameters for the steps of a decoding loop: operations take these tensors as they are and launch nothing to
-        prepare them. Their values must be known to be allowed; they are not read, so nothing waits for a GPU.
-
-        Args:
-            temperature: [B] float32.
-            filters, penalties: [B, 3] float32, with the columns ``FILTERS`` and ``PENALTIES``; None: all are off.
-        """
-        params = object.__new__(cls)
-        columns: dict[str, torch.Tensor] = {"temperature": temperature}
-        for names, tensor in ((cls.FILTERS, filters), (cls.PENALTIES, penalties)):
-            columns |= {} if tensor is None else dict(zip(names, tensor.unbind(1), strict=True))
-        for field in dataclasses.fields(cls):
-            object.__setattr__(params, field.name, columns.get(field.name))
-        object.__setattr__(params, "_packed", (temperature, filters, penalties))
-        return params
 
     @staticmethod
     def neutral(name: str) -> float:
@@ -254,9 +237,6 @@ class DraftStep(NamedTuple):
     cutoff: torch.Tensor  # [B] float32: logits below it are filtered out; -inf without filters and at temperature 0
     lse: torch.Tensor  # [B] float32: log sum exp(logit / T) of the kept tokens; at temperature 0 the largest logit
     status: torch.Tensor  # [B] int32, Status (the DRAFT_ flags)
-    # With compact=k', else None:
-    compact_ids: torch.Tensor | None = None  # [B, k'] int64, ascending, then ``TABLE_PADDING``
-    compact_log_q: torch.Tensor | None = None  # [B, k'] float32; -inf for padding
 
 
 class SpeculativeStep(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 from .ops import RULES, TREE_RULES, SamplingTensors, statistics_dtype
-from .types import MAX_COMPACT, TABLE_PADDING, Rule, SamplingParams, TokenTable, TreeRule
+from .types import TABLE_PADDING, Rule, SamplingParams, TokenTable, TreeRule
 
 LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGER_DTYPES = (torch.int64, torch.int32)
@@ -63,15 +63,21 @@ def sampling_of(
         if table is not None:
             refuse("table", "a TokenTable beside SamplingTensors", "None: they hold the table")
         check_like("params.temperature", params.temperature, (batch,), (torch.float32,), device)
+        if params.filters is not None:
+            check_like("params.filters", params.filters, (batch, 3), (torch.float32,), device)
+        if params.penalties is not None:
+            check_like("params.penalties", params.penalties, (batch, 3), (torch.float32,), device)
         return params
     if not isinstance(params, SamplingParams):
         refuse("params", type(params).__name__, "a SamplingParams")
-    temperature, filters, penalties = _packed(params, batch, device)
+    temperature = _column(params, "temperature", batch, device)
+    filters = _columns(params, SamplingParams.FILTERS, batch, device)
     if table is None:
         if params.uses(SamplingParams.PENALTIES):
             refuse("table", "None with penalties in params", "a TokenTable")
         return SamplingTensors(temperature, filters)
     ends, first_end = check_table(table, batch, device)
+    penalties = _columns(params, SamplingParams.PENALTIES, batch, device)
     return SamplingTensors(temperature, filters, penalties, *table[:4], ends, first_end)
 
 
@@ -108,23 +114,6 @@ def check_ascending(name: str, ids: torch.Tensor, padding: int | None = None) ->
             wrong &= ids[..., 1:] < padding
         if wrong.any() or bool((ids < 0).any()):
             refuse(name, "ids that are negative or do not ascend", "ascending ids >= 0, each once")
-
-
-def _packed(
-    params: SamplingParams, batch: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(temperature [B], filters [B, 3], penalties [B, 3]) float32 on ``device``; None for what is off."""
-    if params._packed is None:
-        return (
-            _column(params, "temperature", batch, device),
-            _columns(params, SamplingParams.FILTERS, batch, device),
-            _columns(params, SamplingParams.PENALTIES, batch, device),
-        )
-    shapes = {"temperature": (batch,), "filters": (batch, 3), "penalties": (batch, 3)}
-    for (name, shape), tensor in zip(shapes.items(), params._packed, strict=True):
-        if tensor is not None:
-            check_like(f"params.{name}", tensor, shape, (torch.float32,), device)
-    return params._packed
 
 
 def _columns(params: SamplingParams, names: tuple[str, ...], batch: int, device: torch.device) -> torch.Tensor | None:
@@ -172,7 +161,6 @@ def check_d2t(d2t: torch.Tensor, draft_vocabulary: int, device: torch.device) ->
 def check_q(
     draft_logits: torch.Tensor | None,
     draft_stats: tuple[torch.Tensor, torch.Tensor] | None,
-    compact_q: tuple[torch.Tensor, torch.Tensor] | None,
     d2t: torch.Tensor | None,
     drafts: tuple[int, int],
     vocabulary: int,
@@ -180,33 +168,22 @@ def check_q(
     rule: str,
     backend: str,
 ) -> tuple:
-    """Checks the form of q that was given.
-
-    Returns (draft_logits, cutoff, lse, compact_ids, compact_log_q, d2t), in which what belongs to other forms is None.
-    """
-    given = {"draft_logits": draft_logits, "draft_stats": draft_stats, "compact_q": compact_q, "d2t": d2t}
+    """Checks the form of q that was given. Returns (draft_logits, cutoff, lse, d2t); None for what was not."""
+    given = {"draft_logits": draft_logits, "draft_stats": draft_stats, "d2t": d2t}
     if rule == Rule.COUPLED and (names := [name for name, value in given.items() if value is not None]):
         refuse(names[0], f"a value with rule={str(rule)!r}", "None: this rule needs no q")
-    if compact_q is not None and draft_logits is not None:
-        refuse("compact_q", "a value beside draft_logits", "one of the two")
-    cutoff = lse = ids = log_q = None
+    cutoff = lse = None
     check_draft_logits(draft_logits, d2t, "[B, K, V]", drafts, vocabulary, device, backend)
     if draft_stats is not None:
         if draft_logits is None:
             refuse("draft_stats", "statistics", "None where draft_logits is")
-        cutoff, lse = _pair("draft_stats", draft_stats, "(cutoff, lse)")
+        if not isinstance(draft_stats, (tuple, list)) or len(draft_stats) != 2:
+            refuse("draft_stats", type(draft_stats).__name__, "a pair (cutoff, lse)")
+        cutoff, lse = draft_stats
         dtypes = (statistics_dtype(draft_logits),)
         check_like("draft_stats cutoff", cutoff, drafts, dtypes, device)
         check_like("draft_stats lse", lse, drafts, dtypes, device)
-    if compact_q is not None:
-        ids, log_q = _pair("compact_q", compact_q, "(compact_ids, compact_log_q)")
-        size = ids.shape[-1] if isinstance(ids, torch.Tensor) and ids.dim() else 0
-        if not 1 <= size <= MAX_COMPACT:
-            refuse("compact_q", f"k' = {size}", f"1 to {MAX_COMPACT}")
-        check_like("compact_q ids", ids, (*drafts, size), (torch.int64,), device)
-        check_like("compact_q log_q", log_q, (*drafts, size), (torch.float32, torch.float64), device)
-        check_ascending("compact_q ids", ids, TABLE_PADDING)
-    return draft_logits, cutoff, lse, ids, log_q, d2t
+    return draft_logits, cutoff, lse, d2t
 
 
 def check_draft_logits(
@@ -248,9 +225,3 @@ def check_parents(parents: torch.Tensor, batch: int, nodes: int, device: torch.d
                 "parents", f"{int(parents[*at])} for node {int(at[-1])}", "-1 (the root), or a node before the child"
             )
     return parents.to(torch.int64).expand(batch, nodes)
-
-
-def _pair(name: str, value: object, allowed: str) -> tuple[torch.Tensor, torch.Tensor]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        refuse(name, type(value).__name__, f"a pair {allowed}")
-    return value[0], value[1]

@@ -31,8 +31,9 @@ torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Triton's interpreter takes up to a second for a sequence: without a GPU, of every test's cases on it the first
-    and then every twelfth run every day, the others nightly. Of trees on fibers, it is every fourth, and none of those
-    of test_trees*.py on the interpreter, which have hundreds of sequences; test_trees_triton.py has few."""
+    and then every twelfth run every day, the others nightly. Of those on fibers, it is every fourth: they run the
+    mathematics of the backend ``cpu``. None of those of test_trees*.py on the interpreter run every day: they have
+    hundreds of sequences, and test_trees_triton.py has few."""
     if torch.cuda.is_available():
         return
     seen: Counter = Counter()
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             backend, each = "triton", 12
         elif "triton" in of_trees:
             backend, each = "triton", None
-        elif "cuda" in of_trees:
+        elif "cuda" in (params.get("backend"), params.get("fast_backend"), *of_trees):
             backend, each = "cuda", 4
         else:
             continue

@@ -1,4 +1,4 @@
-"""The README is short, its Python runs as it stands, and its links lead somewhere. The other pages' links do, too."""
+"""The README is short, and its Python runs as it stands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = sorted(
-    str(p.relative_to(ROOT)) for p in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "bench/README.md")
-)
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
 
@@ -40,13 +37,6 @@ def test_there_are_two_examples():
 def test_what_ci_runs():
     """The first two bash blocks are a line each: a text from the embedded pair, and the tests (.ci/run)."""
     first, second = re.findall(r"^```bash\n(.*?)\n```$", README, flags=re.MULTILINE | re.DOTALL)[:2]
-    assert "\n" not in first + second
+    assert "\n" not in first + second and len(first) < 180 and len(second) < 220
     assert first.endswith('.venv/bin/specdec generate "def fibonacci(n):"')
     assert '-e ".[test]"' in second and ".venv/bin/python -m pytest" in second
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8"))
-    absent = [link for link in links if "://" not in link and not (ROOT / page).parent.joinpath(link).exists()]
-    assert not absent

@@ -8,8 +8,6 @@ namespace specdec {
 
 enum class Dtype : int32_t { kFloat32, kBFloat16, kFloat16 };
 
-constexpr int64_t kTablePadding = int64_t{1} << 62;  // TABLE_PADDING of specdec_kernels.types
-
 SPECDEC_HD int64_t size_in_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
 // Logits of B sequences with N rows each. A row is dense.
@@ -50,28 +48,21 @@ struct DraftStepParams {
   const int64_t* position;  // [B]
   int64_t offset;
   bool coupled;
-  int64_t compact;  // k', or 0
   // outputs, every slot written
-  int64_t* tokens;       // [B]
-  float* log_q;          // [B]
-  float* cutoff;         // [B]
-  float* lse;            // [B]
-  int32_t* status;       // [B]
-  int64_t* compact_ids;  // [B, k']
-  float* compact_log_q;  // [B, k']
+  int64_t* tokens;  // [B]
+  float* log_q;     // [B]
+  float* cutoff;    // [B]
+  float* lse;       // [B]
+  int32_t* status;  // [B]
 };
 
 struct SpeculativeStepParams {
   // inputs
-  LogitRows target;             // [B, K+1, V]
-  const int64_t* draft_tokens;  // [B, K]
-  // q, in one of three forms; without any of them, drafts are one-hot
-  LogitRows draft;                        // [B, K, V], or with d2t [B, K, its length]
+  LogitRows target;                       // [B, K+1, V]
+  const int64_t* draft_tokens;            // [B, K]
+  LogitRows draft;                        // q [B, K, V], or with d2t [B, K, its length]; null: drafts are one-hot
   const float *draft_cutoff, *draft_lse;  // [B, K], or null: to be computed
   const int64_t* d2t;                     // target ids of the draft's vocabulary, ascending, or null
-  const int64_t* compact_ids;             // [B, K, k'], ascending, or null
-  const float* compact_log_q;             // [B, K, k']
-  int64_t compact_size;                   // k'
   const int64_t* num_drafts;              // [B], clamped to [0, K], or null: K
   SamplingArguments sampling;
   const int64_t* seed;                        // [B]

@@ -156,7 +156,7 @@ const BlockKernels*& kernels_in_use() {
 float DraftDistribution::log_probability(int64_t token) const {
   const int64_t entry = entry_of(token);
   if (entry < 0) return -INFINITY;
-  return log_q == nullptr ? specdec::log_probability(logit_at(row, entry), distribution) : log_q[entry];
+  return row.data == nullptr ? 0.0f : specdec::log_probability(logit_at(row, entry), distribution);
 }
 
 float DraftDistribution::logit(int64_t token) const {

@@ -38,12 +38,11 @@ struct Noise {
 };
 
 // q of one row: either logits over the whole vocabulary, or ascending entries for some tokens, with q = 0 for all
-// others. Entries describe a one-hot draft, a compact q, or the logits of a reduced vocabulary.
+// others. Entries are the tokens of a reduced vocabulary, or a one-hot draft.
 struct DraftDistribution {
-  Row row;                    // logits; its data is null if there are none
+  Row row;                    // logits; its data is null for a one-hot draft
   Distribution distribution;  // of the row
   const int64_t* ids;         // tokens of the entries; null: every token of the row is an entry
-  const float* log_q;         // of the entries; null: the row holds their logits
   int64_t num_entries;        // length of ids
 
   float log_probability(int64_t token) const;

@@ -126,10 +126,10 @@ SPECDEC_BODY void residual_weights(Row p_row, Distribution p, float w, const Dra
   }
   int64_t begin, end;
   q.entries(block, &begin, &end);
-  if (q.log_q == nullptr) load_range(q.row, begin, end - begin, buffer);
+  const bool one_hot = q.row.data == nullptr;
+  if (!one_hot) load_range(q.row, begin, end - begin, buffer);
   for (int64_t i = begin; i < end; ++i) {
-    const float of_token =
-        q.log_q == nullptr ? probability(buffer[i - begin], q.distribution) : exp2_fast(q.log_q[i] * kLog2e);
+    const float of_token = one_hot ? 1.0f : probability(buffer[i - begin], q.distribution);
     float& weight_of_token = weights[q.ids[i] - block * kBlock];
     weight_of_token = residual(weight_of_token, of_token);
   }

@@ -29,7 +29,7 @@ class Drafting {
         task = {};
         task.row = row, task.temperature = 1.0f;
       }
-      task.compact = params_.width;
+      task.likely = params_.width;
     }
     const StatsOfRows stats(rows.tasks);
     parallel_for(n, 1, [&](int64_t begin, int64_t end) {

@@ -21,10 +21,7 @@ class Drafting {
 
  private:
   void draw_some(int64_t first, int64_t n) const {
-    DraftRows rows = draft_rows(params_, params_.offset, first, n);
-    for (RowTask& task : rows.tasks) {
-      if (task.temperature != 0.0f) task.compact = params_.compact;
-    }
+    const DraftRows rows = draft_rows(params_, params_.offset, first, n);
     const StatsOfRows stats(rows.tasks);
     parallel_for(n, kGrainBlocks / 4, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) draw_one(first + i, rows.tasks[i].row, stats[i]);
@@ -33,18 +30,11 @@ class Drafting {
 
   void draw_one(int64_t b, Row row, const RowStats& stats) const {
     const int32_t fault = row_fault(stats.max);
-    std::fill_n(params_.compact_ids + b * params_.compact, params_.compact, kTablePadding);
-    std::fill_n(params_.compact_log_q + b * params_.compact, params_.compact, -INFINITY);
     params_.status[b] = fault << kDraftFlagShift;
     if (fault != 0) return write(b, -1, -INFINITY, -INFINITY, NAN);
-    if (stats.inverse_temperature == 0.0f) {
-      const int64_t token = argmax(row, stats);
-      if (params_.compact > 0) list(b, 0, token, 0.0f);
-      return write(b, token, 0.0f, -INFINITY, stats.lse);
-    }
+    if (stats.inverse_temperature == 0.0f) return write(b, argmax(row, stats), 0.0f, -INFINITY, stats.lse);
     Noise noise = {static_cast<uint64_t>(params_.seed[b]), static_cast<uint32_t>(params_.position[b]),
                    static_cast<uint32_t>(params_.offset)};
-    if (params_.compact > 0) return draw_compact(b, row, stats, noise);
     int64_t token;
     if (params_.coupled) {
       noise = {noise.seed, noise.position + noise.offset, 0};
@@ -53,29 +43,6 @@ class Drafting {
       token = draw(row, stats, noise, kDraftBlock, kDraftToken);
     }
     write(b, token, log_probability(logit_at(row, token), stats.distribution()), stats.cutoff, stats.lse);
-  }
-
-  void draw_compact(int64_t b, Row row, const RowStats& stats, Noise noise) const {
-    const std::vector<int64_t> tokens = most_likely(row, stats, params_.compact);
-    std::vector<float> weights;
-    float sum = 0.0f, smallest = INFINITY;
-    for (int64_t token : tokens) {
-      const float logit = logit_at(row, token);
-      weights.push_back(weight(logit, stats.max, stats.inverse_temperature));
-      sum += weights.back();
-      smallest = std::min(smallest, logit);
-    }
-    const Distribution distribution = {stats.inverse_temperature, stats.max * stats.inverse_temperature + logf(sum),
-                                       std::max(stats.cutoff, smallest)};
-    const int64_t n = static_cast<int64_t>(tokens.size());
-    for (int64_t i = 0; i < n; ++i) list(b, i, tokens[i], log_probability(logit_at(row, tokens[i]), distribution));
-    const int64_t slot = block_kernels().draw_index(weights.data(), n, noise, kDraftToken);
-    write(b, tokens[slot], params_.compact_log_q[b * params_.compact + slot], distribution.cutoff, distribution.lse);
-  }
-
-  void list(int64_t b, int64_t slot, int64_t token, float log_q) const {
-    params_.compact_ids[b * params_.compact + slot] = target_id(token);
-    params_.compact_log_q[b * params_.compact + slot] = log_q;
   }
 
   void write(int64_t b, int64_t token, float log_q, float cutoff, float lse) const {

@@ -31,7 +31,7 @@ bool weighs_all(const RowTask& task) {
   return task.filtered() ? task.top_p < 1.0f && task.top_k == 0.0f : task.weighed;
 }
 
-bool selects(const RowTask& task) { return task.filtered() || task.compact > 0; }
+bool selects(const RowTask& task) { return task.filtered() || task.likely > 0; }
 
 bool brackets(const RowTask& task) { return task.filtered() && weighs_all(task) && can_be_sampled(task.row); }
 
@@ -55,7 +55,7 @@ void measure(const RowTask& task, int64_t block, const Bracket* bracket, BlockSt
 
 // The cutoffs of a row whose largest logit is finite. `nucleus`: that of top-p, if it is known.
 void select(const RowTask& task, const SelectionRow& row, std::optional<float> nucleus, RowStats* stats) {
-  if (task.compact > 0) stats->compact_cutoff = kth_largest(row, task.compact);
+  if (task.likely > 0) stats->likely_cutoff = kth_largest(row, task.likely);
   if (!task.filtered()) return;
   float cutoff = -INFINITY;
   if (task.top_k > 0.0f) cutoff = kth_largest(row, static_cast<int64_t>(task.top_k));
@@ -230,7 +230,7 @@ StatsOfRows::StatsOfRows(const std::vector<RowTask>& tasks) : stats_(tasks.size(
 int64_t argmax(Row row, const RowStats& stats) { return block_kernels().find(row, block_of_max(stats), stats.max); }
 
 std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size) {
-  const float cutoff = std::max(stats.cutoff, stats.compact_cutoff);
+  const float cutoff = std::max(stats.cutoff, stats.likely_cutoff);
   std::vector<int64_t> above, at;
   for (int64_t block = 0; block < row.num_blocks(); ++block) {
     if (stats.blocks[block].max < cutoff) continue;

@@ -14,7 +14,7 @@ struct RowTask {
   Row row = {};
   float temperature = 0;  // 0: only the maximum is computed
   float top_k = 0, top_p = 1, min_p = 0;
-  int64_t compact = 0;             // k' > 0: also find the k'-th largest logit
+  int64_t likely = 0;              // n > 0: also find the n-th largest logit
   bool weighed = true;             // false: lse is not needed
   bool raw = false;                // also compute the lse of the raw logits at temperature 1
   std::optional<float> mark = {};  // also compute the lse of the logits above this one; in rows without filters
@@ -27,7 +27,7 @@ struct RowStats {
   float lse = 0;                  // natural log of sum exp(l / T) of the kept logits; at temperature 0 the maximum
   float inverse_temperature = 0;  // 0 at temperature 0
   float cutoff = -INFINITY;       // logits below it are filtered out
-  float compact_cutoff = -INFINITY;
+  float likely_cutoff = -INFINITY;
   float raw_lse = 0;
   float lse_above = -INFINITY;         // of the logits above the mark
   const BlockStats* blocks = nullptr;  // sums of the kept logits
@@ -50,7 +50,7 @@ class StatsOfRows {
 // The token with the largest logit, the lowest id of a tie.
 int64_t argmax(Row row, const RowStats& stats);
 
-// The `size` most likely of the kept tokens (the lowest ids of a tie), in ascending order. The row's `compact` was
+// The `size` most likely of the kept tokens (the lowest ids of a tie), in ascending order. The row's `likely` was
 // `size`.
 std::vector<int64_t> most_likely(Row row, const RowStats& stats, int64_t size);
 

@@ -38,7 +38,7 @@ struct Place {
   RowStats q = {};                     // the same, if there are candidates
   Siblings siblings = {};              // what p and q became after the children that were rejected
   std::vector<int64_t> rejected = {};  // their tokens
-  std::vector<Patch> rest = {};        // puts -inf in the place of their logits, among the other patches of q's row
+  std::vector<Patch> rest = {};        // sets their logits to -inf, among the other patches of q's row
   Residual residual = {};              // what p became, once a child was rejected
   Residual next = {};                  // what it will be if the present one is
   int64_t child = -1;                  // whose turn it is; -1: no one's

@@ -8,7 +8,6 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr float kCertain = 0.0f;            // log q of a one-hot draft
 constexpr int64_t kSequencesAtOnce = 1024;  // few enough for the records of their rows to stay in the cache
 
 }  // namespace
@@ -109,21 +108,17 @@ int64_t Verification::draft_at(int64_t b, int64_t j, int32_t* flags) const {
 
 // Greedy sequences treat drafts as one-hot, whatever q is.
 bool Verification::has_full_q(int64_t b) const {
-  return (params.draft.data != nullptr || params.compact_ids != nullptr) && params.sampling.temperature[b] != 0.0f;
+  return params.draft.data != nullptr && params.sampling.temperature[b] != 0.0f;
 }
 
 // q of row j; without lse and cutoff, unless drafting handed them over.
 DraftDistribution Verification::q_of(int64_t b, int64_t j) const {
   const int64_t at = b * params.num_drafts_max + j;
-  if (!has_full_q(b)) return {{}, {}, params.draft_tokens + at, &kCertain, 1};
-  if (params.compact_ids != nullptr) {
-    const int64_t first = at * params.compact_size;
-    return {{}, {}, params.compact_ids + first, params.compact_log_q + first, params.compact_size};
-  }
+  if (!has_full_q(b)) return {{}, {}, params.draft_tokens + at, 1};
   Distribution distribution = {1.0f / params.sampling.temperature[b], 0.0f, -INFINITY};
   if (params.draft_lse != nullptr)
     distribution.lse = params.draft_lse[at], distribution.cutoff = params.draft_cutoff[at];
-  return {row_at(params.draft, b, j), distribution, params.d2t, nullptr, params.draft.vocabulary};
+  return {row_at(params.draft, b, j), distribution, params.d2t, params.draft.vocabulary};
 }
 
 // Computes what the test of a row's draft needs, or finds that its q is not a distribution.

@@ -84,7 +84,7 @@ class Verifying {
       } else if (tasks[n + i].row.data != nullptr) {
         place.q = stats[n + i];
         place.rest = place.read.q_patches;
-        place.read.q = {place.read.q.row, place.q.distribution(), params_.d2t, nullptr, params_.draft.vocabulary};
+        place.read.q = {place.read.q.row, place.q.distribution(), params_.d2t, params_.draft.vocabulary};
       }
     }
   }

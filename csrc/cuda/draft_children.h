@@ -3,12 +3,12 @@
 #pragma once
 
 #include "arrivals.h"
-#include "compact.h"
 #include "drafted_row.h"
+#include "likely.h"
 
 namespace specdec::cuda {
 
-static_assert(kMostCompact <= kMostArrivals);
+static_assert(kMostLikely <= kMostArrivals);
 
 struct ChildrenMemory {
   Ring ring;
@@ -17,7 +17,7 @@ struct ChildrenMemory {
   SelectionMemory* selection;
   ArrivalsMemory* arrivals;
   uint32_t *above, *at_cutoff;  // [blocks of the row], for the most likely tokens
-  CompactMemory* likely;
+  LikelyMemory* likely;
 
   static Items items(const DraftChildrenParams& params);
   static ChildrenMemory cut(Arena& arena, const DraftChildrenParams& params, const Items& items, const Cut& cut);
@@ -43,7 +43,7 @@ inline ChildrenMemory ChildrenMemory::cut(Arena& arena, const DraftChildrenParam
   memory.arrivals = arena.take<ArrivalsMemory>(1);
   if (!params.sampled) {
     memory.above = arena.take<uint32_t>(n), memory.at_cutoff = arena.take<uint32_t>(n);
-    memory.likely = arena.take<CompactMemory>(1);
+    memory.likely = arena.take<LikelyMemory>(1);
   }
   return memory;
 }
@@ -165,7 +165,7 @@ SPECDEC_DEVICE void decide_children(const Branching& s, const Place& place) {
     if (!place.first) return;
     size = gather_arrivals(memory.arrivals);
   } else {
-    size = list_likely(s, cutoffs.compact);
+    size = list_likely(s, cutoffs.likely);
   }
   sort_falling(list, size);
   write_children(s, list, size, 0, q);

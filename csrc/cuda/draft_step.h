@@ -2,8 +2,8 @@
 // the block of logits that has the draft, and the one that keeps it draws; else block 0 does all of that.
 #pragma once
 
-#include "compact.h"
 #include "drafted_row.h"
+#include "select.h"
 
 namespace specdec::cuda {
 
@@ -13,18 +13,17 @@ struct DraftMemory {
   float* cutoff;    // [1]
   Candidate* best;  // [blocks of the cluster * warps]
   SelectionMemory* selection;
-  uint32_t *above, *at_cutoff;  // [blocks of the row]
-  CompactMemory* compact;
 
   // The items that a sequence has, and the memory that it needs.
   static Items items(const DraftStepParams& params);
   static DraftMemory cut(Arena& arena, const DraftStepParams& params, const Items& items, const Cut& cut);
 
   SPECDEC_DEVICE DraftMemory at(char* base) const {
-    return {ring.at(base),          {moved(blocks.max, base), moved(blocks.mass, base), blocks.n},
-            moved(cutoff, base),    moved(best, base),
-            moved(selection, base), moved(above, base),
-            moved(at_cutoff, base), moved(compact, base)};
+    return {ring.at(base),
+            {moved(blocks.max, base), moved(blocks.mass, base), blocks.n},
+            moved(cutoff, base),
+            moved(best, base),
+            moved(selection, base)};
   }
 };
 
@@ -37,11 +36,7 @@ inline DraftMemory DraftMemory::cut(Arena& arena, const DraftStepParams& params,
   memory.blocks = {arena.take<float>(n), arena.take<float>(n), n};
   memory.cutoff = arena.take<float>(1);
   memory.best = arena.take<Candidate>(cut.all_warps);
-  if (params.sampling.filters != nullptr || params.compact > 0) memory.selection = arena.take<SelectionMemory>(1);
-  if (params.compact > 0) {
-    memory.above = arena.take<uint32_t>(n), memory.at_cutoff = arena.take<uint32_t>(n);
-    memory.compact = arena.take<CompactMemory>(1);
-  }
+  if (params.sampling.filters != nullptr) memory.selection = arena.take<SelectionMemory>(1);
   return memory;
 }
 
@@ -67,64 +62,13 @@ SPECDEC_DEVICE Noise noise_of(const DraftStepParams& params, const Row& row) {
           static_cast<uint32_t>(params.offset)};
 }
 
-// By a block: writes slots [0, n) of a compact q from memory, and marks the others as empty.
-SPECDEC_DEVICE void write_compact(const DraftStepParams& params, const Row& row, const CompactMemory* memory, int n,
-                                  Distribution distribution) {
-  for (int64_t i = simt::thread(); i < params.compact; i += simt::num_threads()) {
-    int64_t id = kTablePadding;
-    float log_q = -INFINITY;
-    if (i < n) {
-      id = target_id(row, simt::read(&memory->token[i]));
-      log_q = log_probability(simt::read(&memory->logit[i]), distribution.inverse_temperature, distribution.lse);
-    }
-    params.compact_ids[row.b * params.compact + i] = id;
-    params.compact_log_q[row.b * params.compact + i] = log_q;
-  }
-}
-
-// By a block: writes the k' most likely kept tokens, and draws one of them.
-SPECDEC_DEVICE void draw_compact(const DraftStepParams& params, const Row& row, const DraftMemory& memory, float max,
-                                 float inverse_temperature, float compact_cutoff) {
-  CompactMemory* slots = memory.compact;
-  const int n = fill_slots(row, memory.blocks, compact_cutoff, static_cast<int>(params.compact), memory.above,
-                           memory.at_cutoff, slots);
-  // Warp 0 computes lse, and hands it to the other threads through memory.
-  if (simt::thread() < kWarp) {
-    float sum = 0.0f;
-    for (int i = simt::thread(); i < n; i += kWarp) {
-      sum += weight_of(simt::read(&slots->logit[i]), max, inverse_temperature);
-    }
-    const float lse = max * inverse_temperature + logf(simt::reduce(sum, Sum()));
-    if (simt::thread() == 0) simt::write(memory.cutoff, lse);
-  }
-  simt::sync_block();
-  const Distribution distribution = {inverse_temperature, simt::read(memory.cutoff), compact_cutoff};
-  write_compact(params, row, slots, n, distribution);
-  simt::sync_block();
-  if (simt::thread() >= kWarp) return;
-  const Noise noise = noise_of(params, row);
-  Candidate best = 0;
-  for (int i = 4 * simt::thread(); i < n; i += 4 * kWarp) {
-    const Words words = philox(noise.seed, static_cast<uint32_t>(i / 4), noise.position, noise.offset, kDraftToken);
-    for (int k = 0; k < 4 && i + k < n; ++k) {
-      const float w = weight_of(simt::read(&slots->logit[i + k]), max, inverse_temperature);
-      best = Better()(best, candidate(w / exponential(uniform(words.word[k])), static_cast<uint32_t>(i + k)));
-    }
-  }
-  const int64_t slot = index_of(simt::reduce(best, Better()));
-  if (simt::thread() == 0) {
-    const float log_q = log_probability(simt::read(&slots->logit[slot]), inverse_temperature, distribution.lse);
-    write_draft(params, row, 0, {simt::read(&slots->token[slot]), log_q, compact_cutoff, distribution.lse});
-  }
-}
-
 // What every thread of a cluster knows of its sequence.
 struct Drafting {
   const DraftStepParams& params;
   DraftMemory memory;
   Row row;
   float temperature, inverse_temperature;
-  bool selects;  // whether block 0 reads the row again for filters or a compact q
+  bool filtered;
 };
 
 SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
@@ -132,8 +76,8 @@ SPECDEC_DEVICE Drafting drafting_of(const DraftWork& work, int64_t b) {
   const DraftMemory memory = work.memory(b);
   const Row row = row_to_draft_from(params, b, params.offset, memory.ring, work.place_for_copy());
   const float temperature = params.sampling.temperature[b];
-  const bool selects = temperature != 0.0f && (params.compact > 0 || filters_of(params.sampling, b).any());
-  return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature, selects};
+  const bool filtered = temperature != 0.0f && filters_of(params.sampling, b).any();
+  return {params, memory, row, temperature, temperature == 0.0f ? 0.0f : 1.0f / temperature, filtered};
 }
 
 // Draws and writes the draft, given the blocks' statistics.
@@ -142,7 +86,6 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
   const DraftMemory& memory = s.memory;
   const Blocks& blocks = memory.blocks;
   const Row& row = s.row;
-  const int64_t b = row.b;
   const float temperature = s.temperature, inverse_temperature = s.inverse_temperature;
   const bool first = place.first, greedy = temperature == 0.0f;
   const int warp = place.warp;
@@ -156,28 +99,20 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
     if (simt::thread() == 0) {
       write_draft(params, row, fault,
                   fault != 0 ? Drawn{-1, -INFINITY, -INFINITY, NAN} : Drawn{token, 0.0f, -INFINITY, max});
-      for (int64_t i = 0; i < params.compact; ++i) {
-        params.compact_ids[b * params.compact + i] = i == 0 && fault == 0 ? target_id(row, token) : kTablePadding;
-        params.compact_log_q[b * params.compact + i] = i == 0 && fault == 0 ? 0.0f : -INFINITY;
-      }
     }
     return;
   }
 
   // Block 0 filters. With rule `coupled`, the others take part in the race and need the cutoff.
-  if (!first && !params.coupled && s.selects) return;
+  if (!first && !params.coupled && s.filtered) return;
   float cutoff = -INFINITY, lse = 0.0f;
   if (first || !params.coupled) {
     if (warp == 0) merge(blocks, max, inverse_temperature);
     simt::sync_block();
     float sum = total(blocks.mass, blocks.n);
-    if (s.selects) {
+    if (s.filtered) {
       Selection selection = {row, blocks, max, inverse_temperature, memory.selection};
-      const Cutoffs cutoffs = cutoffs_of(selection, params.compact, temperature, sum);
-      if (params.compact > 0) {
-        return draw_compact(params, row, memory, max, inverse_temperature, cutoffs.compact);
-      }
-      cutoff = cutoffs.kept;
+      cutoff = cutoffs_of(selection, 0, temperature, sum).kept;
       simt::sync_block();
       keep_above(row, blocks, max, inverse_temperature, cutoff);
       simt::sync_block();
@@ -199,7 +134,7 @@ SPECDEC_DEVICE void decide_draft(const Drafting& s, const Place& place) {
   } else {
     const Noise noise = noise_of(params, row);
     const int block = static_cast<int>(race_among(blocks.mass, blocks.n, noise, kDraftBlock));
-    if (!s.selects && !row.drawn_here(block)) return;
+    if (!s.filtered && !row.drawn_here(block)) return;
     token = draw(row, blocks, block, inverse_temperature, cutoff, noise, kDraftToken, memory.best, place);
   }
   if (simt::thread() == 0) {
@@ -224,7 +159,7 @@ SPECDEC_KERNEL(draft_step_kernel, kMostThreads, DraftWork) {
     simt::wait_for_launch_before();
   }
   decide_draft(s, place);
-  if (!s.memory.ring.stay || !s.selects || s.params.coupled) return;
+  if (!s.memory.ring.stay || !s.filtered || s.params.coupled) return;
   simt::arrive_only();                     // block 0 has read what others keep,
   if (!place.first) simt::wait_cluster();  // whose shared memory ends with them
 }

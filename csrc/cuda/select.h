@@ -228,12 +228,13 @@ SPECDEC_DEVICE Filters filters_of(const SamplingArguments& sampling, int64_t b) 
 }
 
 struct Cutoffs {
-  float kept;     // the smallest logit that the filters keep
-  float compact;  // the smallest logit of the compact q
+  float kept;    // the smallest logit that the filters keep
+  float likely;  // the smallest logit of the most likely tokens among these
 };
 
-// The cutoffs of a row whose largest logit is finite. `sum`: of all weights relative to it; `compact`: k', or 0.
-SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, int64_t compact, float temperature, float sum) {
+// The cutoffs of a row whose largest logit is finite. `sum`: of all weights relative to it; `likely`: how many most
+// likely tokens are wanted, or 0.
+SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, int64_t likely, float temperature, float sum) {
   // Read again where they are needed, since registers are scarce.
   const auto filters = [&] { return filters_of(*selection.row.sampling, selection.row.b); };
   const auto of_min_p = [&] {
@@ -242,8 +243,8 @@ SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, int64_t compact, float t
   };
   const bool counts = filters().top_k > 0.0f, weighs = filters().top_p < 1.0f;
   Cutoffs found = {-INFINITY, -INFINITY};
-  if (counts || (!weighs && compact > 0)) {
-    selection.low = selection.bound_of(counts ? static_cast<int64_t>(filters().top_k) : compact);
+  if (counts || (!weighs && likely > 0)) {
+    selection.low = selection.bound_of(counts ? static_cast<int64_t>(filters().top_k) : likely);
   } else if (weighs) {
     // All logits below this one together weigh less than 1 - top_p, so none of them is kept. Allows for rounding.
     const float share = (1.0f - filters().top_p) * sum / static_cast<float>(selection.row.size);
@@ -251,18 +252,18 @@ SPECDEC_DEVICE Cutoffs cutoffs_of(Selection& selection, int64_t compact, float t
     selection.low -= 1e-5f * (1.0f + fabsf(selection.low));
     selection.low = selection.low < selection.max ? selection.low : selection.max;
   }
-  if (counts || weighs || compact > 0) {
+  if (counts || weighs || likely > 0) {
     // Without top-k, top_p is a share of the whole row, including what the bound left out.
     if (simt::thread() == 0) simt::write(&selection.memory->sum, counts ? 0.0f : sum);
 #pragma unroll 1
-    for (int pass = counts ? 0 : weighs ? 1 : 2; pass < (compact > 0 ? 3 : 2); ++pass) {
+    for (int pass = counts ? 0 : weighs ? 1 : 2; pass < (likely > 0 ? 3 : 2); ++pass) {
       if (pass == 1 && !weighs) continue;
       const float share = pass == 1 ? filters().top_p : 1.0f;
-      const float most = pass == 0 ? filters().top_k : pass == 1 ? INFINITY : static_cast<float>(compact);
+      const float most = pass == 0 ? filters().top_k : pass == 1 ? INFINITY : static_cast<float>(likely);
       const float of_others = pass == 2 ? of_min_p() : -INFINITY;
       const float lowest = of_others > found.kept ? of_others : found.kept;
       const float cutoff = selection.select(lowest, pass == 1, share, most);
-      (pass == 2 ? found.compact : found.kept) = cutoff;
+      (pass == 2 ? found.likely : found.kept) = cutoff;
     }
   }
   const float least = of_min_p();

@@ -58,7 +58,7 @@ SPECDEC_HD bool weighs_drafts(const SpeculativeStepParams& params) {
 // How many rows a decision needs near if the step is decided row by row; 0 if it is not. Filters read a row many times,
 // and rule `coupled` races over all of it, so these measure all rows at once.
 SPECDEC_HD int rows_of_decision(const SpeculativeStepParams& params) {
-  const bool pairs = params.draft.data != nullptr && params.compact_ids == nullptr && params.d2t == nullptr &&
+  const bool pairs = params.draft.data != nullptr && params.d2t == nullptr &&
                      (params.rule == kRuleBlock || params.draft_lse == nullptr);
   if (params.rule == kRuleCoupled || params.sampling.filters != nullptr || params.num_drafts_max == 0) return 0;
   return pairs ? 2 : weighs_drafts(params) ? 0 : 1;
@@ -66,8 +66,7 @@ SPECDEC_HD int rows_of_decision(const SpeculativeStepParams& params) {
 
 // Whether the ring brings the rows of residuals, the target's and the draft's in pairs.
 SPECDEC_HD bool copies_residuals(const SpeculativeStepParams& params, const Ring& ring) {
-  return ring.num_slots >= 2 && !ring.stay && params.compact_ids == nullptr && params.d2t == nullptr &&
-         params.draft.data != nullptr;
+  return ring.num_slots >= 2 && !ring.stay && params.d2t == nullptr && params.draft.data != nullptr;
 }
 
 inline Items StepMemory::items(const SpeculativeStepParams& params) {
@@ -187,9 +186,10 @@ struct Sequence {
     if (x != -1) *flags |= kDraftOutOfRange;
     return -1;
   }
-  SPECDEC_DEVICE bool full_q() const { return params.draft.data != nullptr && params.compact_ids == nullptr; }
+  // Whether q is given by logits; else drafts are one-hot.
+  SPECDEC_DEVICE bool has_q() const { return params.draft.data != nullptr; }
   // Whether q is given by logits for all tokens of the target's vocabulary.
-  SPECDEC_DEVICE bool same_vocabulary() const { return full_q() && params.d2t == nullptr; }
+  SPECDEC_DEVICE bool same_vocabulary() const { return has_q() && params.d2t == nullptr; }
   // q of draft row j, given by logits. An lse of NaN means that draft_step found no distribution.
   SPECDEC_DEVICE Distribution q_of(int64_t j) const {
     if (params.draft_lse == nullptr) return p_of(params.num_drafts_max + 1 + j);
@@ -205,13 +205,6 @@ struct Sequence {
       if (params.d2t[index] != id) return -INFINITY;
     }
     return adjusted(row, id, raw_logit(row, index));
-  }
-  // Where the entries of row j's compact q begin.
-  SPECDEC_DEVICE int64_t compact(int64_t j) const { return (b * params.num_drafts_max + j) * params.compact_size; }
-  SPECDEC_DEVICE float compact_log_q(int64_t j, int64_t id) const {
-    const int64_t* ids = params.compact_ids + compact(j);
-    const int64_t place = find(ids, params.compact_size, id);
-    return ids[place] == id ? params.compact_log_q[compact(j) + place] : -INFINITY;
   }
 };
 

@@ -14,11 +14,7 @@ SPECDEC_DEVICE Examined look(const Sequence& s, int64_t j) {
   seen.flags = static_cast<int16_t>(flags);
   if (x < 0) return seen;
   seen.log_p = logit_at(s.target_row(j), x);
-  if (s.params.compact_ids != nullptr) {
-    seen.log_q = s.compact_log_q(j, x);
-  } else {
-    seen.log_q = s.full_q() ? s.draft_logit(j, x) : 0.0f;
-  }
+  seen.log_q = s.has_q() ? s.draft_logit(j, x) : 0.0f;
   const Noise noise = s.noise(j);
   seen.u = uniform(philox(noise.seed, 0, noise.position, noise.offset, kAccept).word[0]);
   seen.state = kRecover;
@@ -30,7 +26,7 @@ SPECDEC_DEVICE Examined examine(const Sequence& s, int64_t j, Examined seen) {
   const int32_t fault = row_fault(simt::read(&s.memory.row_max[j]));
   if (fault != 0) return {-INFINITY, -INFINITY, 0.0f, static_cast<int16_t>(fault), kDone};
   if (seen.state != kRecover) return seen;
-  if (s.full_q()) {
+  if (s.has_q()) {
     const int64_t k = s.params.num_drafts_max;
     const bool handed_over = s.params.draft_lse != nullptr;
     const int32_t q_fault =
@@ -85,19 +81,12 @@ SPECDEC_DEVICE void subtract_draft(const Sequence& s, int64_t j, const Touched& 
   }
 }
 
-// The same where only some tokens have a q: a reduced vocabulary, a compact q, or a one-hot draft.
+// The same where only some tokens have a q: a reduced vocabulary, or a one-hot draft.
 SPECDEC_DEVICE void subtract_few(const Sequence& s, int64_t j, int block, float (&p)[kEach]) {
-  const bool compact = s.params.compact_ids != nullptr, reduced = s.full_q();
-  const int64_t first = compact ? s.compact(j) : 0;
-  const int64_t* ids = reduced ? s.params.d2t : compact ? s.params.compact_ids + first : s.drafts() + j;
-  const int64_t size = reduced ? s.params.draft.vocabulary : compact ? s.params.compact_size : 1;
+  const bool reduced = s.has_q();
   subtract_listed(
-      s.target_row(j), ids, size, block,
-      [&](int64_t at) {
-        if (reduced) return probability_of(logit_at(s.draft_row(j), at), s.q_of(j));
-        return compact ? simt::exp2_of(s.params.compact_log_q[first + at] * kLog2e) : 1.0f;
-      },
-      p);
+      s.target_row(j), reduced ? s.params.d2t : s.drafts() + j, reduced ? s.params.draft.vocabulary : 1, block,
+      [&](int64_t at) { return reduced ? probability_of(logit_at(s.draft_row(j), at), s.q_of(j)) : 1.0f; }, p);
 }
 
 // By a warp: the weights max(0, w p - q) of a part of a block of row j, which has a draft. near(row, 0) returns where

@@ -16,10 +16,7 @@ _ALLOWED = f'a list of {{"role": {" or ".join(ROLES)}, "content": a text}}'
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """The token ids that the next answer of a conversation continues.
-
-        prompt = chat_prompt(tokenizer, [{"role": "user", "content": "Why is the sky blue?"}])
-        decoder.generate([prompt])
+    """Returns the token ids that the next answer of a conversation continues.
 
     Args:
         tokenizer: the target's. It needs a chat template, which is rendered with ``add_generation_prompt=True``.
@@ -29,6 +26,13 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[s
     Raises:
         ValueError: names ``messages``: they are not of that form, the tokenizer has no chat template, or the template
             refuses them.
+
+    Example:
+        >>> from specdec import chat_prompt, load_embedded_pair
+        >>> tokenizer = load_embedded_pair()[2]
+        >>> tokenizer.chat_template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}"
+        >>> tokenizer.decode(chat_prompt(tokenizer, [{"role": "user", "content": "Why is the sky blue?"}]))
+        '# user: Why is the sky blue?\\n'
     """
     return chat_tokens(tokenizer, chat_text(tokenizer, messages))
 

@@ -1,5 +1,5 @@
-"""Errors about arguments: they name the argument, what was given and what is allowed; or which settings are not those
-that were. Imports nothing of specdec."""
+"""Errors about arguments: they name the argument, what was given and what is allowed, or which settings have changed.
+Imports nothing of specdec."""
 
 from __future__ import annotations
 

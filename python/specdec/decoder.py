@@ -1,4 +1,4 @@
-"""Speculative decoding: a draft proposes K tokens, the target scores them in one forward, one kernel accepts some."""
+"""Speculative decoding: a draft proposes K tokens, the target reads them in one forward, one kernel accepts some."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class SpeculativeDecoder:
             embedding must cover the whole vocabulary, since it is fed the target's tokens. Where target and draft pad
             the vocabulary of one tokenizer to different sizes, pass ``range(len(tokenizer))``: later columns are then
             never drafted.
-        confidence: for a draft model: a token to which it gives a smaller probability than this is the last draft of
-            its sequence in that step. The token itself is still verified. From 0 (off) to below 1.
+        confidence: for a draft model, from 0 (off) to below 1. A sequence's drafting ends, in each step, with the first
+            token to which the model gives a smaller probability. The token itself is still verified.
         graph_bytes: memory for CUDA graphs on an NVIDIA GPU; 0 turns them off. A step is captured when its shape
             occurs for the second time, and replayed from then on. Steps with penalties, bias, processors, confidence,
             or a drafter that is neither a model nor a head run without graphs.
@@ -77,6 +77,15 @@ class SpeculativeDecoder:
         ValueError: names the argument, what was given and what is allowed. A model that the loop cannot drive
             is refused by the name of its type (``specdec.models.supported``). With ``compile``, the first forward of a
             model that torch.compile cannot take as one graph raises; the model never runs uncompiled instead.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> prompt = tokenizer("import os").input_ids
+        >>> plain = SpeculativeDecoder(target, None).generate([prompt], max_new_tokens=32)
+        >>> for drafter in (draft, PromptLookupDrafter()):
+        ...     result = SpeculativeDecoder(target, drafter, num_drafts=4).generate([prompt], max_new_tokens=32)
+        ...     assert result.tokens == plain.tokens and result.stats.steps <= plain.stats.steps
     """
 
     def __init__(
@@ -174,7 +183,7 @@ class SpeculativeDecoder:
                 batch, so equal prompts get equal texts. For different samples of one prompt pass B seeds, as a
                 list or a [B] tensor.
             eos_token_id: one id, several, or [] for none; None takes those of the target's configuration.
-            pad_token_id: fills ``result.sequences`` after a sequence's end; None takes that of the target's
+            pad_token_id: fills ``GenerationResult.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
             on_emit: called after each step for every sequence that emitted tokens in it, or ended.
             rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. The
@@ -212,6 +221,16 @@ class SpeculativeDecoder:
             ValueError: names the argument, what was given and what is allowed. Raised before anything is allocated if
                 a prompt with ``max_new_tokens`` does not fit the positions of target or draft, or if the caches do not
                 fit the free memory.
+
+        Example:
+            >>> from specdec import SamplingParams, SpeculativeDecoder, load_embedded_pair
+            >>> target, draft, tokenizer = load_embedded_pair()
+            >>> prompts = tokenizer(["def read(self):", "import os"]).input_ids
+            >>> params = SamplingParams(temperature=0.8, top_p=0.95)
+            >>> decoder = SpeculativeDecoder(target, draft)
+            >>> result = decoder.generate(prompts, max_new_tokens=16, params=params, seed=[0, 1])
+            >>> len(result.tokens), result.stats.emitted == sum(map(len, result.tokens)), result.stats.tau >= 1
+            (2, True, True)
         """
         prompts = read_prompts(input_ids, attention_mask, self.target.vocab_size)
         read_count("max_new_tokens", max_new_tokens)

@@ -1,5 +1,5 @@
 """Opens what a job or a benchmark writes, or reads back, itself and nothing that a symbolic link points to: in a folder
-that others write to as well, a link in the place of a result or of a temporary file would have any file overwritten."""
+that others write to as well, a link instead of a result or of a temporary file would have any file overwritten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_itself(path: Path, flags: int) -> int:
 
 
 def open_new(path: Path) -> int:
-    """Opens a temporary file for writing, in the place of one that a killed process left. Raises OSError as
+    """Opens a temporary file for writing, instead of one that a killed process left. Raises OSError as
     :func:`open_itself` does."""
     if path.is_symlink():
         raise _link(path)

@@ -1,4 +1,4 @@
-"""What ``generate`` returns, and the words in which it says how texts came to be and ended."""
+"""What ``generate`` returns, and the words for where tokens came from and why texts ended."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ class TokenLogProb(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationResult:
+    """What ``generate`` returns for B sequences. Lists have one entry for each of them.
+
+    Example:
+        >>> from specdec import SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> result = SpeculativeDecoder(target, draft).generate([tokenizer("import os").input_ids], max_new_tokens=8)
+        >>> result.sequences.shape[1] == len(tokenizer("import os").input_ids) + 8
+        True
+        >>> len(result.tokens[0]), len(result.produced_by[0]), str(result.finish_reason[0])
+        (8, 8, 'length')
+    """
+
     sequences: torch.Tensor  # [B, prompt + new] int64: the prompt as given, the new tokens, then padding
     tokens: list[list[int]]  # the new tokens of each sequence, an end-of-sequence token included
     produced_by: list[list[Producer]]

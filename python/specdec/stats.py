@@ -25,6 +25,13 @@ class Stats:
     Of a tree, what is drafted, tested and accepted is counted by depth, and each depth counts once: all depths of the
     tree as drafted, the nodes of the path as accepted, and these and the depth of siblings that were all rejected as
     tested. ``nodes`` has the nodes themselves.
+
+    Example:
+        >>> from specdec import Stats
+        >>> stats = Stats.empty(num_drafts=4)
+        >>> stats.record(drafted=4, tested=3, accepted=2, emitted=3, draft_forwards=4)  # two accepted, one recovered
+        >>> stats.acceptance_rate, round(stats.alpha, 2), stats.tau
+        (0.5, 0.67, 3.0)
     """
 
     steps: int = 0  # a step of a batch counts once for each live sequence
@@ -40,6 +47,7 @@ class Stats:
 
     @classmethod
     def empty(cls, num_drafts: int) -> Stats:
+        """Returns the counts of no step, with lists for up to ``num_drafts`` drafts."""
         return cls(
             drafted_by_position=[0] * num_drafts,
             tested_by_position=[0] * num_drafts,
@@ -82,14 +90,17 @@ class Stats:
 
     @property
     def drafted(self) -> int:
+        """Proposed tokens."""
         return sum(self.drafted_by_position)
 
     @property
     def tested(self) -> int:
+        """Drafts that were accepted, and those at which acceptance ended. Drafts after a rejection are not tested."""
         return sum(self.tested_by_position)
 
     @property
     def accepted(self) -> int:
+        """Drafts that were emitted."""
         return sum(self.accepted_by_position)
 
     @property

@@ -44,6 +44,14 @@ class StopStrings:
 
     Raises:
         ValueError: names the argument.
+
+    Example:
+        >>> from specdec import SpeculativeDecoder, StopStrings, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> stop, prompt = StopStrings(tokenizer, [":"]), tokenizer("def read(self").input_ids
+        >>> result = SpeculativeDecoder(target, draft).generate([prompt], max_new_tokens=64, stop=stop)
+        >>> tokenizer.decode(result.tokens[0])[-1:], str(result.finish_reason[0])
+        (':', 'stop')
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: str | Sequence[str]):
@@ -58,6 +66,7 @@ class StopStrings:
         self._reach = max(len(s) if self._read.in_characters else len(s.encode()) for s in self.strings)
 
     def first_end(self, sequence: int, text: list[int], new: int) -> int | None:
+        """Returns how many of the last ``new`` tokens of ``text`` are kept; None: no string ends in them."""
         for kept in range(1, new + 1):
             end = len(text) - new + kept
             if self._ends_with(text[max(end - self._reach, 0) : end]):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from ..ops import RULES, SamplingTensors, implement, statistics_dtype
-from ..types import TABLE_PADDING, Status
-from .reference_distribution import DRAFT_STATUS, TARGET_STATUS, adjusted, compacted, distribution, row_status
+from ..types import Status
+from .reference_distribution import DRAFT_STATUS, TARGET_STATUS, adjusted, distribution, row_status
 
 BLOCK = 1024  # consecutive vocabulary entries that race as one in the first level; the same in all backends
 
@@ -95,10 +95,9 @@ def coupled_race(p: torch.Tensor, ids: torch.Tensor, seed, position) -> tuple[to
     return flat_race(p, ids.expand(p.shape), seed, position, 0, RACE)
 
 
-def draft_step_with_margin(logits, *rest):
+def draft_step_with_margin(logits, sampling, drafts, d2t, seed, position, offset, rule):
     """(the outputs of ``draft_step``, [B] margins)."""
-    *tensors, drafts, d2t, seed, position, offset, rule, compact = rest
-    sampling = SamplingTensors(*tensors)
+    sampling = SamplingTensors(*sampling)
     drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
     greedy, ids = sampling.temperature == 0, torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
     x = adjusted(logits, sampling, position, drafts, d2t)
@@ -106,55 +105,34 @@ def draft_step_with_margin(logits, *rest):
     bad = status != 0
     x = torch.where(bad[:, None], 0.0, x)
     q = distribution(x, sampling)
-    if compact:
-        listed, there = compacted(x, q, compact)
-        columns = listed.clamp(max=logits.shape[1] - 1)
-        mass = torch.where(there, q.probability.gather(1, columns), 0.0)
-        log_mass = torch.where(there, q.log_probability.gather(1, columns), -torch.inf).logsumexp(-1)
-        log_q = torch.where(there, q.log_probability.gather(1, columns) - log_mass[:, None], -torch.inf)
-        slot, margin = flat_race(mass, torch.arange(compact, device=seed.device).expand(mass.shape), seed, position,
-                                 offset, DRAFT_TOKEN)  # fmt: skip
-        drawn = columns.gather(1, slot[:, None]).squeeze(-1)
-        smallest = torch.where(there, x.gather(1, columns), torch.inf).amin(-1)
-        cutoff = torch.where(greedy, q.cutoff, torch.maximum(q.cutoff, smallest))
-        q = q._replace(cutoff=cutoff, lse=torch.where(greedy, q.lse, (q.lse + log_mass).to(q.lse.dtype)))
-        token_log_q = log_q.gather(1, slot[:, None]).squeeze(-1)
-        there = there & ~bad[:, None]
-        listed = torch.where(there, ids[columns], TABLE_PADDING)
-        log_q = torch.where(there, log_q, -torch.inf).to(q.lse.dtype)
+    if rule == RULES.index("coupled"):
+        drawn, margin = coupled_race(q.probability, ids, seed, position + offset)
     else:
-        if rule == RULES.index("coupled"):
-            drawn, margin = coupled_race(q.probability, ids, seed, position + offset)
-        else:
-            drawn, margin = race(q.probability, seed, position, offset, (DRAFT_BLOCK, DRAFT_TOKEN))
-        token_log_q = q.log_probability.gather(1, drawn[:, None]).squeeze(-1)
-        listed, log_q = seed.new_empty((len(seed), 0)), q.lse.new_empty((len(seed), 0))
+        drawn, margin = race(q.probability, seed, position, offset, (DRAFT_BLOCK, DRAFT_TOKEN))
+    log_q = q.log_probability.gather(1, drawn[:, None]).squeeze(-1)
     margin = torch.where(greedy | bad, 1.0, torch.minimum(margin, q.margin))
     outputs = (
         torch.where(bad, -1, ids[drawn]),
-        torch.where(bad, -torch.inf, token_log_q).to(q.lse.dtype),
+        torch.where(bad, -torch.inf, log_q).to(q.lse.dtype),
         torch.where(bad, -torch.inf, q.cutoff),
         torch.where(bad, torch.nan, q.lse),
         status,
-        listed,
-        log_q,
     )
     return outputs, margin
 
 
-def draft_step(logits, *rest):
-    return draft_step_with_margin(logits, *rest)[0]
+def draft_step(*arguments):
+    return draft_step_with_margin(*arguments)[0]
 
 
 class _Verification:
     """One call of ``speculative_step``. Rows of sequences that have ended are computed as well, and ignored."""
 
-    def __init__(self, target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q,
-                 d2t, num_drafts, *rest):  # fmt: skip
-        *tensors, self.seed, self.position, self.rule, self.wants_log_probs = rest
-        self.sampling, self.target, self.drafts = SamplingTensors(*tensors), target_logits, draft_tokens
+    def __init__(self, target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling,
+                 seed, position, rule, log_probs):  # fmt: skip
+        self.seed, self.position, self.rule, self.wants_log_probs = seed, position, rule, log_probs
+        self.sampling, self.target, self.drafts = SamplingTensors(*sampling), target_logits, draft_tokens
         self.draft, self.stats, self.d2t = draft_logits, (draft_cutoff, draft_lse), d2t
-        self.compact = (compact_ids, compact_log_q)
         self.batch, self.rows, self.vocabulary = target_logits.shape
         self.greedy = self.sampling.temperature == 0
         full = torch.full_like(self.seed, self.rows - 1)
@@ -193,28 +171,23 @@ class _Verification:
         wanted, x = wanted & in_range, x.clamp(0, self.vocabulary - 1)
         q = torch.nn.functional.one_hot(x, self.vocabulary).double()
         log_q, margin = q.log(), torch.full_like(self.margin, torch.inf)
-        if j == self.rows - 1 or (self.draft is None and self.compact[0] is None):
+        if j == self.rows - 1 or self.draft is None:
             return wanted, status, x, q, log_q, margin
-        full_log_q = torch.full((self.batch, self.vocabulary + 1), -torch.inf, dtype=torch.float64, device=q.device)
-        if self.draft is None:
-            ids, values = (t[:, j] for t in self.compact)
-            full_log_q = full_log_q.scatter(1, ids.clamp(max=self.vocabulary), values.double())[:, :-1]
-        else:
-            logits = adjusted(self.draft[:, j], self.sampling, self.position, self.drafts[:, :j], self.d2t)
-            cutoff, lse = (None if s is None else s[:, j] for s in self.stats)
-            fault = row_status(logits, DRAFT_STATUS)
-            if lse is not None:  # draft_step returns NaN for a row that has no distribution
-                fault = torch.where(lse.isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
-            fault = torch.where(wanted & ~self.greedy, fault, 0).to(torch.int32)
-            status, wanted = status | fault, wanted & (fault == 0)
-            logits = torch.where((wanted & ~self.greedy)[:, None], logits, 0.0)
-            full = distribution(logits, self.sampling, (cutoff, lse))
-            ids = torch.arange(self.vocabulary, device=x.device) if self.d2t is None else self.d2t
-            full_log_q[:, ids] = full.log_probability
-            full_log_q, margin = full_log_q[:, :-1], full.margin
+        logits = adjusted(self.draft[:, j], self.sampling, self.position, self.drafts[:, :j], self.d2t)
+        cutoff, lse = (None if s is None else s[:, j] for s in self.stats)
+        fault = row_status(logits, DRAFT_STATUS)
+        if lse is not None:  # draft_step returns NaN for a row that has no distribution
+            fault = torch.where(lse.isnan() & (fault == 0), int(Status.DRAFT_NAN), fault)
+        fault = torch.where(wanted & ~self.greedy, fault, 0).to(torch.int32)
+        status, wanted = status | fault, wanted & (fault == 0)
+        logits = torch.where((wanted & ~self.greedy)[:, None], logits, 0.0)
+        full = distribution(logits, self.sampling, (cutoff, lse))
+        ids = torch.arange(self.vocabulary, device=x.device) if self.d2t is None else self.d2t
+        full_log_q = torch.full_like(log_q, -torch.inf)
+        full_log_q[:, ids] = full.log_probability
         # Greedy sequences treat drafts as one-hot, whatever the draft logits are.
         log_q = torch.where(self.greedy[:, None], log_q, full_log_q)
-        return wanted, status, x, log_q.exp(), log_q, margin
+        return wanted, status, x, log_q.exp(), log_q, full.margin
 
     def uniform_of(self, j: int):
         """u in (0, 1): the random number that tests draft j."""

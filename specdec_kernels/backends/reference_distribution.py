@@ -130,16 +130,3 @@ def distribution(
     one_hot = torch.nn.functional.one_hot(x.argmax(-1), x.shape[-1]).double()
     log_p = torch.where(greedy[:, None], one_hot.log(), log_p)
     return Distribution(log_p.exp(), log_p, cutoff, lse, margin)
-
-
-def compacted(x: torch.Tensor, q: Distribution, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``size`` most likely tokens of each row (the lowest ids of a tie) among those with q > 0.
-
-    Returns ([B, size] int64 ascending indices; [B, size] bool: whether the slot holds a token).
-    """
-    order = torch.where(q.log_probability > float("-inf"), x.double(), float("-inf"))
-    falling = order.sort(dim=-1, descending=True, stable=True)
-    values, ids = (t[:, :size] for t in falling)
-    ids = torch.where(values > float("-inf"), ids, x.shape[1]).sort(-1).values
-    ids = torch.nn.functional.pad(ids, (0, size - ids.shape[1]), value=x.shape[1])
-    return ids, ids < x.shape[1]

@@ -37,10 +37,9 @@ def arrivals(weights, seed, position, offset, count: int) -> tuple[torch.Tensor,
     return torch.where(arrived, column, -1), torch.where(faint.any(-1), 0.0, between.amin(-1))
 
 
-def draft_children_with_margin(logits, *rest):
+def draft_children_with_margin(logits, sampling, drafts, d2t, seed, position, offset, width, sampled):
     """(the outputs of ``draft_children``, [B] margins)."""
-    *tensors, drafts, d2t, seed, position, offset, width, sampled = rest
-    sampling = SamplingTensors(*tensors)
+    sampling = SamplingTensors(*sampling)
     drafts = torch.empty((len(seed), 0), dtype=torch.int64, device=seed.device) if drafts is None else drafts
     ids = torch.arange(logits.shape[1], device=logits.device) if d2t is None else d2t
     x = adjusted(logits, sampling, position, drafts, d2t)
@@ -239,9 +238,9 @@ class _Tree:
         self.margin = torch.where(where, torch.minimum(self.margin, margin), self.margin)
 
 
-def verify_tree_with_margin(target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, *rest):
+def verify_tree_with_margin(target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, sampling, seed, position,
+                            rule, depth):  # fmt: skip
     """(the outputs of ``verify_tree``, [B] margins of the closest decision in each sequence)."""
-    *tensors, seed, position, rule, depth = rest
     trees: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for b, tree in enumerate(parents.tolist()):
         trees[tuple(tree)].append(b)
@@ -253,7 +252,7 @@ def verify_tree_with_margin(target_logits, node_tokens, parents, draft_logits, d
             return None if tensor is None else tensor[index]
 
         part = _Tree(list(tree), of(target_logits), of(node_tokens), of(draft_logits), d2t, of(num_nodes),
-                     SamplingTensors(of(tensors[0]), *map(of, tensors[1:])), of(seed), of(position), depth)  # fmt: skip
+                     SamplingTensors(*map(of, sampling)), of(seed), of(position), depth)  # fmt: skip
         outputs, margin = part.run(TREE_RULES[rule])
         parts.append((*outputs, margin))
         order.append(index)
@@ -266,8 +265,8 @@ def verify_tree(*arguments):
     return verify_tree_with_margin(*arguments)[0]
 
 
-def draft_children(logits, *rest):
-    return draft_children_with_margin(logits, *rest)[0]
+def draft_children(*arguments):
+    return draft_children_with_margin(*arguments)[0]
 
 
 implement("draft_children_reference", draft_children)

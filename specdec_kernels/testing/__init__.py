@@ -16,7 +16,6 @@ from .distributions import (
     shared_race,
     text_distribution,
     total_variation,
-    truncated,
 )
 from .drafts import assert_same_draft, reference_draft
 from .inputs import (
@@ -65,6 +64,5 @@ __all__ = [
     "text_distribution",
     "total_variation",
     "traversal_distribution",
-    "truncated",
     "walk_distribution",
 ]

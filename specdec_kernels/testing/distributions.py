@@ -71,14 +71,6 @@ def probabilities(
     return softmax(x)
 
 
-def truncated(p: np.ndarray, size: int) -> np.ndarray:
-    """The ``size`` most likely tokens (the first ones of a tie), renormalised."""
-    kept = np.zeros_like(p)
-    for v in sorted(range(len(p)), key=lambda v: (-p[v], v))[:size]:
-        kept[v] = p[v]
-    return kept / kept.sum()
-
-
 def leviathan_distribution(target: Model, draft: Model, num_drafts: int, prefix: tuple[int, ...] = ()) -> Distribution:
     """The distribution of what one step emits by Leviathan et al. 2023, Algorithm 1, line by line, summed over all
     random choices."""

@@ -5,24 +5,22 @@ from __future__ import annotations
 import torch
 
 from .. import DraftStep
-from ..ops import RULES, SamplingTensors
+from ..ops import RULES
 from .inputs import NEAR_TIE, StepInputs, assert_statistics_close
 
 # A bound of |l / T| in the rows whose statistics are compared, beyond |lse| and |log q|.
 _LOGITS = 20.0
 
 
-def reference_draft(
-    inputs: StepInputs, logits: torch.Tensor, offset: int, compact: int = 0
-) -> tuple[DraftStep, torch.Tensor]:
+def reference_draft(inputs: StepInputs, logits: torch.Tensor, offset: int) -> tuple[DraftStep, torch.Tensor]:
     """(the reference's ``draft_step`` on logits [B, V] for draft number ``offset``, [B] margins)."""
     from ..backends import reference
 
     outputs, margin = reference.draft_step_with_margin(
-        logits, *inputs.sampling(), inputs.draft_tokens[:, :offset], inputs.d2t, inputs.seed, inputs.position,
-        offset, RULES.index(inputs.rule), compact,
+        logits, inputs.sampling(), inputs.draft_tokens[:, :offset], inputs.d2t, inputs.seed, inputs.position, offset,
+        RULES.index(inputs.rule),
     )  # fmt: skip
-    return DraftStep(*(outputs if compact else (*outputs[:5], None, None))), margin
+    return DraftStep(*outputs), margin
 
 
 def assert_same_draft(
@@ -54,13 +52,7 @@ def assert_same_draft(
     # Cutoffs may lie anywhere between the smallest logit that is kept and the next one.
     from ..backends.reference_distribution import adjusted
 
-    x = adjusted(
-        logits, SamplingTensors(*inputs.sampling()), inputs.position, inputs.draft_tokens[:, :offset], inputs.d2t
-    )
+    x = adjusted(logits, inputs.sampling(), inputs.position, inputs.draft_tokens[:, :offset], inputs.d2t)
     kept = [(x >= step.cutoff[:, None])[sure] & (x > -torch.inf)[sure] for step in (actual, expected)]
     assert torch.equal(*kept), f"{context}: other tokens are kept"
-    if expected.compact_ids is not None and expected.compact_log_q is not None:
-        assert actual.compact_ids is not None and actual.compact_log_q is not None, f"{context}: no compact q"
-        assert torch.equal(actual.compact_ids[sure], expected.compact_ids[sure]), f"{context}: other compact ids"
-        assert_statistics_close(actual.compact_log_q[sure], expected.compact_log_q[sure], size[sure, None] + _LOGITS)
     return int(differs.sum())

@@ -105,7 +105,6 @@ class StepInputs(BatchInputs):
     position: torch.Tensor
     num_drafts: torch.Tensor | None = None
     draft_stats: tuple[torch.Tensor, torch.Tensor] | None = None
-    compact_q: tuple[torch.Tensor, torch.Tensor] | None = None
     d2t: torch.Tensor | None = None
     table: TokenTable | None = None
     rule: str = "token"
@@ -121,28 +120,27 @@ class StepInputs(BatchInputs):
         """The arguments of the operation ``speculative_step``."""
         cutoff, lse = self.draft_stats or (None, None)
         return (
-            self.target_logits, self.draft_tokens, self.draft_logits, cutoff, lse, *(self.compact_q or (None, None)),
-            self.d2t, self.num_drafts, *self.sampling(), self.seed, self.position, RULES.index(self.rule),
-            self.log_probs,
+            self.target_logits, self.draft_tokens, self.draft_logits, cutoff, lse, self.d2t, self.num_drafts,
+            self.sampling(), self.seed, self.position, RULES.index(self.rule), self.log_probs,
         )  # fmt: skip
 
     def reference(self) -> tuple[SpeculativeStep, torch.Tensor]:
         """(the reference's result, [B] its margins)."""
         from ..backends import reference
 
-        (*step, processed, raw), margin = reference.speculative_step_with_margin(*self.operands())
-        return SpeculativeStep(*step, *((processed, raw) if self.log_probs else (None, None))), margin
+        (*step, drawn, raw), margin = reference.speculative_step_with_margin(*self.operands())
+        return SpeculativeStep(*step, *((drawn, raw) if self.log_probs else (None, None))), margin
 
     def reference_margin(self) -> torch.Tensor:
         return self.reference()[1]
 
-    def draft(self, draft_logits: torch.Tensor, offset: int, backend: str, *, compact: int = 0) -> DraftStep:
+    def draft(self, draft_logits: torch.Tensor, offset: int, backend: str) -> DraftStep:
         """Runs ``draft_step`` on ``backend`` for draft number ``offset``; the results are moved to the CPU."""
         inputs, device = self.to(device_of(backend)), device_of(backend)
         drawn = draft_step(
             draft_logits.to(device), inputs.params, seed=inputs.seed, position=inputs.position, offset=offset,
             rule=self.rule, table=inputs.table, drafts=inputs.draft_tokens[:, :offset], d2t=inputs.d2t,
-            compact=compact, backend=backend,
+            backend=backend,
         )  # fmt: skip
         return drawn._replace(**on_cpu(drawn._asdict()))
 
@@ -182,7 +180,6 @@ def random_step(
     kind: str = "similar",
     rule: str = "token",
     stats: bool = False,
-    compact: int = 0,
     reduced: int = 0,
     table: int | None = None,
     log_probs: bool = False,
@@ -197,7 +194,6 @@ def random_step(
             most likely token. Other drafts are drawn by ``draft_step``, as in decoding.
         drafter: the backend of that ``draft_step``.
         stats: hand q over with (cutoff, lse).
-        compact: k' > 0 hands q over as its k' most likely tokens.
         reduced: the size of a reduced draft vocabulary; 0 is the whole vocabulary. Rule "coupled" has no q at all.
         table: the number of entries of a random table; None for no table.
         sampling: arguments of SamplingParams: a number for all sequences, or numbers that repeat over the batch.
@@ -226,13 +222,10 @@ def random_step(
         draft = draft[..., inputs.d2t]
     drawn = []
     for i in range(num_drafts):
-        drawn.append(inputs.draft(draft[:, i], i, drafter, compact=compact))
+        drawn.append(inputs.draft(draft[:, i], i, drafter))
         inputs.draft_tokens = torch.cat([inputs.draft_tokens, drawn[-1].tokens[:, None]], 1)
-    if rule == Rule.COUPLED or (compact and not drawn):
+    if rule == Rule.COUPLED:
         return inputs.replace(d2t=None)
-    if compact:
-        ids, log_q = (torch.stack([getattr(d, n) for d in drawn], 1) for n in ("compact_ids", "compact_log_q"))
-        return inputs.replace(d2t=None, compact_q=(ids, log_q))
     if stats:
         columns = ([getattr(d, name) for d in drawn] for name in ("cutoff", "lse"))
         cutoff, lse = (torch.stack(c, 1) if c else torch.zeros(batch, 0) for c in columns)

@@ -42,7 +42,7 @@ class TreeInputs(BatchInputs):
         depth = self.node_tokens.shape[1] if self.depth is None else self.depth
         return (
             self.target_logits, self.node_tokens, self.parents, self.draft_logits, self.d2t, self.num_nodes,
-            *self.sampling(), self.seed, self.position, TREE_RULES.index(self.rule), depth,
+            self.sampling(), self.seed, self.position, TREE_RULES.index(self.rule), depth,
         )  # fmt: skip
 
     def reference(self) -> tuple[TreeStep, torch.Tensor]:
@@ -93,7 +93,7 @@ class TreeInputs(BatchInputs):
         from ..backends import reference_tree
 
         outputs, margin = reference_tree.draft_children_with_margin(
-            logits, *self.sampling(), self.node_tokens[:, list(path)], self.d2t, self.seed, self.position,
+            logits, self.sampling(), self.node_tokens[:, list(path)], self.d2t, self.seed, self.position,
             torch.full_like(self.seed, row), width, self.rule != TreeRule.WALK,
         )  # fmt: skip
         return DraftChildren(*outputs), margin

@@ -88,7 +88,7 @@ def test_a_missing_extra_is_named(monkeypatch):
 def test_defaults_of_drafting(pair):
     assert served.drafts_of("auto", "coupled", None) == AdaptiveDrafts()
     for rule in ("token", "block"):
-        assert served.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.sampled == 4
+        assert served.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.fixed == 4
     assert served.drafts_of("3", "token", None) == 3
     assert served.drafts_of("auto", "coupled", 8) == TREE_DRAFTS
     scheduling = CapacityOptions(rows=2, max_length=64, prefill_chunk=16, max_waiting=5).scheduling()

@@ -179,7 +179,7 @@ def test_wrong_wiring_halves_tau_and_is_told(tmp_path, name, right):
     if change is not None:
         change(tensors)
     target = predictable_target()
-    with pytest.warns(RuntimeWarning, match="drafts are hardly accepted") as caught:
+    with pytest.warns(RuntimeWarning, match="drafts are rarely accepted") as caught:
         drafter = load_head(write(tmp_path, config, tensors), target, **arguments)
     assert drafter.report.little
     assert texts(target, drafter, **WIRED).stats.tau < 0.6 * right

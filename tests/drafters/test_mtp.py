@@ -251,7 +251,7 @@ def test_wiring_costs_tau_and_trips_the_self_check(tmp_path, name, exact):
     folder = write(tmp_path, config, tensors)
     wrong = load_head(folder, predictable_target(), check=False)
     assert tau(wrong) < 0.6 * tau(exact)
-    told = "drafts are hardly accepted" if reading is None else f"taken is {reading}"
+    told = "drafts are rarely accepted" if reading is None else f"taken is {reading}"
     with pytest.warns(RuntimeWarning, match=told):
         checked = load_head(folder, predictable_target())
     assert reading is None or tau(checked) == tau(exact)

@@ -36,10 +36,10 @@ def step_of(backend: str, inputs: StepInputs) -> SpeculativeStep:
     return speculative_step(**{f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}, backend=backend)
 
 
-def draft_of(backend: str, inputs: StepInputs, logits: torch.Tensor, offset: int, compact: int) -> DraftStep:
+def draft_of(backend: str, inputs: StepInputs, logits: torch.Tensor, offset: int) -> DraftStep:
     return draft_step(
         logits, inputs.params, seed=inputs.seed, position=inputs.position, offset=offset, rule=inputs.rule,
-        table=inputs.table, drafts=inputs.draft_tokens, d2t=inputs.d2t, compact=compact, backend=backend,
+        table=inputs.table, drafts=inputs.draft_tokens, d2t=inputs.d2t, backend=backend,
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ class Comparison:
         near = assert_same_step(got, expected, margin, "speculative_step")
         for i, d in enumerate(case.drawings):
             inputs, logits = d.inputs.to(self.device), d.logits.to(self.device)
-            drawn = moved(draft_of(self.backend, inputs, logits, d.offset, d.compact), device)
+            drawn = moved(draft_of(self.backend, inputs, logits, d.offset), device)
             name = f"draft_step number {i}"
             near += assert_same_draft(drawn, d.expected, d.margin, d.inputs, d.logits, d.offset, name)
         cases = len(margin) * (1 + len(case.drawings))

@@ -19,7 +19,7 @@ from specdec_kernels.testing.inputs import random_table
 INF, NAN = float("inf"), float("nan")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RULES_AND_FORMS = (
-    *((rule, form) for rule in ("token", "block") for form in ("full", "stats", "compact", "reduced", "one_hot")),
+    *((rule, form) for rule in ("token", "block") for form in ("full", "stats", "reduced", "one_hot")),
     *(("coupled", form) for form in ("full", "reduced", "one_hot")),  # how its drafts are drawn
 )
 # About vectors of 8 logits, warps, blocks of 1024, and what several blocks do with a rest.
@@ -80,7 +80,6 @@ class Drawing(NamedTuple):
     inputs: StepInputs  # whose draft_tokens are those before, and which has next to nothing of the target's logits
     logits: torch.Tensor
     offset: int
-    compact: int
     expected: DraftStep
     margin: torch.Tensor
 
@@ -202,29 +201,23 @@ def drawn(
     inputs: StepInputs, draft: torch.Tensor, structure: Structure, generator: torch.Generator
 ) -> tuple[StepInputs, list[Drawing]]:
     """The step with K drafts and q in its form, and how each was drawn."""
-    compact = 7 if structure.form == "compact" else 0
     target, (batch, num_drafts) = inputs.target_logits, draft.shape[:2]
     if structure.form == "one_hot":
         like = {"generator": generator, "device": generator.device}
         tokens = torch.randint(0, target.shape[2], (batch, num_drafts), **like)
         favourite = torch.rand((batch, num_drafts), **like) < 0.5
-        one = Drawing(without_target(inputs), target[:, 0], 0, 0, *reference_draft(inputs, target[:, 0], 0))
+        one = Drawing(without_target(inputs), target[:, 0], 0, *reference_draft(inputs, target[:, 0], 0))
         return inputs.replace(draft_tokens=torch.where(favourite, target[:, :-1].argmax(-1), tokens)), [one]
     drawings: list[Drawing] = []
     for i in range(num_drafts):
-        expected = reference_draft(inputs, draft[:, i], i, compact)
-        drawings.append(Drawing(without_target(inputs), draft[:, i], i, compact, *expected))
+        expected = reference_draft(inputs, draft[:, i], i)
+        drawings.append(Drawing(without_target(inputs), draft[:, i], i, *expected))
         inputs = inputs.replace(draft_tokens=torch.cat([inputs.draft_tokens, expected[0].tokens[:, None]], 1))
-    if structure.rule == "coupled" or (compact and not drawings):
+    if structure.rule == "coupled":
         return inputs.replace(d2t=None), drawings
-    steps = [d.expected for d in drawings]
-    if compact:
-        q = tuple(torch.stack([getattr(s, name) for s in steps], 1) for name in ("compact_ids", "compact_log_q"))
-        return inputs.replace(d2t=None, compact_q=q), drawings
-    if structure.form == "stats" and steps:
-        inputs = inputs.replace(
-            draft_stats=tuple(torch.stack([getattr(s, n) for s in steps], 1) for n in ("cutoff", "lse"))
-        )
+    if structure.form == "stats" and drawings:
+        stats = (torch.stack([getattr(d.expected, name) for d in drawings], 1) for name in ("cutoff", "lse"))
+        inputs = inputs.replace(draft_stats=tuple(stats))
     return inputs.replace(draft_logits=draft), drawings
 
 

@@ -28,7 +28,7 @@ from .options import read_backends, read_device
 SHAPES = ((2, 2, 1), (3, 3, 33), (2, 2, 1023), (1, 4, 1025), (2, 2, 2050), (1, 1, 5000), (40, 1, 1300), (1, 2, 20_001))
 # More rows than a block's memory has room for, so that an operation is split into two launches.
 MANY_ROWS = (1, 6000, 33)
-FORMS = {"full": {}, "stats": {"stats": True}, "compact": {"compact": 7}, "reduced": {"reduced": 0.7}, "one_hot": {}}
+FORMS = {"full": {}, "stats": {"stats": True}, "reduced": {"reduced": 0.7}, "one_hot": {}}
 FILTERS = {"top_k": (0, 20, 1), "top_p": (0.9, 1.0, 0.3), "min_p": (0.0, 0.02)}
 PENALTIES = {"table": 5, "repetition_penalty": (1.3, 0.8), "presence_penalty": (0.5,), "frequency_penalty": (0.2,)}
 DISTRIBUTIONS = {"plain": {}, "filters": FILTERS, "penalties": PENALTIES, "all": {**FILTERS, **PENALTIES}}
@@ -61,12 +61,11 @@ def run(inputs: StepInputs, backend: str, device: torch.device) -> None:
     inputs = inputs.to(device)
     common = {"params": inputs.params, "seed": inputs.seed, "position": inputs.position, "table": inputs.table}
     common |= {"rule": inputs.rule, "backend": backend}
-    compact = 0 if inputs.compact_q is None else 7
     logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
-    draft_step(logits, offset=0, d2t=inputs.d2t, compact=compact, **common).tokens.cpu()
+    draft_step(logits, offset=0, d2t=inputs.d2t, **common).tokens.cpu()
     out = speculative_step(
         inputs.target_logits, inputs.draft_tokens, inputs.draft_logits, num_drafts=inputs.num_drafts, d2t=inputs.d2t,
-        draft_stats=inputs.draft_stats, compact_q=inputs.compact_q, log_probs=inputs.log_probs, **common,
+        draft_stats=inputs.draft_stats, log_probs=inputs.log_probs, **common,
     )  # fmt: skip
     for tensor in out:  # what was never written is read here
         if tensor is not None:
@@ -75,10 +74,9 @@ def run(inputs: StepInputs, backend: str, device: torch.device) -> None:
 
 def cases() -> list[Callable[[], StepInputs]]:
     """What makes each step, in an order in which every part of them has every rule and form."""
-    every = itertools.product(SHAPES, ("token", "block", "coupled"), FORMS, DISTRIBUTIONS)
-    allowed = [c for c in every if c[1:3] != ("coupled", "compact")]  # a rule that needs no q has no compact one
-    random.Random(0).shuffle(allowed)
-    makers = [functools.partial(made, number, *case) for number, case in enumerate(allowed)]
+    every = list(itertools.product(SHAPES, ("token", "block", "coupled"), FORMS, DISTRIBUTIONS))
+    random.Random(0).shuffle(every)
+    makers = [functools.partial(made, number, *case) for number, case in enumerate(every)]
     makers[20:20] = [functools.partial(many_rows, rule) for rule in ("token", "block", "coupled")]
     return makers
 

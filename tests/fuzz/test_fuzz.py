@@ -95,8 +95,8 @@ def test_all_disagreements_are_collected(monkeypatch, tmp_path):
 def test_a_planted_draft_is_found(monkeypatch):
     right = compare.draft_of
 
-    def wrong(backend, inputs, logits, offset, compact):
-        drawn = right(backend, inputs, logits, offset, compact)
+    def wrong(backend, inputs, logits, offset):
+        drawn = right(backend, inputs, logits, offset)
         return drawn._replace(tokens=(drawn.tokens + 1) % logits.shape[-1]) if logits.shape[-1] > 1 else drawn
 
     monkeypatch.setattr(compare, "draft_of", wrong)

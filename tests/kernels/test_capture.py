@@ -20,7 +20,7 @@ from specdec_kernels.testing import random_step
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 GPU_BACKENDS = ("cuda", "triton")
 FORMS = {
-    "token": ("stats", "one_hot", "compact"),
+    "token": ("stats", "one_hot"),
     "block": ("stats", "full", "reduced"),
     "coupled": ("full", "reduced"),
 }
@@ -90,16 +90,11 @@ def decode(loop: Loop, rule: str, form: str, backend: str) -> list[torch.Tensor]
     common |= {"rule": rule, "backend": backend}
     drafts, tokens = [], loop.seed.new_empty((len(loop.seed), 0))
     for i in range(loop.draft_logits.shape[1]):
-        step = draft_step(
-            loop.draft_logits[:, i], offset=i, drafts=tokens, d2t=loop.d2t, compact=7 if form == "compact" else 0,
-            **common,
-        )  # fmt: skip
+        step = draft_step(loop.draft_logits[:, i], offset=i, drafts=tokens, d2t=loop.d2t, **common)
         drafts.append(step)
         tokens = torch.cat([tokens, step.tokens[:, None]], 1)
     q: dict = {"draft_logits": None}
-    if form == "compact":
-        q["compact_q"] = tuple(torch.stack([getattr(d, f"compact_{n}") for d in drafts], 1) for n in ("ids", "log_q"))
-    elif rule != "coupled" and form != "one_hot":
+    if rule != "coupled" and form != "one_hot":
         q |= {"draft_logits": loop.draft_logits, "d2t": loop.d2t}
         if form == "stats":
             q["draft_stats"] = tuple(torch.stack([getattr(d, n) for d in drafts], 1) for n in ("cutoff", "lse"))

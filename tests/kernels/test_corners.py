@@ -153,7 +153,7 @@ def test_p_zero_is_never_accepted(backend, draft, rule):
 
 
 @pytest.mark.parametrize("rule", DRAFTED_RULES)
-@pytest.mark.parametrize("form", ["full", "filtered", "cutoff", "reduced", "compact"])
+@pytest.mark.parametrize("form", ["full", "filtered", "cutoff", "reduced"])
 def test_q_zero_rejects_and_says_so(backend, form, rule):
     """The recovered token comes from max(0, p - q), which has no mass at token 0, where q > p."""
     n = seeds(backend)
@@ -166,24 +166,10 @@ def test_q_zero_rejects_and_says_so(backend, form, rule):
         "filtered": filtered.replace(params=SamplingParams(top_k=3)),
         "cutoff": filtered.replace(draft_stats=(torch.full((n, 1), -1.0), (2.0 - log_q[0]).expand(n, 1))),
         "reduced": full.replace(draft_logits=full.draft_logits[..., [0, 2, 3]], d2t=torch.tensor([0, 2, 3])),
-        "compact": full.replace(
-            draft_logits=None, compact_q=(torch.tensor([0, 2, 3]).expand(n, 1, 3), log_q.expand(n, 1, 3))
-        ),
     }[form]
     out = inputs.run(backend)
     assert (out.num_accepted == 0).all() and (out.status == Status.DRAFT_ZERO_PROBABILITY).all()
     assert only(out.tokens[:, 0], {1, 2, 3})
-
-
-@pytest.mark.parametrize("rule", DRAFTED_RULES)
-def test_compact_q_of_padding_alone_has_no_tokens(backend, rule):
-    """q(x) = 0 for every x, so the residual is p."""
-    n = seeds(backend)
-    inputs = step([[0.0, 0.0, -INF], [0.0] * 3], [1], None, n, rule=rule)
-    padding = torch.full((n, 1, 2), SamplingParams.TABLE_PADDING), torch.full((n, 1, 2), -INF)
-    out = inputs.replace(compact_q=padding).run(backend)
-    assert (out.num_accepted == 0).all() and (out.status == Status.DRAFT_ZERO_PROBABILITY).all()
-    assert only(out.tokens[:, 0], {0, 1})
 
 
 # ---- Tokens ----------------------------------------------------------------------------------------------------------
@@ -222,8 +208,8 @@ def test_empty_batch(backend, rule, sampling):
     inputs = random_step(0, 3, 20, rule=rule, log_probs=True, **sampling)
     out = inputs.run(backend)
     assert [tuple(t.shape) for t in out] == [(0, 4), (0,), (0,), (0,), (0, 4), (0, 4)]
-    drawn = inputs.draft(torch.zeros(0, 20), 0, backend, compact=0 if rule == "coupled" else 5)
-    assert [tuple(t.shape) for t in drawn[:5]] == [(0,)] * 5
+    drawn = inputs.draft(torch.zeros(0, 20), 0, backend)
+    assert [tuple(t.shape) for t in drawn] == [(0,)] * 5
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -236,14 +222,13 @@ def test_no_drafts(backend, form, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_place_for_a_compact_q_without_drafts(backend, rule):
-    """[B, 0, k'] tensors are a valid form of q, and so are [B, 0, V] ones."""
+def test_draft_logits_without_drafts(backend, rule):
+    """[B, 0, V] is a valid q."""
     inputs = random_step(3, 0, 20, rule=rule)
     out = inputs.run(backend)
     if rule in DRAFTED_RULES:
-        empty = torch.zeros(3, 0, 4)
-        for q in ({"compact_q": (empty.long(), empty)}, {"draft_logits": torch.zeros(3, 0, 20)}):
-            assert identical(inputs.replace(**{"draft_logits": None, **q}).run(backend), out)
+        for draft_logits in (None, torch.zeros(3, 0, 20)):
+            assert identical(inputs.replace(draft_logits=draft_logits).run(backend), out)
     assert out.tokens.shape == (3, 1)
 
 
@@ -283,10 +268,9 @@ def test_every_slot_is_defined(backend, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("form", [{"stats": True}, {"compact": 4}, {"reduced": 700}, {"kind": "one_hot"}], ids=str)
+@pytest.mark.parametrize("form", [{"stats": True}, {"reduced": 700}, {"kind": "one_hot"}], ids=str)
 def test_inputs_are_never_written(backend, form, rule):
     """Neither the gaps of a view nor NaN rows are written."""
-    form = {} if rule == "coupled" and "compact" in form else form
     sampling = {"temperature": (0.0, 1.0), "top_k": (9, 0), "top_p": (1.0, 0.9), "table": 5, "presence_penalty": (0.5,)}
     inputs = random_step(3, 2, 1100, random_state=15, rule=rule, log_probs=True, **sampling, **form)
     inputs = inputs.replace(num_drafts=torch.tensor([2, 1, 0]))

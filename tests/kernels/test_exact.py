@@ -30,9 +30,9 @@ PUBLISHED = {
     "block": (block_distribution,),
     "coupled": (coupled_distribution,),
 }
-FORMS = [(rule, q) for rule in ("token", "block") for q in ("one_hot", "full", "stats", "compact", "compact_stats")]
+FORMS = [(rule, q) for rule in ("token", "block") for q in ("one_hot", "full", "stats")]
 FORMS += [("coupled", "one_hot"), ("coupled", "full")]
-FEWER_FORMS = [(rule, q) for rule, q in FORMS if q in ("one_hot", "full", "compact")]
+FEWER_FORMS = [(rule, q) for rule, q in FORMS if q in ("one_hot", "full")]
 TABLES = {
     "no_table": ({},),
     "table": (
@@ -104,7 +104,10 @@ def test_distribution_is_the_targets(probe, rule, q, table, d2t):
 
 
 @pytest.mark.parametrize("rule", PUBLISHED)
-@pytest.mark.parametrize(("vocabulary", "num_drafts"), [(1, 2), (2, 3), (3, 0), (3, 3), (4, 3), (6, 1)])
+@pytest.mark.parametrize(
+    ("vocabulary", "num_drafts"),
+    [(1, 2), (3, 0), (4, 3), *(pytest.param(*sizes, marks=pytest.mark.nightly) for sizes in ((2, 3), (3, 3), (6, 1)))],
+)
 def test_sizes(probe, rule, vocabulary, num_drafts):
     """Several K and V, with parameters as numbers instead of tensors."""
     target, draft = (Rows.random(vocabulary, num_drafts, random_state) for random_state in (3, 4))
@@ -113,11 +116,14 @@ def test_sizes(probe, rule, vocabulary, num_drafts):
 
 
 @pytest.mark.parametrize(("rule", "q"), FEWER_FORMS)
-@pytest.mark.parametrize(("vocabulary", "num_drafts"), [pytest.param(2, 2, marks=pytest.mark.nightly), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("vocabulary", "num_drafts"),
+    [*(pytest.param(*sizes, marks=pytest.mark.nightly) for sizes in ((2, 2), (3, 1))), (3, 2)],
+)
 def test_two_steps(probe, rule, vocabulary, num_drafts, q):
     """The second step depends on the whole text of the first one, through logits, penalties and positions."""
     target, draft = (Rows.random(vocabulary, 2 * num_drafts + 1, random_state) for random_state in (5, 6))
-    step = Step(rule, target, draft, num_drafts, q, compact=vocabulary - 1)
+    step = Step(rule, target, draft, num_drafts, q)
     check(probe, step, [Setting(1.0), Setting(0.5, **ALL)], num_steps=2)
 
 
@@ -176,7 +182,7 @@ def test_masks_and_special_supports(probe, rule, case, q):
 @pytest.mark.parametrize("num_tied", [2, 3, 4])
 @pytest.mark.parametrize(("rule", "q"), [(rule, q) for rule, q in FEWER_FORMS if q != "one_hot"])
 def test_ties_at_the_cutoff_are_kept(probe, rule, q, num_tied):
-    """Filters keep all tokens of a tie, in p and in q; a compact q keeps those with the lowest ids."""
+    """Filters keep all tokens of a tie, in p and in q."""
     target, draft = (Rows.random(4, 1, random_state) for random_state in (11, 12))
     for rows in (target, draft):
         rows.table[:] = rows.table.sort(-1).values

@@ -33,7 +33,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Counter[Number]:
     return used
 
 
-def steps(rule: str, num_drafts: int, *, compact: int = 0, one_hot: bool = False) -> Iterator[list[int]]:
+def steps(rule: str, num_drafts: int, *, one_hot: bool = False) -> Iterator[list[int]]:
     """What every step emits until the text has at least LENGTH tokens. The models depend on the last token."""
     target, draft = (Rows.random(VOCABULARY, 1, random_state).table.float() for random_state in (1, 2))
     text: list[int] = []
@@ -42,12 +42,10 @@ def steps(rule: str, num_drafts: int, *, compact: int = 0, one_hot: bool = False
         row = [text[-1] + 1 if text else 0]  # the row of the tables for this last token
         drawn = []
         for i in range(num_drafts):
-            drawn.append(draft_step(draft[row[-1:]], offset=i, compact=compact, **common))
+            drawn.append(draft_step(draft[row[-1:]], offset=i, **common))
             row.append(int(drawn[-1].tokens) + 1)
         q: dict = {"draft_logits": None}
-        if compact:
-            q["compact_q"] = tuple(torch.stack([d[column] for d in drawn], 1) for column in (-2, -1))
-        elif not one_hot and rule != "coupled":
+        if not one_hot and rule != "coupled":
             q["draft_logits"] = draft[None, row[:-1]]
         out = speculative_step(target[None, row], torch.tensor([row[1:]], dtype=torch.int64) - 1, **q, **common)
         emitted = out.tokens[0, : int(out.num_emitted)].tolist()
@@ -55,11 +53,11 @@ def steps(rule: str, num_drafts: int, *, compact: int = 0, one_hot: bool = False
         yield emitted
 
 
-@pytest.mark.parametrize(("rule", "form"), [(r, f) for r in ("token", "block") for f in ("full", "compact", "one_hot")])
+@pytest.mark.parametrize(("rule", "form"), [(r, f) for r in ("token", "block") for f in ("full", "one_hot")])
 def test_no_number_serves_twice(used, rule, form):
     """In a whole decoded text, no two decisions use the same random number. Otherwise ``block`` would be biased, since
     it uses the numbers of positions that it then does not decide."""
-    emitted = list(steps(rule, 3, compact=3 if form == "compact" else 0, one_hot=form == "one_hot"))
+    emitted = list(steps(rule, 3, one_hot=form == "one_hot"))
     assert {1} < {len(tokens) for tokens in emitted}, "some drafts are accepted, not all"
     assert len(used) > 100
     assert max(used.values()) == 1, [number for number, times in used.items() if times > 1][:5]

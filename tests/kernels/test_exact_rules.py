@@ -135,7 +135,7 @@ def test_expected_acceptance_of_every_position(probe):
     )  # Leviathan et al., equation 1
 
 
-@pytest.mark.parametrize("form", ["masked", "filtered", "compact", "d2t"])
+@pytest.mark.parametrize("form", ["masked", "filtered", "d2t"])
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_draft_that_q_never_yields(probe, rule, form):
     """q(x) = 0 for draft 1 of two: it is rejected although u passes every test, and a token is recovered as usual."""
@@ -153,11 +153,6 @@ def test_a_draft_that_q_never_yields(probe, rule, form):
     elif form == "filtered":
         params = SamplingParams(top_k=torch.tensor([3]))
         q[0] = probabilities(draft[0, 0].tolist(), 1.0, top_k=3)
-    elif form == "compact":
-        listed = [[v for v in range(4) if q[i, v] > 0] + [SamplingParams.TABLE_PADDING] for i in range(2)]
-        listed = torch.tensor([ids + [SamplingParams.TABLE_PADDING] * (5 - len(ids)) for ids in listed])
-        log_q = torch.tensor([[np.log(q[i, v]) if v < 4 else -np.inf for v in ids] for i, ids in enumerate(listed)])
-        arguments = {"draft_logits": None, "compact_q": (listed[None], log_q[None].double())}
     elif form == "d2t":
         kept = [v for v in range(4) if v != x[1]]
         q[0] = probabilities(np.where(np.isin(range(4), kept), draft[0, 0].tolist(), -np.inf), 1.0)

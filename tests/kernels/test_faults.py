@@ -12,7 +12,6 @@ from support.arrangements import INF, NAN, drafted, identical, step
 from specdec_kernels import Status
 from specdec_kernels.ops import RULES
 from specdec_kernels.testing import random_step
-from specdec_kernels.types import TABLE_PADDING
 
 # The values that are written into a row; empty: -inf everywhere.
 FAULTS = {"nan": [NAN], "positive_infinity": [INF], "nan_and_infinity": [NAN, INF], "empty": []}
@@ -112,7 +111,7 @@ def test_draft_fault(backend, fault, vocabulary, stats, rule):
     assert out.tokens[1, 0] == alone.tokens[1, 0]
 
 
-@pytest.mark.parametrize("options", [{}, {"compact": 5}, {"rule": "coupled"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"rule": "coupled"}], ids=str)
 @pytest.mark.parametrize("vocabulary", [9, 1100])
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -125,8 +124,6 @@ def test_draft_step_fault(backend, fault, vocabulary, temperature, options):
     assert identical([t[others] for t in out if t is not None], [t[others] for t in clean if t is not None])
     assert out.tokens[2] == -1 and out.status[2] == DRAFT[fault]
     assert out.log_q[2] == -INF and out.lse[2].isnan() and (clean.status == 0).all()
-    if "compact" in options:
-        assert (out.compact_ids[2] == TABLE_PADDING).all() and (out.compact_log_q[2] == -INF).all()
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)

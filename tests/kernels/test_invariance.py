@@ -29,12 +29,11 @@ CASES = {
     "token": {},
     "token full": {"table": 6, **SAMPLING},
     "token stats": {"stats": True, "table": 6, **SAMPLING},
-    "token compact": {"compact": 5, "table": 6, **SAMPLING},
+    "token reduced": {"reduced": 25, "table": 6, **SAMPLING},
     "token one_hot": {"kind": "one_hot", "table": 6, **SAMPLING},
     "block": {"rule": "block"},
     "block full": {"rule": "block", "table": 6, **SAMPLING},
     "block stats": {"rule": "block", "stats": True, "table": 6, **SAMPLING},
-    "block compact": {"rule": "block", "compact": 5, "table": 6, **SAMPLING},
     "block reduced": {"rule": "block", "reduced": 25, "table": 6, **SAMPLING},
     "coupled": {"rule": "coupled", "table": 6, **SAMPLING},
 }
@@ -84,7 +83,6 @@ def test_padding_to_a_larger_k_changes_nothing(backend, name):
         draft_tokens=pad(inputs.draft_tokens, 3),
         draft_logits=pad(inputs.draft_logits, nan),
         draft_stats=inputs.draft_stats and tuple(pad(t, nan) for t in inputs.draft_stats),
-        compact_q=inputs.compact_q and tuple(torch.cat([t, t], 1) for t in inputs.compact_q),
         num_drafts=torch.full((5,), 2),
     ).run(backend)
     narrow = inputs.run(backend)
@@ -113,12 +111,7 @@ def test_threads_change_nothing(batch, rule):
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        drafts = [
-            inputs.draft(inputs.target_logits[:, 0], 0, "cpu", compact=compact)
-            for compact in (0, 9)
-            if not compact or rule != "coupled"
-        ]
-        results.append([*inputs.run("cpu"), *(t for d in drafts for t in d)])
+        results.append([*inputs.run("cpu"), *inputs.draft(inputs.target_logits[:, 0], 0, "cpu")])
     assert identical(results[1], results[0]) and identical(results[2], results[0])
 
 

@@ -30,7 +30,7 @@ CASES = {
     "half": {"batch": 2, "num_drafts": 1, "dtype": torch.bfloat16, "draft_dtype": torch.float16, "stats": True},
     "block": {"batch": 2, "num_drafts": 2, "rule": "block", **SAMPLING},
     "reduced": {"batch": 2, "num_drafts": 2, "rule": "block", "reduced": 20, "stats": True, **SAMPLING},
-    "compact": {"batch": 2, "num_drafts": 2, "compact": 4, "table": 0},
+    "empty_table": {"batch": 2, "num_drafts": 2, "table": 0},
     "coupled": {"batch": 2, "num_drafts": 2, "rule": "coupled", **SAMPLING},
 }
 
@@ -74,7 +74,7 @@ def test_opcheck_speculative_step(backend_name, case):
 
 @pytest.mark.parametrize(
     ("backend_name", "case"),
-    of_operators(["contiguous", "strided", "empty_batch", "half", "reduced", "compact", "coupled"]),
+    of_operators(["contiguous", "strided", "empty_batch", "half", "reduced", "empty_table", "coupled"]),
 )
 def test_opcheck_draft_step(backend_name, case):
     inputs = inputs_for(backend_name, case)
@@ -84,8 +84,8 @@ def test_opcheck_draft_step(backend_name, case):
         inputs = inputs.map(lambda t: t.clone(memory_format=torch.contiguous_format))
         logits = logits.clone(memory_format=torch.contiguous_format)
     arguments = (
-        logits, *inputs.sampling(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, 1,
-        RULES.index(inputs.rule), CASES[case].get("compact", 0),
+        logits, inputs.sampling(), inputs.draft_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, 1,
+        RULES.index(inputs.rule),
     )  # fmt: skip
     check(operation("draft_step", backend_name, device_of(backend_name).type), arguments)
 
@@ -100,14 +100,14 @@ def test_fakes_have_the_real_shapes(backend, dtype):
         empty = torch.zeros(3, 0)
         table = TokenTable(empty.long(), empty, empty.bool(), empty.int())
         arguments = {"params": SamplingParams(top_k=5), "seed": 0, "position": 0, "table": table, "backend": backend}
-        d = draft_step(torch.zeros(3, 20, dtype=dtype), offset=0, compact=4, **arguments)
+        d = draft_step(torch.zeros(3, 20, dtype=dtype), offset=0, **arguments)
         tokens = torch.stack([d.tokens, d.tokens], 1)
         q = torch.zeros(3, 2, 20, dtype=dtype)
         steps = [
             speculative_step(torch.zeros(3, 3, 20, dtype=dtype), tokens, q, log_probs=log_probs, **arguments)
             for log_probs in (False, True)
         ]
-        tensors = [*draft_step(q[:, 0], offset=0, **arguments)[:5], *d, *steps[0][:4], *steps[1]]
+        tensors = [*d, *steps[0][:4], *steps[1]]
         return [(tuple(t.shape), t.dtype, t.stride(), t.device.type) for t in tensors]
 
     real = run()
@@ -115,17 +115,15 @@ def test_fakes_have_the_real_shapes(backend, dtype):
         assert run() == real
 
 
-def step_of_a_loop(draft_logits, target_logits, seed, position, params, backend, rule="token", table=None, compact=0):
+def step_of_a_loop(draft_logits, target_logits, seed, position, params, backend, rule="token", table=None):
     """What the decoding loop compiles: K drafts, then the verification, as a function of tensors."""
     common = {"params": params, "seed": seed, "position": position, "backend": backend, "rule": rule, "table": table}
     drafts, tokens = [], seed.new_empty((len(seed), 0))
     for i in range(draft_logits.shape[1]):
-        drafts.append(draft_step(draft_logits[:, i], offset=i, drafts=tokens, compact=compact, **common))
+        drafts.append(draft_step(draft_logits[:, i], offset=i, drafts=tokens, **common))
         tokens = torch.cat([tokens, drafts[-1].tokens[:, None]], 1)
     q: dict = {"draft_logits": None}
-    if compact:
-        q["compact_q"] = tuple(torch.stack([getattr(d, f"compact_{n}") for d in drafts], 1) for n in ("ids", "log_q"))
-    elif rule != "coupled":
+    if rule != "coupled":
         q["draft_logits"] = draft_logits
         q["draft_stats"] = tuple(torch.stack([getattr(d, n) for d in drafts], 1) for n in ("cutoff", "lse"))
     out = speculative_step(target_logits, tokens, **q, log_probs=True, **common)
@@ -154,14 +152,13 @@ def test_compile_fullgraph(backend_name, compiler):
 def every_day_or_nightly() -> Iterator:
     """What is traced is the call of an operator: without a GPU, every day all rules of ``cpu``, two of the reference,
     and Triton, whose interpreter is slow, in ``test_compile_fullgraph`` alone."""
-    rules = (("token", 0), ("token", 4), ("block", 0), ("block", 4), ("coupled", 0))
-    for name, (rule, compact) in itertools.product(OPERATORS, rules):
-        daily = name == "cpu" or (name, rule, compact) in {("reference", "token", 4), ("reference", "coupled", 0)}
-        yield pytest.param(name, rule, compact, marks=[] if daily or torch.cuda.is_available() else pytest.mark.nightly)
+    for name, rule in itertools.product(OPERATORS, RULES):
+        daily = name == "cpu" or (name, rule) in {("reference", "token"), ("reference", "coupled")}
+        yield pytest.param(name, rule, marks=[] if daily or torch.cuda.is_available() else pytest.mark.nightly)
 
 
-@pytest.mark.parametrize(("backend_name", "rule", "compact"), every_day_or_nightly())
-def test_compile_every_rule_with_filters_and_a_table(backend_name, rule, compact):
+@pytest.mark.parametrize(("backend_name", "rule"), every_day_or_nightly())
+def test_compile_every_rule_with_filters_and_a_table(backend_name, rule):
     torch._dynamo.reset()
     compiled = torch.compile(step_of_a_loop, fullgraph=True, backend="aot_eager", dynamic=False)
     with torch._dynamo.config.patch(error_on_recompile=True):
@@ -169,7 +166,7 @@ def test_compile_every_rule_with_filters_and_a_table(backend_name, rule, compact
             inputs = random_step(2, 2, 40, temperature=(0.0, 0.7), random_state=random_state, **SAMPLING)
             inputs = inputs.to(device_of(backend_name))
             arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, inputs.params)
-            arguments += (backend_name, rule, inputs.table, compact)
+            arguments += (backend_name, rule, inputs.table)
             assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
 
 
@@ -188,4 +185,13 @@ def test_compile_with_temperatures_of_a_batch():
     inputs = random_step(4, 2, 40)
     params = SamplingParams(temperature=torch.tensor([0.0, 0.5, 1.0, 2.0]))
     arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, params, "cpu")
+    assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))
+
+
+def test_compile_with_the_tensors_of_a_decoding_loop():
+    """They are a list of tensors of which some are None, which must not break the graph."""
+    torch._dynamo.reset()
+    compiled = torch.compile(step_of_a_loop, fullgraph=True, backend="aot_eager")
+    inputs = random_step(4, 2, 40, temperature=(0.0, 0.7), **SAMPLING)
+    arguments = (inputs.draft_logits, inputs.target_logits, inputs.seed, inputs.position, inputs.sampling(), "cpu")
     assert all(map(torch.equal, compiled(*arguments), step_of_a_loop(*arguments)))

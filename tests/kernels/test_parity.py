@@ -35,7 +35,7 @@ VOCABULARIES = (1, 2, 5, 16, 33, 257, 1000, 1024, 1025, 5000)
 LARGE = (32_000, 128_256)
 MIXED = (0.0, 0.5, 1.0, 1.7)
 ALLOWED_NEAR_TIES = 1e-3
-FORMS = ("full", "stats", "compact", "reduced", "one_hot")  # of q
+FORMS = ("full", "stats", "reduced", "one_hot")  # of q
 # For the rule that takes no q: drafts of a model, and others.
 RULES_AND_FORMS = (*itertools.product(("token", "block"), FORMS), ("coupled", "reduced"), ("coupled", "one_hot"))
 # Values that cycle over the sequences of a batch. The cycles have different lengths, so that all combinations occur.
@@ -57,14 +57,9 @@ def form_of(form: str, vocabulary: int) -> dict:
     return {
         "full": {},
         "stats": {"stats": True},
-        "compact": {"compact": 7},
         "reduced": {"reduced": (2 * vocabulary + 2) // 3, "stats": vocabulary % 2 == 0},
         "one_hot": {"kind": "one_hot"},
     }[form]
-
-
-def compact_of(form: str) -> int:
-    return 7 if form == "compact" else 0
 
 
 def batch_of(backend: str, vocabulary: int) -> int:
@@ -76,18 +71,16 @@ def compare_steps(backend: str, inputs: StepInputs, context: str = "") -> int:
     return assert_same_step(inputs.run(backend), *inputs.reference(), context)
 
 
-def expected_draft(inputs: StepInputs, draft_logits: torch.Tensor, compact: int = 0) -> tuple:
-    return reference_draft(inputs, draft_logits, inputs.draft_tokens.shape[1] - 1, compact)
+def expected_draft(inputs: StepInputs, draft_logits: torch.Tensor) -> tuple:
+    return reference_draft(inputs, draft_logits, inputs.draft_tokens.shape[1] - 1)
 
 
-def compare_drafts(
-    backend: str, inputs: StepInputs, draft_logits: torch.Tensor, compact: int = 0, expected: tuple | None = None
-) -> int:
+def compare_drafts(backend: str, inputs: StepInputs, draft_logits: torch.Tensor, expected: tuple | None = None) -> int:
     """Compares ``draft_step`` on draft_logits [B, V], as the last draft of a step, with ``expected_draft``. Returns the
     number of drafts that differ by a near-tie."""
     offset = inputs.draft_tokens.shape[1] - 1
-    got = inputs.draft(draft_logits, offset, backend, compact=compact)
-    expected = expected or expected_draft(inputs, draft_logits, compact)
+    got = inputs.draft(draft_logits, offset, backend)
+    expected = expected or expected_draft(inputs, draft_logits)
     return assert_same_draft(got, *expected, inputs, draft_logits, offset)
 
 
@@ -119,7 +112,7 @@ def cases(rule: str, form: str, few: bool) -> list[Case]:
         logits = draft = None
         if num_drafts and form != "one_hot":
             logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, -1]
-            draft = expected_draft(inputs, logits, compact_of(form))
+            draft = expected_draft(inputs, logits)
         context = f"V={vocabulary} K={num_drafts} {sampling} {dtype} {draft_dtype}"
         made.append(Case(context, inputs, inputs.reference(), logits, draft))
     return made
@@ -127,7 +120,7 @@ def cases(rule: str, form: str, few: bool) -> list[Case]:
 
 # On fibers every day: each rule, and each kernel that reads q. The tests of edges and of reduced vocabularies below
 # have the other forms.
-ON_FIBERS = (("token", "full"), ("token", "compact"), ("block", "full"), ("coupled", "reduced"))
+ON_FIBERS = (("token", "full"), ("token", "reduced"), ("block", "full"), ("coupled", "reduced"))
 
 
 def rules_forms_and_backends() -> Iterator:
@@ -146,7 +139,7 @@ def test_many_cases(rule, form, fast_backend):
         near_ties += assert_same_step(inputs.run(fast_backend), *step, context)
         sequences += len(inputs.seed)
         if logits is not None:
-            near_ties += compare_drafts(fast_backend, inputs, logits, compact_of(form), draft)
+            near_ties += compare_drafts(fast_backend, inputs, logits, draft)
             sequences += len(inputs.seed)
     assert sequences >= (6 if few else 300)
     assert near_ties < max(2, ALLOWED_NEAR_TIES * sequences)
@@ -154,7 +147,7 @@ def test_many_cases(rule, form, fast_backend):
 
 @pytest.mark.parametrize(
     ("rule", "form", "sampling"),
-    [("token", "full", "plain"), ("token", "compact", "all"), ("block", "stats", "all"), ("block", "reduced", "all"),
+    [("token", "full", "plain"), ("token", "full", "all"), ("block", "stats", "all"), ("block", "reduced", "all"),
      ("block", "one_hot", "filters"), ("coupled", "full", "all")],
 )  # fmt: skip
 @pytest.mark.parametrize("vocabulary", LARGE)
@@ -167,36 +160,32 @@ def test_large_vocabularies(vocabulary, rule, form, sampling):
         compare_steps("cpu", inputs, str(dtype))
         if form != "one_hot":
             logits = inputs.target_logits[:, 0] if inputs.draft_logits is None else inputs.draft_logits[:, 0]
-            compare_drafts("cpu", inputs, logits, compact_of(form))
+            compare_drafts("cpu", inputs, logits)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("form", ["reduced", "compact"])
-def test_listed_tokens_at_the_edges_of_blocks(fast_backend, rule, form):
-    """Where q is a list of tokens, the first and the last token of a block of 1024 are included."""
+def test_listed_tokens_at_the_edges_of_blocks(fast_backend, rule):
+    """Where q is of a reduced vocabulary, the first and the last token of a block of 1024 are included."""
     edges, batch = torch.tensor([0, 1023, 1024, 2047, 2048, 2049]), 8 if fast_backend == "triton" else 48
     inputs = random_step(batch, 2, 2050, rule=rule)
     target = torch.full((batch, 3, 2050), -9.0)
     target[..., edges] = inputs.target_logits[..., :6]
     draft = inputs.draft_logits[..., :6]
     tokens = edges[torch.multinomial(draft.softmax(-1).view(-1, 6), 1).view(batch, 2)]
-    q = {"draft_logits": draft, "d2t": edges}
-    if form == "compact":
-        q = {"draft_logits": None, "compact_q": (edges.expand(batch, 2, 6), draft.log_softmax(-1))}
-    inputs = inputs.replace(target_logits=target, draft_tokens=tokens, **q)
+    inputs = inputs.replace(target_logits=target, draft_tokens=tokens, draft_logits=draft, d2t=edges)
     want, margin = inputs.reference()
     assert_same_step(inputs.run(fast_backend), want, margin)
 
 
-@pytest.mark.parametrize(("rule", "compact"), [("token", 0), ("block", 30), ("coupled", 0)])
+@pytest.mark.parametrize("rule", ["token", "coupled"])
 @pytest.mark.parametrize("vocabulary", [40, 2100])
-def test_drafts_of_a_reduced_vocabulary(fast_backend, vocabulary, rule, compact):
+def test_drafts_of_a_reduced_vocabulary(fast_backend, vocabulary, rule):
     """Tables and drawn tokens use the target's ids, and noise uses ids or indices, depending on the rule."""
     batch = batch_of(fast_backend, vocabulary) // 2 + 1
     inputs = random_step(batch, 2, vocabulary, rule=rule, temperature=MIXED, kind="one_hot", **SAMPLING["all"])
     for d2t in (torch.arange(0, vocabulary, 3), torch.tensor([vocabulary - 1]), torch.arange(vocabulary)):
         logits = inputs.target_logits[:, 0, d2t]
-        assert compare_drafts(fast_backend, inputs.replace(d2t=d2t), logits, compact) == 0
+        assert compare_drafts(fast_backend, inputs.replace(d2t=d2t), logits) == 0
 
 
 @pytest.mark.parametrize(("params", "apart"), [({"top_k": 2000}, 1), ({}, 77)])

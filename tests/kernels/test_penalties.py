@@ -1,7 +1,7 @@
 """Penalties, biases, bans and early ends against transformers' processors, or a plain definition where it has none.
 
-``compact`` returns the log-probabilities of a draft's row, so its whole distribution is compared. Of the rows of a
-step, the log-probabilities of the emitted tokens are compared."""
+Of a draft's row, lse, log q of the drawn token, and the log-probabilities of the most likely tokens are compared. Of
+the rows of a step, the log-probabilities of the emitted tokens are compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import BACKENDS
 from transformers.generation import logits_process as processors
 
-from specdec_kernels import SamplingParams, Status, TokenTable
+from specdec_kernels import DraftChildren, SamplingParams, Status, TokenTable, draft_children
 from specdec_kernels.testing import StepInputs, device_of
 
 INF = float("inf")
@@ -97,23 +97,33 @@ def step_of(texts: list[Text], target: torch.Tensor, drafts: list[list[int]], **
     )  # fmt: skip
 
 
+def likely(backend: str, inputs: StepInputs, logits: torch.Tensor, width: int) -> DraftChildren:
+    """The most likely tokens of q for logits [B, V], after the drafts."""
+    inputs, depth = inputs.to(device_of(backend)), inputs.draft_tokens.shape[1]
+    out = draft_children(
+        logits.to(device_of(backend)), width, inputs.params, seed=inputs.seed, position=inputs.position, offset=depth,
+        table=inputs.table, drafts=inputs.draft_tokens, sampled=False, backend=backend,
+    )  # fmt: skip
+    return DraftChildren(*(t.cpu() for t in out))
+
+
 def assert_distribution(backend: str, texts: list[Text], logits: torch.Tensor, drafts: list[list[int]], **more) -> None:
-    """Asserts that ``draft_step``'s q for logits [B, V], after these drafts, is the softmax of transformers' scores."""
+    """Asserts that q for logits [B, V], after these drafts, is the softmax of transformers' scores."""
     offset = len(drafts[0])
     inputs = step_of(texts, logits[:, None].expand(-1, offset + 1, -1), drafts, **more)
-    out = inputs.draft(logits, offset, backend, compact=min(logits.shape[1], 1024))
+    width = min(logits.shape[1], 16 if is_interpreted(backend) else 1024)
+    out, children = inputs.draft(logits, offset, backend), likely(backend, inputs, logits, width)
     for b, text in enumerate(texts):
         scores = text.scores(logits[b], drafts[b])
-        want = scores.log_softmax(-1)
-        there = out.compact_ids[b] < SamplingParams.TABLE_PADDING
-        ids = out.compact_ids[b, there]
-        assert there.sum() == min(1024, int((want > -INF).sum()))
-        want = want[ids].log_softmax(-1)  # of the listed tokens
-        torch.testing.assert_close(out.compact_log_q[b, there].double(), want, rtol=2e-6, atol=2e-5)
-        if logits.shape[1] <= 1024:
-            assert out.lse[b].item() == pytest.approx(float(scores.logsumexp(-1)), rel=2e-6, abs=2e-5)
-            assert ids.tolist() == (scores > -INF).nonzero().flatten().tolist()
-    assert not out.status.any()
+        want, ids = scores.log_softmax(-1), children.tokens[b]
+        ids = ids[ids >= 0]
+        assert len({*ids.tolist()}) == len(ids) == min(width, int((want > -INF).sum()))
+        got = torch.cat([children.log_q[b, : len(ids)], out.log_q[b, None]])
+        torch.testing.assert_close(got.double(), want[torch.cat([ids, out.tokens[b, None]])], rtol=2e-6, atol=2e-5)
+        for lse in (out.lse[b], children.lse[b]):
+            assert lse.item() == pytest.approx(float(scores.logsumexp(-1)), rel=2e-6, abs=2e-5)
+        torch.testing.assert_close(want[ids], want.topk(len(ids)).values, rtol=2e-6, atol=2e-5)
+    assert not out.status.any() and not children.status.any()
 
 
 def is_interpreted(backend: str) -> bool:
@@ -194,9 +204,11 @@ def test_filters_see_what_penalties_leave(backend):
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, -1.0]])
     text = Text([0], [1], {4: 5.0}, presence=3.0, repetition=4.0)
     params = params_of([text], top_k=2)
-    out = step_of([text], logits[:, None], [[]], params=params).draft(logits, 0, backend, compact=5)
-    assert out.compact_ids.tolist() == [[2, 4, *[SamplingParams.TABLE_PADDING] * 3]]
-    assert out.cutoff.item() == 3.0 and out.lse.item() == pytest.approx(torch.tensor([3.0, 4.0]).logsumexp(0).item())
+    inputs = step_of([text], logits[:, None], [[]], params=params)
+    out = inputs.draft(logits, 0, backend)
+    assert likely(backend, inputs, logits, 5).tokens.tolist() == [[4, 2, -1, -1, -1]]
+    assert out.tokens.item() in (2, 4) and out.cutoff.item() == 3.0
+    assert out.lse.item() == pytest.approx(torch.tensor([3.0, 4.0]).logsumexp(0).item())
 
 
 def test_temperature_zero_takes_the_largest_of_what_penalties_leave(backend):

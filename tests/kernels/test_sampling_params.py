@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 import torch
 
-from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
+from specdec_kernels import SamplingParams, SamplingTensors, TokenTable, draft_step, speculative_step
 from specdec_kernels.testing.inputs import random_step
 
 FILTERS, PENALTIES = SamplingParams.FILTERS, SamplingParams.PENALTIES
@@ -82,7 +82,7 @@ def test_a_top_k_of_fractions_is_refused():
         SamplingParams(top_k=torch.tensor([1.0, 2.0]))
 
 
-def test_packed_parameters_are_those_of_their_columns():
+def test_tensors_are_the_parameters_of_their_columns():
     """Of each name its own column, in both operations; what is off stays off."""
     assert {field.name for field in dataclasses.fields(SamplingParams)} == {"temperature", *FILTERS, *PENALTIES}
     columns = {
@@ -96,27 +96,32 @@ def test_packed_parameters_are_those_of_their_columns():
     }
     parts = [torch.stack([columns[n].float() for n in names], 1) for names in (FILTERS, PENALTIES)]
     inputs = random_step(3, 2, 40, stats=True, table=9)
-    common = {"seed": inputs.seed, "position": inputs.position, "table": inputs.table}
+    common = {"seed": inputs.seed, "position": inputs.position}
     for used in ((), FILTERS, PENALTIES, FILTERS + PENALTIES):
         kept = [part if {*names} & {*used} else None for names, part in zip((FILTERS, PENALTIES), parts, strict=True)]
         params = SamplingParams(**{name: columns[name] for name in ("temperature", *used)})
-        packed = SamplingParams.packed(columns["temperature"], *kept)
-        for name in ALLOWED:
-            wanted, got = getattr(params, name), getattr(packed, name)
-            assert torch.equal(wanted.float(), got) if name in used else wanted is None and got is None
+        tensors = SamplingTensors(columns["temperature"], *kept, *inputs.table)
         results = [
-            draft_step(inputs.draft_logits[:, 0], p, offset=0, **common)
-            + speculative_step(inputs.target_logits, inputs.draft_tokens, None, params=p, **common, log_probs=True)
-            for p in (params, packed)
+            draft_step(inputs.draft_logits[:, 0], p, offset=0, table=table, **common)
+            + speculative_step(
+                inputs.target_logits, inputs.draft_tokens, None, params=p, table=table, **common, log_probs=True
+            )
+            for p, table in ((params, inputs.table), (tensors, None))
         ]
         for wanted, got in zip(*results, strict=True):
-            assert wanted is got is None or torch.equal(wanted.nan_to_num(), got.nan_to_num())
+            assert torch.equal(wanted.nan_to_num(), got.nan_to_num())
 
 
 @pytest.mark.parametrize("part", ["temperature", "filters", "penalties"])
 @pytest.mark.parametrize(("batch", "dtype"), [(3, torch.float32), (1, torch.float32), (2, torch.float64)])
-def test_packed_parameters_of_another_form_are_refused(part, batch, dtype):
+def test_tensors_of_another_form_are_refused(part, batch, dtype):
     wrong = torch.ones((batch,) if part == "temperature" else (batch, 3), dtype=dtype)
-    given = {"temperature": torch.ones(2), "filters": None, "penalties": None, part: wrong}
+    tensors = SamplingTensors(torch.ones(2))._replace(**{part: wrong})
     with pytest.raises(ValueError, match=rf"^params.{part}: got .+, allowed: "):
-        use(SamplingParams.packed(**given))
+        draft_step(torch.zeros(2, 5), tensors, seed=0, position=0, offset=0)
+
+
+def test_tensors_hold_the_table():
+    table = random_step(2, 1, 5, table=3).table
+    with pytest.raises(ValueError, match="^table: got a TokenTable beside SamplingTensors, allowed: None"):
+        draft_step(torch.zeros(2, 5), SamplingTensors(torch.ones(2)), seed=0, position=0, offset=0, table=table)

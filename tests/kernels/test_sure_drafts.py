@@ -55,7 +55,6 @@ def random_rows(
         ("plain", "stats", torch.float32),
         ("plain", "recomputed", torch.bfloat16),
         ("plain", "reduced", torch.float32),
-        ("plain", "compact", torch.float32),
         ("plain", "one_hot", torch.float32),
         ("plain", "penalties", torch.float16),
         ("offset", "recomputed", torch.float32),
@@ -80,19 +79,16 @@ def test_asking_for_log_probabilities_changes_no_token(kind, form, dtype):
         at["table"] = random_table(batch, 6, vocabulary, at["position"], generator, NUM_DRAFTS)
     tokens, drawn = torch.zeros((batch, 0), dtype=torch.int64), []
     for i in range(NUM_DRAFTS):
-        compact = 30 if form == "compact" else 0
-        drawn.append(draft_step(draft[:, i], params, offset=i, drafts=tokens, d2t=d2t, compact=compact, **at))
+        drawn.append(draft_step(draft[:, i], params, offset=i, drafts=tokens, d2t=d2t, **at))
         tokens = torch.cat([tokens, drawn[-1].tokens[:, None]], 1)
-    names = {"compact": ("compact_ids", "compact_log_q"), "stats": ("cutoff", "lse")}.get(form, ())
-    of_drafts = tuple(torch.stack([getattr(d, name) for d in drawn], 1) for name in names)
+    stats = tuple(torch.stack([getattr(d, name) for d in drawn], 1) for name in ("cutoff", "lse"))
     # Some drafts that q never yields, and some that are no tokens.
     other = torch.randint(-1, vocabulary + 1, tokens.shape, generator=generator)
     tokens = torch.where(torch.rand(tokens.shape, generator=generator) < 0.1, other, tokens)
-    q = {"compact": {"compact_q": of_drafts}, "stats": {"draft_stats": of_drafts}}.get(form, {})
-    logits = None if form in ("one_hot", "compact") else draft
+    logits, stats = None if form == "one_hot" else draft, stats if form == "stats" else None
 
     fast, whole = (
-        speculative_step(target, tokens, logits, params=params, d2t=d2t, log_probs=log_probs, **q, **at)
+        speculative_step(target, tokens, logits, params=params, d2t=d2t, log_probs=log_probs, draft_stats=stats, **at)
         for log_probs in (False, True)
     )
     for name in ("tokens", "num_accepted", "num_emitted", "status"):

@@ -116,7 +116,7 @@ def test_opcheck(backend, rule):
     )
     done = torch.library.opcheck(operation("verify_tree", backend, "cpu"), inputs.operands(), test_utils=UTILITIES)
     # Some children are missing, and their log_q is -inf, which opcheck would find unequal to itself.
-    arguments = (inputs.target_logits[:, 0], *inputs.sampling(), inputs.node_tokens[:, :1], None, inputs.seed,
+    arguments = (inputs.target_logits[:, 0], inputs.sampling(), inputs.node_tokens[:, :1], None, inputs.seed,
                  inputs.position, inputs.seed, 1, rule != "walk")  # fmt: skip
     done |= torch.library.opcheck(operation("draft_children", backend, "cpu"), arguments, test_utils=UTILITIES)
     assert set(done.values()) == {"SUCCESS"}

@@ -31,7 +31,7 @@ from specdec_kernels.testing import (
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
 KERNELS = {
     "stats_kernel", "filter_kernel", "residual_kernel", "race_kernel", "draft_draw_kernel", "draft_race_kernel",
-    "compact_draw_kernel", "children_kernel", "verify_tree_kernel",
+    "children_kernel", "verify_tree_kernel",
 }  # fmt: skip
 INF = float("inf")
 
@@ -132,7 +132,7 @@ def test_launches(launched):
 
 @pytest.mark.parametrize("rule", Rule)
 def test_at_most_three_launches(launched, rule):
-    """With every rule, with and without filters, with a table, and with a compact q."""
+    """With every rule, with and without filters, and with a table."""
     for filters, table in itertools.product(({}, {"top_k": 2}), ({}, {"table": 3})):
         inputs = random_step(1, 1, 5, rule=rule, **filters, **table)
         first = ["stats_kernel", "filter_kernel"] if filters else ["stats_kernel"]
@@ -142,10 +142,6 @@ def test_at_most_three_launches(launched, rule):
         launched.clear()
         inputs.draft(inputs.target_logits[:, 0], 0, "triton")
         assert launched == [*first, "draft_race_kernel" if rule == "coupled" else "draft_draw_kernel"]
-        if rule != "coupled":
-            launched.clear()
-            inputs.draft(inputs.target_logits[:, 0], 0, "triton", compact=2)
-            assert launched == ["stats_kernel", "filter_kernel", "compact_draw_kernel"]
 
 
 def test_launches_of_trees(launched):
@@ -232,27 +228,20 @@ Q = {
     "full": {},
     "handed_over": {"stats": True},
     "reduced": {"reduced": 20},
-    "compact": {"compact": 6},
     "one_hot": {"kind": "one_hot"},
 }
 
 
-def compare(inputs, drafts: torch.Tensor | None = None, compact: int = 0) -> None:
+def compare(inputs, drafts: torch.Tensor | None = None) -> None:
     """Compares a step, and ``draft_step`` on one more row after its drafts, with the reference."""
     want, margin = inputs.reference()
     assert_same_step(inputs.run("triton"), want, margin)
     if drafts is not None:
-        got, want = (
-            inputs.draft(drafts, inputs.draft_tokens.shape[1], backend, compact=compact)
-            for backend in ("triton", "reference")
-        )
+        got, want = (inputs.draft(drafts, inputs.draft_tokens.shape[1], b) for b in ("triton", "reference"))
         assert torch.equal(got.tokens, want.tokens) and torch.equal(got.status, want.status)
         assert torch.equal(got.cutoff == -INF, want.cutoff == -INF)
-        for name in ("log_q", "lse", *(("compact_log_q",) if compact else ())):
-            size = want.lse.abs().reshape(-1, *[1] * (getattr(want, name).dim() - 1)) + 10
-            assert_statistics_close(getattr(got, name), getattr(want, name), size)
-        if compact:
-            assert torch.equal(got.compact_ids, want.compact_ids)
+        for name in ("log_q", "lse"):
+            assert_statistics_close(getattr(got, name), getattr(want, name), want.lse.abs() + 10)
 
 
 def every_day_or_nightly(repeated: set, *names: Iterable) -> Iterator:
@@ -278,13 +267,13 @@ def test_settings(rule, sampling):
 @pytest.mark.parametrize(("q", "rule"), every_day_or_nightly(FORMS_OF_TOKEN, Q, ("token", "block")))
 def test_forms_of_q(rule, q):
     inputs = random_step(2, 2, 33, temperature=(1.0, 0.6), rule=rule, top_k=20, **Q[q], **SAMPLING["table"])
-    compare(inputs, inputs.target_logits[:, 1] if q == "compact" else None, compact=Q[q].get("compact", 0))
+    compare(inputs)
 
 
 @pytest.mark.parametrize("rule", Rule)
 def test_several_blocks(rule):
     """Tables, filters and reduced vocabularies across blocks of 1024."""
-    form = {} if rule == "coupled" else {"reduced": 1100} if rule == "token" else {"compact": 40}
+    form = {} if rule == "coupled" else {"reduced": 1100}
     inputs = random_step(1, 1, 2100, rule=rule, random_state=3, top_k=300, top_p=0.9, **form, **SAMPLING["table"])
     compare(inputs, inputs.target_logits[:, 1] if rule == "coupled" else None)
 
@@ -295,33 +284,15 @@ def test_blocks_that_stand_in_part():
         compare(random_step(2, 3, 10, rule="block", random_state=state))
 
 
-def test_a_compact_q_has_the_targets_ids():
-    logits, d2t = torch.arange(8.0)[None], torch.arange(8) * 3
-    options = {"seed": 7, "position": 3, "offset": 0, "compact": 3, "d2t": d2t}
-    got, want = (draft_step(logits, SamplingParams(), **options, backend=b) for b in ("triton", "reference"))
-    assert got.compact_ids.tolist() == want.compact_ids.tolist() == [[15, 18, 21]]
-    assert torch.equal(got.tokens, want.tokens)
-
-
 def test_q_of_a_draft_is_of_processed_logits():
     """Nearly all tokens are in the table."""
     inputs = random_step(3, 1, 10, temperature=(1.0, 0.7, 1.3), **SAMPLING["table"])
     compare(inputs, inputs.target_logits[:, 1])
 
 
-def test_the_ties_of_a_compact_q_lie_in_several_blocks():
-    """Of those at the cutoff, the lowest ids are listed, and what is larger in a later block as well."""
-    logits = torch.full((1, 2100), -5.0)
-    logits[0, [10, 1030, 1031]], logits[0, 2060] = 1.0, 3.0
-    options = {"seed": 7, "position": 3, "offset": 0, "compact": 3}
-    got, want = (draft_step(logits, SamplingParams(), **options, backend=b) for b in ("triton", "reference"))
-    assert got.compact_ids.tolist() == want.compact_ids.tolist() == [[10, 1030, 2060]]
-    assert torch.equal(got.tokens, want.tokens)
-
-
 def test_more_blocks_than_a_pass_reads_at_once():
     inputs = random_step(1, 1, 9000, temperature=1.5, top_p=0.9)
-    compare(inputs, inputs.target_logits[:, 0], compact=50)
+    compare(inputs, inputs.target_logits[:, 0])
 
 
 HARD = {

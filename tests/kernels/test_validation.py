@@ -10,7 +10,7 @@ import torch
 from specdec_kernels import SamplingParams, TokenTable, draft_step, speculative_step
 
 B, K, V = 2, 3, 5
-N, E, DRAFT_V, LISTED = 4, 2, 3, 2
+N, E, DRAFT_V = 4, 2, 3
 NAN, INF = float("nan"), float("inf")
 
 
@@ -69,10 +69,6 @@ def table(**changes) -> TokenTable:
         longs(B),
     )
     return entries._replace(**changes)
-
-
-def compact_q(ids=None, log_q=None, size=LISTED):
-    return ascending(B, K, size) if ids is None else ids, zeros(B, K, size) if log_q is None else log_q
 
 
 # (argument, invalid value, what the message must contain besides "argument: got"). The part of the argument before a
@@ -140,10 +136,6 @@ DRAFT = [
     ("offset", 2**31, ["2147483648"]),
     ("offset", 0.0, ["0.0", "integer"]),
     ("offset", False, ["False", "integer"]),
-    ("compact", -1, ["-1", "0 (off)"]),
-    ("compact", 1025, ["1025", "1024"]),
-    ("compact", 2.0, ["2.0", "integer"]),
-    ("compact", True, ["True", "integer"]),
     ("d2t", [0, 1], ["list", "tensor"]),
     ("d2t", ascending(V + 1), [f"[{V + 1}]", f"[{V}]"]),
     ("d2t", ascending(V).int(), ["torch.int32", "int64"]),
@@ -187,22 +179,6 @@ VERIFY = [
     ("draft_stats lse", (stats()[0], longs(B, K)), ["torch.int64", "float32"]),
     ("draft_stats lse", (stats()[0], None), ["NoneType", "tensor"]),
 ]
-# Of ``speculative_step`` without draft_logits and draft_stats.
-COMPACT = [
-    ("compact_q", 2.0, ["float", "(compact_ids, compact_log_q)"]),
-    ("compact_q", compact_q()[:1], ["pair", "(compact_ids, compact_log_q)"]),
-    ("compact_q", compact_q(size=0), ["0", "1 to 1024"]),
-    ("compact_q", compact_q(size=1025), ["1025", "1 to 1024"]),
-    ("compact_q", compact_q(ids=2), ["0", "1 to 1024"]),
-    ("compact_q ids", compact_q(ids=ascending(B, K + 1, LISTED)), [f"[{B}, {K + 1}, 2]", f"[{B}, {K}, 2]"]),
-    ("compact_q ids", compact_q(ids=ascending(B, K, LISTED).int()), ["torch.int32", "int64"]),
-    ("compact_q ids", compact_q(ids=ascending(B, K, LISTED, device="meta")), ["meta", "cpu"]),
-    ("compact_q ids", compact_q(ids=longs(B, K, LISTED)), ["ascend"]),
-    ("compact_q ids", compact_q(ids=ascending(B, K, LISTED) - 1), ["negative"]),
-    ("compact_q log_q", compact_q(log_q=zeros(B, K, LISTED + 1)), [f"[{B}, {K}, 3]", f"[{B}, {K}, 2]"]),
-    ("compact_q log_q", compact_q(log_q=longs(B, K, LISTED)), ["torch.int64", "float32"]),
-    ("compact_q log_q", (compact_q()[0], None), ["NoneType", "tensor"]),
-]
 # Of ``speculative_step`` with draft_logits [B, K, DRAFT_V].
 REDUCED = [
     ([0, 1], ["list", "tensor"]),
@@ -242,11 +218,6 @@ def test_drafts_are_refused(case):
     check_refused(draft, "drafts", *case, table=table(), offset=2)
 
 
-@pytest.mark.parametrize("case", COMPACT, ids=name)
-def test_compact_q_is_refused(case):
-    check_refused(verify, *case, draft_logits=None, draft_stats=None)
-
-
 @pytest.mark.parametrize("case", REDUCED)
 def test_reduced_vocabulary_is_refused(case):
     check_refused(verify, "d2t", *case, draft_logits=zeros(B, K, DRAFT_V))
@@ -256,7 +227,7 @@ def test_good_arguments_pass():
     """The cases above differ from these valid arguments in one argument only."""
     assert draft().tokens.shape == (B,)
     assert draft(table=table(), offset=2, drafts=longs(B, 2)).tokens.shape == (B,)
-    assert draft(table=table(), offset=2, drafts=longs(B, 2).int(), compact=1024).compact_ids.shape == (B, 1024)
+    assert draft(table=table(), offset=2, drafts=longs(B, 2).int()).tokens.shape == (B,)
     assert draft(d2t=ascending(V, step=9)).tokens.shape == (B,)
     none = {"draft_logits": None, "draft_stats": None}
     for more in (
@@ -264,8 +235,7 @@ def test_good_arguments_pass():
         {"table": table()},
         {"table": table(ends=None, first_end=None)},
         {"num_drafts": None, **none},
-        {"compact_q": compact_q(), **none},
-        {"compact_q": list(compact_q()), "rule": "block", **none},
+        {"draft_stats": list(stats()), "rule": "block"},
         {"draft_logits": zeros(B, K, DRAFT_V), "d2t": ascending(DRAFT_V) + V - DRAFT_V},
         {"rule": "coupled", **none},
     ):
@@ -275,8 +245,6 @@ def test_good_arguments_pass():
 def test_padding_of_tables_may_repeat():
     padded = torch.tensor([[0, 3, 2**62, 2**62], [2**62] * 4])
     assert verify(table=table(ids=padded)).tokens.shape == (B, K + 1)
-    repeated = padded[:, :2].expand(K, B, 2).transpose(0, 1)
-    assert verify(compact_q=compact_q(repeated), draft_logits=None, draft_stats=None).tokens.shape == (B, K + 1)
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
@@ -288,24 +256,17 @@ def test_penalties_need_a_table(name):
         function(params=SamplingParams(**{name: 0.5}), table=table())
 
 
-@pytest.mark.parametrize("name", ["draft_logits", "draft_stats", "compact_q"])
+@pytest.mark.parametrize("name", ["draft_logits", "draft_stats"])
 def test_coupled_takes_no_q(name):
     none = {"draft_logits": None, "draft_stats": None}
-    value = {"draft_logits": zeros(B, K, V), "draft_stats": stats(), "compact_q": compact_q()}[name]
+    value = {"draft_logits": zeros(B, K, V), "draft_stats": stats()}[name]
     with pytest.raises(ValueError, match=f"^{name}: got .*'coupled', allowed: None"):
         verify(rule="coupled", **{**none, name: value})
-    with pytest.raises(ValueError, match="^compact: got 3, allowed: 0 with rule='coupled'"):
-        draft(rule="coupled", compact=3)
 
 
-def test_forms_of_q_exclude_each_other():
-    with pytest.raises(ValueError, match="^compact_q: got .+, allowed: one of the two"):
-        verify(compact_q=compact_q())
-    for d2t in ({"draft_logits": None}, {"draft_logits": None, "compact_q": compact_q()}):
-        with pytest.raises(ValueError, match="^d2t: got .+, allowed: None where draft_logits is"):
-            verify(draft_stats=None, d2t=ascending(V), **d2t)
-    with pytest.raises(ValueError, match="^draft_stats: got .+, allowed: None where draft_logits is"):
-        verify(draft_logits=None, compact_q=compact_q())
+def test_a_map_needs_draft_logits():
+    with pytest.raises(ValueError, match="^d2t: got .+, allowed: None where draft_logits is"):
+        verify(draft_logits=None, draft_stats=None, d2t=ascending(V))
 
 
 def test_float64_is_for_the_reference():

@@ -179,7 +179,7 @@ def test_a_time_that_something_interrupted_hardly_counts():
 
 
 def test_k_is_fixed_where_texts_depend_on_it():
-    lengths = AdaptiveK(AdaptiveDrafts(8, sampled=3), few=False)
+    lengths = AdaptiveK(AdaptiveDrafts(8, fixed=3), few=False)
     assert lengths.chooses(text_depends=False) and not lengths.chooses(text_depends=True) and lengths.fixed == 3
     assert AdaptiveK(AdaptiveDrafts(2), few=False).fixed == 2
     fixed = FixedK(5)
@@ -190,8 +190,8 @@ def test_k_is_fixed_where_texts_depend_on_it():
     ("fields", "told"),
     [
         ({"max_drafts": 0}, "max_drafts: got 0"),
-        ({"sampled": -1}, "sampled: got -1"),
-        ({"sampled": 2.0}, "sampled: got 2.0"),
+        ({"fixed": -1}, "fixed: got -1"),
+        ({"fixed": 2.0}, "fixed: got 2.0"),
         ({"max_drafts": 2, "costs": [1, 2]}, "costs: got .*allowed: 3 numbers"),
         ({"max_drafts": 1, "costs": [2, 1]}, "costs: got .*do not fall"),
         ({"max_drafts": 1, "costs": [0, 1]}, "costs: got"),

@@ -7,7 +7,7 @@ import torch
 from specdec import Producer
 from specdec.drafters.model import ModelDraftSession
 from support.models import VOCABULARY, GeneratedPenalties, generate, prompts, pruned_draft, tunable_pair
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import (
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
@@ -185,3 +185,25 @@ def test_a_draft_of_a_part_of_the_vocabulary(rule, temperature):
     if temperature == 0 or rule == "coupled":
         plain = generate(target, None, prompts(6, 2, 9), 0, seed=list(range(6)), **settings)
         assert result.tokens == plain.tokens
+
+
+class SeenTexts(LogitsProcessor):
+    """Notes how long the texts are that it is asked about."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def __call__(self, input_ids, scores):
+        self.lengths.append(input_ids.shape[1])
+        return scores
+
+
+def test_processors_see_no_draft_beyond_the_end_of_a_text():
+    """Rows are close to their ends in different steps, and have no drafts there, whatever the others draft."""
+    target, draft = tunable_pair(1.0)
+    seen = [SeenTexts() for _ in range(4)]
+    given = {"max_new_tokens": 9, "eos_token_id": [], "logits_processor": [[each] for each in seen]}
+    result = generate(target, draft, prompts(4, 5, 5), 4, **given)
+    assert len({s.steps for s in result.sequence_stats}) > 1
+    # The last token of a text is decided by the text without it.
+    assert [max(each.lengths) for each in seen] == [5 + 9 - 1] * 4

@@ -46,8 +46,7 @@ class Launches(TorchDispatchMode):
             self.counts[str(func)] += func._schema.is_mutable or not views
             if func.namespace == ops.NAMESPACE:
                 names = [argument.name for argument in func._schema.arguments]
-                first = names.index("temperature")
-                self.sampling.append(ops.SamplingTensors(*args[first : first + len(ops.SamplingTensors._fields)]))
+                self.sampling.append(ops.SamplingTensors(*args[names.index("sampling")]))
         return out
 
 
@@ -83,10 +82,10 @@ def test_nothing_is_launched_for_parameters(name, monkeypatch):
     assert len(launches.sampling) == 5
     assert launches.counts.total() == expected, launches.counts
     # The same memory for all operations, and dense, as kernels take it.
-    packed = [[t for t in sampling[:3] if t is not None] for sampling in launches.sampling]
-    assert len(packed[0]) == 1 + bool({*FILTERS} & {*settings}) + bool({*PENALTIES} & {*settings})
-    assert all(t.is_contiguous() and t.dtype == torch.float32 for t in packed[0])
-    assert len({tuple(t.data_ptr() for t in each) for each in packed}) == 1
+    given = [[t for t in sampling[:3] if t is not None] for sampling in launches.sampling]
+    assert len(given[0]) == 1 + bool({*FILTERS} & {*settings}) + bool({*PENALTIES} & {*settings})
+    assert all(t.is_contiguous() and t.dtype == torch.float32 for t in given[0])
+    assert len({tuple(t.data_ptr() for t in each) for each in given}) == 1
 
 
 def plain_steps(most: int | AdaptiveDrafts, steps: int = 12, **asked) -> tuple[Counter, int]:

@@ -194,7 +194,7 @@ def test_a_smaller_chunk_stores_the_same_keys(room, sizes):
     with pytest.warns(RuntimeWarning) as told:
         cache, seen = with_room(room, lambda: prefill(cached, prompt))
     assert [str(w.message) for w in told] == [
-        f"out of memory in prefill: {small} tokens a forward in the place of {large} from now on"
+        f"out of memory in prefill: {small} tokens a forward instead of {large} from now on"
         for large, small in pairwise((32, *sizes))
     ]
     fed = [tokens for tokens, slots in seen if tokens * slots <= room]
@@ -223,7 +223,7 @@ def test_rows_are_not_cut():
 
     handle = cached.model.model.layers[-1].self_attn.register_forward_pre_hook(before, with_kwargs=True)
     cache = cached.new_cache(3, 201)
-    told = "3 tokens a forward in the place of 150 from now on"
+    told = "3 tokens a forward instead of 150 from now on"
     try:
         with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError), pytest.warns(RuntimeWarning, match=told):
             cached.prefill(cache, [(p * 2)[:50] for p in three])
@@ -246,7 +246,7 @@ def test_one_warning_from_what_to_what_and_never_back():
         assert chunk.run(feed, 200) is None
     assert asked == [100, 50, 25, 12] and chunk.size == 12
     (only,) = told
-    assert str(only.message) == "out of memory in prefill: 12 tokens a forward in the place of 100 from now on"
+    assert str(only.message) == "out of memory in prefill: 12 tokens a forward instead of 100 from now on"
     assert only.filename == __file__
     limit, asked[:] = 1000, []
     with warnings.catch_warnings():
@@ -255,12 +255,12 @@ def test_one_warning_from_what_to_what_and_never_back():
         chunk.run(feed, 5)
     assert asked == [12, 5] and chunk.size == 12
     of_rows, asked[:], limit = PrefillChunk(100), [], 15
-    with pytest.warns(RuntimeWarning, match="24 tokens a forward in the place of 99"):
+    with pytest.warns(RuntimeWarning, match="24 tokens a forward instead of 99"):
         of_rows.run(feed, 200, rows=3)
     assert asked == [33, 16, 8] and of_rows.size == 3 * 8
     limit, asked[:] = 0, []
     with (
-        pytest.warns(RuntimeWarning, match="1 tokens a forward in the place of 10"),
+        pytest.warns(RuntimeWarning, match="1 tokens a forward instead of 10"),
         pytest.raises(torch.OutOfMemoryError),
     ):
         chunk.run(feed, 10)

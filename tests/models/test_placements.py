@@ -78,7 +78,7 @@ def test_offloading_after_other_hooks_is_found(model):
 
 
 def test_several_devices_are_refused_and_named(model):
-    model.lm_head.to("meta")  # in the place of a second device
+    model.lm_head.to("meta")  # instead of a second device
     with pytest.raises(ValueError, match="target: got weights on cpu, meta, allowed"):
         cached_model(model, "target")
     model.hf_device_map = {"model": 0, "lm_head": "cpu"}  # as from_pretrained leaves it

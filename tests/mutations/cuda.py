@@ -84,7 +84,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *mutations(
         "csrc/cuda/verify.h",
-        "tests/kernels/test_parity.py -k 'cuda and (listed or compact or reduced)'",
+        "tests/kernels/test_parity.py -k 'cuda and (listed or reduced)'",
         {
             "cuda-listed-q-read-while-it-is-subtracted": ("q_of(at)));\n  }\n  simt::sync_warp();", "q_of(at)));\n  }"),
             "cuda-cutoff-of-a-draft-row-with-a-fault": (

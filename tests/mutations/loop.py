@@ -8,6 +8,8 @@ ENDS = "tests/loop/test_ends.py tests/loop/test_decoder.py"
 COUNTS = "tests/loop/test_decoder.py -k 'stats or always_accepted or bonus or any_drafter'"
 GRAPHS = "tests/loop/test_graphs.py"
 LOG_PROBS = "tests/loop/test_log_probs.py"
+STATES = "tests/loop/test_states.py"
+DRAFTS = "tests/serving/test_draft_settings.py"
 TREES = "tests/loop/test_tree_step.py tests/loop/test_sampled_trees.py"
 SERVING = "tests/serving/test_serving_ends.py tests/serving/test_serving_faults.py tests/serving/test_scheduler.py"
 BUCKETS = "tests/serving/test_row_buckets.py"
@@ -27,7 +29,6 @@ MUTATIONS: list[Mutation] = [
             "step-processes-rows-that-do-not-count": (
                 "& (self.rows.columns[: tokens.shape[1]] < allowed)",
                 "",
-                SAMPLED,
             ),
             "step-keeps-nodes-below-those-that-are-none": ("return ~below & (", "return ~none & (", TREES),
             "step-lets-trees-grow-too-deep": (
@@ -60,14 +61,14 @@ MUTATIONS: list[Mutation] = [
             "rows-draft-past-the-room": (
                 "torch.minimum(self.wanted, self.room - 1)",
                 "torch.minimum(self.wanted, self.room)",
-                DECODER,
+                "tests/loop/test_settings.py -k beyond",
             ),
             "rows-begin-with-one-token-twice": (
                 "last_two = [(text[-2:-1] or text)[0], text[-1]]",
                 "last_two = [text[-1], text[-1]]",
                 COUNTS,
             ),
-            "rows-begin-again-in-every-step": ("        self._edited.clear()\n", "", DECODER),
+            "rows-begin-again-in-every-step": ("        self._edited.clear()\n", "", STATES),
             "rows-take-empty-slots-for-an-end": (".any(-1) & (index < count[:, None])", ".any(-1)", SERVING),
             "rows-keep-a-stale-last-token": ("self._places[:2] + 2).T", "self._places[:2] + 1).T", DECODER),
             "rows-count-steps-instead-of-tokens": ("self.room.sub_(count)", "self.room.sub_(1)", DECODER),
@@ -88,7 +89,7 @@ MUTATIONS: list[Mutation] = [
         "python/specdec/loop/report.py",
         COUNTS,
         {
-            "report-counts-every-draft": ("statuses[:allowed]))", "statuses[:columns]))"),
+            "report-counts-every-draft": ("statuses[:allowed]))", "statuses[:columns]))", DRAFTS),
             "report-counts-drafts-behind-a-rejection": ("tested = min(accepted + 1, drafted)", "tested = drafted"),
             "report-takes-drafts-for-statuses": (
                 "statuses = statuses[columns : columns + allowed]",
@@ -148,7 +149,6 @@ MUTATIONS: list[Mutation] = [
             "batch-runs-ahead-of-its-penalties": (
                 "(self.state.processors or self.table.counts or",
                 "(self.state.processors or",
-                GRAPHS,
             ),
             "batch-shows-the-slots-of-a-step-before": (
                 "longest + len(self._pending) * (most + 1) + num_drafts",

@@ -80,7 +80,7 @@ SAMPLED = {"params": SamplingParams(1.0)}
     ("num_drafts", "settings", "rows"),
     [
         (AdaptiveDrafts(), {}, 1),
-        (AdaptiveDrafts(), SAMPLED, ROWS),  # the text of a seed is the same in any company
+        (AdaptiveDrafts(), SAMPLED, ROWS),  # the text of a seed is the same among any neighbours
         (3, {}, ROWS),
     ],
 )

@@ -84,7 +84,7 @@ def test_memory_that_runs_out_in_prefill_costs_no_text(which):
     layer = model.model.model.layers[-1].self_attn if which == "target" else model.model.transformer.h[-1].attn
     handle = layer.register_forward_pre_hook(little.before, with_kwargs=True)
     try:
-        with pytest.warns(RuntimeWarning, match="out of memory in prefill: . tokens a forward in the place of 3"):
+        with pytest.warns(RuntimeWarning, match="out of memory in prefill: . tokens a forward instead of 3"):
             assert texts(both) == expected
     finally:
         handle.remove()
@@ -100,7 +100,7 @@ def test_memory_that_never_suffices_ends_the_request_alone():
     scheduler = Scheduler(both, rows=2, max_length=100)
     requests = [Request(p, 8, eos_token_id=[]) for p in prompts(2, 20, 30)] + [Request([1] * 80, 8, eos_token_id=[])]
     try:
-        with pytest.warns(RuntimeWarning, match="1 tokens a forward in the place of"):
+        with pytest.warns(RuntimeWarning, match="1 tokens a forward instead of"):
             outcomes = sorted(scheduler.run([requests[0], requests[2], requests[1]]), key=lambda o: o.number)
     finally:
         handle.remove()

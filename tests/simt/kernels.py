@@ -61,19 +61,17 @@ class DraftStepParams(ctypes.Structure):
     _fields_ = [
         ("logits", pointer), ("dtype", int32), ("row_stride", int64), ("batch", int64), ("vocabulary", int64),
         ("sampling", SamplingArguments), ("drafts", pointer), ("d2t", pointer), ("seed", pointer),
-        ("position", pointer), ("offset", int64), ("coupled", boolean), ("compact", int64), ("tokens", pointer),
-        ("log_q", pointer), ("cutoff", pointer), ("lse", pointer), ("status", pointer), ("compact_ids", pointer),
-        ("compact_log_q", pointer),
+        ("position", pointer), ("offset", int64), ("coupled", boolean), ("tokens", pointer), ("log_q", pointer),
+        ("cutoff", pointer), ("lse", pointer), ("status", pointer),
     ]  # fmt: skip
 
 
 class SpeculativeStepParams(ctypes.Structure):
     _fields_ = [
         ("target", LogitRows), ("draft_tokens", pointer), ("draft", LogitRows), ("draft_cutoff", pointer),
-        ("draft_lse", pointer), ("d2t", pointer), ("compact_ids", pointer), ("compact_log_q", pointer),
-        ("compact_size", int64), ("num_drafts", pointer), ("sampling", SamplingArguments), ("seed", pointer),
-        ("position", pointer), ("batch", int64), ("num_drafts_max", int64), ("vocabulary", int64), ("rule", int64),
-        ("tokens", pointer), ("num_accepted", pointer), ("status", pointer), ("num_emitted", pointer),
+        ("draft_lse", pointer), ("d2t", pointer), ("num_drafts", pointer), ("sampling", SamplingArguments),
+        ("seed", pointer), ("position", pointer), ("batch", int64), ("num_drafts_max", int64), ("vocabulary", int64),
+        ("rule", int64), ("tokens", pointer), ("num_accepted", pointer), ("status", pointer), ("num_emitted", pointer),
         ("log_probs", pointer), ("raw_log_probs", pointer),
     ]  # fmt: skip
 
@@ -134,7 +132,9 @@ def take_counts() -> Counts:
     return found
 
 
-def sampling_arguments(sampling: SamplingTensors, keep: list) -> SamplingArguments:
+def sampling_arguments(tensors: list[torch.Tensor | None], keep: list) -> SamplingArguments:
+    sampling = SamplingTensors(*tensors)
+
     def at(t: torch.Tensor | None) -> int | None:
         return address(t, keep)
 
@@ -177,20 +177,17 @@ def dense_rows(logits: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def draft_step(
-    logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0
-) -> tuple[torch.Tensor, ...]:
+    logits, sampling, drafts, d2t, seed, position, offset, rule, blocks: int = 2, threads: int = 64, slots: int = 0,
+    ahead: int = 0,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     logits = dense_rows(logits)
-    *sampling, drafts, d2t, seed, position, offset, rule, compact = arguments
     (batch, vocabulary), keep = logits.shape, []
     statistic = [torch.full((batch,), float("nan")) for _ in range(3)]
-    out = (
-        torch.full((batch,), -7), *statistic, torch.full((batch,), -7, dtype=torch.int32),
-        torch.full((batch, compact), -7), torch.full((batch, compact), float("nan")),
-    )  # fmt: skip
+    out = torch.full((batch,), -7), *statistic, torch.full((batch,), -7, dtype=torch.int32)
     params = DraftStepParams(
         logits.data_ptr(), DTYPES[logits.dtype], logits.stride(0) * logits.element_size(), batch, vocabulary,
-        sampling_arguments(SamplingTensors(*sampling), keep), address(drafts, keep), address(d2t, keep),
-        address(seed, keep), address(position, keep), offset, RULES[rule] == "coupled", compact,
+        sampling_arguments(sampling, keep), address(drafts, keep), address(d2t, keep),
+        address(seed, keep), address(position, keep), offset, RULES[rule] == "coupled",
         *(t.data_ptr() for t in out),
     )  # fmt: skip
     call("draft_step", params, blocks, threads, slots)
@@ -205,11 +202,10 @@ def logit_rows(logits: torch.Tensor | None) -> LogitRows:
 
 
 def speculative_step(
-    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q, d2t, num_drafts,
-    *rest, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
+    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, seed, position, rule,
+    log_probs, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
-    *sampling, seed, position, rule, log_probs = rest
     (batch, rows, vocabulary), keep = target_logits.shape, []
     logs = [torch.full((batch, rows if log_probs else 0), 7.0) for _ in range(2)]
     tokens = torch.full((batch, rows), -7)
@@ -219,12 +215,10 @@ def speculative_step(
         return address(t, keep)
 
     if rows == 1:
-        draft_logits = draft_cutoff = draft_lse = compact_ids = compact_log_q = d2t = None
+        draft_logits = draft_cutoff = draft_lse = d2t = None
     params = SpeculativeStepParams(
         logit_rows(target_logits), at(draft_tokens), logit_rows(draft_logits), at(draft_cutoff), at(draft_lse), at(d2t),
-        at(compact_ids), at(None if compact_log_q is None else compact_log_q.float()),
-        0 if compact_ids is None else compact_ids.shape[2], at(num_drafts),
-        sampling_arguments(SamplingTensors(*sampling), keep), at(seed), at(position), batch, rows - 1, vocabulary, rule,
+        at(num_drafts), sampling_arguments(sampling, keep), at(seed), at(position), batch, rows - 1, vocabulary, rule,
         tokens.data_ptr(), num_accepted.data_ptr(), status.data_ptr(), num_emitted.data_ptr(),
         *(t.data_ptr() if log_probs else None for t in logs),
     )  # fmt: skip
@@ -233,10 +227,10 @@ def speculative_step(
 
 
 def draft_children(
-    logits, *arguments, blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0
-) -> tuple[torch.Tensor, ...]:
+    logits, sampling, drafts, d2t, seed, position, offset, width, sampled, blocks: int = 2, threads: int = 64,
+    slots: int = 0, ahead: int = 0,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     logits = dense_rows(logits)
-    *sampling, drafts, d2t, seed, position, offset, width, sampled = arguments
     (batch, vocabulary), keep = logits.shape, []
     out = (
         torch.full((batch, width), -7), torch.full((batch, width), float("nan")),
@@ -244,7 +238,7 @@ def draft_children(
     )  # fmt: skip
     params = DraftChildrenParams(
         logits.data_ptr(), DTYPES[logits.dtype], logits.stride(0) * logits.element_size(), batch, vocabulary,
-        sampling_arguments(SamplingTensors(*sampling), keep), address(drafts, keep),
+        sampling_arguments(sampling, keep), address(drafts, keep),
         0 if drafts is None else drafts.shape[1], address(d2t, keep), address(seed, keep), address(position, keep),
         address(offset, keep), width, sampled, *(t.data_ptr() for t in out),
     )  # fmt: skip
@@ -253,17 +247,16 @@ def draft_children(
 
 
 def verify_tree(
-    target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, *rest, blocks: int = 2, threads: int = 64,
-    slots: int = 0, ahead: int = 0,
+    target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, sampling, seed, position, rule, depth,
+    blocks: int = 2, threads: int = 64, slots: int = 0, ahead: int = 0,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     target_logits, draft_logits = dense_rows(target_logits), dense_rows(draft_logits)
-    *sampling, seed, position, rule, depth = rest
     (batch, rows, vocabulary), keep = target_logits.shape, []
     path, tokens = (torch.full((batch, depth + 1), -7) for _ in range(2))
     counts = [torch.full((batch,), -7, dtype=torch.int32) for _ in range(3)]
     params = VerifyTreeParams(
         logit_rows(target_logits), address(node_tokens, keep), address(parents, keep), logit_rows(draft_logits),
-        address(d2t, keep), address(num_nodes, keep), sampling_arguments(SamplingTensors(*sampling), keep),
+        address(d2t, keep), address(num_nodes, keep), sampling_arguments(sampling, keep),
         address(seed, keep), address(position, keep), batch, rows - 1, vocabulary, depth, rule, path.data_ptr(),
         tokens.data_ptr(), *(t.data_ptr() for t in counts),
     )  # fmt: skip

@@ -15,7 +15,6 @@ FORMS = {
     "full": {},
     "stats": {"stats": True},
     "reduced": {"reduced": 3000, "stats": True},
-    "compact": {"compact": 7},
     "one_hot": {"kind": "one_hot"},
 }
 PENALTIES = {"table": 9, "repetition_penalty": (1.0, 1.3), "frequency_penalty": (0.2, -0.1, 0.0)}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from simt import kernels
 
+from specdec_kernels import SamplingTensors
 from specdec_kernels.backends import reference, reference_tree
 from specdec_kernels.testing import TreeInputs, assert_same_tree_step, random_tree_step
 from specdec_kernels.types import TreeStep
@@ -83,7 +84,7 @@ def test_a_row_is_read_again_when_the_path_returns():
 def children(logits: torch.Tensor, width: int, seed: int, **grid: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(The tokens of draft_children on fibers, those of the reference.)"""
     zero = torch.zeros(1, dtype=torch.int64)
-    arguments = (logits, torch.ones(1), *[None] * 10, zero + seed, zero, zero, width, True)
+    arguments = (logits, SamplingTensors(torch.ones(1)), None, None, zero + seed, zero, zero, width, True)
     return kernels.draft_children(*arguments, **grid)[0], reference_tree.draft_children(*arguments)[0]
 
 

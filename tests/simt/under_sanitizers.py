@@ -12,7 +12,7 @@ from specdec_kernels.testing import random_step
 
 FILTERS = {"top_k": (0, 4, 30), "top_p": (0.8, 1.0, 0.9), "min_p": (0.0, 0.1, 0.02)}
 TABLE = {"table": 9, "repetition_penalty": 1.3, "presence_penalty": 0.25, "frequency_penalty": 0.5}
-Q = ({}, {"stats": True}, {"reduced": 20}, {"compact": 6}, {"kind": "one_hot"})
+Q = ({}, {"stats": True}, {"reduced": 20}, {"kind": "one_hot"})
 
 
 def main() -> None:
@@ -28,8 +28,8 @@ def main() -> None:
         assert torch.equal(got[0], inputs.run("cpu").tokens)
         if rule != "block":
             kernels.draft_step(
-                inputs.target_logits[:, 1], *inputs.sampling(), inputs.draft_tokens[:, :1].contiguous(), None,
-                inputs.seed, inputs.position, 1, RULES.index(rule), 5 if rule == "token" else 0, **grid,
+                inputs.target_logits[:, 1], inputs.sampling(), inputs.draft_tokens[:, :1].contiguous(), None,
+                inputs.seed, inputs.position, 1, RULES.index(rule), **grid,
             )  # fmt: skip
         steps += 1
     print(f"{steps} steps")

@@ -27,9 +27,8 @@ from specdec_kernels.testing import (
     coupled_distribution,
     leviathan_distribution,
     pair_of_rows,
-    truncated,
 )
-from specdec_kernels.types import TABLE_PADDING, SpeculativeStep
+from specdec_kernels.types import SpeculativeStep
 
 from .exact import Context, Setting, params_of, table_of
 
@@ -45,14 +44,7 @@ TEMPERATURES = (0.5, 1.0, 1.7)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NUM_DRAFTS = (1, 3, 1, 0, 1, 2, 0)
 NARROW, WIDE = 5, 64  # vocabularies
-COMPACT = 3
-Q = (
-    "stats",
-    "full",
-    "compact",
-    "d2t",
-    "one_hot",
-)  # forms of q; "stats": "full" with (cutoff, lse)
+Q = ("stats", "d2t", "full", "one_hot")  # forms of q; "stats": "full" with (cutoff, lse)
 DISTRIBUTIONS = {"token": leviathan_distribution, "block": block_distribution, "coupled": coupled_distribution}
 
 _PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3, "prompt": (0, 2)}
@@ -156,12 +148,9 @@ class Batch(NamedTuple):
         def after(logits: torch.Tensor) -> Model:
             return functools.cache(lambda text: setting.probabilities(logits[len(text)].tolist(), generated + text))
 
-        model = after(draft)
-        drafts = {
-            "compact": lambda text: truncated(model(text), COMPACT),
-            "one_hot": lambda text: np.eye(self.vocabulary)[favourites[len(text)]],
-        }
-        return after(target), drafts.get(self.q, model)
+        if self.q == "one_hot":
+            return after(target), lambda text: np.eye(self.vocabulary)[favourites[len(text)]]
+        return after(target), after(draft)
 
 
 @functools.cache
@@ -174,26 +163,16 @@ def drafted(inputs: StepInputs, draft: torch.Tensor, batch: Batch, backend: str)
     """``inputs`` with q and with drafts, which are drawn if num_drafts counts them and 0 otherwise."""
     if batch.q == "one_hot":
         return inputs
-    n, compact = len(inputs.seed), COMPACT if batch.q == "compact" else 0
+    n = len(inputs.seed)
     inputs = inputs.replace(draft_tokens=torch.zeros((n, batch.width), dtype=torch.int64))
-    columns = {
-        "cutoff": torch.zeros(n, batch.width),
-        "lse": torch.zeros(n, batch.width),
-        "compact_ids": torch.full((n, batch.width, compact), TABLE_PADDING),
-        "compact_log_q": torch.zeros(n, batch.width, compact),
-    }
+    cutoff, lse = torch.zeros(2, n, batch.width)
     for i in range(batch.width):
         rows = (inputs.num_drafts > i).nonzero()[:, 0]
-        drawn = inputs.map(lambda t, rows=rows: t[rows]).draft(draft[rows, i], i, backend, compact=compact)
-        inputs.draft_tokens[rows, i] = drawn.tokens
-        for name in columns if compact else ("cutoff", "lse"):
-            columns[name][rows, i] = getattr(drawn, name)
+        drawn = inputs.map(lambda t, rows=rows: t[rows]).draft(draft[rows, i], i, backend)
+        inputs.draft_tokens[rows, i], cutoff[rows, i], lse[rows, i] = drawn.tokens, drawn.cutoff, drawn.lse
     if batch.rule == "coupled":
         return inputs.replace(d2t=None)
-    if compact:
-        return inputs.replace(compact_q=(columns["compact_ids"], columns["compact_log_q"]))
-    stats = (columns["cutoff"], columns["lse"])
-    return inputs.replace(draft_logits=draft, draft_stats=None if batch.q == "full" else stats)
+    return inputs.replace(draft_logits=draft, draft_stats=None if batch.q == "full" else (cutoff, lse))
 
 
 def steps(
@@ -265,7 +244,7 @@ def _batches() -> tuple[Batch, ...]:
     found: list[Batch] = []
     for rule, q, kind, dtype in itertools.product(RULES, Q, KINDS, DTYPES):
         # Drafts are one-hot or not, and the coupled rule sees no q.
-        if (q == "one_hot") != (kind == "one_hot") or rule == "coupled" and q in ("full", "compact"):
+        if (q == "one_hot") != (kind == "one_hot") or rule == "coupled" and q == "full":
             continue
         if (q, kind) != ("full", "opposite"):  # recomputing (cutoff, lse) matters if p and q are close
             turn = len(found)
@@ -276,6 +255,5 @@ def _batches() -> tuple[Batch, ...]:
 
 BATCHES = _batches()
 REFERENCE_BATCHES = tuple(
-    b for b in BATCHES
-    if (b.kind, b.dtype, b.vocabulary) == ("opposite", torch.float32, NARROW) and b.q in ("stats", "compact")
-)  # fmt: skip
+    b for b in BATCHES if (b.q, b.kind, b.dtype, b.vocabulary) == ("stats", "opposite", torch.float32, NARROW)
+)

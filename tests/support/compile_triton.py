@@ -119,9 +119,9 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name), target))
 
-    def draft(inputs: StepInputs, logits: torch.Tensor, compact: int = 0) -> None:
+    def draft(inputs: StepInputs, logits: torch.Tensor) -> None:
         rest = (inputs.draft_tokens[:, :2], inputs.d2t, inputs.seed, inputs.position, 2, RULES.index(inputs.rule))
-        draft_module.draft_step(logits, *inputs.sampling(), *rest, compact)
+        draft_module.draft_step(logits, inputs.sampling(), *rest)
 
     def verify(inputs: StepInputs) -> StepInputs:
         step_module.speculative_step(*inputs.operands())
@@ -136,7 +136,7 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
 
     def children(inputs: TreeInputs, sampled: bool) -> None:
         rest = (inputs.node_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, inputs.seed, 3, sampled)
-        children_module.draft_children(inputs.draft_logits[:, 1], *inputs.sampling(), *rest)
+        children_module.draft_children(inputs.draft_logits[:, 1], inputs.sampling(), *rest)
 
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
     fork = functools.partial(
@@ -147,7 +147,6 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         coupled = step(rule="coupled", **filters, **penalties)
         block = coupled.replace(rule="block")
         draft(coupled, coupled.target_logits[:, 0])
-        draft(block, coupled.target_logits[:, 0], compact=16)  # a multiple of 16, as the 0 of others
         draft(block, coupled.target_logits[:, 0])
         verify(block)
         verify(coupled)
@@ -156,16 +155,15 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
     full = verify(step(draft_dtype=torch.float16, stats=True))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         draft(full, full.target_logits[:, 0].to(dtype))
-    draft(step(**filters), full.target_logits[:, 0], compact=8)
+    draft(step(**filters), full.target_logits[:, 0])
     reduced = step(reduced=5000, **penalties, log_probs=True)
     draft(reduced.replace(rule="coupled"), reduced.draft_logits[:, 0])
     verify(reduced)
     verify(step(kind="one_hot", rule="block").replace(num_drafts=torch.tensor([1, 3])))
     verify(step(rule="block", **filters))
-    verify(step(compact=8))
     verify(step(rule="coupled", log_probs=True))
     # Sizes and strides of 1 are constants of the kernel.
-    verify(random_step(1, 1, 1, table=1, compact=1))
+    verify(random_step(1, 1, 1, table=1))
     tree(fork(), TREE_RULES)
     tree(fork(reduced=5000, **filters, **penalties).replace(num_nodes=torch.tensor([6, 2])), TREE_RULES)
     tree(random_tree_step((-1,) * 300, 1, 128_256, rule="token", drafter="cpu"), ("walk", "block"))

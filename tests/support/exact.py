@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from specdec_kernels import SamplingParams, draft_step, speculative_step
 from specdec_kernels.backends import reference
-from specdec_kernels.testing import Distribution, Model, penalised, probabilities, shared_race, truncated
+from specdec_kernels.testing import Distribution, Model, penalised, probabilities, shared_race
 from specdec_kernels.types import DraftStep, SpeculativeStep, TokenTable
 
 INF = float("inf")
@@ -184,10 +184,8 @@ class Drafts(NamedTuple):
 
 @dataclasses.dataclass
 class Step:
-    """A step to test: a rule, a pair of models and a form of q. Forms: ``one_hot`` (greedy drafts), ``full``, ``stats``
-    (with the cutoff and lse that draft_step returned), ``compact``, or ``compact_stats`` (drafts from a compact q,
-    given by full logits and stats).
-    """
+    """A step to test: a rule, a pair of models and a form of q. Forms: ``one_hot`` (greedy drafts), ``full``, or
+    ``stats`` (with the cutoff and lse that draft_step returned)."""
 
     rule: str
     target: Rows
@@ -196,7 +194,6 @@ class Step:
     q: str = "full"
     d2t: list[int] | None = None
     padding: int = 0  # number of the batch's drafts beyond num_drafts
-    compact: int = 2
     stops: frozenset[int] = frozenset()  # drafting ends after one of these tokens, which is still verified
 
     def drafting(self, setting: Setting) -> Setting:
@@ -208,11 +205,10 @@ class Step:
         if self.d2t is not None:
             rows = Rows(torch.full((len(rows.table), rows.base), -torch.inf), rows.base)
             rows.table[:, self.d2t] = self.draft.table
-        model = self.drafting(setting).model(rows)
-        return (lambda text: truncated(model(text), self.compact)) if "compact" in self.q else model
+        return self.drafting(setting).model(rows)
 
     def drafts(self, probe: Probe, contexts: Sequence[Context]) -> Drafts:
-        vocabulary, slots = self.target.base, self.compact if "compact" in self.q else 0
+        vocabulary = self.target.base
         tokens = torch.tensor(list(itertools.product(range(vocabulary), repeat=self.num_drafts)), dtype=torch.int64)
         # A ragged batch is padded with drafts of token 0, which must have no effect.
         tokens = torch.nn.functional.pad(tokens, (0, self.padding)).repeat(len(contexts), 1)
@@ -223,9 +219,9 @@ class Step:
         drafts = Drafts(owner, tokens, torch.ones(len(owner), dtype=torch.float64), [], [], [])
         for i in range(tokens.shape[1]):
             logits, q = self.draft.table[number], torch.zeros(len(owner), vocabulary, dtype=torch.float64)
-            for winner in range(slots or logits.shape[1]):
+            for winner in range(logits.shape[1]):
                 probe.script(winner)
-                more = {"rule": self.rule, "drafts": tokens[:, :i], "d2t": d2t, "compact": slots}
+                more = {"rule": self.rule, "drafts": tokens[:, :i], "d2t": d2t}
                 out = draft_step(logits, offset=i, **more, **arguments)
                 weight = probe.races[0].weights[:, winner]
                 torch.testing.assert_close(out.log_q.exp()[weight > 0], weight[weight > 0], rtol=1e-12, atol=0)
@@ -256,9 +252,7 @@ class Step:
             number = number * self.target.base + token + 1
             rows.append(self.target.table[number])
         q: dict = {}
-        if drafts.steps and self.rule != "coupled" and self.q == "compact":
-            q = {"compact_q": (drafts.stack("compact_ids"), drafts.stack("compact_log_q"))}
-        elif drafts.steps and self.rule != "coupled" and self.q != "one_hot":
+        if drafts.steps and self.rule != "coupled" and self.q != "one_hot":
             stats = (drafts.stack("cutoff"), drafts.stack("lse")) if "stats" in self.q else None
             q = {"draft_stats": stats, "d2t": None if self.d2t is None else torch.tensor(self.d2t)}
         full = torch.stack(drafts.logits, 1) if "draft_stats" in q else None

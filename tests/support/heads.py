@@ -105,7 +105,7 @@ def exact_eagle3(states: tuple[int, ...] = (2, 3, 5), noise: float = 0.0) -> tup
         fc[V:, n * HIDDEN + V : (n + 1) * HIDDEN] = torch.eye(V) / len(states)
     eye, of_token, of_feature = torch.eye(V), (1 / HIDDEN) ** 0.5, (2 / HIDDEN) ** 0.5
     v = torch.zeros(2 * HIDDEN, 2 * HIDDEN)
-    v[:V, :V], v[:V, HIDDEN : HIDDEN + V] = of_token * eye, -of_feature * eye  # x[t + 1] in the place of x[t]
+    v[:V, :V], v[:V, HIDDEN : HIDDEN + V] = of_token * eye, -of_feature * eye  # x[t + 1] instead of x[t]
     v[V:HIDDEN, HIDDEN : HIDDEN + V], v[V:HIDDEN, HIDDEN + V :] = of_feature * eye, -of_feature * eye
     query, key = looking_back(0)
     o = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)), 1)

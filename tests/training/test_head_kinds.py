@@ -180,7 +180,7 @@ def test_what_was_written_is_what_was_trained(tmp_path):
         folder.mkdir()
         drafter, trouble = loaded_back(changed(folder, name), learned(name)[0], None, text()[0].tolist())
         # It knows one text by heart, and the self-check has another one.
-        assert drafter.head.kind == name and trouble is not None and "hardly accepted" in trouble
+        assert drafter.head.kind == name and trouble is not None and "rarely accepted" in trouble
 
 
 @pytest.mark.parametrize("name", ["eagle3", "dflash"])

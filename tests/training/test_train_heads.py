@@ -233,7 +233,7 @@ def test_the_command(models, data, tmp_path):
     done = invoke(*given, *QUICK, "--kind", "eagle3", *more)
     told = json.loads(done.stdout)
     assert told["steps"] == 2 and [w["temperature"] for w in told["after"]] == [0.0, 1.0]
-    assert done.exit_code == 1 and "the self-check failed" in done.stderr and "hardly accepted" in told["trouble"]
+    assert done.exit_code == 1 and "the self-check failed" in done.stderr and "rarely accepted" in told["trouble"]
     page = (tmp_path / "out" / "README.md").read_text()
     assert f"# A head (eagle3) for {folder}" in page and "some code; licence: PSF-2.0" in page
     drafting = ("--target", folder, "--drafter", tmp_path / "out", "-k", 2)

@@ -14,6 +14,8 @@ from .drafters import EMBEDDED_HEADS, make_drafter
 from .layout import print_table
 from .option_groups import command, option
 from .progress_bar import progress
+from .show import RATIOS
+from .terminal import remark
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
@@ -171,3 +173,4 @@ def _print_tried(advice: Advice) -> None:
             for t in advice.tried
         ],
     )  # fmt: skip
+    remark(f"{RATIOS} c: the time of a draft's forward over that of the target's.", err=False)

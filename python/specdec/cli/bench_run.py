@@ -191,7 +191,7 @@ def _warn_of_threads(session: Session) -> None:
 
 
 def _write(folder: Folder, grid: Grid) -> dict | None:
-    """Writes what the rounds so far come to."""
+    """Writes the results of the rounds so far."""
     from ..evaluation.bench.results import results
     from ..evaluation.bench.tables import cells_csv, log_csv
 

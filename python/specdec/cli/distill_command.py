@@ -12,6 +12,7 @@ from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions
 from .progress_bar import progress
+from .show import RATIOS
 from .terminal import remark
 from .training_options import HowOptions, LessonOptions, TrainedOptions
 from .user_errors import refuse
@@ -133,3 +134,4 @@ def _print(done: Distilled, k: int) -> None:
         for b, a in zip(done.before, done.after, strict=True)
     ]
     print_table(columns, rows)
+    remark(RATIOS)

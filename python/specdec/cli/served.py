@@ -105,7 +105,7 @@ def make_service(
 
 def drafts_of(given: str, rule: str, nodes: int | None) -> int | AdaptiveDrafts:
     """K of a lane. ``auto`` follows the load where no text depends on it; with other rules, sampled texts have a fixed
-    K, so that a seed gives the same text in any company."""
+    K, so that a seed gives the same text among any neighbours."""
     fixed = given == "auto" and (nodes is not None or rule != "coupled")
     return drafting.read_num_drafts(None if fixed else given, nodes=nodes)
 

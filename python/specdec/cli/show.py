@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..result import Producer
     from ..stats import Stats
 
+# What tables call alpha and tau.
+RATIOS = "alpha: accepted / tested drafts, where those after a rejection are not tested. tau: tokens a step."
 COLOURS = {"accepted": "green", "recovered": "red", "bonus": "blue"}
 
 
@@ -120,7 +122,9 @@ def print_drafter_error(error: str) -> None:
 
 
 def ratios(stats: Stats) -> str:
-    return f"tau {stats.tau:.2f}, acceptance rate {stats.acceptance_rate:.2f}, alpha {stats.alpha:.2f}"
+    """tau, acceptance rate and alpha, each with what it is."""
+    accepted = f"acceptance rate {stats.acceptance_rate:.2f} (accepted / drafted)"
+    return f"tau {stats.tau:.2f} tokens a step, {accepted}, alpha {stats.alpha:.2f} (accepted / tested)"
 
 
 def print_comparison(
@@ -149,6 +153,7 @@ def print_comparison(
     remark(
         "Medians of the rounds (smallest to largest). loop: the part of specdec's time outside the models.", err=False
     )
+    remark(f"acceptance rate: accepted / drafted. {RATIOS}", err=False)
     for m in comparison.measurements:
         if m.swept:
             tried = ", ".join(f"{setting}: {speed:.1f}" for setting, speed in m.swept.items())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .layout import print_table
+from .show import RATIOS
 from .terminal import remark
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def print_results(whole: Mapping, folder: Path) -> None:
         print_table(COLUMNS, [_row(cell) for cell in of_setting])
         remark(verdict["words"], "bold", err=False)
     remark("Medians of the rounds, ratios with the interval that has their median. docs/bench.md", err=False)
+    remark(RATIOS, err=False)
     greedy = whole["greedy"]
     if greedy["equal"] is not None:
         remark(f"greedy texts of specdec and transformers equal: {'yes' if greedy['equal'] else 'no'}", err=False)

@@ -56,9 +56,10 @@ class Totals:
         speed = f"{self.tokens / self.seconds:.1f} tokens/s"
         if not self.steps:
             return f"{self.tokens} tokens, {speed}"
-        rates = f"tau {self.tokens / self.steps:.2f}, acceptance rate {self.accepted / max(self.drafted, 1):.2f}"
-        alpha = f", alpha {self.accepted / self.tested:.2f}" if self.tested else ""
-        return f"{self.tokens} tokens in {self.steps} steps, {speed}: {rates}{alpha}"
+        tau = f"tau {self.tokens / self.steps:.2f} tokens a step"
+        rate = f"acceptance rate {self.accepted / max(self.drafted, 1):.2f} (accepted / drafted)"
+        alpha = f", alpha {self.accepted / self.tested:.2f} (accepted / tested)" if self.tested else ""
+        return f"{self.tokens} tokens in {self.steps} steps, {speed}: {tau}, {rate}{alpha}"
 
 
 class Done(Exception):

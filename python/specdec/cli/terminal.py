@@ -20,7 +20,7 @@ def on_terminal() -> bool:
 
 
 def visible(text: str) -> str:
-    """``text`` with escapes in the place of control characters, which a terminal would obey: ``\\x1b``, ``\\u202e``.
+    """``text`` with escapes instead of control characters, which a terminal would obey: ``\\x1b``, ``\\u202e``.
     It may be a piece of a text, as characters are escaped one by one."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 

@@ -13,6 +13,7 @@ from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions, read_counts
 from .progress_bar import progress
+from .show import RATIOS
 from .terminal import remark
 from .training_options import HowOptions, LessonOptions, TrainedOptions
 
@@ -94,3 +95,4 @@ def train_heads(
 def _print(done: TrainedHead, k: int) -> None:
     columns = ("temperature", "alpha", f"tau\n(K = {k})")
     print_table(columns, [(f"{w.temperature:g}", f"{w.alpha:.3f}", f"{w.tau:.2f}") for w in done.after])
+    remark(RATIOS)

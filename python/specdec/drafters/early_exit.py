@@ -34,6 +34,13 @@ class EarlyExitDrafter(ModelDrafter):
     Raises:
         ValueError: names the argument, what was given and what is allowed. A model in which the list of layers cannot
             be found is refused by the name of its type.
+
+    Example:
+        >>> from specdec import EarlyExitDrafter, SpeculativeDecoder, load_embedded_pair
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> decoder = SpeculativeDecoder(target, EarlyExitDrafter(target, num_layers=2), num_drafts=2)
+        >>> len(decoder.generate([tokenizer("import os").input_ids], max_new_tokens=16).tokens[0])
+        16
     """
 
     def __init__(

@@ -71,7 +71,8 @@ class GuardedSession:
             if self.raising or isinstance(error, NotCompiled):
                 raise
             self._session, self.error = None, error_text(error)
-            logger.warning("the drafter failed and is dropped, decoding goes on: %s", self.error, exc_info=error)
+            # The error's own text is left to its traceback: it may quote a prompt, and a server's log leaves it out.
+            logger.warning("the drafter failed and is dropped, decoding goes on", exc_info=error)
             return None
 
     def _checked(self, session: DraftSession, step: Step) -> Drafts:

@@ -20,12 +20,23 @@ SURE = 2  # tokens of a match by which a place is found again; a single token oc
 class PredictedDrafter(Drafter):
     """Proposes, for each sequence with a prediction (``Request.prediction``), the tokens that follow the place in it
     where the text continues. Sequences without one, and those whose text is nowhere in it, get the drafts of another
-    drafter, which is not called where there are none of these.
+    drafter.
 
     Where a text is in its prediction is a function of both, so q is one-hot and the distribution is unchanged.
 
     Args:
         drafter: the other one; None: nothing else is drafted. Chains only.
+
+    Example:
+        >>> from specdec import Request, Scheduler, SpeculativeDecoder, load_embedded_pair
+        >>> from specdec.drafters.predicted import PredictedDrafter
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> scheduler = Scheduler(SpeculativeDecoder(target, PredictedDrafter(), num_drafts=8), rows=1)
+        >>> prompt = tokenizer("import os").input_ids
+        >>> (plain,) = scheduler.run([Request(prompt, max_new_tokens=16)])
+        >>> (again,) = scheduler.run([Request(prompt, max_new_tokens=16, prediction=plain.tokens)])
+        >>> again.tokens == plain.tokens, plain.stats.steps, again.stats.steps
+        (True, 16, 2)
     """
 
     def __init__(self, drafter: Drafter | None = None):

@@ -32,6 +32,13 @@ class PromptLookupDrafter(Drafter):
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, SpeculativeDecoder, load_embedded_pair
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> decoder = SpeculativeDecoder(target, PromptLookupDrafter(), num_drafts=4)
+        >>> decoder.generate([tokenizer("x = [1, 2, 3, 1, 2, 3, 1, 2, 3,").input_ids], max_new_tokens=16).stats.tau > 1
+        True
     """
 
     trees = True

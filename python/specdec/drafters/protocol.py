@@ -61,9 +61,9 @@ class Step:
     first the last two known tokens, then the drafts of a chain. Padding, drafts that do not count and rows without a
     sequence have position 0 and the trash slot.
 
-    If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, and only sessions
-    with ``needs_host = False`` are asked for drafts. Where the shape is fixed, ``allowed`` does not know how much room
-    rows have left; ``allowed_on_device`` always does.
+    If the device runs ahead of the host, or the step is a CUDA graph, ``texts`` and ``seen`` are empty, and only
+    sessions with ``needs_host = False`` are asked for drafts. Where the shape is fixed, ``allowed`` does not know how
+    much room rows have left; ``allowed_on_device`` always does.
     """
 
     # What the host knows.
@@ -93,11 +93,12 @@ class Step:
 class Drafts(NamedTuple):
     """Drafted tokens, a chain or a tree for every row, and the q that they were drawn from.
 
-    Without ``logits`` q is one-hot, or the rule needs none: ``coupled`` for chains, and for trees the walk down a tree
-    whose nodes were not sampled, which emits the text of plain sampling whatever the nodes are. A session that returns
-    q must have drawn with ``Step.sampling`` and ``BatchState.processors``, because verification assumes this
-    distribution. The children of a node of a sampled tree are all those that ``draft_children`` drew there, in its
-    order, and which tokens these are may only decide whether they have children.
+    Without ``logits`` q is one-hot, or the rule needs none. ``coupled`` needs none for chains. A tree without logits is
+    walked down, which emits the text of plain sampling whatever its nodes are.
+
+    A session that returns q must have drawn with ``Step.sampling`` and ``BatchState.processors``, because verification
+    assumes this distribution. The children of a node of a sampled tree are all those that ``draft_children`` drew
+    there, in its order. Which tokens these are may only decide whether they have children.
     """
 
     # [n, k] int64 of the target's vocabulary; k <= K for a chain, k <= N for a tree; fewer make verification cheaper.
@@ -123,6 +124,7 @@ class Drafts(NamedTuple):
 
     @classmethod
     def none(cls, step: Step) -> Drafts:
+        """Returns no drafts for any row."""
         return cls(step.last_two[:, :0])
 
     def widened(self, count: int) -> Drafts:
@@ -168,8 +170,8 @@ class DraftSession:
         """Begins new sequences with these prompts in these rows, whose previous sequences have ended."""
 
     def observe(self, texts: Mapping[int, list[int]], starts: Mapping[int, int]) -> None:
-        """Reads the texts of rows that draft next, and of which more than the last two tokens may be new: those of new
-        sequences, and of those that have had steps without drafts. The tokens before ``starts`` were seen."""
+        """Reads the texts of rows that draft next, if more than their last two tokens may be new: those of new
+        sequences, and those after steps without drafts. The tokens before ``starts`` were seen."""
 
     def propose(self, step: Step) -> Drafts:
         """Returns the step's drafts: chains, or trees if ``BatchState.nodes`` is not 0."""
@@ -208,6 +210,7 @@ class Drafter:
         return self.model is None or self.model.reads_only_filled
 
     def start(self, batch: BatchState) -> DraftSession:
+        """Returns the session of a new batch."""
         raise NotImplementedError
 
     def check(self, target: CachedModel, nodes: int, most_drafts: int) -> None:

@@ -116,9 +116,9 @@ class SuffixMemories:
 
 
 class SuffixDrafter(Drafter):
-    """Suffix decoding: finds the longest suffix of the text that occurs earlier in prompt or output, and the longest
-    that occurs in an earlier output, and drafts the tokens that followed the longer one. At equal lengths the text's
-    own match counts, at its most recent occurrence. Suffix automata find matches of any length in amortised O(1) a
+    """Suffix decoding: looks up the longest suffix of the text that occurs earlier in prompt or output, and the longest
+    one in earlier outputs. It drafts the tokens that followed the longer of the two. At equal lengths the text's own
+    match counts, at its most recent occurrence. Suffix automata find matches of any length in amortised O(1) a
     token (SAM-Decoding, Hu et al., arXiv 2411.10666).
 
     A proposal has at most ``max_spec_factor`` times as many tokens as its match (SuffixDecoding, Oliaro et al.,
@@ -126,8 +126,8 @@ class SuffixDrafter(Drafter):
     tau of 1.54 for 2.3 drafts a step; without the factor, ``min_match=2`` gives 1.42 for as many drafts, and
     ``min_match=1`` gives 1.59 for 5.9 drafts.
 
-    A tree has the continuations of several matches, those that occurred more often first (``suffix_branches.py``). Each
-    match limits the length of its own continuations.
+    A tree has the continuations of several matches, those that occurred more often first
+    (``specdec.drafters.suffix_branches``). Each match limits the length of its own continuations.
 
     The drafts are a function of text and memory, so q is one-hot and the distribution is unchanged. With a memory and
     rule ``token`` or ``block``, the text of a seed depends on what was decoded before. Greedy texts and those of
@@ -142,6 +142,15 @@ class SuffixDrafter(Drafter):
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
+
+    Example:
+        >>> from specdec import SpeculativeDecoder, SuffixDrafter, SuffixMemory, load_embedded_pair
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> decoder = SpeculativeDecoder(target, SuffixDrafter(SuffixMemory()), num_drafts=8)
+        >>> prompt = tokenizer("import os").input_ids
+        >>> first, second = (decoder.generate([prompt], max_new_tokens=32) for _ in range(2))
+        >>> first.tokens == second.tokens, second.stats.steps < first.stats.steps  # the second one was there before
+        (True, True)
     """
 
     trees = True

@@ -128,7 +128,7 @@ class UniversalDraftSession(DraftSession):
 
     def _continue(self, rows: list[int], count: int) -> list[list[int]]:
         """Returns, for each row, the draft model's ``count`` greedy tokens; only those of ``rows`` are meaningful."""
-        assert self.cache is not None, "draft before admit"
+        assert self.cache is not None, "propose before begin"
         known = {b: self.translations[b].tokens for b in rows}
         starts = {
             b: min(common_length(self.stored[b], tokens, self.settled[b]), len(tokens) - 1)

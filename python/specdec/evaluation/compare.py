@@ -139,12 +139,11 @@ def compare(
     """Continues every prompt, one at a time, with the target alone (``plain``), with transformers' assisted
     generation (``assisted``) and with specdec, in turns, ``repeats`` rounds.
 
-    Before that all methods warm up, and the number of drafts a step is chosen in short rounds
-    (:func:`specdec.evaluation.rounds.fastest`): for ``assisted`` the fastest of CANDIDATES and of what transformers
-    does by default, for ``specdec`` the fastest of CANDIDATES and of a K that adapts, by step times that were learned
-    while it warmed up. If ``settings.num_drafts`` is given, both draft that
-    many, or with ``AdaptiveDrafts`` ``assisted`` does what transformers does by default, and nothing is tried. With
-    ``settings.tree`` there is also ``specdec-tree``, whose longest path is chosen as K is.
+    Before that all methods warm up, and K is chosen in short rounds (:func:`specdec.evaluation.rounds.fastest`): for
+    ``assisted`` the fastest of CANDIDATES and of transformers' default, for ``specdec`` the fastest of CANDIDATES and
+    of a K that adapts, by the step times of the warm-up. If ``settings.num_drafts`` is a number, both have this K. If
+    it is ``AdaptiveDrafts``, ``assisted`` has transformers' default. In both cases no other K is tried. With
+    ``settings.tree`` there is also ``specdec-tree``, whose longest path is chosen in the same way.
 
     Args:
         target: on the device of ``draft``, where that is a model.

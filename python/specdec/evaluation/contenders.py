@@ -145,7 +145,7 @@ class SpecdecMethod:
 
     def settle(self, prompts: Sequence[Prompt], seed: int) -> None:
         """Where K adapts, decodes until the times of steps are known, as they are in a process that has decoded for a
-        while, or after ``specdec advise --save``."""
+        while."""
         for i in range(LEARNING_RUNS if isinstance(self.decoder.num_drafts, AdaptiveDrafts) else 0):
             if self.decoder.costs_of(1) is not None:
                 return

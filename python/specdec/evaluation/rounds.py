@@ -42,7 +42,7 @@ def fastest(
         work: is told of every run, ``runs_to_halve`` of them for each prompt.
 
     Returns:
-        For each group the index of the fastest, and the tokens per second of each by its setting; None in the place of
+        For each group the index of the fastest, and the tokens per second of each by its setting; None instead of
         these where the group has only one, which is not run.
     """
     best = {method: [math.inf] * len(prompts) for group in groups for method in group}

@@ -32,7 +32,7 @@ class Simulation:
         nodes: drafted tokens that a step verifies: K, or the nodes of the tree.
         tau, speedup: theory.expected_tau (for trees, expected_tree_tau) and theorem 3.8. A tree is drafted level by
             level, in as many draft forwards as its longest path has nodes.
-        operations: theorem 3.11; for a tree with its nodes in the place of K.
+        operations: theorem 3.11; for a tree with its nodes instead of K.
     """
 
     num_drafts: int

@@ -51,8 +51,8 @@ def expected_speedup(alpha: float, c: float, k: int) -> float:
 
 
 def speedup_of_steps(tau: float, step: float, plain: float) -> float:
-    """Returns the same for measured times, which know what c does not: that a target forward over more tokens takes
-    longer, and that a step has a loop around it.
+    """Returns the same for measured times. They include what c leaves out: a target forward over more tokens takes
+    longer, and a step has a loop around it.
 
     Args:
         tau: tokens that a step emits on average.

@@ -1,5 +1,5 @@
-"""Theory beside measurement: what theorem 3.8 says of the alpha and the c that ``specdec bench`` measured, beside the
-speed-up that it measured, and what explains the difference.
+"""Theory beside measurement: the speed-up by theorem 3.8 for the alpha and the c that ``specdec bench`` measured, the
+measured speed-up, and the factors between the two.
 
     measured / predicted = (tau / predicted tau) x (predicted step / measured step)
 

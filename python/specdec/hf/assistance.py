@@ -52,11 +52,11 @@ def read_assistance(
 
     Args:
         ours: what ``speculate`` was given.
-        config: as ``generate`` prepared it. It does not tell what was set from what transformers filled in: a field
-            counts as set where it differs from transformers' default.
+        config: as ``generate`` prepared it. A field counts as set if it differs from transformers' default, since a
+            default may be the caller's or transformers' own.
         given: the fields that ``generate`` was given by keyword, which go before ``config``; None: not given.
-        model_config: the model's own configuration. A field of ``config`` that has its value from there contradicts
-            nothing: it counts where nobody chose otherwise, and where it has an effect.
+        model_config: the model's own configuration. A field with this value contradicts nothing: it counts where the
+            caller chose nothing, and where it has an effect.
 
     Raises:
         ValueError: names a field that contradicts the arguments of ``speculate``, or that would have no effect.

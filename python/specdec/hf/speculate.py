@@ -1,4 +1,4 @@
-"""At home in transformers: ``model.generate(**inputs, custom_generate=specdec.speculate(draft_model))``."""
+"""Speculative decoding by ``model.generate(**inputs, custom_generate=specdec.speculate(draft_model))``."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def speculate(
     cache_dtype: torch.dtype | None = None,
     tree: int | None = None,
 ) -> Speculator:
-    """A callable for ``model.generate(**inputs, custom_generate=...)``. The text has the distribution that ``generate``
-    itself would sample from; a greedy text is the one that ``generate`` gives. Batches, ``num_return_sequences``,
-    processors, criteria and nearly all of ``GenerationConfig`` work as they do there (docs/transformers.md).
+    """Returns a callable for ``model.generate(**inputs, custom_generate=...)``. The text has the distribution that
+    ``generate`` itself would sample from; a greedy text is the one that ``generate`` gives. Batches,
+    ``num_return_sequences``, processors, criteria and nearly all of ``GenerationConfig`` work as they do there
+    (docs/transformers.md).
 
     ``streamer``, ``tokenizer``, ``assistant_model`` and ``assistant_tokenizer`` have to be given here:
     ``generate`` does not hand its own to a callable, so they would have no effect, and nothing can tell.
@@ -69,12 +70,21 @@ def speculate(
             ``generate(stop_strings=...)``.
         stop_strings: one or several; a text ends with the token that completes one. Or give them to ``generate``.
         draft_tokenizer: the draft model's, where it is another than the target's.
-        confidence: a sequence drafts no more in a step after a token that the draft model finds less likely than this.
-            From 0 (off) to below 1; None: ``assistant_confidence_threshold`` where that was set, else 0.
+        confidence: as in :class:`SpeculativeDecoder`; None: ``assistant_confidence_threshold`` where that was set,
+            else 0.
 
     Raises:
         ValueError: names the argument, what was given and what is allowed. The callable raises it as well, for
             arguments of ``generate`` that it receives and cannot honour.
+
+    Example:
+        >>> import specdec
+        >>> target, draft, tokenizer = specdec.load_embedded_pair()
+        >>> inputs = tokenizer(["import os"], return_tensors="pt")
+        >>> plain = target.generate(**inputs, max_new_tokens=16)
+        >>> drafted = target.generate(**inputs, max_new_tokens=16, custom_generate=specdec.speculate(draft))
+        >>> drafted.tolist() == plain.tolist()
+        True
     """
     if rule is not None:
         Rule(rule)  # refuses others

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 KEYS = ("id", "prompt", "messages", "category")
 NO_CATEGORY = "other"
-# What SPEED-Bench has in the place of texts that it may not pass on; its own program fetches them.
+# What SPEED-Bench has instead of texts that it may not pass on; its own program fetches them.
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
 

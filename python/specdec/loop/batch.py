@@ -221,13 +221,13 @@ class Batch:
                 self.finish(sequence)
                 continue
             begun[row], request = sequence, sequence.request
-            sequence.drafts = sequence.drafts and self.session is not None and self.session.alive
+            sequence.may_draft = sequence.may_draft and self.session is not None and self.session.alive
             self.device_rows.set(row, sequence)
             ends = sequence.eos, request.min_new_tokens
             self.table.begin(row, sequence.params, sequence.bias, sequence.seen, sequence.prompt_length, *ends)
             self.state.processors.of_rows[row] = sequence.processors
             self.state.ends[row] = sequence.eos
-            self.state.predictions[row] = sequence.prediction if sequence.drafts else ()
+            self.state.predictions[row] = sequence.prediction if sequence.may_draft else ()
             self.state.owners[row] = request.owner
         if self.session is not None and begun:
             self.session.begin({row: sequence.text for row, sequence in begun.items()})
@@ -308,11 +308,11 @@ class Batch:
             wanted = [0] * len(self.rows)
         config, count = self.config, self.device_rows.count
         graphs = config.graphs if self.runs_ahead and self.table.on_device() is None else None
-        alone = graphs is not None or (config.async_scheduling and self.runs_ahead)
+        host_knows = graphs is None and not (config.async_scheduling and self.runs_ahead)
         self.device_rows.flush()
         self.device_rows.set_wanted(wanted)
         # Columns without drafts would only cost time where steps differ in K anyway.
-        known = self._known(wanted[:count], fixed_shape=config.graphs is not None or not chosen, alone=alone)
+        known = self._known(wanted[:count], config.graphs is not None or not chosen, host_knows)
         num_drafts, table = known["num_drafts"], self.table.on_device(count)
         self._note_unseen(num_drafts > 0)
 
@@ -359,7 +359,7 @@ class Batch:
             for row in self._decoding():
                 sequence = self.rows[row]
                 assert sequence is not None
-                if sequence.drafts:
+                if sequence.may_draft:
                     cap = sequence.request.num_drafts
                     caps[row] = most if cap is None else cap
         if not caps:
@@ -370,19 +370,21 @@ class Batch:
             k = lengths.choose(self.device_rows.count, self.live, list(caps.values()))
         return [min(k, caps.get(row, 0)) for row in range(len(self.rows))], self._free
 
-    def _known(self, wanted: list[int], fixed_shape: bool, alone: bool) -> dict:
-        """Returns what the host knows of a step in which each row drafts up to ``wanted`` tokens. The device limits that
-        by the rows' room; where the host knows the room and shapes may differ, K is limited, too, which is cheaper.
+    def _known(self, wanted: list[int], fixed_shape: bool, host_knows: bool) -> dict:
+        """Returns the host's part of a step in which each row drafts up to ``wanted`` tokens. The device limits that by
+        the rows' room. Where the host knows the room, it does so, too, if that saves columns, or keeps processors from
+        texts that are too long.
 
         Args:
-            alone: the step does not get what only the host knows.
+            host_knows: whether the host has read all texts, and passes them to the step.
         """
         rows, texts, allowed = self.rows[: len(wanted)], [], wanted
-        if not alone:
-            if not fixed_shape:
+        if host_knows:
+            if not fixed_shape or self.state.processors:
                 allowed = [min(n, max(s.room - 1, 0)) if s else 0 for n, s in zip(wanted, rows, strict=True)]
             texts = [[] if s is None else s.text for s in rows]
-        num_drafts, asked = max(allowed), [row for row, s in enumerate(rows) if s and s.log_probs is not None]
+        num_drafts = max(wanted if fixed_shape else allowed)
+        asked = [row for row, s in enumerate(rows) if s and s.log_probs is not None]
         # The kernel's raw log-probabilities are of the logits that it reads, which are those after processors.
         tops = {row: s.request.top_log_probs for row in asked if (s := rows[row]) is not None}
         ranked = [row for row, top in tops.items() if top is not None or self.state.processors.of_rows[row]]
@@ -411,16 +413,16 @@ class Batch:
 
     # ---- what the drafter has seen -------------------------------------------------------------------------
 
-    def _note_unseen(self, drafts: bool) -> None:
+    def _note_unseen(self, drafting: bool) -> None:
         """Notes a step that is about to run. The drafter sees the tokens of rows in steps with drafts. In the first of
         several steps without, it has seen all that the host knows, except the last two tokens, which it is fed in its
         next step anyway."""
-        if self._drafted and not drafts:
+        if self._drafted and not drafting:
             for row in self._decoding():
                 sequence = self.rows[row]
                 if sequence is not None and sequence.unseen is None:
                     sequence.unseen = max(len(sequence.text) - 2, 0)
-        self._drafted = drafts
+        self._drafted = drafting
 
     def _observe(self, wanted: list[int]) -> None:
         """Shows the drafter what was emitted in steps without drafts, and the prompts of new sequences, in the rows
@@ -457,8 +459,8 @@ class Batch:
                 self.finish(sequence)
                 continue
             results.append(RowResult(asked, accepted, emitted, not sequence.live))
-            if sequence.drafts and sequence.drafter_failed():
-                sequence.drafts = False
+            if sequence.may_draft and sequence.drafter_failed():
+                sequence.may_draft = False
                 # Without the sequence's number: Python remembers every text that it was warned with, and a server's
                 # numbers never end.
                 why = f"its draft logits are NaN or infinite ({sequence.status.name})"

@@ -24,10 +24,8 @@ SHARE = 0.01  # of the time, which drafts that do not pay may lose
 PAUSE = 32, 2048  # plain steps after such drafts, at least and at most
 TRIAL = 4  # steps with one draft, after a pause
 TIMED = 5  # steps of a width before its time is known, after a first one that warms caches; the shortest counts
-SPEED_RATE, WIDTH_RATE = (
-    0.25,
-    0.03,
-)  # how fast the machine's speed is followed, and the times of widths among each other
+SPEED_RATE = 0.25  # how fast the machine's speed is followed
+WIDTH_RATE = 0.03  # how fast the times of widths are followed, relative to each other
 SURPRISE = 0.4  # the largest error that counts, as a logarithm: a longer step was interrupted by something
 
 
@@ -44,19 +42,27 @@ class AdaptiveDrafts:
         costs: T(0), ..., T(max_drafts), the times of steps in any unit, finite, > 0, not decreasing. They are then
             taken as they are, for every number of rows, and nothing is measured: K is a function of the texts and of
             these numbers. None: they are learned. ``GenerationResult.step_costs`` returns learned ones.
-        sampled: K of the steps in which a row's text depends on K, >= 0, and at most ``max_drafts``.
+        fixed: K of the steps in which a row's text depends on K, >= 0, and at most ``max_drafts``.
 
     Raises:
         ValueError: names the argument.
+
+    Example:
+        >>> from specdec import AdaptiveDrafts, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> decoder = SpeculativeDecoder(target, draft, num_drafts=AdaptiveDrafts(max_drafts=4))
+        >>> result = decoder.generate([tokenizer("import os").input_ids], max_new_tokens=16)
+        >>> sum(result.stats.steps_by_drafts) == result.stats.steps  # how many steps had K = 0, 1, 2, ...
+        True
     """
 
     max_drafts: int = 8
     costs: Sequence[float] | None = None
-    sampled: int = 4
+    fixed: int = 4
 
     def __post_init__(self) -> None:
         read_count("max_drafts", self.max_drafts, 1)
-        read_count("sampled", self.sampled)
+        read_count("fixed", self.fixed)
         if self.costs is None:
             return
         costs = [float(c) for c in self.costs]
@@ -127,7 +133,7 @@ class AdaptiveK(FixedK):
     adapts = True
 
     def __init__(self, drafts: AdaptiveDrafts, few: bool):
-        super().__init__(min(drafts.sampled, drafts.max_drafts))
+        super().__init__(min(drafts.fixed, drafts.max_drafts))
         self.most = drafts.max_drafts
         powers = {1 << i for i in range(self.most.bit_length())}
         self.widths = sorted({0, self.fixed, self.most, *powers} if few else range(self.most + 1))

@@ -59,9 +59,13 @@ class Request:
             ``SuffixDrafter`` with ``SuffixMemories``. Any hashable value; None: nobody's, and no memory is used.
 
     Example:
-        >>> from specdec import Request, SamplingParams
-        >>> Request([5, 6, 7], max_new_tokens=16, params=SamplingParams(temperature=0.8), seed=1).num_drafts is None
-        True
+        >>> from specdec import Request, SamplingParams, Scheduler, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> prompt = tokenizer("import os").input_ids
+        >>> request = Request(prompt, max_new_tokens=8, params=SamplingParams(temperature=0.8), seed=1, id="mine")
+        >>> (sequence,) = Scheduler(SpeculativeDecoder(target, draft), rows=1).run([request])
+        >>> sequence.request.id, len(sequence.tokens), str(sequence.finish_reason)
+        ('mine', 8, 'length')
     """
 
     prompt: abc.Sequence[int]
@@ -102,6 +106,7 @@ class Output(NamedTuple):
 
     @property
     def number(self) -> int:
+        """``Sequence.number``."""
         return self.sequence.number
 
 
@@ -119,7 +124,7 @@ class Sequence:
         status: Status.OK, or what went wrong with the sequence's logits.
         exception: what ended it, if an exception did.
         stored: tokens of the prompt that the target's cache holds, while the prompt is read.
-        drafts: False: nothing can be drafted for it, or its drafter has failed.
+        may_draft: False: its request asks for no drafts, or its drafter has failed.
         unseen: None: the drafter has seen the text. Otherwise it missed tokens, in steps without drafts, and has seen
             at least so many.
     """
@@ -143,7 +148,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     exception: BaseException | None = None
     stored: int = 0
-    drafts: bool = True
+    may_draft: bool = True
     unseen: int | None = 0
     _prompt_scores: dict[int, torch.Tensor] = field(default_factory=dict)  # by the first token's position
 
@@ -191,7 +196,7 @@ class Sequence:
             log_probs=[] if wanted else None,
             raw_log_probs=[] if wanted else None,
             top_log_probs=None if r.top_log_probs is None else [],
-            drafts=r.num_drafts != 0,
+            may_draft=r.num_drafts != 0,
         )
 
     @classmethod
@@ -204,6 +209,7 @@ class Sequence:
 
     @property
     def live(self) -> bool:
+        """Whether it has not ended."""
         return self.finish_reason is None
 
     @property
@@ -320,6 +326,7 @@ class Sequence:
         )
 
     def fail(self, error: BaseException) -> None:
+        """Ends it because of an error."""
         self.finish_reason, self.exception = FinishReason.FAILED, error
 
     def drafter_failed(self) -> bool:

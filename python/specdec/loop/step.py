@@ -175,8 +175,8 @@ class SpeculativeLoop:
     def log_probs(
         self, step: Step, logits: torch.Tensor, processed: torch.Tensor, out: SpeculativeStep | TreeStep
     ) -> torch.Tensor:
-        """Returns the log-probabilities of the emitted tokens, as ``RowReport`` has them: the kernel's for chains, and
-        those by the rows of the accepted path for trees."""
+        """Returns the log-probabilities of the emitted tokens, as :class:`~specdec.loop.report.RowReport` has them:
+        the kernel's for chains, and those by the rows of the accepted path for trees."""
         if isinstance(out, TreeStep):
             logits = on_path(logits, out.path)
             drawn, raw = log_probs_of_path(step, logits, on_path(processed, out.path), out.tokens, self.state.backend)

@@ -265,7 +265,7 @@ def choose(model: PreTrainedModel, requested: str = "auto") -> str:
         if not on_cpu:
             lacks = f"on {model.device.type!r}, where it would compute without a fused kernel"
         elif config._attn_implementation != "sdpa":
-            lacks = f"with {config._attn_implementation} attention in the place of sdpa"
+            lacks = f"with {config._attn_implementation} attention instead of sdpa"
     if requested != "auto" and lacks:
         refuse("attention", f"{requested!r} for {type(model).__name__}, {lacks}", "'model' or 'auto' for it")
     return "model" if lacks else wanted

@@ -56,7 +56,14 @@ def load_model(
         OSError: a folder or file is missing or corrupt, weights are missing in it, or a library that they need is not
             installed; names the argument and the path.
         ValueError: ``dtype`` is not an allowed dtype, ``device`` is not on this machine, or the folder does not hold
-            a causal language model, but an adapter, for example, which names a model that the caller did not name.
+            a causal language model. A folder with nothing but an adapter is refused: which model it belongs to is the
+            caller's word.
+
+    Example:
+        >>> from importlib import resources
+        >>> from specdec import load_model
+        >>> load_model(resources.files("specdec") / "embedded" / "target", dtype="bfloat16").dtype
+        torch.bfloat16
     """
     allowed = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     names = [str(d).removeprefix("torch.") for d in allowed]
@@ -189,11 +196,27 @@ def load_pair(
     adapter: str | os.PathLike | None = None,
     bits: Literal[4, 8] | None = None,
 ) -> Pair:
-    """Loads target, draft and the target's tokenizer; ``target`` and ``draft`` as ``path`` in :func:`load_model`.
-    ``adapter`` is one of the target, whose weights are loaded in ``bits``.
+    """Loads target, draft and the target's tokenizer.
+
+    Args:
+        target, draft: as ``path`` of :func:`load_model`.
+        dtype, device: as there, of both models.
+        adapter, bits: as there, of the target.
 
     Raises:
-        OSError, ValueError: as :func:`load_model`; ValueError also if the tokenizers differ.
+        OSError: as :func:`load_model`.
+        ValueError: as :func:`load_model`, and if the tokenizers differ.
+
+    Example:
+        >>> import tempfile
+        >>> from specdec import load_embedded_pair, load_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> with tempfile.TemporaryDirectory() as folder:  # as a download or a training leaves them
+        ...     for name, model in (("target", target), ("draft", draft)):
+        ...         _ = model.save_pretrained(f"{folder}/{name}"), tokenizer.save_pretrained(f"{folder}/{name}")
+        ...     target, draft, tokenizer = load_pair(f"{folder}/target", f"{folder}/draft", dtype="float32")
+        >>> target.dtype, target.training
+        (torch.float32, False)
     """
     tokenizer = load_tokenizer("target", target)
     try:
@@ -212,8 +235,18 @@ def load_embedded_pair(
     *,
     bits: Literal[4, 8] | None = None,
 ) -> Pair:
-    """Loads the small target and draft that come with the package, and their tokenizer. ``bits`` as in
-    :func:`load_model`, of the target."""
+    """Loads the small target and draft that come with the package, and their tokenizer. They write Python.
+
+    Args:
+        dtype, device: as in :func:`load_model`, of both models.
+        bits: as there, of the target.
+
+    Example:
+        >>> from specdec import load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> round(target.num_parameters() / 1e6, 1), round(draft.num_parameters() / 1e6, 1), len(tokenizer)
+        (9.9, 1.0, 4096)
+    """
     folder = Path(str(resources.files("specdec") / "embedded"))
     target = load_model(folder / "target", dtype, device, bits=bits, name="target")
     draft = load_model(folder / "draft", dtype, device, name="draft")

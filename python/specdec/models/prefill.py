@@ -62,7 +62,7 @@ class PrefillChunk:
             return result[0]
         finally:
             if columns < before:
-                told = f"{columns * rows} tokens a forward in the place of {before * rows} from now on"
+                told = f"{columns * rows} tokens a forward instead of {before * rows} from now on"
                 warnings.warn(f"out of memory in prefill: {told}", RuntimeWarning, stacklevel=2)
 
 

@@ -1,4 +1,4 @@
-"""A tree of tokens that one forward feeds after each sequence's text: where they stand, and which of them see which."""
+"""A tree of tokens that follows each sequence's text in one forward: the tokens' positions, and what each one sees."""
 
 from __future__ import annotations
 

@@ -48,6 +48,17 @@ class Engine:
 
     Raises:
         ValueError: names the argument.
+
+    Example:
+        >>> import asyncio
+        >>> from specdec import Engine, Request, Scheduler, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> async def main():
+        ...     async with Engine(Scheduler(SpeculativeDecoder(target, draft), rows=2)) as engine:
+        ...         number = await engine.submit(Request(tokenizer("import os").input_ids, max_new_tokens=8))
+        ...         return [token async for output in engine.stream(number) for token in output.tokens]
+        >>> len(asyncio.run(main()))
+        8
     """
 
     def __init__(self, scheduler: Scheduler):

@@ -72,6 +72,19 @@ class Scheduler:
 
     Raises:
         ValueError: names the argument, what was given and what is allowed.
+
+    Example:
+        >>> from specdec import Request, Scheduler, SpeculativeDecoder, load_embedded_pair
+        >>> target, draft, tokenizer = load_embedded_pair()
+        >>> scheduler = Scheduler(SpeculativeDecoder(target, draft), rows=2, max_length=64)
+        >>> prompts = [tokenizer(text).input_ids for text in ("import os", "def read(self):", "class Error(")]
+        >>> for sequence in scheduler.run(Request(prompt, max_new_tokens=8, id=i) for i, prompt in enumerate(prompts)):
+        ...     assert len(sequence.tokens) == 8  # in the order in which they end
+        >>> number = scheduler.submit(Request(prompts[0], max_new_tokens=8))  # or step by step
+        >>> while not scheduler.idle:
+        ...     outputs = scheduler.step()
+        >>> outputs[-1].number == number, str(outputs[-1].finish_reason)
+        (True, 'length')
     """
 
     def __init__(
@@ -181,6 +194,7 @@ class Scheduler:
 
     @property
     def usage(self) -> Usage:
+        """The current load."""
         steps, rows = self.batch.steps, len(self.batch.rows)
         return Usage(
             rows=rows,

@@ -62,7 +62,7 @@ def distill(
         corpus: from ``texts.split``.
         folder: which is made; what is not finished stands in its folder ``training``.
         told: called with how many steps there are of how many, and how it goes.
-        stopped: asked after each step: whether to stop, and to go on another time.
+        stopped: asked after each step: whether to stop; the same call can resume later.
         say: called with what a reduced vocabulary will cost and gain, and what cached logits leave out, before anything
             is trained.
         card: what the model card says besides the measured numbers.

@@ -87,8 +87,8 @@ class HeadSettings:
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """What a training came to. ``after`` is of decoders with the head as it was loaded back from its files, ``before``
-    as it began, on the same prompts.
+    """The results of a training. ``after`` is of decoders with the head as it was loaded back from its files,
+    ``before`` as it began, on the same prompts.
 
     Attributes:
         hits: how often a greedy draft was accepted at each depth, of those that were tested there.

@@ -55,7 +55,7 @@ class DistillSettings:
         cache_logits: 0, or how many of the target's tokens are kept for each position of the data.
         vocabulary: 0, or how many tokens the draft's head keeps: the most frequent ones of the data. Its distribution
             is then trained towards the target's over these, renormalised.
-        lora: 0, or the rank of the adapters that are trained in the place of the weights.
+        lora: 0, or the rank of the adapters that are trained instead of the weights.
         output_dtype: of the weights that are saved.
         judged: prompts, each continued by ``new`` tokens greedily and by sampling.
     """
@@ -103,7 +103,7 @@ class DistillSettings:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a training came to. ``after`` is the draft as it was saved, ``before`` as it began, on the same texts."""
+    """The results of a training. ``after`` is the draft as it was saved, ``before`` as it began, on the same texts."""
 
     before: list[Worth]
     after: list[Worth]

@@ -22,11 +22,11 @@ class Shards:
 
     Args:
         name: of the argument that asks for this, for errors.
-        folder: which is made if there is none.
+        folder: made if there is none.
         blocks: [n, L] int64.
         shard: blocks of a file.
-        target: that computes.
-        settings: what the tensors depend on besides target and blocks; it is one entry, whose name errors tell.
+        target: the model that computes.
+        settings: one entry, on which the tensors depend besides target and blocks; errors tell its name.
 
     Raises:
         ValueError: names ``name``: the folder has tensors of another target, other texts or other settings.

@@ -53,7 +53,7 @@ def train_head(
         corpus: from ``texts.split``.
         folder: which is made; what is not finished stands in its folder ``training``.
         told: called with how many steps there are of how many, and how it goes.
-        stopped: asked after each step: whether to stop, and to go on another time.
+        stopped: asked after each step: whether to stop; the same call can resume later.
         card: what the model card says besides the measured numbers.
         logged: called with each line of the log.
 

@@ -124,9 +124,8 @@ def of_likely_children(sampling: ops.SamplingTensors) -> ops.SamplingTensors:
     return sampling._replace(temperature=torch.where(greedy, 1.0, sampling.temperature), filters=filters)
 
 
-def draft_children(logits, *rest):
-    *tensors, drafts, d2t, seed, position, offset, width, sampled = rest
-    sampling, (batch, vocabulary), device = ops.SamplingTensors(*tensors), logits.shape, logits.device
+def draft_children(logits, sampling, drafts, d2t, seed, position, offset, width, sampled):
+    sampling, (batch, vocabulary), device = ops.SamplingTensors(*sampling), logits.shape, logits.device
     logits, num_blocks = dense_rows(logits), number_of_blocks(vocabulary)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -151,7 +150,7 @@ def draft_children(logits, *rest):
             )
             if filtered:
                 filter_kernel[(batch,)](
-                    rows, NO_ROWS, None, batch, 1, depth, 0, BLOCKS=blocks, **options("filter_kernel", device, table)
+                    rows, NO_ROWS, None, batch, 1, depth, BLOCKS=blocks, **options("filter_kernel", device, table)
                 )
             children_kernel[(batch * num_blocks,)](
                 rows, depth, offset.contiguous() if sampled else None, width, scores, winners, arrivals, outputs,

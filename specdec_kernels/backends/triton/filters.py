@@ -1,4 +1,4 @@
-"""The cutoff of top-k, top-p and min-p, and of a compact q. One program per row, without sorting.
+"""The cutoff of top-k, top-p and min-p. One program per row, without sorting.
 
 Both the k-th largest logit and the cutoff of top-p are found by bisection over the integers of ``ordered_key``. Each
 pass over the row measures how much lies at or above the middle, and moves one bound to a logit that exists, so a row
@@ -82,9 +82,8 @@ def cutoff_of(rows, b, j, largest, temperature):
 
 
 @triton.jit
-def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
-    """Stores the cutoff of row (b, j) and the block sums of the tokens it keeps. With ``size`` > 0, the cutoff is that
-    of a compact q of ``size`` tokens."""
+def filter_row(rows, b, j, BLOCKS: tl.constexpr):
+    """Stores the cutoff of row (b, j) and the block sums of the tokens it keeps."""
     row = stats_row(rows, b, j)
     temperature = tl.load(rows.sampling.temperature_ptr + b)
     block = tl.arange(0, BLOCKS)
@@ -93,12 +92,9 @@ def filter_row(rows, b, j, size, BLOCKS: tl.constexpr):
     any_nan = tl.max((block_max != block_max).to(tl.int32), 0) > 0
     cutoff = tl.full([], -INFINITY, tl.float32)
     if (temperature != 0.0) & (row_fault(largest) == 0) & (any_nan == 0):
-        if rows.sampling.filters_ptr is not None:
-            cutoff = cutoff_of(rows, b, j, largest, temperature)
-        if size > 0:
-            cutoff = from_ordered_key(nth_largest(rows, b, j, ordered_key(cutoff), size, largest))
+        cutoff = cutoff_of(rows, b, j, largest, temperature)
     tl.store(rows.cutoff_ptr + row, cutoff)
-    if (cutoff > -INFINITY) & (size == 0):  # a compact q is weighed when it is drawn from
+    if cutoff > -INFINITY:
         for group in range(0, tl.cdiv(rows.num_blocks, GROUP)):
             its_max = load_group_max(rows, b, j, group, GROUP)
             total = tl.zeros([GROUP], tl.float32)
@@ -119,15 +115,14 @@ def filter_kernel(
     batch,
     num_rows,
     first_row,
-    compact_size,  # k', or 0
     BLOCKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     if row < batch * num_rows:
         b, i = row // num_rows, row % num_rows
         if i <= load_limit(num_drafts_ptr, b, num_rows - 1):
-            filter_row(target, b, i + first_row, compact_size, BLOCKS)
+            filter_row(target, b, i + first_row, BLOCKS)
     elif draft.ptr is not None:
         b, i = (row - batch * num_rows) // (num_rows - 1), (row - batch * num_rows) % (num_rows - 1)
         if is_drafted_from(draft, b, i, load_limit(num_drafts_ptr, b, num_rows - 1)):
-            filter_row(draft, b, i + first_row, compact_size, BLOCKS)
+            filter_row(draft, b, i + first_row, BLOCKS)

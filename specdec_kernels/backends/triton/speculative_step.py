@@ -196,11 +196,10 @@ def race_kernel(
 
 
 def speculative_step(
-    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, compact_ids, compact_log_q, d2t, num_drafts,
-    *rest,
+    target_logits, draft_tokens, draft_logits, draft_cutoff, draft_lse, d2t, num_drafts, sampling, seed, position, rule,
+    log_probs,
 ):  # fmt: skip
-    *tensors, seed, position, rule, log_probs = rest
-    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*tensors), target_logits.shape
+    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*sampling), target_logits.shape
     device, num_blocks, limits = target_logits.device, number_of_blocks(vocabulary), contiguous(num_drafts)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -230,10 +229,7 @@ def speculative_step(
                 (block_max[num_target_rows:], block_sum[num_target_rows:]) if weigh_draft else (None, None),
                 cutoff=cutoff[num_target_rows:] if weigh_draft and cutoff is not None else None,
             )  # fmt: skip
-        step = Step(
-            target, draft, contiguous(draft_cutoff), contiguous(draft_lse), contiguous(compact_ids),
-            contiguous(compact_log_q), 0 if compact_ids is None else compact_ids.shape[-1], limits, rows - 1,
-        )  # fmt: skip
+        step = Step(target, draft, contiguous(draft_cutoff), contiguous(draft_lse), limits, rows - 1)
         both = (target, draft if weigh_draft else NO_ROWS, limits, batch, rows, 0)
         arrivals = empty(batch, dtype=torch.int32)
         outputs = (tokens, num_accepted, status, num_emitted, *(logs if log_probs else (None, None)))
@@ -245,7 +241,7 @@ def speculative_step(
             )
             if sampling.filters is not None:
                 filter_kernel[(num_target_rows + num_draft_rows,)](
-                    *both, 0, BLOCKS=sizes["BLOCKS"], **options("filter_kernel", device, table)
+                    *both, BLOCKS=sizes["BLOCKS"], **options("filter_kernel", device, table)
                 )
             if rule == COUPLED_RULE.value:
                 scores = empty(num_target_rows, num_blocks)

@@ -24,15 +24,14 @@ FAMILIES = ("ampere", "hopper", "blackwell", "amd")
 
 # fmt: off
 WARPS = {
-    "stats_kernel":        (4, 4, 4, 2),
-    "filter_kernel":       (8, 8, 8, 4),
-    "residual_kernel":     (4, 4, 4, 2),
-    "race_kernel":         (4, 4, 4, 2),
-    "draft_draw_kernel":   (4, 4, 4, 2),
-    "draft_race_kernel":   (4, 4, 4, 2),
-    "compact_draw_kernel": (8, 8, 8, 4),
-    "children_kernel":     (4, 4, 4, 2),
-    "verify_tree_kernel":  (8, 8, 8, 4),
+    "stats_kernel":       (4, 4, 4, 2),
+    "filter_kernel":      (8, 8, 8, 4),
+    "residual_kernel":    (4, 4, 4, 2),
+    "race_kernel":        (4, 4, 4, 2),
+    "draft_draw_kernel":  (4, 4, 4, 2),
+    "draft_race_kernel":  (4, 4, 4, 2),
+    "children_kernel":    (4, 4, 4, 2),
+    "verify_tree_kernel": (8, 8, 8, 4),
 }
 # fmt: on
 

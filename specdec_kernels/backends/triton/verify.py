@@ -39,15 +39,12 @@ RECOVER = tl.constexpr(3)  # a token is to be drawn from max(0, w p - q)
 
 
 class Step(NamedTuple):
-    """A step: its target rows (b, 0 .. K), its drafts (``target.sampling.drafts_ptr``), and q in one of its forms."""
+    """A step: its target rows (b, 0 .. K), its drafts (``target.sampling.drafts_ptr``), and q."""
 
     target: Rows
-    draft: Rows  # full logits, or NO_ROWS
+    draft: Rows  # the logits of q, or NO_ROWS: drafts are one-hot
     draft_cutoff_ptr: Any  # [B, K] from drafting; None: it is among the statistics of ``draft``
     draft_lse_ptr: Any
-    compact_ids_ptr: Any  # [B, K, k'], or None
-    compact_log_q_ptr: Any  # [B, K, k']
-    compact_size: Any  # k'
     num_drafts_ptr: Any  # [B]; None: all K drafts count
     num_drafts: Any  # K
 
@@ -63,7 +60,7 @@ def load_draft(step, b, j):
 
 @triton.jit
 def load_q(step, b, j, BLOCKS: tl.constexpr):
-    """(lse, cutoff, fault) of draft row j; zeros unless q is given as full logits."""
+    """(lse, cutoff, fault) of draft row j; zeros if q is one-hot."""
     if step.draft.ptr is None:
         return tl.full([], 0.0, tl.float32), tl.full([], 0.0, tl.float32), tl.full([], 0, tl.int32)
     elif step.draft_lse_ptr is None:
@@ -78,11 +75,7 @@ def load_q(step, b, j, BLOCKS: tl.constexpr):
 @triton.jit
 def log_q_of(step, b, j, ids, q_lse, q_cutoff):
     """log q of target ids (a scalar or a vector) in row j. A one-hot q has 0 at the draft, -inf elsewhere."""
-    if step.compact_ids_ptr is not None:
-        first = (b * step.num_drafts + j) * step.compact_size
-        place, listed = find(step.compact_ids_ptr + first, step.compact_size, ids)
-        return tl.load(step.compact_log_q_ptr + first + place, mask=listed, other=-INFINITY).to(tl.float32)
-    elif step.draft.ptr is not None:
+    if step.draft.ptr is not None:
         sampling = step.draft.sampling
         listed = (ids >= 0) & (ids < step.target.vocabulary)
         place = ids

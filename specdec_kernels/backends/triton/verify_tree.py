@@ -51,9 +51,10 @@ def verify_tree_kernel(
     emit_path(step, b, depth, row, level, status, token, outputs, COLUMNS)
 
 
-def verify_tree(target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, *rest):
-    *tensors, seed, position, rule, depth = rest
-    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*tensors), target_logits.shape
+def verify_tree(
+    target_logits, node_tokens, parents, draft_logits, d2t, num_nodes, sampling, seed, position, rule, depth
+):
+    sampling, (batch, rows, vocabulary) = ops.SamplingTensors(*sampling), target_logits.shape
     device, num_blocks, limits = target_logits.device, number_of_blocks(vocabulary), contiguous(num_nodes)
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -80,13 +81,13 @@ def verify_tree(target_logits, node_tokens, parents, draft_logits, d2t, num_node
         draft = NO_ROWS
         if draft_logits is not None:
             draft = rows_of(draft_logits, contiguous(d2t), rows - 1, slice(num_target_rows, None))
-        step = Step(target, draft, None, None, None, None, 0, limits, rows - 1)
+        step = Step(target, draft, None, None, limits, rows - 1)
         both = (target, draft if num_draft_rows > 0 else NO_ROWS, limits, batch, rows, 0)
         blocks, table = padded_blocks(num_blocks), sampling.table_ids is not None
         with device_guard(target_logits):
             stats_kernel[(num_rows * num_blocks,)](*both, None, **options("stats_kernel", device, table))
             if sampling.filters is not None:
-                filter_kernel[(num_rows,)](*both, 0, BLOCKS=blocks, **options("filter_kernel", device, table))
+                filter_kernel[(num_rows,)](*both, BLOCKS=blocks, **options("filter_kernel", device, table))
             verify_tree_kernel[(batch,)](
                 step, depth, outputs, RULE=rule, BLOCKS=blocks, NODES=triton.next_power_of_2(max(rows - 1, 1)),
                 COLUMNS=triton.next_power_of_2(depth + 1), **options("verify_tree_kernel", device, True),

@@ -31,8 +31,8 @@ def load_head(
     MiMo. The format is told by the tensors' names. The head computes in the target's dtype and on its device, and
     shares its embedding and output matrix where the file has none of its own.
 
-    After loading, a self-check has the head draft on a text that the target reads, and takes, of the readings of a
-    checkpoint that does not say how it is meant, the one that drafts best. It warns if none does.
+    After loading, a self-check has the head draft on a short text. If a checkpoint can be read in several ways, the one
+    that drafts best is taken. It warns if drafts are rarely accepted.
 
     Args:
         path: a folder with config.json and *.safetensors. MTP layers are in the target's own, of which nothing else is
@@ -52,6 +52,15 @@ def load_head(
         OSError: a file is missing or cannot be read.
         ValueError: names the tensor, with its shape and the one that is allowed, or the entry of config.json, or the
             argument.
+
+    Example:
+        >>> from importlib import resources
+        >>> from specdec import SpeculativeDecoder, load_embedded_pair, load_head
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> head = load_head(resources.files("specdec") / "embedded" / "heads" / "eagle3", target, check=False)
+        >>> prompt = tokenizer("import os").input_ids
+        >>> SpeculativeDecoder(target, head).generate([prompt], max_new_tokens=16).stats.accepted > 0
+        True
     """
     whole = cached_model(target, "target")
     checkpoint = Checkpoint.read(path)

@@ -37,8 +37,8 @@ class Report:
         acceptance: of each draft of a step, the mean probability that it is accepted after those before it were.
         accepted: how many of ``DRAFTS`` drafts are accepted in a step, on average.
         reading: which of the readings in doubt was taken; None: there was no doubt, or it was unfounded.
-        others: what the other readings came to.
-        hints: if hardly any draft is accepted: what other hidden states came to.
+        others: the results of the other readings.
+        hints: if drafts are rarely accepted: the results with other hidden states.
     """
 
     states: tuple[int, ...]
@@ -50,7 +50,7 @@ class Report:
 
     @property
     def little(self) -> bool:
-        """Whether the drafts are hardly ever accepted, or collapse after the first."""
+        """Whether the drafts are rarely accepted, or collapse after the first."""
         return self.acceptance[0] < LITTLE or min(self.acceptance) < COLLAPSE * self.acceptance[0]
 
     def troubles(self, ids: LayerIds) -> list[str]:
@@ -64,7 +64,7 @@ class Report:
             said = f"hidden states {list(self.states)} ({ids.source})"
             hints = "".join(f"; {accepted:.2f} with {name}" for name, accepted in self.hints.items())
             lines.append(
-                f"the head's drafts are hardly accepted: {self.accepted:.2f} of {len(self.acceptance)} a step (of each "
+                f"the head's drafts are rarely accepted: {self.accepted:.2f} of {len(self.acceptance)} a step (of each "
                 f"in turn {of}), with {said}{hints}. Is it this target's head?"
             )
         return lines
@@ -124,7 +124,7 @@ def _accepted(acceptance: list[float]) -> float:
 def acceptance_on(head: Head, target: CachedModel, text: list[int]) -> list[float]:
     """Returns, for each of the next drafts in turn, the mean of sum min(p, q) at temperature 1 over places of ``text``.
     That is the probability that rule ``token`` accepts a draft drawn there (Leviathan et al., arXiv 2211.17192,
-    section 3.2). The head is fed the text's own tokens in the place of drafts."""
+    section 3.2). The head is fed the text's own tokens instead of drafts."""
     count = min(DRAFTS, head.most_drafts or DRAFTS)
     device, capacity = target.device, target.capacity(len(text) + DRAFTS)
     store, cache, logits = head.new_store(1, capacity), target.new_cache(1, capacity), list[torch.Tensor]()

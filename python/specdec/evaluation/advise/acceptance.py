@@ -17,7 +17,7 @@ class Acceptance:
         self.tested, self.accepted = [0] * most_drafts, [0] * most_drafts
 
     def record(self, results: Sequence[RowResult]) -> None:
-        """Adds what the rows of a step came to. In a step that ends a sequence, drafts after its end say nothing."""
+        """Adds the results of the rows of a step. In a step that ends a sequence, drafts after its end say nothing."""
         for result in results:
             if result.ended:
                 continue

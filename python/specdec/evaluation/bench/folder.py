@@ -1,5 +1,5 @@
-"""The folder of a benchmark: rounds.jsonl, to which every round is added as it ends and from which a run that was
-stopped goes on, and results.json, results.csv and log.csv, which are written from it."""
+"""The folder of a benchmark. Every round is added to rounds.jsonl as it ends, so that a stopped run can resume;
+results.json, results.csv and log.csv are written from it."""
 
 from __future__ import annotations
 

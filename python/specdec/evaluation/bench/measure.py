@@ -1,4 +1,4 @@
-"""What one round of a cell came to: counts and times of its runs."""
+"""The results of one round of a cell: counts and times of its runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rounds of a benchmark come to: the contents of results.json."""
+"""The results of a benchmark: the contents of results.json."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Plot:
     Attributes:
         name: of its files.
         title: a line.
-        says: what is to be seen, in a sentence or two: the text in the place of the picture.
+        says: what is to be seen, in a sentence or two: the text instead of the picture.
         table: the same numbers.
         draw: makes the figure; to be called within the look's style.
     """

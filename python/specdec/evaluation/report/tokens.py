@@ -10,7 +10,7 @@ from .results import Results, Sample
 # The words and, in page.css, the colours of the server's page; the colours are those of ``specdec generate -v``.
 PRODUCERS = {
     "accepted": "drafted, and accepted by the large model",
-    "recovered": "put by the large model in the place of a wrong draft",
+    "recovered": "put by the large model instead of a wrong draft",
     "bonus": "added by the large model when all drafts were right",
     "plain": "written by the large model alone",
 }

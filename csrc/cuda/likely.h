@@ -1,4 +1,4 @@
-// A compact q: the k' most likely of a row's kept tokens (the lowest ids of a tie), in ascending order.
+// The most likely of a row's kept tokens (the lowest ids of a tie), in ascending order.
 #pragma once
 
 #include "draws.h"
@@ -6,11 +6,11 @@
 
 namespace specdec::cuda {
 
-constexpr int kMostCompact = 1024;  // MAX_COMPACT of specdec_kernels.types
+constexpr int kMostLikely = 1024;  // MAX_WIDTH of specdec_kernels.types
 
-struct CompactMemory {
-  float logit[kMostCompact];  // of the slots
-  uint32_t token[kMostCompact];
+struct LikelyMemory {
+  float logit[kMostLikely];  // of the slots
+  uint32_t token[kMostLikely];
 };
 
 // Of this thread's eight neighbouring tokens from x[i] on: how many lie above `cutoff` (low half of the result) and how
@@ -24,7 +24,7 @@ SPECDEC_DEVICE uint32_t counts(const float (&x)[kEach], int i, float cutoff) {
 // By the threads of a block: fills the slots with the tokens above a finite `cutoff` and the first ones at it, `size`
 // at most. `above`, `at`: scratch, [blocks] each. Returns the number of slots filled.
 SPECDEC_DEVICE int fill_slots(const Row& row, const Blocks& blocks, float cutoff, int size, uint32_t* above,
-                              uint32_t* at, CompactMemory* memory) {
+                              uint32_t* at, LikelyMemory* memory) {
   const int warp = simt::thread() / kWarp, warps = simt::num_threads() / kWarp, lane = simt::thread() % kWarp;
   for (int block = warp; block < blocks.n; block += warps) {
     uint32_t found = 0;
