@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 import typer
 from specdec import load_embedded_pair
-from specdec.cli.compare import CODE_PROMPTS
+from specdec.cli.compare_command import CODE_PROMPTS
 
 # Tests, and tables of generated data.
 SKIP = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}

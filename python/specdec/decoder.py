@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from transformers import LogitsProcessor, PreTrainedModel
@@ -24,11 +25,19 @@ from .loop.step import AcceptRule
 from .models.cache_plan import CacheBudget, plan_caches
 from .models.free_memory import free_memory
 from .models.supported import cached_model, why_no_trees
-from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds, repeated
+from .prompts import TokenIds, check_room, join, read_eos, read_pad, read_prompts, read_seeds
 from .result import FinishReason, GenerationResult
 from .sampling.params import split_params
 from .stats import Stats
 from .stopping import StoppingCriteria
+
+
+class Decoded(NamedTuple):
+    """What became of requests."""
+
+    sequences: list[SequenceState]
+    stats: Stats  # of all together
+    drafter_error: str | None  # why the drafter was dropped; None: it was not dropped
 
 
 class SpeculativeDecoder:
@@ -225,8 +234,6 @@ class SpeculativeDecoder:
         """
         prompts = read_prompts(input_ids, attention_mask, self.target.vocab_size)
         read_count("max_new_tokens", max_new_tokens)
-        for name, max_length in self._max_lengths.items():
-            check_room(prompts, max_new_tokens, name, max_length)
         eos = read_eos(eos_token_id, self.target.model)
         pad = read_pad(pad_token_id, eos, self.target.model)
         copies = read_count("num_return_sequences", num_return_sequences, 1)
@@ -245,12 +252,12 @@ class SpeculativeDecoder:
             "logits_processor": for_each("logits_processor", logits_processor, size, one_list),
             "processor_prompt": for_each("processor_prompts", processor_prompts, size, processor_prompts is None),
         }
-        sequences: list[SequenceState] = []
+        requests = []
         for row in zip(*columns.values(), strict=True):
             own = dict(zip(columns, row, strict=True))
             for copy in range(copies):
                 request = Request(
-                    **{**own, "seed": _int64(own["seed"] + copy)},
+                    **{**own, "seed": next_seed(own["seed"], copy)},
                     max_new_tokens=max_new_tokens,
                     eos_token_id=list(eos),
                     stop=stop,
@@ -258,23 +265,47 @@ class SpeculativeDecoder:
                     top_log_probs=top_log_probs,
                     prompt_log_probs=prompt_log_probs,
                 )
-                sequences.append(SequenceState.of(len(sequences), request, self.target, self.most_drafts))
+                requests.append(request)
+        decoded = self.decode(requests, rule, on_emit, output_logits=output_logits)
+        if isinstance(input_ids, torch.Tensor):
+            input_ids = input_ids.repeat_interleave(copies, 0)
+        prompts, device = [p for p in prompts for _ in range(copies)], self.target.device
+        whole = join(input_ids, prompts, [s.tokens for s in decoded.sequences], pad, device)
+        return self._result(decoded, whole, output_logits)
+
+    def decode(
+        self,
+        requests: Sequence[Request],
+        rule: str | AcceptRule | None = None,
+        on_emit: Callable[[Output], None] | None = None,
+        *,
+        output_logits: bool = False,
+    ) -> Decoded:
+        """Decodes all requests in one batch, as ``generate`` does, which explains the other arguments. Requests may
+        differ in every setting.
+
+        Raises:
+            ValueError: as ``generate``. Any exception that ended a sequence is raised again.
+        """
+        sequences = [SequenceState.of(i, r, self.target, self.most_drafts) for i, r in enumerate(requests)]
         accept_rule = self.read_rule(rule)
         for sequence in sequences:
+            for name, max_length in self._max_lengths.items():
+                check_room([sequence.text], sequence.room, name, max_length)
             accept_rule.check(sequence)
-        longest = max(map(len, prompts), default=0) + max_new_tokens
+        longest = max((sequence.slots for sequence in sequences), default=1)  # a cache without rows has slots, too
         if sequences:
             self.plan_caches(len(sequences), longest, step=self.target.slot_step)
         config = self.batch_config(
             len(sequences),
             self.target.capacity(longest, self._tree_slots),
             accept_rule,
-            max_eos=len(eos),
+            max_eos=max((len(sequence.eos) for sequence in sequences), default=0),
             logits=output_logits,
         )
         with torch.inference_mode():
             batch = Batch(config)
-            if max_new_tokens > 0 or prompt_log_probs is not None:
+            if any(s.room > 0 or s.request.prompt_log_probs is not None for s in sequences):
                 batch.add(dict(enumerate(sequences)))
                 batch.prefill()
             while batch.live:
@@ -283,16 +314,13 @@ class SpeculativeDecoder:
                         on_emit(output)
                 if (error := next((s.exception for s in sequences if s.exception), None)) is not None:
                     raise error
-        if isinstance(input_ids, torch.Tensor):
-            input_ids = input_ids.repeat_interleave(copies, 0)
-        prompts, device = repeated(prompts, copies), self.target.device
-        whole = join(input_ids, prompts, [s.tokens for s in sequences], pad, device)
-        return self._result(batch, sequences, whole)
-
-    def _result(self, batch: Batch, sequences: list[SequenceState], whole: torch.Tensor) -> GenerationResult:
         stats = Stats.total((s.stats for s in sequences), self.most_drafts)
         stats.target_forwards, stats.draft_forwards = batch.steps, batch.draft_forwards
         stats.seconds = batch.timer.with_total()
+        return Decoded(sequences, stats, None if batch.session is None else batch.session.error)
+
+    def _result(self, decoded: Decoded, whole: torch.Tensor, output_logits: bool) -> GenerationResult:
+        sequences = decoded.sequences
         none = torch.empty(0, self.target.vocab_size, device=self.target.device)
 
         def given(values: list) -> list | None:
@@ -305,14 +333,14 @@ class SpeculativeDecoder:
             status=[s.status for s in sequences],
             # With no new tokens wanted, none has begun.
             finish_reason=[s.finish_reason or FinishReason.LENGTH for s in sequences],
-            stats=stats,
+            stats=decoded.stats,
             sequence_stats=[s.stats for s in sequences],
             log_probs=given([s.log_probs for s in sequences]),
             raw_log_probs=given([s.raw_log_probs for s in sequences]),
             top_log_probs=given([s.top_log_probs for s in sequences]),
             prompt_log_probs=given([s.prompt_log_probs for s in sequences]),
-            logits=[torch.stack(s.logits) if s.logits else none for s in sequences] if batch.config.logits else None,
-            drafter_error=None if batch.session is None else batch.session.error,
+            logits=[torch.stack(s.logits) if s.logits else none for s in sequences] if output_logits else None,
+            drafter_error=decoded.drafter_error,
             step_costs=self.costs_of(len(sequences)),
         )
 
@@ -426,6 +454,6 @@ class SpeculativeDecoder:
         return self.target.device.type == "cuda" and torch.version.cuda is not None and self.graph_bytes > 0
 
 
-def _int64(seed: int) -> int:
-    """The seeds of further texts of a prompt wrap around."""
-    return (seed + 2**63) % 2**64 - 2**63
+def next_seed(seed: int, further: int) -> int:
+    """The seed of a further text of a prompt; after the largest comes the smallest."""
+    return (seed + further + 2**63) % 2**64 - 2**63

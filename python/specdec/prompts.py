@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from .checks import refuse
 
-T = TypeVar("T")
 TokenIds = torch.Tensor | Sequence[torch.Tensor] | Sequence[Sequence[int]]
 
 
@@ -20,9 +18,7 @@ def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab
     if isinstance(input_ids, torch.Tensor):
         if input_ids.dim() != 2 or input_ids.dtype not in (torch.int64, torch.int32):
             refuse(
-                "input_ids",
-                f"{input_ids.dtype} of shape {list(input_ids.shape)}",
-                "[B, P] int64 or int32, or a list",
+                "input_ids", f"{input_ids.dtype} of shape {list(input_ids.shape)}", "[B, P] int64 or int32, or a list"
             )
         prompts = input_ids.tolist()
         if attention_mask is not None:
@@ -42,11 +38,7 @@ def read_prompts(input_ids: TokenIds, attention_mask: torch.Tensor | None, vocab
         if not prompt:
             refuse("input_ids", f"no token for sequence {b}", "at least one token a sequence")
         if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            refuse(
-                "input_ids",
-                f"ids from {min(prompt)} to {max(prompt)} in sequence {b}",
-                f"0 to {vocab_size - 1}",
-            )
+            refuse("input_ids", f"ids from {min(prompt)} to {max(prompt)} in sequence {b}", f"0 to {vocab_size - 1}")
     return prompts
 
 
@@ -58,9 +50,7 @@ def _without_padding(rows: list[list[int]], attention_mask: torch.Tensor, shape:
         kept = [i for i, m in enumerate(mask) if m]
         if not set(mask) <= {0, 1} or kept != list(range(kept[0], kept[-1] + 1) if kept else ()):
             refuse(
-                "attention_mask",
-                f"{mask} for sequence {b}",
-                "0 and 1, the ones side by side (left or right padding)",
+                "attention_mask", f"{mask} for sequence {b}", "0 and 1, the ones side by side (left or right padding)"
             )
         prompts.append([row[i] for i in kept])
     return prompts
@@ -79,11 +69,6 @@ def check_room(prompts: list[list[int]], max_new_tokens: int, name: str, max_len
         f"{max_new_tokens} after a prompt of {longest} tokens",
         f"at most {max_length - longest}: {limit}",
     )
-
-
-def repeated(rows: Sequence[T], times: int) -> list[T]:
-    """Returns every row ``times`` times, copies next to each other."""
-    return [row for row in rows for _ in range(times)]
 
 
 def read_seeds(seed: int | Sequence[int] | torch.Tensor, batch_size: int, device: torch.device) -> torch.Tensor:

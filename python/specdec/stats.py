@@ -62,11 +62,7 @@ class Stats:
             for name in ("steps", "cut_steps", "emitted", "nodes"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             for name in ("drafted_by_position", "tested_by_position", "accepted_by_position"):
-                setattr(
-                    total,
-                    name,
-                    [a + b for a, b in zip(getattr(total, name), getattr(part, name), strict=True)],
-                )
+                setattr(total, name, [a + b for a, b in zip(getattr(total, name), getattr(part, name), strict=True)])
         return total
 
     def record(

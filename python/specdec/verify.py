@@ -1,13 +1,4 @@
 """``specdec.evaluation.verify`` under a shorter name."""
 
-from .evaluation.verify import (
-    Cell,
-    DistributionResult,
-    DistributionTest,
-    TextResult,
-    Verification,
-    VerifySettings,
-    verify,
-)
-
-__all__ = ["Cell", "DistributionResult", "DistributionTest", "TextResult", "Verification", "VerifySettings", "verify"]
+from .evaluation.verify import *  # noqa: F403
+from .evaluation.verify import __all__ as __all__

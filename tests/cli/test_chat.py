@@ -8,8 +8,8 @@ import signal
 import pytest
 from specdec import Output, Producer, SpeculativeDecoder
 from specdec.cli import app
-from specdec.cli.chat import Talk
 from specdec.cli.conversation import Conversation
+from specdec.cli.local_chat import LocalTalk as Talk
 from support.commands import rows
 from typer.testing import CliRunner
 

@@ -22,7 +22,7 @@ from specdec_kernels import SamplingParams
 # ---- generate
 
 
-@pytest.mark.parametrize("temperature, seed, num_drafts", [(0.0, 0, 4), (0.8, 5, 3), (0.8, -6, 2)])
+@pytest.mark.parametrize("temperature, seed, num_drafts", [(0.0, 0, 4), (0.8, -6, 2)])
 def test_generate_is_the_decoder(pair, temperature, seed, num_drafts):
     target, draft, tokenizer = pair
     prompt = tokenizer([PROMPT]).input_ids

@@ -44,17 +44,17 @@ def test_a_line_has_its_own_settings(tmp_path):
     assert found[6]["token_ids"] == [300] * 10 and len({tuple(row["token_ids"]) for row in found}) > 8
 
 
-def test_lines_of_one_length_are_one_batch(tmp_path, monkeypatch):
-    sizes, generate = [], SpeculativeDecoder.generate
+def test_all_lines_are_one_batch(tmp_path, monkeypatch):
+    sizes, decode = [], SpeculativeDecoder.decode
 
-    def spy(self, prompts, **settings):
-        sizes.append((len(prompts), settings["max_new_tokens"]))
-        return generate(self, prompts, **settings)
+    def spy(self, requests, *settings):
+        sizes.append([request.max_new_tokens for request in requests])
+        return decode(self, requests, *settings)
 
-    monkeypatch.setattr(SpeculativeDecoder, "generate", spy)
+    monkeypatch.setattr(SpeculativeDecoder, "decode", spy)
     lines = ["a", {"prompt": "b", "max_new_tokens": 4}, {"prompt": "c", "temperature": 1.1}, {"prompt": "d", "seed": 1}]
     shown = run("generate", "--batch-file", write_prompts(tmp_path / "p.jsonl", lines), "--max-new-tokens", 5)
-    assert sizes == [(3, 5), (1, 4)]
+    assert sizes == [[5, 4, 5, 5]]
     assert [line for line in shown.stdout.splitlines() if line.startswith("--- ")] == [
         f"--- {i} of 4 ---" for i in range(1, 5)
     ]

@@ -9,12 +9,13 @@ import os
 import signal
 
 import pytest
-from specdec.cli import bench_run
+from specdec.cli.bench_run import BUG
+from specdec.cli.job import NOT_WRITTEN
 from specdec.evaluation.contenders import SpecdecMethod, TransformersMethod
 from specdec.jobs.questions import PLACEHOLDER
 from support.commands import invoke, refused, run
 
-SMALL = ("--max-new-tokens", 4, "--warm-up", 0, "--method", "model", "-k", 2)
+SMALL = ("--max-new-tokens", 4, "--warm-up", 0, "--method", "model", "-k", 2, "--no-report")
 QUICK = (*SMALL, "--repeats", 2, "--temperature", 0, "x = ", "def f(")
 
 
@@ -28,7 +29,8 @@ def rounds(tmp_path) -> list[dict]:
 
 
 def test_a_run_writes_its_folder(tmp_path, command):
-    shown = run("bench", *QUICK, *command, "--log")
+    shown = run("bench", *QUICK, *command, "--log", "--report")
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
     whole = json.loads((tmp_path / "out" / "results.json").read_text())
     names = ["transformers t=0 b=1", "plain t=0 b=1", "model token k=2 t=0 b=1"]
     assert [cell["id"] for cell in whole["cells"]] == names and whole["greedy"]["equal"] is True
@@ -95,7 +97,7 @@ def test_a_full_disk_keeps_the_rounds_so_far(tmp_path, command, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         stopped = invoke("bench", *QUICK, *command)
-    assert stopped.exit_code == bench_run.NOT_WRITTEN
+    assert stopped.exit_code == NOT_WRITTEN
     assert "rounds.jsonl': No space left on device" in stopped.stderr and "1 rounds are in" in stopped.stderr
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["cells"][0]["rounds"]) == 1
     run("bench", *QUICK, *command)
@@ -109,7 +111,7 @@ def test_a_disk_that_is_full_at_the_end(tmp_path, command, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("specdec.evaluation.bench.folder.write_whole", full)
         stopped = invoke("bench", *QUICK, *command)
-    assert stopped.exit_code == bench_run.NOT_WRITTEN and "results.json': No space left" in stopped.stderr
+    assert stopped.exit_code == NOT_WRITTEN and "results.json': No space left" in stopped.stderr
     assert len(rounds(tmp_path)) == 2 and not (tmp_path / "out" / "results.json").exists()
     run("bench", *QUICK, *command)
     assert (tmp_path / "out" / "results.json").exists()
@@ -125,7 +127,7 @@ def test_a_wrong_text_ends_with_1(command, monkeypatch):
 
     monkeypatch.setattr(SpecdecMethod, "run", wrong)
     ended = invoke("bench", *QUICK, *command)
-    assert ended.exit_code == bench_run.BUG and "equal: no" in ended.stdout
+    assert ended.exit_code == BUG and "equal: no" in ended.stdout
     assert "bug: model token k=2 t=0 b=1, prompt 0, new token 0" in ended.stdout
 
 

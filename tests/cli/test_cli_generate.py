@@ -220,4 +220,4 @@ def test_a_folder_of_a_head(pair, tmp_path):
     told = refused("generate", PROMPT, "--drafter", folder)
     assert f"0.1.weight: got shape [7, {hidden}], allowed: [{vocabulary}, {hidden}]" in told and "--drafter" in told
     assert "or the folder of a head" in refused("generate", PROMPT, "--drafter", tmp_path / "none")
-    assert models.paths(None, None, str(folder))["head"] == str(folder)  # a job is resumed with the same head only
+    assert models.ModelOptions().paths(str(folder))["head"] == str(folder)  # a job is resumed with the same head only

@@ -29,19 +29,20 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("chosen", [*((name,) for name in SETTINGS), tuple(SETTINGS)])
+@pytest.mark.parametrize("chosen", [(), tuple(SETTINGS)])
 def test_every_setting_reaches_the_decoder(monkeypatch, pair, chosen):
     target, draft, tokenizer = pair
-    seen, generate = [], SpeculativeDecoder.generate
-    monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: seen.append(k) or generate(*a, **k))
+    seen, decode = [], SpeculativeDecoder.decode
+    monkeypatch.setattr(SpeculativeDecoder, "decode", lambda *a, **k: seen.append(a) or decode(*a, **k))
     options = [x for name in chosen for x in (name, SETTINGS[name][2])]
     row = rows(PROMPT, *options, "--temperature", 1.1, "--max-new-tokens", 15, "--seed", 4, "-k", 4)[0]
     params = {SETTINGS[name][1]: SETTINGS[name][2] for name in chosen if SETTINGS[name][0] == "params"}
     arguments = {SETTINGS[name][1]: SETTINGS[name][2] for name in chosen if SETTINGS[name][0] == "argument"}
-    assert seen[0]["params"] == SamplingParams(1.1, **params)
-    assert {"rule": "token", "min_new_tokens": 0, **arguments}.items() <= seen[0].items()
-    expected = generate(
-        SpeculativeDecoder(target, draft),
+    _, (request,), rule, _ = seen[0]
+    assert request.params == SamplingParams(1.1, **params)
+    asked = {"rule": rule, "min_new_tokens": request.min_new_tokens}
+    assert asked == {"rule": "token", "min_new_tokens": 0, **arguments}
+    expected = SpeculativeDecoder(target, draft).generate(
         tokenizer([PROMPT]).input_ids,
         max_new_tokens=15,
         params=SamplingParams(1.1, **params),

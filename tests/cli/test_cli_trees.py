@@ -23,12 +23,14 @@ LOOKUP = ("--drafter", "lookup", "--tree", 8)
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[SpeculativeDecoder]:
     decoders: list[SpeculativeDecoder] = []
-    generate = SpeculativeDecoder.generate
-    monkeypatch.setattr(SpeculativeDecoder, "generate", lambda *a, **k: decoders.append(a[0]) or generate(*a, **k))
+    decode = SpeculativeDecoder.decode
+    monkeypatch.setattr(SpeculativeDecoder, "decode", lambda *a, **k: decoders.append(a[0]) or decode(*a, **k))
     return decoders
 
 
-@pytest.mark.parametrize("kind", EMBEDDED_HEADS)
+@pytest.mark.parametrize(
+    "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in EMBEDDED_HEADS if kind != "eagle3")]
+)
 def test_embedded_heads_draft(made, kind):
     row = rows(PROMPT, *SHORT, "--drafter", kind, "-k", 3)[0]
     assert made[0].drafter.head.kind == kind and made[0].drafter.report is None
@@ -132,7 +134,7 @@ def test_a_job_with_trees(monkeypatch, pair, tmp_path):
     assert sum(sum(line["stats"]["drafted_by_position"]) for line in lines) > 0
     for given, told in ((("--tree", 9), "tree: 8 then, 9 now"), ((), "tree: 8 then, null now")):
         assert told in job_refused(file, output, *SHORT, *LOOKUP[:2], *given)
-    assert models.paths(None, None, "eagle3")["head"].endswith("/embedded/heads/eagle3")
+    assert models.ModelOptions().paths("eagle3")["head"].endswith("/embedded/heads/eagle3")
     told = job_refused(file, tmp_path / "other.jsonl", *SHORT, "--drafter", "eagle3", "--target", tmp_path)
     assert told.startswith("Invalid value for --drafter: got 'eagle3', a head of the embedded target")
 

@@ -17,7 +17,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip i
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from specdec import SuffixDrafter  # noqa: E402
-from specdec.cli.harness import SpecdecLM, StopsInOutput  # noqa: E402
+from specdec.cli.lm_eval_model import SpecdecLM, StopsInOutput  # noqa: E402
 from specdec.harness import main  # noqa: E402
 
 EMBEDDED = ROOT / "python" / "specdec" / "embedded"

@@ -7,8 +7,8 @@ import sys
 import threading
 
 import pytest
-from specdec.cli import progress as module
-from specdec.cli.progress import Lines, progress
+from specdec.cli import progress_bar as module
+from specdec.cli.progress_bar import Lines, progress
 
 
 def test_lines_have_counts_and_what_remains():

@@ -119,7 +119,7 @@ def test_a_conversation_without_a_template_is_one_text(server):
     assert (second["num_drafts"], second["drafter"], second["rule"]) == (3, "lookup", "coupled")
     assert (
         result.stderr.count("5 tokens in 2 steps, ") == 2
-        and ": tau 2.50, acceptance rate 0.25 (accepted / drafted)\n" in result.stderr
+        and ": tau 2.50 tokens a step, acceptance rate 0.25 (accepted / drafted)\n" in result.stderr
     )
     assert "drafter lookup, rule coupled, k 3, seed 9, max-new-tokens 9" in result.stderr
     assert "2 answers, 10 tokens in 4 steps, " in result.stderr

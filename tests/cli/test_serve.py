@@ -14,7 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from specdec.cli import app, drafting, serve, serving
+from specdec.cli import app, serve_command, served
+from specdec.cli.drafters import TREE_DRAFTS
+from specdec.cli.models import ModelOptions
+from specdec.cli.options import MachineOptions
+from specdec.cli.serve_command import CapacityOptions
+from specdec.cli.served import ServedDrafts
 from specdec.loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 from specdec.serving.server.settings import ServerSettings
 from support.commands import invoke, refused, run
@@ -25,12 +30,11 @@ KEY = "a-key-of-the-test"
 
 def test_help_is_grouped_and_whole():
     command = get_command(app).commands["serve"]
-    names = {param.name for param in command.params}
-    grouped = [name for group in serve.ServeCommand.groups.values() for name in group]
-    assert sorted(grouped) == sorted(names - {"help"})
     text = run("serve", "--help").stdout
     headings = re.findall("^([A-Z].*):$", text, re.MULTILINE)
-    assert headings == [*serve.ServeCommand.groups, "Other"]
+    groups = dict.fromkeys(param.rich_help_panel for param in command.params)
+    assert headings == [*groups, "Other"] and len(headings) == 8
+    assert all(max(param.opts, key=len) in text for param in command.params)
     assert text.index("Access:") < text.index("--api-key") < text.index("Limits of requests")
 
 
@@ -58,8 +62,12 @@ def test_refused_options(options, words):
 def test_keys_come_from_everywhere_and_never_from_nowhere(tmp_path: Path, monkeypatch):
     file = tmp_path / "keys"
     file.write_text("key-of-the-file\n\nother-of-the-file\nkey-of-the-line\n")
-    assert serve.read_keys(["key-of-the-line"], file) == ("key-of-the-line", "key-of-the-file", "other-of-the-file")
-    assert serve.read_keys(None, None) == ()
+    assert serve_command.read_keys(["key-of-the-line"], file) == (
+        "key-of-the-line",
+        "key-of-the-file",
+        "other-of-the-file",
+    )
+    assert serve_command.read_keys(None, None) == ()
     file.write_text("\n")
     assert "without a key" in refused("serve", "--port", "0", "--api-key-file", file)
     monkeypatch.setenv("SPECDEC_SERVE_API_KEY", "")
@@ -72,32 +80,32 @@ def test_keys_come_from_everywhere_and_never_from_nowhere(tmp_path: Path, monkey
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(serve_command, "find_spec", lambda name: None if name == "uvicorn" else object())
     result = invoke("serve")
     assert result.exit_code == 2 and 'uvicorn is missing: pip install "specdec[serve]"' in result.stderr
 
 
 def test_defaults_of_drafting(pair):
-    assert serving.drafts_of("auto", "coupled", None) == AdaptiveDrafts()
+    assert served.drafts_of("auto", "coupled", None) == AdaptiveDrafts()
     for rule in ("token", "block"):
-        assert serving.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.fixed == 4
-    assert serving.drafts_of("3", "token", None) == 3
-    assert serving.drafts_of("auto", "coupled", 8) == drafting.default_drafts(8)
-    capacity = serving.Capacity(2, 64, None, None, 16, 5)
+        assert served.drafts_of("auto", rule, None) == DEFAULT_DRAFTS and DEFAULT_DRAFTS.fixed == 4
+    assert served.drafts_of("3", "token", None) == 3
+    assert served.drafts_of("auto", "coupled", 8) == TREE_DRAFTS
+    scheduling = CapacityOptions(rows=2, max_length=64, prefill_chunk=16, max_waiting=5).scheduling()
 
     def made(**changes):
-        asked = serving.Asked(None, None, None, "cpu", None, None, None, "auto", None, None)
-        return serving.make_service(asked._replace(**changes), capacity, ServerSettings(), None)
+        at, drafts = ModelOptions(machine=MachineOptions(device="cpu")), ServedDrafts(**changes)
+        return served.make_service(at, drafts, scheduling, ServerSettings())
 
     lanes = made().lanes
     assert lanes.drafters == ["model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash"]
     assert lanes.rules == ["coupled", "token", "block"]
     scheduler = lanes._make("suffix", "token")
     assert scheduler.max_waiting == 5 and scheduler.max_length == 64 and len(scheduler.batch.rows) == 2
-    memories = scheduler.decoder.drafter.memory
-    assert memories is lanes._make("suffix", "coupled").decoder.drafter.memory and memories.max_owners == 1
+    memories = scheduler.decoder.drafter.drafter.memory
+    assert memories is lanes._make("suffix", "coupled").decoder.drafter.drafter.memory and memories.max_owners == 1
     assert "none" not in made(tree=8).lanes.drafters
-    some = made(drafters=["lookup", "none"], rules=["block"]).lanes
+    some = made(drafter=["lookup", "none"], rule=["block"]).lanes
     assert (some.drafters, some.rules) == (["lookup", "none"], ["block"])
 
 

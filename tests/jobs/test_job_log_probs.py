@@ -10,8 +10,8 @@ import pytest
 import torch
 from specdec import TokenLogProb
 from specdec.cli import models
-from specdec.jobs.log_probs import LOG_PROB_KEYS, log_prob_fields
 from specdec.jobs.output import KEYS
+from specdec.jobs.result_line import LOG_PROB_KEYS, log_prob_fields
 from support.commands import PROMPT, refused, rows
 from support.jobs import finished, job_refused, write_prompts
 

@@ -215,7 +215,8 @@ def test_an_adapter_is_a_setting(tmp_path):
         folder.mkdir()
         (folder / "adapter_config.json").write_text(json.dumps({"r": rank}))
     with_each = [
-        models.paths(str(tmp_path / "target"), None, "none", adapter) for adapter in (*map(str, adapters), None)
+        models.ModelOptions(target=str(tmp_path / "target"), adapter=adapter).paths("none")
+        for adapter in (*map(str, adapters), None)
     ]
     prints = [make_settings({}, LineSettings(), paths, {}, InputMark(0, ""))["settings"] for paths in with_each]
     assert len(differences(prints[0], prints[1])) == 1 and len(differences(prints[0], prints[2])) == 1
@@ -354,7 +355,7 @@ def test_a_file_that_may_not_grow(tmp_path):
     results.append({**ROW, "id": 3})
     results.close()
     results = Results(tmp_path / "out.jsonl")
-    assert results.done == {1, 2, 3} and results.totals.emitted == 3
+    assert {*results.done} == {1, 2, 3} and results.totals.emitted == 3
     results.close()
 
 

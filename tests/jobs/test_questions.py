@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from specdec.cli.bench import BUILT_IN
+from specdec.cli.bench_options import BUILT_IN
 from specdec.jobs.input import InputError
 from specdec.jobs.questions import PLACEHOLDER, Question, read_questions
 from support import ROOT
@@ -33,13 +33,13 @@ def written(path: Path, *rows: object, name: str = "questions.jsonl") -> Path:
 def test_all_formats(tmp_path):
     own = {"id": "a", "prompt": "x = ", "category": "code"}
     assert read_questions(written(tmp_path, own, SPEC_BENCH, SPEED_BENCH, {"prompt": "y"}, "", '"alone"')) == [
-        Question("a", "code", "x = "),
-        Question(81, "writing", "Write a letter."),
-        Question("8c2f", "coding", "Sort a list."),
-        Question(3, "other", "y"),
-        Question(4, "other", "alone"),
+        Question("a", 0, "x = ", category="code"),
+        Question(81, 1, "Write a letter.", category="writing"),
+        Question("8c2f", 2, "Sort a list.", category="coding"),
+        Question(3, 3, "y"),
+        Question(4, 4, "alone"),
     ]
-    assert read_questions(written(tmp_path, "one", "two", name="q.txt"))[1] == Question(1, "other", "two")
+    assert read_questions(written(tmp_path, "one", "two", name="q.txt"))[1] == Question(1, 1, "two")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_no_question(tmp_path):
 
 def test_a_chat_template_is_used_where_it_is_asked_for(pair):
     tokenizer = pair[2]
-    question = Question("a", "chat", "Hello")
+    question = Question("a", 0, "Hello", category="chat")
     assert question.tokens(tokenizer) == tokenizer("Hello").input_ids
     with pytest.raises(ValueError, match="messages: got messages for a tokenizer without a chat template"):
         question.tokens(tokenizer, as_chat=True)

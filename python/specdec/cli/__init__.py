@@ -10,33 +10,28 @@ from typing import Annotated
 
 import typer
 
-from . import (
-    advise,
-    bench,
-    chat,
-    compare,
-    distill,
-    doctor,
-    generate,
-    report,
-    roofline,
-    serve,
-    simulate,
-    train_heads,
-    verify,
-)
+from .advise_command import advise
+from .bench_command import bench
+from .chat_command import chat
+from .compare_command import compare
+from .distill_command import distill
+from .doctor_command import doctor
+from .generate_command import generate
+from .option_groups import GroupedCommand
+from .report_command import report
+from .roofline_command import roofline
+from .serve_command import ENVIRONMENT, serve
+from .simulate_command import simulate
+from .train_heads_command import train_heads
+from .verify_command import verify
 
 # Without rich's boxes, which would break long paths in error messages.
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
 for command in (
-    *(generate.generate, chat.chat, advise.advise, compare.compare, report.report, verify.verify),
-    *(simulate.simulate, roofline.roofline, doctor.doctor),
+    *(generate, chat, advise, compare, report, verify, simulate, roofline, doctor, bench, distill, train_heads, serve),
 ):
-    app.command()(command)
-app.command(cls=bench.BenchCommand)(bench.bench)
-app.command(cls=distill.DistillCommand)(distill.distill)
-app.command(cls=train_heads.TrainHeadsCommand)(train_heads.train_heads)
-app.command(cls=serve.ServeCommand, context_settings={"auto_envvar_prefix": serve.ENVIRONMENT})(serve.serve)
+    prefix = {"auto_envvar_prefix": ENVIRONMENT} if command is serve else {}
+    app.command(cls=GroupedCommand, context_settings=prefix)(command)
 
 
 def show_version(asked: bool) -> None:

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import drafting
 from .drafters import HEAD, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head
 from .drafters import NAMES as DRAFTERS
-from .options import check_counts, read_sampling, refuse
+from .options import read_sampling
+from .user_errors import check_counts, option_name, refuse
 
 if TYPE_CHECKING:
     from ..drafters.protocol import Drafter
     from ..evaluation.bench.grid import Drafts, Grid, Method
     from ..jobs.questions import Question
+    from .models import ModelOptions
 
 BASELINES, ASSISTED = ("transformers", "plain"), "assisted"
 # name -> what it is; the baselines are always measured
@@ -28,27 +30,25 @@ NAMES = {
 }
 
 
-def read_methods(
-    given: Sequence[str] | None, target: str | None, draft: str | None, exit_layers: int | None, adapter: str | None
-) -> list[str]:
+def read_methods(given: Sequence[str] | None, at: ModelOptions, exit_layers: int | None) -> list[str]:
     """Returns the names of what is measured beside the baselines. Checks all that can be checked before models are
     loaded."""
-    names = list(given or _default(target, draft, exit_layers))
+    names = list(given or _default(at, exit_layers))
     for name in names:
         if name not in NAMES and not is_head(name):
             refuse("--method", repr(name), f"{', '.join(NAMES)}, or {HEAD}")
     if len({*names}) < len(names):
         refuse("--method", ", ".join(names), "each once")
     needed = [name for name in names if name not in (*BASELINES, ASSISTED)]
-    if ASSISTED in names and (draft is not None or target is None) and not {*needed} & {*NEED_DRAFT}:
+    if ASSISTED in names and (at.draft is not None or at.target is None) and not {*needed} & {*NEED_DRAFT}:
         needed.append("model")  # assisted generation alone takes the draft, too
-    drafting.check_drafters(needed, target, draft, exit_layers, adapter, option="--method")
+    drafting.check_drafters(needed, at, exit_layers, option="--method")
     return [name for name in names if name not in BASELINES]
 
 
-def _default(target: str | None, draft: str | None, exit_layers: int | None) -> list[str]:
-    of_draft = ["model"] if target is None or draft is not None else []
-    others = ["eagle3"] if target is None else ["suffix"]
+def _default(at: ModelOptions, exit_layers: int | None) -> list[str]:
+    of_draft = ["model"] if at.target is None or at.draft is not None else []
+    others = ["eagle3"] if at.target is None else ["suffix"]
     return [ASSISTED, *of_draft, "lookup", *others, *([] if exit_layers is None else ["early-exit"])]
 
 
@@ -57,62 +57,50 @@ def drafters_of(names: Sequence[str]) -> list[str]:
     return [name for name in names if name != ASSISTED]
 
 
-def read_grid(
-    methods: Sequence[str],
-    drafters: Mapping[str, Drafter | None],
-    num_drafts: Sequence[str] | None,
-    rules: Sequence[str] | None,
-    trees: Sequence[int] | None,
-    temperatures: Sequence[float],
-    batches: Sequence[int],
-    filters: Mapping[str, Sequence[float] | None],
-) -> Grid:
-    """The grid of these options. To be called within ``user_errors``.
+class Axes(NamedTuple):
+    """What the grid is to have, as the options say it; None: the default."""
 
-    Args:
-        drafters: those of the methods, by their names.
-    """
-    from ..evaluation.bench.grid import FILTERS, Grid
+    num_drafts: Sequence[str] | None
+    rules: Sequence[str] | None
+    trees: Sequence[int] | None
+    temperatures: Sequence[float]
+    batches: Sequence[int]
+    filters: Mapping[str, Sequence[float] | None]
 
-    grid = Grid(
-        tuple(_method(name, drafters.get(name), trees) for name in methods),
-        _each_once("--temperature", temperatures),
-        _each_once("--batch-size", batches),
-        None if num_drafts is None else tuple(read_drafts(num_drafts)),
-        None if rules is None else _each_once("--rule", rules),
-        {name: _each_once(f"--{name.replace('_', '-')}", given) for name in FILTERS if (given := filters[name])},
-        TREE_DRAFTS,
-    )
-    if trees and not any(nodes is not None for method in grid.methods for nodes in method.trees):
-        refuse("--tree", ", ".join(map(str, trees)), "with a --method that proposes trees")
-    if grid.filters and not any(temperature > 0 for temperature in grid.temperatures):
-        refuse(
-            f"--{next(iter(grid.filters)).replace('_', '-')}", "a filter with temperature 0 alone", "a temperature > 0"
+    def check(self) -> None:
+        """Checks every value alone, before models are loaded."""
+        read_drafts(self.num_drafts or ())
+        for nodes in self.trees or ():
+            check_counts(1, tree=nodes)
+        for size in self.batches:
+            check_counts(1, batch_size=size)
+        drawn = [("token", {"temperature": temperature}) for temperature in self.temperatures]
+        drawn += [(rule, {"temperature": 1.0}) for rule in self.rules or ()]
+        drawn += [("token", {"temperature": 1.0, name: v}) for name, vs in self.filters.items() for v in vs or ()]
+        for rule, params in drawn:
+            read_sampling(rule, **params)
+
+    def grid(self, methods: Sequence[str], drafters: Mapping[str, Drafter | None]) -> Grid:
+        """
+        Args:
+            drafters: those of the methods, by their names.
+        """
+        from ..evaluation.bench.grid import FILTERS, Grid
+
+        grid = Grid(
+            tuple(_method(name, drafters.get(name), self.trees) for name in methods),
+            _each_once("--temperature", self.temperatures),
+            _each_once("--batch-size", self.batches),
+            None if self.num_drafts is None else tuple(read_drafts(self.num_drafts)),
+            None if self.rules is None else _each_once("--rule", self.rules),
+            {name: _each_once(option_name(name), given) for name in FILTERS if (given := self.filters[name])},
+            TREE_DRAFTS,
         )
-    return grid
-
-
-def check_values(
-    num_drafts: Sequence[str] | None,
-    rules: Sequence[str] | None,
-    trees: Sequence[int] | None,
-    temperatures: Sequence[float],
-    batches: Sequence[int],
-    filters: Mapping[str, Sequence[float] | None],
-) -> None:
-    """Checks every value alone, before models are loaded. To be called within ``user_errors``."""
-    read_drafts(num_drafts or ())
-    for nodes in trees or ():
-        check_counts(1, tree=nodes)
-    for size in batches:
-        check_counts(1, batch_size=size)
-    for temperature in temperatures:
-        read_sampling("token", temperature=temperature)
-    for rule in rules or ():
-        read_sampling(rule, temperature=1.0)
-    for name, values in filters.items():
-        for value in values or ():
-            read_sampling("token", temperature=1.0, **{name: value})
+        if self.trees and not any(nodes is not None for method in grid.methods for nodes in method.trees):
+            refuse("--tree", ", ".join(map(str, self.trees)), "with a --method that proposes trees")
+        if grid.filters and not any(temperature > 0 for temperature in grid.temperatures):
+            refuse(option_name(next(iter(grid.filters))), "a filter with temperature 0 alone", "a temperature > 0")
+        return grid
 
 
 def read_drafts(given: Sequence[str]) -> list[Drafts]:
@@ -137,12 +125,6 @@ def _each_once(option: str, values: Sequence) -> tuple:
     if len({*values}) < len(values):
         refuse(option, ", ".join(map(str, values)), "each once")
     return tuple(values)
-
-
-def questions_of(texts: Sequence[str]) -> list[Question]:
-    from ..jobs.questions import NO_CATEGORY, Question
-
-    return [Question(i, NO_CATEGORY, text) for i, text in enumerate(texts)]
 
 
 def choose(questions: Sequence[Question], categories: Sequence[str] | None, most: int | None) -> list[Question]:

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from . import bench_methods, models
 from .drafters import is_head
-from .options import refuse
-from .progress import duration, progress
+from .job import tell_end
+from .progress_bar import duration, progress
 from .show import print_drafter_error
 from .show_bench import print_log
 from .terminal import remark
+from .user_errors import refuse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,126 +28,156 @@ if TYPE_CHECKING:
     from ..evaluation.bench.session import BenchSettings, Session
     from ..jobs.questions import Question
     from ..jobs.signals import Signals
+    from .bench_options import MethodOptions, QuestionOptions, ResultOptions
 
-BUG, NOT_WRITTEN = 1, 4  # exit codes
-
-
-@dataclass(frozen=True)
-class ModelsAt:
-    target: str | None
-    draft: str | None
-    adapter: str | None
-    device: str | None
-    dtype: str | None
-    bits: Literal[4, 8] | None
+BUG = 1  # exit code
+_SAME = ("cpu", "gpu", "threads", "device", "dtype", "torch", "transformers")  # of the environment, in all rounds
 
 
 @dataclass(frozen=True)
-class Command:
+class BenchRun:
     """The options, checked."""
 
-    models: ModelsAt
+    at: models.ModelOptions
+    bits: Literal[4, 8] | None
     methods: Sequence[str]
-    axes: Mapping[str, Any]  # of the grid, as bench_methods.read_grid takes them
-    exit_layers: int | None
-    compile: bool
+    axes: bench_methods.Axes
+    measured: MethodOptions
     questions: Sequence[Question]
-    chat: bool
-    cut_prompts: bool
+    given: QuestionOptions
     settings: BenchSettings
-    output: Path
-    log: bool
+    results: ResultOptions
 
+    def run(self, signals: Signals) -> tuple[int, dict | None]:
+        """Measures what is not there yet. Returns the exit code and the contents of results.json, if there is a
+        round."""
+        from ..evaluation.bench.folder import Folder
+        from ..jobs.signals import Stopped
+        from ..line_file import WriteError
 
-def run(command: Command, signals: Signals) -> tuple[int, dict | None]:
-    """Measures what is not there yet. Returns the exit code and the contents of results.json, if there is a round."""
-    from ..evaluation.bench.folder import Folder
-    from ..jobs.signals import Stopped
-    from ..line_file import OutputError, WriteError
-
-    folder: Folder | None = None
-    grid: Grid | None = None
-    code, whole = 0, None
-    try:
+        folder: Folder | None = None
+        grid: Grid | None = None
+        code, whole = 0, None
         try:
-            folder = Folder(command.output)
-            with progress("loading models") as show:
-                loaded = _load(command)
-                drafters = {
-                    name: loaded.drafter(name, command.exit_layers if name == "early-exit" else None)
-                    for name in bench_methods.drafters_of(command.methods)
-                }
-                grid = bench_methods.read_grid(command.methods, drafters, **command.axes)
-                session = _session(command, loaded, drafters, grid, folder)
-                session.warm_up(show)
-            _measure(command, session, folder, signals)
-        except OutputError as error:
-            raise typer.BadParameter(str(error), param_hint="--output") from error
-        except (WriteError, Stopped) as error:
-            signals.ignore()
-            code = error.exit_code if isinstance(error, Stopped) else NOT_WRITTEN
-            remark(f"stopped by {error}" if isinstance(error, Stopped) else f"Error: {error}", "red")
-        finally:
-            signals.ignore()
-        if folder is not None and grid is not None and folder.header is not None:
             try:
-                whole = _write(folder, grid)
-            except WriteError as error:
-                remark(f"Error: {error}", "red")
-                code = code or NOT_WRITTEN
-        if code:
-            rounds = 0 if folder is None else len(folder.rounds)
-            remark(f"{rounds} rounds are in {str(command.output)!r}; the same command goes on from there")
-    finally:
-        if folder is not None:
-            folder.close()
-    if whole is not None and not code and any(d["verdict"] == "bug" for d in _ours(whole)):
-        code = BUG
-    return code, whole
+                folder = Folder(self.results.output)
+                with progress("loading models") as show:
+                    names = bench_methods.drafters_of(self.methods)
+                    loaded = models.load(self.at, names, self.bits)
+                    layers = {"early-exit": self.measured.exit_layers}
+                    drafters = {name: loaded.drafter(name, layers.get(name)) for name in names}
+                    grid = self.axes.grid(self.methods, drafters)
+                    session = self._session(loaded, drafters, grid, folder)
+                    session.warm_up(show)
+                self._measure(session, folder, signals)
+            except (WriteError, Stopped) as error:
+                signals.ignore()
+                code = tell_end(error)
+            finally:
+                signals.ignore()
+            if folder is not None and grid is not None and folder.header is not None:
+                try:
+                    whole = _write(folder, grid)
+                except WriteError as error:
+                    not_written = tell_end(error)
+                    code = code or not_written
+            if code:
+                rounds = 0 if folder is None else len(folder.rounds)
+                remark(f"{rounds} rounds are in {str(self.results.output)!r}; the same command goes on from there")
+        finally:
+            if folder is not None:
+                folder.close()
+        if whole is not None and not code and any(d["verdict"] == "bug" for d in _ours(whole)):
+            code = BUG
+        return code, whole
 
+    def _session(self, loaded: models.Models, drafters: Mapping[str, Any], grid: Grid, folder: Folder) -> Session:
+        from ..evaluation.bench.methods import Maker
+        from ..evaluation.bench.session import Session
 
-def _load(command: Command) -> models.Models:
-    at = command.models
-    names = bench_methods.drafters_of(command.methods)
-    return models.load(at.target, at.draft, names, at.device, at.dtype, at.adapter, at.bits)
+        assistant: PreTrainedModel | Literal["lookup"] = "lookup"
+        if loaded.draft is not None and loaded.same_size:  # transformers takes no assistant with another vocabulary
+            assistant = loaded.draft
+        short = {_short(name): drafter for name, drafter in drafters.items()}
+        settings = self.settings
+        maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens, self.measured.compile)
+        done = [(each["setting"], each["round"]) for each in folder.rounds]
+        prompts = self._prompts(loaded)
+        session = Session(loaded.target, loaded.tokenizer, maker.make, grid, prompts, settings, done)
+        session.fit(self.given.cut_prompts)
+        folder.begin(self._header(loaded, drafters, grid, session))
+        return session
 
+    def _measure(self, session: Session, folder: Folder, signals: Signals) -> None:
+        if not session.units:
+            remark(f"all rounds are in {str(folder.path)!r}: nothing to measure; another --output measures again")
+            return
+        if folder.rounds:
+            remark(f"{len(folder.rounds)} rounds are in {str(folder.path)!r}: going on")
+        _warn_of_threads(session)
+        about = duration(session.seconds)
+        remark(f"{len(session.units)} rounds of {session.cells} ways to decode will take about {about}")
+        before = len(folder.rounds)
+        with progress("measuring") as show:
+            for line in session.rounds(show, print_log if self.results.log else None):
+                with signals.held():
+                    folder.append(line)
+        if (left := len(session.units) - (len(folder.rounds) - before)) > 0:
+            remark(f"the time is over: {left} rounds are left, which the same command measures")
 
-def _session(
-    command: Command, loaded: models.Models, drafters: Mapping[str, Any], grid: Grid, folder: Folder
-) -> Session:
-    from ..evaluation.bench.methods import Maker
-    from ..evaluation.bench.session import Session
+    def _prompts(self, loaded: models.Models) -> list[BenchPrompt]:
+        from ..evaluation.bench.measure import BenchPrompt
 
-    assistant: PreTrainedModel | Literal["lookup"] = "lookup"
-    if loaded.draft is not None and loaded.same_size:  # transformers takes no assistant with another vocabulary
-        assistant = loaded.draft
-    short = {_short(name): drafter for name, drafter in drafters.items()}
-    settings = command.settings
-    maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens, command.compile)
-    done = [(each["setting"], each["round"]) for each in folder.rounds]
-    prompts = _prompts(command, loaded)
-    session = Session(loaded.target, loaded.tokenizer, maker.make, grid, prompts, settings, done)
-    session.fit(command.cut_prompts)
-    folder.begin(_header(command, loaded, drafters, grid, session))
-    return session
+        found = []
+        for question in self.questions:
+            try:
+                tokens = question.tokens(loaded.tokenizer, self.given.chat)
+            except ValueError as error:
+                refuse("--chat", f"--chat for prompt {question.id!r}", str(error))
+            if not tokens:
+                refuse("PROMPT", f"prompt {question.id!r}, of which the tokenizer makes no token", "at least one token")
+            found.append(BenchPrompt(str(question.id), question.category, tokens))
+        return found
 
+    def _header(self, loaded: models.Models, drafters: Mapping[str, Any], grid: Grid, session: Session) -> dict:
+        """What holds for all rounds; "grid" has what must be the same for rounds to be of one benchmark."""
+        from specdec_kernels import __version__
 
-def _measure(command: Command, session: Session, folder: Folder, signals: Signals) -> None:
-    if not session.units:
-        remark(f"all rounds are in {str(folder.path)!r}: nothing to measure; another --output measures again")
-        return
-    if folder.rounds:
-        remark(f"{len(folder.rounds)} rounds are in {str(folder.path)!r}: going on")
-    _warn_of_threads(session)
-    about = duration(session.seconds)
-    remark(f"{len(session.units)} rounds of {session.cells} ways to decode will take about {about}")
-    before = len(folder.rounds)
-    with progress("measuring") as show:
-        for line in session.rounds(show, print_log if command.log else None):
-            with signals.held():
-                folder.append(line)
-    if (left := len(session.units) - (len(folder.rounds) - before)) > 0:
-        remark(f"the time is over: {left} rounds are left, which the same command measures")
+        from ..evaluation.bench.about import describe, described_head
+        from ..evaluation.compare import environment
+        from ..jobs.manifest import fingerprints
+
+        at, settings, measured = self.at, self.settings, environment(loaded.target)
+        paths = at.paths("model")
+        for name in drafters:
+            if head := at.paths(name).get("head"):
+                paths[f"head {_short(name)}"] = head
+        prompts = json.dumps([[p.id, p.category, p.tokens] for p in session.prompts]).encode()
+        heads = {_short(name): drafter for name, drafter in drafters.items() if f"head {_short(name)}" in paths}
+        return {
+            "grid": {
+                "specdec": __version__,
+                "methods": [_short(name) for name in self.methods],
+                **{name: value for name, value in self.axes._asdict().items() if name != "filters"},
+                **self.axes.filters,
+                **{"exit_layers": self.measured.exit_layers, "compile": self.measured.compile, "bits": self.bits},
+                **{"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
+                "prompts": hashlib.blake2b(prompts, digest_size=16).hexdigest(),
+                **fingerprints(paths),
+                **{name: measured[name] for name in _SAME},
+            },
+            "environment": {**measured, "specdec": __version__, "memory": session.peak.what},
+            "models": {
+                "target": describe(loaded.target, at.target or "embedded target"),
+                "draft": None if loaded.draft is None else describe(loaded.draft, at.draft or "embedded draft"),
+                "heads": {name: described_head(drafter) for name, drafter in heads.items()},
+            },
+            "settings": {
+                **dataclasses.asdict(settings),
+                **{"compile": self.measured.compile, "bits": self.bits, "chat": self.given.chat},
+            },
+            "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],
+        }
 
 
 def _warn_of_threads(session: Session) -> None:
@@ -171,11 +200,7 @@ def _write(folder: Folder, grid: Grid) -> dict | None:
         return None
     whole = results(folder.header, grid, folder.rounds)
     folder.write(
-        {
-            "results.json": json.dumps(whole, indent=1) + "\n",
-            "results.csv": cells_csv(whole),
-            "log.csv": log_csv(whole),
-        }
+        {"results.json": json.dumps(whole, indent=1) + "\n", "results.csv": cells_csv(whole), "log.csv": log_csv(whole)}
     )
     for cell in whole["cells"]:
         for trouble in {each["trouble"] for each in cell["rounds"] if "trouble" in each}:
@@ -189,61 +214,5 @@ def _ours(whole: dict) -> list[dict]:
     return [d for d in whole["greedy"]["differences"] if d["methods"][1].split()[0] not in theirs]
 
 
-def _prompts(command: Command, loaded: models.Models) -> list[BenchPrompt]:
-    from ..evaluation.bench.measure import BenchPrompt
-
-    found = []
-    for question in command.questions:
-        try:
-            tokens = question.tokens(loaded.tokenizer, command.chat)
-        except ValueError as error:
-            refuse("--chat", f"--chat for prompt {question.id!r}", str(error))
-        if not tokens:
-            refuse("PROMPT", f"prompt {question.id!r}, of which the tokenizer makes no token", "at least one token")
-        found.append(BenchPrompt(str(question.id), question.category, tokens))
-    return found
-
-
 def _short(name: str) -> str:
     return Path(name).name if is_head(name) else name
-
-
-def _header(command: Command, loaded: models.Models, drafters: Mapping[str, Any], grid: Grid, session: Session) -> dict:
-    """What holds for all rounds; "grid" has what must be the same for rounds to be of one benchmark."""
-    from specdec_kernels import __version__
-
-    from ..evaluation.bench.about import describe, described_head
-    from ..evaluation.compare import environment
-    from ..jobs.manifest import fingerprints
-
-    at, settings, measured = command.models, command.settings, environment(loaded.target)
-    paths = models.paths(at.target, at.draft, "model", at.adapter)
-    for name in drafters:
-        if head := models.paths(at.target, at.draft, name).get("head"):
-            paths[f"head {_short(name)}"] = head
-    prompts = json.dumps([[p.id, p.category, p.tokens] for p in session.prompts]).encode()
-    heads = {_short(name): drafter for name, drafter in drafters.items() if f"head {_short(name)}" in paths}
-    return {
-        "grid": {
-            "specdec": __version__,
-            "methods": [_short(name) for name in command.methods],
-            **{name: command.axes[name] for name in command.axes if name != "filters"},
-            **command.axes["filters"],
-            **{"exit_layers": command.exit_layers, "compile": command.compile, "bits": at.bits},
-            **{"max_new_tokens": settings.max_new_tokens, "seed": settings.seed},
-            "prompts": hashlib.blake2b(prompts, digest_size=16).hexdigest(),
-            **fingerprints(paths),
-            **{name: measured[name] for name in ("cpu", "gpu", "threads", "device", "dtype", "torch", "transformers")},
-        },
-        "environment": {**measured, "specdec": __version__, "memory": session.peak.what},
-        "models": {
-            "target": describe(loaded.target, at.target or "embedded target"),
-            "draft": None if loaded.draft is None else describe(loaded.draft, at.draft or "embedded draft"),
-            "heads": {name: described_head(drafter) for name, drafter in heads.items()},
-        },
-        "settings": {
-            **dataclasses.asdict(settings),
-            **{"compile": command.compile, "bits": at.bits, "chat": command.chat},
-        },
-        "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],
-    }

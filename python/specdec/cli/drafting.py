@@ -5,25 +5,84 @@ Nothing here imports torch before a command runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .drafters import EMBEDDED_HEADS, HEAD, NAMES, NEED_DRAFT, NO_TREES, TREE_DRAFTS, is_head
-from .options import check_counts, refuse
+from .drafters import EMBEDDED_HEADS, HEAD, NAMES, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head, nodes_of
+from .option_groups import option
+from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
     from ..loop.draft_length import AdaptiveDrafts
+    from .models import ModelOptions
+
+EXIT_LAYERS = (None, "Layers of the target that draft, with --drafter early-exit.")
+K = ("--num-drafts", "-k")
+TREE = (
+    "Verify a tree of up to N drafts in each step, instead of one chain: several continuations, which share their "
+    f"beginnings. For every drafter but {' and '.join(NO_TREES)}; --drafter tree has {TREE_NODES}."
+)
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """Drafting"""
+
+    drafter: str = option("model", f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}.")
+    exit_layers: int | None = option(*EXIT_LAYERS)
+    num_drafts: str | None = option(
+        None,
+        "K, drafted tokens a step; 0 decodes plainly; auto adapts it. Default: auto where no text depends on it, which "
+        "is at temperature 0 and with --rule coupled; 4 elsewhere, and with --output. With a tree: the most tokens of "
+        f"a path through it; default {TREE_DRAFTS}.",
+        *K,
+    )
+    tree: int | None = option(None, TREE, metavar="N")
+    rule: str | None = option(
+        None,
+        "token, block (accepts more), or coupled (the text depends on target and seed alone). Default: token; with a "
+        "tree, coupled.",
+    )
+
+    def check(self, models: ModelOptions) -> None:
+        """Checks all that can be checked before models are loaded."""
+        check_drafters([self.drafter], models, self.exit_layers, self.tree)
+
+    @property
+    def nodes(self) -> int | None:
+        """Of the trees; None: chains."""
+        return nodes_of(self.drafter, self.tree)
+
+    @property
+    def accept_rule(self) -> str:
+        return read_rule(self.rule, self.nodes)
+
+
+@dataclass(frozen=True)
+class GenerateDrafts(DraftOptions):
+    """Drafting"""
+
+    confidence: float = option(
+        0.0, "After a token that the draft model finds less likely than this, no more are drafted."
+    )
+
+    def check(self, models: ModelOptions) -> None:
+        super().check(models)
+        if not 0 <= self.confidence < 1:
+            refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
+        if self.confidence and self.drafter != "model":
+            refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
 
 
 def check_drafters(
     names: Sequence[str],
-    target: str | None,
-    draft: str | None,
+    models: ModelOptions,
     exit_layers: int | None,
-    adapter: str | None = None,
     tree: int | None = None,
     option: str = "--drafter",
 ) -> None:
     """Checks all that can be checked before models are loaded. ``option`` is what names them."""
+    target, draft = models.target, models.draft
     for name in names:
         if name not in NAMES and not is_head(name):
             refuse(option, repr(name), f"{', '.join(NAMES)}, or {HEAD}")
@@ -37,7 +96,7 @@ def check_drafters(
         refuse("--tree", f"{tree} with {option} {without[0]}", "a drafter that proposes trees, or no --tree")
     if target is None and draft is not None:
         refuse("--target / --draft", "--draft without --target", "both, or neither (the embedded pair)")
-    if target is None and adapter is not None:
+    if target is None and models.adapter is not None:
         refuse("--adapter", "--adapter without --target", "both, or neither")
     if target is not None and draft is None and needed:
         others = ", ".join(name for name in NAMES if name not in (*NEED_DRAFT, *EMBEDDED_HEADS))
@@ -51,20 +110,13 @@ def check_drafters(
     check_counts(1, exit_layers=exit_layers, tree=tree)
 
 
-def check_confidence(confidence: float, drafter: str) -> None:
-    if not 0 <= confidence < 1:
-        refuse("--confidence", confidence, "a number from 0 (off) to below 1")
-    if confidence and drafter != "model":
-        refuse("--confidence", f"{confidence} with --drafter {drafter}", "0, or --drafter model")
-
-
 def read_num_drafts(given: str | None, smallest: int = 0, nodes: int | None = None) -> int | AdaptiveDrafts:
     """K, or how to choose it. None: the default, which is another one with a tree of ``nodes``."""
-    if given is None:
-        return default_drafts(nodes)
-    if given == "auto":
-        from ..loop.draft_length import AdaptiveDrafts
+    from ..loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
 
+    if given is None:
+        return DEFAULT_DRAFTS if nodes is None else TREE_DRAFTS
+    if given == "auto":
         return AdaptiveDrafts()
     try:
         count = int(given)
@@ -73,12 +125,6 @@ def read_num_drafts(given: str | None, smallest: int = 0, nodes: int | None = No
     if count < smallest:
         refuse("--num-drafts", given, f"an integer >= {smallest}, or auto")
     return count
-
-
-def default_drafts(nodes: int | None) -> int | AdaptiveDrafts:
-    from ..loop.draft_length import DEFAULT_DRAFTS
-
-    return DEFAULT_DRAFTS if nodes is None else TREE_DRAFTS
 
 
 def read_rule(given: str | None, nodes: int | None) -> str:

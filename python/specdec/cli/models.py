@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
+from .option_groups import option
+from .options import MachineOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,6 +21,42 @@ if TYPE_CHECKING:
     from ..drafters.suffix import SuffixMemories, SuffixMemory
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would make --help slower
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Models"""
+
+    target: str | None = option(None, "Folder or hub name of the target. Default: the embedded pair.")
+    adapter: str | None = option(None, "Folder of a peft adapter of the target, in safetensors.", show_default=False)
+    draft: str | None = option(None, "Folder or hub name of the draft.")
+    machine: MachineOptions = field(default_factory=MachineOptions)
+
+    @property
+    def vocab_size(self) -> int:
+        """V of the target, without loading it."""
+        from ..jobs.manifest import read_vocab_size
+
+        return read_vocab_size("target", str(EMBEDDED / "target") if self.target is None else self.target)
+
+    @functools.cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The target's, without the target."""
+        from ..models.loading import load_tokenizer
+
+        return load_tokenizer("target", str(EMBEDDED / "tokenizer") if self.target is None else self.target)
+
+    def paths(self, drafter: str) -> dict[str, str | None]:
+        """Folders or hub names of everything that a text depends on. Without a target: those of the embedded pair."""
+        more = {"head": drafter} if is_head(drafter) else {}
+        if drafter in EMBEDDED_HEADS:
+            more = {"head": str(EMBEDDED / "heads" / drafter)}
+        if self.target is None:
+            draft = str(EMBEDDED / "draft") if drafter in NEED_DRAFT else None
+            target, tokenizer = str(EMBEDDED / "target"), str(EMBEDDED / "tokenizer")
+            return {"target": target, "draft": draft, "tokenizer": tokenizer, **more}
+        adapter = {} if self.adapter is None else {"adapter": self.adapter}
+        return {"target": self.target, "draft": self.draft, **more, **adapter}
 
 
 @dataclass(frozen=True)
@@ -60,18 +98,10 @@ class Models:
         )
 
 
-def load(
-    target: str | None,
-    draft: str | None,
-    drafters: Sequence[str],
-    device: str | None,
-    dtype: str | None,
-    adapter: str | None = None,
-    bits: Literal[4, 8] | None = None,
-) -> Models:
-    """Loads ``target``, with its ``adapter`` and with its weights in so many ``bits``, and ``draft``; without a
-    ``target``, the embedded pair."""
-    models = _load(target, draft, drafters, device, dtype, adapter, bits)
+def load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None = None) -> Models:
+    """Loads the target, with its adapter and with its weights in so many ``bits``, and the draft for these drafters;
+    without a target, the embedded pair."""
+    models = _load(at, drafters, bits)
     if not gc.isenabled():  # since ``main``. What there is now stays to the end, so it is not looked through again:
         gc.freeze()  # that took a quarter of a second, several times while a text was decoded.
         gc.enable()
@@ -79,10 +109,7 @@ def load(
     return models
 
 
-def _load(
-    target: str | None, draft: str | None, drafters: Sequence[str], device: str | None, dtype: str | None,
-    adapter: str | None, bits: Literal[4, 8] | None,
-) -> Models:  # fmt: skip
+def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None) -> Models:
     import torch
     from transformers.utils import logging
 
@@ -90,46 +117,15 @@ def _load(
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if target is None:
-        return Models(*load_embedded_pair(dtype or torch.float32, device, bits=bits), None)
-    dtype = dtype or "auto"
-    if draft is None:
-        tokenizer = load_tokenizer("target", target)
-        model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
-        return Models(model, None, tokenizer, None)
-    if [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
-        return Models(*load_pair(target, draft, dtype, device, adapter=adapter, bits=bits), None)
-    tokenizer, draft_tokenizer = load_tokenizer("target", target), load_tokenizer("draft", draft)
-    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
-    return Models(target_model, load_model(draft, dtype, device, name="draft"), tokenizer, draft_tokenizer)
-
-
-def paths(target: str | None, draft: str | None, drafter: str, adapter: str | None = None) -> dict[str, str | None]:
-    """Folders or hub names of everything that a text depends on. Without a ``target``: those of the embedded pair."""
-    more = {"head": drafter} if is_head(drafter) else {}
-    if drafter in EMBEDDED_HEADS:
-        more = {"head": str(EMBEDDED / "heads" / drafter)}
-    if target is None:
-        draft = str(EMBEDDED / "draft") if drafter in NEED_DRAFT else None
-        return {"target": str(EMBEDDED / "target"), "draft": draft, "tokenizer": str(EMBEDDED / "tokenizer"), **more}
-    return {"target": target, "draft": draft, **more} | ({} if adapter is None else {"adapter": adapter})
-
-
-def tokenizer_of(target: str | None) -> Callable[[], PreTrainedTokenizerBase]:
-    """Loads the target's tokenizer, without the target, when it is called for the first time."""
-
-    @functools.cache
-    def load() -> PreTrainedTokenizerBase:
-        from ..models.loading import load_tokenizer
-
-        return load_tokenizer("target", str(EMBEDDED / "tokenizer") if target is None else target)
-
-    return load
-
-
-def read_vocab_size(target: str | None) -> int:
-    """V of the target, without loading it."""
-    from ..jobs.manifest import read_vocab_size
-
-    return read_vocab_size("target", str(EMBEDDED / "target") if target is None else target)
+    machine = at.machine
+    device = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if at.target is None:
+        return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
+    dtype = machine.dtype or "auto"
+    if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
+        return Models(*load_pair(at.target, at.draft, dtype, device, adapter=at.adapter, bits=bits), None)
+    tokenizer = load_tokenizer("target", at.target)
+    draft_tokenizer = None if at.draft is None else load_tokenizer("draft", at.draft)
+    target = load_model(at.target, dtype, device, adapter=at.adapter, bits=bits, name="target")
+    draft = None if at.draft is None else load_model(at.draft, dtype, device, name="draft")
+    return Models(target, draft, tokenizer, draft_tokenizer)

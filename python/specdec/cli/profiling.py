@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .layout import print_table
-from .options import refuse
 from .terminal import remark
+from .user_errors import refuse
 
 if TYPE_CHECKING:
     from torch.profiler import profile

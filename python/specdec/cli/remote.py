@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,10 +47,8 @@ class Remote:
 
     def models(self) -> list[dict[str, Any]]:
         """The models that it serves, at least one. Raises RemoteError."""
-        with closing(self._connect()) as connection:
-            answer = self._ask(connection, "GET", "/models")
-            told = self._json(self._read(answer), answer)
-        models = told.get("data")
+        with self._asked("GET", "/models") as answer:
+            models = self._json(self._read(answer), answer).get("data")
         if not isinstance(models, list) or not models or not all(isinstance(m, dict) and "id" in m for m in models):
             raise RemoteError(f"{self.url}/models lists no models, so this is no server with OpenAI's interface")
         return models
@@ -58,17 +56,14 @@ class Remote:
     def specdec(self) -> dict[str, Any] | None:
         """What a server of specdec lets requests choose; None: it is another one."""
         try:
-            with closing(self._connect()) as connection:
-                answer = self._ask(connection, "GET", "/specdec")
+            with self._asked("GET", "/specdec") as answer:
                 return self._json(self._read(answer), answer)
         except RemoteError:
             return None
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Iterates over the chunks of an answer as they come. Raises RemoteError."""
-        with closing(self._connect()) as connection:
-            connection.sock.settimeout(None)  # an answer may wait for other requests; Ctrl-C ends it
-            answer = self._ask(connection, "POST", path, {**body, "stream": True})
+        with self._asked("POST", path, {**body, "stream": True}) as answer:
             kind = answer.getheader("Content-Type", "")
             if not kind.startswith("text/event-stream"):
                 raise RemoteError(f"{self.url}{path} answered with {kind or 'no content type'}, not with a stream")
@@ -81,35 +76,33 @@ class Remote:
                         raise RemoteError(_message(chunk, "the server failed"))
                     yield chunk
 
-    def _connect(self) -> http.client.HTTPConnection:
+    @contextmanager
+    def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a request, on a connection that is closed after the block."""
         parts = self._parts
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)
-        try:
-            connection.connect()
-        except ConnectionRefusedError as error:
-            told = f"nothing listens at {self.url}; a server is started with: specdec serve"
-            raise RemoteError(told) from error
-        except socket.gaierror as error:
-            raise RemoteError(f"there is no host {parts.hostname!r}") from error
-        except OSError as error:  # TLS's among them
-            raise RemoteError(f"no connection to {self.url}: {error}") from error
-        return connection
-
-    def _ask(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> http.client.HTTPResponse:
-        try:
-            sent = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._parts.path + path, sent, self._headers)
-            answer = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise RemoteError(
-                f"{self.url} does not answer as an HTTP server: {error or type(error).__name__}"
-            ) from error
-        if answer.status != 200:
-            raise self._refused(answer, path)
-        return answer
+        with closing(kind(parts.hostname or "", parts.port, timeout=CONNECT_SECONDS)) as connection:
+            try:
+                connection.connect()
+            except ConnectionRefusedError as error:
+                told = f"nothing listens at {self.url}; a server is started with: specdec serve"
+                raise RemoteError(told) from error
+            except socket.gaierror as error:
+                raise RemoteError(f"there is no host {parts.hostname!r}") from error
+            except OSError as error:  # TLS's among them
+                raise RemoteError(f"no connection to {self.url}: {error}") from error
+            if body is not None:
+                connection.sock.settimeout(None)  # an answer may wait for other requests; Ctrl-C ends it
+            try:
+                sent = None if body is None else json.dumps(body).encode()
+                connection.request(method, parts.path + path, sent, self._headers)
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                told = f"{self.url} does not answer as an HTTP server: {error or type(error).__name__}"
+                raise RemoteError(told) from error
+            if answer.status != 200:
+                raise self._refused(answer, path)
+            yield answer
 
     def _refused(self, answer: http.client.HTTPResponse, path: str) -> RemoteError:
         try:

@@ -2,93 +2,48 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
-from .chat_commands import Command, Commands, Settings, read_integer
 from .conversation import Said
 from .remote import Remote, RemoteError
 from .show import COLOURS
-from .talking import obey_or_answer
+from .talk import ChatSettings, Talk, Totals, read_integer
 from .terminal import remark, write
 
 
-@dataclass
-class Sampling:
-    """What is asked of the server; None: its default. It checks the values."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-
-
-@dataclass
-class RemoteSettings(Settings):
-    params: Sampling
-    drafter: str | None  # None: the server's default, as with the next two
-    rule: str | None
-    num_drafts: int | None
-
-
-@dataclass
-class Totals:
-    """Sums over all answers."""
-
-    answers: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    def line(self) -> str:
-        """As local chats have it, as far as the server told."""
-        speed = f"{self.tokens / self.seconds:.1f} tokens/s"
-        if not self.steps:
-            return f"{self.tokens} tokens, {speed}"
-        accepted = f"acceptance rate {self.accepted / max(self.drafted, 1):.2f} (accepted / drafted)"
-        return f"{self.tokens} tokens in {self.steps} steps, {speed}: tau {self.tokens / self.steps:.2f}, {accepted}"
-
-
-class RemoteTalk:
+class RemoteTalk(Talk):
     """A conversation with one model of a server.
 
     Args:
         model: its name; None: the first that the server lists.
-        stop: strings that end an answer.
 
     Raises:
         RemoteError: the server cannot be reached, or has no such model, or not what the settings ask for.
     """
 
-    def __init__(self, server: Remote, model: str | None, settings: RemoteSettings, stop: list[str]):
+    def __init__(self, server: Remote, model: str | None, settings: ChatSettings):
         models = [str(told["id"]) for told in server.models()]
         if model is not None and model not in models:
             raise RemoteError(f"got model {model!r}, allowed: {', '.join(models)}")
         self.name = model or models[0]
-        self._server, self._settings, self._stop = server, settings, stop
-        self._ours = server.specdec()
-        self._said, self._totals = Said(self._ours is None or bool(self._ours.get("chat"))), Totals()
-        self._commands = RemoteCommands(settings, self._said, self._totals, self._ours)
+        self._server, self._ours = server, server.specdec()  # what a server of specdec offers; None: another one
+        own = {
+            "drafter": (self._drafter, f"NAME: {', '.join(self._offered('drafters')) or 'not with this server'}"),
+            "k": (self._k, "N or auto: drafted tokens a step, at most; 0 decodes plainly"),
+            "rule": (self._rule, ", ".join(self._offered("rules")) or "not with this server"),
+            "tree": (self._tree, "not here: the server has it as an option"),
+        }
+        super().__init__(settings, Said(self._ours is None or bool(self._ours.get("chat"))), own)
         for name in ("drafter", "rule", "num_drafts"):
             if (given := getattr(settings, name)) is not None:
-                self._commands.check(name, given, f"{name}: ")
+                self._check(name, given, f"{name}: ")
 
-    def take(self, line: str) -> None:
-        """Obeys a command or answers a message. Errors are printed and change nothing."""
-        obey_or_answer(line, self._commands.run, self._answer)
-
-    def _answer(self, said: str) -> None:
-        s, page, interrupted = self._settings, _Answer(self._settings.verbose and self._ours is not None), False
+    def answer(self, said: str) -> None:
+        page, interrupted = _Answer(self.settings.verbose and self._ours is not None), False
         path, body = self._request(said)
         began = time.perf_counter()
         try:
@@ -101,23 +56,20 @@ class RemoteTalk:
             if page.text:
                 page.finish()
             raise
-        seconds = time.perf_counter() - began
+        own = Totals(1, page.tokens, time.perf_counter() - began, **page.counts)
         page.finish()
-        self._said.add(said, page.text)
-        s.next_seed()
-        if interrupted:
-            remark("(stopped)", "dim")
-        else:
-            self._tell(page, seconds)
+        self.ended(said, page.text, interrupted)
+        if not interrupted:
+            self.totals.add(own)
+            page.print_counts()
+            remark(own.line(), "dim")
 
     def _request(self, said: str) -> tuple[str, dict[str, Any]]:
-        s = self._settings
+        s = self.settings
         given = {
-            **dataclasses.asdict(s.params),
-            "drafter": s.drafter,
-            "rule": s.rule,
-            "num_drafts": s.num_drafts,
-            "stop": self._stop or None,
+            **vars(s.params),
+            **{name: getattr(s, name) for name in ("drafter", "rule", "num_drafts")},
+            "stop": s.stop or None,
         }
         body = {
             "model": self.name,
@@ -128,44 +80,18 @@ class RemoteTalk:
         }
         if self._ours is not None:
             body["specdec"] = {"steps": s.verbose}
-            if self._stop:
+            if s.stop:
                 body["include_stop_str_in_output"] = True  # as a local chat does
-        if self._said.has_roles:
-            return "/chat/completions", {**body, "messages": self._said.messages_with(said)}
-        return "/completions", {**body, "prompt": self._said.text_with(said)}
+        if self.said.has_roles:
+            return "/chat/completions", {**body, "messages": self.said.messages_with(said)}
+        return "/completions", {**body, "prompt": self.said.text_with(said)}
 
-    def _tell(self, page: _Answer, seconds: float) -> None:
-        own = Totals(1, page.tokens, seconds, **page.counts)
-        for each in dataclasses.fields(Totals):
-            setattr(self._totals, each.name, getattr(self._totals, each.name) + getattr(own, each.name))
-        if page.coloured:
-            told = (Text(f"{name} {page.producers.count(name)}", colour) for name, colour in COLOURS.items())
-            remark(Text("tokens: ") + Text(", ").join([*told, Text(f"plain {page.producers.count('plain')}")]))
-            places = (f"{i}: {rate:.0%}" for i, rate in enumerate(page.by_position, 1) if rate)
-            remark("accepted by place, of those drafted: " + (", ".join(places) or "–"), "dim")
-        remark(own.line(), "dim")
+    def chosen(self) -> str:
+        s = self.settings
+        given = {"drafter": s.drafter, "rule": s.rule, "k": "auto" if s.num_drafts is None else s.num_drafts}
+        return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)
 
-
-class RemoteCommands(Commands):
-    """
-    Args:
-        settings: that the commands change, in place.
-        said: likewise.
-        totals: for /stats.
-        ours: what a server of specdec offers; None: it is another one.
-    """
-
-    def __init__(self, settings: RemoteSettings, said: Said, totals: Totals, ours: dict[str, Any] | None):
-        self.settings, self.totals, self._ours = settings, totals, ours
-        own: dict[str, Command] = {
-            "drafter": (self._drafter, f"NAME: {', '.join(self._offered('drafters')) or 'not with this server'}"),
-            "k": (self._k, "N or auto: drafted tokens a step, at most; 0 decodes plainly"),
-            "rule": (self._rule, ", ".join(self._offered("rules")) or "not with this server"),
-            "tree": (self._tree, "not here: the server has it as an option"),
-        }
-        super().__init__(settings, said, own)
-
-    def check(self, name: str, value: object, before: str = "") -> None:
+    def _check(self, name: str, value: object, before: str = "") -> None:
         """Raises RemoteError unless the server offers it. Its message begins with ``before``."""
         if self._ours is None:
             raise RemoteError(f"{before}got {value!r}, allowed: nothing, as this is no server of specdec")
@@ -177,37 +103,24 @@ class RemoteCommands(Commands):
         return [] if self._ours is None else list(map(str, self._ours.get(names, ())))
 
     def _drafter(self, argument: str) -> str:
-        self.check("drafter", argument)
+        self._check("drafter", argument)
         self.settings.drafter = argument
         return f"drafter {argument}"
 
     def _rule(self, argument: str) -> str:
-        self.check("rule", argument)
+        self._check("rule", argument)
         self.settings.rule = argument
         return f"rule {argument}"
 
     def _k(self, argument: str) -> str:
         drafts = None if argument == "auto" else read_integer(argument, 0, ", or auto")
-        self.check("num_drafts", argument)
+        self._check("num_drafts", argument)
         self.settings.num_drafts = drafts
         return f"k {argument}"
 
     def _tree(self, argument: str) -> str:
-        raise RemoteError(
-            f"got {argument!r}, allowed: nothing; trees are an option of the server: specdec serve --tree N"
-        )
-
-    def _stats(self, _: str) -> str:
-        s, t = self.settings, self.totals
-        chosen = (f"{name} {value}" for name, value in (("drafter", s.drafter), ("rule", s.rule)) if value is not None)
-        k = "auto" if s.num_drafts is None else s.num_drafts
-        lines = [
-            ", ".join([*chosen, f"k {k}, seed {s.seed}, max-new-tokens {s.max_new_tokens}"]),
-            self._distribution(),
-        ]
-        if t.answers:
-            lines.append(f"{t.answers} answers, {t.line()}")
-        return "\n".join(lines)
+        allowed = "nothing; trees are an option of the server: specdec serve --tree N"
+        raise RemoteError(f"got {argument!r}, allowed: {allowed}")
 
 
 class _Answer:
@@ -250,6 +163,15 @@ class _Answer:
     def finish(self) -> None:
         """Prints what no step had: bytes that never became a character, or the text before an interruption."""
         self._show(self.text[self._shown :] + "\n")
+
+    def print_counts(self) -> None:
+        """Tells on stderr where tokens came from, if they were coloured."""
+        if not self.coloured:
+            return
+        told = (Text(f"{name} {self.producers.count(name)}", colour) for name, colour in COLOURS.items())
+        remark(Text("tokens: ") + Text(", ").join([*told, Text(f"plain {self.producers.count('plain')}")]))
+        places = (f"{i}: {rate:.0%}" for i, rate in enumerate(self.by_position, 1) if rate)
+        remark("accepted by place, of those drafted: " + (", ".join(places) or "–"), "dim")
 
     def _show(self, text: str, colour: str | None = None) -> None:
         write(text, colour)

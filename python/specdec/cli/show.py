@@ -83,11 +83,7 @@ class Page:
 
 
 def print_stats(
-    stats: Stats,
-    produced_by: Sequence[Sequence[Producer]],
-    verbose: bool,
-    with_speed: bool = False,
-    nodes: int = 0,
+    stats: Stats, produced_by: Sequence[Sequence[Producer]], verbose: bool, with_speed: bool = False, nodes: int = 0
 ) -> None:
     """A line on stderr about the texts whose tokens came from ``produced_by``; with ``verbose`` also how many tokens
     have which colour, where the time went, how far drafts went, and how often those of each place were accepted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .layout import print_table
@@ -29,15 +30,10 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
         print_table((*columns, "texts", "tokens", "differ", "unlike\nplain", "bugs"), rows)
     if v.distributions:
         rows = []
-        for distribution in v.distributions:
-            lowest = min((test.p_value / test.level for test in distribution.tests), default=math.inf)
-            numbers = (
-                str(distribution.samples),
-                str(len(distribution.tests)),
-                f"{lowest:.2g}",
-                str(len(distribution.bugs)),
-            )
-            rows.append((*_cell(distribution.cell), f"{distribution.stats.tau:.2f}", *numbers))
+        for d in v.distributions:
+            lowest = min((test.p_value / test.level for test in d.tests), default=math.inf)
+            numbers = (str(d.samples), str(len(d.tests)), f"{lowest:.2g}", str(len(d.bugs)))
+            rows.append((*_cell(d.cell), f"{d.stats.tau:.2f}", *numbers))
         print_table((*columns, "texts", "tests", "lowest p\n/ level", "bugs"), rows)
     for check in dict.fromkeys(r.cell.check for r in v.texts):
         results = [r for r in v.texts if r.cell.check == check]
@@ -62,21 +58,19 @@ def print_verification(verification: Verification, tokenizer: PreTrainedTokenize
     differences = [d for r in v.texts for d in r.differences]
     for verdict in ("bug", "near-tie"):
         found = list({(d.prompt, d.position, d.tokens): d for d in differences if d.verdict == verdict}.values())
-        for d in found[:SHOWN]:
-            _say(describe(d, tokenizer))
-        if len(found) > SHOWN:
-            _say(f"and {len(found) - SHOWN} more of these")
-    wrong = [(tested, test) for tested in v.distributions for test in tested.bugs]
-    for tested, test in wrong[:SHOWN]:
-        _say(_describe_test(tested, test, tokenizer))
-    if len(wrong) > SHOWN:
-        _say(f"and {len(wrong) - SHOWN} more of these")
+        _say_first([describe(d, tokenizer) for d in found])
+    _say_first([_describe_test(r, test, tokenizer) for r in v.distributions for test in r.bugs])
     for name in v.never_accepted:
         _say(f"note: no draft of {name} was accepted on these prompts: what follows one was not checked")
-    _say(
-        f"no bug found, {v.seconds:.0f} s" if v.passed else f"bugs found, {v.seconds:.0f} s",
-        "green" if v.passed else "red",
-    )
+    verdict, style = ("no bug found", "green") if v.passed else ("bugs found", "red")
+    _say(f"{verdict}, {v.seconds:.0f} s", style)
+
+
+def _say_first(findings: Sequence[str]) -> None:
+    for finding in findings[:SHOWN]:
+        _say(finding)
+    if len(findings) > SHOWN:
+        _say(f"and {len(findings) - SHOWN} more of these")
 
 
 def _say(text: str, style: str = "") -> None:

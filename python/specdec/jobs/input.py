@@ -6,13 +6,13 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from ..checks import shown
-from .lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings
+from .lines import KEYS, STANDARD_INPUT, JobLine, LineReader, LineSettings, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ class JobFile:
     def close(self) -> None:
         self._file.close()
 
-    def check(self, earlier: InputMark | None = None) -> set[str | int]:
+    def check(self, earlier: InputMark | None = None) -> Set[str | int]:
         """Reads all lines, without models.
 
         Args:
@@ -74,24 +74,16 @@ class JobFile:
         Raises:
             InputError: a line is not right, an id comes twice, there is no prompt, or ``earlier`` is of another file.
         """
-        ids: set[str | int] = set()
+        ids: dict[str | int, int] = {}
         digest = self._new_digest()
-        count = 0
-        for count, (number, text) in enumerate(self._prompts(), 1):
-            line = self._read(number, count - 1, text)
-            if line.id in ids:
-                first = next(n for i, (n, t) in enumerate(self._prompts()) if self._read(n, i, t).id == line.id)
-                _refuse_twice(self.path, number, line, first)
-            ids.add(line.id)
+        for _, text, line in _each(self.path, self._prompts(), self._reader.read, ids):
             digest.update(text.encode() + b"\n")
-            if earlier is not None and count == earlier.prompts and digest.hexdigest() != earlier.digest:
+            if earlier is not None and line.index + 1 == earlier.prompts and digest.hexdigest() != earlier.digest:
                 raise self._other(earlier)
-        if count == 0:
-            _refuse_empty(self.path)
-        if earlier is not None and count < earlier.prompts:
+        if earlier is not None and len(ids) < earlier.prompts:
             raise self._other(earlier)
-        self.mark = InputMark(count, digest.hexdigest())
-        return ids
+        self.mark = InputMark(len(ids), digest.hexdigest())
+        return ids.keys()
 
     def lines(self) -> Iterator[JobLine]:
         """The lines that were checked. Raises InputError if the file is no longer the one that was."""
@@ -100,7 +92,7 @@ class JobFile:
             if count == self.mark.prompts:
                 break
             digest.update(text.encode() + b"\n")
-            yield self._read(number, count, text)
+            yield _read(self._reader.read, self.path, number, count, text)
         if digest.hexdigest() != self.mark.digest:
             raise InputError(f"got {_name(self.path)}, which changed while the job ran, allowed: a file that stays")
 
@@ -110,9 +102,6 @@ class JobFile:
 
     def _new_digest(self) -> hashlib.blake2b:
         return hashlib.blake2b(b"jsonl" if self._reader.is_json else b"text", digest_size=16)
-
-    def _read(self, number: int, index: int, text: str) -> JobLine:
-        return _read(self._reader.read, self.path, number, index, text)
 
     def _other(self, earlier: InputMark) -> InputError:
         return InputError(
@@ -139,14 +128,7 @@ def read_batch(
     return read_each(path, LineReader(path, defaults, vocab_size, keys, texts, tokenizer).read)
 
 
-class Line(Protocol):
-    @property
-    def id(self) -> str | int: ...
-    @property
-    def prompt(self) -> str: ...
-
-
-L = TypeVar("L", bound=Line)
+L = TypeVar("L", bound=Prompt)
 
 
 def read_each(path: Path, read: Callable[[str, int], L]) -> list[L]:
@@ -159,20 +141,27 @@ def read_each(path: Path, read: Callable[[str, int], L]) -> list[L]:
     Raises:
         InputError: as :func:`read_batch`.
     """
-    lines: list[L] = []
-    first: dict[str | int, int] = {}  # id -> number of its line
     with _opened(path) as file:
-        for number, text in _numbered(file, path):
-            line = _read(read, path, number, len(lines), text)
+        lines = []
+        for number, _, line in _each(path, _numbered(file, path), read, {}):
             if not line.prompt:
                 raise _error(path, number, "prompt: got an empty prompt, allowed: at least one character")
-            if line.id in first:
-                _refuse_twice(path, number, line, first[line.id])
-            first[line.id] = number
             lines.append(line)
-    if not lines:
-        _refuse_empty(path)
     return lines
+
+
+def _each(
+    path: Path, numbered: Iterator[tuple[int, str]], read: Callable[[str, int], L], ids: dict[str | int, int]
+) -> Iterator[tuple[int, str, L]]:
+    """The number of each line, the line, and what ``read`` makes of it; ``ids`` gets the number of the line of each.
+    Raises InputError if an id comes twice, or there is no prompt."""
+    for number, text in numbered:
+        line = _read(read, path, number, len(ids), text)
+        if (first := ids.setdefault(line.id, number)) != number:
+            raise _error(path, number, f"id: got {shown(line.id)}, which line {first} has, allowed: every id once")
+        yield number, text, line
+    if not ids:
+        raise InputError(f"got {_name(path)} without a prompt, allowed: at least one line that is not empty")
 
 
 def read_prompt(path: Path) -> str:
@@ -259,11 +248,3 @@ def _read(read: Callable[[str, int], L], path: Path, number: int, index: int, te
 
 def _error(path: Path, number: int, what: str) -> InputError:
     return InputError(f"line {number} of {_name(path)}: {what}")
-
-
-def _refuse_twice(path: Path, number: int, line: Line, first: int) -> NoReturn:
-    raise _error(path, number, f"id: got {shown(line.id)}, which line {first} has, allowed: every id once")
-
-
-def _refuse_empty(path: Path) -> NoReturn:
-    raise InputError(f"got {_name(path)} without a prompt, allowed: at least one line that is not empty")

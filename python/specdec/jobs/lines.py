@@ -46,32 +46,41 @@ class LineSettings:
     top_log_probs: int | None = None
     prompt_log_probs: int | None = None
 
+    @property
     def asked(self) -> tuple[bool, int | None, int | None]:
-        """Its log-probabilities. Raises ValueError naming the key that is wrong."""
-        asked = self.log_probs, self.top_log_probs, self.prompt_log_probs
-        check_log_probs(*asked)
-        return asked
+        """Which log-probabilities."""
+        return self.log_probs, self.top_log_probs, self.prompt_log_probs
+
+    def check(self) -> None:
+        """Checks what needs no vocabulary. Raises ValueError naming the key that is wrong."""
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed not in _SEEDS:
+            refuse("seed", shown(self.seed), "a signed 64-bit integer")
+        check_log_probs(*self.asked)
 
 
 KEYS = ("id", "prompt", "messages", *(field.name for field in dataclasses.fields(LineSettings)))
 
 
 @dataclass(frozen=True)
-class JobLine:
+class Prompt:
     id: str | int
     index: int  # of the prompt in its file, from 0
     prompt: str  # the text to continue; of messages, what the chat template makes of them
-    settings: LineSettings  # the seed is its own
-    params: SamplingParams
     chat: bool = False  # whether it was given as messages
 
     def tokens(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         return chat_tokens(tokenizer, self.prompt) if self.chat else tokenizer(self.prompt).input_ids
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobLine(Prompt):
+    settings: LineSettings  # the seed is its own
+    params: SamplingParams
+
+
 def check_defaults(defaults: LineSettings, vocab_size: int) -> None:
     """Raises ValueError naming a default that would be wrong on every line."""
-    _check_seed(defaults.seed)
+    defaults.check()
     read_bias(defaults.logit_bias, defaults.banned_tokens, vocab_size)
 
 
@@ -117,27 +126,41 @@ class LineReader:
         for key in given:
             if key not in self._keys:
                 refuse("keys", shown(key), ", ".join(self._keys))
-        name, prompt = given.get("id", index), self._read_prompt(given)
-        if isinstance(name, bool) or not isinstance(name, (str, int)):
-            refuse("id", shown(name), "a string or an integer")
+        prompt = self.read_prompt(given, index)
         settings, params = _read_settings(given, index, self._defaults, self._vocab_size, self._texts)
-        return JobLine(name, index, prompt, settings, params, "messages" in given)
+        return JobLine(**vars(prompt), settings=settings, params=params)
 
-    def _read_prompt(self, given: dict) -> str:
+    def read_prompt(self, given: dict, index: int) -> Prompt:
+        """The part of :meth:`read_given` that is about the prompt."""
+        return Prompt(read_id("id", given, index), index, self._read_text(given), "messages" in given)
+
+    def _read_text(self, given: dict) -> str:
         if "messages" in given:
             if "prompt" in given:
                 refuse("prompt / messages", "both", "one of the two")
             if self._tokenizer is None:
                 refuse("messages", "messages where no tokenizer is known", "a prompt, as text")
             return chat_text(self._tokenizer(), given["messages"])
-        prompt = given.get("prompt")
-        if not isinstance(prompt, str):
-            refuse("prompt", shown(prompt) if "prompt" in given else "none", "a text")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
-            refuse("prompt", shown(prompt), "text without lone surrogates")
-        return prompt
+        if "prompt" not in given:
+            refuse("prompt", "none", "a text")
+        return read_text("prompt", given["prompt"])
+
+
+def read_id(key: str, given: dict, index: int) -> str | int:
+    name = given.get(key, index)
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        refuse(key, shown(name), "a string or an integer")
+    return name
+
+
+def read_text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        refuse(key, shown(value), "a text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
+        refuse(key, shown(value), "text without lone surrogates")
+    return value
 
 
 def _read_settings(
@@ -154,19 +177,13 @@ def _read_settings(
         own["banned_tokens"] = tuple(own["banned_tokens"])
     own.setdefault("seed", defaults.seed + index * texts)
     s = dataclasses.replace(defaults, **own)
-    _check_seed(s.seed)
+    s.check()
     read_count("max_new_tokens", s.max_new_tokens)
     if read_count("min_new_tokens", s.min_new_tokens) > s.max_new_tokens:
         refuse("min_new_tokens", s.min_new_tokens, f"0 to max_new_tokens = {s.max_new_tokens}")
-    s.asked()
     if "logit_bias" in own or "banned_tokens" in own:
         read_bias(s.logit_bias, s.banned_tokens, vocab_size)
     return s, _read_params(s, own)
-
-
-def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed not in _SEEDS:
-        refuse("seed", shown(seed), "a signed 64-bit integer")
 
 
 def _read_params(s: LineSettings, own: dict) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Results:
     def __init__(self, path: Path):
         self.path = path
         self.totals = Totals()
-        self.done: set[str | int] = set()  # ids that have a result
+        self.done: dict[str | int, int] = {}  # ids that have a result, and its line
         self.settings: dict | None = None  # with which the results were made; None where there are none
         self._lines = LineFile(path)
         try:
@@ -119,12 +120,10 @@ class Results:
             try:
                 row = read_row(line)
             except ValueError as error:
-                raise OutputError(f"line {number} of {str(self.path)!r}: {error}") from error
+                raise self._error(number, str(error)) from error
             if row["id"] in self.done:
-                raise OutputError(
-                    f"line {number} of {str(self.path)!r}: got id {row['id']!r} again, allowed: each once"
-                )
-            self.done.add(row["id"])
+                raise self._error(number, f"got id {row['id']!r} again, allowed: each once")
+            self.done[row["id"]] = number
             self.totals.add(row)
         if self._lines.size == 0:
             return
@@ -132,17 +131,17 @@ class Results:
         if self._lines.end:
             self.settings = settings
 
-    def check_ids(self, ids: set[str | int]) -> None:
+    def check_ids(self, ids: Set[str | int]) -> None:
         """Raises OutputError if there is a result whose id the input does not have."""
-        if self.done <= ids:
-            return
-        for number, line in self._lines.complete():
-            name = read_row(line)["id"]
+        for name, number in self.done.items():
             if name not in ids:
-                message = (
-                    f"line {number} of {str(self.path)!r}: got a result for id {name!r}, allowed: ids of the input"
-                )
-                raise OutputError(message)
+                raise self._error(number, f"got a result for id {name!r}, allowed: ids of the input")
+
+    def _error(self, number: int, what: str) -> OutputError:
+        return OutputError(f"line {number} of {str(self.path)!r}: {what}")
+
+
+_KINDS: dict[str, Any] = dict(zip(KEYS, ((str, int), int, str, list, list, str, str, dict), strict=True))
 
 
 def read_row(line: bytes) -> dict:
@@ -154,21 +153,15 @@ def read_row(line: bytes) -> dict:
         row = None
     if not isinstance(row, dict) or tuple(row) != (*KEYS, *(key for key in OPTIONAL_KEYS if key in row)):
         raise ValueError(f"got {ascii(line[:60])}, allowed: {allowed}")
-    stats = row["stats"]
-    counts = [stats.get(name) for name in COUNTS] if isinstance(stats, dict) else [None]
-    if isinstance(stats, dict):
-        lists = [stats.get(name) for name in COUNTS_BY_POSITION]
-        counts += [count for each in lists for count in (each if isinstance(each, list) else [None])]
-    types: dict[str, Any] = {
-        "id": (str, int),
-        "prompt": int,
-        "text": str,
-        "token_ids": list,
-        "produced_by": list,
-        "finish_reason": str,
-        "status": str,
-    }
-    wrong = [key for key, kind in types.items() if not isinstance(row[key], kind) or isinstance(row[key], bool)]
-    if wrong or not all(type(count) is int for count in counts):
+    wrong = [key for key, kind in _KINDS.items() if not isinstance(row[key], kind) or isinstance(row[key], bool)]
+    if wrong or not _are_counts(row["stats"]):
         raise ValueError(f"got a wrong {wrong[0] if wrong else 'stats'}, allowed: {allowed}")
     return row
+
+
+def _are_counts(stats: dict) -> bool:
+    counts = [stats.get(name) for name in COUNTS]
+    for name in COUNTS_BY_POSITION:
+        by_position = stats.get(name)
+        counts += by_position if isinstance(by_position, list) else [None]
+    return all(type(count) is int for count in counts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..chat_template import chat_text, chat_tokens
 from ..checks import refuse, shown
 from .input import read_each
-from .lines import LineReader, LineSettings, read_json
+from .lines import LineReader, LineSettings, Prompt, read_id, read_json, read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,20 +22,15 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECD
 
 
 @dataclass(frozen=True)
-class Question:
-    id: str | int
-    category: str
-    prompt: str  # the text to continue; of messages, what the chat template makes of them
-    chat: bool = False  # whether it was given as messages
+class Question(Prompt):
+    category: str = NO_CATEGORY
 
     def tokens(self, tokenizer: PreTrainedTokenizerBase, as_chat: bool = False) -> list[int]:
         """The ids of the prompt, or with ``as_chat`` of what the chat template makes of it as a user's message. Raises
         ValueError naming ``messages`` where the tokenizer has no template."""
-        if self.chat:
-            return chat_tokens(tokenizer, self.prompt)
-        if as_chat:
+        if as_chat and not self.chat:
             return chat_tokens(tokenizer, chat_text(tokenizer, [{"role": "user", "content": self.prompt}]))
-        return tokenizer(self.prompt).input_ids
+        return super().tokens(tokenizer)
 
 
 def read_questions(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None) -> list[Question]:
@@ -53,7 +48,7 @@ def read_questions(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase] 
         InputError: the file cannot be read or has no prompt, a line is not right, a prompt is empty, or an id comes
             twice. It names the line.
     """
-    reader = LineReader(path, LineSettings(), 0, KEYS[:3], tokenizer=tokenizer)
+    reader = LineReader(path, LineSettings(), 0, tokenizer=tokenizer)
 
     def read(text: str, index: int) -> Question:
         given = read_json(text) if reader.is_json else {"prompt": text}
@@ -62,33 +57,25 @@ def read_questions(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase] 
         for key in given:
             if key not in KEYS:
                 refuse("keys", shown(key), f"{', '.join(KEYS)}; or question_id, category and turns")
-        category = _text("category", given.pop("category", NO_CATEGORY))
-        line = reader.read_given(given, index)
-        return Question(line.id, category, line.prompt, line.chat)
+        return Question(**vars(reader.read_prompt(given, index)), category=_category(given))
 
     return read_each(path, read)
 
 
 def _read_turns(given: dict, index: int) -> Question:
-    name, turns = given.get("question_id", index), given["turns"]
-    if isinstance(name, bool) or not isinstance(name, (str, int)):
-        refuse("question_id", shown(name), "a string or an integer")
+    turns = given["turns"]
     if not isinstance(turns, list) or not turns:
         refuse("turns", shown(turns), "a list of texts, one at least")
     prompt = _text("turns", turns[0])
     if prompt.strip() == PLACEHOLDER:
-        allowed = (
-            "the text; SPEED-Bench's prepare_data.py puts it there (NVIDIA's Model-Optimizer, examples/specdec_bench)"
-        )
-        refuse("turns", "a placeholder", allowed)
-    return Question(name, _text("category", given.get("category", NO_CATEGORY)), prompt)
+        prepared = "SPEED-Bench's prepare_data.py puts it there (NVIDIA's Model-Optimizer, examples/specdec_bench)"
+        refuse("turns", "a placeholder", f"the text; {prepared}")
+    return Question(read_id("question_id", given, index), index, prompt, category=_category(given))
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        refuse(name, shown(value), "a text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # from a JSON escape; no tokenizer takes them
-        refuse(name, shown(value), "text without lone surrogates")
-    return value
+def _category(given: dict) -> str:
+    return _text("category", given.get("category", NO_CATEGORY))
+
+
+def _text(key: str, value: object) -> str:
+    return read_text(key, value) or refuse(key, "''", "a text")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from ..decoder import next_seed
 from ..loop.sequence import Request
-from ..result import FinishReason
-from ..stopping import StoppingCriteria, StopStrings
-from .lines import JobLine
-from .output import COUNTS, COUNTS_BY_POSITION, Results
+from ..stopping import StopStrings
+from .lines import SAMPLING, JobLine
+from .output import COUNTS, COUNTS_BY_POSITION, Results, Totals
 from .result_line import result_line
 from .signals import Signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from transformers import PreTrainedTokenizerBase
 
     from ..loop.sequence import Sequence as Decoded
@@ -30,6 +28,30 @@ class Runner(Protocol):
     def drafter_error(self) -> str | None: ...
 
     def run(self, requests: Iterable[Request]) -> Iterator[Decoded]: ...
+
+
+class RequestMaker:
+    """Makes requests of the lines of a file.
+
+    Args:
+        tokenizer: the target's.
+        banned: ids that no text may have, beside those of its line.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, banned: Sequence[int]):
+        self._tokenizer, self._banned = tokenizer, banned
+        # A StopStrings remembers the texts of tokens, so lines share it.
+        self._stop = functools.lru_cache(maxsize=64)(lambda strings: StopStrings(tokenizer, strings))
+
+    def __call__(self, line: JobLine, further: int = 0) -> Request:
+        """The request of a line, or of a further text of it. Its ``id`` is the line."""
+        s = line.settings
+        of_line = {name: value for name, value in vars(s).items() if name not in SAMPLING} | {
+            "seed": next_seed(s.seed, further),
+            "stop": self._stop(s.stop) if s.stop else None,
+            "banned_tokens": [*s.banned_tokens, *self._banned],
+        }
+        return Request(line.tokens(self._tokenizer), params=line.params, id=line, **of_line)
 
 
 def run_job(
@@ -55,7 +77,8 @@ def run_job(
         Stopped: by a signal. WriteError: the disk is full. InputError: the input changed. In each case the results so
         far are in the file.
     """
-    for decoded in scheduler.run(_requests(lines, results.done, tokenizer, banned)):
+    make = RequestMaker(tokenizer, banned)
+    for decoded in scheduler.run(make(line) for line in lines if line.id not in results.done):
         row = result_of(decoded, tokenizer)
         with signals.held():
             results.append(row)
@@ -64,47 +87,25 @@ def run_job(
     return scheduler.drafter_error
 
 
-def _requests(
-    lines: Iterator[JobLine], done: set[str | int], tokenizer: PreTrainedTokenizerBase, banned: Sequence[int]
-) -> Iterator[Request]:
-    @functools.lru_cache(maxsize=64)  # a StopStrings remembers the texts of tokens
-    def stopping(strings: tuple[str, ...]) -> StoppingCriteria | None:
-        return StopStrings(tokenizer, strings) if strings else None
-
-    for line in lines:
-        if line.id in done:
-            continue
-        s = line.settings
-        yield Request(
-            prompt=line.tokens(tokenizer),
-            max_new_tokens=s.max_new_tokens,
-            params=line.params,
-            seed=s.seed,
-            stop=stopping(s.stop),
-            logit_bias=s.logit_bias,
-            banned_tokens=[*s.banned_tokens, *banned],
-            min_new_tokens=s.min_new_tokens,
-            log_probs=s.log_probs,
-            top_log_probs=s.top_log_probs,
-            prompt_log_probs=s.prompt_log_probs,
-            id=line,
-        )
-
-
-def result_of(sequence: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict:
+def result_of(decoded: Decoded, tokenizer: PreTrainedTokenizerBase) -> dict:
     """The line of an output file. It depends on the prompt and its settings alone, not on when it ran or beside which
-    others, so it has no forwards and times, which prompts share.
-    """
-    counts = dataclasses.asdict(sequence.stats)
-    return result_line(
-        cast(JobLine, sequence.request.id),
-        sequence.request.prompt,
-        sequence.tokens,
-        sequence.produced_by,
-        sequence.finish_reason or FinishReason.FAILED,
-        sequence.status,
-        {name: counts[name] for name in (*COUNTS, *COUNTS_BY_POSITION)},
-        tokenizer,
-        sequence,
-        sequence.error,
-    )
+    others, so it has no forwards and times, which prompts share."""
+    counts = {name: getattr(decoded.stats, name) for name in (*COUNTS, *COUNTS_BY_POSITION)}
+    return result_line(cast(JobLine, decoded.request.id), decoded, counts, tokenizer)
+
+
+class Speed:
+    """The speed of this process alone; ``totals`` count the results of earlier ones as well."""
+
+    def __init__(self, totals: Totals):
+        self._began, self._emitted = time.monotonic(), totals.emitted
+
+    def describe(self, totals: Totals, busy: float) -> str:
+        """
+        Args:
+            totals: of all results so far.
+            busy: the part of rows that were decoding, from 0 to 1, averaged over steps.
+        """
+        seconds = time.monotonic() - self._began
+        speed = (totals.emitted - self._emitted) / seconds if seconds else 0.0
+        return f"{speed:.1f} tokens/s, acceptance rate {totals.acceptance_rate:.2f}, rows busy {busy:.0%}"

@@ -12,10 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from . import options
 from .layout import UNLIMITED
+from .option_groups import command
 
 
+@command
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
     """Reports versions, CPUs and memory that this process may use, what was built, which backends can run on this
     machine and why others cannot, and what would make it slow."""
@@ -25,8 +26,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
 
     from ..evaluation.machine import machine, thread_hints
 
-    with options.user_errors():
-        built = build_info()
+    built = build_info()
     info: dict[str, Any] = {**built, "transformers": metadata.version("transformers"), **machine()}
     info["hints"] = thread_hints(info["cpus"]["usable"], info["threads"], info["load"])
     if as_json:

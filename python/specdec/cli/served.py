@@ -7,14 +7,18 @@ import json
 import logging
 import shlex
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from . import drafting, models, options
-from .drafters import NO_TREES, nodes_of
+from . import drafting, models
+from .drafters import HEAD, NAMES, NO_TREES, nodes_of
+from .option_groups import option
 from .terminal import remark
+from .user_errors import refuse
 
 if TYPE_CHECKING:
     from ..loop.draft_length import AdaptiveDrafts
@@ -27,35 +31,45 @@ EMBEDDED = ("model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash")
 RULES = ("coupled", "token", "block")
 
 
-class Asked(NamedTuple):
-    """The options about models and drafts, as they were given."""
+@dataclass(frozen=True)
+class ServedDrafts:
+    """Drafting"""
 
-    target: str | None
-    adapter: str | None
-    draft: str | None
-    device: str | None
-    dtype: str | None
-    drafters: list[str] | None
-    exit_layers: int | None
-    num_drafts: str
-    tree: int | None
-    rules: list[str] | None
+    drafter: list[str] | None = option(
+        None,
+        f"Repeatable: the first is the default, requests may ask for the others. {', '.join(NAMES)}, {HEAD}. Default: "
+        "model; with the embedded pair also none, lookup, suffix, eagle3, medusa, dflash.",
+        metavar="NAME",
+    )
+    exit_layers: int | None = option(*drafting.EXIT_LAYERS)
+    num_drafts: str = option(
+        "auto",
+        "K, drafted tokens a step; auto chooses it by load, down to 0 where no draft pays. With a tree: the most "
+        "tokens of a path through it.",
+        *drafting.K,
+    )
+    tree: int | None = option(None, drafting.TREE, metavar="N")
+    rule: list[str] | None = option(
+        None,
+        "Repeatable, as --drafter: coupled (the text depends on target, prompt, settings and seed alone), token, "
+        "block. Default: coupled; with the embedded pair also the others.",
+        metavar="RULE",
+    )
 
 
-class Capacity(NamedTuple):
-    """Arguments of ``Scheduler``, for each lane."""
-
-    rows: int
-    max_length: int | None
-    cache_tokens: int | None
-    cache_bytes: int | None
-    prefill_chunk: int
-    max_waiting: int
-
-
-def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, name: str | None) -> Service:
+def make_service(
+    at: models.ModelOptions,
+    drafts: ServedDrafts,
+    scheduling: Mapping[str, Any],
+    settings: ServerSettings,
+    name: str | None = None,
+) -> Service:
     """Loads the models and returns what ``create_app`` serves. Each pair of a drafter and a rule decodes in a lane with
-    caches of its own, so for models that were named there is one, unless more were asked for."""
+    caches of its own, so for models that were named there is one, unless more were asked for.
+
+    Args:
+        scheduling: arguments of ``Scheduler``, for each lane.
+    """
     from ..decoder import SpeculativeDecoder
     from ..drafters.predicted import PredictedDrafter
     from ..drafters.suffix import SuffixMemories
@@ -63,30 +77,28 @@ def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, nam
     from ..serving.server.lanes import Lanes
     from ..serving.server.service import Service
 
-    target, tree = asked.target, asked.tree
+    tree = drafts.tree
     embedded = [each for each in EMBEDDED if tree is None or each not in NO_TREES]
-    drafters = asked.drafters or (["model"] if target is not None else embedded)
-    rules = asked.rules or list(RULES[:1] if target is not None else RULES)
+    drafters = drafts.drafter or (["model"] if at.target is not None else embedded)
+    rules = drafts.rule or list(RULES[:1] if at.target is not None else RULES)
     for rule in rules:
         if rule not in RULES or rules.count(rule) > 1:
-            options.refuse("--rule", ", ".join(rules), f"each once: {', '.join(RULES)}")
-    drafting.check_drafters(drafters, target, asked.draft, asked.exit_layers, asked.adapter, tree)
+            refuse("--rule", ", ".join(rules), f"each once: {', '.join(RULES)}")
+    drafting.check_drafters(drafters, at, drafts.exit_layers, tree)
     for rule in RULES:
-        drafts_of(asked.num_drafts, rule, tree)  # refuses what is no K before models are loaded
-    with options.user_errors():
-        loaded = models.load(target, asked.draft, drafters, asked.device, asked.dtype, asked.adapter)
-
+        drafts_of(drafts.num_drafts, rule, tree)  # refuses what is no K before models are loaded
+    loaded = models.load(at, drafters)
     memories = SuffixMemories(max_owners=max(1, len(settings.api_keys)))
 
     def make(drafter: str, rule: str) -> Scheduler:
         nodes = nodes_of(drafter, tree)
-        made = loaded.drafter(drafter, asked.exit_layers if drafter == "early-exit" else None, memories)
+        made = loaded.drafter(drafter, drafts.exit_layers if drafter == "early-exit" else None, memories)
         if nodes is None:  # requests may have predictions
             made = PredictedDrafter(made)
-        decoder = SpeculativeDecoder(loaded.target, made, drafts_of(asked.num_drafts, rule, nodes), tree=nodes)
-        return Scheduler(decoder, rule=rule, **capacity._asdict())
+        decoder = SpeculativeDecoder(loaded.target, made, drafts_of(drafts.num_drafts, rule, nodes), tree=nodes)
+        return Scheduler(decoder, rule=rule, **scheduling)
 
-    default = "specdec-embedded" if target is None else Path(target).name or target
+    default = "specdec-embedded" if at.target is None else Path(at.target).name or at.target
     lanes = Lanes(make, drafters, rules)
     return Service(name or default, loaded.tokenizer, lanes, settings, tuple(loaded.tail))
 
@@ -94,11 +106,8 @@ def make_service(asked: Asked, capacity: Capacity, settings: ServerSettings, nam
 def drafts_of(given: str, rule: str, nodes: int | None) -> int | AdaptiveDrafts:
     """K of a lane. ``auto`` follows the load where no text depends on it; with other rules, sampled texts have a fixed
     K, so that a seed gives the same text among any neighbours."""
-    if given != "auto":
-        return drafting.read_num_drafts(given, nodes=nodes)
-    if nodes is not None or rule != "coupled":
-        return drafting.default_drafts(nodes)
-    return drafting.read_num_drafts("auto")
+    fixed = given == "auto" and (nodes is not None or rule != "coupled")
+    return drafting.read_num_drafts(None if fixed else given, nodes=nodes)
 
 
 def run(service: Service, bound: socket.socket, as_json: bool) -> None:
@@ -114,8 +123,7 @@ def run(service: Service, bound: socket.socket, as_json: bool) -> None:
             raise ValueError(error.message) from error
         await Server(service, bound, lambda: tell(service, lane, url_of(bound), as_json)).run_until_signal()
 
-    with options.user_errors():
-        asyncio.run(main())
+    asyncio.run(main())
 
 
 def tell(service: Service, lane: Lane, url: str, as_json: bool) -> None:

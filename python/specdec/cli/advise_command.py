@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import models, options
+from . import drafting, models, options
 from .drafters import EMBEDDED_HEADS, make_drafter
 from .layout import print_table
-from .options import refuse
-from .progress import progress
-from .prompts import read_texts
+from .option_groups import command, option
+from .progress_bar import progress
 from .show import RATIOS
 from .terminal import remark
+from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..drafters.protocol import Drafter
-    from ..evaluation.advise import Advice
+    from ..evaluation.advise import Advice, AdviseSettings
     from ..evaluation.advise.compatibility import Compatibility
 
 TEXTUAL = ("lookup", "suffix")  # drafters that need no model
 
 
+@dataclass(frozen=True)
+class AdviseOptions:
+    """What is measured"""
+
+    prompts: Path | None = option(
+        None,
+        "Prompts like yours, as --batch-file of other commands takes them: acceptance depends on the text.",
+        metavar="FILE",
+    )
+    max_new_tokens: int = option(64, "New tokens of a text.")
+    num_drafts: int = option(8, "The largest K.", *drafting.K)
+    temperature: float = option(0.8, "Of sampled texts; greedy ones are measured anyway.")
+    batch_size: list[int] | None = option(None, "Sequences at a time, beside 1. Repeatable. Default: 2, 4 and 8.")
+    seconds: float = option(50.0, "For which steps are measured. More models need more.")
+    seed: int = option(0, "Of the first text; text i uses seed + i.")
+    as_json: bool = options.as_json()
+
+    def __post_init__(self) -> None:
+        check_counts(2, max_new_tokens=self.max_new_tokens)
+        check_counts(1, num_drafts=self.num_drafts)
+        if not 0 < self.seconds < float("inf"):
+            refuse("--seconds", self.seconds, "a number > 0")
+
+    def settings(self) -> AdviseSettings:
+        from ..evaluation.advise import AdviseSettings
+
+        sizes: Any = {"batch_sizes": tuple(sorted({*self.batch_size} - {1}))} if self.batch_size else {}
+        texts = (self.seconds, self.max_new_tokens, self.num_drafts, self.temperature)
+        return AdviseSettings(*texts, seed=self.seed, **sizes)
+
+
+@command
 def advise(
+    asked: AdviseOptions,
+    machine: options.MachineOptions,
     target: Annotated[
         str | None,
         typer.Argument(help="Folder or hub name. Default: the embedded pair and its heads.", show_default=False),
@@ -40,47 +75,23 @@ def advise(
             show_default=False,
         ),
     ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Prompts like yours, as --batch-file of other commands takes them: acceptance depends on the text.",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="New tokens of a text.")] = 64,
-    num_drafts: Annotated[int, typer.Option("--num-drafts", "-k", help="The largest K.")] = 8,
-    temperature: Annotated[float, typer.Option(help="Of sampled texts; greedy ones are measured anyway.")] = 0.8,
-    batch_size: Annotated[
-        list[int] | None, typer.Option(help="Sequences at a time, beside 1. Repeatable. Default: 2, 4 and 8.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="For which steps are measured. More models need more.")] = 50.0,
-    seed: options.Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
 ) -> None:
     """Says whether speculation pays with TARGET on this machine, in about a minute: with which drafter, K, rule and
     threads, up to which batch size, what it takes in memory, and what a better draft would be worth.
 
     It decodes prompts plainly and with every number of drafts in turns, and predicts from the acceptance by position
     and the times of steps. docs/advise.md says how."""
-    texts = read_texts([], prompts) if prompts is not None else []
-    options.check_counts(2, max_new_tokens=max_new_tokens)
-    options.check_counts(1, num_drafts=num_drafts)
-    if not 0 < seconds < float("inf"):
-        refuse("--seconds", seconds, "a number > 0")
-    with options.user_errors(prompts), progress("loading models") as show:
-        from ..evaluation.advise import AdviseSettings
+    texts = [] if asked.prompts is None else options.read_texts(asked.prompts)
+    with progress("loading models") as show:
         from ..evaluation.advise import advise as measure
 
-        sizes = {"batch_sizes": tuple(sorted({*batch_size} - {1}))} if batch_size else {}
-        settings = AdviseSettings(seconds, max_new_tokens, num_drafts, temperature, seed=seed, **sizes)
-        loaded = models.load(target, None, [], device, dtype)
+        settings = asked.settings()
+        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
         texts = texts or _own_texts(target)
-        found, kinds = _drafters(loaded, target, drafts or (), texts, dtype)
+        found, kinds = _drafters(loaded, target, drafts or (), texts, machine.dtype)
         ids = loaded.tokenizer(texts).input_ids
         advice = measure(loaded.target, found, ids, settings, show, kinds)
-    if as_json:
+    if asked.as_json:
         typer.echo(json.dumps(advice.to_dict()))
         return
     for line in advice.words:
@@ -90,7 +101,7 @@ def advise(
 
 def _own_texts(target: str | None) -> list[str]:
     from ..evaluation.verify import prompts
-    from .compare import CODE_PROMPTS
+    from .compare_command import CODE_PROMPTS
 
     return list(prompts.TEXT if target else CODE_PROMPTS)
 

@@ -1,0 +1,76 @@
+"""``specdec bench``: which way to decode is the fastest on these models and this machine, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from . import bench_methods, models
+from .bench_options import (
+    NEW_TOKENS,
+    SHORT_TEXTS,
+    MethodOptions,
+    QuestionOptions,
+    ResultOptions,
+    RoundOptions,
+    SettingOptions,
+    WeightOptions,
+)
+from .option_groups import command
+from .report_command import write as write_report
+from .show_bench import print_results
+from .user_errors import check_counts, refuse
+
+
+@command
+def bench(
+    measured: MethodOptions,
+    settings: SettingOptions,
+    given: QuestionOptions,
+    rounds: RoundOptions,
+    at: models.ModelOptions,
+    weights: WeightOptions,
+    results: ResultOptions,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Default: built-in ones of twelve categories.", show_default=False)
+    ] = None,
+) -> None:
+    """Measures every way to decode on your models, in turns, and says which is the fastest where that is not noise.
+
+    All methods continue the same prompts under each temperature, batch size and filter, and take turns prompt by
+    prompt. Two baselines are always among them: transformers' generate, and specdec without drafts. Greedy texts are
+    compared with those of transformers. After Ctrl-C or a kill the same command goes on where it was. docs/bench.md
+    says what is measured, and how. Exits with 1 if a greedy text of specdec differs by more than rounding explains.
+    """
+    if prompt and given.batch_file is not None:
+        refuse("PROMPT / --batch-file", "both", "at most one of the two")
+    check_counts(1, max_new_tokens=settings.max_new_tokens, per_category=given.per_category)
+    methods = bench_methods.read_methods(measured.method, at, measured.exit_layers)
+    axes = settings.axes(measured)
+    with_report = results.with_report
+    questions = given.questions(prompt or [], at)
+
+    import torch
+
+    from ..evaluation.bench.session import BenchSettings
+    from ..jobs.signals import Signals
+    from .bench_run import BUG, BenchRun
+
+    if weights.threads is not None:
+        torch.set_num_threads(weights.threads)
+    new_tokens = settings.max_new_tokens or (SHORT_TEXTS if at.target is None else NEW_TOKENS)
+    seconds = None if rounds.minutes is None else 60 * rounds.minutes
+    of_session = BenchSettings(new_tokens, rounds.repeats, rounds.warm_up, settings.seed, seconds)
+    whole_run = BenchRun(at, weights.bits, methods, axes, measured, questions, given, of_session, results)
+    with Signals() as signals:
+        code, whole = whole_run.run(signals)
+    if whole is not None:
+        if with_report and code in (0, BUG):
+            write_report(whole, results.output)
+        if results.as_json:
+            typer.echo(json.dumps(whole))
+        else:
+            print_results(whole, results.output)
+    raise typer.Exit(code)

@@ -1,0 +1,154 @@
+"""The options of ``specdec bench``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from . import bench_methods, drafting, models, options
+from .drafters import HEAD
+from .option_groups import option
+from .user_errors import check_counts, refuse
+
+if TYPE_CHECKING:
+    from ..jobs.questions import Question
+
+BUILT_IN = Path(__file__).parents[1] / "evaluation" / "bench" / "prompts.jsonl"
+NEW_TOKENS, SHORT_TEXTS = 64, 16  # the embedded pair's grid is to end in five minutes on two cores
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """What is measured"""
+
+    method: list[str] | None = option(
+        None,
+        f"Repeatable: {', '.join(bench_methods.NAMES)}, or {HEAD}. transformers and plain are always there. Default: "
+        "assisted, model if there is a draft, lookup, and suffix, or eagle3 of the embedded target.",
+        show_default=False,
+    )
+    num_drafts: list[str] | None = option(
+        None,
+        "Repeatable: a number, or auto. Default: of model 1, 2, 4, 8 and auto; of assisted 2 and auto; of trees 6; of "
+        "others auto.",
+        *drafting.K,
+        show_default=False,
+    )
+    rule: list[str] | None = option(None, "Repeatable: token, block, coupled. Default: token; of trees coupled.")
+    tree: list[int] | None = option(
+        None, "Repeatable: nodes of trees; of other methods than tree, beside their chains.", metavar="N"
+    )
+    exit_layers: int | None = option(*drafting.EXIT_LAYERS)
+    compile: bool = option(False, "specdec's methods, plain among them, use torch.compile.", "--compile")
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """Settings"""
+
+    temperature: list[float] | None = option(None, "Repeatable; 0 is greedy. Default: 0 and 1.", show_default=False)
+    batch_size: list[int] | None = option(None, "Repeatable: prompts at a time. Default: 1.", show_default=False)
+    top_k: list[int] | None = option(None, "Repeatable; 0 is off. Of sampled texts.")
+    top_p: list[float] | None = option(None, "Repeatable; 1 is off. Of sampled texts.")
+    min_p: list[float] | None = option(None, "Repeatable; 0 is off. Of sampled texts.")
+    max_new_tokens: int | None = option(
+        None, f"Of each text. Default: {NEW_TOKENS}; of the embedded pair {SHORT_TEXTS}."
+    )
+    seed: int = option(0, "Of the first text; text i uses seed + i.")
+
+    def axes(self, methods: MethodOptions) -> bench_methods.Axes:
+        """Checked, as far as they can be without models."""
+        drawn = (self.temperature or [0.0, 1.0], self.batch_size or [1])
+        filters = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        axes = bench_methods.Axes(methods.num_drafts, methods.rule, methods.tree, *drawn, filters)
+        axes.check()
+        return axes
+
+
+@dataclass(frozen=True)
+class QuestionOptions:
+    """Prompts"""
+
+    batch_file: Path | None = option(
+        None,
+        "Prompts: as specdec generate reads them, with a category if you like; or questions of Spec-Bench or "
+        "SPEED-Bench, as JSON lines.",
+    )
+    category: list[str] | None = option(None, "Repeatable: prompts of these only.")
+    per_category: int | None = option(
+        None, "The first ones of each category. Default: 1 of the built-in ones, else all."
+    )
+    chat: bool = option(False, "Prompts are a user's messages, for the chat template.", "--chat")
+    cut_prompts: bool = option(False, "Cut prompts that are too long at their beginning.", "--cut-prompts")
+
+    def questions(self, prompts: list[str], at: models.ModelOptions) -> list[Question]:
+        from ..jobs.questions import Question, read_questions
+
+        most = self.per_category
+        if prompts:
+            found = [Question(i, i, text) for i, text in enumerate(options.check_texts(prompts))]
+        else:
+            found = read_questions(self.batch_file or BUILT_IN, lambda: at.tokenizer)
+            most = most or (None if self.batch_file else 1)
+        return bench_methods.choose(found, self.category, most)
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """Rounds"""
+
+    repeats: int = option(5, "Rounds; ratios are taken within each.")
+    warm_up: int = option(1, "Prompts that each method continues before, unmeasured.")
+    minutes: float | None = option(None, "Begin no round that would end later; the same command measures the rest.")
+
+    def __post_init__(self) -> None:
+        check_counts(1, repeats=self.repeats)
+        check_counts(0, warm_up=self.warm_up)
+        if self.minutes is not None and not self.minutes > 0:
+            refuse("--minutes", self.minutes, "a number > 0")
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """Weights and threads"""
+
+    load_in_8bit: bool = option(False, "The target's weights in 8 bits, by bitsandbytes.", "--load-in-8bit")
+    load_in_4bit: bool = option(False, "The same in 4 bits.", "--load-in-4bit")
+    threads: int | None = option(None, "Of torch, on a CPU.", show_default=False)
+
+    def __post_init__(self) -> None:
+        if self.load_in_8bit and self.load_in_4bit:
+            refuse("--load-in-8bit / --load-in-4bit", "both", "at most one of the two")
+        check_counts(1, threads=self.threads)
+
+    @property
+    def bits(self) -> Literal[4, 8] | None:
+        return 8 if self.load_in_8bit else 4 if self.load_in_4bit else None
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """Results"""
+
+    output: Path = option(
+        Path("specdec-bench"), "A folder for the results. What it has of the same benchmark is not measured again."
+    )
+    report: bool | None = option(
+        None, "Write report.html and plots/. Default: where there is matplotlib.", "--report/--no-report"
+    )
+    log: bool = option(False, "Print seconds and tokens of every call.", "--log")
+    as_json: bool = options.as_json("Print results.json instead of tables.")
+
+    @property
+    def with_report(self) -> bool:
+        """Raises ValueError where a report is asked for and cannot be written."""
+        from ..evaluation.report import check_matplotlib
+
+        try:
+            check_matplotlib()
+        except ValueError:
+            if self.report:
+                raise
+            return False
+        return self.report is not False

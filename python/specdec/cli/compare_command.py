@@ -1,0 +1,109 @@
+"""``specdec compare``: how fast specdec is, compared with transformers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from . import drafting, models, options
+from .option_groups import command, option
+from .progress_bar import progress
+from .show import print_comparison
+from .user_errors import check_counts, refuse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Source code, which the embedded pair was trained on.
+CODE_PROMPTS = (
+    "import os\nimport sys\n\n\ndef main():\n",
+    'class Error(Exception):\n    """',
+    "    def __init__(self, name, value=None):\n",
+    "    def read(self, size=-1):\n        ",
+)
+
+
+@dataclass(frozen=True)
+class ComparedDrafts(drafting.DraftOptions):
+    """Drafting"""
+
+    num_drafts: str | None = option(
+        None, "A number, or auto, for both. Default: the fastest of several for each.", *drafting.K
+    )
+
+    def check(self, at: models.ModelOptions) -> None:
+        super().check(at)
+        if self.drafter == "none":
+            refuse("--drafter", "'none'", "one that proposes something: plain decoding is measured beside it anyway")
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What is measured"""
+
+    max_new_tokens: int = option(64)
+    seed: int = option(0, "Of the first text; text i uses seed + i.")
+    compile: bool = option(False, "specdec uses torch.compile.", "--compile")
+    repeats: int = option(5, "Rounds; ratios are taken within each.")
+    as_json: bool = options.as_json()
+
+    def __post_init__(self) -> None:
+        check_counts(1, max_new_tokens=self.max_new_tokens, repeats=self.repeats)
+
+
+@command
+def compare(
+    file: options.BatchFile,
+    at: models.ModelOptions,
+    drafts: ComparedDrafts,
+    sampling: options.FilterOptions,
+    asked: MeasureOptions,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Default: some beginnings of code.", show_default=False)
+    ] = None,
+) -> None:
+    """Measures specdec, the target alone in transformers ("plain"), and transformers' assisted generation ("assisted").
+
+    They continue the same prompts in turns, one at a time, in one process. The time is that from the prompt to the last
+    new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
+    lookup with --drafter lookup; with other drafters it is left out. Each uses the number of drafts a step that is
+    fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to choose
+    it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains ("specdec-tree"), and
+    -k is the length of their longest paths. With --compile only specdec is compiled, which takes minutes the first time
+    and does not count; transformers is as it is for those who call generate. Exits with 1 if a greedy text of specdec
+    differs from the plain one by more than rounding explains.
+    """
+    texts = file.texts(prompt) or list(CODE_PROMPTS)
+    drafts.check(at)
+    num_drafts = None if drafts.num_drafts is None else drafting.read_num_drafts(drafts.num_drafts, 1)
+    sampling.params(drafts.accept_rule)
+    with progress("loading models") as show:
+        loaded = models.load(at, [drafts.drafter])
+        from ..evaluation.compare import compare
+        from ..evaluation.contenders import CompareSettings
+
+        prompts = loaded.tokenizer(texts).input_ids
+        settings = CompareSettings(
+            asked.max_new_tokens,
+            seed=asked.seed,
+            repeats=asked.repeats,
+            num_drafts=num_drafts,
+            rule=drafts.rule,
+            tree=drafts.nodes,
+            **vars(sampling),
+        )
+        assistant: PreTrainedModel | Literal["lookup"] | None = "lookup" if drafts.drafter == "lookup" else None
+        # transformers takes no assistant with a vocabulary of another size.
+        if drafts.drafter in ("model", "tree") and loaded.same_size:
+            assistant = loaded.draft
+        proposer = loaded.drafter(drafts.drafter, drafts.exit_layers)
+        comparison = compare(loaded.target, proposer, prompts, settings, show, assistant, asked.compile)
+    if asked.as_json:
+        typer.echo(json.dumps(comparison.to_dict()))
+    else:
+        print_comparison(comparison, loaded.tokenizer, prompts)
+    if any(d.verdict == "bug" for d in comparison.ours):
+        raise typer.Exit(1)

@@ -1,0 +1,195 @@
+"""``specdec roofline``: how fast a pair should decode on a GPU that is not here, and what a fleet would cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import options
+from .drafting import K
+from .layout import print_table
+from .option_groups import command, option
+from .user_errors import check_counts, refuse
+
+if TYPE_CHECKING:
+    from ..evaluation.fleet import Fleet
+    from ..evaluation.roofline import Pair
+
+    Fleets = dict[int, dict[str, Fleet | None]]
+
+WARNING = "PREDICTION, not measured: "
+
+
+@dataclass(frozen=True)
+class RooflineOptions:
+    """What is predicted"""
+
+    alpha: float = option(..., "Probability that a draft that is tested is accepted: measure it.")
+    gpu: str = option("H100", "A100, H100, H200, B200, RTX 5090, MI300X, or cpu: this one, measured.")
+    gpus: int = option(1, "That work on one model; what they say to each other costs nothing.")
+    num_drafts: int | None = option(None, "K. Default: the best.", *K)
+    batch_sizes: str = option("1,8,32,128", "Sequences at a time, with commas.")
+    contexts: str = option("1024,8192", "Tokens of each in the cache, with commas.")
+    weight_bits: int | None = option(None, "Of a weight: 4, 8, 16 or 32. Default: 16; with --gpu cpu 32.")
+    as_json: bool = options.as_json()
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8, 16, 32):
+            refuse("--weight-bits", self.bits, "4, 8, 16 or 32")
+        if self.num_drafts is not None and self.num_drafts < 1:
+            allowed = "an integer >= 1: plain decoding is predicted beside it anyway"
+            refuse("--num-drafts", self.num_drafts, allowed)
+        check_counts(1, gpus=self.gpus)
+        if self.on_cpu and self.gpus > 1:
+            refuse("--gpus", f"{self.gpus} with --gpu cpu", "1")
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.gpu.lower() == "cpu"
+
+    @property
+    def bits(self) -> int:
+        return self.weight_bits or (32 if self.on_cpu else 16)
+
+    def pair(self, target: str, draft: str) -> Pair:
+        from ..evaluation.model_shapes import read_shape
+        from ..evaluation.roofline import Pair, gpu_machine
+        from ..evaluation.theory import check_rate
+
+        check_rate("alpha", self.alpha)
+        machine = None if self.on_cpu else gpu_machine(self.gpu).times(self.gpus)
+        number_bits = 32 if self.on_cpu else 16
+        shapes = [read_shape(name, of, self.bits, number_bits) for name, of in (("TARGET", target), ("DRAFT", draft))]
+        if machine is None:
+            from ..evaluation.this_cpu import measure_cpu
+
+            machine = measure_cpu(sum(shape.read * shape.weight_bytes for shape in shapes))
+        return Pair(shapes[0], shapes[1], machine, self.alpha)
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """A fleet"""
+
+    tokens_per_day: float | None = option(None, "Of a fleet: how many GPUs they take.")
+    price_per_hour: float | None = option(None, "Of one GPU: what a million tokens cost.")
+    tokens_per_user: float = option(0.0, "A second, at least, for each sequence of the fleet.")
+
+    def cheapest(self, pair: Pair, contexts: Sequence[int], num_drafts: int | None) -> Fleets:
+        """The cheapest fleets by context, plain and speculative; {} where nothing was asked."""
+        from ..evaluation.fleet import cheapest
+
+        if self.tokens_per_day is None and self.price_per_hour is None and not self.tokens_per_user:
+            return {}
+        asked = (num_drafts, self.tokens_per_user, self.tokens_per_day, self.price_per_hour)
+        kinds = {"plain": False, "speculative": True}
+        return {c: {name: cheapest(pair, c, kind, *asked) for name, kind in kinds.items()} for c in contexts}
+
+
+@command
+def roofline(
+    asked: RooflineOptions,
+    fleet: FleetOptions,
+    target: Annotated[str, typer.Argument(help="Folder or hub name, of which only the configuration is read, or 70B.")],
+    draft: Annotated[str, typer.Argument(help="The same of the draft.")],
+) -> None:
+    """Predicts the time of a token, plain and speculative, from the bytes that a step moves and the operations that it
+    does, up to which batch size speculation pays, and what a fleet costs with it and without.
+
+    Nothing is measured but the CPU with --gpu cpu. What the prediction assumes, and how far it was off where it could
+    be checked, is in docs/theory.md.
+    """
+    num_drafts = asked.num_drafts
+    rows = options.read_counts("--batch-sizes", asked.batch_sizes, 1)
+    tokens = options.read_counts("--contexts", asked.contexts, 1)
+    pair = asked.pair(target, draft)
+    machine = pair.machine
+    if machine.memory is not None and not pair.most_rows(min(tokens)):
+        weights = pair.target.weights + pair.draft.weights
+        size = f"{weights / 1e9:.3g} GB of weights on {machine.memory / 1e9:g} GB"
+        refuse("--gpus", f"{asked.gpus}, with {size}", "as many as hold the weights and the cache of a sequence")
+    fleets = fleet.cheapest(pair, tokens, num_drafts)
+    fitting = {context: pair.most_rows(context) for context in tokens}
+    predictions = [pair.best(n, c, num_drafts) for c in tokens for n in rows if n <= fitting[c]]
+    pays = {context: pair.pays_up_to(context, num_drafts) for context in tokens}
+    if asked.as_json:
+        found = {
+            "prediction": True,
+            **{name: dataclasses.asdict(getattr(pair, name)) for name in ("machine", "target", "draft")},
+            "alpha": asked.alpha,
+            "rows": [dataclasses.asdict(p) | {"per_second": p.per_second} for p in predictions],
+            "pays_up_to": pays,
+            "fits": fitting,
+            "fleet": {c: {name: f and dataclasses.asdict(f) for name, f in own.items()} for c, own in fleets.items()},
+        }
+        typer.echo(json.dumps(found))
+        return
+    typer.echo(f"{WARNING}{_about(pair)}")
+    head = ["context", "rows", "K", "tau", "plain ms", "step ms", "of it draft", "speed-up", "tokens/s", "limit"]
+    lines = [
+        [
+            *(str(n) for n in (p.context, p.rows, p.num_drafts)),
+            f"{p.tau:.2f}",
+            f"{1e3 * p.plain_step:.3g}",
+            f"{1e3 * (p.draft_seconds + p.target_seconds):.3g}",
+            f"{p.draft_seconds / (p.draft_seconds + p.target_seconds):.0%}",
+            f"{p.speedup:.2f}",
+            f"{p.per_second:,.0f}",
+            f"{p.bound}; {p.operations:.2g} x operations, {p.bytes:.2g} x bytes",
+        ]
+        for p in predictions
+    ]
+    print_table(head, lines)
+    for context, most in pays.items():
+        typer.echo(_pays(context, most, fitting[context], machine.memory is None))
+    if fleets:
+        _print_fleets(fleets)
+
+
+def _about(pair: Pair) -> str:
+    shapes = (("target", pair.target), ("draft", pair.draft))
+    sizes = ", ".join(
+        f"{name} {s.parameters / 1e9:.3g}B ({s.weights / 1e9:.3g} GB, {s.cache(1) / 1e3:.3g} kB of cache a token)"
+        for name, s in shapes
+    )
+    m = pair.machine
+    count = f"{m.count} x " if m.count > 1 else ""
+    reached = f"{m.bandwidth / 1e9:,.0f} GB/s and {m.rate / 1e12:,.3g} TFLOP/s"
+    return f"{sizes}, alpha {pair.alpha:g}, on {count}{m.name}: {reached} ({m.about})."
+
+
+def _pays(context: int, most: int, fits: int, unlimited: bool) -> str:
+    where = f"With {context} tokens of context, speculation"
+    if fits == 0:
+        return f"With {context} tokens of context, not one sequence fits in memory."
+    if most == 0:
+        return f"{where} does not pay at any batch size."
+    if most >= fits:
+        return f"{where} pays at every batch size{'' if unlimited else f' that fits: up to {fits}'}."
+    return f"{where} pays up to batch size {most}" + ("." if unlimited else f"; up to {fits} fit in memory.")
+
+
+def _print_fleets(fleets: Fleets) -> None:
+    typer.echo(f"{WARNING}the cheapest batch size of a fleet.")
+    of_speed = ("tokens/s of a user", "tokens/s of a machine")
+    head = ("context", "decoding", "rows", "K", *of_speed, "GPUs", "a million tokens")
+    lines = []
+    for context, own in fleets.items():
+        for name, f in own.items():
+            if f is None:
+                lines.append([str(context), name, "-", "-", "too slow, or too large", "-", "-", "-"])
+                continue
+            money = "-" if f.per_million is None else f"{f.per_million:.4g}"
+            count = "-" if f.gpus is None else f"{f.gpus:,}"
+            about = [str(context), name, str(f.rows), str(f.num_drafts)]
+            lines.append([*about, f"{f.per_user:.4g}", f"{f.per_second:,.0f}", count, money])
+    print_table(head, lines)
+    typer.echo(
+        "Speculation saves reads of the weights and spends operations: where the plain fleet shares each read among "
+        "many sequences, it may cost more, and it costs less where every user is served fast (--tokens-per-user)."
+    )

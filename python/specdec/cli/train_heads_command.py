@@ -1,0 +1,98 @@
+"""``specdec train-heads``: trains a head for a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+from . import models, training_options
+from .interrupt import stop_once
+from .layout import print_table
+from .option_groups import command, option
+from .options import MachineOptions, read_counts
+from .progress_bar import progress
+from .show import RATIOS
+from .terminal import remark
+from .training_options import HowOptions, LessonOptions, TrainedOptions
+
+if TYPE_CHECKING:
+    from ..training.head_settings import TrainedHead
+
+HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns of
+
+
+@dataclass(frozen=True)
+class HeadOptions:
+    """The head"""
+
+    kind: str = option(..., "medusa, eagle3, dflash, or mtp, for targets of type qwen2 or mimo.")
+    depth: int = option(4, "Drafts that it learns to make in a step; Medusa: its heads.")
+    layers: int | None = option(None, "Of DFlash.", show_default="2")
+    layer_ids: str | None = option(
+        None,
+        "Hidden states that EAGLE-3 and DFlash read, as transformers counts them: 2,16,29. Default: their formats' "
+        "usual ones.",
+        metavar="IDS",
+    )
+    vocabulary: int = option(0, "EAGLE-3 drafts the N most frequent tokens of the data alone; 0: all.", metavar="N")
+    format: str = option("published", "Of the files: published, or speculators.")
+
+
+@dataclass(frozen=True)
+class HeadLessons(LessonOptions):
+    """What it learns from"""
+
+    text: str = option("data", "Learn from data, target (texts that it writes), or both: target:0.5,data:0.5")
+    cache_features: bool = option(
+        False, "Compute the target's hidden states in the data once, and keep them.", "--cache-features"
+    )
+
+
+@dataclass(frozen=True)
+class HeadTraining(HowOptions):
+    """How"""
+
+    loss: str = option("forward_kl", "forward_kl, reverse_kl, total_variation, or a mixture.")
+    seed: int = option(0, "Of the first weights, the order of texts, and all else.")
+
+
+@command
+def train_heads(
+    head: HeadOptions,
+    texts: HeadLessons,
+    how: HeadTraining,
+    results: TrainedOptions,
+    machine: MachineOptions,
+    target: training_options.Target = None,
+) -> None:
+    """Trains a head for TARGET: a small network that reads its hidden states and proposes tokens. --drafter FOLDER then
+    drafts with it. On one GPU, or, for small models, a CPU.
+
+    It can be stopped by Ctrl-C or killed at any time: the same command goes on from the last checkpoint. At the end the
+    files are loaded back and tried; exit code 1 says that the head hardly drafts."""
+    ids = None if head.layer_ids is None else (*read_counts("--layer-ids", head.layer_ids, 0),)
+    with progress("loading models") as show, stop_once() as stopped:
+        from ..training.head_settings import HeadSettings
+        from ..training.train_heads import train_head
+
+        run = training_options.settings(texts, how, results, vocabulary=head.vocabulary)
+        settings = HeadSettings(head.kind, run, head.depth, head.layers, ids, texts.cache_features, head.format)
+        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
+        card, pair = results.card(target, head.kind), (loaded.target, loaded.tokenizer)
+        corpus = texts.corpus(loaded)
+        with results.kept(), results.logging() as logged:
+            done = train_head(*pair, corpus, settings, results.output, show, stopped, card, logged)
+    results.show(done, _print)
+    assert done is not None
+    if done.trouble is not None:
+        remark(f"the self-check failed: {done.trouble}", "red")
+        raise typer.Exit(HARDLY_DRAFTS)
+    remark(f"the head of step {done.best_step} is in {str(results.output)!r}, with its model card")
+
+
+def _print(done: TrainedHead, k: int) -> None:
+    columns = ("temperature", "alpha", f"tau\n(K = {k})")
+    print_table(columns, [(f"{w.temperature:g}", f"{w.alpha:.3f}", f"{w.tau:.2f}") for w in done.after])
+    remark(RATIOS)
