@@ -6,7 +6,7 @@ from figures import Results, number, page, source, spread, table
 from measure import ratios
 from specdec.evaluation.report import fastest_of_each, read_results, sections_of
 from specdec.evaluation.report.plot import Plot
-from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS, Cell, Setting, Spread
+from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS, CellResult, Setting, Spread
 
 NAME, COMPILED = "bench", "bench.compiled"
 AGAINST = {
@@ -65,13 +65,13 @@ def compiled_row(results: Results) -> tuple[str, str, str]:
     return measured, f"the same without drafts: {_speed(plain)}", _faster(results[COMPILED], best, plain)
 
 
-def _faster(result: dict, best: Cell, other: Cell) -> str:
+def _faster(result: dict, best: CellResult, other: CellResult) -> str:
     """How many times as fast, round by round."""
     by_id = {cell["id"]: [r["tokens_per_second"] for r in cell["rounds"]] for cell in result["cells"]}
     return spread(ratios(by_id[best.id], by_id[other.id]))
 
 
-def _speed(cell: Cell) -> str:
+def _speed(cell: CellResult) -> str:
     assert cell.speed is not None
     return f"{number(cell.speed.median)} tokens/s"
 

@@ -37,7 +37,7 @@ SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
 # Without reports and roofs: they say what was measured, or measure nothing.
 _FILES = ("compare.py", "contenders.py", "machine.py", "near_ties.py", "progress.py", "rounds.py", "verify")
 _EVALUATION = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in _FILES))
-_BENCH = tuple(f"python/specdec/evaluation/{name}" for name in ("bench", "theory.py", "theory_table.py"))
+_BENCH = tuple(f"python/specdec/evaluation/{name}" for name in ("bench", "theory.py"))
 _SAMPLES = ("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt")))
 
 

@@ -10,9 +10,8 @@ import torch
 from specdec import SpeculativeDecoder, stats
 from specdec.drafters import Drafter
 from specdec.evaluation.advise import AdviseSettings, advise
-from specdec.evaluation.advise.acceptance import LIKE_BEFORE, Acceptance
 from specdec.evaluation.advise.compatibility import compare_tokenizers
-from specdec.evaluation.advise.costs import Measured, Sweep, Times, interpolated, measure
+from specdec.evaluation.advise.costs import LIKE_BEFORE, Acceptance, Measured, Sweep, Times, interpolated, measure
 from specdec.evaluation.advise.machine_trouble import Shares, Threads, shares, time_threads
 from specdec.evaluation.advise.prediction import best, more_accepted, predict
 from specdec.evaluation.advise.words import Memory, Tried, say, verdict

@@ -9,8 +9,7 @@ import random
 import pytest
 from specdec.evaluation.bench.grid import Cell, Grid, Method, Setting
 from specdec.evaluation.bench.measure import BenchPrompt, measured, quantiles
-from specdec.evaluation.bench.results import results
-from specdec.evaluation.bench.tables import cells_csv, log_csv
+from specdec.evaluation.bench.result_files import cells_csv, log_csv, results
 from specdec.evaluation.bench.verdicts import interval, verdict
 from specdec.evaluation.contenders import Arrival, Run
 from specdec.stats import Stats
@@ -90,8 +89,8 @@ def test_a_winner_wins_in_every_round():
     found = judged([10.0] * 5, [12.0, 11.0, 13.0, 12.0, 12.0], [20.0, 19.0, 18.0, 20.0, 21.0])
     assert found["winner"] == MANY and found["within_noise"] == []
     assert found["words"] == (
-        "greedy, one text at a time: model token k=4 is the fastest, 2.00 times transformers' generate (1.80 to 2.10) "
-        "and 2.00 times plain decoding (1.80 to 2.10)"
+        "greedy, one sequence at a time: model token k=4 is the fastest, 2.00 times transformers' generate "
+        "(1.80 to 2.10) and 2.00 times plain decoding (1.80 to 2.10)"
     )
 
 
@@ -203,7 +202,15 @@ def test_results_are_those_of_the_contract():
     assert (model["acceptance_rate"], model["alpha"], model["tau"]) == (4 / 8, 4 / 6, 6 / 3)
     assert model["accepted_by_position"] == [2 / 3, 1 / 2]
     assert model["shares"] == pytest.approx({"draft": 0.1, "target": 0.6, "kernels": 0.1, "loop": 0.2})
-    assert transformers["shares"] is None and transformers["accepted_by_position"] is None
+    # Two drafts take 0.1 s where the target's forwards take 0.6 s.
+    assert model["predicted"]["c"] == pytest.approx(0.1 / 2 / 0.6) and plain["predicted"] is None
+    assert model["predicted"]["tau"] == pytest.approx(1 + 2 / 3 + 4 / 9)
+    assert model["predicted"]["speedup"] == pytest.approx((1 + 2 / 3 + 4 / 9) / (1 + 0.1 / 0.6))
+    assert (
+        transformers["predicted"] is None
+        and transformers["shares"] is None
+        and transformers["accepted_by_position"] is None
+    )
     assert model["time_to_first_token"] == {"median": 0.1, "p99": 0.1}
     assert model["peak_memory"] == 5000 and len(model["rounds"]) == 5
     assert whole["greedy"] == {"equal": True, "differences": []}

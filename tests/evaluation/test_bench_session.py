@@ -11,11 +11,9 @@ import pytest
 import torch
 from specdec.evaluation.bench.folder import ROUNDS, Folder
 from specdec.evaluation.bench.grid import Cell, Grid, Method
-from specdec.evaluation.bench.measure import BenchPrompt
-from specdec.evaluation.bench.memory import Peak
-from specdec.evaluation.bench.methods import Maker
-from specdec.evaluation.bench.results import results
-from specdec.evaluation.bench.session import BenchSettings, Session
+from specdec.evaluation.bench.measure import BenchPrompt, Peak
+from specdec.evaluation.bench.result_files import results
+from specdec.evaluation.bench.session import BenchSettings, Maker, Session
 from specdec.evaluation.contenders import Run, SpecdecMethod
 from specdec.evaluation.progress import silent
 from specdec.line_file import OutputError, WriteError

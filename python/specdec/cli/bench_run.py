@@ -116,8 +116,7 @@ def _load(command: Command) -> models.Models:
 def _session(
     command: Command, loaded: models.Models, drafters: Mapping[str, Any], grid: Grid, folder: Folder
 ) -> Session:
-    from ..evaluation.bench.methods import Maker
-    from ..evaluation.bench.session import Session
+    from ..evaluation.bench.session import Maker, Session
 
     assistant: PreTrainedModel | Literal["lookup"] = "lookup"
     if loaded.draft is not None and loaded.same_size:  # transformers takes no assistant with another vocabulary
@@ -163,8 +162,7 @@ def _warn_of_threads(session: Session) -> None:
 
 def _write(folder: Folder, grid: Grid) -> dict | None:
     """Writes what the rounds so far come to."""
-    from ..evaluation.bench.results import results
-    from ..evaluation.bench.tables import cells_csv, log_csv
+    from ..evaluation.bench.result_files import cells_csv, log_csv, results
 
     assert folder.header is not None
     if not folder.rounds:
@@ -212,7 +210,7 @@ def _header(command: Command, loaded: models.Models, drafters: Mapping[str, Any]
     """What holds for all rounds; "grid" has what must be the same for rounds to be of one benchmark."""
     from specdec_kernels import __version__
 
-    from ..evaluation.bench.about import describe, described_head
+    from ..evaluation.bench.result_files import describe, described_head
     from ..evaluation.compare import environment
     from ..jobs.manifest import fingerprints
 

@@ -1,4 +1,4 @@
-"""``specdec roofline``: how fast a pair should decode on a GPU that is not here, and what a fleet would cost."""
+"""``specdec roofline``: how fast a pair should decode on a GPU that is not here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from .layout import print_table
 from .options import refuse
 
 if TYPE_CHECKING:
-    from ..evaluation.fleet import Fleet
     from ..evaluation.roofline import Pair
 
 WARNING = "PREDICTION, not measured: "
@@ -33,13 +32,10 @@ def roofline(
     weight_bits: Annotated[
         int | None, typer.Option(help="Of a weight: 4, 8, 16 or 32. Default: 16; with --gpu cpu 32.")
     ] = None,
-    tokens_per_day: Annotated[float | None, typer.Option(help="Of a fleet: how many GPUs they take.")] = None,
-    price_per_hour: Annotated[float | None, typer.Option(help="Of one GPU: what a million tokens cost.")] = None,
-    tokens_per_user: Annotated[float, typer.Option(help="A second, at least, for each sequence of the fleet.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Predicts the time of a token, plain and speculative, from the bytes that a step moves and the operations that it
-    does, up to which batch size speculation pays, and what a fleet costs with it and without.
+    does, and up to which batch size speculation pays.
 
     Nothing is measured but the CPU with --gpu cpu. What the prediction assumes, and how far it was off where it could
     be checked, is in docs/theory.md.
@@ -55,7 +51,6 @@ def roofline(
         refuse("--gpus", f"{gpus} with --gpu cpu", "1")
     rows, tokens = options.read_counts("--batch-sizes", batch_sizes, 1), options.read_counts("--contexts", contexts, 1)
     with options.user_errors():
-        from ..evaluation.fleet import cheapest
         from ..evaluation.model_shapes import read_shape
         from ..evaluation.roofline import Pair, gpu_machine
         from ..evaluation.theory import check_rate
@@ -74,11 +69,6 @@ def roofline(
         if machine.memory is not None and not pair.most_rows(min(tokens)):
             size = f"{sum(s.weights for s in shapes) / 1e9:.3g} GB of weights on {machine.memory / 1e9:g} GB"
             refuse("--gpus", f"{gpus}, with {size}", "as many as hold the weights and the cache of a sequence")
-        fleets = {}
-        if tokens_per_day is not None or price_per_hour is not None or tokens_per_user:
-            asked = (num_drafts, tokens_per_user, tokens_per_day, price_per_hour)
-            kinds = {"plain": False, "speculative": True}
-            fleets = {c: {name: cheapest(pair, c, kind, *asked) for name, kind in kinds.items()} for c in tokens}
         fitting = {context: pair.most_rows(context) for context in tokens}
         predictions = [pair.best(n, c, num_drafts) for c in tokens for n in rows if n <= fitting[c]]
         pays = {context: pair.pays_up_to(context, num_drafts) for context in tokens}
@@ -92,7 +82,6 @@ def roofline(
             "rows": [dataclasses.asdict(p) | {"per_second": p.per_second} for p in predictions],
             "pays_up_to": pays,
             "fits": fitting,
-            "fleet": {c: {name: f and dataclasses.asdict(f) for name, f in own.items()} for c, own in fleets.items()},
         }
         typer.echo(json.dumps(found))
         return
@@ -114,8 +103,6 @@ def roofline(
     print_table(head, lines)
     for context, most in pays.items():
         typer.echo(_pays(context, most, fitting[context], machine.memory is None))
-    if fleets:
-        _print_fleets(fleets, gpus)
 
 
 def _about(pair: Pair) -> str:
@@ -139,32 +126,3 @@ def _pays(context: int, most: int, fits: int, unlimited: bool) -> str:
     if most >= fits:
         return f"{where} pays at every batch size{'' if unlimited else f' that fits: up to {fits}'}."
     return f"{where} pays up to batch size {most}" + ("." if unlimited else f"; up to {fits} fit in memory.")
-
-
-def _print_fleets(fleets: dict[int, dict[str, Fleet | None]], gpus: int) -> None:
-    typer.echo(f"{WARNING}the cheapest batch size of a fleet.")
-    head = [
-        "context",
-        "decoding",
-        "rows",
-        "K",
-        "tokens/s of a user",
-        "tokens/s of a machine",
-        "GPUs",
-        "a million tokens",
-    ]
-    lines = []
-    for context, own in fleets.items():
-        for name, f in own.items():
-            if f is None:
-                lines.append([str(context), name, "-", "-", "too slow, or too large", "-", "-", "-"])
-                continue
-            money = "-" if f.per_million is None else f"{f.per_million:.4g}"
-            count = "-" if f.gpus is None else f"{f.gpus:,}"
-            about = [str(context), name, str(f.rows), str(f.num_drafts)]
-            lines.append([*about, f"{f.per_user:.4g}", f"{f.per_second:,.0f}", count, money])
-    print_table(head, lines)
-    typer.echo(
-        "Speculation saves reads of the weights and spends operations: where the plain fleet shares each read among "
-        "many sequences, it may cost more, and it costs less where every user is served fast (--tokens-per-user)."
-    )

@@ -23,7 +23,6 @@ from ...loop.draft_length import FixedK, RowResult
 from ...loop.sequence import Request
 from ...loop.sequence import Sequence as Decoded
 from ...loop.step import AcceptRule
-from .acceptance import Acceptance
 
 Clock = Callable[[], float]
 BLOCK = 4  # steps that plain and speculative decoding take in turns
@@ -214,3 +213,39 @@ def measure(
             if clock() - began >= seconds and {*widths} <= {*measured.steps} and measured.plain.whole:
                 return measured
         turn += 1
+
+
+LIKE_BEFORE = 4.0  # tests that the position before counts for
+
+
+class Acceptance:
+    """Tests of drafts, counted by position. A draft that the drafter did not find counts as rejected, as it does for
+    ``AdaptiveDrafts``: the step was paid for in vain."""
+
+    def __init__(self, most_drafts: int):
+        self.tested, self.accepted = [0] * most_drafts, [0] * most_drafts
+
+    def record(self, results: Sequence[RowResult]) -> None:
+        """Adds what the rows of a step came to. In a step that ends a sequence, drafts after its end say nothing."""
+        for result in results:
+            if result.ended:
+                continue
+            for i in range(min(result.accepted + 1, result.asked)):
+                self.tested[i] += 1
+                self.accepted[i] += i < result.accepted
+
+    @property
+    def alpha(self) -> float:
+        """accepted / tested; 0 if nothing was tested."""
+        return sum(self.accepted) / sum(self.tested) if sum(self.tested) else 0.0
+
+    def by_position(self) -> list[float]:
+        """Returns the chance that draft 1, 2, ... is accepted if those before it were. A position that was hardly ever
+        tested is expected to be like the one before."""
+        found: list[float] = []
+        for tested, accepted in zip(self.tested, self.accepted, strict=True):
+            if found:
+                found.append((accepted + LIKE_BEFORE * found[-1]) / (tested + LIKE_BEFORE))
+            else:
+                found.append(accepted / tested if tested else 0.0)
+        return found

@@ -36,8 +36,23 @@ class Setting:
 
     @property
     def name(self) -> str:
-        given = [f"{name.replace('_', '-')}={value:g}" for name, value in self.filters.items() if value is not None]
+        given = [f"{name}={value:g}" for name, value in self._given]
         return " ".join([f"t={self.temperature:g}", f"b={self.batch}", *given])
+
+    @property
+    def words(self) -> str:
+        warmth = f"temperature {self.temperature:g}" if self.temperature else "greedy"
+        rows = "one sequence at a time" if self.batch == 1 else f"{self.batch} sequences at a time"
+        return ", ".join((warmth, rows, *(f"{name} {value:g}" for name, value in self._given)))
+
+    @property
+    def file_name(self) -> str:
+        parts = (f"t{self.temperature:g}", f"b{self.batch}", *(f"{name}{value:g}" for name, value in self._given))
+        return "-".join(parts)
+
+    @property
+    def _given(self) -> list[tuple[str, float]]:
+        return [(name.replace("_", "-"), value) for name, value in self.filters.items() if value is not None]
 
 
 @dataclass(frozen=True)

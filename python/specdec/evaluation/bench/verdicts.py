@@ -89,10 +89,7 @@ def _gains(cells: Sequence[Cell], best: str, speeds: Mapping[str, Sequence[float
 def _words(
     setting: Setting, best: str, close: Sequence[str], labels: Mapping[str, str], rounds: int, gains: Sequence[str]
 ) -> str:
-    texts = "one text" if setting.batch == 1 else f"{setting.batch} texts"
-    kind = "greedy" if setting.temperature == 0 else f"temperature {setting.temperature:g}"
-    given = [f"{name.replace('_', '-')} {value:g}" for name, value in setting.filters.items() if value is not None]
-    where, faster = f"{', '.join([kind, *given])}, {texts} at a time", " and ".join(gains)
+    where, faster = setting.words, " and ".join(gains)
     if rounds < FEWEST:
         return f"{where}: {rounds} rounds are too few to name the fastest, {FEWEST} are enough"
     if not close:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ..theory_table import rows_of
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...drafters.protocol import Drafter
+from ..theory import expected_speedup, expected_tau
 from .grid import PLAIN, TRANSFORMERS, Cell, Grid
 from .verdicts import quartiles, ratios, summary, verdict
 
@@ -30,11 +36,10 @@ def results(header: Mapping, grid: Grid, rounds: Sequence[Mapping]) -> dict:
         of_setting = grid.cells(setting)
         by_id = {cell.id: [r["cells"][cell.id] for r in played] for cell in of_setting}
         speeds = {name: [each["tokens_per_second"] for each in of_cell] for name, of_cell in by_id.items()}
-        cells += [_cell(cell, of_setting, by_id[cell.id], speeds) for cell in of_setting]
+        made = [_cell(cell, of_setting, by_id[cell.id], speeds) for cell in of_setting]
+        plain = next(cell for cell in made if cell["method"] == PLAIN)
+        cells += [{**cell, "predicted": predicted(cell, plain)} for cell in made]
         verdicts.append(verdict(setting, of_setting, speeds))
-    predictions = {row.cell: row.predicted for row in rows_of(cells)}
-    for cell in cells:
-        cell["predicted"] = predictions.get(cell["id"])
     differences: list[dict] = []
     for each in (each for r in rounds for each in r["differences"]):
         if each not in differences:  # a run that goes on does not know which were found before
@@ -128,3 +133,99 @@ def _shares(rounds: Sequence[Mapping]) -> dict[str, float] | None:
     seconds = {name: sum(r["seconds_by_part"][part] for r in rounds) for name, part in names.items()}
     whole = sum(seconds.values())
     return {name: value / whole for name, value in seconds.items()} if whole else None
+
+
+def predicted(cell: Mapping, plain: Mapping) -> dict[str, float] | None:
+    """What theorem 3.8 of Leviathan et al. (arXiv 2211.17192) says of the alpha and the c that a cell with a fixed K
+    measured: tau, and the speed-up over ``plain``, the cell of plain decoding in the same setting. None of trees, and
+    where the parts of a step's time are not known.
+
+    Where drafts are not accepted independently with one probability, where a target's forward over K + 1 tokens takes
+    longer than one over a single token, or where a step has time outside both models, the measured speed-up is lower.
+    """
+    shares, of_plain, alpha, k = cell["shares"], plain["shares"], cell["alpha"], cell["num_drafts"]
+    if not (shares and of_plain and alpha is not None and isinstance(k, int) and k > 0 and cell["tree"] is None):
+        return None
+    forward = of_plain["target"] * _step_seconds(plain)
+    c = shares["draft"] * _step_seconds(cell) / k / forward
+    return {"c": c, "tau": expected_tau(alpha, k), "speedup": expected_speedup(alpha, c, k)}
+
+
+def _step_seconds(cell: Mapping) -> float:
+    """Seconds of all rounds' steps, without the prompts, over steps. A step of a batch counts once for each of its
+    sequences."""
+    rounds = cell["rounds"]
+    seconds = sum(taken for r in rounds for part, taken in r["seconds_by_part"].items() if part != "prefill")
+    return seconds / sum(r["steps"] for r in rounds)
+
+
+COLUMNS = (
+    *("id", "method", "rule", "num_drafts", "tree", "temperature", "batch", "top_k", "top_p", "min_p", "rounds"),
+    *("tokens_per_second", "tokens_per_second_q1", "tokens_per_second_q3"),
+    *("time_to_first_token", "time_to_first_token_p99", "time_per_output_token", "inter_token", "inter_token_p99"),
+    *("acceptance_rate", "alpha", "tau", "share_draft", "share_target", "share_kernels", "share_loop", "peak_memory"),
+    *("speedup_over_plain", "speedup_over_plain_low", "speedup_over_plain_high"),
+    *("speedup_over_transformers", "speedup_over_transformers_low", "speedup_over_transformers_high"),
+)
+
+
+def cells_csv(whole: Mapping) -> str:
+    """Of results.json. What is not known is empty."""
+    return _csv(COLUMNS, (_row(cell) for cell in whole["cells"]))
+
+
+def log_csv(whole: Mapping) -> str:
+    """Seconds and new tokens of every call: of one prompt, or of a batch."""
+    rows = [
+        (number, cell["id"], " + ".join(prompts), seconds, tokens)
+        for cell in whole["cells"]
+        for number, played in enumerate(cell["rounds"])
+        for prompts, seconds, tokens in played["by_prompt"]
+    ]
+    return _csv(("round", "cell", "prompts", "seconds", "tokens"), rows)
+
+
+def _row(cell: Mapping) -> list[object]:
+    speed, first, gap = cell["tokens_per_second"], cell["time_to_first_token"] or {}, cell["inter_token"] or {}
+    shares, plain, other = cell["shares"] or {}, cell["speedup"]["over_plain"], cell["speedup"]["over_transformers"]
+    return [
+        *(cell[name] for name in COLUMNS[:10]),
+        len(cell["rounds"]),
+        *(speed["median"], *speed["quartiles"]),
+        *(first.get("median"), first.get("p99")),
+        (cell["time_per_output_token"] or {}).get("median"),
+        *(gap.get("median"), gap.get("p99")),
+        *(cell[name] for name in ("acceptance_rate", "alpha", "tau")),
+        *(shares.get(name) for name in ("draft", "target", "kernels", "loop")),
+        cell["peak_memory"],
+        *(plain["median"], *plain["interval"]),
+        *(other["median"], *other["interval"]),
+    ]
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def describe(model: PreTrainedModel, name: str) -> dict[str, object]:
+    """Its size, for JSON: bytes are those of parameters and buffers as they lie in memory, shared ones once."""
+    config = model.config.get_text_config(decoder=True)
+    return {"name": name, **_size(model), "layers": config.num_hidden_layers, "vocabulary": config.vocab_size}
+
+
+def described_head(drafter: Drafter | None) -> dict[str, object]:
+    """The size of a drafter that is a module, or holds one; {} of any other."""
+    module = getattr(drafter, "model", None)
+    return _size(module) if isinstance(module, nn.Module) else {}
+
+
+def _size(module: nn.Module) -> dict[str, object]:
+    tensors = [*module.parameters(), *module.buffers()]
+    return {
+        "parameters": sum(each.numel() for each in module.parameters()),
+        "bytes": sum(each.numel() * each.element_size() for each in tensors),
+    }
