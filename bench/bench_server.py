@@ -33,8 +33,8 @@ from specdec.models.loading import Pair
 from specdec.serving.server.address import bind
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
+from specdec.serving.server.server_settings import ServerSettings
 from specdec.serving.server.service import Service
-from specdec.serving.server.settings import ServerSettings
 
 CLIENTS = Path(__file__).with_name("streaming_clients.py")
 ADAPTIVE, PLAIN, CAPPED = "K adapts", "plain", "K adapts, requests with num_drafts=0"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 from specdec.models.loading import load_embedded_pair
-from specdec.training.card import Card
 from specdec.training.distill import read_loss, read_text
 from specdec.training.head_settings import HeadSettings
+from specdec.training.model_card import Card
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head

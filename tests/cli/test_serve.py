@@ -16,7 +16,7 @@ import httpx
 import pytest
 from specdec.cli import app, drafting, serve, serving
 from specdec.loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
-from specdec.serving.server.settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings
 from support.commands import invoke, refused, run
 from typer.main import get_command
 

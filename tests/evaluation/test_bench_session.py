@@ -15,7 +15,7 @@ from specdec.evaluation.bench.measure import BenchPrompt, Peak
 from specdec.evaluation.bench.result_files import results
 from specdec.evaluation.bench.session import BenchSettings, Maker, Session
 from specdec.evaluation.contenders import Run, SpecdecMethod
-from specdec.evaluation.progress import silent
+from specdec.evaluation.work_counter import silent
 from specdec.line_file import OutputError, WriteError
 from support.models import prompts as random_prompts
 from support.models import tunable_pair

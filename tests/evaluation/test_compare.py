@@ -14,8 +14,8 @@ from specdec import AdaptiveDrafts, SpeculativeDecoder
 from specdec.cli import app
 from specdec.evaluation.compare import Measurement, compare
 from specdec.evaluation.contenders import CompareSettings, Run, SpecdecMethod, TransformersMethod, counted_forwards
-from specdec.evaluation.progress import Work
 from specdec.evaluation.rounds import fastest, play_round, runs_to_halve
+from specdec.evaluation.work_counter import Work
 from support.commands import PROMPT, invoke, rows, run
 from support.models import VOCABULARY, prompts, tiny_model, tunable_pair
 from transformers import GenerationConfig

@@ -6,7 +6,7 @@ import importlib.util
 import json
 
 import pytest
-from specdec.training.board import FOLDER, board, scalars
+from specdec.training.curves import FOLDER, board, scalars
 from specdec.training.distill import RUN, log_of
 from support.commands import invoke, refused
 

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from specdec import SpeculativeDecoder, load_embedded_pair
 from specdec.line_file import WriteError
 from specdec.models.loading import load_model
-from specdec.training.card import Card
 from specdec.training.distill import RUN, distill, log_of, read_loss, read_text
+from specdec.training.model_card import Card
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.starts import cut
 from specdec.training.texts import Corpus
@@ -234,7 +234,9 @@ def test_a_full_disk_is_told_in_a_line(data, tmp_path, monkeypatch, writes):
     def full(*_):
         raise WriteError("cannot write to 'x': No space left on device") if writes == "log" else OSError(28, "No space")
 
-    place = "specdec.line_file.LineFile.append" if writes == "log" else "specdec.training.checkpoint.write_whole"
+    place = (
+        "specdec.line_file.LineFile.append" if writes == "log" else "specdec.training.trainer_checkpoint.write_whole"
+    )
     monkeypatch.setattr(place, full)
     given = ("distill", "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
     done = invoke(*given, *QUICK)

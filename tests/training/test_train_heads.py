@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
-from specdec.training.card import Card
 from specdec.training.distill import RUN, log_of
-from specdec.training.features import Features
+from specdec.training.head_features import Features
 from specdec.training.head_settings import HeadSettings
+from specdec.training.model_card import Card
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head

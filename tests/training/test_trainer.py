@@ -10,11 +10,10 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file
-from specdec.training import checkpoint, trainer
+from specdec.training import trainer, trainer_checkpoint
 from specdec.training.cached_logits import CachedLogits
 from specdec.training.held_out import Worth, write
-from specdec.training.lessons import Lessons
-from specdec.training.packing import Packed
+from specdec.training.lessons import Lessons, Packed
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer
 from support.models import prompts, tunable_pair
@@ -142,7 +141,7 @@ def test_a_loss_that_is_no_number_ends_it_and_the_checkpoint_stays(tmp_path, mon
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    training, real = made(tmp_path / "run"), checkpoint.write_whole
+    training, real = made(tmp_path / "run"), trainer_checkpoint.write_whole
     calls = []
 
     def full(path, content):
@@ -151,7 +150,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         real(path, content)
 
-    monkeypatch.setattr(checkpoint, "write_whole", full)
+    monkeypatch.setattr(trainer_checkpoint, "write_whole", full)
     with pytest.raises(OSError, match="No space left"):
         training.run(silent)
     monkeypatch.undo()

@@ -100,9 +100,9 @@ def distill(
     if intermediate is not None and layers is None:
         refuse("--intermediate", intermediate, "it with --layers")
     with options.user_errors(), progress("loading models") as show, training.stop_once() as stopped:
-        from ..training.card import Card
         from ..training.distill import distill as train
         from ..training.distill import read_loss, read_text
+        from ..training.model_card import Card
         from ..training.settings import DistillSettings, TrainSettings
 
         settings = DistillSettings(

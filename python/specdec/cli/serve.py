@@ -131,7 +131,7 @@ def serve(
         typer.echo(f"Error: {told}", err=True)
         raise typer.Exit(2)
     from ..serving.server import address, logs
-    from ..serving.server.settings import ServerSettings
+    from ..serving.server.server_settings import ServerSettings
     from . import serving
 
     options.check_counts(

@@ -87,9 +87,9 @@ def train_heads(
     files are loaded back and tried; exit code 1 says that the head hardly drafts."""
     ids = None if layer_ids is None else (*options.read_counts("--layer-ids", layer_ids, 0),)
     with options.user_errors(), progress("loading models") as show, training.stop_once() as stopped:
-        from ..training.card import Card
         from ..training.distill import read_loss, read_text
         from ..training.head_settings import HeadSettings
+        from ..training.model_card import Card
         from ..training.settings import DistillSettings, TrainSettings
         from ..training.train_heads import train_head
 

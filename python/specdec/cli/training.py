@@ -74,7 +74,7 @@ def logging(tensorboard: bool, output: Path) -> AbstractContextManager[Logged]:
     """What is to be called with each line of the log."""
     if not tensorboard:
         return nullcontext(lambda row: None)
-    from ..training.board import board
+    from ..training.curves import board
 
     return board(output)
 

@@ -63,7 +63,7 @@ def verify(
     for k in num_drafts or ():
         drafting.read_num_drafts(k, 1)
     with options.user_errors(batch_file), progress("loading models") as show:
-        from ..evaluation.verify import VerifySettings, check_scipy, prompts, verify
+        from ..evaluation.verify import VerifySettings, check_scipy, short_prompts, verify
 
         settings = VerifySettings(
             checks=tuple(check or CHECKS),
@@ -81,7 +81,7 @@ def verify(
         loaded = models.load(target, draft, drafters, device, dtype, adapter)
         layers = {"early-exit": exit_layers}
         chosen = {name: loaded.drafter(name, layers.get(name)) for name in drafters if name != "none"}
-        texts = texts or (prompts.TEXT if target else prompts.CODE)
+        texts = texts or (short_prompts.TEXT if target else short_prompts.CODE)
         ids = loaded.tokenizer(list(texts)).input_ids
         verification = verify(loaded.target, chosen, ids, settings, show)
     if as_json:

@@ -22,8 +22,8 @@ from ..loop.draft_length import AdaptiveDrafts
 from .contenders import OURS, CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
 from .machine import cpu_name
 from .near_ties import Difference, Judge
-from .progress import Tell, Work, silent
 from .rounds import fastest, play_round, runs_to_halve
+from .work_counter import Tell, Work, silent
 
 # Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
 CANDIDATES = (1, 2, 3, 4, 6, 8)

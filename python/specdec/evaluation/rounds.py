@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .contenders import Method, Prompt, Run
-from .progress import Work
+from .work_counter import Work
 
 
 def play_round(

@@ -17,16 +17,15 @@ from ..files import write_whole
 from ..models.reduced_head import reduce_head
 from ..prompts import read_eos
 from .cached_logits import CachedLogits
-from .card import Card, card_text
 from .held_out import beginnings, worth, write
-from .lessons import Lessons
+from .lessons import Lessons, Packed
 from .losses import LOSSES, read_mixture
-from .packing import Packed
+from .model_card import Card, card_text
+from .reduced_vocabulary import most_frequent, price
 from .settings import DTYPES, SOURCES, Distilled, DistillSettings
 from .shards import digest, fingerprint
 from .texts import Corpus
 from .trainer import BEST, CHECKPOINT, LOG, Logged, Trainer
-from .vocabulary import most_frequent, price
 
 Tell = Callable[[int, int, str], None]
 RUN = "training"  # the folder of checkpoint and log, in that of the draft

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import read_as
+from ..drafters.heads import HeadDrafter, load_head
+from ..drafters.heads.layer_ids import resolve
+from ..drafters.heads.self_check import LENGTH, acceptance_on
 from ..files import write_whole
+from ..models.cached_model import CachedModel
 from ..models.supported import cached_model
-from .card import Card
+from ..prompts import read_eos
 from .distill import RUN, Tell, check_folder, encoded
-from .features import CachedFeatures, Features
-from .head_card import head_card
-from .head_files import loaded_back, write_files
+from .head_features import CachedFeatures, Features
 from .head_settings import SPECULATORS, HeadSettings, TrainedHead
-from .head_trainer import HeadTrainer
-from .heads.kinds import new_learner
+from .head_trainer import HeadTrainer, measure
+from .heads.learn_dflash import DflashLearner
+from .heads.learn_eagle3 import Eagle3Learner
+from .heads.learn_medusa import MedusaLearner
+from .heads.learn_mtp import MtpLearner
+from .heads.learner import Files, Learner
 from .held_out import beginnings
-from .lessons import Lessons
-from .measured import measure
-from .packing import Packed
+from .lessons import Lessons, Packed
+from .model_card import Card, head_card
+from .reduced_vocabulary import most_frequent
 from .settings import DTYPES
 from .shards import digest, fingerprint
 from .texts import Corpus
@@ -117,3 +125,88 @@ def _frozen(target: PreTrainedModel) -> Iterator[None]:
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def new_learner(settings: HeadSettings, target: CachedModel, blocks: torch.Tensor, pad: int | None) -> Learner:
+    """Returns a head that has learned nothing yet. What is random comes from torch's generator.
+
+    Args:
+        blocks: [n, L] int64, the data.
+        pad: the tokenizer's padding token.
+
+    Raises:
+        ValueError: names the setting, or what of the target such a head cannot have.
+    """
+    loss, depth = settings.run.train.loss, settings.depth
+    if settings.kind == "medusa":
+        return MedusaLearner(target, loss, depth)
+    if settings.kind == "mtp":
+        return MtpLearner(target, loss, depth)
+    block = settings.dflash_layers if settings.kind == "dflash" else None
+    states = resolve({}, target.config.num_hidden_layers, settings.layer_ids, block).states
+    if block is not None:
+        counts = torch.bincount(blocks.flatten(), minlength=target.vocab_size)
+        return DflashLearner(target, loss, depth, block, states, mask_token(counts, pad))
+    kept = None
+    if settings.run.vocabulary:
+        kept = most_frequent(blocks, target.vocab_size, settings.run.vocabulary, read_eos(None, target.model))
+    return Eagle3Learner(target, loss, depth, states, kept)
+
+
+def mask_token(counts: torch.Tensor, pad: int | None) -> int:
+    """Returns a token that no text has, or the rarest one: the padding, if it is among these.
+
+    Args:
+        counts: [V] int64: how often the data has each token.
+    """
+    if pad is not None and pad < len(counts) and counts[pad] == counts.min():
+        return pad
+    return int(counts.argmin())
+
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+ROUNDING = 0.1  # of a draft's acceptance: what the files' dtype may cost. Wrong wiring costs most of it
+
+
+class WrongFiles(Exception):
+    """What was loaded back is not what was trained, which is a bug."""
+
+
+def write_files(folder: Path, files: Files, dtype: torch.dtype) -> None:
+    """Writes weights in ``dtype``, and config.json. An embedding keeps the target's dtype, so that loading finds it
+    equal to the target's, which it then shares. Raises OSError."""
+    config, tensors = files
+    placed = {}
+    for name, tensor in tensors.items():
+        cast = tensor.is_floating_point() and name != "embed_tokens.weight"
+        placed[name] = tensor.detach().to("cpu", dtype if cast else tensor.dtype).contiguous()
+    write_whole(folder / WEIGHTS, save(placed, {"format": "pt"}))
+    config = {**config, "dtype": str(dtype).removeprefix("torch.")}
+    write_whole(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def loaded_back(
+    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase | None, text: Sequence[int]
+) -> tuple[HeadDrafter, str | None]:
+    """Returns the head as a user will load it, and what its self-check warns of.
+
+    Args:
+        tokenizer: of the self-check's text; None: the target writes one.
+        text: of the target's tokens, on which it is compared with ``learner``.
+
+    Raises:
+        WrongFiles: its drafts are accepted less often than those of what was trained.
+        ValueError, OSError: what :func:`~specdec.load_head` raises.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        drafter = load_head(folder, learner.target.model, tokenizer=tokenizer)
+    some = [*text[:LENGTH]]
+    with torch.inference_mode():
+        trained, written = (acceptance_on(head, learner.target, some) for head in (learner.head, drafter.head))
+    if any(after < before - ROUNDING for before, after in zip(trained, written, strict=True)):
+        before, after = (", ".join(f"{a:.0%}" for a in found) for found in (trained, written))
+        told = f"{after} accepted, not {before}"
+        raise WrongFiles(f"the files in {str(folder)!r} draft worse than what was trained: {told}")
+    troubles = [str(warning.message) for warning in said if issubclass(warning.category, RuntimeWarning)]
+    return drafter, "; ".join(troubles) or None

@@ -20,12 +20,12 @@ from ..files import write_whole
 from ..line_file import LineFile
 from ..models.reduced_head import reduced_ids
 from .cached_logits import CachedLogits
-from .checkpoint import load_checkpoint, save_checkpoint
 from .held_out import Worth, Written, worth
 from .lessons import Lessons
 from .losses import DATA, NO_COLUMN, Wanted, loss_of
+from .reduced_vocabulary import columns_of
 from .settings import TrainSettings
-from .vocabulary import columns_of
+from .trainer_checkpoint import load_checkpoint, save_checkpoint
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end

@@ -12,7 +12,7 @@ import pytest
 import torch
 from specdec import Request
 from specdec.serving.server import generation, plan
-from specdec.serving.server.protocol import CompletionRequest
+from specdec.serving.server.request_bodies import CompletionRequest
 
 LONG = {"model": "embedded", "prompt": "x = ", "max_tokens": 120, "logit_bias": {"0": -100}, "seed": 1}
 SAID = [{"role": "user", "content": "x"}]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from specdec import Output, Producer, Request
-from specdec.serving.server.texts import Text
+from specdec.serving.server.decoded_text import Text
 from specdec.stats import Stats
 
 from specdec_kernels import SamplingParams

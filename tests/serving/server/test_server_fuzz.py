@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from specdec.serving.server.app import create_app
 from specdec.serving.server.predict import Prediction
-from specdec.serving.server.protocol import ChatRequest, CompletionRequest
+from specdec.serving.server.request_bodies import ChatRequest, CompletionRequest
 from support.tiny_service import NAME, is_idle, tiny_service
 
 PATHS = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest, "/predict": Prediction}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from specdec.serving.server.predict import Prediction
-from specdec.serving.server.protocol import ChatRequest, CompletionRequest
+from specdec.serving.server.request_bodies import ChatRequest, CompletionRequest
 from support import ROOT
 
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")

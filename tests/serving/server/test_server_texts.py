@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from specdec import FinishReason, Output, Request, Sequence
 from specdec.detokenize import Detokenizer
 from specdec.result import Producer
+from specdec.serving.server.decoded_text import Piece, Text
 from specdec.serving.server.stop_cut import StopCut
-from specdec.serving.server.texts import Piece, Text
 
 STOPS = ([], ["\n"], ["ö=", "€€"], ["x", "= y"])
 

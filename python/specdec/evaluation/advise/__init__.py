@@ -23,7 +23,7 @@ from ...models.kv_cache import visible_slots
 from ...prompts import check_room
 from ..contenders import Prompt
 from ..machine import machine
-from ..progress import Tell, Work, silent
+from ..work_counter import Tell, Work, silent
 from .compatibility import Compatibility
 from .costs import Measured, measure, shortest_text
 from .machine_trouble import Shares, Threads, profile_forward, time_threads

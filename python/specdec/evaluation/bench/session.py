@@ -16,8 +16,8 @@ from ...drafters.protocol import Drafter
 from ...loop.draft_length import AdaptiveDrafts
 from ..contenders import CompareSettings, Method, Run, SpecdecMethod, TransformersMethod
 from ..near_ties import Judge
-from ..progress import Tell, Work
 from ..rounds import play_round
+from ..work_counter import Tell, Work
 from .grid import ASSISTED, PLAIN, TRANSFORMERS, Cell, Grid, Setting
 from .measure import BenchPrompt, Peak, measured
 

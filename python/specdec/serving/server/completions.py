@@ -9,14 +9,14 @@ from starlette.responses import JSONResponse, Response
 
 from ...detokenize import continuation
 from ...result import TokenLogProb
+from .decoded_text import Piece, Text, Token, spelled
 from .events import EventStream
 from .generation import Form, Generation
-from .log_probs import TokenNames
 from .plan import Plan, plan_chat, plan_completion
-from .protocol import ChatRequest, CompletionRequest
-from .protocol import Generation as Body
+from .request_bodies import ChatRequest, CompletionRequest
+from .request_bodies import Generation as Body
 from .service import Service
-from .texts import Piece, Text, Token, spelled
+from .token_names import TokenNames
 
 router = APIRouter(prefix="/v1")
 

@@ -9,12 +9,12 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from .decoded_text import Piece, Text
 from .errors import ApiError
 from .events import Write
 from .plan import Plan
-from .protocol import Generation as Body
+from .request_bodies import Generation as Body
 from .service import Service
-from .texts import Piece, Text
 from .usage import speculative_metrics, stats, usage
 
 

@@ -14,7 +14,7 @@ from ...chat_template import chat_text, chat_tokens
 from ...loop.sequence import Request
 from .errors import ApiError
 from .lanes import Lane
-from .protocol import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, joined
+from .request_bodies import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, joined
 from .service import Service
 from .stop_cut import StopCut, TextStop
 

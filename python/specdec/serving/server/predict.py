@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from .completions import owner_of
+from .decoded_text import Text
 from .errors import ApiError
 from .plan import plan_completion
-from .protocol import CompletionRequest
+from .request_bodies import CompletionRequest
 from .service import Service
-from .texts import Text
 
 router = APIRouter()
 

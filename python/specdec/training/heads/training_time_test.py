@@ -11,9 +11,7 @@ import torch
 from ...drafters.heads.in_turn import DraftsInTurn
 from ...drafters.heads.interface import Rows
 from ...models.cached_model import Layout
-from .growing import Growing
-from .learner import DECAY
-from .lesson import Lesson, agreement, loss_between
+from .learner import DECAY, Growing, Lesson, agreement, loss_between
 
 
 def learn_in_turn(

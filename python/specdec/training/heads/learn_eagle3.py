@@ -9,9 +9,8 @@ import torch
 from ...drafters.heads.blocks import Shape
 from ...drafters.heads.eagle3 import Eagle3, Eagle3Flags
 from ...models.cached_model import CachedModel
-from .in_turn import learn_in_turn
-from .learner import Files, Learner, layer_sizes, output_ids, output_rows, small, speculators_config
-from .lesson import Lesson
+from .learner import Files, Learner, Lesson, layer_sizes, output_ids, output_rows, small, speculators_config
+from .training_time_test import learn_in_turn
 
 
 class Eagle3Learner(Learner):

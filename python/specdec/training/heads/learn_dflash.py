@@ -11,9 +11,19 @@ from ...drafters.heads.blocks import Shape
 from ...drafters.heads.dflash import DFlash
 from ...drafters.heads.interface import Rows
 from ...models.cached_model import CachedModel, Layout
-from .growing import Growing
-from .learner import DECAY, Files, Learner, layer_sizes, output_ids, small, speculators_config
-from .lesson import Lesson, agreement, loss_between
+from .learner import (
+    DECAY,
+    Files,
+    Growing,
+    Learner,
+    Lesson,
+    agreement,
+    layer_sizes,
+    loss_between,
+    output_ids,
+    small,
+    speculators_config,
+)
 
 ANCHORS = 48  # of a text in a lesson, at most: the places at which a block begins
 
