@@ -6,7 +6,7 @@ from figures import Results, number, page, source, spread, table
 from measure import ratios
 from specdec.evaluation.report import fastest_of_each, read_results, sections_of
 from specdec.evaluation.report.plot import Plot
-from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS, CellResult, Setting, Spread
+from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS, CellResult, Quartiles, Setting
 
 NAME, COMPILED = "bench", "bench.compiled"
 AGAINST = {
@@ -76,7 +76,7 @@ def _speed(cell: CellResult) -> str:
     return f"{number(cell.speed.median)} tokens/s"
 
 
-def _spread(of: Spread | None) -> str:
+def _spread(of: Quartiles | None) -> str:
     return "" if of is None else spread({"median": of.median, "q1": of.low, "q3": of.high})
 
 

@@ -7,7 +7,7 @@ import json
 import random
 
 import pytest
-from specdec.evaluation.bench.grid import Cell, Grid, Method, Setting
+from specdec.evaluation.bench.grid import BenchCell, Grid, Method, Setting
 from specdec.evaluation.bench.measure import BenchPrompt, measured, quantiles
 from specdec.evaluation.bench.result_files import cells_csv, log_csv, results
 from specdec.evaluation.bench.verdicts import interval, verdict
@@ -160,13 +160,13 @@ def test_many_times_are_kept_by_their_quantiles():
     assert kept[50] == sorted(values)[round(0.5 * 9_999)]
 
 
-def line(setting: Setting, number: int, cells: list[Cell], speed: float, **more) -> dict:
+def line(setting: Setting, number: int, cells: list[BenchCell], speed: float, **more) -> dict:
     stats = Stats(
         steps=3, emitted=6, drafted_by_position=[3, 2], tested_by_position=[3, 1], accepted_by_position=[2, 1]
     )
     parts = {"prefill": 9.0, "draft_forwards": 0.1, "target_forwards": 0.6, "kernels": 0.1, "replays": 0.0, "loop": 0.2}
 
-    def one(i: int, cell: Cell) -> dict:
+    def one(i: int, cell: BenchCell) -> dict:
         own = {"stats": [stats], "seconds_by_part": parts, "draft_forwards": 5} if cell.ours else {}
         at = [[(0.1, 1), (0.2, 5)]]
         return measured([run([6], 6 / (speed * (1 + i)), at, **own)], [PROMPTS[:1]], 1000 * (1 + number))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from specdec.evaluation.bench.folder import ROUNDS, Folder
-from specdec.evaluation.bench.grid import Cell, Grid, Method
+from specdec.evaluation.bench.grid import BenchCell, Grid, Method
 from specdec.evaluation.bench.measure import BenchPrompt, Peak
 from specdec.evaluation.bench.result_files import results
 from specdec.evaluation.bench.session import BenchSettings, Maker, Session
@@ -39,7 +39,7 @@ class Fake:
 
     name, setting = "fake", {"num_drafts": 2}
 
-    def __init__(self, cell: Cell, clock: Clock, runs: list):
+    def __init__(self, cell: BenchCell, clock: Clock, runs: list):
         self.cell, self._clock, self._runs = cell, clock, runs
 
     def run(self, prompts, seed):

@@ -8,14 +8,14 @@ import json
 import pytest
 from specdec.evaluation.gpus import GPUS
 from specdec.evaluation.model_shapes import parameters_of, read_shape, shape_of
-from specdec.evaluation.roofline import MOST_ROWS, Machine, Pair, Shape, gpu_machine
+from specdec.evaluation.roofline import MOST_ROWS, Machine, ModelShape, Pair, gpu_machine
 from specdec.evaluation.theory import expected_speedup, expected_tau
 from support.commands import refused, run
 from support.models import VOCABULARY, tiny_model
 from transformers import MixtralConfig
 
-LARGE = Shape("large", 1000, 900, layers=2, attended=16, cached=8, vocabulary=50, weight_bytes=2.0)
-SMALL = Shape("small", 90, 90, layers=1, attended=8, cached=4, vocabulary=50, weight_bytes=2.0)
+LARGE = ModelShape("large", 1000, 900, layers=2, attended=16, cached=8, vocabulary=50, weight_bytes=2.0)
+SMALL = ModelShape("small", 90, 90, layers=1, attended=8, cached=4, vocabulary=50, weight_bytes=2.0)
 FREE = Machine("free layers", bandwidth=100.0, rate=1e9, layer=0.0, memory=None, about="by hand")
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.protocol import Drafter
 from ..loop.draft_length import AdaptiveDrafts
-from .contenders import OURS, CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
+from .contenders import OURS, CompareSettings, Contender, Prompt, Run, SpecdecMethod, TransformersMethod
 from .machine import cpu_name
 from .near_ties import Difference, Judge
 from .rounds import fastest, play_round, runs_to_halve
@@ -170,15 +170,15 @@ def compare(
     plain = TransformersMethod(target, None, settings)
     if assistant is None and isinstance(draft, PreTrainedModel):
         assistant = draft
-    theirs: list[Method] = []
+    theirs: list[Contender] = []
     if assistant is not None:
         numbers = (None,) if isinstance(asked, AdaptiveDrafts) else (*CANDIDATES, None) if asked is None else (asked,)
         theirs = [TransformersMethod(target, assistant, settings, k) for k in numbers]
-    trees: list[Method] = []
+    trees: list[Contender] = []
     if settings.tree is not None:
         depths = PATHS if asked is None else (asked,)
         trees = [SpecdecMethod(target, draft, k, settings, settings.tree, compile) for k in depths]
-    mine: list[Method] = [*ours]
+    mine: list[Contender] = [*ours]
     groups = [methods for methods in (theirs, mine, trees) if methods]
     short = [[method.shortened(SHORT_TEXT) for method in methods] for methods in groups]
     few = prompts[:FEW_PROMPTS]
@@ -193,7 +193,7 @@ def compare(
     work.did_one()
     work.begin("looking for the best numbers of drafts")
     found = fastest(short, few, settings.seed, work)
-    chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]
+    chosen: list[tuple[Contender, dict[str, float] | None]] = [(plain, None)]
     chosen += [(methods[best], swept) for methods, (best, swept) in zip(groups, found, strict=True)]
 
     methods, rounds, alone = [method for method, _ in chosen], [], [[prompt] for prompt in prompts]

@@ -87,14 +87,14 @@ class Run:
         return parts["kernels"] + parts["loop"] if parts else None
 
 
-class Method(Protocol):
+class Contender(Protocol):
     name: str
     setting: dict[str, int | str]  # what the method was told about the number of drafts
 
     def run(self, prompts: Sequence[Prompt], seed: int) -> Run:
         """Continues the prompts in one batch; prompt i of it has the seed ``seed`` + i, where seeds are a prompt's."""
 
-    def shortened(self, most: int) -> Method:
+    def shortened(self, most: int) -> Contender:
         """The same with at most so many new tokens."""
 
 
@@ -204,7 +204,7 @@ class TransformersMethod:
         added = {"logits_processor": LogitsProcessorList(processors), **self._arguments}
         with self._configured(), counted_forwards(self._target, self._draft) as forwards:
             torch.manual_seed(seed)
-            stream = _Stream(len(prompts))
+            stream = _TokenTimes(len(prompts))
             width = max(map(len, prompts))
             rows = [[*[self._pad] * (width - len(prompt)), *prompt] for prompt in prompts]
             input_ids = torch.tensor(rows, device=self._target.device)
@@ -246,7 +246,7 @@ class TransformersMethod:
                 model.generation_config = old
 
 
-class _Stream(BaseStreamer):
+class _TokenTimes(BaseStreamer):
     """Notes when ``generate`` hands over tokens, which it does for all rows at once."""
 
     def __init__(self, rows: int):

@@ -10,7 +10,7 @@ from torch import nn
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, Shape
-from .interface import Head, Logits, Rows
+from .interface import Head, HeadInput, Logits
 
 
 class DFlashLayer(nn.Module):
@@ -65,10 +65,10 @@ class DFlash(Head):
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         return self.hidden_norm(self.fc(states))
 
-    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+    def read(self, rows: HeadInput, cache: StaticKVCache) -> None:
         self.context(rows, cache)
 
-    def context(self, rows: Rows, cache: StaticKVCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def context(self, rows: HeadInput, cache: StaticKVCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Stores keys and values of the features. Returns each layer's visible ones."""
         cache.write_at(rows.layout.slots, rows.layout.visible, rows.first_row)
         rotation = self.rotary(rows.features, rows.layout.positions)
@@ -78,7 +78,7 @@ class DFlash(Head):
             found.append(cache.layers[i].update(*layer.self_attn.keys_and_values(rows.features, rotation)))
         return found
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         known, (size, block) = self.context(rows, cache), (len(rows.tokens), self.block)
         masks = rows.tokens.new_full((size, block - 1), self.mask_token)
         offsets = torch.arange(1, block + 1, device=masks.device)

@@ -8,7 +8,7 @@ from torch import nn
 from ...models.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, Shape
 from .in_turn import DraftsInTurn
-from .interface import Rows
+from .interface import HeadInput
 
 
 class EagleLayer(nn.Module):
@@ -48,7 +48,7 @@ class Eagle(DraftsInTurn):
         self.layers = nn.ModuleList(EagleLayer(shape, i == 0) for i in range(num_layers))
         self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
 
-    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+    def run(self, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns predicted states [n, q, hidden]."""
         layout = rows.layout
         assert isinstance(layout.mask, torch.Tensor)

@@ -10,7 +10,7 @@ from torch import nn
 from ...models.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, Rotation, Shape
 from .in_turn import DraftsInTurn
-from .interface import Rows
+from .interface import HeadInput
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Eagle3(DraftsInTurn):
             states = self.input_norm(states)
         return self.fc(states)
 
-    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+    def run(self, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns the output of the last layer [n, q, hidden]."""
         layout = rows.layout
         cache.write_at(layout.slots, layout.visible, rows.first_row)
@@ -94,7 +94,7 @@ class Eagle3(DraftsInTurn):
         return out
 
     def _layer(
-        self, i: int, layer: nn.Module, x: torch.Tensor, rows: Rows, rotation: Rotation, cache: StaticKVCache
+        self, i: int, layer: nn.Module, x: torch.Tensor, rows: HeadInput, rotation: Rotation, cache: StaticKVCache
     ) -> torch.Tensor:
         assert isinstance(layer, Eagle3Layer)
         if layer.hidden_norm is None:

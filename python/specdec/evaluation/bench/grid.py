@@ -56,7 +56,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchCell:
     """One method with one K and rule, in one setting.
 
     Attributes:
@@ -131,10 +131,10 @@ class Grid:
                 found.append(Setting(temperature, batch, **filters))
         return list(dict.fromkeys(found))
 
-    def cells(self, setting: Setting) -> list[Cell]:
+    def cells(self, setting: Setting) -> list[BenchCell]:
         """The baselines first. At temperature 0 every rule accepts alike, so only the first one is measured; and
         transformers assists one text at a time, so larger batches have no cell of it."""
-        found = [Cell(name, setting) for name in BASELINES]
+        found = [BenchCell(name, setting) for name in BASELINES]
         for method in self.methods:
             if not method.drafts or (method.name == ASSISTED and setting.batch > 1):
                 continue
@@ -143,8 +143,8 @@ class Grid:
                 rules: Sequence[str | None] = self.rules or ("token" if tree is None else method.tree_rule,)
                 rules = (None,) if method.name == ASSISTED else rules[:1] if setting.temperature == 0 else rules
                 for rule, k in itertools.product(rules, self.num_drafts or default):
-                    found.append(Cell(method.name, setting, rule, k, tree))
+                    found.append(BenchCell(method.name, setting, rule, k, tree))
         return found
 
-    def all_cells(self) -> list[Cell]:
+    def all_cells(self) -> list[BenchCell]:
         return [cell for setting in self.settings() for cell in self.cells(setting)]

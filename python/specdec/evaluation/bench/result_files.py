@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ...drafters.protocol import Drafter
 from ..theory import expected_speedup, expected_tau
-from .grid import PLAIN, TRANSFORMERS, Cell, Grid
+from .grid import PLAIN, TRANSFORMERS, BenchCell, Grid
 from .verdicts import quartiles, ratios, summary, verdict
 
 FORMAT = "specdec bench 1"
@@ -60,7 +60,7 @@ def results(header: Mapping, grid: Grid, rounds: Sequence[Mapping]) -> dict:
 
 
 def _cell(
-    cell: Cell, of_setting: Sequence[Cell], rounds: Sequence[Mapping], speeds: Mapping[str, Sequence[float]]
+    cell: BenchCell, of_setting: Sequence[BenchCell], rounds: Sequence[Mapping], speeds: Mapping[str, Sequence[float]]
 ) -> dict:
     own = speeds[cell.id]
     baselines = {c.method: ratios(own, speeds[c.id]) for c in of_setting if c.method in (PLAIN, TRANSFORMERS)}

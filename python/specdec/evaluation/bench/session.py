@@ -14,11 +14,11 @@ from ...checks import refuse
 from ...detokenize import IncrementalText
 from ...drafters.protocol import Drafter
 from ...loop.draft_length import AdaptiveDrafts
-from ..contenders import CompareSettings, Method, Run, SpecdecMethod, TransformersMethod
+from ..contenders import CompareSettings, Contender, Run, SpecdecMethod, TransformersMethod
 from ..near_ties import Judge
 from ..rounds import play_round
 from ..work_counter import Tell, Work
-from .grid import ASSISTED, PLAIN, TRANSFORMERS, Cell, Grid, Setting
+from .grid import ASSISTED, PLAIN, TRANSFORMERS, BenchCell, Grid, Setting
 from .measure import BenchPrompt, Peak, measured
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SAMPLES = 2  # texts of each cell that the results keep, token by token
 LEARNING = 8  # more warm-up texts, at most, for an adaptive K that does not know yet what its steps cost
 
-OnRun = Callable[[Cell, int, Sequence[BenchPrompt], Run], None]
+OnRun = Callable[[BenchCell, int, Sequence[BenchPrompt], Run], None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Session:
         self,
         target: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        make: Callable[[Cell], Method],
+        make: Callable[[BenchCell], Contender],
         grid: Grid,
         prompts: Sequence[BenchPrompt],
         settings: BenchSettings,
@@ -178,7 +178,7 @@ class Session:
         return [list(self.prompts[i : i + size]) for i in range(0, len(self.prompts), size)]
 
     def _differences(
-        self, cells: Sequence[Cell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
+        self, cells: Sequence[BenchCell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
     ) -> list[dict]:
         """Between greedy texts and those of transformers' plain decoding, the first time that they are seen."""
         places = {prompt.id: i for i, prompt in enumerate(self.prompts)}
@@ -198,7 +198,7 @@ class Session:
         return found
 
     def _samples(
-        self, cells: Sequence[Cell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
+        self, cells: Sequence[BenchCell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
     ) -> list[dict]:
         """The first texts of the cells that draft, in pieces by what produced them."""
         found = []
@@ -224,7 +224,7 @@ class Session:
 class _Watched:
     """A method whose memory is watched."""
 
-    def __init__(self, method: Method, peak: Peak):
+    def __init__(self, method: Contender, peak: Peak):
         self.name, self.setting, self._method, self._peak = method.name, method.setting, method, peak
         self.peaks: list[int] = []
 
@@ -260,7 +260,7 @@ class Maker:
     compile: bool = False
     _drafters: dict[str, Drafter | None] = field(default_factory=dict)
 
-    def make(self, cell: Cell) -> Method:
+    def make(self, cell: BenchCell) -> Contender:
         s = cell.setting
         settings = CompareSettings(self.max_new_tokens, s.temperature, rule=cell.rule, **s.filters)
         if cell.method == TRANSFORMERS:

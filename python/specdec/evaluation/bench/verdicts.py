@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from .grid import PLAIN, TRANSFORMERS, Cell, Setting
+from .grid import PLAIN, TRANSFORMERS, BenchCell, Setting
 
 LEVEL = 0.95  # of an interval, where there are rounds enough
 FEWEST = 5  # rounds from which a winner is named
@@ -50,7 +50,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return [first, third]
 
 
-def verdict(setting: Setting, cells: Sequence[Cell], speeds: Mapping[str, Sequence[float]]) -> dict:
+def verdict(setting: Setting, cells: Sequence[BenchCell], speeds: Mapping[str, Sequence[float]]) -> dict:
     """Names the fastest cell of a setting if it is faster than every other one: if the interval of the ratio of their
     speeds, round by round, lies above 1 + SAME. Otherwise it names all that cannot be told from the fastest.
 
@@ -75,7 +75,7 @@ def verdict(setting: Setting, cells: Sequence[Cell], speeds: Mapping[str, Sequen
     }
 
 
-def _gains(cells: Sequence[Cell], best: str, speeds: Mapping[str, Sequence[float]]) -> list[str]:
+def _gains(cells: Sequence[BenchCell], best: str, speeds: Mapping[str, Sequence[float]]) -> list[str]:
     found = []
     for cell in cells:
         if cell.method in (PLAIN, TRANSFORMERS) and cell.id != best:
@@ -109,7 +109,7 @@ def _words(
 BASELINE_LABELS = ("plain decoding", "transformers' generate")
 
 
-def _label(cell: Cell) -> str:
+def _label(cell: BenchCell) -> str:
     """The cell without its setting."""
     if cell.method == PLAIN:
         return BASELINE_LABELS[0]

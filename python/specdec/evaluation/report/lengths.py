@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..theory import best_k, expected_speedup
 from .plot import DASHES, DIM, Plot, Section, Table, decimals, marks, number, spread
-from .results import BenchResults, CellResult, Series, Setting, Spread
+from .results import BenchResults, CellResult, Quartiles, Series, Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ def _best(line: Curve) -> str:
     return f"{said}."
 
 
-def _measured(cell: CellResult) -> Spread:
+def _measured(cell: CellResult) -> Quartiles:
     assert cell.over_plain is not None
     return cell.over_plain
 
@@ -134,8 +134,8 @@ def _draw(figure: Figure, lines: list[Curve]) -> None:
 
 
 def _points(axes: Axes, line: Curve, colour: str, marker: str, place_of_adaptive: float) -> None:
-    found: list[tuple[float, Spread]] = [(k, _measured(cell)) for k, cell in line.fixed.items()]
-    groups: list[tuple[list[tuple[float, Spread]], str, str]] = [(found, "-", line.series.name)]
+    found: list[tuple[float, Quartiles]] = [(k, _measured(cell)) for k, cell in line.fixed.items()]
+    groups: list[tuple[list[tuple[float, Quartiles]], str, str]] = [(found, "-", line.series.name)]
     if line.adaptive:
         groups.append(([(place_of_adaptive, _measured(line.adaptive))], "none", "_adapts"))
     for points, style, label in groups:

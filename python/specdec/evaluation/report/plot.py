@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .results import Spread
+from .results import Quartiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,7 +135,7 @@ def number(value: float | None) -> str:
     )
 
 
-def spread(of: Spread | None) -> str:
+def spread(of: Quartiles | None) -> str:
     """The median, and the quartiles in brackets."""
     return "–" if of is None else f"{number(of.median)} ({number(of.low)} to {number(of.high)})"
 

@@ -31,7 +31,7 @@ METHODS = {
 }
 
 
-class Spread(NamedTuple):
+class Quartiles(NamedTuple):
     """A median of rounds and their quartiles."""
 
     median: float
@@ -61,9 +61,9 @@ class CellResult:
     series: Series
     k: int | Literal["auto"] | None
     setting: Setting
-    speed: Spread | None  # tokens/s
-    over_plain: Spread | None  # how many times as fast, round by round
-    over_transformers: Spread | None
+    speed: Quartiles | None  # tokens/s
+    over_plain: Quartiles | None  # how many times as fast, round by round
+    over_transformers: Quartiles | None
     interval: tuple[float, float] | None  # of ``over_plain``
     first_token: float | None  # seconds, the median
     between_tokens: float | None  # seconds of an output token after the first, the median
@@ -206,9 +206,10 @@ def _number(of: Mapping[str, Any] | None, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _spread(of: Mapping[str, Any] | None) -> Spread | None:
+def _spread(of: Mapping[str, Any] | None) -> Quartiles | None:
     """Of a summary; without quartiles they are the median."""
     median = _number(of, "median")
-    return (
-        None if of is None or median is None else Spread(median, *map(float, of.get("quartiles") or (median, median)))
-    )
+    if of is None or median is None:
+        return None
+    low, high = of.get("quartiles") or (median, median)
+    return Quartiles(median, float(low), float(high))

@@ -14,7 +14,7 @@ from ...chat_template import chat_text, chat_tokens
 from ...loop.sequence import Request
 from .errors import ApiError
 from .lanes import Lane
-from .request_bodies import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, joined
+from .request_bodies import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationBody, joined
 from .service import Service
 from .stop_cut import StopCut, TextStop
 
@@ -108,7 +108,7 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
     return await _plan(service, body, [Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs, owner)
 
 
-def _check(service: Service, body: Generation) -> None:
+def _check(service: Service, body: GenerationBody) -> None:
     if body.model != service.name:
         message = f"The model {body.model[:60]!r} does not exist here; {service.name!r} does."
         raise ApiError(404, message, "model", "model_not_found")
@@ -148,7 +148,7 @@ async def _tokens(
 
 async def _plan(
     service: Service,
-    body: Generation,
+    body: GenerationBody,
     prompts: Sequence[Prompt],
     field: str,
     max_tokens: int | None,
@@ -205,7 +205,7 @@ async def _plan(
     return Plan(lane, list(prompts), requests, cuts, field)
 
 
-def _params(body: Generation) -> SamplingParams:
+def _params(body: GenerationBody) -> SamplingParams:
     try:
         return SamplingParams(
             temperature=1.0 if body.temperature is None else body.temperature,

@@ -9,12 +9,12 @@ import torch
 
 from ...drafters.heads.blocks import Shape
 from ...drafters.heads.dflash import DFlash
-from ...drafters.heads.interface import Rows
+from ...drafters.heads.interface import HeadInput
 from ...models.cached_model import CachedModel, Layout
 from .learner import (
     DECAY,
     Files,
-    Growing,
+    GrowingCache,
     Learner,
     Lesson,
     agreement,
@@ -74,9 +74,9 @@ class DflashLearner(Learner):
         sees_context = before < anchors.repeat_interleave(block, 1)[..., None]  # [B, A * block, L]
         sees_block = (number[:, None] == number).expand(size, -1, -1)
         mask = torch.cat([sees_context, sees_block], -1)[:, None]
-        cache: Any = Growing(head.num_layers)
+        cache: Any = GrowingCache(head.num_layers)
         layout = Layout(before.expand(size, -1), before.expand(size, -1), length, None)
-        known = head.context(Rows(head.combine(lesson.states), lesson.tokens, layout), cache)
+        known = head.context(HeadInput(head.combine(lesson.states), lesson.tokens, layout), cache)
         out = head.fill_in(tokens.flatten(1), places.flatten(1), known, mask)
         ours = head.logits(head.norm(out).unflatten(1, (count, block))[:, :, 1:])
         text = torch.arange(size, device=device)[:, None]

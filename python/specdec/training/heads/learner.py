@@ -178,12 +178,12 @@ def speculators_config(
     }
 
 
-class Growing:
+class GrowingCache:
     """Stands where a :class:`~specdec.models.kv_cache.StaticKVCache` does when a head drafts. Each layer's new keys and
     values come after those before, whatever their slots, and all of them are visible: the mask says what counts."""
 
     def __init__(self, layers: int):
-        self.layers = [_Layer() for _ in range(layers)]
+        self.layers = [_GrowingLayer() for _ in range(layers)]
 
     def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0) -> None:
         pass
@@ -195,7 +195,7 @@ class Growing:
         return self.layers[layer].update(keys, values)
 
 
-class _Layer:
+class _GrowingLayer:
     def __init__(self) -> None:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
