@@ -7,7 +7,7 @@ import json
 
 import pytest
 from specdec.training.curves import FOLDER, board, scalars
-from specdec.training.distill import RUN, log_of
+from specdec.training.trainer import RUN, log_of
 from support.commands import invoke, refused
 
 CODE = "def read(path):\n    with open(path) as file:\n        return file.read()\n\n\n"

@@ -104,6 +104,7 @@ def distill(
         from ..training.distill import read_loss, read_text
         from ..training.model_card import Card
         from ..training.settings import DistillSettings, TrainSettings
+        from ..training.trainer import Watch
 
         settings = DistillSettings(
             TrainSettings(
@@ -126,7 +127,7 @@ def distill(
         card = Card(name, said, source, licence, shlex.join(["specdec", *sys.argv[1:]]))
         pair = (loaded.target, start, loaded.tokenizer)
         with training.kept(output), training.logging(tensorboard, output) as logged:
-            done = train(*pair, corpus, settings, output, show, stopped, card, logged, remark)
+            done = train(*pair, corpus, settings, output, card, Watch(show, stopped, logged, remark))
     if done is None:
         remark(f"stopped; the same command goes on from here ({str(output)!r})")
         raise typer.Exit(130)

@@ -92,6 +92,7 @@ def train_heads(
         from ..training.model_card import Card
         from ..training.settings import DistillSettings, TrainSettings
         from ..training.train_heads import train_head
+        from ..training.trainer import Watch
 
         train = TrainSettings(
             read_loss(loss), steps, rate, warm_up, precision, every=every, num_drafts=num_drafts, seed=seed
@@ -111,7 +112,8 @@ def train_heads(
         corpus = training.read_corpus(data, prompts, held_out, loaded)
         card = Card(target or "the embedded target", kind, source, licence, shlex.join(["specdec", *sys.argv[1:]]))
         with training.kept(output), training.logging(tensorboard, output) as logged:
-            done = train_head(loaded.target, loaded.tokenizer, corpus, settings, output, show, stopped, card, logged)
+            watch = Watch(show, stopped, logged)
+            done = train_head(loaded.target, loaded.tokenizer, corpus, settings, output, card, watch)
     if done is None:
         remark(f"stopped; the same command goes on from here ({str(output)!r})")
         raise typer.Exit(130)

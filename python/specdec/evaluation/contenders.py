@@ -143,13 +143,14 @@ class SpecdecMethod:
             result.drafter_error,
         )
 
-    def settle(self, prompts: Sequence[Prompt], seed: int) -> None:
+    def settle(self, batches: Sequence[Sequence[Prompt]], seed: int) -> None:
         """Where K adapts, decodes until the times of steps are known, as they are in a process that has decoded for a
-        while, or after ``specdec advise --save``."""
+        while, or after ``specdec advise --save``. One text may be too short for that."""
         for i in range(LEARNING_RUNS if isinstance(self.decoder.num_drafts, AdaptiveDrafts) else 0):
-            if self.decoder.costs_of(1) is not None:
+            batch = batches[i % len(batches)]
+            if self.decoder.costs_of(len(batch)) is not None:
                 return
-            self.run(prompts, seed + i)
+            self.run(batch, seed + i)
 
     def shortened(self, most: int) -> SpecdecMethod:
         other = copy.copy(self)

@@ -77,6 +77,7 @@ class Judge:
         self._target, self._temperature = target, temperature
         self._penalty = RepetitionPenaltyLogitsProcessor(float(repetition_penalty or 1.0))
         self._wide: PreTrainedModel | None = None
+        self._seen: set[tuple] = set()
         self._wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
         if getattr(target, "hf_quantizer", None) is not None:  # a wider copy would have other weights
             self._wide, self._wide_dtype = target, target.dtype
@@ -112,6 +113,16 @@ class Judge:
         if ids.shape[1] > 1:
             others.append(self._cached(ids, noise))
         return self._judge(full, others, tokens, methods, prompt_index, position, noise is not None)
+
+    def explain_once(
+        self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], methods: tuple[str, str], index: int
+    ) -> Difference | None:
+        """The same; None also where these texts of these methods were judged before, as rounds repeat them."""
+        key = (methods, index, tuple(first), tuple(second))
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        return self.explain(prompt, first, second, methods, index)
 
     @torch.inference_mode()
     def rest(

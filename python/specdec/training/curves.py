@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import refuse
-from .distill import RUN, log_of
-from .trainer import Logged
+from .trainer import RUN, Logged, log_of
 
 FILE = "curves.svg"
 COLOURS = {0.0: "#0072b2", 1.0: "#d55e00"}  # Okabe and Ito's, which the colour-blind tell apart

@@ -18,16 +18,17 @@ from .head_features import CachedFeatures, Features
 from .heads.learner import Learner
 from .held_out import AT_ONCE, TEMPERATURES, Worth
 from .lessons import Lessons
-from .trainer import Trainer, TrainSettings
+from .settings import DistillSettings
+from .trainer import Trainer
 
 
 class HeadTrainer(Trainer):
     """
     Args:
-        prompts: that it is judged by, each continued by ``new`` tokens.
+        prompts: that it is judged by, each continued by ``run.new`` tokens.
         features: what the head reads of texts.
         known: the same of the data; None: it is computed in each step.
-        lessons, settings, folder, asked: as for a draft.
+        lessons, folder, asked: as for a draft, as is ``run.train``.
     """
 
     def __init__(
@@ -35,17 +36,17 @@ class HeadTrainer(Trainer):
         learner: Learner,
         lessons: Lessons,
         prompts: Sequence[Sequence[int]],
-        new: int,
-        settings: TrainSettings,
+        run: DistillSettings,
         folder: Path,
         asked: Mapping[str, object],
         features: Features,
         known: CachedFeatures | None = None,
     ):
-        self._learner, self._prompts, self._new, self._features, self._known = learner, prompts, new, features, known
+        self._learner, self._prompts, self._new = learner, prompts, run.new
+        self._features, self._known = features, known
         self._hits: list[float] = []
         self._learned: list[float] = []
-        super().__init__(learner.target.model, learner.head, lessons, (), settings, folder, asked)
+        super().__init__(learner.target.model, learner.head, lessons, (), run.train, folder, asked)
 
     def _loss(self, step: int, tokens: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
         if self._known is not None and blocks is not None:

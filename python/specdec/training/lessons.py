@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec_kernels import SamplingParams
 
@@ -119,3 +119,10 @@ class Packed:
             chance = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
             self._order = (epoch, torch.randperm(len(self.blocks), generator=chance))
         return self._order[1][at * self._size : (at + 1) * self._size]
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids, each text with an end of sequence, where the tokenizer has one."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    found = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids if texts else []
+    return [[*ids, *end] for ids in found if ids]

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLES = 2  # texts of each cell that the results keep, token by token
-LEARNING = 8  # more warm-up texts, at most, for an adaptive K that does not know yet what its steps cost
 
 OnRun = Callable[[BenchCell, int, Sequence[BenchPrompt], Run], None]
 
@@ -70,7 +69,6 @@ class Session:
         self._tokenizer, self._grid, self._settings = tokenizer, grid, settings
         self.prompts = list(prompts)
         self._clock, self._began, self._judge = clock, clock(), Judge(target)
-        self._judged: set[tuple] = set()
         self.device, self.peak = target.device, Peak(target.device)
         units = [(s, r) for r in range(settings.repeats) for s in grid.settings() if (s.name, r) not in {*done}]
         self.units: list[tuple[Setting, int]] = units
@@ -119,18 +117,8 @@ class Session:
                     work.did_one()
                 seconds += self._clock() - started
                 if count > 0 and isinstance(method, SpecdecMethod):
-                    self._learn(method, batches)
+                    method.settle([_tokens(batch) for batch in batches], self._settings.seed)
             self._seconds[setting] = seconds * len(batches)
-
-    def _learn(self, method: SpecdecMethod, batches: Sequence[Sequence[BenchPrompt]]) -> None:
-        """A K that adapts is at its best once it knows what steps cost, which one text may be too short for."""
-        if not method.setting["num_drafts"] == "auto":
-            return
-        for i in range(LEARNING):
-            batch = batches[i % len(batches)]
-            if method.decoder.costs_of(len(batch)) is not None:
-                return
-            method.run(_tokens(batch), self._settings.seed)
 
     def rounds(self, tell: Tell, on_run: OnRun | None = None) -> Iterator[dict]:
         """Measures round after round, and yields each as it ends, for JSON: "setting", "round", "greedy": whether the
@@ -187,12 +175,8 @@ class Session:
         for cell, runs in zip(cells, played, strict=True):
             for batch, plain, run in zip(batches, played[at], runs, strict=True):
                 for prompt, first, second in zip(batch, plain.texts, run.texts, strict=True):
-                    key = (cell.id, prompt.id, tuple(first), tuple(second))
-                    if first == second or key in self._judged:
-                        continue
-                    self._judged.add(key)
                     names = (cells[at].id, cell.id)
-                    difference = self._judge.explain(prompt.tokens, first, second, names, places[prompt.id])
+                    difference = self._judge.explain_once(prompt.tokens, first, second, names, places[prompt.id])
                     if difference is not None:
                         found.append({**dataclasses.asdict(difference), "prompt_id": prompt.id})
         return found
