@@ -37,7 +37,7 @@ class Variant(NamedTuple):
 
 
 class Head(nn.Module):
-    """A head in one of the formats of ``loading.FORMATS``. It has no state: what belongs to a batch is in a feature
+    """A head in one of the formats of ``formats.FORMATS``. It has no state: what belongs to a batch is in a feature
     store and a cache. A head that was rejected drafts needs no cropping, as a later call with the same slots writes
     over them, and the mask hides those beyond a query's position.
 

@@ -36,7 +36,7 @@ class MtpHead(Head):
     Args:
         slot: the keys and the values that a token stores in one layer.
         rotary: the target's rotary embedding: takes features and positions [n, q] int64.
-        own_embedding, own_head: whether it has ``embed_tokens`` and ``lm_head``.
+        own: whether it has ``embed_tokens`` and ``lm_head``.
 
     Attributes:
         hidden_first: whether the projection reads the feature before the token's embedding.
@@ -55,14 +55,13 @@ class MtpHead(Head):
         slot: tuple[Slot, Slot],
         rotary: Callable[[torch.Tensor, torch.Tensor], Rotation],
         hidden_first: bool,
-        own_embedding: bool,
-        own_head: bool,
+        own: tuple[bool, bool],
     ):
         super().__init__(states, hidden, hidden, vocab_size, len(layers))
         self.layers, self._slot, self._rotary = nn.ModuleList(layers), slot, rotary
         self.hidden_first, self.recycle_normed = hidden_first, True
-        self.embed_tokens = nn.Embedding(vocab_size, hidden) if own_embedding else None
-        self.lm_head = nn.Linear(hidden, vocab_size, bias=False) if own_head else None
+        self.embed_tokens = nn.Embedding(vocab_size, hidden) if own[0] else None
+        self.lm_head = nn.Linear(hidden, vocab_size, bias=False) if own[1] else None
 
     def layer_slot(self) -> tuple[Slot, Slot]:
         return self._slot

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...drafters.heads.blocks import Shape
+from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.dflash import DFlash
 from ...drafters.heads.interface import HeadInput
 from ...models.cached_model import CachedModel, Layout
@@ -51,11 +51,8 @@ class DflashLearner(Learner):
         self._outputs = output_ids(states)
         self.sizes = layer_sizes(target.config, layers, "qwen3")
         shape = Shape.read(self.sizes, {"layers.0.self_attn.q_norm.weight"})
-        hidden, vocab_size = target.config.hidden_size, target.vocab_size
-        self.dflash = DFlash(
-            shape, (*states,), hidden, vocab_size, layers, depth + 1, mask_token, False, False, None, False,
-            target.device,
-        )  # fmt: skip
+        parts = Parts(shape, (*states,), target.config.hidden_size, target.vocab_size, layers, target.device)
+        self.dflash = DFlash(parts, depth + 1, mask_token)
         super().__init__(self.dflash, target, loss)
         small(self.dflash)
 
