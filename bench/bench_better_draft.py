@@ -20,7 +20,7 @@ from bench_distill import corpus_of
 from measure import ratios
 from specdec import SpeculativeDecoder, load_embedded_pair
 from specdec.evaluation.advise import MORE_ALPHA
-from specdec.evaluation.advise.costs import measure, shortest_text
+from specdec.evaluation.advise.costs import Workload, measure, shortest_text
 from specdec.evaluation.advise.prediction import best, more_accepted
 from specdec.models.loading import load_model
 from specdec.training.distill import distill, encoded, read_loss, read_text
@@ -95,7 +95,7 @@ def row(
 ) -> dict[str, object]:
     plain, widths = SpeculativeDecoder(target, None, 0), range(1, MOST + 1)
     known = [
-        measure(plain, SpeculativeDecoder(target, d, MOST), prompts, 1, widths, tokens, seconds)
+        measure(plain, SpeculativeDecoder(target, d, MOST), Workload(prompts, tokens), 1, widths, seconds)
         for d in (before, after)
     ]
     chances, alphas = known[0].acceptance.by_position(), [m.acceptance.alpha for m in known]

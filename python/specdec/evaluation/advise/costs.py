@@ -59,6 +59,31 @@ def shortest_text(most_drafts: int) -> int:
     return 2 * (most_drafts + 1)
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What is decoded while steps are timed.
+
+    Attributes:
+        prompts: they are taken in turns, again and again.
+        tokens: new tokens of a text, at least ``shortest_text`` of the largest K.
+        params: None is greedy.
+        seed: of the first text; each has another one.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    tokens: int
+    params: SamplingParams | None = None
+    rule: Rule = Rule.TOKEN
+    seed: int = 0
+
+    def texts(self, first: int, rows: int) -> list[Request]:
+        """Returns what texts ``first`` to ``first + rows - 1`` are to be."""
+        return [
+            Request([*self.prompts[i % len(self.prompts)]], self.tokens, self.params, self.seed + i, eos_token_id=[])
+            for i in range(first, first + rows)
+        ]
+
+
 @dataclass
 class Times:
     """Seconds of steps of one width.
@@ -128,16 +153,17 @@ class _Decoding:
     """One batch whose steps are timed one by one."""
 
     def __init__(
-        self, decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], tokens: int, params: SamplingParams | None,
-        rule: Rule, seed: int, lengths: Sweep | None, clock: Clock,
-    ):  # fmt: skip
-        self._clock, began = clock, clock()
-        target, texts = decoder.target, {}
-        for i, prompt in enumerate(prompts):
-            request = Request(list(prompt), tokens, params, seed + i, eos_token_id=[])
-            texts[i] = Decoded.of(i, request, target, decoder.most_drafts)
-        capacity = target.capacity(max(map(len, prompts)) + tokens)
-        config = decoder.batch_config(len(prompts), capacity, AcceptRule(rule), max_eos=0)
+        self,
+        decoder: SpeculativeDecoder,
+        requests: Sequence[Request],
+        rule: Rule,
+        lengths: Sweep | None,
+        clock: Clock,
+    ):
+        self._clock, began, target = clock, clock(), decoder.target
+        texts = {i: Decoded.of(i, request, target, decoder.most_drafts) for i, request in enumerate(requests)}
+        capacity = target.capacity(max(len(r.prompt) + r.max_new_tokens for r in requests))
+        config = decoder.batch_config(len(requests), capacity, AcceptRule(rule), max_eos=0)
         self.batch = Batch(config if lengths is None else replace(config, num_drafts=lengths))
         self.batch.add(texts)
         self.batch.prefill()
@@ -167,38 +193,30 @@ class _Decoding:
 def measure(
     plain: SpeculativeDecoder,
     decoder: SpeculativeDecoder,
-    prompts: Sequence[Sequence[int]],
+    work: Workload,
     rows: int,
     widths: Sequence[int],
-    tokens: int,
     seconds: float,
-    params: SamplingParams | None = None,
-    rule: Rule = Rule.TOKEN,
-    seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> Measured:
-    """Decodes prompts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over.
+    """Decodes texts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over.
 
     Args:
         decoder: with a fixed K, the largest of ``widths``.
-        prompts: they are taken in turns, again and again.
         widths: K >= 1 that are timed.
-        tokens: new tokens of a text, at least ``shortest_text`` of the largest K.
         seconds: for which it goes on, and at least until each width was timed once.
-        params: None is greedy.
-        seed: of the first text; each has another one.
         clock: for tests.
 
     Raises:
         ValueError: names the argument. Also: the drafter failed.
     """
-    read_count("max_new_tokens", tokens, shortest_text(max(widths)))
+    read_count("max_new_tokens", work.tokens, shortest_text(max(widths)))
     sweep, began, turn = Sweep(widths), clock(), 0
     measured = Measured(rows, sweep.acceptance)
     while True:
-        chosen = [prompts[(turn * rows + i) % len(prompts)] for i in range(rows)]
+        requests = work.texts(turn * rows, rows)
         pair = [
-            _Decoding(which, chosen, tokens, params, rule, seed + turn * rows, lengths, clock)
+            _Decoding(which, requests, work.rule, lengths, clock)
             for which, lengths in ((plain, None), (decoder, sweep))
         ]
         while any(d.batch.live for d in pair):
