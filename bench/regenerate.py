@@ -35,10 +35,10 @@ LOOP = (*KERNELS, *(f"python/specdec/{room}" for room in ("sampling", "models", 
 DECODER = (*LOOP, "python/specdec/decoder.py", "python/specdec/prompts.py")
 SCHEDULER = (*DECODER, "python/specdec/serving", "bench/jobs.py")
 # Without reports and roofs: they say what was measured, or measure nothing.
-_FILES = ("compare.py", "contenders.py", "machine.py", "near_ties.py", "progress.py", "rounds.py", "verify")
+_FILES = ("compare.py", "contenders.py", "machine.py", "near_ties.py", "rounds.py", "work_counter.py", "verify")
 _EVALUATION = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in _FILES))
 _BENCH = tuple(f"python/specdec/evaluation/{name}" for name in ("bench", "theory.py"))
-_SAMPLES = ("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt")))
+_SAMPLES = tuple(f"cells.rounds.{name}" for name in ("inter_token", "by_prompt"))
 
 
 @dataclass(frozen=True)

@@ -139,18 +139,14 @@ def test_times_of_a_round():
     assert found["time_to_first_token"] == [1.0, 0.5] and found["inter_token"] == [0.5, 1.0]
     assert found["time_per_output_token"] == 1.5 / 4  # of the four tokens after the first piece
     assert (found["steps"], found["drafted"], found["accepted"], found["tested"]) == (6, 16, 8, 12)
-    assert found["by_category"]["code"] == {
-        **{"tokens": 4, "seconds": 1.0, "drafted": 8, "accepted": 4, "tested": 6, "steps": 3}
-    }
     assert found["by_prompt"] == [[["p"], 3.0, 6], [["c"], 1.0, 4]] and found["peak_memory"] == 77
     assert found["drafted_by_position"] is None and found["seconds_by_part"] is None and "trouble" not in found
 
 
-def test_a_batch_is_divided_by_tokens():
+def test_a_text_in_one_piece_has_no_times_between():
     found = measured([run([6, 2, 8], 4.0, [[(1.0, 6)], [(1.0, 2)], [(1.0, 8)]])], [PROMPTS], None)
-    assert {name: row["seconds"] for name, row in found["by_category"].items()} == {"poem": 2.0, "code": 2.0}
-    assert found["by_category"]["code"]["drafted"] is None  # known of the batch alone
     assert found["time_per_output_token"] is None and found["inter_token"] == []
+    assert found["by_prompt"] == [[["p", "q", "c"], 4.0, 16]]
 
 
 def test_many_times_are_kept_by_their_quantiles():
@@ -173,7 +169,7 @@ def line(setting: Setting, number: int, cells: list[BenchCell], speed: float, **
 
     rounds = {cell.id: one(i, cell) for i, cell in enumerate(cells)}
     return {
-        **{"setting": setting.name, "round": number, "greedy": True, "cells": rounds, "differences": [], "samples": []},
+        **{"setting": setting.name, "round": number, "greedy": True, "cells": rounds, "differences": []},
         **more,
     }
 
@@ -187,9 +183,7 @@ def test_results_are_those_of_the_contract():
     cells = grid.cells(setting)
     rounds = [line(setting, i, cells, speed) for i, speed in enumerate((10.0, 30.0, 20.0, 20.0, 25.0))]
     whole = json.loads(json.dumps(results(HEADER, grid, rounds)))
-    assert list(whole) == [
-        *("format", "environment", "models", "settings", "prompts", "cells", "verdicts", "greedy", "samples")
-    ]
+    assert list(whole) == [*("format", "environment", "models", "settings", "prompts", "cells", "verdicts", "greedy")]
     transformers, plain, model = whole["cells"]
     assert model["id"] == "model token k=2 t=0 b=1" and model["method"] == "model" and model["num_drafts"] == 2
     speed = model["tokens_per_second"]

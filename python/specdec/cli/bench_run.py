@@ -126,7 +126,7 @@ def _session(
     maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens, command.compile)
     done = [(each["setting"], each["round"]) for each in folder.rounds]
     prompts = _prompts(command, loaded)
-    session = Session(loaded.target, loaded.tokenizer, maker.make, grid, prompts, settings, done)
+    session = Session(loaded.target, maker.make, grid, prompts, settings, done)
     session.fit(command.cut_prompts)
     folder.begin(_header(command, loaded, drafters, grid, session))
     return session

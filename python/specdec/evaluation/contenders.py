@@ -21,7 +21,6 @@ from ..drafters.protocol import Drafter
 from ..loop.draft_length import AdaptiveDrafts
 from ..loop.sequence import Output
 from ..prompts import read_eos, read_pad
-from ..result import Producer
 from ..stats import Stats
 
 Prompt = Sequence[int]
@@ -73,7 +72,6 @@ class Run:
     stats: list[Stats] = field(default_factory=list)  # of each prompt; none where the method does not say
     seconds_by_part: dict[str, float] = field(default_factory=dict)  # as ``Stats`` has them; none likewise
     draft_forwards: int | None = None
-    produced_by: list[list[Producer]] = field(default_factory=list)  # of each prompt's tokens; none likewise
     trouble: str | None = None  # why the drafter was dropped; None: it was not
 
     @property
@@ -139,7 +137,6 @@ class SpecdecMethod:
             result.sequence_stats,
             stats.seconds,
             stats.draft_forwards,
-            result.produced_by,
             result.drafter_error,
         )
 

@@ -50,19 +50,6 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def explain(
-    target: PreTrainedModel,
-    prompt: Sequence[int],
-    first: Sequence[int],
-    second: Sequence[int],
-    methods: tuple[str, str] = ("first", "second"),
-    prompt_index: int = 0,
-    repetition_penalty: float | None = None,
-) -> Difference | None:
-    """Judges the first difference between two greedy continuations of ``prompt``: ``Judge.explain`` for one pair."""
-    return Judge(target, repetition_penalty).explain(prompt, first, second, methods, prompt_index)
-
-
 class Judge:
     """
     Args:

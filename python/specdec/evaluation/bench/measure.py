@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,6 @@ def measured(runs: Sequence[Run], batches: Sequence[Sequence[BenchPrompt]], peak
       many quantiles that their distribution is the same.
     - ``time_per_output_token``: time from the first piece to the last one, over the tokens after the first piece; None
       where no text has two pieces.
-    - ``by_category``: sums by the prompts' category. The time of a batch of several prompts is divided by their tokens.
     - ``drafted_by_position``, ``accepted_by_position``, ``seconds_by_part``, ``draft_forwards``: of specdec's methods,
       as :class:`~specdec.stats.Stats` has them; else None.
 
@@ -53,7 +51,6 @@ def measured(runs: Sequence[Run], batches: Sequence[Sequence[BenchPrompt]], peak
         "time_to_first_token": [text[0].seconds for text in texts],
         "inter_token": quantiles(gaps, SAMPLE),
         "time_per_output_token": sum(text[-1].seconds - text[0].seconds for text in texts) / later if later else None,
-        "by_category": _by_category(runs, batches),
         **{
             name: _by_position(runs, name) if known else None
             for name in ("drafted_by_position", "accepted_by_position")
@@ -90,24 +87,6 @@ def _by_position(runs: Sequence[Run], name: str) -> list[int]:
 
 def _parts(runs: Sequence[Run]) -> dict[str, float]:
     return {part: sum(run.seconds_by_part[part] for run in runs) for part in runs[0].seconds_by_part}
-
-
-def _by_category(runs: Sequence[Run], batches: Sequence[Sequence[BenchPrompt]]) -> dict[str, dict]:
-    found: dict[str, dict] = defaultdict(lambda: {"tokens": 0, "seconds": 0.0, **dict.fromkeys(_COUNTS, 0)})
-    for run, batch in zip(runs, batches, strict=True):
-        for i, prompt in enumerate(batch):
-            row, tokens = found[prompt.category], len(run.texts[i])
-            row["tokens"] += tokens
-            row["seconds"] += run.seconds * (tokens / run.emitted if run.emitted else 1 / len(batch))
-            # Without counts of each prompt, those of a batch are known of no single one.
-            counted = run.stats[i] if run.stats else run if len(batch) == 1 else None
-            for name in _COUNTS:
-                value = getattr(counted, name, None)
-                row[name] = None if value is None or row[name] is None else row[name] + value
-    return dict(found)
-
-
-_COUNTS = ("drafted", "accepted", "tested", "steps")
 
 
 class Peak:

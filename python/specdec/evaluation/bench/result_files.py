@@ -55,7 +55,6 @@ def results(header: Mapping, grid: Grid, rounds: Sequence[Mapping]) -> dict:
             "equal": not any(ours & {*each["methods"]} for each in differences) if greedy else None,
             "differences": differences,
         },
-        "samples": [each for r in rounds for each in r["samples"]],
     }
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 from transformers import PreTrainedModel
 
 from ...checks import refuse
-from ...detokenize import IncrementalText
 from ...drafters.protocol import Drafter
 from ...loop.draft_length import AdaptiveDrafts
 from ..contenders import CompareSettings, Contender, Run, SpecdecMethod, TransformersMethod
@@ -22,9 +21,8 @@ from .grid import ASSISTED, PLAIN, TRANSFORMERS, BenchCell, Grid, Setting
 from .measure import BenchPrompt, Peak, measured
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
-SAMPLES = 2  # texts of each cell that the results keep, token by token
 
 OnRun = Callable[[BenchCell, int, Sequence[BenchPrompt], Run], None]
 
@@ -58,7 +56,6 @@ class Session:
     def __init__(
         self,
         target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
         make: Callable[[BenchCell], Contender],
         grid: Grid,
         prompts: Sequence[BenchPrompt],
@@ -66,7 +63,7 @@ class Session:
         done: Sequence[tuple[str, int]] = (),
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._tokenizer, self._grid, self._settings = tokenizer, grid, settings
+        self._grid, self._settings = grid, settings
         self.prompts = list(prompts)
         self._clock, self._began, self._judge = clock, clock(), Judge(target)
         self.device, self.peak = target.device, Peak(target.device)
@@ -122,8 +119,8 @@ class Session:
 
     def rounds(self, tell: Tell, on_run: OnRun | None = None) -> Iterator[dict]:
         """Measures round after round, and yields each as it ends, for JSON: "setting", "round", "greedy": whether the
-        texts were compared, "cells": their measurements by id, "differences" of texts from transformers' that were not
-        seen before, and "samples" of texts."""
+        texts were compared, "cells": their measurements by id, and "differences" of texts from transformers' that were
+        not seen before."""
         runs = {
             setting: len(self._batches(setting.batch)) * len(self._grid.cells(setting)) for setting, _ in self.units
         }
@@ -159,7 +156,6 @@ class Session:
                 for cell, method, runs in zip(cells, watched, played, strict=True)
             },
             "differences": self._differences(cells, batches, played) if greedy else [],
-            "samples": self._samples(cells, batches, played) if number == 0 else [],
         }
 
     def _batches(self, size: int) -> list[list[BenchPrompt]]:
@@ -179,29 +175,6 @@ class Session:
                     difference = self._judge.explain_once(prompt.tokens, first, second, names, places[prompt.id])
                     if difference is not None:
                         found.append({**dataclasses.asdict(difference), "prompt_id": prompt.id})
-        return found
-
-    def _samples(
-        self, cells: Sequence[BenchCell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
-    ) -> list[dict]:
-        """The first texts of the cells that draft, in pieces by what produced them."""
-        found = []
-        for cell, runs in zip(cells, played, strict=True):
-            texts = [
-                (prompt, run.texts[i], run.produced_by[i])
-                for batch, run in zip(batches, runs, strict=True)
-                for i, prompt in enumerate(batch)
-                if run.produced_by and cell.num_drafts is not None
-            ]
-            for prompt, tokens, produced_by in texts[:SAMPLES]:
-                text = IncrementalText(self._tokenizer, prompt.tokens)
-                pieces = [
-                    {"text": text.push([token]), "produced_by": str(producer)}
-                    for token, producer in zip(tokens, produced_by, strict=True)
-                ]
-                if pieces:
-                    pieces[-1]["text"] += text.finish()
-                found.append({"prompt_id": prompt.id, "cell": cell.id, "pieces": pieces})
         return found
 
 
