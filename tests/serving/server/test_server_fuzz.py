@@ -22,11 +22,11 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from specdec.serving.server.app import create_app
-from specdec.serving.server.predict import Prediction
+from specdec.serving.server.predict import PredictBody
 from specdec.serving.server.request_bodies import ChatRequest, CompletionRequest
 from support.tiny_service import NAME, is_idle, tiny_service
 
-PATHS = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest, "/predict": Prediction}
+PATHS = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest, "/predict": PredictBody}
 VALID = {
     "/v1/completions": {"model": NAME, "prompt": "x = ", "max_tokens": 2},
     "/v1/chat/completions": {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2},

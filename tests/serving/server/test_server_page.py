@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from specdec.serving.server.predict import Prediction
+from specdec.serving.server.predict import PredictBody
 from specdec.serving.server.request_bodies import ChatRequest, CompletionRequest
 from support import ROOT
 
@@ -13,7 +13,7 @@ NAMED = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.D
 
 
 def test_every_field_is_in_its_table():
-    fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *Prediction.model_fields}
+    fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *PredictBody.model_fields}
     assert len(fields) > 50 and fields <= NAMED, fields - NAMED
 
 
