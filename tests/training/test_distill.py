@@ -230,7 +230,7 @@ def test_a_target_needs_to_be_told_what_drafts(data, tmp_path):
     assert "--layers or --config" in refused("distill", "some/target", "--data", data, "--output", tmp_path / "out")
 
 
-@pytest.mark.parametrize("writes", ["log", "checkpoint"])
+@pytest.mark.parametrize("writes", ["checkpoint", pytest.param("log", marks=pytest.mark.nightly)])
 def test_a_full_disk_is_told_in_a_line(data, tmp_path, monkeypatch, writes):
     def full(*_):
         raise WriteError("cannot write to 'x': No space left on device") if writes == "log" else OSError(28, "No space")

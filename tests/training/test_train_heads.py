@@ -64,7 +64,9 @@ def longer(kind: str) -> HeadSettings:
     return changed_run(kind, train=train, **how)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])  # DFlash takes more steps
+@pytest.mark.parametrize(
+    "kind", ["eagle3", pytest.param("medusa", marks=pytest.mark.nightly)]
+)  # DFlash takes more steps
 def test_a_head_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path, kind):
     told = []
     card = Card("a target", kind, "own lines", "CC0", "specdec train-heads")
@@ -105,7 +107,10 @@ def test_a_head_of_mtp(corpus, tmp_path):
         train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "changed"), [("eagle3", {"text": {"data": 0.5, "target": 0.5}}), ("dflash", {})])
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [("eagle3", {"text": {"data": 0.5, "target": 0.5}}), pytest.param("dflash", {}, marks=pytest.mark.nightly)],
+)
 def test_killed_and_resumed_the_files_are_the_same_bytes(models, corpus, tmp_path, kind, changed):
     settings = changed_run(kind, **changed)
 
