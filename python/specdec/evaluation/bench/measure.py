@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ...stats import Stats
 from ..contenders import Run
 
 SAMPLE = 256  # of the times between pieces of text, at most so many are kept of a round
@@ -41,8 +42,8 @@ def measured(runs: Sequence[Run], batches: Sequence[Sequence[BenchPrompt]], peak
     seconds, tokens = sum(run.seconds for run in runs), sum(run.emitted for run in runs)
     texts = [arrivals for run in runs for arrivals in run.arrivals if arrivals]
     gaps = [b.seconds - a.seconds for text in texts for a, b in zip(text, text[1:], strict=False)]
+    troubles = [run.trouble for run in runs if run.trouble]
     later = sum(arrival.tokens for text in texts for arrival in text[1:])
-    known = all(run.stats for run in runs)
     return {
         "seconds": seconds,
         "tokens": tokens,
@@ -51,18 +52,14 @@ def measured(runs: Sequence[Run], batches: Sequence[Sequence[BenchPrompt]], peak
         "time_to_first_token": [text[0].seconds for text in texts],
         "inter_token": quantiles(gaps, SAMPLE),
         "time_per_output_token": sum(text[-1].seconds - text[0].seconds for text in texts) / later if later else None,
-        **{
-            name: _by_position(runs, name) if known else None
-            for name in ("drafted_by_position", "accepted_by_position")
-        },
-        "seconds_by_part": _parts(runs) if known else None,
+        **_of_steps(runs),
         "draft_forwards": _total(runs, "draft_forwards"),
         "peak_memory": peak_memory,
         "by_prompt": [
             [[prompt.id for prompt in batch], run.seconds, run.emitted]
             for run, batch in zip(runs, batches, strict=True)
         ],
-        **({"trouble": trouble} if (trouble := next((run.trouble for run in runs if run.trouble), None)) else {}),
+        **({"trouble": troubles[0]} if troubles else {}),
     }
 
 
@@ -80,13 +77,15 @@ def _total(runs: Sequence[Run], name: str) -> int | None:
     return None if None in values else sum(values)
 
 
-def _by_position(runs: Sequence[Run], name: str) -> list[int]:
-    lists: list[list[int]] = [getattr(stats, name) for run in runs for stats in run.stats]
-    return [sum(counts[i] for counts in lists if i < len(counts)) for i in range(max(map(len, lists), default=0))]
-
-
-def _parts(runs: Sequence[Run]) -> dict[str, float]:
-    return {part: sum(run.seconds_by_part[part] for run in runs) for part in runs[0].seconds_by_part}
+def _of_steps(runs: Sequence[Run]) -> dict[str, object]:
+    """What only specdec's methods say; else None."""
+    if not all(run.stats for run in runs):
+        return dict.fromkeys(("drafted_by_position", "accepted_by_position", "seconds_by_part"))
+    stats = [stats for run in runs for stats in run.stats]
+    whole = Stats.total(stats, max(len(each.drafted_by_position) for each in stats))
+    parts = {part: sum(run.seconds_by_part[part] for run in runs) for part in runs[0].seconds_by_part}
+    counts = {name: getattr(whole, name) for name in ("drafted_by_position", "accepted_by_position")}
+    return {**counts, "seconds_by_part": parts}
 
 
 class Peak:

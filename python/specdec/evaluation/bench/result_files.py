@@ -40,22 +40,24 @@ def results(header: Mapping, grid: Grid, rounds: Sequence[Mapping]) -> dict:
         plain = next(cell for cell in made if cell["method"] == PLAIN)
         cells += [{**cell, "predicted": predicted(cell, plain)} for cell in made]
         verdicts.append(verdict(setting, of_setting, speeds))
-    differences: list[dict] = []
-    for each in (each for r in rounds for each in r["differences"]):
-        if each not in differences:  # a run that goes on does not know which were found before
-            differences.append(each)
-    greedy = any(r["greedy"] for r in rounds)
-    ours = {cell.id for cell in grid.all_cells() if cell.ours}
     return {
         "format": FORMAT,
         **{name: header[name] for name in ("environment", "models", "settings", "prompts")},
         "cells": cells,
         "verdicts": verdicts,
-        "greedy": {
-            "equal": not any(ours & {*each["methods"]} for each in differences) if greedy else None,
-            "differences": differences,
-        },
+        "greedy": _greedy(grid, rounds),
     }
+
+
+def _greedy(grid: Grid, rounds: Sequence[Mapping]) -> dict:
+    """Whether our greedy texts are those of transformers (None: none were compared), and all differences."""
+    differences: list[dict] = []
+    for each in (each for r in rounds for each in r["differences"]):
+        if each not in differences:  # a run that goes on does not know which were found before
+            differences.append(each)
+    ours = {cell.id for cell in grid.all_cells() if cell.ours}
+    equal = not any(ours & {*each["methods"]} for each in differences)
+    return {"equal": equal if any(r["greedy"] for r in rounds) else None, "differences": differences}
 
 
 def _cell(
