@@ -194,7 +194,6 @@ def test_results_of_a_job_are_learned_from(tmp_path):
     done = invoke(*given, "--prompts", file, "--cache-logits", 64)
     assert "the 64 tokens that are cached have " in done.stderr
     assert done.exit_code == 0 and " 4 texts; " in (tmp_path / "out" / "README.md").read_text(), done.output
-    assert "--prompts: got" in refused(*given, "--prompts", tmp_path / "none.jsonl")
 
 
 def test_a_cut_draft_and_a_picture(data, tmp_path):
