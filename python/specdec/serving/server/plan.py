@@ -34,7 +34,7 @@ class Prompt(NamedTuple):
     text: str | None  # as it was given; None: as ids
 
 
-class Asked(NamedTuple):
+class EndpointRequest(NamedTuple):
     """What the two endpoints say each in its own way.
 
     Attributes:
@@ -97,7 +97,7 @@ async def plan_completion(service: Service, body: CompletionRequest, owner: Hash
     scored = top if body.echo else None
     if body.prompt_logprobs is not None:
         scored = max(scored or 0, body.prompt_logprobs)
-    asked = Asked(prompts, "prompt", body.max_tokens, _COMPLETION_TOKENS, top, scored)
+    asked = EndpointRequest(prompts, "prompt", body.max_tokens, _COMPLETION_TOKENS, top, scored)
     return await _plan(service, body, asked, owner)
 
 
@@ -123,7 +123,7 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
         raise ApiError.invalid(error) from error
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
-    asked = Asked([Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs)
+    asked = EndpointRequest([Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs)
     return await _plan(service, body, asked, owner)
 
 
@@ -165,7 +165,7 @@ async def _tokens(
     return [next(ids) if isinstance(each, str) else each for each in given]
 
 
-async def _plan(service: Service, body: GenerationBody, asked: Asked, owner: Hashable) -> Plan:
+async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, owner: Hashable) -> Plan:
     """The rest of the plan, which is the same for both endpoints."""
     lane = await service.lanes.get(body.drafter, body.rule)
     params = _params(body)
@@ -224,7 +224,7 @@ def _params(body: GenerationBody) -> SamplingParams:
         raise ApiError.invalid(error) from error
 
 
-def _new_tokens(lane: Lane, prompt: int, asked: Asked) -> int:
+def _new_tokens(lane: Lane, prompt: int, asked: EndpointRequest) -> int:
     """How many tokens the text may have. Raises ApiError if they do not fit."""
     room, most = lane.max_length - prompt, asked.max_tokens
     new = min(asked.default_tokens or room, room) if most is None else most
