@@ -97,7 +97,7 @@ def test_settings_of_containers_and_services_are_options_of_the_server():
 
 
 def test_services_have_the_time_to_drain():
-    from specdec.serving.server.settings import ServerSettings
+    from specdec.serving.server.server_settings import ServerSettings
 
     unit, container = (EXAMPLES / "specdec.service").read_text(), (EXAMPLES / "Dockerfile").read_text()
     for seconds in (

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from specdec.evaluation.report import read_results
-from specdec.evaluation.report.look import Look
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "bench"))  # whose files are scripts, not a package
@@ -32,7 +31,7 @@ def draw(folder: Path, out: Path) -> list[Path]:
     results = Results(folder)
     drawn, files = pictures(results), []
     for name, plot in drawn.items():
-        svg = plot.file(Look(alone=True), "svg", read_results(results[NAME]).machine)
+        svg = plot.file("svg", read_results(results[NAME]).machine)
         files.append(out / name)
         files[-1].write_bytes(svg + f"<!-- {digest(folder)} -->\n".encode())
     return files

@@ -1,7 +1,7 @@
 """Counts the code of a checkout: files, lines without docstrings, comments and blanks, classes, long signatures.
 
-    python tools/count_code.py            # this checkout
-    python tools/count_code.py FOLDER     # another one, such as a git worktree of an earlier commit
+python tools/count_code.py            # this checkout
+python tools/count_code.py FOLDER     # another one, such as a git worktree of an earlier commit
 """
 
 from __future__ import annotations

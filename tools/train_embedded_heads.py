@@ -16,12 +16,13 @@ from pathlib import Path
 
 import torch
 from specdec.models.loading import load_embedded_pair
-from specdec.training.card import Card
 from specdec.training.distill import read_loss, read_text
 from specdec.training.head_settings import HeadSettings
+from specdec.training.model_card import Card
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
+from specdec.training.trainer import Watch
 from standard_library import corpus
 from train_embedded_pair import console
 
@@ -58,7 +59,7 @@ def main() -> None:
 
         own = dataclasses.replace(run, vocabulary=KEPT if kind == "eagle3" else 0)
         settings = HeadSettings(kind, own, **KINDS[kind])
-        head = train_head(target, tokenizer, texts, settings, args.out / kind, told, card=card)
+        head = train_head(target, tokenizer, texts, settings, args.out / kind, card, Watch(told))
         console.print(f"{kind}: {head}")
 
 

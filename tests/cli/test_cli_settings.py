@@ -8,7 +8,7 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.evaluation.contenders import CompareSettings, SpecdecMethod, TransformersMethod
-from specdec.evaluation.near_ties import explain
+from specdec.evaluation.near_ties import Judge
 from support.commands import PROMPT, refused, rows, run
 from support.models import prompts, tiny_model
 from transformers import RepetitionPenaltyLogitsProcessor
@@ -121,10 +121,10 @@ def test_differences_of_penalised_texts_are_judged_by_penalised_logits():
         logits = target(torch.tensor([prompt])).logits[:, -1]
     penalised = RepetitionPenaltyLogitsProcessor(3.0)(torch.tensor([prompt]), logits)[0]
     best, other = penalised.argmax().item(), max({*prompt}, key=lambda t: logits[0, t].item())
-    found = explain(target, prompt, [best], [other], repetition_penalty=3.0)
+    found = Judge(target, 3.0).explain(prompt, [best], [other])
     assert found.logits == pytest.approx((penalised[best].item(), penalised[other].item()), rel=1e-4)
     assert found.gap == pytest.approx((penalised[best] - penalised[other]).item(), rel=1e-3)
-    assert explain(target, prompt, [best], [other]).logits[1] == pytest.approx(logits[0, other].item(), rel=1e-4)
+    assert Judge(target).explain(prompt, [best], [other]).logits[1] == pytest.approx(logits[0, other].item(), rel=1e-4)
 
 
 # ---- refusals

@@ -9,7 +9,7 @@ import pytest
 from specdec import SpeculativeDecoder
 from specdec.cli import app, models
 from specdec.cli.drafters import EMBEDDED_HEADS, TREE_DRAFTS, TREE_NODES
-from specdec.drafters.heads.embedded import KINDS
+from specdec.drafters.heads.load import KINDS
 from specdec.evaluation.contenders import SpecdecMethod
 from support.commands import PROMPT, invoke, refused, rows, run
 from support.jobs import finished, job_refused, write_prompts

@@ -157,4 +157,4 @@ def test_stop_strings_count_in_the_output_only(pair):
 def test_a_drafter_by_name(pair):
     target, _, tokenizer = pair
     model = SpecdecLM(target, drafter="suffix", tokenizer=tokenizer)
-    assert isinstance(model.speculator._assistance.draft, SuffixDrafter) and model.statistics["tau"] == 0
+    assert isinstance(model.speculator.assistance.draft, SuffixDrafter) and model.statistics["tau"] == 0

@@ -21,7 +21,7 @@ from specdec.cli.options import MachineOptions
 from specdec.cli.serve_command import CapacityOptions
 from specdec.cli.served import ServedDrafts
 from specdec.loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts
-from specdec.serving.server.settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings
 from support.commands import invoke, refused, run
 from typer.main import get_command
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from specdec import load_embedded_head
-from specdec.drafters.heads.embedded import KINDS
+from specdec.drafters.heads.load import KINDS
 from specdec.drafters.heads.self_check import self_check
 from specdec.models.supported import cached_model
 from support import ROOT

@@ -7,10 +7,9 @@ import json
 import random
 
 import pytest
-from specdec.evaluation.bench.grid import Cell, Grid, Method, Setting
+from specdec.evaluation.bench.grid import BenchCell, Grid, Method, Setting
 from specdec.evaluation.bench.measure import BenchPrompt, measured, quantiles
-from specdec.evaluation.bench.results import results
-from specdec.evaluation.bench.tables import cells_csv, log_csv
+from specdec.evaluation.bench.result_files import cells_csv, log_csv, results
 from specdec.evaluation.bench.verdicts import interval, verdict
 from specdec.evaluation.contenders import Arrival, Run
 from specdec.stats import Stats
@@ -90,8 +89,8 @@ def test_a_winner_wins_in_every_round():
     found = judged([10.0] * 5, [12.0, 11.0, 13.0, 12.0, 12.0], [20.0, 19.0, 18.0, 20.0, 21.0])
     assert found["winner"] == MANY and found["within_noise"] == []
     assert found["words"] == (
-        "greedy, one text at a time: model token k=4 is the fastest, 2.00 times transformers' generate (1.80 to 2.10) "
-        "and 2.00 times plain decoding (1.80 to 2.10)"
+        "greedy, one sequence at a time: model token k=4 is the fastest, 2.00 times transformers' generate "
+        "(1.80 to 2.10) and 2.00 times plain decoding (1.80 to 2.10)"
     )
 
 
@@ -140,18 +139,14 @@ def test_times_of_a_round():
     assert found["time_to_first_token"] == [1.0, 0.5] and found["inter_token"] == [0.5, 1.0]
     assert found["time_per_output_token"] == 1.5 / 4  # of the four tokens after the first piece
     assert (found["steps"], found["drafted"], found["accepted"], found["tested"]) == (6, 16, 8, 12)
-    assert found["by_category"]["code"] == {
-        **{"tokens": 4, "seconds": 1.0, "drafted": 8, "accepted": 4, "tested": 6, "steps": 3}
-    }
     assert found["by_prompt"] == [[["p"], 3.0, 6], [["c"], 1.0, 4]] and found["peak_memory"] == 77
     assert found["drafted_by_position"] is None and found["seconds_by_part"] is None and "trouble" not in found
 
 
-def test_a_batch_is_divided_by_tokens():
+def test_a_text_in_one_piece_has_no_times_between():
     found = measured([run([6, 2, 8], 4.0, [[(1.0, 6)], [(1.0, 2)], [(1.0, 8)]])], [PROMPTS], None)
-    assert {name: row["seconds"] for name, row in found["by_category"].items()} == {"poem": 2.0, "code": 2.0}
-    assert found["by_category"]["code"]["drafted"] is None  # known of the batch alone
     assert found["time_per_output_token"] is None and found["inter_token"] == []
+    assert found["by_prompt"] == [[["p", "q", "c"], 4.0, 16]]
 
 
 def test_many_times_are_kept_by_their_quantiles():
@@ -161,20 +156,20 @@ def test_many_times_are_kept_by_their_quantiles():
     assert kept[50] == sorted(values)[round(0.5 * 9_999)]
 
 
-def line(setting: Setting, number: int, cells: list[Cell], speed: float, **more) -> dict:
+def line(setting: Setting, number: int, cells: list[BenchCell], speed: float, **more) -> dict:
     stats = Stats(
         steps=3, emitted=6, drafted_by_position=[3, 2], tested_by_position=[3, 1], accepted_by_position=[2, 1]
     )
     parts = {"prefill": 9.0, "draft_forwards": 0.1, "target_forwards": 0.6, "kernels": 0.1, "replays": 0.0, "loop": 0.2}
 
-    def one(i: int, cell: Cell) -> dict:
+    def one(i: int, cell: BenchCell) -> dict:
         own = {"stats": [stats], "seconds_by_part": parts, "draft_forwards": 5} if cell.ours else {}
         at = [[(0.1, 1), (0.2, 5)]]
         return measured([run([6], 6 / (speed * (1 + i)), at, **own)], [PROMPTS[:1]], 1000 * (1 + number))
 
     rounds = {cell.id: one(i, cell) for i, cell in enumerate(cells)}
     return {
-        **{"setting": setting.name, "round": number, "greedy": True, "cells": rounds, "differences": [], "samples": []},
+        **{"setting": setting.name, "round": number, "greedy": True, "cells": rounds, "differences": []},
         **more,
     }
 
@@ -188,9 +183,7 @@ def test_results_are_those_of_the_contract():
     cells = grid.cells(setting)
     rounds = [line(setting, i, cells, speed) for i, speed in enumerate((10.0, 30.0, 20.0, 20.0, 25.0))]
     whole = json.loads(json.dumps(results(HEADER, grid, rounds)))
-    assert list(whole) == [
-        *("format", "environment", "models", "settings", "prompts", "cells", "verdicts", "greedy", "samples")
-    ]
+    assert list(whole) == [*("format", "environment", "models", "settings", "prompts", "cells", "verdicts", "greedy")]
     transformers, plain, model = whole["cells"]
     assert model["id"] == "model token k=2 t=0 b=1" and model["method"] == "model" and model["num_drafts"] == 2
     speed = model["tokens_per_second"]
@@ -203,7 +196,15 @@ def test_results_are_those_of_the_contract():
     assert (model["acceptance_rate"], model["alpha"], model["tau"]) == (4 / 8, 4 / 6, 6 / 3)
     assert model["accepted_by_position"] == [2 / 3, 1 / 2]
     assert model["shares"] == pytest.approx({"draft": 0.1, "target": 0.6, "kernels": 0.1, "loop": 0.2})
-    assert transformers["shares"] is None and transformers["accepted_by_position"] is None
+    # Two drafts take 0.1 s where the target's forwards take 0.6 s.
+    assert model["predicted"]["c"] == pytest.approx(0.1 / 2 / 0.6) and plain["predicted"] is None
+    assert model["predicted"]["tau"] == pytest.approx(1 + 2 / 3 + 4 / 9)
+    assert model["predicted"]["speedup"] == pytest.approx((1 + 2 / 3 + 4 / 9) / (1 + 0.1 / 0.6))
+    assert (
+        transformers["predicted"] is None
+        and transformers["shares"] is None
+        and transformers["accepted_by_position"] is None
+    )
     assert model["time_to_first_token"] == {"median": 0.1, "p99": 0.1}
     assert model["peak_memory"] == 5000 and len(model["rounds"]) == 5
     assert whole["greedy"] == {"equal": True, "differences": []}

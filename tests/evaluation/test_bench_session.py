@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from specdec.evaluation.bench.folder import ROUNDS, Folder
-from specdec.evaluation.bench.grid import Cell, Grid, Method
-from specdec.evaluation.bench.measure import BenchPrompt
-from specdec.evaluation.bench.memory import Peak
-from specdec.evaluation.bench.methods import Maker
-from specdec.evaluation.bench.results import results
-from specdec.evaluation.bench.session import BenchSettings, Session
+from specdec.evaluation.bench.grid import BenchCell, Grid, Method
+from specdec.evaluation.bench.measure import BenchPrompt, Peak
+from specdec.evaluation.bench.result_files import results
+from specdec.evaluation.bench.session import BenchSettings, Maker, Session
 from specdec.evaluation.contenders import Run, SpecdecMethod
-from specdec.evaluation.progress import silent
+from specdec.evaluation.work_counter import silent
 from specdec.line_file import OutputError, WriteError
 from support.models import prompts as random_prompts
 from support.models import tunable_pair
@@ -41,7 +39,7 @@ class Fake:
 
     name, setting = "fake", {"num_drafts": 2}
 
-    def __init__(self, cell: Cell, clock: Clock, runs: list):
+    def __init__(self, cell: BenchCell, clock: Clock, runs: list):
         self.cell, self._clock, self._runs = cell, clock, runs
 
     def run(self, prompts, seed):
@@ -54,7 +52,6 @@ def session(grid: Grid = GRID, done=(), **settings) -> tuple[Session, list]:
     clock, runs = Clock(), []
     made = Session(
         tunable_pair(0.3)[0],
-        None,  # no samples, so no tokenizer
         lambda cell: Fake(cell, clock, runs),
         grid,
         PROMPTS,
@@ -104,15 +101,15 @@ def test_only_what_is_missing_is_measured():
     assert made.units == [] and list(made.rounds(silent)) == []
 
 
-def real(tokenizer, prompts: list[BenchPrompt], grid: Grid, **settings) -> Session:
+def real(prompts: list[BenchPrompt], grid: Grid, **settings) -> Session:
     target, draft = tunable_pair(0.3)
     maker = Maker(target, lambda name: draft, draft, 6)
-    return Session(target, tokenizer, maker.make, grid, prompts, BenchSettings(6, **settings))
+    return Session(target, maker.make, grid, prompts, BenchSettings(6, **settings))
 
 
-def test_a_real_round(pair):
+def test_a_real_round():
     grid = Grid((Method("assisted"), Method("model")), (0.0, 1.0), (1, 2), (2, "auto"))
-    made = real(pair[2], [BenchPrompt(str(i), "x", p) for i, p in enumerate(random_prompts(3, 2, 9))], grid, repeats=1)
+    made = real([BenchPrompt(str(i), "x", p) for i, p in enumerate(random_prompts(3, 2, 9))], grid, repeats=1)
     calls = []
     lines = list(made.rounds(silent, lambda cell, number, batch, run: calls.append((cell.id, len(batch)))))
     assert len(calls) == len(grid.cells(grid.settings()[0])) * 3 * 2 + len(grid.cells(grid.settings()[1])) * 2 * 2
@@ -127,13 +124,9 @@ def test_a_real_round(pair):
         assert (cell["alpha"] is not None and cell["shares"] is not None) or not drafts
         assert not drafts or sum(cell["shares"].values()) == pytest.approx(1)
         assert cell["time_to_first_token"]["median"] > 0
-    for sample in whole["samples"]:
-        assert sample["cell"].startswith("model") and len(sample["pieces"]) == 6
-        assert {piece["produced_by"] for piece in sample["pieces"]} <= {"accepted", "recovered", "bonus"}
-    assert {sample["prompt_id"] for sample in whole["samples"]} == {"0", "1"}
 
 
-def test_a_wrong_greedy_text_is_found_once(monkeypatch, pair):
+def test_a_wrong_greedy_text_is_found_once(monkeypatch):
     genuine = SpecdecMethod.run
 
     def wrong(self, prompts, seed):
@@ -143,7 +136,7 @@ def test_a_wrong_greedy_text_is_found_once(monkeypatch, pair):
         return done
 
     monkeypatch.setattr(SpecdecMethod, "run", wrong)
-    made = real(pair[2], PROMPTS[:1], Grid((Method("model"),), num_drafts=(2, 3)), repeats=2)
+    made = real(PROMPTS[:1], Grid((Method("model"),), num_drafts=(2, 3)), repeats=2)
     first, second = made.rounds(silent)
     (difference,) = first["differences"]
     assert difference["methods"] == ("transformers t=0 b=1", "model token k=2 t=0 b=1")
@@ -156,7 +149,7 @@ def test_prompts_that_are_too_long_are_refused_or_cut():
     most = target.config.max_position_embeddings
     long = BenchPrompt("long", "x", [5] * (most - 8) + [1, 2, 3])
     grid = Grid((Method("model"),), num_drafts=(2,))
-    made = real(None, [PROMPTS[0], long], grid)
+    made = real([PROMPTS[0], long], grid)
     with pytest.raises(
         ValueError, match=rf"input_ids: got prompt 'long' of {most - 5} tokens, and 6 new ones, allowed"
     ):
@@ -189,7 +182,7 @@ def test_without_a_mark_that_can_be_set_back(tmp_path):
 
 
 HEADER = {"grid": {"methods": ["model"], "seed": 0}, "environment": {}}
-LINE = {"setting": "t=0 b=1", "round": 0, "greedy": True, "cells": {}, "differences": [], "samples": []}
+LINE = {"setting": "t=0 b=1", "round": 0, "greedy": True, "cells": {}, "differences": []}
 
 
 def begun(path: Path, *lines: dict) -> Folder:

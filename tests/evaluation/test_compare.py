@@ -14,8 +14,8 @@ from specdec import AdaptiveDrafts, SpeculativeDecoder
 from specdec.cli import app
 from specdec.evaluation.compare import Measurement, compare
 from specdec.evaluation.contenders import CompareSettings, Run, SpecdecMethod, TransformersMethod, counted_forwards
-from specdec.evaluation.progress import Work
 from specdec.evaluation.rounds import fastest, play_round, runs_to_halve
+from specdec.evaluation.work_counter import Work
 from support.commands import PROMPT, invoke, rows, run
 from support.models import VOCABULARY, prompts, tiny_model, tunable_pair
 from transformers import GenerationConfig
@@ -63,8 +63,8 @@ def test_json(folders):
     assert environment["torch"] == torch.__version__ and environment["cpu"]
 
 
-def test_embedded_pair():
-    result, row = run("compare", PROMPT, *QUICK), rows(PROMPT, *QUICK[:2])[0]
+def test_the_table(folders):
+    result, row = run("compare", PROMPT, *folders, *QUICK), rows(PROMPT, *folders, *QUICK[:2])[0]
     assert result.stdout.startswith(f"--- plain, assisted, specdec ---\n{PROMPT}{row['text']}\n")
     assert result.stdout.endswith("greedy texts of specdec and plain equal: yes\n")
     assert "specdec/plain: " in result.stdout and "specdec/assisted: " in result.stdout

@@ -8,7 +8,7 @@ import json
 
 import pytest
 import torch
-from specdec.evaluation.near_ties import explain
+from specdec.evaluation.near_ties import Judge
 from support.models import VOCABULARY, prompts, tiny_model
 
 IDS = prompts(1, 9, 9)[0]
@@ -44,7 +44,7 @@ def tied(dtype: torch.dtype, factor: float):
 def test_only_rounding_makes_a_near_tie(dtype, factor, verdict):
     model, best, other = tied(dtype, factor)
     for tokens in ((best, other), (other, best)):
-        found = explain(model, IDS[:-2], [*IDS[-2:], tokens[0], 5], [*IDS[-2:], tokens[1]], ("a", "b"), 7)
+        found = Judge(model).explain(IDS[:-2], [*IDS[-2:], tokens[0], 5], [*IDS[-2:], tokens[1]], ("a", "b"), 7)
         assert (found.verdict, found.tokens, found.position) == (verdict, tokens, 2)
         assert (found.prompt, found.methods, found.bound) == (7, ("a", "b"), 2 * found.rounding)
         assert 0 <= found.gap and found.rounding > 0 and (found.gap <= found.bound) == (verdict == "near-tie")
@@ -56,14 +56,14 @@ def test_only_rounding_makes_a_near_tie(dtype, factor, verdict):
 
 
 def test_equal_texts_have_no_difference():
-    assert explain(tiny_model("llama"), IDS, [1, 2], [1, 2]) is None
+    assert Judge(tiny_model("llama")).explain(IDS, [1, 2], [1, 2]) is None
 
 
 @torch.no_grad()
 def test_an_early_end_is_a_bug():
     model, best, other = tied(torch.float32, 1.0)
     for texts in (([best], []), ([], [best])):
-        found = explain(model, IDS, *texts)
+        found = Judge(model).explain(IDS, *texts)
         assert (found.verdict, found.gap, found.position) == ("bug", None, 0)
         assert found.tokens == tuple(t[0] if t else None for t in texts)
         assert found.logits[texts.index([])] is None
@@ -74,7 +74,7 @@ def test_two_tokens_that_tie_below_the_best_are_a_bug():
     low = model(torch.tensor([IDS])).logits[0, -1].argmin().item()
     with torch.no_grad():
         model.lm_head.weight[(best + 2) % VOCABULARY] = model.lm_head.weight[low]
-    assert explain(model, IDS, [low], [(best + 2) % VOCABULARY]).verdict == "bug"
+    assert Judge(model).explain(IDS, [low], [(best + 2) % VOCABULARY]).verdict == "bug"
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def test_tokens_that_are_ruled_out():
         out.logits[..., banned] = float("-inf")
 
     model.register_forward_hook(ban)
-    assert explain(model, IDS, [best], [other]).verdict == "near-tie"
-    found = explain(model, IDS, [best], [banned])
+    assert Judge(model).explain(IDS, [best], [other]).verdict == "near-tie"
+    found = Judge(model).explain(IDS, [best], [banned])
     assert (found.verdict, found.gap, found.logits[1]) == ("bug", None, None)
     json.dumps(dataclasses.asdict(found), allow_nan=False)

@@ -1,23 +1,21 @@
-"""The roofline model: bytes and operations counted by hand, limits, fleets, and the command."""
+"""The roofline model: bytes and operations counted by hand, limits, and the command."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 
 import pytest
-from specdec.evaluation.fleet import cheapest
 from specdec.evaluation.gpus import GPUS
 from specdec.evaluation.model_shapes import parameters_of, read_shape, shape_of
-from specdec.evaluation.roofline import MOST_ROWS, Machine, Pair, Shape, gpu_machine
+from specdec.evaluation.roofline import MOST_ROWS, Machine, ModelShape, Pair, gpu_machine
 from specdec.evaluation.theory import expected_speedup, expected_tau
 from support.commands import refused, run
 from support.models import VOCABULARY, tiny_model
 from transformers import MixtralConfig
 
-LARGE = Shape("large", 1000, 900, layers=2, attended=16, cached=8, vocabulary=50, weight_bytes=2.0)
-SMALL = Shape("small", 90, 90, layers=1, attended=8, cached=4, vocabulary=50, weight_bytes=2.0)
+LARGE = ModelShape("large", 1000, 900, layers=2, attended=16, cached=8, vocabulary=50, weight_bytes=2.0)
+SMALL = ModelShape("small", 90, 90, layers=1, attended=8, cached=4, vocabulary=50, weight_bytes=2.0)
 FREE = Machine("free layers", bandwidth=100.0, rate=1e9, layer=0.0, memory=None, about="by hand")
 
 
@@ -64,21 +62,6 @@ def test_memory_limits_the_rows():
     assert Pair(LARGE, SMALL, dataclasses.replace(FREE, memory=100.0), 0.7).most_rows(10) == 0
 
 
-def test_a_fleet():
-    """A price an hour over tokens an hour; as many GPUs as the day's tokens take; and no user slower than asked."""
-    machine = dataclasses.replace(FREE, memory=5000.0, rate=20_000.0)
-    pair = Pair(LARGE, SMALL, machine.times(2), 0.8)
-    plain = cheapest(pair, 10, False, tokens_per_day=86_400 * 1000.0, price_per_hour=3.0)
-    assert plain is not None and plain.num_drafts == 0 and plain.rows == pair.most_rows(10, speculative=False)
-    assert plain.per_second == pytest.approx(plain.rows / LARGE.seconds(pair.machine, plain.rows, 1, 10))
-    assert plain.gpus == 2 * math.ceil(1000 / plain.per_second)
-    assert plain.per_million == pytest.approx(2 * 3.0 / (3600 * plain.per_second) * 1e6)
-    alone = pair.predict(1, 10, 0).plain_per_second
-    fast = cheapest(pair, 10, True, least_per_user=1.2 * alone)
-    assert cheapest(pair, 10, False, least_per_user=1.2 * alone) is None
-    assert fast is not None and fast.per_user >= 1.2 * alone and fast.num_drafts > 0
-
-
 def test_gpus_by_name():
     assert gpu_machine("h100").name == "H100 SXM" and gpu_machine("RTX 5090").memory == 32e9
     assert gpu_machine("B200").times(4).rate == 4 * gpu_machine("B200").rate
@@ -113,12 +96,12 @@ def test_sizes_and_what_is_no_size():
 
 
 def test_the_command_says_that_it_predicts():
-    said = run("roofline", "8B", "1B", "--alpha", 0.8, "--price-per-hour", 2.5, "--tokens-per-day", 1e10).stdout
-    assert said.count("PREDICTION, not measured") == 2 and "H100 SXM" in said and "of which 60% (assumed)" in said
-    assert "speculation pays" in said and "a million tokens" in said
+    said = run("roofline", "8B", "1B", "--alpha", 0.8).stdout
+    assert said.count("PREDICTION, not measured") == 1 and "H100 SXM" in said and "of which 60% (assumed)" in said
+    assert "speculation pays" in said
     options = ("--contexts", 512, "--batch-sizes", "1,4", "-k", 3, "--gpu", "mi300x", "--gpus", 2)
     found = json.loads(run("roofline", "8B", "1B", "--alpha", 0.8, *options, "--json").stdout)
-    assert found["prediction"] is True and found["machine"]["count"] == 2 and found["fleet"] == {}
+    assert found["prediction"] is True and found["machine"]["count"] == 2
     assert [(row["rows"], row["num_drafts"]) for row in found["rows"]] == [(1, 3), (4, 3)]
     assert found["rows"][0]["tau"] == pytest.approx(expected_tau(0.8, 3))
 
@@ -137,8 +120,6 @@ def test_a_folder_is_read_without_its_weights(folders, tmp_path):
         (("8B", "1B", "--alpha", "0.5", "-k", "0"), "--num-drafts: got 0"),
         (("8B", "1B", "--alpha", "0.5", "--batch-sizes", "1,0"), "--batch-sizes: got '1,0'"),
         (("8B", "1B", "--alpha", "0.5", "--weight-bits", "5"), "--weight-bits: got 5"),
-        (("8B", "1B", "--alpha", "0.5", "--price-per-hour", "0"), "--price-per-hour: got 0.0"),
-        (("8B", "1B", "--alpha", "0.5", "--tokens-per-user", "-1"), "--tokens-per-user: got -1.0"),
         (("405B", "8B", "--alpha", "0.5"), "--gpus: got 1, with 826 GB of weights on 80 GB"),
         (("8B", "1B", "--alpha", "0.5", "--gpu", "cpu", "--gpus", "2"), "--gpus: got 2 with --gpu cpu"),
         (("/", "1B", "--alpha", "0.5"), "TARGET: cannot read '/'"),

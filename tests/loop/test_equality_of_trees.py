@@ -19,7 +19,7 @@ from specdec import (
     UniversalDrafter,
     load_embedded_head,
 )
-from specdec.drafters.heads.embedded import KINDS
+from specdec.drafters.heads.load import KINDS
 from specdec.evaluation.near_ties import Judge
 from support.texts import prompts_of
 

@@ -10,7 +10,7 @@ import torch
 from specdec import PromptLookupDrafter, Request, Scheduler, SpeculativeDecoder, speculate
 from specdec.drafters import Drafts
 from specdec.evaluation.contenders import CompareSettings
-from specdec.evaluation.verify.settings import VerifySettings
+from specdec.evaluation.verify.verify_settings import VerifySettings
 from specdec.loop.typical import Typical
 from specdec.models.tree import Tree
 from support.models import generate, prompts

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from specdec import SpeculativeDecoder, load_model
-from specdec.evaluation.near_ties import explain
+from specdec.evaluation.near_ties import Judge
 from specdec.models.cached_model import CachedModel
 from support.models import generate, prompts, tiny_model, tunable_pair
 
@@ -114,5 +114,5 @@ def test_differences_of_quantised_texts_are_judged_without_a_wider_copy(quantise
     model.hf_quantizer = object()
     monkeypatch.setattr(type(model), "to", None)
     text = generate(model, None, [[1, 2]], 0, max_new_tokens=5).tokens[0]
-    found = explain(model, [1, 2], text, [*text[:3], 7, 7])
+    found = Judge(model).explain([1, 2], text, [*text[:3], 7, 7])
     assert (found.position, found.verdict, found.wide_dtype) == (3, "bug", "float32")

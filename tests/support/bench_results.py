@@ -20,12 +20,10 @@ def summary(median: float) -> dict[str, Any]:
 
 def cell(method: str, k: int | str | None, temperature: float = 0.0, batch: int = 1, rule: str | None = None) -> dict:
     """One cell; ``rule`` is "token" for what has drafts."""
-    speed, tau, alpha, predicted, shares, positions = SPEED, 1.0, None, None, None, None
+    speed, tau, alpha, predicted, positions = SPEED, 1.0, None, None, None
     if method == "transformers":
         speed = 0.8 * SPEED
-    elif method == "plain":
-        shares = {"draft": 0.0, "target": 0.9, "kernels": 0.02, "loop": 0.08}
-    else:
+    elif method != "plain":
         first, c = METHODS[method]
         alpha, longest = first - 0.1 * temperature, 5 if k == "auto" else int(k or 0)
         positions = [alpha**i for i in range(1, longest + 1)]
@@ -33,7 +31,6 @@ def cell(method: str, k: int | str | None, temperature: float = 0.0, batch: int 
         step = 1 + c * longest
         speed = 0.95 * SPEED * tau / step
         predicted = {"c": c, "tau": tau, "speedup": tau / step}
-        shares = {"draft": c * longest / step, "target": 0.8 / step, "kernels": 0.05 / step, "loop": 0.15 / step}
     drafts = method not in ("transformers", "plain")
     rule = rule or ("token" if drafts else None)
     words = [method, *([rule, f"k={k}"] if drafts else []), f"t={temperature:g}", f"b={batch}"]
@@ -56,8 +53,6 @@ def cell(method: str, k: int | str | None, temperature: float = 0.0, batch: int 
         "acceptance_rate": sum(positions) / len(positions) if positions else None,
         "alpha": alpha,
         "tau": tau,
-        "accepted_by_position": positions,
-        "shares": shares,
         "peak_memory": 50 * 2**20,
         "speedup": {"over_plain": summary(speed / SPEED), "over_transformers": summary(speed / (0.8 * SPEED))},
         "predicted": predicted,
@@ -100,17 +95,5 @@ def results(cells: list[dict] | None = None, **changed: Any) -> dict[str, Any]:
         "cells": cells,
         "verdicts": verdicts,
         "greedy": {"equal": True, "differences": []},
-        "samples": [
-            {
-                "prompt_id": "q1",
-                "cell": cells[-1]["id"] if cells else "none",
-                "pieces": [
-                    {"text": "def", "produced_by": "bonus"},
-                    {"text": " read", "produced_by": "accepted"},
-                    {"text": "(", "produced_by": "recovered"},
-                    {"text": "self):\n", "produced_by": "plain"},
-                ],
-            }
-        ],
     }
     return copy.deepcopy({name: part for name, part in (whole | changed).items() if part is not None})

@@ -17,8 +17,8 @@ from specdec.drafters.prompt_lookup import PromptLookupDrafter
 from specdec.serving.server.address import bind, url_of
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
+from specdec.serving.server.server_settings import ServerSettings
 from specdec.serving.server.service import Service
-from specdec.serving.server.settings import ServerSettings
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"

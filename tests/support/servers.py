@@ -13,8 +13,8 @@ from specdec import Scheduler
 from specdec.serving.server.address import bind
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
+from specdec.serving.server.server_settings import ServerSettings
 from specdec.serving.server.service import Service
-from specdec.serving.server.settings import ServerSettings
 
 JSON = b"Content-Type: application/json\r\n"
 

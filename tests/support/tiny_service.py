@@ -10,8 +10,8 @@ import torch
 from specdec import Request, Scheduler, SpeculativeDecoder
 from specdec.serving.scheduler import Usage
 from specdec.serving.server.lanes import Lanes
+from specdec.serving.server.server_settings import ServerSettings
 from specdec.serving.server.service import Service
-from specdec.serving.server.settings import ServerSettings
 from transformers import LlamaConfig, LlamaForCausalLM
 
 NAME = "tiny"

@@ -6,8 +6,8 @@ import importlib.util
 import json
 
 import pytest
-from specdec.training.board import FOLDER, board, scalars
-from specdec.training.distill import RUN, log_of
+from specdec.training.curves import FOLDER, board, scalars
+from specdec.training.trainer import RUN, log_of
 from support.commands import invoke, refused
 
 CODE = "def read(path):\n    with open(path) as file:\n        return file.read()\n\n\n"
@@ -49,6 +49,7 @@ def test_lines_that_come_again_take_the_place_of_those_before(tmp_path):
     assert read(tmp_path / RUN / FOLDER)["loss/mean"] == [(1, 1.0), (2, 0.5), (3, 0.5)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["distill", "train-heads"])
 def test_the_commands_write_what_the_log_has(given, tmp_path, command):
     pytest.importorskip("tensorboard")

@@ -15,14 +15,13 @@ from specdec.drafters.heads.interface import known_rows, layout_of
 from specdec.models.features import FeatureStore
 from specdec.models.kv_cache import visible_slots
 from specdec.models.supported import cached_model
-from specdec.training.features import CachedFeatures, Features
-from specdec.training.head_files import WrongFiles, loaded_back, write_files
+from specdec.training.head_features import CachedFeatures, Features
 from specdec.training.head_settings import HeadSettings
-from specdec.training.heads import dflash, in_turn, medusa
-from specdec.training.heads.kinds import mask_token, new_learner
+from specdec.training.head_trainer import measure
+from specdec.training.heads import learn_dflash, learn_medusa, training_time_test
 from specdec.training.heads.learner import layer_sizes, output_ids
-from specdec.training.measured import measure
 from specdec.training.settings import DistillSettings, TrainSettings
+from specdec.training.train_heads import WrongFiles, loaded_back, mask_token, new_learner, write_files
 from support.heads import HIDDEN, LAYERS, V, predictable_target
 from support.models import TYPES, prompts, tiny_model
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
@@ -112,7 +111,7 @@ def test_what_it_learns_from_is_what_it_drafts_from(name, monkeypatch):
     for weight in learner.head.parameters():
         if weight.dim() == 2:
             torch.nn.init.normal_(weight, std=0.3)
-    for module in (in_turn, dflash, medusa):
+    for module in (training_time_test, learn_dflash, learn_medusa):
         monkeypatch.setattr(module, "agreement", lambda ours, *others: recorded.append(ours) or 0.0)
     learner.learn(Features(target, learner.head.states).lesson(text()), torch.Generator().manual_seed(4))
     begins = torch.randperm(LENGTH - depth, generator=torch.Generator().manual_seed(4)).tolist()
@@ -247,7 +246,7 @@ def test_features_are_those_of_decoding(kind):
 
 @pytest.mark.parametrize("states", [(2, 4, 5), (1, LAYERS), (LAYERS,)])
 def test_cached_features_are_those_of_each_step(tmp_path, states, monkeypatch):
-    from specdec.training import features as module
+    from specdec.training import head_features as module
 
     monkeypatch.setattr(module, "SHARD_BYTES", 2 * 12 * (len(states) + 1) * HIDDEN * 4 + 1)
     target, blocks = cached_model(model(), "target"), torch.randint(V, (5, 12))

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from specdec import SpeculativeDecoder
-from specdec.training.lessons import Lessons
-from specdec.training.packing import Packed
+from specdec.training.lessons import Lessons, Packed
 from specdec.training.settings import DistillSettings, TrainSettings
 from support.models import tiny_model, tunable_pair
 

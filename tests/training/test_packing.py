@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specdec.training.packing import Packed
+from specdec.training.lessons import Packed
 
 DOCUMENTS = [list(range(100, 117)), list(range(200, 230)), [7]]
 

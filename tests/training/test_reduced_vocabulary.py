@@ -11,7 +11,7 @@ from specdec.models.loading import load_model
 from specdec.models.reduced_head import reduce_head, reduced_ids
 from specdec.training.held_out import worth, write
 from specdec.training.losses import NO_COLUMN, loss_of
-from specdec.training.vocabulary import columns_of, most_frequent, price
+from specdec.training.reduced_vocabulary import columns_of, most_frequent, price
 from support.models import VOCABULARY, prompts, tunable_pair
 
 KEPT = torch.arange(0, VOCABULARY, 2)

@@ -10,14 +10,13 @@ import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
-from specdec.training.card import Card
-from specdec.training.distill import RUN, log_of
-from specdec.training.features import Features
+from specdec.training.head_features import Features
 from specdec.training.head_settings import HeadSettings
+from specdec.training.model_card import Card
 from specdec.training.settings import DistillSettings, TrainSettings
 from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
-from specdec.training.trainer import CHECKPOINT
+from specdec.training.trainer import CHECKPOINT, RUN, Watch, log_of
 from support.commands import invoke, refused
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -65,11 +64,13 @@ def longer(kind: str) -> HeadSettings:
     return changed_run(kind, train=train, **how)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])  # DFlash takes more steps
+@pytest.mark.parametrize(
+    "kind", ["eagle3", pytest.param("medusa", marks=pytest.mark.nightly)]
+)  # DFlash takes more steps
 def test_a_head_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path, kind):
     told = []
     card = Card("a target", kind, "own lines", "CC0", "specdec train-heads")
-    done = run(models, corpus, tmp_path, longer(kind), told=lambda *how: told.append(how), card=card)
+    done = run(models, corpus, tmp_path, longer(kind), card=card, watch=Watch(lambda *how: told.append(how)))
     assert done.steps == 40 and done.best_step > 0 and done.hits
     assert sum(w.alpha for w in done.after) > sum(w.alpha for w in done.before) + 0.3
     assert max(w.tau for w in done.after) > 1.3
@@ -106,7 +107,10 @@ def test_a_head_of_mtp(corpus, tmp_path):
         train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "changed"), [("eagle3", {"text": {"data": 0.5, "target": 0.5}}), ("dflash", {})])
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [("eagle3", {"text": {"data": 0.5, "target": 0.5}}), pytest.param("dflash", {}, marks=pytest.mark.nightly)],
+)
 def test_killed_and_resumed_the_files_are_the_same_bytes(models, corpus, tmp_path, kind, changed):
     settings = changed_run(kind, **changed)
 
@@ -116,7 +120,7 @@ def test_killed_and_resumed_the_files_are_the_same_bytes(models, corpus, tmp_pat
 
     run(models, corpus, tmp_path / "whole", settings)
     with pytest.raises(Killed):
-        run(models, corpus, tmp_path / "cut", settings, told=kill)
+        run(models, corpus, tmp_path / "cut", settings, watch=Watch(kill))
     assert not (tmp_path / "cut" / "model.safetensors").exists() and (tmp_path / "cut" / RUN / CHECKPOINT).exists()
     run(models, corpus, tmp_path / "cut", settings)
     for name in ("model.safetensors", "config.json"):
@@ -124,7 +128,7 @@ def test_killed_and_resumed_the_files_are_the_same_bytes(models, corpus, tmp_pat
 
 
 def test_stopped_it_is_not_done_and_others_do_not_go_on(models, corpus, tmp_path):
-    assert run(models, corpus, tmp_path, KINDS["medusa"], stopped=lambda: True) is None
+    assert run(models, corpus, tmp_path, KINDS["medusa"], watch=Watch(stopped=lambda: True)) is None
     assert not (tmp_path / "model.safetensors").exists()
     with pytest.raises(ValueError, match="^output: got a training with other settings .depth: 3 then, 2 now"):
         run(models, corpus, tmp_path, dataclasses.replace(KINDS["medusa"], depth=2))

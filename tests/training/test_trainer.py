@@ -10,13 +10,12 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file
-from specdec.training import checkpoint, trainer
+from specdec.training import trainer, trainer_checkpoint
 from specdec.training.cached_logits import CachedLogits
 from specdec.training.held_out import Worth, write
-from specdec.training.lessons import Lessons
-from specdec.training.packing import Packed
+from specdec.training.lessons import Lessons, Packed
 from specdec.training.settings import DistillSettings, TrainSettings
-from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer
+from specdec.training.trainer import BEST, CHECKPOINT, LOG, Diverged, Trainer, Watch
 from support.models import prompts, tunable_pair
 
 STEPS = 12
@@ -51,16 +50,12 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def silent(done, total, what):
-    pass
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A training that nothing stopped."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     done = made(folder)
-    assert done.run(silent)
+    assert done.run(Watch())
     return folder, weights(done), [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
 
 
@@ -87,7 +82,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_weights(whole, tmp_path)
         tries += 1
         training = made(tmp_path / "run")
         try:
-            if training.run(killed):
+            if training.run(Watch(killed)):
                 break
         except Killed:
             (tmp_path / "run" / f".{CHECKPOINT}.part").write_bytes(b"half")
@@ -105,9 +100,9 @@ def test_stopped_after_a_step_it_goes_on_from_there(whole, tmp_path):
         return len(asked) == 7
 
     first = made(tmp_path / "run")
-    assert not first.run(silent, stopped) and first.progress.step == 6
+    assert not first.run(Watch(stopped=stopped)) and first.progress.step == 6
     second = made(tmp_path / "run")
-    assert second.progress.step == 6 and second.run(silent)
+    assert second.progress.step == 6 and second.run(Watch())
     assert same(weights(second), whole[1])
 
 
@@ -117,7 +112,7 @@ def test_the_best_weights_are_kept(tmp_path, monkeypatch):
         trainer, "worth", lambda *_: [Worth(t, alpha, 1.0) for alpha in [next(marks)] for t in (0.0, 1.0)]
     )
     training, kept = made(tmp_path / "run"), {}
-    training.run(lambda done, total, what: kept.setdefault(done, weights(training)))
+    training.run(Watch(lambda done, total, what: kept.setdefault(done, weights(training))))
     assert training.progress.best_step == 4
     training.take_best()
     assert same(weights(training), kept[4]) and not same(kept[4], kept[12])
@@ -135,14 +130,14 @@ def test_a_loss_that_is_no_number_ends_it_and_the_checkpoint_stays(tmp_path, mon
     with pytest.raises(
         Diverged, match="^loss: got nan in step 6, .*the checkpoint of step 4 is as it was, and a smaller"
     ):
-        training.run(silent)
+        training.run(Watch())
     assert all(p.isfinite().all() for p in training.draft.parameters())
     again = made(tmp_path / "run")
     assert again.progress.step == 4
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    training, real = made(tmp_path / "run"), checkpoint.write_whole
+    training, real = made(tmp_path / "run"), trainer_checkpoint.write_whole
     calls = []
 
     def full(path, content):
@@ -151,16 +146,16 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         real(path, content)
 
-    monkeypatch.setattr(checkpoint, "write_whole", full)
+    monkeypatch.setattr(trainer_checkpoint, "write_whole", full)
     with pytest.raises(OSError, match="No space left"):
-        training.run(silent)
+        training.run(Watch())
     monkeypatch.undo()
     again = made(tmp_path / "run")
-    assert again.progress.step == 4 and again.run(silent)
+    assert again.progress.step == 4 and again.run(Watch())
 
 
 def test_other_settings_do_not_go_on(tmp_path):
-    made(tmp_path / "run", data="a").run(silent, lambda: True)
+    made(tmp_path / "run", data="a").run(Watch(stopped=lambda: True))
     with pytest.raises(ValueError, match='^output: got a training with other settings .data: "a" then, "b" now'):
         made(tmp_path / "run", data="b")
     (tmp_path / "run" / CHECKPOINT).write_bytes(b"nothing")
@@ -170,10 +165,10 @@ def test_other_settings_do_not_go_on(tmp_path):
 
 def test_the_log_of_lost_steps_is_cut(whole, tmp_path):
     first = made(tmp_path / "run")
-    first.run(silent, lambda: first.progress.step == 4)
+    first.run(Watch(stopped=lambda: first.progress.step == 4))
     log = tmp_path / "run" / LOG
     log.write_text(log.read_text() + '{"step": 8, "loss": 1}\n' * 100 + '{"step": 12, "lo')
-    assert made(tmp_path / "run").run(silent)
+    assert made(tmp_path / "run").run(Watch())
     assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [0, 4, 8, 12]
 
 
@@ -182,11 +177,11 @@ def test_cached_distributions_are_those_of_the_target(tmp_path):
     settings = TrainSettings(LOSS, 4, 1e-3, 3, every=4)
     online, cached = made(tmp_path / "a", settings, {"data": 1.0}), made(tmp_path / "b", settings, {"data": 1.0}, 100)
     for training in (online, cached):
-        training.run(silent)
+        training.run(Watch())
     for mine, theirs in zip(weights(online).values(), weights(cached).values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-4)
     coarse = made(tmp_path / "c", settings, {"data": 1.0}, 2)
-    coarse.run(silent)
+    coarse.run(Watch())
     assert not same(weights(online), weights(coarse))
 
 
@@ -231,7 +226,7 @@ def test_gradient_checkpointing_and_bfloat16_learn_alike(tmp_path):
     found = {}
     for name, more in {"plain": {}, "again": {"gradient_checkpointing": True}, "bf16": {"precision": "bf16"}}.items():
         training = made(tmp_path / name, TrainSettings(**settings, **more), {"data": 1.0})
-        training.run(silent)
+        training.run(Watch())
         found[name] = weights(training)
     assert same(found["plain"], found["again"])
     assert not same(found["plain"], found["bf16"])

@@ -100,10 +100,10 @@ def advise(
 
 
 def _own_texts(target: str | None) -> list[str]:
-    from ..evaluation.verify import prompts
+    from ..evaluation.verify import short_prompts
     from .compare_command import CODE_PROMPTS
 
-    return list(prompts.TEXT if target else CODE_PROMPTS)
+    return list(short_prompts.TEXT if target else CODE_PROMPTS)
 
 
 def _drafters(

@@ -92,8 +92,7 @@ class BenchRun:
         return code, whole
 
     def _session(self, loaded: models.Models, drafters: Mapping[str, Any], grid: Grid, folder: Folder) -> Session:
-        from ..evaluation.bench.methods import Maker
-        from ..evaluation.bench.session import Session
+        from ..evaluation.bench.session import Maker, Session
 
         assistant: PreTrainedModel | Literal["lookup"] = "lookup"
         if loaded.draft is not None and loaded.same_size:  # transformers takes no assistant with another vocabulary
@@ -103,7 +102,7 @@ class BenchRun:
         maker = Maker(loaded.target, short.__getitem__, assistant, settings.max_new_tokens, self.measured.compile)
         done = [(each["setting"], each["round"]) for each in folder.rounds]
         prompts = self._prompts(loaded)
-        session = Session(loaded.target, loaded.tokenizer, maker.make, grid, prompts, settings, done)
+        session = Session(loaded.target, maker.make, grid, prompts, settings, done)
         session.fit(self.given.cut_prompts)
         folder.begin(self._header(loaded, drafters, grid, session))
         return session
@@ -143,7 +142,7 @@ class BenchRun:
         """What holds for all rounds; "grid" has what must be the same for rounds to be of one benchmark."""
         from specdec_kernels import __version__
 
-        from ..evaluation.bench.about import describe, described_head
+        from ..evaluation.bench.result_files import describe, described_head
         from ..evaluation.compare import environment
         from ..jobs.manifest import fingerprints
 
@@ -192,8 +191,7 @@ def _warn_of_threads(session: Session) -> None:
 
 def _write(folder: Folder, grid: Grid) -> dict | None:
     """Writes the results of the rounds so far."""
-    from ..evaluation.bench.results import results
-    from ..evaluation.bench.tables import cells_csv, log_csv
+    from ..evaluation.bench.result_files import cells_csv, log_csv, results
 
     assert folder.header is not None
     if not folder.rounds:

@@ -99,6 +99,7 @@ def distill(
     start.check(target)
     with progress("loading models") as show, stop_once() as stopped:
         from ..training.distill import distill as train
+        from ..training.trainer import Watch
 
         own = {"cache_logits": texts.cache_logits, "vocabulary": start.vocabulary, "lora": start.lora}
         own["gradient_checkpointing"] = how.gradient_checkpointing
@@ -108,7 +109,7 @@ def distill(
         draft, said = start.make(loaded, how.seed)
         card, pair = results.card(target, said), (loaded.target, draft, loaded.tokenizer)
         with results.kept(), results.logging() as logged:
-            done = train(*pair, corpus, settings, results.output, show, stopped, card, logged, remark)
+            done = train(*pair, corpus, settings, results.output, card, Watch(show, stopped, logged, remark))
     if done is not None:
         _picture(results.output)
     results.show(done, _print)

@@ -1,10 +1,9 @@
-"""``specdec roofline``: how fast a pair should decode on a GPU that is not here, and what a fleet would cost."""
+"""``specdec roofline``: how fast a pair should decode on a GPU that is not here."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,10 +16,7 @@ from .option_groups import command, option
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
-    from ..evaluation.fleet import Fleet
     from ..evaluation.roofline import Pair
-
-    Fleets = dict[int, dict[str, Fleet | None]]
 
 WARNING = "PREDICTION, not measured: "
 
@@ -72,34 +68,14 @@ class RooflineOptions:
         return Pair(shapes[0], shapes[1], machine, self.alpha)
 
 
-@dataclass(frozen=True)
-class FleetOptions:
-    """A fleet"""
-
-    tokens_per_day: float | None = option(None, "Of a fleet: how many GPUs they take.")
-    price_per_hour: float | None = option(None, "Of one GPU: what a million tokens cost.")
-    tokens_per_user: float = option(0.0, "A second, at least, for each sequence of the fleet.")
-
-    def cheapest(self, pair: Pair, contexts: Sequence[int], num_drafts: int | None) -> Fleets:
-        """The cheapest fleets by context, plain and speculative; {} where nothing was asked."""
-        from ..evaluation.fleet import cheapest
-
-        if self.tokens_per_day is None and self.price_per_hour is None and not self.tokens_per_user:
-            return {}
-        asked = (num_drafts, self.tokens_per_user, self.tokens_per_day, self.price_per_hour)
-        kinds = {"plain": False, "speculative": True}
-        return {c: {name: cheapest(pair, c, kind, *asked) for name, kind in kinds.items()} for c in contexts}
-
-
 @command
 def roofline(
     asked: RooflineOptions,
-    fleet: FleetOptions,
     target: Annotated[str, typer.Argument(help="Folder or hub name, of which only the configuration is read, or 70B.")],
     draft: Annotated[str, typer.Argument(help="The same of the draft.")],
 ) -> None:
     """Predicts the time of a token, plain and speculative, from the bytes that a step moves and the operations that it
-    does, up to which batch size speculation pays, and what a fleet costs with it and without.
+    does, and up to which batch size speculation pays.
 
     Nothing is measured but the CPU with --gpu cpu. What the prediction assumes, and how far it was off where it could
     be checked, is in docs/theory.md.
@@ -113,7 +89,6 @@ def roofline(
         weights = pair.target.weights + pair.draft.weights
         size = f"{weights / 1e9:.3g} GB of weights on {machine.memory / 1e9:g} GB"
         refuse("--gpus", f"{asked.gpus}, with {size}", "as many as hold the weights and the cache of a sequence")
-    fleets = fleet.cheapest(pair, tokens, num_drafts)
     fitting = {context: pair.most_rows(context) for context in tokens}
     predictions = [pair.best(n, c, num_drafts) for c in tokens for n in rows if n <= fitting[c]]
     pays = {context: pair.pays_up_to(context, num_drafts) for context in tokens}
@@ -125,7 +100,6 @@ def roofline(
             "rows": [dataclasses.asdict(p) | {"per_second": p.per_second} for p in predictions],
             "pays_up_to": pays,
             "fits": fitting,
-            "fleet": {c: {name: f and dataclasses.asdict(f) for name, f in own.items()} for c, own in fleets.items()},
         }
         typer.echo(json.dumps(found))
         return
@@ -147,8 +121,6 @@ def roofline(
     print_table(head, lines)
     for context, most in pays.items():
         typer.echo(_pays(context, most, fitting[context], machine.memory is None))
-    if fleets:
-        _print_fleets(fleets)
 
 
 def _about(pair: Pair) -> str:
@@ -172,24 +144,3 @@ def _pays(context: int, most: int, fits: int, unlimited: bool) -> str:
     if most >= fits:
         return f"{where} pays at every batch size{'' if unlimited else f' that fits: up to {fits}'}."
     return f"{where} pays up to batch size {most}" + ("." if unlimited else f"; up to {fits} fit in memory.")
-
-
-def _print_fleets(fleets: Fleets) -> None:
-    typer.echo(f"{WARNING}the cheapest batch size of a fleet.")
-    of_speed = ("tokens/s of a user", "tokens/s of a machine")
-    head = ("context", "decoding", "rows", "K", *of_speed, "GPUs", "a million tokens")
-    lines = []
-    for context, own in fleets.items():
-        for name, f in own.items():
-            if f is None:
-                lines.append([str(context), name, "-", "-", "too slow, or too large", "-", "-", "-"])
-                continue
-            money = "-" if f.per_million is None else f"{f.per_million:.4g}"
-            count = "-" if f.gpus is None else f"{f.gpus:,}"
-            about = [str(context), name, str(f.rows), str(f.num_drafts)]
-            lines.append([*about, f"{f.per_user:.4g}", f"{f.per_second:,.0f}", count, money])
-    print_table(head, lines)
-    typer.echo(
-        "Speculation saves reads of the weights and spends operations: where the plain fleet shares each read among "
-        "many sequences, it may cost more, and it costs less where every user is served fast (--tokens-per-user)."
-    )

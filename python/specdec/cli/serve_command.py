@@ -18,7 +18,7 @@ from .served import ServedDrafts, make_service, run
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
-    from ..serving.server.settings import ServerSettings
+    from ..serving.server.server_settings import ServerSettings
 
 ENVIRONMENT = "SPECDEC_SERVE"  # SPECDEC_SERVE_ROWS is --rows, and so on
 
@@ -67,7 +67,7 @@ class AccessOptions:
     )
 
     def settings(self, limits: LimitOptions, operation: OperationOptions) -> ServerSettings:
-        from ..serving.server.settings import ServerSettings
+        from ..serving.server.server_settings import ServerSettings
 
         return ServerSettings(
             self.host,

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..loop.draft_length import AdaptiveDrafts
     from ..serving.scheduler import Scheduler
     from ..serving.server.lanes import Lane
+    from ..serving.server.server_settings import ServerSettings
     from ..serving.server.service import Service
-    from ..serving.server.settings import ServerSettings
 
 EMBEDDED = ("model", "none", "lookup", "suffix", "eagle3", "medusa", "dflash")
 RULES = ("coupled", "token", "block")

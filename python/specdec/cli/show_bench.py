@@ -13,14 +13,14 @@ from .show import RATIOS
 from .terminal import remark
 
 if TYPE_CHECKING:
-    from ..evaluation.bench.grid import Cell
+    from ..evaluation.bench.grid import BenchCell
     from ..evaluation.bench.measure import BenchPrompt
     from ..evaluation.contenders import Run
 
 COLUMNS = ("method", "tokens/s", "times plain", "times\ntransformers", "first token\nms", "a token\nms", "alpha", "tau")
 
 
-def print_log(cell: Cell, number: int, batch: Sequence[BenchPrompt], run: Run) -> None:
+def print_log(cell: BenchCell, number: int, batch: Sequence[BenchPrompt], run: Run) -> None:
     """A line of the log: one call."""
     names = ", ".join(f"{prompt.id} ({prompt.category})" for prompt in batch)
     speed = f"{run.emitted / run.seconds:.1f} tokens/s"

@@ -76,6 +76,7 @@ def train_heads(
     with progress("loading models") as show, stop_once() as stopped:
         from ..training.head_settings import HeadSettings
         from ..training.train_heads import train_head
+        from ..training.trainer import Watch
 
         run = training_options.settings(texts, how, results, vocabulary=head.vocabulary)
         settings = HeadSettings(head.kind, run, head.depth, head.layers, ids, texts.cache_features, head.format)
@@ -83,7 +84,7 @@ def train_heads(
         card, pair = results.card(target, head.kind), (loaded.target, loaded.tokenizer)
         corpus = texts.corpus(loaded)
         with results.kept(), results.logging() as logged:
-            done = train_head(*pair, corpus, settings, results.output, show, stopped, card, logged)
+            done = train_head(*pair, corpus, settings, results.output, card, Watch(show, stopped, logged))
     results.show(done, _print)
     assert done is not None
     if done.trouble is not None:

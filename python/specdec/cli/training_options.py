@@ -20,7 +20,7 @@ from .options import as_json
 from .terminal import remark
 
 if TYPE_CHECKING:
-    from ..training.card import Card
+    from ..training.model_card import Card
     from ..training.settings import DistillSettings
     from ..training.texts import Corpus
     from ..training.trainer import Logged
@@ -97,7 +97,7 @@ class TrainedOptions:
     as_json: bool = as_json()
 
     def card(self, target: str | None, start: str) -> Card:
-        from ..training.card import Card
+        from ..training.model_card import Card
 
         command = shlex.join(["specdec", *sys.argv[1:]])
         return Card(target or "the embedded target", start, self.source, self.licence, command)
@@ -122,7 +122,7 @@ class TrainedOptions:
         """What is to be called with each line of the log."""
         if not self.tensorboard:
             return nullcontext(lambda row: None)
-        from ..training.board import board
+        from ..training.curves import board
 
         return board(self.output)
 

@@ -88,7 +88,7 @@ def verify(
     texts = file.texts(prompt)
     names = asked.drafters(at)
     with progress("loading models") as show:
-        from ..evaluation.verify import check_scipy, prompts, verify
+        from ..evaluation.verify import check_scipy, short_prompts, verify
 
         settings = asked.settings()
         if "distribution" in settings.checks:  # before models are loaded, which takes long
@@ -96,7 +96,7 @@ def verify(
         loaded = models.load(at, names)
         layers = {"early-exit": asked.exit_layers}
         chosen = {name: loaded.drafter(name, layers.get(name)) for name in names if name != "none"}
-        ids = loaded.tokenizer(texts or list(prompts.TEXT if at.target else prompts.CODE)).input_ids
+        ids = loaded.tokenizer(texts or list(short_prompts.TEXT if at.target else short_prompts.CODE)).input_ids
         verification = verify(loaded.target, chosen, ids, settings, show)
     if asked.as_json:
         typer.echo(json.dumps(verification.to_dict(), allow_nan=False))

@@ -17,13 +17,14 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from ..checks import refuse
 from ..drafters.protocol import Drafter
 from ..loop.draft_length import AdaptiveDrafts
-from .contenders import OURS, CompareSettings, Method, Prompt, Run, SpecdecMethod, TransformersMethod
+from .contenders import OURS, CompareSettings, Contender, Prompt, Run, SpecdecMethod, TransformersMethod
 from .machine import cpu_name
 from .near_ties import Difference, Judge
-from .progress import Tell, Work, silent
 from .rounds import fastest, play_round, runs_to_halve
+from .work_counter import Tell, Work, silent
 
 # Numbers of drafts a step that are tried, by transformers and by specdec, where the caller chose none.
 CANDIDATES = (1, 2, 3, 4, 6, 8)
@@ -160,27 +161,11 @@ def compare(
     """
     settings = settings or CompareSettings()
     if not prompts:
-        raise ValueError("prompts: got none, allowed: at least one")
-    asked = settings.num_drafts
-    ours = [
-        SpecdecMethod(target, draft, k, settings, compile=compile)
-        for k in ((*CANDIDATES, AdaptiveDrafts()) if asked is None else (asked,))
-    ]
-    plain = TransformersMethod(target, None, settings)
-    if assistant is None and isinstance(draft, PreTrainedModel):
-        assistant = draft
-    theirs: list[Method] = []
-    if assistant is not None:
-        numbers = (None,) if isinstance(asked, AdaptiveDrafts) else (*CANDIDATES, None) if asked is None else (asked,)
-        theirs = [TransformersMethod(target, assistant, settings, k) for k in numbers]
-    trees: list[Method] = []
-    if settings.tree is not None:
-        depths = PATHS if asked is None else (asked,)
-        trees = [SpecdecMethod(target, draft, k, settings, settings.tree, compile) for k in depths]
-    mine: list[Method] = [*ours]
-    groups = [methods for methods in (theirs, mine, trees) if methods]
+        refuse("prompts", "none", "at least one")
+    groups = _contenders(target, draft, settings, assistant, compile)
+    plain, few = TransformersMethod(target, None, settings), prompts[:FEW_PROMPTS]
+    ours = [m for group in groups for m in group if isinstance(m, SpecdecMethod) and m.name == OURS]
     short = [[method.shortened(SHORT_TEXT) for method in methods] for methods in groups]
-    few = prompts[:FEW_PROMPTS]
     halving = len(few) * sum(map(runs_to_halve, map(len, groups)))
     work = Work(progress, 3 + len(groups) + halving + settings.repeats * len(prompts) * (1 + len(groups)))
     work.begin("warming up")
@@ -188,11 +173,11 @@ def compare(
     play_round([ours[0], plain.shortened(SHORT_TEXT)], longest, settings.seed, work)  # refuses prompts that do not fit
     play_round([methods[0] for methods in short], longest, settings.seed, work)
     for method in ours:
-        method.settle(longest[0], settings.seed)
+        method.settle(longest, settings.seed)
     work.did_one()
     work.begin("looking for the best numbers of drafts")
     found = fastest(short, few, settings.seed, work)
-    chosen: list[tuple[Method, dict[str, float] | None]] = [(plain, None)]
+    chosen: list[tuple[Contender, dict[str, float] | None]] = [(plain, None)]
     chosen += [(methods[best], swept) for methods, (best, swept) in zip(groups, found, strict=True)]
 
     methods, rounds, alone = [method for method, _ in chosen], [], [[prompt] for prompt in prompts]
@@ -209,6 +194,29 @@ def compare(
     return Comparison(measurements, differences, equal if greedy else None, environment(target))
 
 
+def _contenders(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | Drafter | None,
+    settings: CompareSettings,
+    assistant: PreTrainedModel | Literal["lookup"] | None,
+    compile: bool,
+) -> list[Sequence[Contender]]:
+    """The methods of which one each is measured beside ``plain``: those of transformers, ours, and our trees."""
+    asked = settings.num_drafts
+    groups: list[Sequence[Contender]] = []
+    if assistant is None and isinstance(draft, PreTrainedModel):
+        assistant = draft
+    if assistant is not None:
+        numbers = (None,) if isinstance(asked, AdaptiveDrafts) else (*CANDIDATES, None) if asked is None else (asked,)
+        groups.append([TransformersMethod(target, assistant, settings, k) for k in numbers])
+    lengths = (*CANDIDATES, AdaptiveDrafts()) if asked is None else (asked,)
+    groups.append([SpecdecMethod(target, draft, k, settings, compile=compile) for k in lengths])
+    if settings.tree is not None:
+        depths = PATHS if asked is None else (asked,)
+        groups.append([SpecdecMethod(target, draft, k, settings, settings.tree, compile) for k in depths])
+    return groups
+
+
 def _is_ours(difference: Difference) -> bool:
     return any(name.startswith(OURS) for name in difference.methods)
 
@@ -221,17 +229,13 @@ def _differences(
 ) -> list[Difference]:
     """Every place where a method's text differs from that of ``plain`` in any round, once."""
     plain, judge = measurements[0], Judge(target, repetition_penalty)
-    found: dict[tuple, Difference] = {}
-    for other in measurements[1:]:
-        for ours, theirs in zip(plain.rounds, other.rounds, strict=True):
-            for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-                first, second = a.texts[0], b.texts[0]
-                texts = (other.name, i, tuple(first), tuple(second))
-                if texts not in found:
-                    difference = judge.explain(prompts[i], first, second, (plain.name, other.name), i)
-                    if difference is not None:
-                        found[texts] = difference
-    return list(found.values())
+    found = [
+        judge.explain_once(prompts[i], a.texts[0], b.texts[0], (plain.name, other.name), i)
+        for other in measurements[1:]
+        for ours, theirs in zip(plain.rounds, other.rounds, strict=True)
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+    ]
+    return [difference for difference in found if difference is not None]
 
 
 def environment(target: PreTrainedModel) -> dict[str, object]:

@@ -21,7 +21,6 @@ from ..drafters.protocol import Drafter
 from ..loop.draft_length import AdaptiveDrafts
 from ..loop.sequence import Output
 from ..prompts import read_eos, read_pad
-from ..result import Producer
 from ..stats import Stats
 
 Prompt = Sequence[int]
@@ -73,7 +72,6 @@ class Run:
     stats: list[Stats] = field(default_factory=list)  # of each prompt; none where the method does not say
     seconds_by_part: dict[str, float] = field(default_factory=dict)  # as ``Stats`` has them; none likewise
     draft_forwards: int | None = None
-    produced_by: list[list[Producer]] = field(default_factory=list)  # of each prompt's tokens; none likewise
     trouble: str | None = None  # why the drafter was dropped; None: it was not
 
     @property
@@ -87,14 +85,14 @@ class Run:
         return parts["kernels"] + parts["loop"] if parts else None
 
 
-class Method(Protocol):
+class Contender(Protocol):
     name: str
     setting: dict[str, int | str]  # what the method was told about the number of drafts
 
     def run(self, prompts: Sequence[Prompt], seed: int) -> Run:
         """Continues the prompts in one batch; prompt i of it has the seed ``seed`` + i, where seeds are a prompt's."""
 
-    def shortened(self, most: int) -> Method:
+    def shortened(self, most: int) -> Contender:
         """The same with at most so many new tokens."""
 
 
@@ -139,17 +137,17 @@ class SpecdecMethod:
             result.sequence_stats,
             stats.seconds,
             stats.draft_forwards,
-            result.produced_by,
             result.drafter_error,
         )
 
-    def settle(self, prompts: Sequence[Prompt], seed: int) -> None:
+    def settle(self, batches: Sequence[Sequence[Prompt]], seed: int) -> None:
         """Where K adapts, decodes until the times of steps are known, as they are in a process that has decoded for a
         while."""
         for i in range(LEARNING_RUNS if isinstance(self.decoder.num_drafts, AdaptiveDrafts) else 0):
-            if self.decoder.costs_of(1) is not None:
+            batch = batches[i % len(batches)]
+            if self.decoder.costs_of(len(batch)) is not None:
                 return
-            self.run(prompts, seed + i)
+            self.run(batch, seed + i)
 
     def shortened(self, most: int) -> SpecdecMethod:
         other = copy.copy(self)
@@ -204,7 +202,7 @@ class TransformersMethod:
         added = {"logits_processor": LogitsProcessorList(processors), **self._arguments}
         with self._configured(), counted_forwards(self._target, self._draft) as forwards:
             torch.manual_seed(seed)
-            stream = _Stream(len(prompts))
+            stream = _TokenTimes(len(prompts))
             width = max(map(len, prompts))
             rows = [[*[self._pad] * (width - len(prompt)), *prompt] for prompt in prompts]
             input_ids = torch.tensor(rows, device=self._target.device)
@@ -246,7 +244,7 @@ class TransformersMethod:
                 model.generation_config = old
 
 
-class _Stream(BaseStreamer):
+class _TokenTimes(BaseStreamer):
     """Notes when ``generate`` hands over tokens, which it does for all rows at once."""
 
     def __init__(self, rows: int):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..checks import refuse
-from .roofline import Shape
+from .roofline import ModelShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -19,7 +19,7 @@ UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-def read_shape(name: str, given: str, weight_bits: int, number_bits: int) -> Shape:
+def read_shape(name: str, given: str, weight_bits: int, number_bits: int) -> ModelShape:
     """Returns the shape of a folder or hub name, or of a size such as 8B, 500M or 7e9.
 
     Args:
@@ -41,16 +41,16 @@ def parameters_of(given: str) -> float | None:
     return size if size >= 1 else None
 
 
-def of_parameters(name: str, parameters: float) -> Shape:
+def of_parameters(name: str, parameters: float) -> ModelShape:
     """A decoder like Llama 3's. Layers and keys and values may be off by a quarter, which matters for long contexts."""
     layers = max(1, round(LIKE_LAYERS * (parameters / LIKE_PARAMETERS) ** LAYERS_EXPONENT))
     hidden = (parameters / (12 * layers)) ** 0.5
-    return Shape(
+    return ModelShape(
         name, int(parameters), int(parameters), layers, int(layers * hidden), layers * LIKE_KV, LIKE_VOCABULARY
     )
 
 
-def _of_configuration(name: str, path: str) -> Shape:
+def _of_configuration(name: str, path: str) -> ModelShape:
     from transformers import AutoConfig
 
     from ..models.loading import refuse_adapter
@@ -66,7 +66,7 @@ def _of_configuration(name: str, path: str) -> Shape:
     return shape
 
 
-def shape_of(config: PreTrainedConfig, name: str) -> Shape | None:
+def shape_of(config: PreTrainedConfig, name: str) -> ModelShape | None:
     """The shape of a model with this configuration, whose weights are counted without storage; None: it has experts.
     Every layer is taken to attend to the whole context."""
     import torch
@@ -83,7 +83,7 @@ def shape_of(config: PreTrainedConfig, name: str) -> Shape | None:
     heads, layers = text.num_attention_heads, text.num_hidden_layers
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return Shape(
+    return ModelShape(
         name=name,
         parameters=parameters,
         read=parameters if tied else parameters - embedding.numel(),

@@ -50,19 +50,6 @@ def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def explain(
-    target: PreTrainedModel,
-    prompt: Sequence[int],
-    first: Sequence[int],
-    second: Sequence[int],
-    methods: tuple[str, str] = ("first", "second"),
-    prompt_index: int = 0,
-    repetition_penalty: float | None = None,
-) -> Difference | None:
-    """Judges the first difference between two greedy continuations of ``prompt``: ``Judge.explain`` for one pair."""
-    return Judge(target, repetition_penalty).explain(prompt, first, second, methods, prompt_index)
-
-
 class Judge:
     """
     Args:
@@ -77,6 +64,7 @@ class Judge:
         self._target, self._temperature = target, temperature
         self._penalty = RepetitionPenaltyLogitsProcessor(float(repetition_penalty or 1.0))
         self._wide: PreTrainedModel | None = None
+        self._seen: set[tuple] = set()
         self._wide_dtype = torch.float32 if target.dtype.itemsize == 2 else torch.float64
         if getattr(target, "hf_quantizer", None) is not None:  # a wider copy would have other weights
             self._wide, self._wide_dtype = target, target.dtype
@@ -112,6 +100,16 @@ class Judge:
         if ids.shape[1] > 1:
             others.append(self._cached(ids, noise))
         return self._judge(full, others, tokens, methods, prompt_index, position, noise is not None)
+
+    def explain_once(
+        self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int], methods: tuple[str, str], index: int
+    ) -> Difference | None:
+        """The same; None also where these texts of these methods were judged before, as rounds repeat them."""
+        key = (methods, index, tuple(first), tuple(second))
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        return self.explain(prompt, first, second, methods, index)
 
     @torch.inference_mode()
     def rest(

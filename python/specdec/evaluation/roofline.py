@@ -68,7 +68,7 @@ def _machine(gpu: Gpu) -> Machine:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """What a forward of a model reads and computes.
 
     Attributes:
@@ -115,7 +115,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedStep:
     """Decoding of ``rows`` sequences at a time with this context. Seconds are of a step; operations of a token."""
 
     rows: int
@@ -144,15 +144,15 @@ class Prediction:
 class Pair:
     """Target and draft on one machine, and how often a tested draft is accepted."""
 
-    target: Shape
-    draft: Shape
+    target: ModelShape
+    draft: ModelShape
     machine: Machine
     alpha: float
 
     def __post_init__(self) -> None:
         check_rate("alpha", self.alpha)
 
-    def predict(self, rows: int, context: int, num_drafts: int) -> Prediction:
+    def predict(self, rows: int, context: int, num_drafts: int) -> PredictedStep:
         """Predicts a step. The draft's first forward reads two tokens, as in specdec's loop; a drafter that does not
         would save nothing where bytes are the limit."""
         k, target, draft, machine = num_drafts, self.target, self.draft, self.machine
@@ -170,7 +170,7 @@ class Pair:
 
         by_bytes = target.moved(rows, k + 1, context) / machine.bandwidth
         by_operations = target.operations(rows, k + 1, context) / machine.rate
-        return Prediction(
+        return PredictedStep(
             rows=rows,
             context=context,
             num_drafts=k,
@@ -184,7 +184,7 @@ class Pair:
             bytes=over_plain("moved"),
         )
 
-    def best(self, rows: int, context: int, num_drafts: int | None = None) -> Prediction:
+    def best(self, rows: int, context: int, num_drafts: int | None = None) -> PredictedStep:
         """The K >= 1 with the largest speed-up, or ``num_drafts``."""
         tried: Sequence[int] = range(1, MOST_DRAFTS + 1) if num_drafts is None else (num_drafts,)
         return max((self.predict(rows, context, k) for k in tried), key=lambda p: p.speedup)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .contenders import Method, Prompt, Run
-from .progress import Work
+from .contenders import Contender, Prompt, Run
+from .work_counter import Work
 
 
 def play_round(
-    methods: Sequence[Method], batches: Sequence[Sequence[Prompt]], seed: int, work: Work, first: int = 0
+    methods: Sequence[Contender], batches: Sequence[Sequence[Prompt]], seed: int, work: Work, first: int = 0
 ) -> list[list[Run]]:
     """Returns runs by method and batch. The methods take turns batch by batch, so that whatever else the machine does
     slows all of them alike, and another one begins each time, so that none always comes after the same one.
@@ -30,7 +30,7 @@ def play_round(
 
 
 def fastest(
-    groups: Sequence[Sequence[Method]], prompts: Sequence[Prompt], seed: int, work: Work
+    groups: Sequence[Sequence[Contender]], prompts: Sequence[Prompt], seed: int, work: Work
 ) -> list[tuple[int, dict[str, float] | None]]:
     """Finds the fastest method of each group by successive halving (Jamieson and Talwalkar, arXiv 1502.07943): all
     methods play a round, the slower half of each group drops out, and so on until each group has one left. The methods
@@ -48,7 +48,7 @@ def fastest(
     best = {method: [math.inf] * len(prompts) for group in groups for method in group}
     emitted = dict.fromkeys(best, 0)
 
-    def speed(method: Method) -> float:
+    def speed(method: Contender) -> float:
         return emitted[method] / sum(best[method])
 
     left = [list(group) for group in groups]

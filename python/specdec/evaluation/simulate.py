@@ -16,7 +16,7 @@ MOST_SIBLINGS = 8  # that a node of a tree has; the ninth of alike siblings is h
 
 
 @dataclass(frozen=True)
-class Measured:
+class SampleMean:
     """A mean of the random run, and its standard error."""
 
     mean: float
@@ -40,9 +40,9 @@ class Simulation:
     tau: float
     speedup: float
     operations: float
-    simulated_tau: Measured
-    simulated_speedup: Measured
-    simulated_operations: Measured
+    simulated_tau: SampleMean
+    simulated_speedup: SampleMean
+    simulated_operations: SampleMean
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -91,9 +91,9 @@ def simulate(
         tau=tau,
         speedup=theory.speedup_of_steps(tau, step_time, 1.0),
         operations=step_operations / tau,
-        simulated_tau=Measured(mean, error),
-        simulated_speedup=Measured(mean / step_time, error / step_time),
-        simulated_operations=Measured(operations, operations * error / mean),
+        simulated_tau=SampleMean(mean, error),
+        simulated_speedup=SampleMean(mean / step_time, error / step_time),
+        simulated_operations=SampleMean(operations, operations * error / mean),
     )
 
 

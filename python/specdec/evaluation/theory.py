@@ -5,7 +5,7 @@ The paper's terms: ``alpha`` is the mean acceptance rate of a draft that is test
 ``c`` the time of one draft forward over that of one target forward (definition 3.7), ``c_hat`` the same in arithmetic
 operations a token (definition 3.10). It assumes that drafts are accepted independently of each other and of their
 position, and that a target forward over k + 1 tokens takes as long as one over a single token. Neither is exactly
-true, so ``specdec.evaluation.theory_table`` puts both beside what was measured.
+true, so ``specdec bench`` puts the prediction beside what it measured.
 """
 
 from __future__ import annotations
@@ -73,32 +73,6 @@ def sure_speedup(alpha: float, c: float) -> float:
     """Returns what the best k gains at least: by corollary 3.9, the (1 + alpha) / (1 + c) of k = 1 where alpha > c;
     otherwise 1, without drafts."""
     return max(expected_speedup(alpha, c, 1), 1.0)
-
-
-def expected_operations(alpha: float, c_hat: float, k: int) -> float:
-    """Returns how many times the arithmetic operations of plain decoding a text costs: (k c_hat + k + 1) over
-    expected_tau, theorem 3.11. It is never below 1, since what is rejected was computed in vain.
-
-    Args:
-        c_hat: operations of the draft for one token, over those of the target, >= 0.
-    """
-    return (k * check_cost("c_hat", c_hat) + k + 1) / expected_tau(alpha, k)
-
-
-def alpha_of_tau(tau: float, k: int) -> float:
-    """Returns the alpha with which ``expected_tau`` is ``tau``.
-
-    Args:
-        tau: from 1 to k + 1.
-        k: >= 1.
-    """
-    read_count("k", k, 1)
-    if not 1 <= tau <= k + 1:
-        refuse("tau", tau, f"a number from 1 to k + 1 = {k + 1}")
-    low, high = 0.0, 1.0
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if expected_tau(middle, k) < tau else (low, middle)
-    return high
 
 
 # ---- Trees

@@ -61,30 +61,49 @@ def read_assistance(
     Raises:
         ValueError: names a field that contradicts the arguments of ``speculate``, or that would have no effect.
     """
-    fields: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
     of_model: dict[str, Any] = {}
     for name, default in DEFAULTS.items():
         configured = getattr(config, name, None)
-        fields[name], of_model[name] = given.get(name), None
-        if fields[name] is None and configured != default:
-            (of_model if configured == getattr(model_config, name, None) else fields)[name] = configured
-    lookup, layers = fields["prompt_lookup_num_tokens"], fields["assistant_early_exit"]
+        asked[name], of_model[name] = given.get(name), None
+        if asked[name] is None and configured != default:
+            (of_model if configured == getattr(model_config, name, None) else asked)[name] = configured
+    drafted = _who_drafts(ours, asked, of_model)
+    return replace(
+        drafted,
+        num_drafts=_how_many(drafted, asked, of_model),
+        confidence=_how_sure(ours, asked["assistant_confidence_threshold"], of_model["assistant_confidence_threshold"]),
+    )
+
+
+def _who_drafts(ours: Assistance, asked: Mapping[str, Any], of_model: Mapping[str, Any]) -> Assistance:
+    """``ours``, or prompt lookup, or layers of the target, as nobody may choose two of them."""
+    lookup, layers = asked["prompt_lookup_num_tokens"], asked["assistant_early_exit"]
     for name in ("prompt_lookup_num_tokens", "assistant_early_exit"):
-        if fields[name] is not None and ours.draft is not None:
-            refuse(name, fields[name], "None beside a drafter of specdec.speculate")
+        if asked[name] is not None and ours.draft is not None:
+            refuse(name, asked[name], "None beside a drafter of specdec.speculate")
     if lookup is not None and layers is not None:
         refuse("assistant_early_exit", layers, "None beside prompt_lookup_num_tokens")
     looks_up = lookup is not None
     if ours.draft is None and lookup is None and layers is None:
         looks_up = of_model["prompt_lookup_num_tokens"] is not None
         layers = None if looks_up else of_model["assistant_early_exit"]
-    if fields["max_matching_ngram_size"] is not None and not looks_up:
-        refuse("max_matching_ngram_size", fields["max_matching_ngram_size"], "None without prompt_lookup_num_tokens")
-    drafts = ours.draft is not None or looks_up or layers is not None
-    lengths = {"prompt_lookup_num_tokens": lookup, "num_assistant_tokens": fields["num_assistant_tokens"]}
-    num_drafts = ours.num_drafts
-    for name, value in lengths.items():
-        if value is None:
+    longest = asked["max_matching_ngram_size"]
+    if longest is not None and not looks_up:
+        refuse("max_matching_ngram_size", longest, "None without prompt_lookup_num_tokens")
+    if looks_up:
+        return replace(ours, lookup=longest or of_model["max_matching_ngram_size"] or 2)
+    return replace(ours, layers=layers)
+
+
+def _how_many(
+    drafted: Assistance, asked: Mapping[str, Any], of_model: Mapping[str, Any]
+) -> int | AdaptiveDrafts | None:
+    """K. Whoever names it twice must name the same."""
+    drafts = any(each is not None for each in (drafted.draft, drafted.lookup, drafted.layers))
+    num_drafts = drafted.num_drafts
+    for name in ("prompt_lookup_num_tokens", "num_assistant_tokens"):
+        if (value := asked[name]) is None:
             continue
         read_count(name, value)
         if not drafts:
@@ -93,17 +112,17 @@ def read_assistance(
             refuse(name, value, f"None beside {num_drafts} drafts that were asked for elsewhere")
         num_drafts = value
     if num_drafts is None and drafts:
-        num_drafts = of_model["prompt_lookup_num_tokens" if looks_up else "num_assistant_tokens"]
-    threshold = fields["assistant_confidence_threshold"]
-    if threshold is not None:
+        return of_model["num_assistant_tokens" if drafted.lookup is None else "prompt_lookup_num_tokens"]
+    return num_drafts
+
+
+def _how_sure(ours: Assistance, asked: float | None, of_model: float | None) -> float | None:
+    """The confidence below which a draft model drafts no more."""
+    if asked is not None:
         if not isinstance(ours.draft, PreTrainedModel):
-            refuse("assistant_confidence_threshold", threshold, "None without a draft model")
-        if ours.confidence is not None and ours.confidence != threshold or not 0 <= threshold < 1:
-            refuse("assistant_confidence_threshold", threshold, "0 to below 1, and not beside confidence")
+            refuse("assistant_confidence_threshold", asked, "None without a draft model")
+        if ours.confidence not in (None, asked) or not 0 <= asked < 1:
+            refuse("assistant_confidence_threshold", asked, "0 to below 1, and not beside confidence")
     elif isinstance(ours.draft, PreTrainedModel):
-        threshold = of_model["assistant_confidence_threshold"]
-    confidence = ours.confidence if ours.confidence is not None else threshold
-    whole = replace(ours, num_drafts=num_drafts, confidence=confidence)
-    if looks_up:
-        return replace(whole, lookup=fields["max_matching_ngram_size"] or of_model["max_matching_ngram_size"] or 2)
-    return replace(whole, layers=layers)
+        asked = of_model
+    return asked if ours.confidence is None else ours.confidence

@@ -116,37 +116,66 @@ def _native(
     vocab_size: int,
 ) -> SamplingArguments | None:
     """All of them as arguments of the kernels; None where one of them has no such form."""
-    arguments, penalised, length = SamplingArguments(), False, len(rows[0]) if rows else 0
-    for p in processors:
-        if type(p) is theirs.SequenceBiasLogitsProcessor or type(p) is theirs.NoBadWordsLogitsProcessor:
-            if any(len(tokens) > 1 or tokens[0] >= vocab_size for tokens in p.sequence_bias):
-                return None
-            bias = {int(tokens[0]): float(b) for tokens, b in p.sequence_bias.items()}
-            arguments.banned_tokens += [token for token, b in bias.items() if b == -math.inf]
-            bias = {token: b for token, b in bias.items() if b != -math.inf}
-            # The kernels add one bias, before the penalty: a second sum would be rounded differently.
-            if bias and (penalised or arguments.logit_bias or not all(abs(b) <= _LARGEST for b in bias.values())):
-                return None
-            arguments.logit_bias = bias or arguments.logit_bias
-        elif type(p) is theirs.SuppressTokensLogitsProcessor:
-            arguments.banned_tokens += [token for token in p.suppress_tokens.tolist() if 0 <= token < vocab_size]
-        elif type(p) is theirs.RepetitionPenaltyLogitsProcessor:
-            ignored = _ignored(p.prompt_ignore_length, len(rows))
-            fits = len(ignored) == len(rows) and all(n <= length for n in ignored)
-            if penalised or not fits or not _allowed(repetition_penalty=p.penalty):
-                return None
-            penalised, arguments.params = True, SamplingParams(repetition_penalty=p.penalty)
-            arguments.processor_prompts = [row[n:] for row, n in zip(rows, ignored, strict=True)]
-        elif type(p) is theirs.MinLengthLogitsProcessor and _same(p.eos_token_id, eos):
-            arguments.min_new_tokens = max(arguments.min_new_tokens, p.min_length - length)
-        elif type(p) is theirs.MinNewTokensLengthLogitsProcessor and _same(p.eos_token_id, eos):
-            arguments.min_new_tokens = max(
-                arguments.min_new_tokens, p.min_new_tokens + p.prompt_length_to_skip - length
-            )
-        else:
-            return None
-    arguments.min_new_tokens = min(arguments.min_new_tokens, max_new_tokens)
-    return arguments
+    reader = _Native(rows, eos, vocab_size)
+    if not all(reader.take(processor) for processor in processors):
+        return None
+    reader.arguments.min_new_tokens = min(reader.arguments.min_new_tokens, max_new_tokens)
+    return reader.arguments
+
+
+class _Native:
+    """Adds processors to ``arguments`` of the kernels, one after the other."""
+
+    def __init__(self, rows: list[list[int]], eos: frozenset[int], vocab_size: int):
+        self.arguments = SamplingArguments()
+        self._rows, self._length, self._eos, self._vocab_size = rows, len(rows[0]) if rows else 0, eos, vocab_size
+
+    def take(self, p: Any) -> bool:
+        """Returns whether the kernels can do what ``p`` does, after those before."""
+        if type(p) in (theirs.SequenceBiasLogitsProcessor, theirs.NoBadWordsLogitsProcessor):
+            return self._take_bias(p.sequence_bias)
+        if type(p) is theirs.SuppressTokensLogitsProcessor:
+            known = [token for token in p.suppress_tokens.tolist() if 0 <= token < self._vocab_size]
+            self.arguments.banned_tokens += known
+            return True
+        if type(p) is theirs.RepetitionPenaltyLogitsProcessor:
+            return self._take_penalty(p.penalty, _ignored(p.prompt_ignore_length, len(self._rows)))
+        if type(p) is theirs.MinLengthLogitsProcessor:
+            return self._take_shortest(p, p.min_length)
+        if type(p) is theirs.MinNewTokensLengthLogitsProcessor:
+            return self._take_shortest(p, p.min_new_tokens + p.prompt_length_to_skip)
+        return False
+
+    def _take_bias(self, sequence_bias: Any) -> bool:
+        if any(len(tokens) > 1 or tokens[0] >= self._vocab_size for tokens in sequence_bias):
+            return False
+        bias = {int(tokens[0]): float(b) for tokens, b in sequence_bias.items()}
+        self.arguments.banned_tokens += [token for token, b in bias.items() if b == -math.inf]
+        bias = {token: b for token, b in bias.items() if b != -math.inf}
+        # The kernels add one bias, before the penalty: a second sum would be rounded differently.
+        if bias and (
+            self._penalised or self.arguments.logit_bias or any(not abs(b) <= _LARGEST for b in bias.values())
+        ):
+            return False
+        self.arguments.logit_bias = bias or self.arguments.logit_bias
+        return True
+
+    def _take_penalty(self, penalty: float, ignored: list[int]) -> bool:
+        fits = len(ignored) == len(self._rows) and all(n <= self._length for n in ignored)
+        if self._penalised or not fits or not _allowed(repetition_penalty=penalty):
+            return False
+        self.arguments.params = SamplingParams(repetition_penalty=penalty)
+        self.arguments.processor_prompts = [row[n:] for row, n in zip(self._rows, ignored, strict=True)]
+        return True
+
+    def _take_shortest(self, p: Any, least: int) -> bool:
+        """``least``: tokens of a row with its padding, before which none of the ends that ``p`` bans may come."""
+        self.arguments.min_new_tokens = max(self.arguments.min_new_tokens, least - self._length)
+        return {*p.eos_token_id.flatten().tolist()} == self._eos
+
+    @property
+    def _penalised(self) -> bool:
+        return self.arguments.params is not None
 
 
 def _ignored(lengths: torch.Tensor | int | None, batch_size: int) -> list[int]:
@@ -162,10 +191,6 @@ def _allowed(**values: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _same(ids: torch.Tensor, eos: frozenset[int]) -> bool:
-    return {*ids.flatten().tolist()} == eos
 
 
 def _for_row(processor: LogitsProcessor, row: int, batch_size: int) -> LogitsProcessor:

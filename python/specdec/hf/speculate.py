@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -116,32 +117,27 @@ class _Prepared(NamedTuple):
     decoder: SpeculativeDecoder
 
 
+@dataclass(eq=False)
 class Speculator:
     """What :func:`speculate` returns. It keeps the decoder of the model that it was last used with.
 
     Attributes:
+        stop: the stop strings.
         last_result: :class:`GenerationResult` of the last call, with statistics; None before.
     """
 
-    def __init__(
-        self,
-        assistance: Assistance,
-        rule: str | None,
-        seed: int | Sequence[int] | torch.Tensor | None,
-        streamer: BaseStreamer | None,
-        tokenizer: PreTrainedTokenizerBase | None,
-        stop: StoppingCriteria | None,
-        d2t: torch.Tensor | Sequence[int] | None,
-        backend: str,
-        cache_dtype: torch.dtype | None,
-        tree: int | None,
-    ):
-        self._assistance, self._rule, self._seed, self._streamer = assistance, rule, seed, streamer
-        self._tokenizer, self._stop = tokenizer, stop
-        self._d2t, self._backend = d2t, backend
-        self._cache_dtype, self._tree = cache_dtype, tree
-        self._prepared: _Prepared | None = None
-        self.last_result: GenerationResult | None = None
+    assistance: Assistance
+    rule: str | None
+    seed: int | Sequence[int] | torch.Tensor | None
+    streamer: BaseStreamer | None
+    tokenizer: PreTrainedTokenizerBase | None
+    stop: StoppingCriteria | None
+    d2t: torch.Tensor | Sequence[int] | None
+    backend: str
+    cache_dtype: torch.dtype | None
+    tree: int | None
+    last_result: GenerationResult | None = field(default=None, init=False)
+    _prepared: _Prepared | None = field(default=None, init=False)
 
     def __call__(
         self,
@@ -177,13 +173,13 @@ class Speculator:
         try:
             if token_healing:
                 refuse("token_healing", True, FIELDS["token_healing"].allowed)
-            assistance = read_assistance(self._assistance, generation_config, given, model.generation_config)
+            assistance = read_assistance(self.assistance, generation_config, given, model.generation_config)
             stops = self._stops(stop_strings)
             prepared = (model, input_ids, logits_processor, stopping_criteria, generation_config)
             return self._generate(*prepared, model_kwargs, assistance, stops)
         finally:
-            if self._streamer is not None:
-                self._streamer.end()
+            if self.streamer is not None:
+                self.streamer.end()
 
     def _generate(
         self,
@@ -199,7 +195,7 @@ class Speculator:
         check_fields(config, model.generation_config)
         size, length = input_ids.shape
         mask = read_inputs(input_ids, model_kwargs)
-        if (streamer := self._streamer) is not None:
+        if (streamer := self.streamer) is not None:
             if size != 1:
                 refuse("streamer", f"a batch of {size} sequences", "one sequence")
             streamer.put(input_ids.cpu())
@@ -225,7 +221,7 @@ class Speculator:
             eos_token_id=sorted(eos),
             pad_token_id=0 if pad is None else int(pad),
             on_emit=None if streamer is None else lambda output: streamer.put(torch.tensor(output.tokens)),
-            rule=self._rule,
+            rule=self.rule,
             output_logits=any(wants.values()),
             stop=AnyOf(stops) if stops else None,
             **vars(arguments),
@@ -241,12 +237,12 @@ class Speculator:
     def _stops(self, stop_strings: str | Sequence[str] | None) -> list[StoppingCriteria]:
         """The ends that this was made with, or that ``generate`` was given."""
         if stop_strings is None:
-            return [] if self._stop is None else [self._stop]
-        if self._tokenizer is None:
+            return [] if self.stop is None else [self.stop]
+        if self.tokenizer is None:
             refuse("stop_strings", f"{stop_strings!r} in generate()", "strings with specdec.speculate(tokenizer=...)")
-        if self._stop is not None:
+        if self.stop is not None:
             refuse("stop_strings", f"{stop_strings!r} in generate()", "None beside those of specdec.speculate")
-        return [StopStrings(self._tokenizer, stop_strings)]
+        return [StopStrings(self.tokenizer, stop_strings)]
 
     def _decoder(self, model: PreTrainedModel, assistance: Assistance) -> SpeculativeDecoder:
         """Made once for a model, as long as nothing about it or the drafts has changed."""
@@ -261,11 +257,11 @@ class Speculator:
                 model,
                 assistance.drafter_for(model),
                 num_drafts,
-                self._backend,
-                self._d2t,
+                self.backend,
+                self.d2t,
                 assistance.confidence or 0.0,
-                cache_dtype=self._cache_dtype,
-                tree=self._tree,
+                cache_dtype=self.cache_dtype,
+                tree=self.tree,
             )
             self._prepared = _Prepared(model, key, decoder)
         return self._prepared.decoder
@@ -273,11 +269,11 @@ class Speculator:
     def _seeds(self, config: GenerationConfig, size: int) -> int | list[int] | torch.Tensor | Sequence[int]:
         if not config.do_sample:
             return 0
-        if self._seed is None:
+        if self.seed is None:
             return torch.randint(-(2**63), 2**63 - 1, (size,))
-        if isinstance(self._seed, int):  # transformers has repeated the prompts already
-            return [self._seed + row % (config.num_return_sequences or 1) for row in range(size)]
-        return self._seed
+        if isinstance(self.seed, int):  # transformers has repeated the prompts already
+            return [self.seed + row % (config.num_return_sequences or 1) for row in range(size)]
+        return self.seed
 
 
 _RECORDED = ("output_scores", "output_logits")

@@ -11,9 +11,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, with_attention
-from .cache_dtype import check_cache_dtype, stored_dtype
 from .compiled import CompiledForward, compiled_copy
-from .kv_cache import LayerSlot, Slot, StaticKVCache, visible_slots
+from .kv_cache import LayerSlot, Slot, StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .linear import with_few_rows
 from .prefill import PrefillChunk
 from .tree import Tree

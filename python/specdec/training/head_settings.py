@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..checks import read_count, refuse
 from ..models.cached_model import CachedModel
-from .held_out import Worth
 from .losses import DIVERGENCES
-from .settings import GIVEN, OWN, DistillSettings
+from .settings import GIVEN, OWN, Distilled, DistillSettings
 
 KINDS = ("medusa", "eagle3", "dflash", "mtp")
 PUBLISHED, SPECULATORS = "published", "speculators"
@@ -86,7 +83,7 @@ class HeadSettings:
 
 
 @dataclass(frozen=True)
-class TrainedHead:
+class TrainedHead(Distilled):
     """The results of a training. ``after`` is of decoders with the head as it was loaded back from its files,
     ``before`` as it began, on the same prompts.
 
@@ -96,15 +93,6 @@ class TrainedHead:
         trouble: what the self-check warns of; None: nothing.
     """
 
-    before: list[Worth]
-    after: list[Worth]
     hits: list[float]
     states: tuple[int, ...]
-    best_step: int
-    steps: int
-    seconds: float
-    tokens: int
     trouble: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)

@@ -12,7 +12,7 @@ from specdec_kernels import SamplingParams
 
 from ..decoder import SpeculativeDecoder
 from ..models.reduced_head import reduced_ids
-from .vocabulary import columns_of
+from .reduced_vocabulary import columns_of
 
 TEMPERATURES = (0.0, 1.0)
 AT_ONCE = 16  # texts

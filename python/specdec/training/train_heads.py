@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checks import read_as
+from ..drafters.heads import HeadDrafter, load_head
+from ..drafters.heads.layer_ids import resolve
+from ..drafters.heads.self_check import LENGTH, acceptance_on
 from ..files import write_whole
+from ..models.cached_model import CachedModel
 from ..models.supported import cached_model
-from .card import Card
-from .distill import RUN, Tell, check_folder, encoded
-from .features import CachedFeatures, Features
-from .head_card import head_card
-from .head_files import loaded_back, write_files
+from ..prompts import read_eos
+from .head_features import CachedFeatures, Features
 from .head_settings import SPECULATORS, HeadSettings, TrainedHead
-from .head_trainer import HeadTrainer
-from .heads.kinds import new_learner
+from .head_trainer import HeadTrainer, measure
+from .heads.learn_dflash import DflashLearner
+from .heads.learn_eagle3 import Eagle3Learner
+from .heads.learn_medusa import MedusaLearner
+from .heads.learn_mtp import MtpLearner
+from .heads.learner import Files, Learner
 from .held_out import beginnings
-from .lessons import Lessons
-from .measured import measure
-from .packing import Packed
+from .lessons import Lessons, Packed, encoded
+from .model_card import Card, head_card
+from .reduced_vocabulary import most_frequent
 from .settings import DTYPES
 from .shards import digest, fingerprint
 from .texts import Corpus
-from .trainer import BEST, CHECKPOINT, Logged
+from .trainer import Watch, finish, unfinished
 
 
 def train_head(
@@ -39,10 +46,8 @@ def train_head(
     corpus: Corpus,
     settings: HeadSettings,
     folder: Path,
-    told: Tell = lambda done, total, what: None,
-    stopped: Callable[[], bool] = lambda: False,
     card: Card | None = None,
-    logged: Logged = lambda row: None,
+    watch: Watch | None = None,
 ) -> TrainedHead | None:
     """Trains a head and writes the best of it to ``folder``, with a model card, in the layout in which
     :func:`~specdec.load_head` reads it. A call with the same arguments goes on where one was stopped or killed; on a
@@ -52,10 +57,7 @@ def train_head(
         target: any model that the loop drives and that has a final norm.
         corpus: from ``texts.split``.
         folder: which is made; what is not finished stands in its folder ``training``.
-        told: called with how many steps there are of how many, and how it goes.
-        stopped: asked after each step: whether to stop; the same call can resume later.
         card: what the model card says besides the measured numbers.
-        logged: called with each line of the log.
 
     Returns:
         None if it was stopped.
@@ -69,40 +71,37 @@ def train_head(
     whole, run = cached_model(target, "target"), settings.run
     settings.check(whole)
     seed, steps, name = run.train.seed, run.train.steps, (card or Card()).target
-    check_folder(folder)
-    told(0, steps, "reading the texts")
+    watch = watch or Watch()
+    begun = unfinished(folder)
+    watch.told(0, steps, "reading the texts")
     given = Packed(encoded(tokenizer, corpus.training), run.length, run.batch_size, seed)
     held = read_as("held_out", Packed, encoded(tokenizer, corpus.held_out), run.length, 1, seed).blocks
     torch.manual_seed(seed)
     learner = new_learner(settings, whole, given.blocks, tokenizer.pad_token_id)
-    (folder / RUN).mkdir(parents=True, exist_ok=True)
     features, known = Features(whole, learner.head.states), None
     if settings.cache_features:
-        known = CachedFeatures(folder / RUN / "features", features, given.blocks)
-        known.fill(run.batch_size, lambda done, total: told(done, total, "caching the target's hidden states"))
+        known = CachedFeatures(begun / "features", features, given.blocks)
+        known.fill(run.batch_size, lambda done, total: watch.told(done, total, "caching the target's hidden states"))
     lessons = Lessons(given, target, None, run)
     prompts = beginnings(held, run.judged, run.prompt, seed)
     asked: dict[str, Any] = dataclasses.asdict(settings)
     asked |= {"run": {k: v for k, v in asked["run"].items() if k != "train"}, "target": fingerprint(target)}
     asked |= {"data": digest(given.blocks), "held_out": digest(held), "threads": torch.get_num_threads()}
     with _frozen(target):
-        trainer = HeadTrainer(learner, lessons, prompts, run.new, run.train, folder / RUN, asked, features, known)
-        if not trainer.run(told, stopped, logged):
+        trainer = HeadTrainer(learner, lessons, prompts, run, begun, asked, features, known)
+        if not trainer.run(watch):
             return None
     trainer.take_best()
     learner.head.eval()
     k, progress = run.train.num_drafts, trainer.progress
     files = learner.container(name, k) if settings.format == SPECULATORS else learner.published(name)
     write_files(folder, files, DTYPES[run.output_dtype])
-    told(steps, steps, "loading it back")
+    watch.told(steps, steps, "loading it back")
     drafter, trouble = loaded_back(folder, learner, tokenizer, held[0].tolist())
     after, hits = measure(target, drafter, prompts, run.new, k, seed)
     counted = (progress.best_step, progress.step, progress.seconds, progress.tokens)
-    result = TrainedHead(progress.before, after, hits, learner.head.states, *counted, trouble)
-    write_whole(folder / "README.md", head_card(card or Card(), settings, corpus, result))
-    write_whole(folder / RUN / "result.json", json.dumps(result.to_dict(), indent=1) + "\n")
-    for file in (CHECKPOINT, BEST):
-        (folder / RUN / file).unlink()
+    result = TrainedHead(progress.before, after, *counted, hits, learner.head.states, trouble)
+    finish(folder, head_card(card or Card(), settings, corpus, result), result.to_dict())
     return result
 
 
@@ -117,3 +116,88 @@ def _frozen(target: PreTrainedModel) -> Iterator[None]:
     finally:
         for parameter in learning:
             parameter.requires_grad_(True)
+
+
+def new_learner(settings: HeadSettings, target: CachedModel, blocks: torch.Tensor, pad: int | None) -> Learner:
+    """Returns a head that has learned nothing yet. What is random comes from torch's generator.
+
+    Args:
+        blocks: [n, L] int64, the data.
+        pad: the tokenizer's padding token.
+
+    Raises:
+        ValueError: names the setting, or what of the target such a head cannot have.
+    """
+    loss, depth = settings.run.train.loss, settings.depth
+    if settings.kind == "medusa":
+        return MedusaLearner(target, loss, depth)
+    if settings.kind == "mtp":
+        return MtpLearner(target, loss, depth)
+    block = settings.dflash_layers if settings.kind == "dflash" else None
+    states = resolve({}, target.config.num_hidden_layers, settings.layer_ids, block).states
+    if block is not None:
+        counts = torch.bincount(blocks.flatten(), minlength=target.vocab_size)
+        return DflashLearner(target, loss, depth, block, states, mask_token(counts, pad))
+    kept = None
+    if settings.run.vocabulary:
+        kept = most_frequent(blocks, target.vocab_size, settings.run.vocabulary, read_eos(None, target.model))
+    return Eagle3Learner(target, loss, depth, states, kept)
+
+
+def mask_token(counts: torch.Tensor, pad: int | None) -> int:
+    """Returns a token that no text has, or the rarest one: the padding, if it is among these.
+
+    Args:
+        counts: [V] int64: how often the data has each token.
+    """
+    if pad is not None and pad < len(counts) and counts[pad] == counts.min():
+        return pad
+    return int(counts.argmin())
+
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+ROUNDING = 0.1  # of a draft's acceptance: what the files' dtype may cost. Wrong wiring costs most of it
+
+
+class WrongFiles(Exception):
+    """What was loaded back is not what was trained, which is a bug."""
+
+
+def write_files(folder: Path, files: Files, dtype: torch.dtype) -> None:
+    """Writes weights in ``dtype``, and config.json. An embedding keeps the target's dtype, so that loading finds it
+    equal to the target's, which it then shares. Raises OSError."""
+    config, tensors = files
+    placed = {}
+    for name, tensor in tensors.items():
+        cast = tensor.is_floating_point() and name != "embed_tokens.weight"
+        placed[name] = tensor.detach().to("cpu", dtype if cast else tensor.dtype).contiguous()
+    write_whole(folder / WEIGHTS, save(placed, {"format": "pt"}))
+    config = {**config, "dtype": str(dtype).removeprefix("torch.")}
+    write_whole(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def loaded_back(
+    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase | None, text: Sequence[int]
+) -> tuple[HeadDrafter, str | None]:
+    """Returns the head as a user will load it, and what its self-check warns of.
+
+    Args:
+        tokenizer: of the self-check's text; None: the target writes one.
+        text: of the target's tokens, on which it is compared with ``learner``.
+
+    Raises:
+        WrongFiles: its drafts are accepted less often than those of what was trained.
+        ValueError, OSError: what :func:`~specdec.load_head` raises.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        drafter = load_head(folder, learner.target.model, tokenizer=tokenizer)
+    some = [*text[:LENGTH]]
+    with torch.inference_mode():
+        trained, written = (acceptance_on(head, learner.target, some) for head in (learner.head, drafter.head))
+    if any(after < before - ROUNDING for before, after in zip(trained, written, strict=True)):
+        before, after = (", ".join(f"{a:.0%}" for a in found) for found in (trained, written))
+        told = f"{after} accepted, not {before}"
+        raise WrongFiles(f"the files in {str(folder)!r} draft worse than what was trained: {told}")
+    troubles = [str(warning.message) for warning in said if issubclass(warning.category, RuntimeWarning)]
+    return drafter, "; ".join(troubles) or None

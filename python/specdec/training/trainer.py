@@ -16,25 +16,44 @@ from safetensors.torch import load_file, save
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..checks import refuse
 from ..files import write_whole
 from ..line_file import LineFile
 from ..models.reduced_head import reduced_ids
 from .cached_logits import CachedLogits
-from .checkpoint import load_checkpoint, save_checkpoint
 from .held_out import Worth, Written, worth
 from .lessons import Lessons
 from .losses import DATA, NO_COLUMN, Wanted, loss_of
+from .reduced_vocabulary import columns_of
 from .settings import TrainSettings
-from .vocabulary import columns_of
+from .trainer_checkpoint import load_checkpoint, save_checkpoint
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end
 Logged = Callable[[dict[str, Any]], None]
+RUN = "training"  # the folder of checkpoint and log, in that of what is trained
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
 
 
 class Diverged(Exception):
     """The loss or a gradient is not a number. The last checkpoint is as it was."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how a training goes, and may stop it.
+
+    Attributes:
+        told: called with how many steps there are of how many, and how it goes.
+        stopped: asked after each step: whether to stop, and to go on another time.
+        logged: called with each line of the log, after it was written.
+        say: called with what is to be known before anything is trained, such as what a reduced vocabulary costs.
+    """
+
+    told: Callable[[int, int, str], None] = lambda done, total, what: None
+    stopped: Callable[[], bool] = lambda: False
+    logged: Logged = lambda row: None
+    say: Callable[[str], None] = lambda words: None
 
 
 @dataclass
@@ -64,7 +83,7 @@ class Trainer:
     Args:
         draft: float32; its parameters that require a gradient are trained.
         written: what it is judged by.
-        folder: of checkpoint, best weights and log.
+        folder: of checkpoint, best weights and log, which is made.
         asked: all settings of the caller on which the result depends; another set cannot go on from a checkpoint.
         cached: the target's distributions on the data; None: they are computed in each step.
     """
@@ -89,6 +108,7 @@ class Trainer:
         self._parameters = {n: p for n, p in draft.named_parameters() if p.requires_grad}
         self._optimiser = torch.optim.AdamW(self._parameters.values(), betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.progress = Progress()
+        folder.mkdir(parents=True, exist_ok=True)
         self._saved, self._ids = 0, reduced_ids(self.draft)
         if (folder / CHECKPOINT).exists():
             state, texts = load_checkpoint(folder / CHECKPOINT, self._parameters, self._optimiser, self._asked)
@@ -99,16 +119,8 @@ class Trainer:
     def done(self) -> bool:
         return self.progress.step >= self._settings.steps
 
-    def run(
-        self,
-        told: Callable[[int, int, str], None],
-        stopped: Callable[[], bool] = lambda: False,
-        logged: Logged = lambda row: None,
-    ) -> bool:
-        """Trains to the end, or until ``stopped``. Returns whether it is done.
-
-        Args:
-            logged: called with each line of the log, after it was written.
+    def run(self, watch: Watch) -> bool:
+        """Trains to the end, or until it is stopped. Returns whether it is done.
 
         Raises:
             Diverged: says at which step.
@@ -118,17 +130,17 @@ class Trainer:
         try:
             self._cut(log)
             if not self.progress.before:
-                logged(self._judge(log, None))
+                watch.logged(self._judge(log, None))
                 self._save()
             losses: list[float] = []
-            while not self.done and not stopped():
+            while not self.done and not watch.stopped():
                 began, at = time.perf_counter(), self.progress.step
                 losses.append(self._step(at))
                 self.progress.seconds += time.perf_counter() - began
                 self.progress.step += 1
-                told(at + 1, self._settings.steps, self._words(losses[-1]))
+                watch.told(at + 1, self._settings.steps, self._words(losses[-1]))
                 if self.progress.step % self._settings.every == 0 or self.done:
-                    logged(self._judge(log, sum(losses) / len(losses)))
+                    watch.logged(self._judge(log, sum(losses) / len(losses)))
                     losses = []
                     self._save()
             self._save()
@@ -232,3 +244,28 @@ class Trainer:
     def _words(self, loss: float) -> str:
         best = " ".join(f"alpha {w.alpha:.3f} at {w.temperature:g}" for w in self.progress.best)
         return f"loss {loss:.4f}, best so far: {best}"
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a training's log: the step, the mean loss since the line before, and what the draft was worth."""
+    return [json.loads(line) for line in (folder / RUN / LOG).read_text().splitlines()]
+
+
+def unfinished(folder: Path) -> Path:
+    """Returns the folder in that of a training for what is not done.
+
+    Raises:
+        ValueError: names ``output``: the folder has what a training wrote that is done.
+    """
+    if (folder / "config.json").exists() and not (folder / RUN / CHECKPOINT).exists():
+        allowed = "a folder without one, or of a training that is not done"
+        refuse("output", f"{str(folder)!r}, which has a model", allowed)
+    return folder / RUN
+
+
+def finish(folder: Path, card: str, result: dict[str, Any]) -> None:
+    """Writes the model card and the result of a training, and removes what it would go on from."""
+    write_whole(folder / "README.md", card)
+    write_whole(folder / RUN / "result.json", json.dumps(result, indent=1) + "\n")
+    for name in (CHECKPOINT, BEST):
+        (folder / RUN / name).unlink()

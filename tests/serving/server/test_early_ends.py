@@ -11,8 +11,9 @@ import httpx
 import pytest
 import torch
 from specdec import Request
-from specdec.serving.server import generation, plan
-from specdec.serving.server.protocol import CompletionRequest
+from specdec.serving.server import answer as answers
+from specdec.serving.server import plan
+from specdec.serving.server.request_bodies import CompletionRequest
 
 LONG = {"model": "embedded", "prompt": "x = ", "max_tokens": 120, "logit_bias": {"0": -100}, "seed": 1}
 SAID = [{"role": "user", "content": "x"}]
@@ -124,7 +125,7 @@ def test_an_error_that_nobody_expected_ends_a_stream(served, monkeypatch):
         raise RuntimeError("a secret")
 
     with httpx.Client(base_url=served.url, timeout=60) as client:
-        monkeypatch.setattr(generation, "stats", fail)  # which the last chunk has
+        monkeypatch.setattr(answers, "stats", fail)  # which the last chunk has
         answer = client.post("/v1/completions", json={**LONG, "max_tokens": 20, "stream": True})
         *chunks, last = answer.text.removesuffix("\n\n").split("\n\n")
         monkeypatch.undo()

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 from specdec.serving.server import guards, logs
 from specdec.serving.server.app import create_app
-from specdec.serving.server.settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings
 from support.servers import service
 
 KEYS = ("first-key-of-two", "second-key-of-two")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from specdec import Output, Producer, Request
-from specdec.serving.server.texts import Text
+from specdec.serving.server.decoded_text import DecodedText
 from specdec.stats import Stats
 
 from specdec_kernels import SamplingParams
@@ -35,11 +35,11 @@ async def scrape(client) -> Callable[..., float]:
     return lambda name, engine="0", **labels: samples[name, *sorted({"engine": engine, **labels}.items())]
 
 
-async def decode(service, prompt: str, new: int, lane: tuple[str, ...] = (), **more) -> Text:
+async def decode(service, prompt: str, new: int, lane: tuple[str, ...] = (), **more) -> DecodedText:
     where = await service.lanes.get(*lane)
     ids = service.tokenizer(prompt).input_ids
     request = Request(ids, new, SamplingParams(0.8), seed=5, eos_token_id=[], **more)
-    text = await Text.begin(service.detokenizer, where, request, service.metrics)
+    text = await DecodedText.begin(service.detokenizer, where, request, service.metrics)
     async for _ in text.pieces():
         pass
     return text
@@ -80,7 +80,7 @@ def test_gauges_are_read_when_asked_for(within, service):
         lane = await service.lanes.get()
         ids = service.tokenizer(PROMPTS[0]).input_ids
         begun = [
-            await Text.begin(service.detokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
+            await DecodedText.begin(service.detokenizer, lane, Request(ids, 100, eos_token_id=[]), service.metrics)
             for _ in range(3)
         ]
         await anext(pieces := begun[0].pieces())

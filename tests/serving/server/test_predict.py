@@ -10,7 +10,7 @@ import pytest
 from specdec import Request
 from specdec.serving.server import plan
 from specdec.serving.server.app import create_app
-from specdec.serving.server.settings import ServerSettings
+from specdec.serving.server.server_settings import ServerSettings
 
 from specdec_kernels import SamplingParams
 

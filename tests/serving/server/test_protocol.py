@@ -11,7 +11,7 @@ import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import ValidationError
-from specdec.serving.server.protocol import ChatRequest, CompletionRequest, refusal
+from specdec.serving.server.request_bodies import ChatRequest, CompletionRequest, refusal
 from typing_extensions import get_type_hints, is_typeddict
 
 ENDPOINTS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from specdec.serving.server.predict import Prediction
-from specdec.serving.server.protocol import ChatRequest, CompletionRequest
+from specdec.serving.server.predict import PredictBody
+from specdec.serving.server.request_bodies import ChatRequest, CompletionRequest
 from support import ROOT
 
 PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
@@ -13,7 +13,7 @@ NAMED = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.D
 
 
 def test_every_field_is_in_its_table():
-    fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *Prediction.model_fields}
+    fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields, *PredictBody.model_fields}
     assert len(fields) > 50 and fields <= NAMED, fields - NAMED
 
 

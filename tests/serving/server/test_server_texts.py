@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from specdec import FinishReason, Output, Request, Sequence
 from specdec.detokenize import Detokenizer
 from specdec.result import Producer
+from specdec.serving.server.decoded_text import DecodedText, Piece
 from specdec.serving.server.stop_cut import StopCut
-from specdec.serving.server.texts import Piece, Text
 
 STOPS = ([], ["\n"], ["ö=", "€€"], ["x", "= y"])
 
@@ -47,7 +47,7 @@ def pieces(
     lane = SimpleNamespace(engine=Engine(request, steps, counts))
 
     async def read() -> list[Piece]:
-        text = Text(Detokenizer(tokenizer), lane, 0, request, Mock(), StopCut(strings, keep))
+        text = DecodedText(Detokenizer(tokenizer), lane, 0, request, Mock(), StopCut(strings, keep))
         return [piece async for piece in text.pieces()]
 
     return asyncio.run(read())

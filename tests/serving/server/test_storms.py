@@ -1,7 +1,7 @@
 """Clients that leave at random moments, texts that fail, and signals under load: nothing is lost, and a request beside
 them is answered as ever.
 
-A tenth of the first two every day, 5 s together; all of it nightly."""
+A part of the first two every day, 2 s together; all of it nightly."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ FORMS: list[dict] = [
 ]
 
 
-@counts(100, 1000)
+@counts(40, 1000)
 @pytest.mark.filterwarnings("ignore:a sequence drafts no more")
 def test_clients_that_leave_at_random_moments(stormed, count, monkeypatch):
     """Before the body ends, while they wait, in the middle of an answer, after its last byte; politely or not."""
@@ -162,7 +162,7 @@ def test_clients_that_leave_at_random_moments(stormed, count, monkeypatch):
     assert min(seen[moment] for moment in ("body", "wait", "middle", "end")) > count / 20
 
 
-@counts(20, 200)
+@counts(10, 200)
 @pytest.mark.filterwarnings("ignore:a sequence drafts no more")
 def test_cancelled_requests_among_others_that_end(stormed, count, monkeypatch):
     """The texts of those that stay are the same as before, also beside texts that fail."""

@@ -2,7 +2,6 @@
 format."""
 
 from .drafter import HeadDrafter
-from .embedded import load_embedded_head
-from .loading import load_head
+from .load import load_embedded_head, load_head
 
 __all__ = ["HeadDrafter", "load_embedded_head", "load_head"]

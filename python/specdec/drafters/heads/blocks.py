@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from ...checks import refuse
 from ...models.kv_cache import StaticKVCache
+from .interface import Head
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [n, q, head_dim] each
 # Other rotations change with the length of the text, so that a longer neighbour would change a sequence's drafts.
@@ -138,3 +139,35 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a head of such layers is made of.
+
+    Attributes:
+        states, target_hidden: which hidden states of the target it reads, and the width of one.
+        vocab_size: ids that it may be fed.
+        columns: of its own ``lm_head``; None: it uses the target's.
+        own_embedding: whether it has ``embed_tokens``.
+    """
+
+    shape: Shape
+    states: tuple[int, ...]
+    target_hidden: int
+    vocab_size: int
+    num_layers: int
+    device: torch.device
+    columns: int | None = None
+    own_embedding: bool = False
+
+
+class LayeredHead(Head):
+    """A head whose layers are a Llama's."""
+
+    def __init__(self, parts: Parts):
+        shape = parts.shape
+        super().__init__(parts.states, shape.hidden, parts.target_hidden, parts.vocab_size, parts.num_layers)
+        self.key_heads, self.head_dim, self.rotary = shape.key_heads, shape.head_dim, shape.rotary(parts.device)
+        self.lm_head = None if parts.columns is None else nn.Linear(shape.hidden, parts.columns, bias=False)
+        self.embed_tokens = nn.Embedding(parts.vocab_size, shape.hidden) if parts.own_embedding else None

@@ -9,8 +9,8 @@ from torch import nn
 
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
-from .blocks import MLP, Attention, Shape
-from .interface import Head, Logits, Rows
+from .blocks import MLP, Attention, LayeredHead, Parts, Shape
+from .interface import HeadInput, Logits
 
 
 class DFlashLayer(nn.Module):
@@ -20,7 +20,7 @@ class DFlashLayer(nn.Module):
         self.self_attn, self.mlp = Attention(shape, shape.hidden), MLP(shape)
 
 
-class DFlash(Head):
+class DFlash(LayeredHead):
     """Each layer attends to keys and values of the known tokens' features, which is all that the cache holds, and of
     the block: the last known token, then masks. Given these, the tokens of the block are independent.
 
@@ -30,45 +30,26 @@ class DFlash(Head):
         causal: whether a token of the block sees only those before it.
         from_anchor: whether the output at a token is for the one after it, which makes B drafts; else it is for the
             token itself, which makes B - 1.
-        columns: of its own ``lm_head``; None: it uses the target's.
-        own_embedding: whether it has ``embed_tokens``.
     """
 
     kind, at_once, independent = "dflash", True, True
 
-    def __init__(
-        self,
-        shape: Shape,
-        states: tuple[int, ...],
-        target_hidden: int,
-        vocab_size: int,
-        num_layers: int,
-        block: int,
-        mask_token: int,
-        causal: bool,
-        from_anchor: bool,
-        columns: int | None,
-        own_embedding: bool,
-        device: torch.device,
-    ):
-        super().__init__(states, shape.hidden, target_hidden, vocab_size, num_layers)
-        self.key_heads, self.head_dim = shape.key_heads, shape.head_dim
-        self.rotary = shape.rotary(device)
+    def __init__(self, parts: Parts, block: int, mask_token: int, causal: bool = False, from_anchor: bool = False):
+        super().__init__(parts)
+        shape = parts.shape
         self.block, self.mask_token, self.causal, self.from_anchor = block, mask_token, causal, from_anchor
         self.most_drafts = block if from_anchor else block - 1
-        self.fc = nn.Linear(len(states) * target_hidden, shape.hidden, bias=False)
+        self.fc = nn.Linear(len(parts.states) * parts.target_hidden, shape.hidden, bias=False)
         self.hidden_norm, self.norm = shape.norm(), shape.norm()
-        self.layers = nn.ModuleList(DFlashLayer(shape) for _ in range(num_layers))
-        self.lm_head = nn.Linear(shape.hidden, columns, bias=False) if columns is not None else None
-        self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
+        self.layers = nn.ModuleList(DFlashLayer(shape) for _ in range(parts.num_layers))
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         return self.hidden_norm(self.fc(states))
 
-    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+    def read(self, rows: HeadInput, cache: StaticKVCache) -> None:
         self.context(rows, cache)
 
-    def context(self, rows: Rows, cache: StaticKVCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def context(self, rows: HeadInput, cache: StaticKVCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Stores keys and values of the features. Returns each layer's visible ones."""
         cache.write_at(rows.layout.slots, rows.layout.visible, rows.first_row)
         rotation = self.rotary(rows.features, rows.layout.positions)
@@ -78,7 +59,7 @@ class DFlash(Head):
             found.append(cache.layers[i].update(*layer.self_attn.keys_and_values(rows.features, rotation)))
         return found
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         known, (size, block) = self.context(rows, cache), (len(rows.tokens), self.block)
         masks = rows.tokens.new_full((size, block - 1), self.mask_token)
         offsets = torch.arange(1, block + 1, device=masks.device)

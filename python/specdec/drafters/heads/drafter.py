@@ -18,7 +18,7 @@ from ..product_tree import ProductTrees
 from ..protocol import BatchState, Drafter, Drafts, DraftSession, Step
 from ..tree_growth import Growth, Level, TreeGrowth
 from ..tree_paths import read_paths
-from .interface import Head, Logits, Rows, known_rows, layout_of
+from .interface import Head, HeadInput, Logits, known_rows, layout_of
 
 if TYPE_CHECKING:
     from .self_check import Report
@@ -187,7 +187,7 @@ class HeadDraftSession(DraftSession):
     def _most(self, step: Step) -> int:
         return min(step.num_drafts, self.head.most_drafts or step.num_drafts)
 
-    def _known(self, step: Step, visible: int) -> Rows:
+    def _known(self, step: Step, visible: int) -> HeadInput:
         """Returns the last known tokens that have features."""
         places = step.position[:, None] + torch.arange(-1 - self.window, -1, device=step.position.device)
         # A row without a sequence has the trash slot in all columns of the step.

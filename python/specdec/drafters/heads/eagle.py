@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from ...models.kv_cache import StaticKVCache
-from .blocks import MLP, Attention, Shape
+from .blocks import MLP, Attention, LayeredHead, Parts, Shape
 from .in_turn import DraftsInTurn
-from .interface import Rows
+from .interface import HeadInput
 
 
 class EagleLayer(nn.Module):
@@ -21,34 +21,18 @@ class EagleLayer(nn.Module):
         self.self_attn, self.mlp = Attention(shape, shape.hidden), MLP(shape)
 
 
-class Eagle(DraftsInTurn):
+class Eagle(LayeredHead, DraftsInTurn):
     """A pair of a token's final state and the next token predicts the state of the next token, of which the target's
-    head makes the distribution of the token after both.
-
-    Args:
-        own_embedding: whether it has ``embed_tokens``.
-    """
+    head makes the distribution of the token after both."""
 
     kind = "eagle"
 
-    def __init__(
-        self,
-        shape: Shape,
-        states: tuple[int, ...],
-        vocab_size: int,
-        num_layers: int,
-        fc_bias: bool,
-        own_embedding: bool,
-        device: torch.device,
-    ):
-        super().__init__(states, shape.hidden, shape.hidden, vocab_size, num_layers)
-        self.key_heads, self.head_dim = shape.key_heads, shape.head_dim
-        self.rotary = shape.rotary(device)
-        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=fc_bias)
-        self.layers = nn.ModuleList(EagleLayer(shape, i == 0) for i in range(num_layers))
-        self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
+    def __init__(self, parts: Parts, fc_bias: bool):
+        super().__init__(parts)
+        self.fc = nn.Linear(2 * parts.shape.hidden, parts.shape.hidden, bias=fc_bias)
+        self.layers = nn.ModuleList(EagleLayer(parts.shape, i == 0) for i in range(parts.num_layers))
 
-    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+    def run(self, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns predicted states [n, q, hidden]."""
         layout = rows.layout
         assert isinstance(layout.mask, torch.Tensor)

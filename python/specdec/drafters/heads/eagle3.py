@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ...models.kv_cache import StaticKVCache
-from .blocks import MLP, Attention, Rotation, Shape
+from .blocks import MLP, Attention, LayeredHead, Parts, Rotation, Shape
 from .in_turn import DraftsInTurn
-from .interface import Rows
+from .interface import HeadInput
 
 
 @dataclass(frozen=True)
@@ -37,41 +37,21 @@ class Eagle3Layer(nn.Module):
         self.mlp = MLP(shape)
 
 
-class Eagle3(DraftsInTurn):
+class Eagle3(LayeredHead, DraftsInTurn):
     """A pair of a token's feature and the next token predicts the token after both. The output of the last layer,
-    before the norm, stands in for the feature of a drafted token.
-
-    Args:
-        columns: of its own ``lm_head``; None: it uses the target's.
-        own_embedding: whether it has ``embed_tokens``.
-    """
+    before the norm, stands in for the feature of a drafted token."""
 
     kind = "eagle3"
 
-    def __init__(
-        self,
-        shape: Shape,
-        flags: Eagle3Flags,
-        states: tuple[int, ...],
-        target_hidden: int,
-        vocab_size: int,
-        num_layers: int,
-        columns: int | None,
-        own_embedding: bool,
-        device: torch.device,
-    ):
-        super().__init__(states, shape.hidden, target_hidden, vocab_size, num_layers)
-        self.key_heads, self.head_dim = shape.key_heads, shape.head_dim
-        self.flags, self.rotary = flags, shape.rotary(device)
-        self.norm_before_residual, self.norm_output = flags.norm_before_residual, flags.norm_output
-        inputs = len(states) * target_hidden
+    def __init__(self, parts: Parts, flags: Eagle3Flags):
+        super().__init__(parts)
+        shape, inputs = parts.shape, len(parts.states) * parts.target_hidden
+        self.flags, self.norm_before_residual, self.norm_output = flags, flags.norm_before_residual, flags.norm_output
         self.fc = nn.Linear(inputs, shape.hidden, bias=flags.fc_bias) if flags.fused else None
         self.input_norm = shape.norm(inputs) if flags.norm_before_fc else None
-        self.fc_norm = nn.ModuleList(shape.norm(target_hidden) for _ in states) if flags.fc_norm else None
-        self.layers = nn.ModuleList(Eagle3Layer(shape, i == 0) for i in range(num_layers))
+        self.fc_norm = nn.ModuleList(shape.norm(parts.target_hidden) for _ in parts.states) if flags.fc_norm else None
+        self.layers = nn.ModuleList(Eagle3Layer(shape, i == 0) for i in range(parts.num_layers))
         self.norm = shape.norm()
-        self.lm_head = nn.Linear(shape.hidden, columns, bias=False) if columns is not None else None
-        self.embed_tokens = nn.Embedding(vocab_size, shape.hidden) if own_embedding else None
 
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         if self.fc is None:
@@ -83,7 +63,7 @@ class Eagle3(DraftsInTurn):
             states = self.input_norm(states)
         return self.fc(states)
 
-    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+    def run(self, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns the output of the last layer [n, q, hidden]."""
         layout = rows.layout
         cache.write_at(layout.slots, layout.visible, rows.first_row)
@@ -94,7 +74,7 @@ class Eagle3(DraftsInTurn):
         return out
 
     def _layer(
-        self, i: int, layer: nn.Module, x: torch.Tensor, rows: Rows, rotation: Rotation, cache: StaticKVCache
+        self, i: int, layer: nn.Module, x: torch.Tensor, rows: HeadInput, rotation: Rotation, cache: StaticKVCache
     ) -> torch.Tensor:
         assert isinstance(layer, Eagle3Layer)
         if layer.hidden_norm is None:

@@ -30,12 +30,10 @@ def eagle3(source: Source) -> Head:
     def flag(name: str, default: bool = False) -> bool:
         return bool(eagle.get(name, config.get(name, default)))
 
-    shape = Shape.read(sizes, tensors)
+    shape, num_layers = Shape.read(sizes, tensors), checkpoint.count(r"layers\.(\d+)\.")
+    _rename_norms(tensors, num_layers)
     fused = flag("use_aux_hidden_state", True)
     states = source.resolved() if fused else source.final_state()
-    for i, name in enumerate(("low", "mid", "high")):
-        if (old := tensors.pop(f"aux_norm_{name}.weight", None)) is not None:
-            tensors[f"fc_norm.{i}.weight"] = old
     # vLLM takes it for true where speculators' files do not say it.
     unsaid = config.get("speculators_model_type") == "eagle3" and "norm_before_residual" not in config
     flags = Eagle3Flags(
@@ -54,20 +52,11 @@ def eagle3(source: Source) -> Head:
         source.check_fc(len(states))
     elif shape.hidden != source.hidden:
         refuse("config.json", f"hidden_size {shape.hidden} without fc", f"{source.hidden}, the target's")
-    num_layers = checkpoint.count(r"layers\.(\d+)\.")
-    for i in range(1, num_layers):  # SGLang's name for the norm before a later layer
-        if (old := tensors.get(f"layers.{i}.hidden_norm.weight")) is not None:
-            tensors.setdefault(f"layers.{i}.input_layernorm.weight", tensors.pop(f"layers.{i}.hidden_norm.weight"))
-            if old is not tensors[f"layers.{i}.input_layernorm.weight"]:
-                refuse(f"layers.{i}.hidden_norm.weight", "a norm beside input_layernorm", "one of them")
-    vocab_size = source.target.vocab_size
     d2t, columns = source.vocabulary(sizes)
-    own_embedding = source.own_embedding()
-    parts = (shape, flags, states, hidden, vocab_size, num_layers, columns, own_embedding)
+    parts = source.parts(shape, states, num_layers, columns, hidden)
     mask = source.mask_token(eagle) if "mask_hidden" in tensors else None
     with torch.device("meta"):
-        device = source.target.device
-        head = Eagle3(*parts, device) if mask is None else PEagle(mask, *parts, device)
+        head = Eagle3(parts, flags) if mask is None else PEagle(mask, parts, flags)
     assert source.ids is not None
     head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
     if unsaid:
@@ -77,18 +66,29 @@ def eagle3(source: Source) -> Head:
     return source.finished(head, shape.hidden, d2t)
 
 
+def _rename_norms(tensors: dict[str, torch.Tensor], num_layers: int) -> None:
+    """Gives norms that others call otherwise our names: DeepSpec's of the states, and SGLang's before later layers."""
+    for i, name in enumerate(("low", "mid", "high")):
+        if (old := tensors.pop(f"aux_norm_{name}.weight", None)) is not None:
+            tensors[f"fc_norm.{i}.weight"] = old
+    for i in range(1, num_layers):
+        if (old := tensors.get(f"layers.{i}.hidden_norm.weight")) is not None:
+            tensors.setdefault(f"layers.{i}.input_layernorm.weight", tensors.pop(f"layers.{i}.hidden_norm.weight"))
+            if old is not tensors[f"layers.{i}.input_layernorm.weight"]:
+                refuse(f"layers.{i}.hidden_norm.weight", "a norm beside input_layernorm", "one of them")
+
+
 def eagle(source: Source) -> Head:
     """EAGLE-1 and EAGLE-2."""
     checkpoint = source.checkpoint
     shape = Shape.read(source.config, checkpoint.tensors)
     if shape.hidden != source.hidden:
         refuse("config.json", f"hidden_size {shape.hidden}", f"{source.hidden}, the target's")
-    num_layers, vocab_size = checkpoint.count(r"layers\.(\d+)\."), source.target.vocab_size
-    own = source.own_embedding()
+    parts = source.parts(shape, source.final_state(), checkpoint.count(r"layers\.(\d+)\."))
     # Without the entry there is a bias, unless the file has none.
     biased = "fc.bias" in checkpoint.tensors or bool(source.config.get("bias"))
     with torch.device("meta"):
-        head = Eagle(shape, source.final_state(), vocab_size, num_layers, biased, own, source.target.device)
+        head = Eagle(parts, biased)
     return source.finished(head, shape.hidden)
 
 
@@ -120,13 +120,11 @@ def dflash(source: Source) -> Head:
         refuse("config.json", f"block_size {block!r}", "an integer >= 2")
     rank = _markov_rank(checkpoint, nested)
     from_anchor = config.get("sample_from_anchor", rank is not None and config.get("speculators_model_type") is None)
-    parts = (
-        shape, states, source.hidden, source.target.vocab_size, num_layers, block, source.mask_token(nested),
-        bool(nested.get("causal")), bool(from_anchor), columns, source.own_embedding(), source.target.device,
-    )  # fmt: skip
+    parts = source.parts(shape, states, num_layers, columns)
+    settings = (parts, block, source.mask_token(nested), bool(nested.get("causal")), bool(from_anchor))
     with torch.device("meta"):
         num_columns = source.target.vocab_size if d2t is None else len(d2t)
-        head = DFlash(*parts) if rank is None else DSpark(rank, num_columns, *parts)
+        head = DFlash(*settings) if rank is None else DSpark(rank, num_columns, *settings)
     return source.finished(head, shape.hidden, d2t)
 
 

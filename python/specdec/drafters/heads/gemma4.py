@@ -13,7 +13,7 @@ from ...models.attention import Queries, dense_mask
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from .checkpoint import Checkpoint
-from .interface import Head, Logits, Rows
+from .interface import Head, HeadInput, Logits
 from .source import Source
 
 KINDS = ("full_attention", "sliding_attention")
@@ -56,7 +56,7 @@ class Gemma4Assistant(Head):
             count, self.best_centroids = centroids
             self.masked_embedding = nn.ModuleDict({"centroids": nn.Linear(own, count, bias=False)})
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         layout, token, state = rows.layout, rows.tokens[:, -1:], rows.features[:, -1:]
         fed, visible = layout.positions[:, -1:], layout.visible
         place, slots = fed + 1, torch.arange(visible, device=fed.device)

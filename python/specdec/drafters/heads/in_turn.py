@@ -9,7 +9,7 @@ import torch
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from ..tree_growth import Growing, Level
-from .interface import Head, Logits, Rows
+from .interface import Head, HeadInput, Logits
 
 
 class DraftsInTurn(Head):
@@ -18,7 +18,7 @@ class DraftsInTurn(Head):
 
     grows_trees = True
 
-    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+    def run(self, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs, and returns what ``logits`` takes of each, [n, q, hidden]."""
         raise NotImplementedError
 
@@ -26,23 +26,23 @@ class DraftsInTurn(Head):
         """Returns what stands in for the feature of a drafted token."""
         return out
 
-    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+    def read(self, rows: HeadInput, cache: StaticKVCache) -> None:
         self.run(rows, cache)
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         out = self.run(rows, cache)[:, -1:]
         places = ahead.split([1] * (count - 1))
         for i in range(count):
             tokens = yield self.logits(out)[:, 0]
             if i + 1 < count:
-                out = self.run(Rows(self.recycled(out), tokens, places[i]), cache)
+                out = self.run(HeadInput(self.recycled(out), tokens, places[i]), cache)
 
-    def grow(self, rows: Rows, growing: Growing, layout: Callable[[Level], Layout], cache: StaticKVCache) -> int:
+    def grow(self, rows: HeadInput, growing: Growing, layout: Callable[[Level], Layout], cache: StaticKVCache) -> int:
         out, forwards = self.run(rows, cache)[:, -1:], 1
         growing.take(self.logits(out))
         while (level := growing.next()) is not None:
             parents = level.parents[..., None].expand(len(out), -1, out.shape[2])
-            out = self.run(Rows(self.recycled(out).gather(1, parents), level.tokens, layout(level)), cache)
+            out = self.run(HeadInput(self.recycled(out).gather(1, parents), level.tokens, layout(level)), cache)
             growing.take(self.logits(out))
             forwards += 1
         return forwards

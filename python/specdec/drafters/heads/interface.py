@@ -19,7 +19,7 @@ from ..tree_growth import Growing, Level
 Logits = Generator[torch.Tensor, torch.Tensor, None]
 
 
-class Rows(NamedTuple):
+class HeadInput(NamedTuple):
     """Known tokens of n sequences, q of each. Column c has the feature of one token and the *next* token, at the
     position and in the slot of the first of the two."""
 
@@ -37,7 +37,7 @@ class Variant(NamedTuple):
 
 
 class Head(nn.Module):
-    """A head in one of the formats of ``loading.FORMATS``. It has no state: what belongs to a batch is in a feature
+    """A head in one of the formats of ``formats.FORMATS``. It has no state: what belongs to a batch is in a feature
     store and a cache. A head that was rejected drafts needs no cropping, as a later call with the same slots writes
     over them, and the mask hides those beyond a query's position.
 
@@ -84,10 +84,10 @@ class Head(nn.Module):
         """Returns the features [n, q, width] of the target's states [n, q, len(self.states) * hidden], side by side."""
         return states
 
-    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+    def read(self, rows: HeadInput, cache: StaticKVCache) -> None:
         """Stores what later drafts need of known tokens."""
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         """Yields logits [B, columns] of one draft after the other, ``count`` times, and is sent the token [B, 1] that
         was drawn from each.
 
@@ -97,7 +97,7 @@ class Head(nn.Module):
         """
         raise NotImplementedError
 
-    def grow(self, rows: Rows, growing: Growing, layout: Callable[[Level], Layout], cache: StaticKVCache) -> int:
+    def grow(self, rows: HeadInput, growing: Growing, layout: Callable[[Level], Layout], cache: StaticKVCache) -> int:
         """Grows trees after the last of ``rows``, which are those of ``draft``. Returns how many forwards it took.
 
         Args:
@@ -160,7 +160,7 @@ def known_rows(
     visible: int,
     first_row: int = 0,
     lookahead: int = 0,
-) -> Rows:
+) -> HeadInput:
     """Returns what the store has of the tokens at ``places`` [n, q] int64, and the tokens after them.
 
     Args:
@@ -176,4 +176,4 @@ def known_rows(
     following = torch.cat((slots, more), 1) + 1
     known = store.tokens[row, following.clamp(max=trash)]
     tokens = torch.where(torch.cat((places, more), 1) + 1 == end[:, None], last[:, None], known)
-    return Rows(store.features[row, slots], tokens, layout_of(places * valid, slots, visible), first_row)
+    return HeadInput(store.features[row, slots], tokens, layout_of(places * valid, slots, visible), first_row)

@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
-from .interface import Head, Logits, Rows
+from .interface import Head, HeadInput, Logits
 
 
 class ResBlock(nn.Module):
@@ -39,7 +39,7 @@ class Medusa(Head):
             for _ in range(num_heads)
         )
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         state = rows.features[:, -1]
         for head in self.medusa_head[:count]:
             yield head(state)

@@ -12,7 +12,7 @@ from ...models.cached_model import Layout
 from ...models.kv_cache import Slot, StaticKVCache
 from .blocks import Rotation
 from .in_turn import DraftsInTurn
-from .interface import Head, Logits, Rows
+from .interface import Head, HeadInput, Logits
 
 
 class MtpLayer(nn.Module):
@@ -36,7 +36,7 @@ class MtpHead(Head):
     Args:
         slot: the keys and the values that a token stores in one layer.
         rotary: the target's rotary embedding: takes features and positions [n, q] int64.
-        own_embedding, own_head: whether it has ``embed_tokens`` and ``lm_head``.
+        own: whether it has ``embed_tokens`` and ``lm_head``.
 
     Attributes:
         hidden_first: whether the projection reads the feature before the token's embedding.
@@ -55,19 +55,18 @@ class MtpHead(Head):
         slot: tuple[Slot, Slot],
         rotary: Callable[[torch.Tensor, torch.Tensor], Rotation],
         hidden_first: bool,
-        own_embedding: bool,
-        own_head: bool,
+        own: tuple[bool, bool],
     ):
         super().__init__(states, hidden, hidden, vocab_size, len(layers))
         self.layers, self._slot, self._rotary = nn.ModuleList(layers), slot, rotary
         self.hidden_first, self.recycle_normed = hidden_first, True
-        self.embed_tokens = nn.Embedding(vocab_size, hidden) if own_embedding else None
-        self.lm_head = nn.Linear(hidden, vocab_size, bias=False) if own_head else None
+        self.embed_tokens = nn.Embedding(vocab_size, hidden) if own[0] else None
+        self.lm_head = nn.Linear(hidden, vocab_size, bias=False) if own[1] else None
 
     def layer_slot(self) -> tuple[Slot, Slot]:
         return self._slot
 
-    def feed(self, i: int, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+    def feed(self, i: int, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:
         """Feeds pairs to layer ``i``, and returns its output [n, q, hidden], before the norm."""
         layer, layout = self.layers[i], rows.layout
         assert isinstance(layer, MtpLayer) and isinstance(layout.mask, torch.Tensor)
@@ -93,7 +92,7 @@ class MtpHead(Head):
 class Mtp(MtpHead, DraftsInTurn):
     """One MTP layer, which makes any number of drafts: its output stands in for the feature of a drafted token."""
 
-    def run(self, rows: Rows, cache: StaticKVCache) -> torch.Tensor:
+    def run(self, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:
         return self.feed(0, rows, cache)
 
     def recycled(self, out: torch.Tensor) -> torch.Tensor:
@@ -111,10 +110,10 @@ class MtpInSuccession(MtpHead):
         super().__init__(layers, *others)
         self.most_drafts, self.lookahead = len(layers), len(layers) - 1
 
-    def read(self, rows: Rows, cache: StaticKVCache) -> None:
+    def read(self, rows: HeadInput, cache: StaticKVCache) -> None:
         self._read_from(0, rows, cache)
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         for i in range(count):
             out = self.feed(i, rows, cache)
             rows = rows._replace(features=self._passed_on(i, out))
@@ -124,7 +123,7 @@ class MtpInSuccession(MtpHead):
             token = yield self.logits(self.normed(i, out[:, -1]))
             rows = rows._replace(tokens=torch.cat((rows.tokens[:, 1:], token), 1))
 
-    def _read_from(self, first: int, rows: Rows, cache: StaticKVCache) -> None:
+    def _read_from(self, first: int, rows: HeadInput, cache: StaticKVCache) -> None:
         """Feeds layer ``first`` and all after it, whose tokens begin in the first columns."""
         tokens, count = rows.tokens, rows.features.shape[1]
         for i in range(first, len(self.layers)):

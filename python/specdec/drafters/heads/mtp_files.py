@@ -90,7 +90,7 @@ def _built(
 
     kind: Any = Mtp if count == 1 else MtpInSuccession
     layers, rotary = [layer(k) for k in range(count)], base.rotary_emb.forward
-    return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, *own)
+    return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, own)
 
 
 def _layers_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:

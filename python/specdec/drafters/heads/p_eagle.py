@@ -10,7 +10,7 @@ from torch import nn
 from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from .eagle3 import Eagle3
-from .interface import Logits, Rows
+from .interface import HeadInput, Logits
 
 
 class PEagle(Eagle3):
@@ -30,7 +30,7 @@ class PEagle(Eagle3):
         inputs = len(self.states) * self.hidden
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, inputs))
 
-    def draft(self, rows: Rows, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
+    def draft(self, rows: HeadInput, ahead: Layout, cache: StaticKVCache, count: int) -> Logits:
         size, known = len(rows.tokens), rows.layout
         masked = self.combine(self.mask_hidden).expand(size, count - 1, -1)
         tokens = rows.tokens.new_full((size, count - 1), self.mask_token)
@@ -41,7 +41,7 @@ class PEagle(Eagle3):
             known.visible,
             torch.cat((known.mask, ahead.mask), 2),
         )
-        whole = Rows(torch.cat((rows.features, masked), 1), torch.cat((rows.tokens, tokens), 1), layout)
+        whole = HeadInput(torch.cat((rows.features, masked), 1), torch.cat((rows.tokens, tokens), 1), layout)
         out = self.run(whole, cache)[:, -count:]
         for i in range(count):
             yield self.logits(out[:, i])

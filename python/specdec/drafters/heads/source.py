@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ...checks import refuse
 from ...models.cached_model import CachedModel
+from .blocks import Parts, Shape
 from .checkpoint import Checkpoint
 from .interface import Head
 from .layer_ids import LayerIds, resolve
@@ -72,6 +73,18 @@ class Source:
 
     def own_embedding(self) -> bool:
         return self.has_own("embed_tokens.weight", self.model.get_input_embeddings())
+
+    def parts(
+        self,
+        shape: Shape,
+        states: tuple[int, ...],
+        layers: int,
+        columns: int | None = None,
+        width: int | None = None,
+    ) -> Parts:
+        """Returns what a head of such layers is made of. ``width``: of one of ``states``; None: the target's."""
+        device, own = self.target.device, self.own_embedding()
+        return Parts(shape, states, width or self.hidden, self.target.vocab_size, layers, device, columns, own)
 
     def finished(self, head: Head, width: int | None = None, d2t: torch.Tensor | None = None) -> Head:
         """Returns ``head`` with its weights, and with the target's embedding and head where it has none of its own.

@@ -23,20 +23,17 @@ from ...models.kv_cache import visible_slots
 from ...prompts import check_room
 from ..contenders import Prompt
 from ..machine import machine
-from ..progress import Tell, Work, silent
+from ..work_counter import Tell, Work, silent
 from .compatibility import Compatibility
-from .costs import Measured, measure, shortest_text
+from .costs import Measured, Workload, measure, shortest_text
 from .machine_trouble import Shares, Threads, profile_forward, time_threads
 from .prediction import Prediction, best, more_accepted, predict
 from .words import Memory, Tried, Verdict, say, verdict
 
 __all__ = ["Advice", "AdviseSettings", "advise"]
 
-FIRST, SAMPLED, BATCHES = (
-    0.45,
-    0.25,
-    0.30,
-)  # of the time: all drafters greedily, the best one at a temperature, in batches
+# Of the time: all drafters greedily, the best one at a temperature, and in batches.
+FIRST, SAMPLED, BATCHES = 0.45, 0.25, 0.30
 MORE_ALPHA, FASTER = 0.05, 2.0  # what a better draft would be
 WIDE = (1, 2, 4, 8)  # K that are timed with several rows
 
@@ -154,10 +151,11 @@ def advise(
         )
 
     measured: dict[str, Measured] = {}
+    texts = Workload(prompts, s.written)
     widths = range(1, s.largest + 1)
     for name, decoder in decoders.items():
         work.begin(f"decoding with {name}")
-        measured[name] = measure(plain, decoder, prompts, 1, widths, s.written, s.seconds * FIRST / len(decoders))
+        measured[name] = measure(plain, decoder, texts, 1, widths, s.seconds * FIRST / len(decoders))
         work.did_one()
     tried = [_tried(n, m, decoders[n], s.tokens, found.get(n)) for n, m in measured.items()]
     tried.sort(key=lambda t: -t.best.speedup)
@@ -167,7 +165,8 @@ def advise(
     sampled, params = {}, SamplingParams(s.temperature)
     for rule in (Rule.TOKEN, Rule.BLOCK):
         time = s.seconds * SAMPLED / 2
-        one = measure(plain, decoders[first.name], prompts, 1, widths, s.written, time, params, rule, seed=s.seed)
+        drawn = Workload(prompts, s.written, params, rule, s.seed)
+        one = measure(plain, decoders[first.name], drawn, 1, widths, time)
         sampled[str(rule)] = best(one, s.tokens)
         work.did_one()
     batches, costs = {1: first.best}, {n: {1: _seconds(m, s.most_drafts)} for n, m in measured.items()}
@@ -175,7 +174,7 @@ def advise(
     for size in sorted(s.batch_sizes):
         work.begin(f"decoding {size} sequences at a time")
         time = s.seconds * BATCHES / len(s.batch_sizes)
-        one = measure(plain, decoders[first.name], prompts, size, wide, s.written, time)
+        one = measure(plain, decoders[first.name], texts, size, wide, time)
         chances = measured[first.name].acceptance.by_position()  # of more steps, on the same texts
         batches[size] = max((predict(one, k, s.tokens, by_position=chances) for k in wide), key=lambda p: p.speedup)
         costs[first.name][size] = _seconds(one, s.most_drafts)

@@ -23,7 +23,6 @@ from ...loop.draft_length import FixedK, RowResult
 from ...loop.sequence import Request
 from ...loop.sequence import Sequence as Decoded
 from ...loop.step import AcceptRule
-from .acceptance import Acceptance
 
 Clock = Callable[[], float]
 BLOCK = 4  # steps that plain and speculative decoding take in turns
@@ -58,6 +57,31 @@ def _turns(widths: Sequence[int]) -> Iterator[int]:
 def shortest_text(most_drafts: int) -> int:
     """Tokens of a text in which the second step still has room for that many drafts, whatever the first one emits."""
     return 2 * (most_drafts + 1)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is decoded while steps are timed.
+
+    Attributes:
+        prompts: they are taken in turns, again and again.
+        tokens: new tokens of a text, at least ``shortest_text`` of the largest K.
+        params: None is greedy.
+        seed: of the first text; each has another one.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    tokens: int
+    params: SamplingParams | None = None
+    rule: Rule = Rule.TOKEN
+    seed: int = 0
+
+    def texts(self, first: int, rows: int) -> list[Request]:
+        """Returns what texts ``first`` to ``first + rows - 1`` are to be."""
+        return [
+            Request([*self.prompts[i % len(self.prompts)]], self.tokens, self.params, self.seed + i, eos_token_id=[])
+            for i in range(first, first + rows)
+        ]
 
 
 @dataclass
@@ -129,16 +153,17 @@ class _Decoding:
     """One batch whose steps are timed one by one."""
 
     def __init__(
-        self, decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], tokens: int, params: SamplingParams | None,
-        rule: Rule, seed: int, lengths: Sweep | None, clock: Clock,
-    ):  # fmt: skip
-        self._clock, began = clock, clock()
-        target, texts = decoder.target, {}
-        for i, prompt in enumerate(prompts):
-            request = Request(list(prompt), tokens, params, seed + i, eos_token_id=[])
-            texts[i] = Decoded.of(i, request, target, decoder.most_drafts)
-        capacity = target.capacity(max(map(len, prompts)) + tokens)
-        config = decoder.batch_config(len(prompts), capacity, AcceptRule(rule), max_eos=0)
+        self,
+        decoder: SpeculativeDecoder,
+        requests: Sequence[Request],
+        rule: Rule,
+        lengths: Sweep | None,
+        clock: Clock,
+    ):
+        self._clock, began, target = clock, clock(), decoder.target
+        texts = {i: Decoded.of(i, request, target, decoder.most_drafts) for i, request in enumerate(requests)}
+        capacity = target.capacity(max(len(r.prompt) + r.max_new_tokens for r in requests))
+        config = decoder.batch_config(len(requests), capacity, AcceptRule(rule), max_eos=0)
         self.batch = Batch(config if lengths is None else replace(config, num_drafts=lengths))
         self.batch.add(texts)
         self.batch.prefill()
@@ -168,38 +193,30 @@ class _Decoding:
 def measure(
     plain: SpeculativeDecoder,
     decoder: SpeculativeDecoder,
-    prompts: Sequence[Sequence[int]],
+    work: Workload,
     rows: int,
     widths: Sequence[int],
-    tokens: int,
     seconds: float,
-    params: SamplingParams | None = None,
-    rule: Rule = Rule.TOKEN,
-    seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> Measured:
-    """Decodes prompts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over.
+    """Decodes texts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over.
 
     Args:
         decoder: with a fixed K, the largest of ``widths``.
-        prompts: they are taken in turns, again and again.
         widths: K >= 1 that are timed.
-        tokens: new tokens of a text, at least ``shortest_text`` of the largest K.
         seconds: for which it goes on, and at least until each width was timed once.
-        params: None is greedy.
-        seed: of the first text; each has another one.
         clock: for tests.
 
     Raises:
         ValueError: names the argument. Also: the drafter failed.
     """
-    read_count("max_new_tokens", tokens, shortest_text(max(widths)))
+    read_count("max_new_tokens", work.tokens, shortest_text(max(widths)))
     sweep, began, turn = Sweep(widths), clock(), 0
     measured = Measured(rows, sweep.acceptance)
     while True:
-        chosen = [prompts[(turn * rows + i) % len(prompts)] for i in range(rows)]
+        requests = work.texts(turn * rows, rows)
         pair = [
-            _Decoding(which, chosen, tokens, params, rule, seed + turn * rows, lengths, clock)
+            _Decoding(which, requests, work.rule, lengths, clock)
             for which, lengths in ((plain, None), (decoder, sweep))
         ]
         while any(d.batch.live for d in pair):
@@ -214,3 +231,39 @@ def measure(
             if clock() - began >= seconds and {*widths} <= {*measured.steps} and measured.plain.whole:
                 return measured
         turn += 1
+
+
+LIKE_BEFORE = 4.0  # tests that the position before counts for
+
+
+class Acceptance:
+    """Tests of drafts, counted by position. A draft that the drafter did not find counts as rejected, as it does for
+    ``AdaptiveDrafts``: the step was paid for in vain."""
+
+    def __init__(self, most_drafts: int):
+        self.tested, self.accepted = [0] * most_drafts, [0] * most_drafts
+
+    def record(self, results: Sequence[RowResult]) -> None:
+        """Adds what the rows of a step came to. In a step that ends a sequence, drafts after its end say nothing."""
+        for result in results:
+            if result.ended:
+                continue
+            for i in range(min(result.accepted + 1, result.asked)):
+                self.tested[i] += 1
+                self.accepted[i] += i < result.accepted
+
+    @property
+    def alpha(self) -> float:
+        """accepted / tested; 0 if nothing was tested."""
+        return sum(self.accepted) / sum(self.tested) if sum(self.tested) else 0.0
+
+    def by_position(self) -> list[float]:
+        """Returns the chance that draft 1, 2, ... is accepted if those before it were. A position that was hardly ever
+        tested is expected to be like the one before."""
+        found: list[float] = []
+        for tested, accepted in zip(self.tested, self.accepted, strict=True):
+            if found:
+                found.append((accepted + LIKE_BEFORE * found[-1]) / (tested + LIKE_BEFORE))
+            else:
+                found.append(accepted / tested if tested else 0.0)
+        return found

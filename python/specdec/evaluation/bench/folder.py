@@ -97,7 +97,7 @@ class Folder:
             fine = isinstance(row, dict) and (
                 row.get("format") == FORMAT and isinstance(row.get("grid"), dict)
                 if number == 1
-                else {"setting", "round", "cells", "differences", "samples"} <= {*row}
+                else {"setting", "round", "cells", "differences"} <= {*row}
             )
             if not fine:
                 what = f"line {number} of {str(self._file.path)!r}: got {ascii(line[:60])}"

@@ -36,12 +36,27 @@ class Setting:
 
     @property
     def name(self) -> str:
-        given = [f"{name.replace('_', '-')}={value:g}" for name, value in self.filters.items() if value is not None]
+        given = [f"{name}={value:g}" for name, value in self._given]
         return " ".join([f"t={self.temperature:g}", f"b={self.batch}", *given])
+
+    @property
+    def words(self) -> str:
+        warmth = f"temperature {self.temperature:g}" if self.temperature else "greedy"
+        rows = "one sequence at a time" if self.batch == 1 else f"{self.batch} sequences at a time"
+        return ", ".join((warmth, rows, *(f"{name} {value:g}" for name, value in self._given)))
+
+    @property
+    def file_name(self) -> str:
+        parts = (f"t{self.temperature:g}", f"b{self.batch}", *(f"{name}{value:g}" for name, value in self._given))
+        return "-".join(parts)
+
+    @property
+    def _given(self) -> list[tuple[str, float]]:
+        return [(name.replace("_", "-"), value) for name, value in self.filters.items() if value is not None]
 
 
 @dataclass(frozen=True)
-class Cell:
+class BenchCell:
     """One method with one K and rule, in one setting.
 
     Attributes:
@@ -116,10 +131,10 @@ class Grid:
                 found.append(Setting(temperature, batch, **filters))
         return list(dict.fromkeys(found))
 
-    def cells(self, setting: Setting) -> list[Cell]:
+    def cells(self, setting: Setting) -> list[BenchCell]:
         """The baselines first. At temperature 0 every rule accepts alike, so only the first one is measured; and
         transformers assists one text at a time, so larger batches have no cell of it."""
-        found = [Cell(name, setting) for name in BASELINES]
+        found = [BenchCell(name, setting) for name in BASELINES]
         for method in self.methods:
             if not method.drafts or (method.name == ASSISTED and setting.batch > 1):
                 continue
@@ -128,8 +143,8 @@ class Grid:
                 rules: Sequence[str | None] = self.rules or ("token" if tree is None else method.tree_rule,)
                 rules = (None,) if method.name == ASSISTED else rules[:1] if setting.temperature == 0 else rules
                 for rule, k in itertools.product(rules, self.num_drafts or default):
-                    found.append(Cell(method.name, setting, rule, k, tree))
+                    found.append(BenchCell(method.name, setting, rule, k, tree))
         return found
 
-    def all_cells(self) -> list[Cell]:
+    def all_cells(self) -> list[BenchCell]:
         return [cell for setting in self.settings() for cell in self.cells(setting)]

@@ -5,28 +5,26 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from transformers import PreTrainedModel
 
 from ...checks import refuse
-from ...detokenize import IncrementalText
-from ..contenders import Method, Run, SpecdecMethod
+from ...drafters.protocol import Drafter
+from ...loop.draft_length import AdaptiveDrafts
+from ..contenders import CompareSettings, Contender, Run, SpecdecMethod, TransformersMethod
 from ..near_ties import Judge
-from ..progress import Tell, Work
 from ..rounds import play_round
-from .grid import TRANSFORMERS, Cell, Grid, Setting
-from .measure import BenchPrompt, measured
-from .memory import Peak
+from ..work_counter import Tell, Work
+from .grid import ASSISTED, PLAIN, TRANSFORMERS, BenchCell, Grid, Setting
+from .measure import BenchPrompt, Peak, measured
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
-SAMPLES = 2  # texts of each cell that the results keep, token by token
-LEARNING = 8  # more warm-up texts, at most, for an adaptive K that does not know yet what its steps cost
 
-OnRun = Callable[[Cell, int, Sequence[BenchPrompt], Run], None]
+OnRun = Callable[[BenchCell, int, Sequence[BenchPrompt], Run], None]
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,16 @@ class Session:
     def __init__(
         self,
         target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make: Callable[[Cell], Method],
+        make: Callable[[BenchCell], Contender],
         grid: Grid,
         prompts: Sequence[BenchPrompt],
         settings: BenchSettings,
         done: Sequence[tuple[str, int]] = (),
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._tokenizer, self._grid, self._settings = tokenizer, grid, settings
+        self._grid, self._settings = grid, settings
         self.prompts = list(prompts)
         self._clock, self._began, self._judge = clock, clock(), Judge(target)
-        self._judged: set[tuple] = set()
         self.device, self.peak = target.device, Peak(target.device)
         units = [(s, r) for r in range(settings.repeats) for s in grid.settings() if (s.name, r) not in {*done}]
         self.units: list[tuple[Setting, int]] = units
@@ -118,23 +114,13 @@ class Session:
                     work.did_one()
                 seconds += self._clock() - started
                 if count > 0 and isinstance(method, SpecdecMethod):
-                    self._learn(method, batches)
+                    method.settle([_tokens(batch) for batch in batches], self._settings.seed)
             self._seconds[setting] = seconds * len(batches)
-
-    def _learn(self, method: SpecdecMethod, batches: Sequence[Sequence[BenchPrompt]]) -> None:
-        """A K that adapts is at its best once it knows what steps cost, which one text may be too short for."""
-        if not method.setting["num_drafts"] == "auto":
-            return
-        for i in range(LEARNING):
-            batch = batches[i % len(batches)]
-            if method.decoder.costs_of(len(batch)) is not None:
-                return
-            method.run(_tokens(batch), self._settings.seed)
 
     def rounds(self, tell: Tell, on_run: OnRun | None = None) -> Iterator[dict]:
         """Measures round after round, and yields each as it ends, for JSON: "setting", "round", "greedy": whether the
-        texts were compared, "cells": their measurements by id, "differences" of texts from transformers' that were not
-        seen before, and "samples" of texts."""
+        texts were compared, "cells": their measurements by id, and "differences" of texts from transformers' that were
+        not seen before."""
         runs = {
             setting: len(self._batches(setting.batch)) * len(self._grid.cells(setting)) for setting, _ in self.units
         }
@@ -170,14 +156,13 @@ class Session:
                 for cell, method, runs in zip(cells, watched, played, strict=True)
             },
             "differences": self._differences(cells, batches, played) if greedy else [],
-            "samples": self._samples(cells, batches, played) if number == 0 else [],
         }
 
     def _batches(self, size: int) -> list[list[BenchPrompt]]:
         return [list(self.prompts[i : i + size]) for i in range(0, len(self.prompts), size)]
 
     def _differences(
-        self, cells: Sequence[Cell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
+        self, cells: Sequence[BenchCell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
     ) -> list[dict]:
         """Between greedy texts and those of transformers' plain decoding, the first time that they are seen."""
         places = {prompt.id: i for i, prompt in enumerate(self.prompts)}
@@ -186,44 +171,17 @@ class Session:
         for cell, runs in zip(cells, played, strict=True):
             for batch, plain, run in zip(batches, played[at], runs, strict=True):
                 for prompt, first, second in zip(batch, plain.texts, run.texts, strict=True):
-                    key = (cell.id, prompt.id, tuple(first), tuple(second))
-                    if first == second or key in self._judged:
-                        continue
-                    self._judged.add(key)
                     names = (cells[at].id, cell.id)
-                    difference = self._judge.explain(prompt.tokens, first, second, names, places[prompt.id])
+                    difference = self._judge.explain_once(prompt.tokens, first, second, names, places[prompt.id])
                     if difference is not None:
                         found.append({**dataclasses.asdict(difference), "prompt_id": prompt.id})
-        return found
-
-    def _samples(
-        self, cells: Sequence[Cell], batches: Sequence[Sequence[BenchPrompt]], played: Sequence[Sequence[Run]]
-    ) -> list[dict]:
-        """The first texts of the cells that draft, in pieces by what produced them."""
-        found = []
-        for cell, runs in zip(cells, played, strict=True):
-            texts = [
-                (prompt, run.texts[i], run.produced_by[i])
-                for batch, run in zip(batches, runs, strict=True)
-                for i, prompt in enumerate(batch)
-                if run.produced_by and cell.num_drafts is not None
-            ]
-            for prompt, tokens, produced_by in texts[:SAMPLES]:
-                text = IncrementalText(self._tokenizer, prompt.tokens)
-                pieces = [
-                    {"text": text.push([token]), "produced_by": str(producer)}
-                    for token, producer in zip(tokens, produced_by, strict=True)
-                ]
-                if pieces:
-                    pieces[-1]["text"] += text.finish()
-                found.append({"prompt_id": prompt.id, "cell": cell.id, "pieces": pieces})
         return found
 
 
 class _Watched:
     """A method whose memory is watched."""
 
-    def __init__(self, method: Method, peak: Peak):
+    def __init__(self, method: Contender, peak: Peak):
         self.name, self.setting, self._method, self._peak = method.name, method.setting, method, peak
         self.peaks: list[int] = []
 
@@ -239,3 +197,39 @@ class _Watched:
 
 def _tokens(batch: Sequence[BenchPrompt]) -> list[list[int]]:
     return [prompt.tokens for prompt in batch]
+
+
+@dataclass
+class Maker:
+    """Makes methods of cells.
+
+    Attributes:
+        drafter: returns the drafter of a name. It is asked once for each name.
+        assistant: for transformers' assisted generation.
+        compile: whether specdec's methods, plain decoding among them, decode with compiled forwards. transformers'
+            are eager, as they are for those who call ``generate``.
+    """
+
+    target: PreTrainedModel
+    drafter: Callable[[str], Drafter | None]
+    assistant: PreTrainedModel | Literal["lookup"] | None
+    max_new_tokens: int
+    compile: bool = False
+    _drafters: dict[str, Drafter | None] = field(default_factory=dict)
+
+    def make(self, cell: BenchCell) -> Contender:
+        s = cell.setting
+        settings = CompareSettings(self.max_new_tokens, s.temperature, rule=cell.rule, **s.filters)
+        if cell.method == TRANSFORMERS:
+            return TransformersMethod(self.target, None, settings)
+        if cell.method == ASSISTED:
+            number = cell.num_drafts if isinstance(cell.num_drafts, int) else None
+            return TransformersMethod(self.target, self.assistant, settings, number)
+        if cell.method == PLAIN:
+            return SpecdecMethod(self.target, None, 0, settings, compile=self.compile)
+        if cell.method not in self._drafters:
+            self._drafters[cell.method] = self.drafter(cell.method)
+        k = cell.num_drafts if isinstance(cell.num_drafts, int) else AdaptiveDrafts()
+        made = SpecdecMethod(self.target, self._drafters[cell.method], k, settings, cell.tree, self.compile)
+        made.decoder.read_rule(cell.rule)  # refuses a rule that these drafts do not know, before anything runs
+        return made

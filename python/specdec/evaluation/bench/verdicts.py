@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from .grid import PLAIN, TRANSFORMERS, Cell, Setting
+from .grid import PLAIN, TRANSFORMERS, BenchCell, Setting
 
 LEVEL = 0.95  # of an interval, where there are rounds enough
 FEWEST = 5  # rounds from which a winner is named
@@ -50,7 +50,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return [first, third]
 
 
-def verdict(setting: Setting, cells: Sequence[Cell], speeds: Mapping[str, Sequence[float]]) -> dict:
+def verdict(setting: Setting, cells: Sequence[BenchCell], speeds: Mapping[str, Sequence[float]]) -> dict:
     """Names the fastest cell of a setting if it is faster than every other one: if the interval of the ratio of their
     speeds, round by round, lies above 1 + SAME. Otherwise it names all that cannot be told from the fastest.
 
@@ -75,7 +75,7 @@ def verdict(setting: Setting, cells: Sequence[Cell], speeds: Mapping[str, Sequen
     }
 
 
-def _gains(cells: Sequence[Cell], best: str, speeds: Mapping[str, Sequence[float]]) -> list[str]:
+def _gains(cells: Sequence[BenchCell], best: str, speeds: Mapping[str, Sequence[float]]) -> list[str]:
     found = []
     for cell in cells:
         if cell.method in (PLAIN, TRANSFORMERS) and cell.id != best:
@@ -89,10 +89,7 @@ def _gains(cells: Sequence[Cell], best: str, speeds: Mapping[str, Sequence[float
 def _words(
     setting: Setting, best: str, close: Sequence[str], labels: Mapping[str, str], rounds: int, gains: Sequence[str]
 ) -> str:
-    texts = "one text" if setting.batch == 1 else f"{setting.batch} texts"
-    kind = "greedy" if setting.temperature == 0 else f"temperature {setting.temperature:g}"
-    given = [f"{name.replace('_', '-')} {value:g}" for name, value in setting.filters.items() if value is not None]
-    where, faster = f"{', '.join([kind, *given])}, {texts} at a time", " and ".join(gains)
+    where, faster = setting.words, " and ".join(gains)
     if rounds < FEWEST:
         return f"{where}: {rounds} rounds are too few to name the fastest, {FEWEST} are enough"
     if not close:
@@ -112,7 +109,7 @@ def _words(
 BASELINE_LABELS = ("plain decoding", "transformers' generate")
 
 
-def _label(cell: Cell) -> str:
+def _label(cell: BenchCell) -> str:
     """The cell without its setting."""
     if cell.method == PLAIN:
         return BASELINE_LABELS[0]

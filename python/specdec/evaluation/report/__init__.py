@@ -11,15 +11,11 @@ from typing import Any
 
 from ...checks import refuse
 from ...files import write_whole
-from .acceptance import acceptance
-from .heat_map import heat_maps
+from .html_page import html_page
 from .lengths import lengths
-from .look import Look
-from .page import page
 from .plot import Section
-from .results import Results, load_results, read_results
+from .results import BenchResults, load_results, read_results
 from .speeds import fastest_of_each, speeds
-from .step_time import step_times
 
 __all__ = [
     "FORMATS",
@@ -40,9 +36,9 @@ def check_matplotlib() -> None:
         refuse("report", "no matplotlib", "it after pip install 'specdec[bench]'")
 
 
-def sections_of(results: Results) -> list[Section]:
+def sections_of(results: BenchResults) -> list[Section]:
     """All pictures, in the order of the page."""
-    return [make(results) for make in (speeds, lengths, heat_maps, acceptance, step_times)]
+    return [speeds(results), lengths(results)]
 
 
 def write_report(results: Mapping[str, Any], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -66,10 +62,10 @@ def write_report(results: Mapping[str, Any], folder: str | Path, formats: Sequen
     read, folder = read_results(results), Path(folder)
     check_matplotlib()
     sections = sections_of(read)
-    files: dict[Path, str | bytes] = {folder / "report.html": page(read, sections)}
+    files: dict[Path, str | bytes] = {folder / "report.html": html_page(read, sections)}
     for plot in (plot for section in sections for plot in section.plots):
         for form in dict.fromkeys(formats):
-            files[folder / "plots" / f"{plot.name}.{form}"] = plot.file(Look(alone=True), form, read.machine)
+            files[folder / "plots" / f"{plot.name}.{form}"] = plot.file(form, read.machine)
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..theory import best_k, expected_speedup
-from .look import DASHES, DIM, Look, marks
-from .plot import Plot, Section, Table, decimals, number, spread
-from .results import Cell, Results, Series, Setting, Spread
+from .plot import DASHES, DIM, Plot, Section, Table, decimals, marks, number, spread
+from .results import BenchResults, CellResult, Quartiles, Series, Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A series of one setting, which has a speed-up for two or more K."""
 
     series: Series
     number: int  # among all series of the results
-    fixed: dict[int, Cell]  # by K, in ascending order
-    adaptive: Cell | None
+    fixed: dict[int, CellResult]  # by K, in ascending order
+    adaptive: CellResult | None
 
     @property
     def rates(self) -> tuple[float, float] | None:
@@ -40,7 +39,7 @@ class Line:
         return [(k, expected_speedup(*self.rates, k)) for k in range(max(self.fixed) + 1)]
 
 
-def lengths(results: Results) -> Section:
+def lengths(results: BenchResults) -> Section:
     """A picture for each setting."""
     numbers = {series: i for i, series in enumerate(results.series)}
     plots, left_out = [], []
@@ -62,17 +61,17 @@ def lengths(results: Results) -> Section:
     return Section("Speed-up against K", about, tuple(plots), tuple(left_out))
 
 
-def lines_of(cells: list[Cell], numbers: dict[Series, int]) -> list[Line]:
+def lines_of(cells: list[CellResult], numbers: dict[Series, int]) -> list[Curve]:
     lines = []
     for series, i in numbers.items():
         known = [c for c in cells if c.series == series and c.over_plain]
         fixed = {c.k: c for c in known if isinstance(c.k, int)}
         if len(fixed) > 1:
-            lines.append(Line(series, i, dict(sorted(fixed.items())), next((c for c in known if c.k == "auto"), None)))
+            lines.append(Curve(series, i, dict(sorted(fixed.items())), next((c for c in known if c.k == "auto"), None)))
     return lines
 
 
-def _plot(setting: Setting, lines: list[Line]) -> Plot:
+def _plot(setting: Setting, lines: list[Curve]) -> Plot:
     rows = []
     for line in lines:
         predicted = dict(line.curve)
@@ -85,15 +84,15 @@ def _plot(setting: Setting, lines: list[Line]) -> Plot:
             rows.append((line.series.name, "adapts", *measured, "–", "–"))
     head = ("method", "K", "alpha", "c", "times plain (quartiles)", "predicted for this K", "on the curve")
 
-    def draw(look: Look) -> Figure:
-        return _draw(lines, look)
+    def draw(figure: Figure) -> None:
+        _draw(figure, lines)
 
     title = f"Speed-up against K: {setting.words}"
     says = " ".join(_best(line) for line in lines)
-    return Plot(f"lengths-{setting.file_name}", title, says, Table(head, tuple(rows)), draw)
+    return Plot(f"lengths-{setting.file_name}", title, says, Table(head, tuple(rows)), 3.4, draw)
 
 
-def _best(line: Line) -> str:
+def _best(line: Curve) -> str:
     """The K that was fastest, and the one that was predicted to be."""
     k = max(line.fixed, key=lambda k: _measured(line.fixed[k]).median)
     said = f"{line.series.name}: K = {k} is the fastest that was measured"
@@ -104,13 +103,12 @@ def _best(line: Line) -> str:
     return f"{said}."
 
 
-def _measured(cell: Cell) -> Spread:
+def _measured(cell: CellResult) -> Quartiles:
     assert cell.over_plain is not None
     return cell.over_plain
 
 
-def _draw(lines: list[Line], look: Look) -> Figure:
-    figure = look.figure(3.4 + 0.2 * len(lines) * look.narrow)
+def _draw(figure: Figure, lines: list[Curve]) -> None:
     axes = figure.add_subplot()
     largest = max(max(line.fixed) for line in lines)
     at_end = largest + max(1.0, largest / 5)  # where K adapts
@@ -132,14 +130,12 @@ def _draw(lines: list[Line], look: Look) -> Figure:
     axes.autoscale(axis="y")
     axes.set_ylim(bottom=0)
     axes.grid(axis="y")
-    place = {"loc": "outside lower left"} if look.narrow else {"loc": "outside right upper"}
-    figure.legend(**place)  # where it covers no line
-    return figure
+    figure.legend(loc="outside right upper")  # where it covers no line
 
 
-def _points(axes: Axes, line: Line, colour: str, marker: str, place_of_adaptive: float) -> None:
-    found: list[tuple[float, Spread]] = [(k, _measured(cell)) for k, cell in line.fixed.items()]
-    groups: list[tuple[list[tuple[float, Spread]], str, str]] = [(found, "-", line.series.name)]
+def _points(axes: Axes, line: Curve, colour: str, marker: str, place_of_adaptive: float) -> None:
+    found: list[tuple[float, Quartiles]] = [(k, _measured(cell)) for k, cell in line.fixed.items()]
+    groups: list[tuple[list[tuple[float, Quartiles]], str, str]] = [(found, "-", line.series.name)]
     if line.adaptive:
         groups.append(([(place_of_adaptive, _measured(line.adaptive))], "none", "_adapts"))
     for points, style, label in groups:

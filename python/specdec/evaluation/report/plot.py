@@ -1,16 +1,54 @@
-"""What a part of the report is made of: pictures, each with the table of the numbers in it, or why there is none."""
+"""What a part of the report is made of: pictures, each with the table of the numbers in it, or why there is none.
+
+Colours are Okabe and Ito's ("Color Universal Design", 2008), which people with any kind of colour vision can tell
+apart. In grey they are not enough, so every series also has a marker of its own."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .look import DIM, Look, saved
-from .results import Spread
+from .results import Quartiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+ORANGE, SKY, GREEN = "#e69f00", "#56b4e9", "#009e73"
+BLUE, VERMILLION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
+INK, DIM, FAINT, GROUND = "#1b2026", "#56606b", "#d5dae0", "#ffffff"  # text, axes, grids, and what is below them
+LINES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, INK)
+MARKERS = "osD^vPXp"  # eight, where there are seven colours: 56 pairs before one returns
+DASHES = (0, (4, 2))  # of what is predicted
+WIDTH = 7.5  # inches
+DOTS_PER_INCH = 200  # of PNG files
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "text.parse_math": False,  # a name with dollars is no formula
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": DIM,
+    "axes.labelcolor": INK,
+    "axes.facecolor": "none",
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": DIM,
+    "ytick.color": DIM,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "hatch.linewidth": 0.8,
+    "lines.markersize": 5.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "svg.hashsalt": "specdec",  # or the names of a file's parts would be random
+    "savefig.facecolor": GROUND,
+}
 
 
 @dataclass(frozen=True)
@@ -29,27 +67,41 @@ class Plot:
         title: a line.
         says: what is to be seen, in a sentence or two: the text instead of the picture.
         table: the same numbers.
-        draw: makes the figure; to be called within the look's style.
+        height: of the picture, in inches.
+        draw: draws on a figure; to be called within ``STYLE``.
     """
 
     name: str
     title: str
     says: str
     table: Table
-    draw: Callable[[Look], Figure]
+    height: float
+    draw: Callable[[Figure], None]
 
-    def file(self, look: Look, form: str, machine: str = "") -> bytes:
-        """A picture as a file ("svg" or "png").
+    def file(self, form: str, machine: str = "") -> bytes:
+        """The picture as a file without a date, so that equal results are equal bytes. What the user configured of
+        matplotlib has no say.
 
         Args:
-            machine: a line below the picture, where it stands alone.
+            form: "svg" or "png".
+            machine: a line below the picture.
         """
-        with look.style():
-            figure = self.draw(look)
-            if look.alone:
-                figure.suptitle(self.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-                figure.supxlabel(machine, x=0.01, ha="left", fontsize=7, color=DIM)
-            return saved(figure, form)
+        import matplotlib.style
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        file = io.BytesIO()
+        with matplotlib.style.context(["default", STYLE]):
+            figure = Figure(figsize=(WIDTH, self.height), layout="constrained")
+            FigureCanvasAgg(figure)
+            self.draw(figure)
+            figure.suptitle(self.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+            figure.supxlabel(machine, x=0.01, ha="left", fontsize=7, color=DIM)
+            if form == "svg":
+                figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+            else:
+                figure.savefig(file, format=form, dpi=DOTS_PER_INCH, metadata={"Software": None})
+        return file.getvalue()
 
 
 @dataclass(frozen=True)
@@ -66,6 +118,11 @@ class Section:
     left_out: tuple[str, ...] = ()
 
 
+def marks(number: int) -> tuple[str, str]:
+    """The colour and the marker of a series: no two of 56 have the same pair."""
+    return LINES[number % len(LINES)], MARKERS[number % len(MARKERS)]
+
+
 # ---- Numbers, as the whole report writes them
 
 
@@ -78,7 +135,7 @@ def number(value: float | None) -> str:
     )
 
 
-def spread(of: Spread | None) -> str:
+def spread(of: Quartiles | None) -> str:
     """The median, and the quartiles in brackets."""
     return "–" if of is None else f"{number(of.median)} ({number(of.low)} to {number(of.high)})"
 
@@ -86,11 +143,3 @@ def spread(of: Spread | None) -> str:
 def decimals(value: float | None) -> str:
     """Two, as alpha and tau have."""
     return "–" if value is None else f"{value:.2f}"
-
-
-def percent(part: float | None) -> str:
-    return "–" if part is None else f"{100 * part:.0f} %"
-
-
-def milliseconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{number(1e3 * seconds)} ms"

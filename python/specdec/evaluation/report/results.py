@@ -1,28 +1,25 @@
-"""The results of ``specdec bench`` as the report reads them: every field checked once, so that a file that another
-program wrote, or that was edited, is refused by the name of its field."""
+"""The results of ``specdec bench`` as the report reads them."""
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ...checks import refuse, shown
-from .fields import Fields, refuse_field, visible
+from ..bench.grid import ASSISTED, BASELINES, PLAIN, TRANSFORMERS, Setting
 
 FORMAT = "specdec bench 1"
-PLAIN, TRANSFORMERS = "plain", "transformers"  # the baselines: our own plain decoding, and transformers' ``generate``
 LONGEST = 40  # of a method's name in a picture
-ASSISTED = "assisted"
-BASELINES = (PLAIN, TRANSFORMERS)
-PARTS = ("draft", "target", "kernels", "loop")  # of the time of a step
+HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of characters
 # What people call a method; one that is not here, such as a folder's head, has its own name.
 METHODS = {
-    "transformers": "transformers generate",
-    "plain": "plain decoding by specdec",
-    "assisted": "transformers assisted",
+    TRANSFORMERS: "transformers generate",
+    PLAIN: "plain decoding by specdec",
+    ASSISTED: "transformers assisted",
     "model": "draft model",
     "lookup": "prompt lookup",
     "suffix": "suffix automaton",
@@ -34,45 +31,12 @@ METHODS = {
 }
 
 
-class Spread(NamedTuple):
+class Quartiles(NamedTuple):
     """A median of rounds and their quartiles."""
 
     median: float
     low: float
     high: float
-
-
-class Setting(NamedTuple):
-    """What cells must have in common to be compared."""
-
-    temperature: float
-    batch: int
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-
-    @property
-    def filters(self) -> dict[str, float]:
-        given = {"top-k": self.top_k, "top-p": self.top_p, "min-p": self.min_p}
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def words(self) -> str:
-        warmth = f"temperature {self.temperature:g}" if self.temperature else "greedy"
-        return ", ".join((warmth, self.words_but_temperature))
-
-    @property
-    def words_but_temperature(self) -> str:
-        rows = "one sequence at a time" if self.batch == 1 else f"{self.batch} sequences at a time"
-        return ", ".join((rows, *(f"{name} {value:g}" for name, value in self.filters.items())))
-
-    @property
-    def file_name(self) -> str:
-        return f"t{self.temperature:g}-{self.file_name_but_temperature}"
-
-    @property
-    def file_name_but_temperature(self) -> str:
-        return "-".join((f"b{self.batch}", *(f"{name}{value:g}" for name, value in self.filters.items())))
 
 
 class Series(NamedTuple):
@@ -92,14 +56,14 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellResult:
     id: str
     series: Series
     k: int | Literal["auto"] | None
     setting: Setting
-    speed: Spread | None  # tokens/s
-    over_plain: Spread | None  # how many times as fast, round by round
-    over_transformers: Spread | None
+    speed: Quartiles | None  # tokens/s
+    over_plain: Quartiles | None  # how many times as fast, round by round
+    over_transformers: Quartiles | None
     interval: tuple[float, float] | None  # of ``over_plain``
     first_token: float | None  # seconds, the median
     between_tokens: float | None  # seconds of an output token after the first, the median
@@ -107,11 +71,9 @@ class Cell:
     acceptance_rate: float | None
     alpha: float | None
     tau: float | None
-    by_position: tuple[float, ...]  # of steps that drafted so many, how many accepted draft 1, 2, ...; () if unknown
-    shares: dict[str, float] | None  # of the seconds of a step, by PARTS
     predicted_c: float | None
     predicted_speedup: float | None  # over plain
-    peak_memory: int | None  # bytes
+    peak_memory: float | None  # bytes
     rounds: int
 
     @property
@@ -125,41 +87,26 @@ class Cell:
     def is_baseline(self) -> bool:
         return self.series.method in BASELINES
 
-    @property
-    def step_seconds(self) -> float | None:
-        """Of a step that decodes: the seconds of an output token, times the tokens that a step emits."""
-        if self.between_tokens is None:
-            return None
-        tau = 1.0 if self.series.method == PLAIN else self.tau
-        return None if tau is None else self.between_tokens * tau
 
-
-class Verdict(NamedTuple):
+class SettingVerdict(NamedTuple):
     setting: Setting
     winner: str | None
     within_noise: tuple[str, ...]
     words: str
 
 
-class Sample(NamedTuple):
-    prompt_id: str
-    cell: str
-    pieces: tuple[tuple[str, str], ...]  # text, and what produced it
-
-
 @dataclass(frozen=True)
-class Results:
-    cells: tuple[Cell, ...]
-    verdicts: tuple[Verdict, ...]
-    samples: tuple[Sample, ...]
+class BenchResults:
+    cells: tuple[CellResult, ...]
+    verdicts: tuple[SettingVerdict, ...]
     environment: dict[str, Any]
     models: dict[str, Any]
     settings: dict[str, Any]
-    prompts: tuple[tuple[str, str], ...]  # id and category, "" if it has none
+    categories: tuple[str, ...]  # of each prompt, "" if it has none
     greedy: dict[str, Any]
 
-    def by_setting(self) -> dict[Setting, list[Cell]]:
-        groups: dict[Setting, list[Cell]] = {}
+    def by_setting(self) -> dict[Setting, list[CellResult]]:
+        groups: dict[Setting, list[CellResult]] = {}
         for cell in self.cells:
             groups.setdefault(cell.setting, []).append(cell)
         return groups
@@ -176,6 +123,12 @@ class Results:
         known = [e.get("gpu") or e.get("cpu"), f"{e['threads']} threads" if "threads" in e else None, e.get("dtype")]
         known += [f"{name} {str(e[name]).split('+')[0]}" for name in ("torch", "transformers") if name in e]
         return visible(", ".join(str(value) for value in known if value))
+
+
+def visible(text: str) -> str:
+    """What cannot be seen, or moves other text around (control characters, zero-width ones, directions, halves of
+    surrogate pairs), written as its number. Line feeds and tabs stay."""
+    return "".join(f"U+{ord(c):04X}" if unicodedata.category(c) in HIDDEN and c not in "\n\t" else c for c in text)
 
 
 def load_results(path: str | Path) -> dict[str, Any]:
@@ -195,85 +148,68 @@ def load_results(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def read_results(content: Any) -> Results:
+def read_results(content: Any) -> BenchResults:
     """
     Args:
         content: the JSON of ``specdec bench``.
 
     Raises:
-        ValueError: it is of another format, or a field has a value of another type.
+        ValueError: it is of another format, or was not written by ``specdec bench``.
     """
     if not isinstance(content, Mapping) or content.get("format") != FORMAT:
         found = content.get("format") if isinstance(content, Mapping) else content
         refuse("results", f"the format {shown(found)}", f"{FORMAT!r}, which `specdec bench` writes")
-    whole = Fields(content, "")
-    cells = tuple(_cell(fields) for fields in whole.objects("cells"))
-    if len({cell.id for cell in cells}) != len(cells):
-        refuse_field("cells", "two cells of the same id", "an id of its own for each")
-    verdicts = tuple(
-        Verdict(_setting(f), f.text("winner", optional=True), tuple(f.texts("within_noise")), f.text("words") or "")
-        for f in whole.objects("verdicts")
-    )
-    samples = tuple(
-        Sample(
-            f.text("prompt_id") or "",
-            f.text("cell") or "",
-            tuple((p.text("text") or "", p.text("produced_by") or "") for p in f.objects("pieces")),
+    try:
+        cells = tuple(map(_cell, content.get("cells", ())))
+        verdicts = tuple(
+            SettingVerdict(_setting(v), v.get("winner"), tuple(v.get("within_noise", ())), str(v.get("words", "")))
+            for v in content.get("verdicts", ())
         )
-        for f in whole.objects("samples")
-    )
-    parts = {name: whole.mapping(name) for name in ("environment", "models", "settings", "greedy")}
-    prompts = tuple((f.text("id") or "", f.text("category", optional=True) or "") for f in whole.objects("prompts"))
-    return Results(cells, verdicts, samples, prompts=prompts, **parts)
+        categories = tuple(str(prompt.get("category") or "") for prompt in content.get("prompts", ()))
+        parts = {name: dict(content.get(name) or {}) for name in ("environment", "models", "settings", "greedy")}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        refuse("results", f"a file with other fields ({type(error).__name__}: {error})", "what `specdec bench` wrote")
+    if len({cell.id for cell in cells}) != len(cells):
+        refuse("results", "two cells of the same id", "an id of its own for each")
+    return BenchResults(cells, verdicts, categories=categories, **parts)
 
 
-def _cell(f: Fields) -> Cell:
-    k = f.of.get("num_drafts")
-    if k != "auto":
-        k = f.count("num_drafts", optional=True)
-    over = f.inner("speedup")
-    plain, predicted = over.inner("over_plain"), f.inner("predicted")
-    shares = f.inner("shares")
-    interval = plain.numbers("interval")
-    return Cell(
-        id=f.text("id") or "",
-        series=Series(f.text("method") or "", f.text("rule", optional=True), f.count("tree", optional=True)),
-        k=k,
+def _cell(f: Mapping[str, Any]) -> CellResult:
+    over = f.get("speedup") or {}
+    interval = (over.get("over_plain") or {}).get("interval")
+    k = f["num_drafts"]
+    return CellResult(
+        id=str(f["id"]),
+        series=Series(str(f["method"]), f.get("rule"), f.get("tree")),
+        k=k if k in (None, "auto") else int(k),
         setting=_setting(f),
-        speed=_spread(f.inner("tokens_per_second")),
-        over_plain=_spread(plain),
-        over_transformers=_spread(over.inner("over_transformers")),
-        interval=(interval[0], interval[1]) if len(interval) == 2 else None,
-        first_token=f.inner("time_to_first_token").number("median"),
-        between_tokens=f.inner("time_per_output_token").number("median"),
-        inter_token_p99=f.inner("inter_token").number("p99"),
-        acceptance_rate=f.number("acceptance_rate", most=1),
-        alpha=f.number("alpha", most=1),
-        tau=f.number("tau"),
-        by_position=tuple(f.numbers("accepted_by_position", most=1)),
-        shares={part: shares.number(part, most=1) or 0.0 for part in PARTS} if shares.of else None,
-        predicted_c=predicted.number("c"),
-        predicted_speedup=predicted.number("speedup"),
-        peak_memory=f.count("peak_memory", optional=True),
-        rounds=len(f.objects("rounds")),
+        speed=_spread(f.get("tokens_per_second")),
+        over_plain=_spread(over.get("over_plain")),
+        over_transformers=_spread(over.get("over_transformers")),
+        interval=None if interval is None else (float(interval[0]), float(interval[1])),
+        first_token=_number(f.get("time_to_first_token"), "median"),
+        between_tokens=_number(f.get("time_per_output_token"), "median"),
+        inter_token_p99=_number(f.get("inter_token"), "p99"),
+        predicted_c=_number(f.get("predicted"), "c"),
+        predicted_speedup=_number(f.get("predicted"), "speedup"),
+        rounds=len(f["rounds"]),
+        **{name: _number(f, name) for name in ("acceptance_rate", "alpha", "tau", "peak_memory")},
     )
 
 
-def _setting(f: Fields) -> Setting:
-    temperature = f.number("temperature")
-    batch = f.count("batch")
-    if temperature is None:
-        refuse_field(f"{f.where}.temperature", "null", "a number")
-    assert batch is not None
-    return Setting(temperature, batch, f.count("top_k", optional=True), f.number("top_p"), f.number("min_p"))
+def _setting(f: Mapping[str, Any]) -> Setting:
+    return Setting(float(f["temperature"]), int(f["batch"]), f.get("top_k"), f.get("top_p"), f.get("min_p"))
 
 
-def _spread(f: Fields) -> Spread | None:
+def _number(of: Mapping[str, Any] | None, name: str) -> float | None:
+    value = (of or {}).get(name)
+    return None if value is None else float(value)
+
+
+def _spread(of: Mapping[str, Any] | None) -> Quartiles | None:
     """Of a summary; without quartiles they are the median."""
-    median, quartiles = f.number("median"), f.numbers("quartiles")
-    if median is None:
+    median = _number(of, "median")
+    if of is None or median is None:
         return None
-    low, high = quartiles if len(quartiles) == 2 else (median, median)
-    if not low <= median <= high:
-        refuse_field(f"{f.where}.quartiles", shown(quartiles), f"two numbers with the median, {median:g}, between them")
-    return Spread(median, low, high)
+    low, high = of.get("quartiles") or (median, median)
+    return Quartiles(median, float(low), float(high))

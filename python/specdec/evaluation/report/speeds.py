@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .look import BAR_HEIGHT, BLUE, DASHES, DIM, FAINT, INK, SKY, Look, height_of_bars, label_bars
-from .plot import Plot, Section, Table, number, spread
-from .results import ASSISTED, PLAIN, TRANSFORMERS, Cell, Results, Series, Setting, Verdict
+from .plot import BLUE, DASHES, DIM, FAINT, INK, SKY, Plot, Section, Table, number, spread
+from .results import ASSISTED, PLAIN, TRANSFORMERS, BenchResults, CellResult, Series, Setting, SettingVerdict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HATCHES = {PLAIN: "///", TRANSFORMERS: "xxx"}  # of the baselines; what is compared with them has none
 FILLS = {PLAIN: ("none", DIM), TRANSFORMERS: ("none", DIM), ASSISTED: (FAINT, DIM)}  # of what is not our speculation
+BAR_HEIGHT = 0.52  # of 1, the distance of two bars
 
 
-def speeds(results: Results) -> Section:
+def speeds(results: BenchResults) -> Section:
     """A picture for each setting."""
     plots, left_out = [], []
     verdicts = {verdict.setting: verdict for verdict in results.verdicts}
     for setting, cells in results.by_setting().items():
-        shown = fastest_of_each(cells)
-        if shown:
+        if shown := fastest_of_each(cells):
             plots.append(_plot(setting, shown, verdicts.get(setting)))
         else:
             left_out.append(f"No tokens a second ({setting.words}): no cell has a speed.")
@@ -36,23 +35,22 @@ def speeds(results: Results) -> Section:
     return Section("Tokens a second", about, tuple(plots), tuple(left_out))
 
 
-def fastest_of_each(cells: Sequence[Cell]) -> list[Cell]:
+def fastest_of_each(cells: Sequence[CellResult]) -> list[CellResult]:
     """Of every series the cell with the highest median, the fastest first. Cells without a speed are left out."""
-    best: dict[Series, Cell] = {}
-    for cell in cells:
-        known = best.get(cell.series)
-        if cell.speed and (known is None or known.speed is None or cell.speed.median > known.speed.median):
-            best[cell.series] = cell
-    return sorted(best.values(), key=_median, reverse=True)
+    ordered = sorted((cell for cell in cells if cell.speed), key=_median, reverse=True)
+    best: dict[Series, CellResult] = {}
+    for cell in ordered:
+        best.setdefault(cell.series, cell)
+    return list(best.values())
 
 
-def _median(cell: Cell) -> float:
+def _median(cell: CellResult) -> float:
     return cell.speed.median if cell.speed else 0.0
 
 
-def _plot(setting: Setting, cells: list[Cell], verdict: Verdict | None) -> Plot:
+def _plot(setting: Setting, cells: list[CellResult], verdict: SettingVerdict | None) -> Plot:
     rows = tuple(
-        (c.name, spread(c.speed), spread(c.over_plain), spread(c.over_transformers), _standing(c, verdict) or "")
+        (c.name, spread(c.speed), spread(c.over_plain), spread(c.over_transformers), _standing(c, verdict))
         for c in cells
     )
     head = ("method", "tokens/s (quartiles)", "times plain", "times transformers", "")
@@ -60,14 +58,14 @@ def _plot(setting: Setting, cells: list[Cell], verdict: Verdict | None) -> Plot:
     says = f"{first.name} is at the top with {number(_median(first))} tokens/s"
     says += "".join(f"; {c.name} has {number(_median(c))}" for c in cells[1:] if c.is_baseline)
 
-    def draw(look: Look) -> Figure:
-        return _draw(cells, verdict, look)
+    def draw(figure: Figure) -> None:
+        _draw(figure, cells, verdict)
 
-    title = f"Tokens a second: {setting.words}"
-    return Plot(f"speed-{setting.file_name}", title, f"{says}.", Table(head, rows), draw)
+    title, height = f"Tokens a second: {setting.words}", 0.9 + 0.34 * len(cells)
+    return Plot(f"speed-{setting.file_name}", title, f"{says}.", Table(head, rows), height, draw)
 
 
-def _standing(cell: Cell, verdict: Verdict | None) -> str:
+def _standing(cell: CellResult, verdict: SettingVerdict | None) -> str:
     if verdict is None:
         return ""
     if cell.id == verdict.winner:
@@ -75,8 +73,7 @@ def _standing(cell: Cell, verdict: Verdict | None) -> str:
     return "within noise" if cell.id in verdict.within_noise else ""
 
 
-def _draw(cells: list[Cell], verdict: Verdict | None, look: Look) -> Figure:
-    figure = look.figure(height_of_bars(len(cells), look))
+def _draw(figure: Figure, cells: list[CellResult], verdict: SettingVerdict | None) -> None:
     axes = figure.add_subplot()
     widest = max(c.speed.high for c in cells if c.speed)
     for i, cell in enumerate(cells):
@@ -88,20 +85,23 @@ def _draw(cells: list[Cell], verdict: Verdict | None, look: Look) -> Figure:
         quartiles = [[median - low], [high - median]]
         axes.errorbar(median, i, xerr=quartiles, color=INK, capsize=3, elinewidth=1.2, label="_quartiles")
     for cell in (c for c in cells if c.is_baseline):
-        half = BAR_HEIGHT / 2 if look.narrow else 0.5  # between the bars there are names, where it is narrow
-        above, below = ([i + sign * half for i in range(len(cells))] for sign in (-1, 1))
+        above, below = ([i + side for i in range(len(cells))] for side in (-0.5, 0.5))
         at = [_median(cell)] * len(cells)
         axes.vlines(at, above, below, color=DIM, linewidth=1, linestyle=DASHES, zorder=3, label="_baseline")
-    label_bars(axes, [c.name for c in cells], [_words(c, verdict, look) for c in cells], look)
+    axes.set_ylim(len(cells) - 0.5, -0.5)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_yticks(range(len(cells)), [c.name for c in cells])
+    across = axes.get_yaxis_transform()  # x in parts of the width, y as the bars have it
+    for i, cell in enumerate(cells):
+        axes.text(1.01, i, _words(cell, verdict), transform=across, va="center")
     axes.set_xlim(0, widest * 1.02)
     axes.set_xlabel("tokens/s")
-    return figure
 
 
-def _words(cell: Cell, verdict: Verdict | None, look: Look) -> str:
+def _words(cell: CellResult, verdict: SettingVerdict | None) -> str:
     """The number beside a bar."""
     words = number(_median(cell))
     if cell.over_plain and cell.series.method != PLAIN:
         words += f" ({number(cell.over_plain.median)}×)"
-    standing = "" if look.narrow else _standing(cell, verdict)
-    return f"{words} {standing}".rstrip()
+    return f"{words} {_standing(cell, verdict)}".rstrip()

@@ -16,11 +16,11 @@ from ...decoder import SpeculativeDecoder
 from ...drafters.protocol import Drafter
 from ..compare import environment
 from ..contenders import Prompt
-from ..progress import Tell, Work, silent
+from ..work_counter import Tell, Work, silent
 from .chi_square import check_scipy
 from .distributions import DistributionCheck, DistributionResult, DistributionTest
-from .settings import Cell, VerifySettings, cells
-from .texts import TextCheck, TextResult
+from .text_check import TextCheck, TextResult
+from .verify_settings import Cell, VerifySettings, cells
 
 TEXTS = ("greedy", "coupled")  # the checks that compare texts
 

@@ -17,8 +17,8 @@ from ...decoder import SpeculativeDecoder
 from ...stats import Stats
 from ..contenders import Prompt
 from .chi_square import ChiSquare, chi_square
-from .settings import SAMPLED_AT_ONCE, Cell, VerifySettings
-from .texts import trouble
+from .text_check import trouble
+from .verify_settings import SAMPLED_AT_ONCE, Cell, VerifySettings
 
 RANKS = 32  # intervals of the test of ranks; fewer where there are few texts
 PREFIXES = 8  # after how many of the most frequent beginnings the next token is tested

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from .settings import ServerSettings
+from .server_settings import ServerSettings
 
 
 def bind(settings: ServerSettings) -> socket.socket:

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from . import completions, operations, page, predict
 from .errors import ApiError, ErrorBody
 from .guards import Guards
-from .protocol import refusal
+from .request_bodies import refusal
 from .request_log import Failures, RequestLog
 from .service import Service
 

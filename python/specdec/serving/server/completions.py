@@ -9,14 +9,13 @@ from starlette.responses import JSONResponse, Response
 
 from ...detokenize import continuation
 from ...result import TokenLogProb
+from .answer import Answer, Form
+from .decoded_text import DecodedText, Piece, Token, spelled
 from .events import EventStream
-from .generation import Form, Generation
-from .log_probs import TokenNames
 from .plan import Plan, plan_chat, plan_completion
-from .protocol import ChatRequest, CompletionRequest
-from .protocol import Generation as Body
+from .request_bodies import ChatRequest, CompletionRequest, GenerationBody
 from .service import Service
-from .texts import Piece, Text, Token, spelled
+from .token_names import TokenNames
 
 router = APIRouter(prefix="/v1")
 
@@ -40,19 +39,19 @@ def owner_of(request: Request) -> Any:
     return getattr(request.state, "owner", None)
 
 
-async def respond(request: Request, service: Service, body: Body, plan: Plan, form: Form) -> Response:
+async def respond(request: Request, service: Service, body: GenerationBody, plan: Plan, form: Form) -> Response:
     """Decodes what was planned. Where the client leaves, this is cancelled, and so are the texts."""
-    generation = Generation(service, body, plan, form)
-    await generation.begin()
+    answer = Answer(service, body, plan, form)
+    await answer.begin()
 
     async def close() -> None:
-        await generation.close()
-        request.state.log.update(generation.logged)
+        await answer.close()
+        request.state.log.update(answer.logged)
 
     if body.stream:
-        return EventStream(generation.stream, close)
+        return EventStream(answer.stream, close)
     try:
-        return JSONResponse(await generation.whole())
+        return JSONResponse(await answer.whole())
     finally:
         await close()
 
@@ -63,7 +62,7 @@ class CompletionForm:
     def __init__(self, service: Service, body: CompletionRequest, plan: Plan):
         self._names, self._tokenizer, self._body, self._plan = service.names, service.tokenizer, body, plan
 
-    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
+    def choice(self, index: int, text: DecodedText, whole: Piece) -> dict[str, Any]:
         tokens, echo = whole.tokens, ""
         if self._body.echo:
             echo = self._echo(index)
@@ -101,7 +100,7 @@ class ChatForm:
     def __init__(self, names: TokenNames, body: ChatRequest):
         self._names, self._body = names, body
 
-    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
+    def choice(self, index: int, text: DecodedText, whole: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": whole.text, "refusal": None}
         choice = {"index": index, "message": message, "logprobs": self._log_probs(whole.tokens)}
         if (top := self._body.prompt_logprobs) is not None:
@@ -121,7 +120,7 @@ class ChatForm:
         return self._names.chat(tokens) if self._body.logprobs else None
 
 
-def _prompt_scores(text: Text, top: int | None) -> list[TokenLogProb | None]:
+def _prompt_scores(text: DecodedText, top: int | None) -> list[TokenLogProb | None]:
     """Of each token of its prompt, with the ``top`` most likely tokens; None for each: not asked for."""
     assert text.ended is not None
     if top is None or text.ended.prompt_log_probs is None:

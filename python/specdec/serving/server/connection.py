@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from .errors import ApiError
 from .events import PIECE
-from .settings import ServerSettings
+from .server_settings import ServerSettings
 
 SEND_BUFFER = 131_072  # bytes that the system holds of a response
 log = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from .errors import ApiError
@@ -23,15 +24,22 @@ def check_json(body: bytes) -> None:
         value = json.loads(
             body.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_integer
         )
+        json.dumps(value, ensure_ascii=False).encode()
     except ApiError:
         raise
     except UnicodeDecodeError:
         raise _refused("its encoding is not UTF-8") from None
+    except UnicodeEncodeError:
+        raise _refused("a string has half of a surrogate pair") from None
     except json.JSONDecodeError as error:
         raise _refused(f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise _too_deep() from None
-    _check_values(value)
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for each in level for inner in _inside(each)]
+    if level:
+        raise _too_deep()
 
 
 def _refused(what: str) -> ApiError:
@@ -66,25 +74,5 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _check_values(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner += [*each.keys(), *each.values()]
-            elif isinstance(each, list):
-                inner += each
-            elif isinstance(each, str) and not _is_unicode(each):
-                raise _refused("a string has half of a surrogate pair")
-        level = inner
-    if level:
-        raise _too_deep()
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

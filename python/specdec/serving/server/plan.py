@@ -14,7 +14,7 @@ from ...chat_template import chat_text, chat_tokens
 from ...loop.sequence import Request
 from .errors import ApiError
 from .lanes import Lane
-from .protocol import MAX_CHOICES, ChatRequest, CompletionRequest, Generation, joined
+from .request_bodies import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationBody, joined
 from .service import Service
 from .stop_cut import StopCut, TextStop
 
@@ -32,6 +32,23 @@ _FIELDS = {
 class Prompt(NamedTuple):
     tokens: list[int]
     text: str | None  # as it was given; None: as ids
+
+
+class EndpointRequest(NamedTuple):
+    """What the two endpoints say each in its own way.
+
+    Attributes:
+        field: the name of the prompts' field.
+        max_tokens: None: ``default_tokens``, or as many as fit, if these are fewer or None.
+        top, prompt_top: how many likely tokens to tell of each token of the text and of the prompt; None: nothing.
+    """
+
+    prompts: list[Prompt]
+    field: str
+    max_tokens: int | None
+    default_tokens: int | None
+    top: int | None
+    prompt_top: int | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,8 @@ async def plan_completion(service: Service, body: CompletionRequest, owner: Hash
     scored = top if body.echo else None
     if body.prompt_logprobs is not None:
         scored = max(scored or 0, body.prompt_logprobs)
-    return await _plan(service, body, prompts, "prompt", body.max_tokens, _COMPLETION_TOKENS, top, scored, owner)
+    asked = EndpointRequest(prompts, "prompt", body.max_tokens, _COMPLETION_TOKENS, top, scored)
+    return await _plan(service, body, asked, owner)
 
 
 async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Plan:
@@ -105,10 +123,11 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
         raise ApiError.invalid(error) from error
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
-    return await _plan(service, body, [Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs, owner)
+    asked = EndpointRequest([Prompt(tokens, None)], "messages", most, None, top, body.prompt_logprobs)
+    return await _plan(service, body, asked, owner)
 
 
-def _check(service: Service, body: Generation) -> None:
+def _check(service: Service, body: GenerationBody) -> None:
     if body.model != service.name:
         message = f"The model {body.model[:60]!r} does not exist here; {service.name!r} does."
         raise ApiError(404, message, "model", "model_not_found")
@@ -146,23 +165,8 @@ async def _tokens(
     return [next(ids) if isinstance(each, str) else each for each in given]
 
 
-async def _plan(
-    service: Service,
-    body: Generation,
-    prompts: Sequence[Prompt],
-    field: str,
-    max_tokens: int | None,
-    default_tokens: int | None,
-    top: int | None,
-    prompt_top: int | None,
-    owner: Hashable,
-) -> Plan:
-    """The rest of the plan, which is the same for both endpoints.
-
-    Args:
-        max_tokens: as asked for; None: ``default_tokens``, or as many as fit, if these are fewer or None.
-        top, prompt_top: how many likely tokens to tell of each token of the text and of the prompt; None: nothing.
-    """
+async def _plan(service: Service, body: GenerationBody, asked: EndpointRequest, owner: Hashable) -> Plan:
+    """The rest of the plan, which is the same for both endpoints."""
     lane = await service.lanes.get(body.drafter, body.rule)
     params = _params(body)
     prediction = None
@@ -175,10 +179,10 @@ async def _plan(
     bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
     copies = body.n or 1
     # The copies of a prompt have the seeds that they have if it is the only one. Seeds that are drawn are not shared.
-    seeds = [body.seed if body.seed is not None else secrets.randbelow(2**53) for _ in prompts]
+    seeds = [body.seed if body.seed is not None else secrets.randbelow(2**53) for _ in asked.prompts]
     requests, cuts = [], []
-    for prompt, seed in zip(prompts, seeds, strict=True):
-        new = _new_tokens(lane, len(prompt.tokens), max_tokens, default_tokens, field)
+    for prompt, seed in zip(asked.prompts, seeds, strict=True):
+        new = _new_tokens(lane, len(prompt.tokens), asked)
         if (body.min_tokens or 0) > new:
             raise _refused("min_tokens", f"got {body.min_tokens}, allowed: 0 to {new}, the most tokens of this text")
         for copy in range(copies):
@@ -194,18 +198,18 @@ async def _plan(
                     bias,
                     service.tail,
                     body.min_tokens or 0,
-                    top_log_probs=top,
-                    prompt_log_probs=prompt_top,
+                    top_log_probs=asked.top,
+                    prompt_log_probs=asked.prompt_top,
                     num_drafts=body.num_drafts,
                     prediction=prediction,
                     owner=owner,
                     report_drafts=body.specdec is not None and body.specdec.steps is True,
                 )
             )
-    return Plan(lane, list(prompts), requests, cuts, field)
+    return Plan(lane, asked.prompts, requests, cuts, asked.field)
 
 
-def _params(body: Generation) -> SamplingParams:
+def _params(body: GenerationBody) -> SamplingParams:
     try:
         return SamplingParams(
             temperature=1.0 if body.temperature is None else body.temperature,
@@ -220,16 +224,16 @@ def _params(body: Generation) -> SamplingParams:
         raise ApiError.invalid(error) from error
 
 
-def _new_tokens(lane: Lane, prompt: int, asked: int | None, default: int | None, field: str) -> int:
+def _new_tokens(lane: Lane, prompt: int, asked: EndpointRequest) -> int:
     """How many tokens the text may have. Raises ApiError if they do not fit."""
-    room = lane.max_length - prompt
-    new = min(default or room, room) if asked is None else asked
-    if new > room or asked is None and room < 1:
+    room, most = lane.max_length - prompt, asked.max_tokens
+    new = min(asked.default_tokens or room, room) if most is None else most
+    if new > room or most is None and room < 1:
         message = (
             f"This model's maximum context length is {lane.max_length} tokens. However, you requested "
             f"{prompt + max(new, 1)} tokens ({prompt} in the prompt; {max(new, 1)} for the completion)."
         )
-        raise ApiError(400, message, field, "context_length_exceeded")
+        raise ApiError(400, message, asked.field, "context_length_exceeded")
     return new
 
 

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from .completions import owner_of
+from .decoded_text import DecodedText
 from .errors import ApiError
 from .plan import plan_completion
-from .protocol import CompletionRequest
+from .request_bodies import CompletionRequest
 from .service import Service
-from .texts import Text
 
 router = APIRouter()
 
@@ -22,7 +22,7 @@ router = APIRouter()
 FIXED: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "top_k": 10, "top_p": 0.9}
 
 
-class Prediction(BaseModel):
+class PredictBody(BaseModel):
     """The body. There it is the only field that is read; here others are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -31,14 +31,14 @@ class Prediction(BaseModel):
 
 
 @router.post("/predict")
-async def predict(request: Request, body: Prediction) -> str:
+async def predict(request: Request, body: PredictBody) -> str:
     """Returns a JSON string: the prompt and up to 40 tokens after it, sampled at temperature 1 with top-k 10 and top-p
     0.9. Each request has a seed of its own. Unlike there, the text ends where the model ends it."""
     service: Service = request.app.state.service
     asked = CompletionRequest(model=service.name, prompt=body.prompt, **FIXED)
     plan = await plan_completion(service, asked, owner_of(request))
     try:
-        text = await Text.begin(service.detokenizer, plan.lane, plan.requests[0], service.metrics)
+        text = await DecodedText.begin(service.detokenizer, plan.lane, plan.requests[0], service.metrics)
     except ApiError as error:
         raise plan.renamed(error) from error
     try:

@@ -17,9 +17,9 @@ from specdec_kernels import __version__
 from ...detokenize import Detokenizer
 from ...stopping import TokenBytes
 from .lanes import Lanes
-from .log_probs import TokenNames
 from .metrics import Metrics
-from .settings import ServerSettings
+from .server_settings import ServerSettings
+from .token_names import TokenNames
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -74,7 +74,7 @@ def _fallbacks(string: str) -> list[int]:
 
 class TextStop:
     """Ends one sequence with the token that completes a stop string in the text after its prompt. It reads the text as
-    ``Text`` does, so that both always find the same.
+    ``DecodedText`` does, so that both always find the same.
 
     Args:
         detokenizer: of the target.

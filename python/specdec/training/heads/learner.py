@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,45 @@ from ...checks import refuse
 from ...drafters.heads.interface import Head
 from ...drafters.heads.vocabulary import target_embedding, target_head
 from ...models.cached_model import CachedModel
-from .lesson import Lesson
+from ..losses import Wanted, loss_of
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A batch of texts, and what the target thought of them. Nothing here has a gradient.
+
+    Attributes:
+        tokens: [B, L] int64.
+        states: [B, L, n * h] float32: the hidden states that the head reads, those of one token side by side.
+        logits: [B, L, V] float32: row t is about token t + 1.
+    """
+
+    tokens: torch.Tensor
+    states: torch.Tensor
+    logits: torch.Tensor
+
+
+def loss_between(weights: Mapping[str, float], ours: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Returns the mean over all rows of ``losses.loss_of``, whose names ``weights`` has, without ``data``.
+
+    Args:
+        ours, wanted: logits [..., n], of the head and of the target for the same tokens.
+    """
+    nothing = torch.empty(0, dtype=torch.int64, device=ours.device)
+    return loss_of(weights, ours.flatten(0, -2), Wanted.of(wanted), nothing)
+
+
+def agreement(ours: torch.Tensor, wanted: torch.Tensor, d2t: torch.Tensor | None = None) -> float:
+    """Returns how often both have the same most likely token.
+
+    Args:
+        ours: logits [..., columns].
+        wanted: logits [..., V].
+        d2t: [columns] int64, the tokens of our columns; None: they are the same.
+    """
+    best = ours.argmax(-1) if d2t is None else d2t[ours.argmax(-1)]
+    return (best == wanted.argmax(-1)).float().mean().item()
+
 
 Files = tuple[dict[str, Any], dict[str, torch.Tensor]]  # config.json, and tensors on any device
 DECAY = 0.8  # the weight of a depth's loss, of the one before: a later draft is only tested after it
@@ -137,3 +176,32 @@ def speculators_config(
             "verifier": {"name_or_path": name, "architectures": [type(target.model).__name__]},
         },
     }
+
+
+class GrowingCache:
+    """Stands where a :class:`~specdec.models.kv_cache.StaticKVCache` does when a head drafts. Each layer's new keys and
+    values come after those before, whatever their slots, and all of them are visible: the mask says what counts."""
+
+    def __init__(self, layers: int):
+        self.layers = [_GrowingLayer() for _ in range(layers)]
+
+    def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0) -> None:
+        pass
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *others: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As transformers' layers call it."""
+        return self.layers[layer].update(keys, values)
+
+
+class _GrowingLayer:
+    def __init__(self) -> None:
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes keys and values [B, H_kv, q, D], and returns all so far."""
+        self._keys.append(keys)
+        self._values.append(values)
+        return torch.cat(self._keys, 2), torch.cat(self._values, 2)

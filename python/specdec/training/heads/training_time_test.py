@@ -9,11 +9,9 @@ from typing import Any
 import torch
 
 from ...drafters.heads.in_turn import DraftsInTurn
-from ...drafters.heads.interface import Rows
+from ...drafters.heads.interface import HeadInput
 from ...models.cached_model import Layout
-from .growing import Growing
-from .learner import DECAY
-from .lesson import Lesson, agreement, loss_between
+from .learner import DECAY, GrowingCache, Lesson, agreement, loss_between
 
 
 def learn_in_turn(
@@ -30,13 +28,13 @@ def learn_in_turn(
     features = head.combine(lesson.states)[:, :rows]
     causal = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
     itself = torch.eye(rows, dtype=torch.bool, device=device)
-    cache: Any = Growing(head.num_layers)
+    cache: Any = GrowingCache(head.num_layers)
     total, hits = features.new_zeros(()), []
     for i in range(depth):
         places = (torch.arange(rows, device=device) + i).expand(size, -1)
         mask = torch.cat([causal] + [itself] * i, 1)[None, None]
         tokens = lesson.tokens[:, 1 + i : 1 + i + rows]
-        out = head.run(Rows(features, tokens, Layout(places, places, mask.shape[-1], mask)), cache)
+        out = head.run(HeadInput(features, tokens, Layout(places, places, mask.shape[-1], mask)), cache)
         ours, wanted = head.logits(out), lesson.logits[:, 1 + i : 1 + i + rows]
         total = total + DECAY**i * loss_between(weights, ours, wanted if head.d2t is None else wanted[..., head.d2t])
         hits.append(agreement(ours, wanted, head.d2t))

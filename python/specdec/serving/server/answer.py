@@ -9,12 +9,12 @@ import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from .decoded_text import DecodedText, Piece
 from .errors import ApiError
 from .events import Write
 from .plan import Plan
-from .protocol import Generation as Body
+from .request_bodies import GenerationBody
 from .service import Service
-from .texts import Piece, Text
 from .usage import speculative_metrics, stats, usage
 
 
@@ -25,7 +25,7 @@ class Form(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, index: int, text: Text, whole: Piece) -> dict[str, Any]:
+    def choice(self, index: int, text: DecodedText, whole: Piece) -> dict[str, Any]:
         """A choice of a response, without ``finish_reason``.
 
         Args:
@@ -42,16 +42,16 @@ class Form(Protocol):
         """The choice of a text's last chunk, without ``finish_reason``."""
 
 
-class Generation:
+class Answer:
     """The texts of one request. ``close`` must be called in the end, whatever happens.
 
     Args:
         form: of the endpoint.
     """
 
-    def __init__(self, service: Service, body: Body, plan: Plan, form: Form):
+    def __init__(self, service: Service, body: GenerationBody, plan: Plan, form: Form):
         self._service, self._body, self._plan, self._form = service, body, plan, form
-        self._texts: list[Text] = []
+        self._texts: list[DecodedText] = []
         self._begin = time.perf_counter()
         self._head = {
             "id": form.prefix + uuid.uuid4().hex,
@@ -66,7 +66,7 @@ class Generation:
         service, plan = self._service, self._plan
         try:
             for request, cut in zip(plan.requests, plan.cuts, strict=True):
-                begun = await Text.begin(service.detokenizer, plan.lane, request, service.metrics, cut)
+                begun = await DecodedText.begin(service.detokenizer, plan.lane, request, service.metrics, cut)
                 self._texts.append(begun)
         except BaseException as error:
             await self.close()
@@ -122,7 +122,7 @@ class Generation:
             last = f"data: {json.dumps(error.body)}\n\n"
         await write(f"{last}data: [DONE]\n\n")
 
-    async def _choice(self, index: int, text: Text) -> dict[str, Any]:
+    async def _choice(self, index: int, text: DecodedText) -> dict[str, Any]:
         pieces = [piece async for piece in text.pieces()]
         text.check()
         whole = Piece(
@@ -133,7 +133,7 @@ class Generation:
         choice = self._form.choice(index, text, whole)
         return {**choice, "finish_reason": text.finish_reason, "specdec": {**self._steps(whole), **self._told(text)}}
 
-    async def _follow(self, index: int, text: Text, chunk: Callable[..., str], write: Write) -> None:
+    async def _follow(self, index: int, text: DecodedText, chunk: Callable[..., str], write: Write) -> None:
         for opening in self._form.openings(index):
             await write(chunk({**opening, "finish_reason": None}))
         last = ""
@@ -167,7 +167,7 @@ class Generation:
             steps.append({"drafts": drafts, "tokens": tokens})
         return {"steps": steps}
 
-    def _told(self, text: Text) -> dict[str, Any]:
+    def _told(self, text: DecodedText) -> dict[str, Any]:
         """What we tell of a text that has ended, beside OpenAI's fields. With its seed the same request gives the same
         text."""
         assert text.ended is not None

@@ -12,9 +12,8 @@ from ...drafters.heads.mtp import Mtp, MtpLayer
 from ...drafters.heads.mtp_files import DEEPSEEK, new_mtp
 from ...models.cached_model import CachedModel
 from ...models.layers import layers_path
-from .in_turn import learn_in_turn
-from .learner import Files, Learner, small
-from .lesson import Lesson
+from .learner import Files, Learner, Lesson, small
+from .training_time_test import learn_in_turn
 
 
 class MtpLearner(Learner):

@@ -9,8 +9,7 @@ from torch import nn
 
 from ...drafters.heads.medusa import Medusa
 from ...models.cached_model import CachedModel
-from .learner import DECAY, Files, Learner, output_rows
-from .lesson import Lesson, agreement, loss_between
+from .learner import DECAY, Files, Learner, Lesson, agreement, loss_between, output_rows
 
 
 class MedusaLearner(Learner):

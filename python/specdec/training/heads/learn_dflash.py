@@ -7,13 +7,23 @@ from typing import Any
 
 import torch
 
-from ...drafters.heads.blocks import Shape
+from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.dflash import DFlash
-from ...drafters.heads.interface import Rows
+from ...drafters.heads.interface import HeadInput
 from ...models.cached_model import CachedModel, Layout
-from .growing import Growing
-from .learner import DECAY, Files, Learner, layer_sizes, output_ids, small, speculators_config
-from .lesson import Lesson, agreement, loss_between
+from .learner import (
+    DECAY,
+    Files,
+    GrowingCache,
+    Learner,
+    Lesson,
+    agreement,
+    layer_sizes,
+    loss_between,
+    output_ids,
+    small,
+    speculators_config,
+)
 
 ANCHORS = 48  # of a text in a lesson, at most: the places at which a block begins
 
@@ -41,11 +51,8 @@ class DflashLearner(Learner):
         self._outputs = output_ids(states)
         self.sizes = layer_sizes(target.config, layers, "qwen3")
         shape = Shape.read(self.sizes, {"layers.0.self_attn.q_norm.weight"})
-        hidden, vocab_size = target.config.hidden_size, target.vocab_size
-        self.dflash = DFlash(
-            shape, (*states,), hidden, vocab_size, layers, depth + 1, mask_token, False, False, None, False,
-            target.device,
-        )  # fmt: skip
+        parts = Parts(shape, (*states,), target.config.hidden_size, target.vocab_size, layers, target.device)
+        self.dflash = DFlash(parts, depth + 1, mask_token)
         super().__init__(self.dflash, target, loss)
         small(self.dflash)
 
@@ -64,9 +71,9 @@ class DflashLearner(Learner):
         sees_context = before < anchors.repeat_interleave(block, 1)[..., None]  # [B, A * block, L]
         sees_block = (number[:, None] == number).expand(size, -1, -1)
         mask = torch.cat([sees_context, sees_block], -1)[:, None]
-        cache: Any = Growing(head.num_layers)
+        cache: Any = GrowingCache(head.num_layers)
         layout = Layout(before.expand(size, -1), before.expand(size, -1), length, None)
-        known = head.context(Rows(head.combine(lesson.states), lesson.tokens, layout), cache)
+        known = head.context(HeadInput(head.combine(lesson.states), lesson.tokens, layout), cache)
         out = head.fill_in(tokens.flatten(1), places.flatten(1), known, mask)
         ours = head.logits(head.norm(out).unflatten(1, (count, block))[:, :, 1:])
         text = torch.arange(size, device=device)[:, None]

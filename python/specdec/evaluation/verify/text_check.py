@@ -17,7 +17,7 @@ from ...stats import Stats
 from ..contenders import CompareSettings, Prompt, TransformersMethod
 from ..near_ties import Difference, Judge, Noise
 from .race_noise import RaceNoise
-from .settings import Cell, VerifySettings
+from .verify_settings import Cell, VerifySettings
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TextResult:
 
 class TextCheck:
     """Compares with transformers' ``generate``, which decodes one prompt at a time, token by token. Run cells in the
-    order of :func:`~specdec.evaluation.verify.settings.cells`, those without a drafter first.
+    order of :func:`~specdec.evaluation.verify.verify_settings.cells`, those without a drafter first.
 
     A text of rule ``coupled`` has the largest logits / T + noise at each position, the Gumbel form of its race. So
     transformers decodes these texts greedily as well, with a processor that adds the noise of docs/numerics.md.

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...drafters.heads.blocks import Shape
+from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.eagle3 import Eagle3, Eagle3Flags
 from ...models.cached_model import CachedModel
-from .in_turn import learn_in_turn
-from .learner import Files, Learner, layer_sizes, output_ids, output_rows, small, speculators_config
-from .lesson import Lesson
+from .learner import Files, Learner, Lesson, layer_sizes, output_ids, output_rows, small, speculators_config
+from .training_time_test import learn_in_turn
 
 
 class Eagle3Learner(Learner):
@@ -35,11 +34,9 @@ class Eagle3Learner(Learner):
         self._outputs, self.depth = output_ids(states), depth
         self.sizes = layer_sizes(target.config, 1, "llama")
         tokens = torch.arange(target.vocab_size) if kept is None else kept
-        hidden, device = target.config.hidden_size, target.device
-        shape, columns = Shape.read(self.sizes, ()), len(tokens)
-        self.eagle = Eagle3(
-            shape, Eagle3Flags(), (*states,), hidden, target.vocab_size, 1, columns, False, device
-        )  # fmt: skip
+        shape, device = Shape.read(self.sizes, ()), target.device
+        parts = Parts(shape, (*states,), target.config.hidden_size, target.vocab_size, 1, device, len(tokens))
+        self.eagle = Eagle3(parts, Eagle3Flags())
         super().__init__(self.eagle, target, loss)
         small(self.eagle)
         assert self.eagle.lm_head is not None

@@ -87,7 +87,7 @@ class Message(Strict):
     tool_calls: Annotated[Any, _only([])] = None
 
 
-class Prediction(Strict):
+class PredictedOutput(Strict):
     """OpenAI's Predicted Outputs: the text that the answer will probably have, at least in parts."""
 
     type: Literal["content"]
@@ -122,7 +122,7 @@ Ids = Annotated[
 ]  # or a long list of what is none would cost a second, for all its errors
 
 
-class Generation(Strict):
+class GenerationBody(Strict):
     """What both endpoints take."""
 
     model: str
@@ -137,7 +137,7 @@ class Generation(Strict):
     logit_bias: Bias | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    prediction: Prediction | None = None
+    prediction: PredictedOutput | None = None
     user: str | None = None  # a label for the sender's own use
 
     # vLLM's extensions
@@ -169,7 +169,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(GenerationBody):
     prompt: Prompt | None
     best_of: int | None = None
     echo: bool | None = None
@@ -178,7 +178,7 @@ class CompletionRequest(Generation):
     add_special_tokens: bool | None = None
 
 
-class ChatRequest(Generation):
+class ChatRequest(GenerationBody):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -84,3 +87,29 @@ def load_head(
         for line in drafter.report.troubles(source.ids):
             warnings.warn(f"{str(path)!r}: {line}", RuntimeWarning, 2)
     return drafter
+
+
+KINDS = ("medusa", "eagle3", "dflash")
+SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+
+
+def load_embedded_head(kind: str, target: PreTrainedModel) -> HeadDrafter:
+    """Loads a head that comes with the package (``embedded/README.md`` says how it was made).
+
+    Unlike :func:`load_head` it runs no self-check, which would take longer than loading: ``report`` is None.
+
+    Args:
+        kind: "medusa" (three heads: K is at most 3), "eagle3" or "dflash" (blocks of 8: K is at most 7).
+        target: that of :func:`~specdec.load_embedded_pair`, of any dtype, on any device.
+
+    Raises:
+        ValueError: names the argument, what was given and what is allowed. It cannot tell another target with the same
+            sizes, whose texts would be right and the drafts hardly ever accepted.
+    """
+    if kind not in KINDS:
+        refuse("kind", repr(kind), ", ".join(map(repr, KINDS)))
+    folder = Path(str(resources.files("specdec") / "embedded"))
+    own, config = json.loads((folder / "target" / "config.json").read_text()), target.config
+    if any(getattr(config, size, None) != own[size] for size in SIZES):
+        refuse("target", f"a model of type {config.model_type!r} with other sizes", "that of load_embedded_pair()")
+    return load_head(folder / "heads" / kind, target, check=False)

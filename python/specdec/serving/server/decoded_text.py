@@ -43,7 +43,7 @@ class Token(NamedTuple):
     scores: TokenLogProb | None  # None: not asked for
 
 
-class Step(NamedTuple):
+class TextStep(NamedTuple):
     """A step, of which all text is final."""
 
     drafts: list[int] | None  # what it drafted for this text; None: not asked for, or a tree
@@ -56,10 +56,10 @@ class Piece(NamedTuple):
 
     text: str
     tokens: list[Token]
-    steps: list[Step]
+    steps: list[TextStep]
 
 
-class Text:
+class DecodedText:
     """The continuation of one prompt, as it is decoded in a lane.
 
     Of the token in which a stop string begins, only the text before it counts; later tokens appear nowhere, but were
@@ -85,7 +85,7 @@ class Text:
         self._cut = StopCut(()) if cut is None else cut
         self._length = self._final = 0  # characters that tokens added so far, and those of them that are final
         self._tokens: list[Token] = []  # those that are not final, and so the next two
-        self._steps: list[Step] = []
+        self._steps: list[TextStep] = []
 
     @classmethod
     async def begin(
@@ -95,7 +95,7 @@ class Text:
         request: Request,
         metrics: Metrics,
         cut: StopCut | None = None,
-    ) -> Text:
+    ) -> DecodedText:
         """Submits a request.
 
         Args:
@@ -169,7 +169,7 @@ class Text:
             self._length += len(added)
             text += self._cut.push(added)
         self._tokens += tokens
-        self._steps.append(Step(output.drafts, tokens))
+        self._steps.append(TextStep(output.drafts, tokens))
         return text
 
     def _finish(self, text: str) -> Piece:
@@ -179,14 +179,16 @@ class Text:
         text += rest
         if not self._cut.found:
             return Piece(text, self._tokens, self._steps)
-        steps = [Step(step.drafts, [*map(self._shortened, filter(self._begins, step.tokens))]) for step in self._steps]
+        steps = [
+            TextStep(step.drafts, [*map(self._shortened, filter(self._begins, step.tokens))]) for step in self._steps
+        ]
         return Piece(text, [*filter(self._begins, self._tokens)], [step for step in steps if step.tokens])
 
     def _begins(self, token: Token) -> bool:
         """Whether there is final text after its beginning."""
         return token.start < self._final
 
-    def _ends(self, step: Step) -> bool:
+    def _ends(self, step: TextStep) -> bool:
         last = step.tokens[-1]
         return self._begins(last) and last.start + len(last.text) <= self._final
 

@@ -10,7 +10,7 @@ import torch
 from ..checks import refuse
 from ..models.cached_model import CachedModel, OnLogits
 from ..models.features import FeatureStore
-from .heads.lesson import Lesson
+from .heads.learner import Lesson
 from .shards import Shards
 
 SHARD_BYTES = 256 << 20

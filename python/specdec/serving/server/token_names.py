@@ -8,7 +8,7 @@ from typing import Any
 
 from ...result import TokenLogProb
 from ...stopping import TokenBytes
-from .texts import Token
+from .decoded_text import Token
 
 LOWEST = -9999.0  # OpenAI's number for tokens that cannot occur; JSON has no -inf
 
