@@ -32,8 +32,8 @@ torch.set_num_threads(1)  # the tests run in several processes (pytest -n); what
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Triton's interpreter takes up to a second for a sequence: without a GPU, of every test's cases on it the first
     and then every twelfth run every day, the others nightly. Of those on fibers, it is every fourth: they run the
-    mathematics of the backend ``cpu``. None of those of test_trees*.py on the interpreter run every day: they have
-    hundreds of sequences, and test_trees_triton.py has few."""
+    mathematics of the backend ``cpu``. None on the interpreter run every day of test_trees*.py, which have hundreds
+    of sequences where test_trees_triton.py has few, and of test_invariance.py, whose cases are pairs of steps."""
     if torch.cuda.is_available():
         return
     seen: Counter = Counter()
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         trees = item.path.name.startswith("test_trees")
         of_trees = [params.get(name) for name in ("tree_backend", "fast") if trees]
         if "triton" in (params.get("backend"), params.get("fast_backend")):
-            backend, each = "triton", 12
+            backend, each = "triton", None if item.path.name == "test_invariance.py" else 12
         elif "triton" in of_trees:
             backend, each = "triton", None
         elif "cuda" in (params.get("backend"), params.get("fast_backend"), *of_trees):

@@ -98,7 +98,7 @@ def same(a: list, b: list) -> bool:
     return a[:2] == b[:2] and all(x[:2] == y[:2] and torch.equal(x[2], y[2]) for x, y in zip(a[2], b[2], strict=True))
 
 
-@pytest.mark.parametrize("kind", (*TYPES, *MORE))
+@pytest.mark.parametrize("kind", (*TYPES, *(pytest.param(kind, marks=pytest.mark.nightly) for kind in MORE)))
 def test_greedy_text_and_the_target_stay_as_they_are(kind):
     target, ragged = model_of(kind), prompts(4, 1, 20)
     before = fingerprint(target)
@@ -204,7 +204,9 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
 # ---- sampling ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", ({"rule": "block"}, {"logit_bias": {1: 1.0}}))
+@pytest.mark.parametrize(
+    "options", (pytest.param({"rule": "block"}, marks=pytest.mark.nightly), {"rule": "block", "logit_bias": {1: 1.0}})
+)
 def test_sampled_text_has_the_distribution_of_the_target(options):
     torch.manual_seed(1)
     config = LlamaConfig(

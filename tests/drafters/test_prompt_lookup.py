@@ -115,7 +115,7 @@ def test_device_is_that_of_the_step():
     assert start(PromptLookupDrafter(), [[1, 2]]).propose(step).tokens.device.type == "meta"
 
 
-@pytest.mark.parametrize("rule", ("token", "block"))
+@pytest.mark.parametrize("rule", (pytest.param("token", marks=pytest.mark.nightly), "block"))
 def test_sampled_text_has_the_distribution_of_the_target(rule):
     """All 125 texts of three of five tokens, 10,000 sequences: chi-square with 124 degrees of freedom, whose 99.99 %
     quantile is 190."""

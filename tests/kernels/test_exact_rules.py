@@ -77,7 +77,7 @@ def test_the_example_of_block_verification(probe):
         assert abs(expected_accepted(distribution) - expected) < EXACT
 
 
-@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+@pytest.mark.parametrize("num_drafts", [1, 2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_block_never_accepts_fewer(probe, num_drafts):
     """For random pairs of models, ``block`` follows the paper's closed form, and accepts never fewer drafts than
     ``token``, and sometimes more if there are at least two drafts. The pairs are the models after different texts; high

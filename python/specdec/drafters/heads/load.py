@@ -104,7 +104,14 @@ def load_embedded_head(kind: str, target: PreTrainedModel) -> HeadDrafter:
 
     Raises:
         ValueError: names the argument, what was given and what is allowed. It cannot tell another target with the same
-            sizes, whose texts would be right and the drafts hardly ever accepted.
+            sizes: its texts would be right, and its drafts rarely accepted.
+
+    Example:
+        >>> from specdec import SpeculativeDecoder, load_embedded_head, load_embedded_pair
+        >>> target, _, tokenizer = load_embedded_pair()
+        >>> decoder = SpeculativeDecoder(target, load_embedded_head("dflash", target), num_drafts=7)
+        >>> decoder.generate([tokenizer("import os").input_ids], max_new_tokens=16).stats.tau > 1
+        True
     """
     if kind not in KINDS:
         refuse("kind", repr(kind), ", ".join(map(repr, KINDS)))
