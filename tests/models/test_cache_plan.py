@@ -11,9 +11,9 @@ COST = {"target": 16384, "draft": 2048}
 EACH = 18432
 
 
-def plan(rows=8, max_length=None, cache_tokens=None, cache_bytes=None, positions=4096, free=None, step=1):
+def plan(rows=8, max_length=None, cache_tokens=None, cache_bytes=None, positions=4096, free=None, step=1, nodes=0):
     limits = {"target": positions, "draft": None if positions is None else positions + 1}
-    how = {"slot_bytes": COST, "positions": limits, "free_memory": lambda: free, "step": step}
+    how = {"slot_bytes": COST, "positions": limits, "free_memory": lambda: free, "step": step, "nodes": nodes}
     return plan_caches(rows, max_length, cache_tokens, cache_bytes, **how)
 
 
@@ -58,6 +58,7 @@ def test_what_is_not_given_is_as_large_as_it_can_be():
     assert plan().max_length == 4096  # the positions
     assert plan(cache_tokens=8 * 100).max_length == 99
     assert plan(cache_tokens=8 * 100 + 7).max_length == 99
+    assert plan(cache_tokens=8 * 100, nodes=6).max_length == 93
     assert plan(cache_bytes=8 * 100 * EACH + 1).max_length == 99
     assert plan(cache_tokens=8 * 200, cache_bytes=8 * 100 * EACH).max_length == 99  # the tighter one
     assert plan(cache_tokens=8 * 100, cache_bytes=8 * 200 * EACH).max_length == 99
