@@ -264,7 +264,7 @@ def results(decoding: Decoding, backend: str, draws: int, **more) -> Iterator[tu
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
-@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.nightly), *BIG_BACKENDS])
+@pytest.mark.parametrize("backend", ["reference", *BIG_BACKENDS])
 def test_whole_texts(backend, decoding):
     """The reference is slow, and its distributions are enumerated; what is tested here is its noise."""
     for name, result in results(decoding, backend, DRAWS // 50 if backend == "reference" else DRAWS // 4):
