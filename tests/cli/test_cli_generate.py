@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import warnings
 
 import pytest
 import torch
-from specdec import PromptLookupDrafter, SpeculativeDecoder, SuffixDrafter, load_model
+from specdec import PromptLookupDrafter, Sequence, SpeculativeDecoder, SuffixDrafter, load_model
 from specdec.cli import models
 from specdec.cli.drafters import NAMES, make_drafter
 from support.commands import PROMPT, invoke, refused, rows, run, save
@@ -221,3 +222,13 @@ def test_a_folder_of_a_head(pair, tmp_path):
     assert f"0.1.weight: got shape [7, {hidden}], allowed: [{vocabulary}, {hidden}]" in told and "--drafter" in told
     assert "or the folder of a head" in refused("generate", PROMPT, "--drafter", tmp_path / "none")
     assert models.ModelOptions().paths(str(folder))["head"] == str(folder)  # a job is resumed with the same head only
+
+
+def test_a_sequence_whose_drafts_fail_is_told_once(monkeypatch):
+    """By its status, in the command's words, and not by a warning of the loop as well."""
+    monkeypatch.setattr(Sequence, "drafter_failed", lambda _: True)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        result = run("generate", PROMPT, *SHORT, "--drafter", "lookup", "--json")
+    assert json.loads(result.stdout)["token_ids"] == greedy()
+    assert not [str(w.message) for w in warned if "drafts no more" in str(w.message)]

@@ -16,8 +16,8 @@ import pytest
 from support import ROOT
 from support.ptxas import NVCC, ptxas_report
 
-ASKED = os.environ.get("TORCH_CUDA_ARCH_LIST", "").split()
-ARCHITECTURES = {f"sm_{each.replace('.', '')}" for each in ASKED} or {
+ASKED = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
+ARCHITECTURES = {f"sm_{each.removesuffix('+PTX').replace('.', '')}" for each in ASKED} or {
     "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120",
 }  # fmt: skip
 KERNELS = {
