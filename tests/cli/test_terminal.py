@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 
 import click
 import pytest
-from specdec.cli import show, terminal
+from specdec.cli import app, show, terminal
 from specdec.cli.layout import print_table
 from specdec.cli.terminal import remark, visible, write
 from specdec.result import Producer
 from support.commands import PROMPT, rows, run
+from typer.main import get_command
 
 EVIL = "a\x1b[2J\x1b]0;title\x07\x08\r\n\tb\x7f\x9b31mé\u202e\u2066€ \u200f\U0001f600"
 SHOWN = "a\\x1b[2J\\x1b]0;title\\x07\\x08\\r\n\tb\\x7f\\x9b31mé\\u202e\\u2066€ \u200f\U0001f600"
@@ -104,6 +106,28 @@ def test_remarks_in_a_pipe_are_one_line(capsys, monkeypatch):
     remark("[bold]" + WORDS + " :smile: /no/file.py:3", err=False)
     out, err = capsys.readouterr()
     assert err == WORDS + "\n" and out == "[bold]" + WORDS + " :smile: /no/file.py:3\n"
+
+
+def lines_of(screen, width: int, *arguments: object) -> list[str]:
+    """What a command prints to a terminal that is so wide. typer's own runner would give help 80 columns."""
+    shown = screen(width)
+    with contextlib.suppress(SystemExit):
+        app([str(argument) for argument in arguments])
+    return [line.rstrip() for line in click.unstyle(shown.getvalue()).splitlines()]
+
+
+@pytest.mark.parametrize("width", (60, 80, 200))
+@pytest.mark.parametrize("name", [*get_command(app).commands])
+def test_help_has_the_width_of_the_terminal(screen, width, name):
+    longest = max(map(len, lines_of(screen, width, name, "--help")))
+    assert longest <= width and (longest > 80 or width <= 80)
+
+
+@pytest.mark.parametrize("width", (60, 80, 200))
+@pytest.mark.parametrize("arguments", [("roofline", "70B", "1B", "--alpha", 0.8), ("simulate", "--alpha", 0.8)])
+def test_predictions_fit_the_terminal(screen, width, arguments):
+    lines = lines_of(screen, width, *arguments)
+    assert len(lines) > 5 and max(map(len, lines)) <= width
 
 
 COLUMNS, CELLS = ("check", "drafter", "lowest p\n/ level"), [("distribution", "early-exit", "0.031")] * 2

@@ -106,6 +106,15 @@ def test_the_command_says_that_it_predicts():
     assert found["rows"][0]["tau"] == pytest.approx(expected_tau(0.8, 3))
 
 
+def test_as_many_gpus_as_hold_the_models():
+    told = run("roofline", "70B", "1B", "--alpha", 0.8, "--gpu", "H100").stdout
+    assert "on 2 x H100 SXM" in told and "With 8192 tokens of context, speculation pays" in told
+    found = [run("roofline", "8B", "1B", "--alpha", 0.8, "--contexts", n, "--json").stdout for n in (1, 10**6)]
+    assert [json.loads(text)["machine"]["count"] for text in found] == [1, 4]
+    pair = Pair(LARGE, SMALL, dataclasses.replace(FREE, memory=600.0), 0.7)  # of 2180 bytes of weights
+    assert pair.on_enough(8).machine.memory == 2400 and pair.on_enough(9).machine.memory == 4800
+
+
 def test_a_folder_is_read_without_its_weights(folders, tmp_path):
     (tmp_path / "config.json").write_text((folders[1] / "config.json").read_text())
     found = json.loads(run("roofline", tmp_path, folders[3], "--alpha", 0.5, "--json").stdout)
@@ -120,7 +129,10 @@ def test_a_folder_is_read_without_its_weights(folders, tmp_path):
         (("8B", "1B", "--alpha", "0.5", "-k", "0"), "--num-drafts: got 0"),
         (("8B", "1B", "--alpha", "0.5", "--batch-sizes", "1,0"), "--batch-sizes: got '1,0'"),
         (("8B", "1B", "--alpha", "0.5", "--weight-bits", "5"), "--weight-bits: got 5"),
-        (("405B", "8B", "--alpha", "0.5"), "--gpus: got 1, with 826 GB of weights on 80 GB"),
+        (
+            ("405B", "8B", "--alpha", "0.5", "--gpus", "2"),
+            "--gpus: got 2, with 826 GB of weights on 160 GB, allowed: as many as hold them and a sequence: 16 do",
+        ),
         (("8B", "1B", "--alpha", "0.5", "--gpu", "cpu", "--gpus", "2"), "--gpus: got 2 with --gpu cpu"),
         (("/", "1B", "--alpha", "0.5"), "TARGET: cannot read '/'"),
     ],

@@ -17,6 +17,7 @@ from .compare_command import compare
 from .distill_command import distill
 from .doctor_command import doctor
 from .generate_command import generate
+from .layout import UNLIMITED
 from .option_groups import GroupedCommand
 from .report_command import report
 from .roofline_command import roofline
@@ -25,8 +26,13 @@ from .simulate_command import simulate
 from .train_heads_command import train_heads
 from .verify_command import verify
 
-# Without rich's boxes, which would break long paths in error messages.
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
+# Without rich's boxes, which would break long paths in error messages. Help is as wide as the terminal.
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": UNLIMITED},
+    help="Speculative decoding, exact and fast.",
+)
 for command in (
     *(generate, chat, advise, compare, report, verify, simulate, roofline, doctor, bench, distill, train_heads, serve),
 ):

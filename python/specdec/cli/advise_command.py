@@ -95,7 +95,7 @@ def advise(
         typer.echo(json.dumps(advice.to_dict()))
         return
     for line in advice.words:
-        typer.echo(line)
+        remark(line, err=False)
     _print_tried(advice)
 
 

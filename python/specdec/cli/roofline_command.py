@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +14,15 @@ from . import options
 from .drafting import K
 from .layout import print_table
 from .option_groups import command, option
+from .terminal import remark
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
     from ..evaluation.roofline import Pair
 
 WARNING = "PREDICTION, not measured: "
+# Columns: operations and bytes of speculative decoding for a token, over those of plain decoding.
+SPENT = ("times\nops", "times\nbytes")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,11 @@ class RooflineOptions:
 
     alpha: float = option(..., "Probability that a draft that is tested is accepted: measure it.")
     gpu: str = option("H100", "A100, H100, H200, B200, RTX 5090, MI300X, or cpu: this one, measured.")
-    gpus: int = option(1, "That work on one model; what they say to each other costs nothing.")
+    gpus: int | None = option(
+        None,
+        "That work on one model; what they say to each other costs nothing. Default: 1, 2, 4 or as many as hold the "
+        "weights and the cache of a sequence.",
+    )
     num_drafts: int | None = option(None, "K. Default: the best.", *K)
     batch_sizes: str = option("1,8,32,128", "Sequences at a time, with commas.")
     contexts: str = option("1024,8192", "Tokens of each in the cache, with commas.")
@@ -41,7 +49,7 @@ class RooflineOptions:
             allowed = "an integer >= 1: plain decoding is predicted beside it anyway"
             refuse("--num-drafts", self.num_drafts, allowed)
         check_counts(1, gpus=self.gpus)
-        if self.on_cpu and self.gpus > 1:
+        if self.on_cpu and self.gpus not in (None, 1):
             refuse("--gpus", f"{self.gpus} with --gpu cpu", "1")
 
     @property
@@ -52,20 +60,30 @@ class RooflineOptions:
     def bits(self) -> int:
         return self.weight_bits or (32 if self.on_cpu else 16)
 
-    def pair(self, target: str, draft: str) -> Pair:
+    def pair(self, target: str, draft: str, contexts: Sequence[int]) -> Pair:
+        """Both models on as many GPUs as were asked for, or as hold them and a sequence of each context."""
         from ..evaluation.model_shapes import read_shape
         from ..evaluation.roofline import Pair, gpu_machine
         from ..evaluation.theory import check_rate
 
         check_rate("alpha", self.alpha)
-        machine = None if self.on_cpu else gpu_machine(self.gpu).times(self.gpus)
+        machine = None if self.on_cpu else gpu_machine(self.gpu)
         number_bits = 32 if self.on_cpu else 16
         shapes = [read_shape(name, of, self.bits, number_bits) for name, of in (("TARGET", target), ("DRAFT", draft))]
         if machine is None:
             from ..evaluation.this_cpu import measure_cpu
 
             machine = measure_cpu(sum(shape.read * shape.weight_bytes for shape in shapes))
-        return Pair(shapes[0], shapes[1], machine, self.alpha)
+        pair = Pair(shapes[0], shapes[1], machine, self.alpha)
+        enough = pair.on_enough(max(contexts))
+        if self.gpus is None:
+            return enough
+        pair = pair.on(self.gpus)
+        if pair.machine.memory is not None and not pair.most_rows(min(contexts)):
+            count = enough.machine.count
+            size = f"{pair.weights / 1e9:.3g} GB of weights on {pair.machine.memory / 1e9:g} GB"
+            refuse("--gpus", f"{self.gpus}, with {size}", f"as many as hold them and a sequence: {count} do")
+        return pair
 
 
 @command
@@ -83,12 +101,7 @@ def roofline(
     num_drafts = asked.num_drafts
     rows = options.read_counts("--batch-sizes", asked.batch_sizes, 1)
     tokens = options.read_counts("--contexts", asked.contexts, 1)
-    pair = asked.pair(target, draft)
-    machine = pair.machine
-    if machine.memory is not None and not pair.most_rows(min(tokens)):
-        weights = pair.target.weights + pair.draft.weights
-        size = f"{weights / 1e9:.3g} GB of weights on {machine.memory / 1e9:g} GB"
-        refuse("--gpus", f"{asked.gpus}, with {size}", "as many as hold the weights and the cache of a sequence")
+    pair = asked.pair(target, draft, tokens)
     fitting = {context: pair.most_rows(context) for context in tokens}
     predictions = [pair.best(n, c, num_drafts) for c in tokens for n in rows if n <= fitting[c]]
     pays = {context: pair.pays_up_to(context, num_drafts) for context in tokens}
@@ -103,8 +116,8 @@ def roofline(
         }
         typer.echo(json.dumps(found))
         return
-    typer.echo(f"{WARNING}{_about(pair)}")
-    head = ["context", "rows", "K", "tau", "plain ms", "step ms", "of it draft", "speed-up", "tokens/s", "limit"]
+    remark(f"{WARNING}{_about(pair)}", err=False)
+    head = ["context", "rows", "K", "tau", "plain\nms", "step\nms", "of it\ndraft", "speed-up", "tokens/s", "limit"]
     lines = [
         [
             *(str(n) for n in (p.context, p.rows, p.num_drafts)),
@@ -114,13 +127,15 @@ def roofline(
             f"{p.draft_seconds / (p.draft_seconds + p.target_seconds):.0%}",
             f"{p.speedup:.2f}",
             f"{p.per_second:,.0f}",
-            f"{p.bound}; {p.operations:.2g} x operations, {p.bytes:.2g} x bytes",
+            p.bound,
+            f"{p.operations:.2f}",
+            f"{p.bytes:.2f}",
         ]
         for p in predictions
     ]
-    print_table(head, lines)
+    print_table([*head, *SPENT], lines)
     for context, most in pays.items():
-        typer.echo(_pays(context, most, fitting[context], machine.memory is None))
+        remark(_pays(context, most, fitting[context], pair.machine.memory is None), err=False)
 
 
 def _about(pair: Pair) -> str:

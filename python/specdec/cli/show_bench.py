@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from .layout import print_table
 from .show import RATIOS
 from .terminal import remark
@@ -24,7 +22,8 @@ def print_log(cell: BenchCell, number: int, batch: Sequence[BenchPrompt], run: R
     """A line of the log: one call."""
     names = ", ".join(f"{prompt.id} ({prompt.category})" for prompt in batch)
     speed = f"{run.emitted / run.seconds:.1f} tokens/s"
-    typer.echo(f"round {number + 1}: {names}: {cell.id}: {run.emitted} tokens in {run.seconds:.3f} s, {speed}")
+    measured = f"{run.emitted} tokens in {run.seconds:.3f} s, {speed}"
+    remark(f"round {number + 1}: {names}: {cell.id}: {measured}", err=False)
 
 
 def print_results(whole: Mapping, folder: Path) -> None:

@@ -11,6 +11,7 @@ from . import options
 from .drafting import K
 from .layout import print_table
 from .option_groups import command, option
+from .terminal import remark
 
 NUMBERS = "1,2,3,4,5,6,7,8"
 
@@ -61,10 +62,11 @@ def simulate(asked: SimulationOptions) -> None:
         pairs = ((s.tau, s.simulated_tau), (s.speedup, s.simulated_speedup), (s.operations, s.simulated_operations))
         cells = (text for exact, drawn in pairs for text in (f"{exact:.3f}", f"{drawn.mean:.3f} +- {drawn.error:.3f}"))
         lines.append([str(s.num_drafts), str(s.nodes), *cells])
-    typer.echo(f"alpha {alpha:g}, c {c:g}, c_hat {ratio:g}; simulated: {steps} steps with seed {seed}")
+    remark(f"alpha {alpha:g}, c {c:g}, c_hat {ratio:g}; simulated: {steps} steps with seed {seed}", err=False)
     print_table(head, lines)
-    typer.echo(f"The fastest of these: K = {fastest.num_drafts}, {fastest.speedup:.2f} times plain decoding.")
+    remark(f"The fastest of these: K = {fastest.num_drafts}, {fastest.speedup:.2f} times plain decoding.", err=False)
     if tree is None and best == 0:
-        typer.echo("No K pays, as alpha is not above c (corollary 3.9).")
+        remark("No K pays, as alpha is not above c (corollary 3.9).", err=False)
     elif tree is None:
-        typer.echo(f"The best K up to {most} is {best}; some K gains at least {sure:.2f} times (corollary 3.9).")
+        gain = f"some K gains at least {sure:.2f} times (corollary 3.9)."
+        remark(f"The best K up to {most} is {best}; {gain}", err=False)

@@ -152,6 +152,22 @@ class Pair:
     def __post_init__(self) -> None:
         check_rate("alpha", self.alpha)
 
+    @property
+    def weights(self) -> float:
+        """Bytes of both models."""
+        return self.target.weights + self.draft.weights
+
+    def on(self, count: int) -> Pair:
+        """The same on so many of the machine."""
+        return replace(self, machine=self.machine.times(count))
+
+    def on_enough(self, context: int) -> Pair:
+        """The same on 1, 2, 4 or as many of the machine as hold the weights and the cache of a sequence."""
+        pair = self
+        while not pair.most_rows(context):
+            pair = self.on(2 * pair.machine.count)
+        return pair
+
     def predict(self, rows: int, context: int, num_drafts: int) -> PredictedStep:
         """Predicts a step. The draft's first forward reads two tokens, as in specdec's loop; a drafter that does not
         would save nothing where bytes are the limit."""
