@@ -42,7 +42,9 @@ def test_help_is_grouped_and_whole():
     "options, words",
     [
         (["--host", "0.0.0.0"], "--host: got '0.0.0.0', which other machines can reach, without an API key"),
-        (["--api-key", "short"], "--api-key: got a key that is not, allowed: 8 to 1024"),
+        (["--api-key", "a"], "--api-key: got a key that is too short, allowed: 8 to 1024 characters"),
+        (["--api-key", "k" * 1025], "--api-key: got a key that is too long, allowed: 8 to 1024 characters"),
+        (["--api-key", "a key with blanks"], "--api-key: got a key with other characters, allowed: visible ASCII"),
         (["--api-key-file", "/nowhere"], "--api-key-file: got '/nowhere' (FileNotFoundError)"),
         (["--cors-origin", "*"], "--cors-origin: got '*' without an API key"),
         (["--port", "70000"], "--port: got 70000, allowed: 0 to 65535"),
@@ -73,7 +75,7 @@ def test_keys_come_from_everywhere_and_never_from_nowhere(tmp_path: Path, monkey
     monkeypatch.setenv("SPECDEC_SERVE_API_KEY", "")
     assert "SPECDEC_SERVE_API_KEY: got no key" in refused("serve", "--port", "0")
     monkeypatch.setenv("SPECDEC_SERVE_API_KEY", "a-good-key bad")
-    assert "--api-key: got a key that is not" in refused("serve", "--port", "0")
+    assert "--api-key: got a key that is too short" in refused("serve", "--port", "0")
     monkeypatch.setenv("SPECDEC_SERVE_ROWS", "0")
     monkeypatch.delenv("SPECDEC_SERVE_API_KEY")
     assert "--rows: got 0" in refused("serve", "--port", "0")

@@ -249,7 +249,9 @@ def test_what_is_not_http_is_answered_and_closed(sent):
     run(test)
 
 
-def test_connections_beyond_the_limit_are_told():
+def test_connections_beyond_the_limit_are_told(caplog):
+    caplog.set_level("INFO", "specdec")
+
     async def test(port, routes):
         clients = [await Client.connect(port) for _ in range(3)]
         for client in clients:
@@ -259,9 +261,12 @@ def test_connections_beyond_the_limit_are_told():
         assert status_of(answer) == 503 and error_of(answer)["code"] == "too_many_connections"
         clients.pop().leave()
         await asyncio.sleep(0.05)
-        assert status_of(await ask(port, request("/health", CLOSE))) == 200
+        metrics = await ask(port, request("/metrics", CLOSE))
+        assert b'specdec:answers_total{model_name="tiny",route="none",status="503"} 1.0' in metrics
         for client in clients:
             client.leave()
         await asyncio.sleep(0.05)
 
     run(test, max_connections=3)
+    (closed,) = (record.facts for record in caplog.records if record.message == "connection closed")
+    assert closed["code"] == "too_many_connections" and closed["peer"].startswith("127.0.0.1:")

@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 from specdec.serving.server import guards, logs
 from specdec.serving.server.app import create_app
+from specdec.serving.server.request_log import peer
 from specdec.serving.server.server_settings import ServerSettings
 from support.servers import service
 
@@ -203,6 +204,25 @@ def test_no_answer_can_be_run_framed_or_guessed():
     run(test)
 
 
+def test_the_line_of_a_refused_request_says_why_and_whose_it_was(caplog):
+    caplog.set_level("INFO", "specdec")
+
+    async def test(client):
+        for headers in ({}, bearer(KEYS[0])):
+            await client.post("/body", json=1, headers=headers)
+            await client.get("/nothing", headers=headers)
+        await client.delete("/body", headers=headers)
+        await client.post("/body", content="x", headers=headers)
+        await client.post("/body", content="{", headers={**headers, "Content-Type": "application/json"})
+
+    run(test, api_keys=KEYS)
+    lines = [record.facts for record in caplog.records]
+    told = ["invalid_api_key"] * 2 + [None, "not_found", "method_not_allowed", "unsupported_media_type", "invalid_json"]
+    assert [facts.get("code") for facts in lines] == told
+    assert [facts.get("peer") for facts in lines] == [None if code is None else "127.0.0.1:123" for code in told]
+    assert peer(("::1", 8000, 0, 0)) == "[::1]:8000" and peer(None) is None
+
+
 @pytest.mark.parametrize("form", logs.FORMATS)
 def test_an_unexpected_error_is_told_without_details_and_logged_without_texts(form):
     stream = io.StringIO()
@@ -246,7 +266,7 @@ def test_an_unexpected_error_is_told_without_details_and_logged_without_texts(fo
 @pytest.mark.parametrize(
     "name, value",
     [
-        ("api_keys", ("short",)),
+        ("api_keys", ("s-key",)),
         ("api_keys", ("with a blank",)),
         ("api_keys", ("ümlaut-and-so-on",)),
         ("cors_origins", ("*",)),

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from specdec import Output, Producer, Request
+from specdec.serving.server.app import create_app
 from specdec.serving.server.decoded_text import DecodedText
 from specdec.stats import Stats
+from support.tiny_service import NAME, tiny_service
 
 from specdec_kernels import SamplingParams
 
@@ -73,6 +76,38 @@ def test_counters_are_the_sums_of_outcomes(within, service):
     assert value("vllm:e2e_request_latency_seconds_count") == 3
     assert value("vllm:e2e_request_latency_seconds_sum") > value("vllm:time_to_first_token_seconds_sum") > 0
     assert value("vllm:request_generation_tokens_sum") == 19
+
+
+def test_answers_by_route_and_status(pair):
+    """Also those that no route gave. A path is never a label: of those there is no end."""
+
+    async def run():
+        service = tiny_service(pair[2], rows=1, max_waiting=2, max_body_bytes=1000)
+        body = {"model": NAME, "prompt": "x", "max_tokens": 2}
+        transport = httpx.ASGITransport(create_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            for more in ({}, {}, {"n": 8}, {"n": 8}, {"n": 8}, {"color": "red"}, {"prompt": "x" * 1000}):
+                await client.post("/v1/completions", json=body | more)
+            for path in ("/v1/models/a", "/v1/models/b/c", "/v1/models/tiny", "/a", "/b", "/openapi.json", "/ready"):
+                await client.get(path)
+            await client.delete("/health")
+            samples = parsed((await client.get("/metrics")).text)
+        await service.lanes.close()
+        return {key[1:]: value for key, value in samples.items() if key[0] == "specdec:answers_total"}
+
+    counts = {
+        ("/v1/completions", "200"): 2,
+        ("/v1/completions", "429"): 3,
+        ("/v1/completions", "400"): 1,
+        ("/v1/completions", "413"): 1,
+        ("/v1/models/{name}", "404"): 2,
+        ("/v1/models/{name}", "200"): 1,
+        ("none", "404"): 2,
+        ("/openapi.json", "200"): 1,
+        ("/ready", "200"): 1,
+        ("/health", "405"): 1,
+    }
+    assert asyncio.run(run()) == {(("route", route), ("status", status)): n for (route, status), n in counts.items()}
 
 
 def test_gauges_are_read_when_asked_for(within, service):

@@ -31,6 +31,22 @@ def test_it_answers_with_prompt_and_text(pair, within, monkeypatch):
     assert answer.json().startswith(PROMPT)
 
 
+def test_its_line_in_the_log_is_that_of_a_completion(within, caplog):
+    caplog.set_level("INFO", "specdec")
+    body = {"model": "embedded", "prompt": PROMPT, "max_tokens": 40}
+
+    async def both(client):
+        await client.post("/predict", json={"prompt": PROMPT})
+        await client.post("/v1/completions", json=body)
+
+    within(both)
+    predicted, completed = (record.facts for record in caplog.records if record.message == "request")
+    assert predicted.keys() == completed.keys() >= {"accepted_tokens", "rule", "stream"}
+    assert predicted["prompt_tokens"] == completed["prompt_tokens"] and 0 < predicted["completion_tokens"] <= 40
+    assert (predicted["drafter"], predicted["stream"]) == ("model", False)
+    assert predicted["finish"] in (["length"], ["stop"])
+
+
 def test_texts_differ(within):
     async def twice(client):
         return [(await client.post("/predict", json={"prompt": PROMPT})).json() for _ in range(2)]

@@ -81,15 +81,7 @@ class Answer:
 
     @property
     def logged(self) -> dict[str, Any]:
-        """What the log has of a request that has ended: counts and kinds of errors, and nothing that was said."""
-        ended = [text.ended for text in self._texts if text.ended is not None]
-        counts = usage(self._plan.prompt_tokens, ended)
-        facts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
-        facts["accepted_tokens"] = counts["completion_tokens_details"]["accepted_prediction_tokens"]
-        facts |= {"drafter": self._plan.lane.drafter, "rule": self._plan.lane.rule, "stream": bool(self._body.stream)}
-        facts["finish"] = sorted({text.finish_reason for text in self._texts if text.ended is not None})
-        errors = sorted({o.error.partition(":")[0] for o in ended if o.error is not None})
-        return facts | ({"errors": errors} if errors else {})
+        return logged(self._plan, self._texts, bool(self._body.stream))
 
     async def whole(self) -> dict[str, Any]:
         """The response. Raises ApiError if a text fails; the others are then cancelled."""
@@ -180,6 +172,18 @@ class Answer:
             "usage": usage(self._plan.prompt_tokens, ended),
             "metrics": speculative_metrics(ended, self._plan.lane.most_drafts),
         }
+
+
+def logged(plan: Plan, texts: Sequence[DecodedText], stream: bool) -> dict[str, Any]:
+    """What the log has of a request that has ended: counts and kinds of errors, and nothing that was said."""
+    ended = [text.ended for text in texts if text.ended is not None]
+    counts = usage(plan.prompt_tokens, ended)
+    facts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
+    facts["accepted_tokens"] = counts["completion_tokens_details"]["accepted_prediction_tokens"]
+    facts |= {"drafter": plan.lane.drafter, "rule": plan.lane.rule, "stream": stream}
+    facts["finish"] = sorted({text.finish_reason for text in texts if text.ended is not None})
+    errors = sorted({o.error.partition(":")[0] for o in ended if o.error is not None})
+    return facts | ({"errors": errors} if errors else {})
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

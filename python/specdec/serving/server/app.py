@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from . import completions, operations, page, predict
 from .errors import ApiError, ErrorBody
@@ -45,30 +47,33 @@ def create_app(service: Service, on_loopback: bool = False) -> FastAPI:
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: ApiError) -> JSONResponse:
-        return JSONResponse(error.body, error.status, error.headers)
+        return error.response(request.scope)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        told = refusal(error.errors())
-        return JSONResponse(told.body, told.status)
+        return refusal(error.errors()).response(request.scope)
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
-        told = ApiError(error.status_code, str(error.detail))
-        return JSONResponse(told.body, error.status_code, error.headers)
+        code = HTTPStatus(error.status_code).name.lower()  # not_found, method_not_allowed
+        headers = dict(error.headers) if error.headers else None
+        return ApiError(error.status_code, str(error.detail), code, headers=headers).response(request.scope)
 
-    for routes in (completions, operations, page, predict):
-        app.include_router(routes.router)
+    parts = [part.router for part in (completions, operations, page, predict)]
+    routes = [route for each in (app, *parts) for route in each.routes if isinstance(route, Route)]
+    for router in parts:
+        app.include_router(router)
+    shared = bool(service.settings.cors_origins)
+    app.add_middleware(RequestLog, routes=routes, answered=service.metrics.answered, shared=shared)
     return app
 
 
 def _middleware(service: Service, on_loopback: bool) -> list[Middleware]:
-    """From the outermost to the innermost."""
+    """From the outermost to the innermost; the log is around them."""
     cors: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
     cors["expose_headers"] = ["X-Request-Id"]
     origins = list(service.settings.cors_origins)
     return [
-        Middleware(RequestLog, shared=bool(origins)),
         *([Middleware(CORSMiddleware, allow_origins=origins, **cors)] if origins else []),
         Middleware(Failures),
         Middleware(Guards, service=service, on_loopback=on_loopback),

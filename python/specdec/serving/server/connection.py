@@ -15,6 +15,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from .errors import ApiError
 from .events import PIECE
+from .metrics import NO_ROUTE, Metrics
+from .request_log import peer
 from .server_settings import ServerSettings
 
 SEND_BUFFER = 131_072  # bytes that the system holds of a response
@@ -34,6 +36,7 @@ class TimedConnection(H11Protocol):
     """
 
     limits: ClassVar[ServerSettings]
+    metrics: ClassVar[Metrics]
 
     _reading: asyncio.TimerHandle | None = None
     _writing: asyncio.TimerHandle | None = None
@@ -47,7 +50,7 @@ class TimedConnection(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         if len(self.connections) > self.limits.max_connections:
             told = f"connections: {self.limits.max_connections} are open, which are all that are allowed"
-            self._refuse(ApiError(503, told, code="too_many_connections", headers={"Retry-After": "1"}))
+            self._refuse(ApiError(503, told, "too_many_connections", headers={"Retry-After": "1"}))
         else:
             self._watch_reading()
 
@@ -87,7 +90,7 @@ class TimedConnection(H11Protocol):
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         told = f"the request's head: allowed are {self.limits.max_header_bytes} bytes" if status == 431 else msg
-        self._refuse(ApiError(status, told))
+        self._refuse(ApiError(status, told, "headers_too_large" if status == 431 else "invalid_http"))
 
     def shutdown(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
@@ -134,20 +137,23 @@ class TimedConnection(H11Protocol):
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self.transport.close()  # nothing was asked
         else:
-            self._refuse(ApiError(408, "the request did not arrive in time", code="timeout"))
+            self._refuse(ApiError(408, "the request did not arrive in time", "timeout"))
 
     def _drop_slow_reader(self) -> None:
-        log.info("connection aborted", extra={"facts": {"reason": "its client did not read"}})
+        facts = {"reason": "its client did not read", "peer": peer(self.client)}
+        log.info("connection aborted", extra={"facts": facts})
         self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
         """Answers, if no other answer has begun, and closes the connection. The request, if there is one, is cancelled
         like that of a client that has left."""
-        log.info("connection closed", extra={"facts": {"status": error.status, "reason": error.message}})
+        facts = {"status": error.status, "reason": error.message, "code": error.code, "peer": peer(self.client)}
+        log.info("connection closed", extra={"facts": facts})
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self.metrics.answered(NO_ROUTE, error.status)
             body = json.dumps(error.body).encode()
             headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
             sent = [*(headers | (error.headers or {})).items()]

@@ -109,11 +109,10 @@ class DecodedText:
         except ValueError as error:
             raise ApiError.invalid(error) from error
         except QueueFull as error:
-            raise ApiError(
-                429, f"too many requests wait: {error}", code="queue_full", headers={"Retry-After": "1"}
-            ) from error
+            told = f"too many requests wait: {error}"
+            raise ApiError(429, told, "queue_full", headers={"Retry-After": "1"}) from error
         except EngineStopped as error:
-            raise ApiError(503, "the server takes no requests any more") from error
+            raise ApiError(503, "the server takes no requests any more", "engine_stopped") from error
         return cls(detokenizer, lane, number, request, metrics.begin(lane, len(request.prompt)), cut)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -139,13 +138,13 @@ class DecodedText:
     def check(self) -> None:
         """Raises ApiError if the text has ended, but not by itself."""
         if self.finish_reason == "cancelled":
-            raise ApiError(503, "the server is shutting down", code="cancelled")
+            raise ApiError(503, "the server is shutting down", "cancelled")
         if self.ended is not None and self.ended.finish_reason is FinishReason.FAILED:
             error = self.ended.error
             kind = None if error is None else error.partition(":")[0]  # the rest may quote the request
             log.warning("a text failed", extra={"facts": {"status": self.ended.status.name, "error": kind}})
             why = "the model's logits define no distribution" if error is None else "it could not be decoded"
-            raise ApiError(500, f"the text failed: {why}", code="decoding_failed")
+            raise ApiError(500, f"the text failed: {why}", "decoding_failed")
 
     def _read(self, updates: list[Output]) -> Piece:
         outputs = [update for update in updates if update.tokens]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import BaseModel
+from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -14,8 +16,8 @@ class ApiError(Exception):
 
     Args:
         status: of HTTP, 4xx or 5xx.
+        code: a short name for programs, and for the log.
         param: the field of the request that it is about.
-        code: a short name for programs.
         headers: of the response.
     """
 
@@ -23,12 +25,12 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
+        code: str,
         param: str | None = None,
-        code: str | None = None,
         headers: dict[str, str] | None = None,
     ):
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers
 
     @classmethod
     def invalid(cls, error: ValueError, param: str | None = None) -> ApiError:
@@ -38,24 +40,29 @@ class ApiError(Exception):
             param: the client's name for it; None: the same.
         """
         name, _, what = str(error).partition(": ")
-        return cls(400, f"{param or name}: {what}", param or name, "invalid_value")
+        return cls(400, f"{param or name}: {what}", "invalid_value", param or name)
 
     @classmethod
     def unexpected(cls, request_id: str) -> ApiError:
         """What a client is told of an error whose trace is in the log."""
-        return cls(500, f"the server failed; its log says more of request {request_id}", code="failed")
+        return cls(500, f"the server failed; its log says more of request {request_id}", "failed")
 
     @property
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    def response(self, scope: Scope) -> JSONResponse:
+        """What answers a request, whose line in the log gets the code."""
+        scope["state"]["log"]["code"] = self.code
+        return JSONResponse(self.body, self.status, self.headers)
+
 
 class Error(BaseModel):
     message: str
     type: str
     param: str | None
-    code: str | None
+    code: str
 
 
 class ErrorBody(BaseModel):

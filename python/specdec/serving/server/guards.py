@@ -7,7 +7,6 @@ import hashlib
 import hmac
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
@@ -46,7 +45,7 @@ class Guards:
             if (body := await self._read_body(scope, headers, receive)) is None:
                 return  # the client has left
         except ApiError as error:
-            return await JSONResponse(error.body, error.status, error.headers)(scope, receive, send)
+            return await error.response(scope)(scope, receive, send)
         await serve_while_connected(self.app, body, scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
@@ -56,14 +55,14 @@ class Guards:
             return
         name, _, port = given.rpartition(":")
         if (name if name and port.isdigit() else given).lower() not in self._hosts:
-            raise ApiError(403, f"Host: got another name than {', '.join(sorted(self._hosts))}", code="unknown_host")
+            raise ApiError(403, f"Host: got another name than {', '.join(sorted(self._hosts))}", "unknown_host")
 
     def _check_head(self, scope: Scope) -> None:
         size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
         if size > self.settings.max_header_bytes:
             allowed = f"allowed: {self.settings.max_header_bytes} bytes"
-            raise ApiError(431, f"the request's head: got {size} bytes, {allowed}", code="headers_too_large")
+            raise ApiError(431, f"the request's head: got {size} bytes, {allowed}", "headers_too_large")
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         owner: str | None = EVERYONE
@@ -72,7 +71,7 @@ class Guards:
             scheme, _, key = (given[0] if len(given) == 1 else "").partition(" ")
             if scheme.lower() != "bearer" or (owner := self._owner_of(key.strip())) is None:
                 told = "Authorization: allowed is 'Bearer KEY' with a key of this server"
-                raise ApiError(401, told, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+                raise ApiError(401, told, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         scope.setdefault("state", {})["owner"] = owner
 
     def _owner_of(self, key: str) -> str | None:
@@ -86,7 +85,7 @@ class Guards:
     def _check_phase(self, scope: Scope) -> None:
         if self.service.draining.is_set() and scope["path"] not in WHILE_DRAINING:
             told = {"Retry-After": "5", "Connection": "close"}
-            raise ApiError(503, "the server is shutting down", code="shutting_down", headers=told)
+            raise ApiError(503, "the server is shutting down", "shutting_down", headers=told)
 
     async def _read_body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
         """Returns the body; None: the client has left."""
@@ -97,7 +96,8 @@ class Guards:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         is_json = kind == "application/json" and headers.get("content-encoding", "identity") == "identity"
         if posted and not is_json:  # browsers let pages of other sites send other types unasked
-            raise ApiError(415, f"Content-Type: got {kind[:100]!r}, allowed: application/json, not compressed")
+            told = f"Content-Type: got {kind[:100]!r}, allowed: application/json, not compressed"
+            raise ApiError(415, told, "unsupported_media_type")
         body = bytearray()
         while True:
             message = await receive()
@@ -114,7 +114,7 @@ class Guards:
 
     def _too_large(self, given: str) -> ApiError:
         told = f"the body: got {given[:20]} bytes, allowed: {self.settings.max_body_bytes}"
-        return ApiError(413, told, code="body_too_large")
+        return ApiError(413, told, "body_too_large")
 
 
 def digest(key: str) -> bytes:

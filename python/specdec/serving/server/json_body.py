@@ -43,7 +43,7 @@ def check_json(body: bytes) -> None:
 
 
 def _refused(what: str) -> ApiError:
-    return ApiError(400, f"the body is not valid JSON for this server: {what}", code="invalid_json")
+    return ApiError(400, f"the body is not valid JSON for this server: {what}", "invalid_json")
 
 
 def _too_deep() -> ApiError:

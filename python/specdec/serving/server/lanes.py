@@ -55,10 +55,10 @@ class Lanes:
         for name, given, allowed in zip(("drafter", "rule"), key, (self.drafters, self.rules), strict=True):
             if given not in allowed:
                 allowed_names = ", ".join(allowed)
-                raise ApiError(400, f"{name}: got {shown(given[:60])}, allowed: {allowed_names}", name, "invalid_value")
+                raise ApiError(400, f"{name}: got {shown(given[:60])}, allowed: {allowed_names}", "invalid_value", name)
         async with self._making:
             if self._closed:
-                raise ApiError(503, "the server is shutting down")
+                raise ApiError(503, "the server is shutting down", "shutting_down")
             if key not in self._lanes:
                 self._lanes[key] = await asyncio.to_thread(self._start, *key)
             return self._lanes[key]
@@ -79,7 +79,7 @@ class Lanes:
         try:
             scheduler = self._make(drafter, rule)
         except ValueError as error:
-            raise ApiError(400, str(error), "drafter", "invalid_value") from error
+            raise ApiError(400, str(error), "invalid_value", "drafter") from error
         eos = read_eos(None, scheduler.target.model)
         return Lane(
             drafter,

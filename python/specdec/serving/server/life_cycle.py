@@ -33,7 +33,7 @@ class Server(uvicorn.Server):
         settings = service.settings
         config = uvicorn.Config(
             create_app(service, on_loopback=is_loopback(bound.getsockname()[0])),
-            http=type("Connection", (TimedConnection,), {"limits": settings}),
+            http=type("Connection", (TimedConnection,), {"limits": settings, "metrics": service.metrics}),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
@@ -44,6 +45,8 @@ _COUNTERS = (  # of LaneMetrics
     ("vllm:generation_tokens", "Generated tokens.", lambda lane: lane.generated),
 )
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.")
+_ANSWERS = ("specdec:answers", "Answers of HTTP, by route and status; with route none: of no route.")
+NO_ROUTE = "none"
 _ENDED = ("vllm:request_success", "Texts that ended, by reason.")
 _BETWEEN, _BETWEEN_BEFORE = "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"  # an older name
 
@@ -60,6 +63,7 @@ class Metrics(Collector):
         self._model, self._lanes = model, lanes
         self._registry = registry = CollectorRegistry()
         self._of_lanes: dict[tuple[str, str], LaneMetrics] = {}
+        self._answers: Counter[tuple[str, int]] = Counter()
 
         def histogram(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, what, _LABELS, registry=registry, buckets=buckets)
@@ -78,6 +82,15 @@ class Metrics(Collector):
     def begin(self, lane: Lane, prompt_tokens: int) -> RequestMetrics:
         """Begins to measure a request that was just submitted to ``lane``."""
         return RequestMetrics(self._of(lane), prompt_tokens)
+
+    def answered(self, route: str, status: int) -> None:
+        """Counts an answer.
+
+        Args:
+            route: its template, of which there are few, not its path; or NO_ROUTE.
+            status: of HTTP.
+        """
+        self._answers[route, status] += 1
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Returns all metrics in the format that an ``Accept`` header asks for, and its content type."""
@@ -121,6 +134,10 @@ class Metrics(Collector):
             for reason, count in lane.texts_ended.items():
                 ended.add_metric((*of, reason), count)
         yield from (by_position, ended)
+        answers = CounterMetricFamily(*_ANSWERS, labels=("model_name", "route", "status"))
+        for (route, status), count in sorted(self._answers.items()):
+            answers.add_metric((self._model, route, str(status)), count)
+        yield answers
         (between,) = self.between.collect()
         before = Metric(_BETWEEN_BEFORE, between.documentation, between.type)
         before.samples = [s._replace(name=s.name.replace(_BETWEEN, _BETWEEN_BEFORE)) for s in between.samples]

@@ -25,7 +25,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     """The model of this name, which may contain slashes."""
     service: Service = request.app.state.service
     if name != service.name:
-        raise ApiError(404, f"model: got {name[:60]!r}, allowed: {service.name!r}", "model", "model_not_found")
+        raise ApiError(404, f"model: got {name[:60]!r}, allowed: {service.name!r}", "model_not_found", "model")
     return await _model(service)
 
 
@@ -42,9 +42,9 @@ async def ready(request: Request) -> dict[str, str]:
     service: Service = request.app.state.service
     _check_engines(service)
     if service.draining.is_set():
-        raise ApiError(503, "the server is shutting down", code="shutting_down")
+        raise ApiError(503, "the server is shutting down", "shutting_down")
     if not service.lanes.running:
-        raise ApiError(503, "the server is starting", code="starting")
+        raise ApiError(503, "the server is starting", "starting")
     return {"status": "ready"}
 
 
@@ -78,4 +78,4 @@ async def _model(service: Service) -> dict[str, Any]:
 def _check_engines(service: Service) -> None:
     stopped = [f"{lane.drafter}/{lane.rule}" for lane in service.lanes.running if lane.engine.stopped is not None]
     if stopped:  # why is for the log, not for those who have no key
-        raise ApiError(503, f"stopped engines: {', '.join(stopped)}", code="engine_stopped")
+        raise ApiError(503, f"stopped engines: {', '.join(stopped)}", "engine_stopped")

@@ -76,7 +76,7 @@ class Plan:
         """An error about a field of a ``Request``, with the client's name for it."""
         name = error.param or ""
         told = self.field if name == "prompt" else _FIELDS.get(name, name)
-        return ApiError(error.status, told + error.message.removeprefix(name), told or None, error.code, error.headers)
+        return ApiError(error.status, told + error.message.removeprefix(name), error.code, told or None, error.headers)
 
 
 async def plan_completion(service: Service, body: CompletionRequest, owner: Hashable) -> Plan:
@@ -130,7 +130,7 @@ async def plan_chat(service: Service, body: ChatRequest, owner: Hashable) -> Pla
 def _check(service: Service, body: GenerationBody) -> None:
     if body.model != service.name:
         message = f"The model {body.model[:60]!r} does not exist here; {service.name!r} does."
-        raise ApiError(404, message, "model", "model_not_found")
+        raise ApiError(404, message, "model_not_found", "model")
     if body.stream_options is not None and not body.stream:
         raise _refused("stream_options", "allowed only with stream: true")
     if body.stream and body.prompt_logprobs is not None:
@@ -233,7 +233,7 @@ def _new_tokens(lane: Lane, prompt: int, asked: EndpointRequest) -> int:
             f"This model's maximum context length is {lane.max_length} tokens. However, you requested "
             f"{prompt + max(new, 1)} tokens ({prompt} in the prompt; {max(new, 1)} for the completion)."
         )
-        raise ApiError(400, message, asked.field, "context_length_exceeded")
+        raise ApiError(400, message, "context_length_exceeded", asked.field)
     return new
 
 
@@ -243,4 +243,4 @@ def _wrapped(seed: int) -> int:
 
 
 def _refused(field: str, what: str) -> ApiError:
-    return ApiError(400, f"{field}: {what}", field, "invalid_value")
+    return ApiError(400, f"{field}: {what}", "invalid_value", field)

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from .answer import logged
 from .completions import owner_of
 from .decoded_text import DecodedText
 from .errors import ApiError
@@ -46,6 +47,7 @@ async def predict(request: Request, body: PredictBody) -> str:
             pass
     finally:
         await text.close()
+        request.state.log.update(logged(plan, [text], stream=False))
     text.check()
     assert text.ended is not None
     tokens = [*plan.prompts[0].tokens, *text.ended.tokens]

@@ -214,13 +214,13 @@ def refusal(errors: Sequence[Any]) -> ApiError:
     param = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places).lstrip(".")
     kind, message = error["type"], error["msg"]
     if kind == "missing":
-        return ApiError(400, f"{param or 'body'}: missing", param or None, "missing_required_parameter")
+        return ApiError(400, f"{param or 'body'}: missing", "missing_required_parameter", param or None)
     if kind == "extra_forbidden":
-        return ApiError(400, f"{param}: unknown field", param, "unknown_parameter")
+        return ApiError(400, f"{param}: unknown field", "unknown_parameter", param)
     if kind == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {error.get('ctx', {}).get('error', message)}")
+        return ApiError(400, f"the body is not JSON: {error.get('ctx', {}).get('error', message)}", "invalid_json")
     code = "unsupported_parameter" if kind == "unsupported" else "invalid_value"
-    return ApiError(400, f"{param or 'body'}: got {_given(error['input'])}, {message}", param or None, code)
+    return ApiError(400, f"{param or 'body'}: got {_given(error['input'])}, {message}", code, param or None)
 
 
 def _given(value: object) -> str:

@@ -1,4 +1,5 @@
-"""Every request has an id and a line in the log, and an error in a route is told without its details."""
+"""Every request has an id, a line in the log and a place in the metrics, and an error in a route is told without its
+details."""
 
 from __future__ import annotations
 
@@ -6,14 +7,16 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
 from .logs import trace
+from .metrics import NO_ROUTE
 
 log = logging.getLogger(__name__)
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -28,17 +31,26 @@ _POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
 class RequestLog:
-    """Gives each request an id, that of its ``X-Request-Id`` or a new one, and logs how it was answered.
+    """Gives each request an id, that of its ``X-Request-Id`` or a new one, and logs and counts how it was answered.
+    Where an error answered it, the line has the error's code and the peer's address, which may be a proxy's.
 
     ``request.state.request_id`` is the id. What a route puts into ``request.state.log``, a dictionary, is logged with
     it; texts and prompts do not belong there.
 
     Args:
+        routes: of the application.
+        answered: is told the route and the status of each answer.
         shared: whether pages of other sites may read answers.
     """
 
-    def __init__(self, app: ASGIApp, shared: bool = False):
-        self.app = app
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Sequence[Route],
+        answered: Callable[[str, int], None],
+        shared: bool = False,
+    ):
+        self.app, self._routes, self._answered = app, routes, answered
         self._headers = _HEADERS if shared else _HEADERS | {"Cross-Origin-Resource-Policy": "same-origin"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,11 +77,27 @@ class RequestLog:
         try:
             await self.app(scope, receive, answer)
         finally:
+            if status is not None:
+                self._answered(self._route(scope), status)
+                more |= {"peer": peer(scope.get("client"))} if status >= 400 else {}
             facts: dict[str, Any] = {"request_id": request_id, "method": scope["method"], "path": scope["path"][:200]}
             facts |= {"status": status, "seconds": round(time.perf_counter() - began, 4)}
             facts |= {} if complete else {"complete": False}  # the client has left, or the answer failed half-way
             level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
             log.log(logging.ERROR if status == 500 else level, "request", extra={"facts": facts | more})
+
+    def _route(self, scope: Scope) -> str:
+        """The route that a path belongs to, whoever answered: ``/v1/models/{name}``. Paths themselves have no end."""
+        found = (route.path_format for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        return next(found, NO_ROUTE)
+
+
+def peer(client: Sequence | None) -> str | None:
+    """The address of the other end of a connection, as ASGI and uvicorn have it: host and port."""
+    if client is None:
+        return None
+    host, port = client[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Failures:
@@ -94,5 +122,4 @@ class Failures:
             request_id = scope["state"]["request_id"]
             log.error("a request failed", extra={"facts": {"request_id": request_id, "trace": trace(error)}})
             if not started:  # otherwise a stream has told it, or the connection is closed before the end of the answer
-                told = ApiError.unexpected(request_id)
-                await JSONResponse(told.body, told.status)(scope, receive, send)
+                await ApiError.unexpected(request_id).response(scope)(scope, receive, send)

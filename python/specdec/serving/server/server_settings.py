@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from ...checks import refuse
 
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
-_KEY = re.compile(r"[!-~]{8,1024}")
+_VISIBLE = re.compile(r"[!-~]*")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,11 @@ class ServerSettings:
                 refuse(each.name, value, "an integer >= 1")
             if each.name.endswith("_seconds") and not 0 < value < 1e6 and (value, each.name) != (0, "drain_seconds"):
                 refuse(each.name, value, "a number > 0")
-        if any(_KEY.fullmatch(key) is None for key in self.api_keys):
-            refuse("api_keys", "a key that is not", "8 to 1024 visible ASCII characters, without blanks")
+        for key in self.api_keys:  # none of which is told
+            if not 8 <= len(key) <= 1024:
+                refuse("api_keys", f"a key that is too {'short' if len(key) < 8 else 'long'}", "8 to 1024 characters")
+            if _VISIBLE.fullmatch(key) is None:
+                refuse("api_keys", "a key with other characters", "visible ASCII characters, without blanks")
         for origin in self.cors_origins:
             if origin == "*" and not self.api_keys:
                 refuse("cors_origins", "'*' without an API key", "with '*' a key, or the origins by name")
