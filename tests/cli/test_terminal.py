@@ -123,6 +123,12 @@ def test_help_has_the_width_of_the_terminal(screen, width, name):
     assert longest <= width and (longest > 80 or width <= 80)
 
 
+def test_the_list_of_commands_is_not_cut(screen):
+    lines = lines_of(screen, 60, "--help")
+    assert max(map(len, lines)) <= 60 and not any(line.endswith("...") for line in lines[1:])
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in get_command(app).commands)
+
+
 @pytest.mark.parametrize("width", (60, 80, 200))
 @pytest.mark.parametrize("arguments", [("roofline", "70B", "1B", "--alpha", 0.8), ("simulate", "--alpha", 0.8)])
 def test_predictions_fit_the_terminal(screen, width, arguments):

@@ -33,11 +33,24 @@ app = typer.Typer(
     context_settings={"max_content_width": UNLIMITED},
     help="Speculative decoding, exact and fast.",
 )
-for command in (
-    *(generate, chat, advise, compare, report, verify, simulate, roofline, doctor, bench, distill, train_heads, serve),
-):
+COMMANDS = {  # and what the list of all commands says of each, in 41 columns: it cuts what is longer
+    generate: "Continues a prompt, or a file of prompts.",
+    chat: "Talks with a model, here or on a server.",
+    advise: "Says whether speculation pays, and how.",
+    compare: "Times one setting beside transformers.",
+    report: "Makes a page of what bench measured.",
+    verify: "Checks that texts are the target's own.",
+    simulate: "Predicts a speed-up from alpha and c.",
+    roofline: "Predicts a pair's speed on a GPU.",
+    doctor: "Says what can run on this machine.",
+    bench: "Measures every method, and the fastest K.",
+    distill: "Trains a draft model for a target.",
+    train_heads: "Trains a head for a target.",
+    serve: "Serves a model with OpenAI's interface.",
+}
+for command, short in COMMANDS.items():
     prefix = {"auto_envvar_prefix": ENVIRONMENT} if command is serve else {}
-    app.command(cls=GroupedCommand, context_settings=prefix)(command)
+    app.command(cls=GroupedCommand, context_settings=prefix, short_help=short)(command)
 
 
 def show_version(asked: bool) -> None:

@@ -32,7 +32,7 @@ class ChatDrafts(drafting.DraftOptions):
 class AnswerOptions(options.StopOptions):
     """Answers"""
 
-    max_new_tokens: int = option(256)
+    max_new_tokens: int = option(256, "Of an answer.")
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class ComparedDrafts(drafting.DraftOptions):
 class MeasureOptions:
     """What is measured"""
 
-    max_new_tokens: int = option(64)
+    max_new_tokens: int = option(64, "Of each text.")
     seed: int = option(0, "Of the first text; text i uses seed + i.")
     compile: bool = option(False, "specdec uses torch.compile.", "--compile")
     repeats: int = option(5, "Rounds; ratios are taken within each.")

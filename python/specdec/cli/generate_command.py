@@ -39,7 +39,7 @@ class PromptOptions(options.BatchFile):
 class TextOptions(options.StopOptions):
     """The text"""
 
-    max_new_tokens: int = option(128)
+    max_new_tokens: int = option(128, "Of each text.")
     min_new_tokens: int = option(0, "No end of sequence before so many tokens.")
     num_return_sequences: int = option(1, "Texts for each prompt.")
     logit_bias: list[str] | None = option(None, "Added to the logit of a token. Repeatable.", metavar="ID=VALUE")

@@ -88,11 +88,11 @@ class BatchFile:
 class SchedulingOptions:
     """Capacity"""
 
-    rows: int | None = option(None, "Sequences that are decoded at a time.", show_default="8")
+    rows: int | None = option(None, "Sequences that are decoded at a time. Default: 8.")
     max_length: int | None = option(None, "Tokens of a prompt and its text, at most. Default: what fits.")
     cache_tokens: int | None = option(None, "Tokens in the caches, all rows together.")
     cache_bytes: str | None = option(None, "The same in bytes of target and draft: 800MB, 2GiB.", metavar="SIZE")
-    prefill_chunk: int | None = option(None, "Tokens of a prompt that are read at a time.", show_default="256")
+    prefill_chunk: int | None = option(None, "Tokens of a prompt that are read at a time. Default: 256.")
 
     def scheduling(self) -> dict[str, Any]:
         """The options that were given, checked, as arguments of ``Scheduler``."""

@@ -29,7 +29,7 @@ class HeadOptions:
 
     kind: str = option(..., "medusa, eagle3, dflash, or mtp, for targets of type qwen2 or mimo.")
     depth: int = option(4, "Drafts that it learns to make in a step; Medusa: its heads.")
-    layers: int | None = option(None, "Of DFlash.", show_default="2")
+    layers: int | None = option(None, "Of DFlash. Default: 2.")
     layer_ids: str | None = option(
         None,
         "Hidden states that EAGLE-3 and DFlash read, as transformers counts them: 2,16,29. Default: their formats' "

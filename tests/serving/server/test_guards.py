@@ -211,13 +211,16 @@ def test_the_line_of_a_refused_request_says_why_and_whose_it_was(caplog):
         for headers in ({}, bearer(KEYS[0])):
             await client.post("/body", json=1, headers=headers)
             await client.get("/nothing", headers=headers)
+        await client.get("/metrics")  # of which nothing is said where it is answered
+        await client.get("/metrics", headers=headers)
         await client.delete("/body", headers=headers)
         await client.post("/body", content="x", headers=headers)
         await client.post("/body", content="{", headers={**headers, "Content-Type": "application/json"})
 
     run(test, api_keys=KEYS)
     lines = [record.facts for record in caplog.records]
-    told = ["invalid_api_key"] * 2 + [None, "not_found", "method_not_allowed", "unsupported_media_type", "invalid_json"]
+    told = ["invalid_api_key"] * 2 + [None, "not_found", "invalid_api_key"]
+    told += ["method_not_allowed", "unsupported_media_type", "invalid_json"]
     assert [facts.get("code") for facts in lines] == told
     assert [facts.get("peer") for facts in lines] == [None if code is None else "127.0.0.1:123" for code in told]
     assert peer(("::1", 8000, 0, 0)) == "[::1]:8000" and peer(None) is None

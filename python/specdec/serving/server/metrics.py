@@ -45,7 +45,7 @@ _COUNTERS = (  # of LaneMetrics
     ("vllm:generation_tokens", "Generated tokens.", lambda lane: lane.generated),
 )
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted drafts by their place, from 0.")
-_ANSWERS = ("specdec:answers", "Answers of HTTP, by route and status; with route none: of no route.")
+_ANSWERS = ("specdec:answers", "Answers by route and status of HTTP; route none: other paths, and refused connections.")
 NO_ROUTE = "none"
 _ENDED = ("vllm:request_success", "Texts that ended, by reason.")
 _BETWEEN, _BETWEEN_BEFORE = "vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"  # an older name

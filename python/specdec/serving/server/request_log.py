@@ -83,7 +83,8 @@ class RequestLog:
             facts: dict[str, Any] = {"request_id": request_id, "method": scope["method"], "path": scope["path"][:200]}
             facts |= {"status": status, "seconds": round(time.perf_counter() - began, 4)}
             facts |= {} if complete else {"complete": False}  # the client has left, or the answer failed half-way
-            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+            refused = status is not None and 400 <= status < 500
+            level = logging.DEBUG if scope["path"] in _PROBES and not refused else logging.INFO
             log.log(logging.ERROR if status == 500 else level, "request", extra={"facts": facts | more})
 
     def _route(self, scope: Scope) -> str:
