@@ -14,6 +14,7 @@ from .advise_command import advise
 from .bench_command import bench
 from .chat_command import chat
 from .compare_command import compare
+from .convert_command import convert
 from .distill_command import distill
 from .doctor_command import doctor
 from .generate_command import generate
@@ -29,6 +30,7 @@ from .verify_command import verify
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Speculative decoding, exact and fast.")
 for command in (
     *(generate, chat, advise, compare, report, verify, simulate, roofline, doctor, bench, distill, train_heads, serve),
+    convert,
 ):
     prefix = {"auto_envvar_prefix": ENVIRONMENT} if command is serve else {}
     app.command(cls=GroupedCommand, context_settings=prefix)(command)
