@@ -31,8 +31,8 @@ def convert(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file of a language model.", show_default=False)],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What is written.", show_default=False)],
 ) -> None:
-    """Makes of a GGUF file a folder that every command takes as --target or --draft. It is done once, takes minutes, and
-    four bytes of memory and disk for each parameter (--dtype float32).
+    """Makes of a GGUF file a folder that every command takes as --target or --draft. It is done once, takes minutes,
+    and four bytes of memory and disk for each parameter (--dtype float32).
 
     What transformers' loader would ignore, such as scaled positions, is refused by name. docs/models.md says more."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the loader's own bar; read when tqdm is imported
