@@ -137,6 +137,10 @@ def _samples(file: Path) -> Iterator[bytes]:
 
 
 def _revision(name: str) -> str:
-    from ..models.loading import read_config
+    from transformers import AutoConfig
 
-    return f"{name} {getattr(read_config('path', name), '_commit_hash', None)}"
+    from ..models.model_folder import hub_or_cache
+
+    with hub_or_cache("path", name):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    return f"{name} {getattr(config, '_commit_hash', None)}"
