@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from pathlib import Path
 
 gc.disable()  # until everything is imported
 
@@ -103,6 +104,22 @@ def folders(pair, tmp_path_factory) -> tuple[object, ...]:
 
     path = tmp_path_factory.mktemp("models")
     return ("--target", save(path / "target", 0, tokenizer=pair[2]), "--draft", save(path / "draft", 1))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct. What asks for it is marked ``real``."""
+    from support.real_models import real_folder
+
+    return real_folder("SmolLM2-135M-Instruct")
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """The folder of Gemma 3 270M, a base model. What asks for it is marked ``real``."""
+    from support.real_models import real_folder
+
+    return real_folder("gemma-3-270m")
 
 
 @pytest.fixture

@@ -33,6 +33,17 @@ def test_doctor(monkeypatch):
     assert info["cpus"]["usable"] == info["threads"] == 2 and len(info["hints"]) == 1
 
 
+def test_doctor_names_what_the_cpu_has(monkeypatch):
+    for units, said in (
+        (("AVX2", "AVX-512"), "units AVX2, AVX-512; none for bfloat16, so models saved in it compute in float32"),
+        (("AVX2", "AMX-BF16"), "units AVX2, AMX-BF16; models saved in bfloat16 compute in it (--dtype)"),
+        ((), "units unknown; none for bfloat16"),
+    ):
+        monkeypatch.setattr("specdec.evaluation.machine.cpu_units", lambda _, units=units: units)
+        assert said in " ".join(run("doctor").stdout.split())
+        assert json.loads(run("doctor", "--json").stdout)["units"] == [*units]
+
+
 def test_an_instruction_set_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("SPECDEC_CPU_ISA", "sse9")
     monkeypatch.setattr("specdec_kernels.backends.native.missing", native.missing.__wrapped__)  # asked anew

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from specdec.checks import differences
@@ -413,5 +414,6 @@ def test_fingerprints(folders, tmp_path, monkeypatch):
     class Config:
         _commit_hash = "abc"
 
+    monkeypatch.setattr("specdec.models.model_folder._answered", {constants.ENDPOINT})
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: Config)
     assert fingerprint("some/model") == "some/model abc"

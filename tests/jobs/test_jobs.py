@@ -270,7 +270,7 @@ def test_options_of_a_job_without_one(args, message):
         (("--ban", "-1"), "--ban: got id -1, allowed: ids from 0 to 4095"),
         (("--seed", 2**63), f"--seed: got {2**63}, allowed: a signed 64-bit integer"),
         (("--temperature", -1), "--temperature: got -1.0, allowed: 0 (greedy)"),
-        (("--target", "./no", "--drafter", "none"), "--target: cannot read './no': "),
+        (("--target", "./no", "--drafter", "none"), "--target: there is no folder './no'"),
     ],
 )
 def test_bad_options_of_a_job(fake, prompts, tmp_path, monkeypatch, args, message):

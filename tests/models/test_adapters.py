@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub import constants
 from specdec import SpeculativeDecoder, load_model
 from specdec.jobs.manifest import read_vocab_size
 from support.models import generate, prompts, tunable_pair
@@ -170,7 +171,8 @@ def test_an_adapter_in_the_place_of_a_model_is_refused(folders, monkeypatch):
             load()
         assert told in str(refused.value)
     # The same on the hub, where transformers looks for it.
-    monkeypatch.setattr("specdec.models.loading.find_adapter_config_file", lambda _: adapter / "adapter_config.json")
+    monkeypatch.setattr("specdec.models.model_folder._answered", {constants.ENDPOINT})
+    monkeypatch.setattr("specdec.models.adapters.find_adapter_config_file", lambda _: adapter / "adapter_config.json")
     with pytest.raises(ValueError, match="path: got an adapter, 'somebody/adapter', allowed: "):
         load_model("somebody/adapter")
 

@@ -54,8 +54,32 @@ def test_missing_file(folder, name, missing):
 def test_pickled_weights_are_not_loaded(folder):
     (folder / "model.safetensors").unlink()
     torch.save(tiny_model("llama").state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"has no \*\.safetensors"):
+    with pytest.raises(OSError, match=r"has no \*\.safetensors .*; pytorch_model.bin is a pickle, .* not read"):
         load_model(folder)
+
+
+def test_all_that_a_folder_lacks_is_named_at_once(tmp_path):
+    with pytest.raises(
+        OSError, match=r"target: .* has no config.json, no \*.safetensors \(weights\), no tokenizer.json"
+    ):
+        load_pair(tmp_path, tmp_path)
+    tiny_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"target: the folder .* has no tokenizer.json \(tokenizer\)$"):
+        load_pair(tmp_path, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")  # of which transformers says that sentencepiece is missing
+    with pytest.raises(OSError, match=r"target: the folder .* has no tokenizer.json \(tokenizer\)$"):
+        load_pair(tmp_path, tmp_path)
+
+
+def test_a_gguf_file_is_refused_with_the_command_that_converts_it(tmp_path):
+    said = r"draft: got 'my models/a.gguf', a GGUF file, allowed: .*: specdec convert 'my models/a.gguf' 'my models/a'$"
+    with pytest.raises(ValueError, match=said):
+        load_model("my models/a.gguf", name="draft")
+    (tmp_path / "a.gguf").touch()  # as a download from the hub leaves it
+    with pytest.raises(
+        OSError, match=r"has no config.json, .*; what there is, a.gguf, .*: specdec convert /.*a.gguf /.*a$"
+    ):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("keep", (0, 100, 5000))

@@ -24,6 +24,7 @@ LONG = {
 }
 # Files with nightly tests: tests/conftest.py marks most cases of a test for every backend that run on Triton.
 NIGHTLY = re.compile(r"mark\.nightly|def \w+\([^)]*\b(fast_)?backend\b")
+REAL = re.compile(r"mark\.real\b")  # files with tests of real models, which are skipped where there are none
 KERNELS = ("csrc", "specdec_kernels", "setup.py", "tests/conftest.py", "python/specdec/evaluation/verify/chi_square.py")
 ALL = (*KERNELS, "python/specdec")
 # What depends on torch and transformers most, on other versions than those of every day.
@@ -54,6 +55,10 @@ class Part(NamedTuple):
 def parts() -> list[Part]:
     """All that can run on this machine."""
     found = [part for file in sorted((ROOT / "tests").rglob("test_*.py")) for part in _of_file(file)]
+    real = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if REAL.search(file.read_text())]
+    files = tuple(file.relative_to(ROOT).as_posix() for file in real)
+    helpers = dict.fromkeys(helper for file in real for helper in _helpers(file))
+    found.append(Part("real", ("-m", "real", *files), (*ALL, *helpers, "tools/real_models.py")))
     if shutil.which("nvcc"):
         found.append(Part("nvcc", ("-m", "nvcc", "tests"), KERNELS))
     for name, requirements in VERSIONS.items():

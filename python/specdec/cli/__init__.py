@@ -14,6 +14,7 @@ from .advise_command import advise
 from .bench_command import bench
 from .chat_command import chat
 from .compare_command import compare
+from .convert_command import convert
 from .distill_command import distill
 from .doctor_command import doctor
 from .generate_command import generate
@@ -44,6 +45,7 @@ COMMANDS = {  # and what the list of all commands says of each, in 41 columns: i
     roofline: "Predicts a pair's speed on a GPU.",
     doctor: "Says what can run on this machine.",
     bench: "Measures every method, and the fastest K.",
+    convert: "Makes a model's folder of a GGUF file.",
     distill: "Trains a draft model for a target.",
     train_heads: "Trains a head for a target.",
     serve: "Serves a model with OpenAI's interface.",

@@ -66,11 +66,21 @@ def _machine(info: Mapping[str, Any]) -> dict[str, object]:
     limit = "" if memory["limit"] is None else f", {sizes['limit']} by the control group's limit"
     return {
         "CPU": info["cpu"],
+        "units": _units(info["units"]),
         "CPUs": f"{cpus['usable']} of {cpus['machine']} ({', '.join(limits.values())})",
         "threads": f"{info['threads']} of torch, load {'unknown' if info['load'] is None else info['load']}",
         "memory": f"{sizes['free']} free of {sizes['total']}{limit}",
         "GPU": info["cuda_device"] or "none that torch can use",
     }
+
+
+def _units(units: tuple[str, ...]) -> str:
+    from ..models.cpu_units import OF_BFLOAT16
+
+    known = ", ".join(units) or "unknown"
+    if OF_BFLOAT16.isdisjoint(units):
+        return f"{known}; none for bfloat16, so models saved in it compute in float32 where that fits (--dtype)"
+    return f"{known}; models saved in bfloat16 compute in it (--dtype)"
 
 
 def _built(extension: Mapping[str, Any]) -> str:

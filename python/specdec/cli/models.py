@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
 from .option_groups import option
 from .options import MachineOptions
+from .terminal import remark
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -114,6 +115,7 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     from transformers.utils import logging
 
     from ..models.loading import load_embedded_pair, load_model, load_pair, load_tokenizer
+    from ..models.model_folder import CONFIG, TOKENIZER, WEIGHTS, require_folder
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -121,7 +123,10 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     device = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
+    require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
     dtype = machine.dtype or "auto"
+    if dtype == "auto" and bits is None:
+        _tell_dtype(at.target, device)
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
         return Models(*load_pair(at.target, at.draft, dtype, device, adapter=at.adapter, bits=bits), None)
     tokenizer = load_tokenizer("target", at.target)
@@ -129,3 +134,17 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     target = load_model(at.target, dtype, device, adapter=at.adapter, bits=bits, name="target")
     draft = None if at.draft is None else load_model(at.draft, dtype, device, name="draft")
     return Models(target, draft, tokenizer, draft_tokenizer)
+
+
+def _tell_dtype(target: str, device: str) -> None:
+    """Says that the target computes in another dtype than that in which it was saved."""
+    from ..models.default_dtype import float32_instead
+    from ..models.model_folder import hub_or_cache
+
+    with hub_or_cache("target", target):
+        try:
+            why = float32_instead(target, device)
+        except (OSError, ValueError):  # loading it says what is wrong
+            return
+    if why is not None:
+        remark(f"float32 instead of bfloat16, as it was saved: {why}. --dtype bfloat16 keeps it.")

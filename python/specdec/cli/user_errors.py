@@ -85,5 +85,6 @@ def user_errors(context: typer.Context) -> Iterator[None]:
 def _shown(param: object) -> str:
     """An option's long name, or an argument's as ``--help`` has it."""
     if getattr(param, "param_type_name", "") == "argument":
-        return str(getattr(param, "human_readable_name", "")).strip("[].")
+        named = getattr(param, "metavar", None) or getattr(param, "name", None) or ""
+        return str(named).strip("[].").upper()
     return next(name for name in getattr(param, "opts", ()) if name.startswith("--"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..models.control_groups import groups
+from ..models.cpu_units import cpu_units
 from ..models.free_memory import free_memory
 
 
@@ -26,7 +27,7 @@ def cpu_name(root: Path = Path("/")) -> str:
 def machine(root: Path = Path("/")) -> dict[str, object]:
     """Returns, for JSON:
 
-    - ``cpu``: its name.
+    - ``cpu``: its name, and ``units``: those that matter for models, as ``specdec.models.cpu_units`` finds them.
     - ``cpus``: {"machine": how many there are, "affinity": on how many the process may run (taskset, cpusets), "quota":
       how many its control groups let it use in total, or None for no limit, "usable": the smallest of these, rounded
       up}.
@@ -46,6 +47,7 @@ def machine(root: Path = Path("/")) -> dict[str, object]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
     return {
         "cpu": cpu_name(root),
+        "units": cpu_units(root),
         "cpus": {
             "machine": count,
             "affinity": affinity,

@@ -51,13 +51,10 @@ def of_parameters(name: str, parameters: float) -> ModelShape:
 
 
 def _of_configuration(name: str, path: str) -> ModelShape:
-    from transformers import AutoConfig
+    from ..models.loading import read_config
 
-    from ..models.loading import refuse_adapter
-
-    refuse_adapter(name, path)
+    config = read_config(name, path)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         shape = shape_of(config, path)
     except (OSError, ValueError, AttributeError) as error:
         raise OSError(f"{name}: cannot read {path!r}: {error}") from error

@@ -104,17 +104,12 @@ def fingerprint(path: str) -> str:
 
 def read_vocab_size(name: str, path: str) -> int:
     """V of a model that need not be loaded. Raises OSError naming ``name``."""
+    from ..models.loading import read_config
 
-    def read(path: str) -> int:
-        from transformers import AutoConfig
-
-        from ..models.loading import refuse_adapter
-
-        refuse_adapter(name, path)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        return config.get_text_config(decoder=True).vocab_size
-
-    return _named(name, read, path)
+    config = read_config(name, path).get_text_config(decoder=True)
+    if (size := getattr(config, "vocab_size", None)) is None:
+        raise OSError(f"{name}: cannot read {path!r}: its configuration has no vocab_size")
+    return size
 
 
 def _named(name: str, read: Callable[[str], T], path: str) -> T:
@@ -144,5 +139,8 @@ def _samples(file: Path) -> Iterator[bytes]:
 def _revision(name: str) -> str:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    from ..models.model_folder import hub_or_cache
+
+    with hub_or_cache("path", name):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     return f"{name} {getattr(config, '_commit_hash', None)}"

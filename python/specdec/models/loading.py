@@ -21,9 +21,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import find_adapter_config_file
 
 from ..checks import refuse
+from .adapters import add_adapter, refuse_adapter, require_adapter
+from .default_dtype import float32_instead
+from .model_folder import CONFIG, TOKENIZER, VOCABULARY, WEIGHTS, hub_or_cache, require_folder
 from .reduced_head import SIZE, load_reduced
 
 Pair = tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]
@@ -44,7 +46,8 @@ def load_model(
         path: a folder with config.json and *.safetensors, or the name of a model on the Hugging Face hub. The weights
             may be quantised, if the library that config.json requires is installed.
         dtype: the dtype of the weights, or of the computation if they are quantised: a torch dtype, its name, or
-            "auto" for the one in which they were saved.
+            "auto" for the one in which they were saved; instead of bfloat16 that is float32 on a CPU without units
+            for bfloat16, where it fits the memory.
         device: the device on which the weights are placed.
         adapter: a folder with adapter_config.json and adapter_model.safetensors: a peft adapter of this model. What its
             configuration names as its model is not looked at.
@@ -71,17 +74,29 @@ def load_model(
         raise ValueError(f"dtype: got {dtype!r}, allowed: auto, {', '.join(names)}")
     _require_device(device)
     refuse_adapter(name, path)
-    _require_folder(name, path, "config.json", "*.safetensors")
+    require_folder(name, path, CONFIG, WEIGHTS)
     if adapter is not None:
-        _require_adapter("adapter", adapter)
+        require_adapter("adapter", adapter)
+    with hub_or_cache(name, path):
+        model = _load(path, dtype, device, bits, name)
+    if adapter is not None:
+        add_adapter(model, adapter)
+    return model.eval()
+
+
+def _load(
+    path: str | os.PathLike, dtype: torch.dtype | str, device: torch.device | str, bits: Literal[4, 8] | None, name: str
+) -> PreTrainedModel:
     placed: dict[str, Any] = {} if bits is None else {"quantization_config": _bitsandbytes(bits, path)}
     try:
+        if dtype == "auto" and bits is None and float32_instead(path, device) is not None:
+            dtype = torch.float32
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
         if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
             placed["device_map"] = {"": device}
         if bits is None and (config := _reduced(path)) is not None:
             reduced: Any = load_reduced(Path(path).expanduser(), config, _dtype(dtype))
-            return reduced.to(device).eval()
+            return reduced.to(device)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placed
         )
@@ -98,9 +113,18 @@ def load_model(
     absent = sorted(report["missing_keys"])
     if absent:
         raise OSError(f"{name}: the weights in {str(path)!r} lack {len(absent)} tensors, the first is {absent[0]!r}")
-    if adapter is not None:
-        _add_adapter(model, adapter)
-    return model.eval()
+    return model
+
+
+def read_config(name: str, path: str | os.PathLike) -> PreTrainedConfig:
+    """The configuration of a folder or hub name. Raises OSError or ValueError naming ``name``, the caller's name for
+    ``path``."""
+    refuse_adapter(name, path)
+    with hub_or_cache(name, path):
+        try:
+            return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise OSError(f"{name}: cannot read {str(path)!r}: {error}") from error
 
 
 def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
@@ -122,55 +146,6 @@ def _reduced(path: str | os.PathLike) -> PreTrainedConfig | None:
 def _dtype(given: torch.dtype | str) -> torch.dtype | None:
     """None for "auto"."""
     return given if isinstance(given, torch.dtype) else None if given == "auto" else getattr(torch, given)
-
-
-def _add_adapter(model: Any, adapter: str | os.PathLike) -> None:
-    folder = Path(adapter).expanduser()
-    try:
-        report = model.load_adapter(str(folder), use_safetensors=True)
-    except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise OSError(f"adapter: cannot load {str(adapter)!r}: {error}") from error
-    if absent := sorted(report.missing_keys):
-        raise OSError(
-            f"adapter: the weights in {str(adapter)!r} lack {len(absent)} tensors, the first is {absent[0]!r}"
-        )
-
-
-def refuse_adapter(name: str, path: str | os.PathLike) -> None:
-    """Raises ValueError if ``path`` has an adapter and no model: transformers would load whatever model the adapter
-    names. Raises OSError if it has both, but the adapter cannot be loaded safely."""
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        found = folder / "adapter_config.json"
-        if not found.is_file():
-            return
-        if (folder / "config.json").is_file():
-            return _require_adapter(name, path)
-    else:
-        _require_folder(name, path)
-        try:  # transformers looks for it as well, where peft is installed
-            there = find_adapter_config_file(str(path)) if importlib.util.find_spec("peft") else None
-        except (OSError, ValueError) as error:
-            raise OSError(f"{name}: cannot load a model from {str(path)!r}: {error}") from error
-        if there is None:
-            return
-        found = Path(there)
-    try:
-        base = json.loads(found.read_bytes()).get("base_model_name_or_path")
-    except (ValueError, AttributeError):
-        base = None
-    told = "" if base is None else f" (its adapter_config.json says {str(base)!r})"
-    refuse(name, f"an adapter, {str(path)!r}", f"the model that it belongs to{told}, with this as the adapter")
-
-
-def _require_adapter(name: str, path: str | os.PathLike) -> None:
-    """Raises OSError unless ``path`` is a folder with an adapter in safetensors. Without this file, transformers would
-    unpickle adapter_model.bin."""
-    if not Path(path).expanduser().is_dir():
-        raise OSError(f"{name}: there is no folder {str(path)!r}")
-    _require_folder(name, path, "adapter_config.json", "adapter_model.safetensors")
-    if importlib.util.find_spec("peft") is None:
-        raise OSError(f"{name}: cannot load {str(path)!r}: it is an adapter, which takes peft")
 
 
 def _bitsandbytes(bits: Literal[4, 8], path: str | os.PathLike) -> BitsAndBytesConfig:
@@ -218,6 +193,7 @@ def load_pair(
         >>> target.dtype, target.training
         (torch.float32, False)
     """
+    require_folder("target", target, CONFIG, WEIGHTS, TOKENIZER)
     tokenizer = load_tokenizer("target", target)
     try:
         draft_tokenizer = load_tokenizer("draft", draft)
@@ -269,11 +245,13 @@ def require_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTo
 
 def load_tokenizer(name: str, path: str | os.PathLike) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a folder or hub name. Raises OSError naming ``name``, the caller's name for ``path``."""
-    _require_folder(name, path)
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises plain Exceptions for broken files
-        raise OSError(f"{name}: cannot load a tokenizer from {str(path)!r}: {error}") from error
+    require_folder(name, path, TOKENIZER)
+    with hub_or_cache(name, path):
+        try:
+            return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        except Exception as error:  # tokenizers raises plain Exceptions for broken files
+            require_folder(name, path, VOCABULARY)
+            raise OSError(f"{name}: cannot load a tokenizer from {str(path)!r}: {error}") from error
 
 
 def _require_device(device: torch.device | str) -> None:
@@ -283,17 +261,3 @@ def _require_device(device: torch.device | str) -> None:
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without the device
         there_are = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         raise ValueError(f"device: got {str(device)!r}, allowed: {', '.join(there_are)}") from error
-
-
-def _require_folder(name: str, path: str | os.PathLike, *patterns: str) -> None:
-    """Raises OSError saying what is missing. transformers would take a missing folder for the name of a model on the
-    hub."""
-    folder = Path(path).expanduser()
-    hub_name = isinstance(path, str) and path.count("/") <= 1 and not path.startswith((".", "~", "/"))
-    if not folder.exists() and hub_name:
-        return
-    if not folder.is_dir():
-        raise OSError(f"{name}: there is no folder {str(path)!r}")
-    for pattern in patterns:
-        if not any(folder.glob(pattern)):
-            raise OSError(f"{name}: the folder {str(path)!r} has no {pattern}")

@@ -27,6 +27,7 @@ from ..work_counter import Tell, Work, silent
 from .compatibility import Compatibility
 from .costs import Measured, Workload, measure, shortest_text
 from .machine_trouble import Shares, Threads, profile_forward, time_threads
+from .other_dtype import OtherDtype, time_dtypes
 from .prediction import Prediction, best, more_accepted, predict
 from .words import Memory, Tried, Verdict, say, verdict
 
@@ -88,6 +89,7 @@ class Advice:
         sampled: by rule, the best K of the advised drafter at the temperature.
         batches: the best K of the advised drafter by the number of rows, greedily.
         costs: seconds of steps by drafter, number of rows and K.
+        dtypes: the target's forwards in another dtype; None where that is not measured.
     """
 
     verdict: Verdict
@@ -99,6 +101,7 @@ class Advice:
     batches: dict[int, Prediction]
     settings: AdviseSettings
     costs: dict[str, dict[int, dict[int, float]]]
+    dtypes: OtherDtype | None = None
 
     def to_dict(self) -> dict:
         whole = dataclasses.asdict(self)
@@ -140,7 +143,7 @@ def advise(
     decoders = {name: SpeculativeDecoder(target, drafter, s.largest) for name, drafter in drafters.items()}
     for model in (plain.target, *(m for d in decoders.values() if isinstance(m := _model(d), CachedModel))):
         check_room([list(p) for p in prompts], s.written, model.name, model.max_length)
-    work = Work(progress, len(decoders) + 3 + len(s.batch_sizes))
+    work = Work(progress, len(decoders) + 4 + len(s.batch_sizes))
     work.begin("timing threads")
     threads, shares = _machine(plain.target)
     work.did_one()
@@ -179,9 +182,14 @@ def advise(
         batches[size] = max((predict(one, k, s.tokens, by_position=chances) for k in wide), key=lambda p: p.speedup)
         costs[first.name][size] = _seconds(one, s.most_drafts)
         work.did_one()
+    work.begin("timing the other dtype")
+    with torch.inference_mode():
+        dtypes = time_dtypes(target, _forward)
+    work.did_one()
     result = verdict(tried, sampled, batches, threads, shares)
     words = say(result, threads, shares, tried, sampled, batches, s.tokens, s.temperature)
-    return Advice(result, words, threads, shares, tried, sampled, batches, s, costs)
+    words += [] if dtypes is None else [dtypes.words()]
+    return Advice(result, words, threads, shares, tried, sampled, batches, s, costs, dtypes)
 
 
 def _tried(
@@ -231,18 +239,20 @@ def _seconds(measured: Measured, most: int) -> dict[int, float]:
 @torch.inference_mode()
 def _machine(target: CachedModel) -> tuple[Threads, Shares]:
     """Times a plain forward with several numbers of threads, and profiles one of five tokens."""
-
-    def forward(width: int, stored: int = 32) -> object:
-        places = torch.arange(stored, stored + width, device=target.device)[None]
-        layout = target.layout(places, places, visible_slots(stored + width, cache.capacity))
-        return target(places % target.vocab_size, cache, layout)
-
-    cache, about = target.new_cache(1, target.capacity(64)), machine()
+    about = machine()
     cpus: dict = about["cpus"]  # type: ignore[assignment]
     usable, load = cpus["usable"], os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     if target.device.type != "cpu":  # torch's threads only launch
         count = torch.get_num_threads()
         threads = Threads(count, max(usable, count), None, {count: 0.0})
     else:
-        threads = time_threads(lambda: forward(1), usable, load)
-    return threads, profile_forward(lambda: forward(5), target.device.type == "cuda")
+        threads = time_threads(lambda: _forward(target, 1), usable, load)
+    return threads, profile_forward(lambda: _forward(target, 5), target.device.type == "cuda")
+
+
+def _forward(target: CachedModel, width: int, stored: int = 32) -> object:
+    """A forward over ``width`` tokens after ``stored`` ones. Making its cache takes no time worth speaking of."""
+    cache = target.new_cache(1, target.capacity(64))
+    places = torch.arange(stored, stored + width, device=target.device)[None]
+    layout = target.layout(places, places, visible_slots(stored + width, cache.capacity))
+    return target(places % target.vocab_size, cache, layout)
