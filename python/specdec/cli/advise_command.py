@@ -11,6 +11,7 @@ import typer
 
 from . import drafting, models, options
 from .drafters import EMBEDDED_HEADS, make_drafter
+from .given_prompts import MeasuredPrompts
 from .layout import print_table
 from .option_groups import command, option
 from .progress_bar import progress
@@ -29,14 +30,22 @@ TEXTUAL = ("lookup", "suffix")  # drafters that need no model
 
 
 @dataclass(frozen=True)
+class LikeYours(MeasuredPrompts):
+    """Prompts"""
+
+    batch_file: Path | None = option(
+        None,
+        "Prompts like yours, as --batch-file of other commands takes them: acceptance depends on the text.",
+        "--prompts",
+        "--batch-file",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True)
 class AdviseOptions:
     """What is measured"""
 
-    prompts: Path | None = option(
-        None,
-        "Prompts like yours, as --batch-file of other commands takes them: acceptance depends on the text.",
-        metavar="FILE",
-    )
     max_new_tokens: int = option(64, "New tokens of a text.")
     num_drafts: int = option(8, "The largest K.", *drafting.K)
     temperature: float = option(0.8, "Of sampled texts; greedy ones are measured anyway.")
@@ -61,6 +70,7 @@ class AdviseOptions:
 
 @command
 def advise(
+    given: LikeYours,
     asked: AdviseOptions,
     machine: options.MachineOptions,
     target: Annotated[
@@ -81,15 +91,16 @@ def advise(
 
     It decodes prompts plainly and with every number of drafts in turns, and predicts from the acceptance by position
     and the times of steps. docs/advise.md says how."""
-    texts = [] if asked.prompts is None else options.read_texts(asked.prompts)
+    at = models.ModelOptions(target=target, machine=machine)
+    questions = given.questions(None, at)
     with progress("loading models") as show:
         from ..evaluation.advise import advise as measure
 
         settings = asked.settings()
-        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
-        texts = texts or _own_texts(target)
+        loaded = models.load(at, [])
+        texts = [question.prompt for question in questions]
         found, kinds = _drafters(loaded, target, drafts or (), texts, machine.dtype)
-        ids = loaded.tokenizer(texts).input_ids
+        ids = [question.tokens(loaded.tokenizer) for question in questions]
         advice = measure(loaded.target, found, ids, settings, show, kinds)
     if asked.as_json:
         typer.echo(json.dumps(advice.to_dict()))
@@ -97,13 +108,6 @@ def advise(
     for line in advice.words:
         remark(line, err=False)
     _print_tried(advice)
-
-
-def _own_texts(target: str | None) -> list[str]:
-    from ..evaluation.verify import short_prompts
-    from .compare_command import CODE_PROMPTS
-
-    return list(short_prompts.TEXT if target else CODE_PROMPTS)
 
 
 def _drafters(
