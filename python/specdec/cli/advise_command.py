@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from ..evaluation.advise import Advice, AdviseSettings
     from ..evaluation.advise.compatibility import Compatibility
 
-TEXTUAL = ("lookup", "suffix")  # drafters that need no model
+ALONE = ("lookup", "suffix", "early-exit")  # drafters that need no other model
+
+
+EXIT = 4  # early exit is tried after a layer in so many
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,12 @@ def advise(
         list[str] | None,
         typer.Argument(
             metavar="[DRAFT]...",
-            help=f"Draft models and heads, by folder or hub name, or {', '.join(TEXTUAL)}. Default: these two.",
+            help=f"Draft models and heads, by folder or hub name, or {', '.join(ALONE)}. Default: these three.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Says whether speculation pays with TARGET on this machine, in about a minute: with which drafter, K, rule and
+    """Says whether speculation pays with TARGET on this machine, in a minute or two: with which drafter, K, rule and
     threads, up to which batch size, what it takes in memory, and what a better draft would be worth.
 
     It decodes prompts plainly and with every number of drafts in turns, and predicts from the acceptance by position
@@ -119,11 +122,20 @@ def _drafters(
     if target is None:
         assert loaded.draft is not None
         found["model"] = loaded.draft
-    names = [*(drafts or (TEXTUAL if target is not None else EMBEDDED_HEADS))]
+    names = [*(drafts or (ALONE if target is not None else EMBEDDED_HEADS))]
     if len({*names}) < len(names):
         refuse("DRAFT", ", ".join(names), "each once")
     for name in names:
-        if name in TEXTUAL or (target is None and name in EMBEDDED_HEADS):
+        drafter: Drafter | None
+        if name == "early-exit":
+            layers = loaded.target.config.get_text_config(decoder=True).num_hidden_layers
+            try:
+                drafter = make_drafter(name, loaded.target, exit_layers=max(layers // EXIT, 1))
+            except ValueError:
+                if drafts:
+                    raise
+                continue  # no model that can be left early
+        elif name in ALONE or (target is None and name in EMBEDDED_HEADS):
             drafter = make_drafter(name, loaded.target)
         else:
             drafter, kind = _named(name, loaded, texts, dtype)
@@ -164,17 +176,19 @@ def _named(
 
 def _print_tried(advice: Advice) -> None:
     """What was found of each drafter."""
-    if not advice.tried:
+    plain = advice.verdict.plain_tokens_per_second
+    if plain is None:
         return
     columns = ("drafter", "K", "times\nplain", "tokens/s", "tau", "alpha", "c", "weights\nMB")
     print_table(
         columns,
         [
             (
-                t.name, str(t.best.num_drafts), f"{t.best.speedup:.2f}", f"{t.best.tokens_per_second:.1f}",
-                f"{t.best.tau:.2f}", f"{t.alpha:.2f}", f"{t.c:.2f}", f"{t.memory.draft / 1e6:.1f}",
+                t.name, str(t.best.num_drafts), f"{t.best.speedup:.2f}", f"{t.best.speedup * plain:.1f}",
+                f"{t.best.tau:.2f}", f"{t.alpha:.2f}", f"{t.c:.2f}" if t.has_model else "–",
+                f"{t.memory.draft / 1e6:.1f}",
             )
             for t in advice.tried
         ],
     )  # fmt: skip
-    remark(f"{RATIOS} c: the time of a draft's forward over that of the target's.", err=False)
+    remark(f"{RATIOS} c: the time of a draft model's forward over that of the target's.", err=False)
