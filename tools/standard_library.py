@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 import typer
 from specdec import load_embedded_pair
-from specdec.cli.compare_command import CODE_PROMPTS
+from specdec.jobs.prompt_sets import prompt_set
 
 # Tests, and tables of generated data.
 SKIP = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"}
@@ -50,7 +50,8 @@ def main(
     tokenizer = load_embedded_pair()[2]
     encoded = tokenizer(training, add_special_tokens=False, verbose=False).input_ids
     text = torch.cat([torch.tensor(ids) for ids in encoded])
-    chance, shown = torch.Generator().manual_seed(seed), (*IN_DOCUMENTS, *(p.strip() for p in CODE_PROMPTS))
+    chance = torch.Generator().manual_seed(seed)
+    shown = (*IN_DOCUMENTS, *(each.prompt.strip() for each in prompt_set("code")))
     with prompts_file.open("w") as file:
         for number in range(prompts):
             known = True

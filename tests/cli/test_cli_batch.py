@@ -119,7 +119,8 @@ def test_a_prompt_file(tmp_path, pair, monkeypatch):
 
 
 def test_chat_messages(tmp_path, pair, monkeypatch):
-    """What the template makes of them is continued; without a template they are refused before models are loaded."""
+    """What the template makes of them is continued, and the answer alone shown; a line with a prompt stays a text.
+    Without a template messages are refused before models are loaded."""
     said = [{"role": "user", "content": "x = "}]
     file = write_prompts(tmp_path / "p.jsonl", ["x", {"messages": said, "id": "chat"}])
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
@@ -129,9 +130,9 @@ def test_chat_messages(tmp_path, pair, monkeypatch):
         context.setattr("specdec.models.loading.load_embedded_pair", lambda *_, **__: pair)
         _, row = rows("--batch-file", file, *OPTIONS)
         assert (row["id"], row["prompt"]) == ("chat", 1)
-        assert row["token_ids"] == rows("<user>x = <a>", *OPTIONS, "--seed", 6)[0]["token_ids"]
+        assert row["token_ids"] == rows("--no-chat", "<user>x = <a>", *OPTIONS, "--seed", 6)[0]["token_ids"]
         shown = run("generate", "--batch-file", file, *OPTIONS).stdout
-        assert f"--- 2 of 2 ---\n<user>x = <a>{row['text']}\n" in shown
+        assert f"--- 2 of 2 ---\n{row['text']}\n" in shown and shown.startswith("--- 1 of 2 ---\nx")
     monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
     for output in ((), ("--output", tmp_path / "out.jsonl")):
         told = refused("generate", "--batch-file", file, *output)
@@ -168,7 +169,10 @@ def test_commands_that_decode_all_prompts_alike_refuse_settings(tmp_path, monkey
     monkeypatch.setattr("specdec.cli.models.load", lambda *_: pytest.fail("loaded"))
     file = write_prompts(tmp_path / "p.jsonl", [{"id": "a", "prompt": "x"}, {"prompt": "y", key: 1}])
     told = refused(command, "--batch-file", file)
-    assert told == f"Invalid value for --batch-file: line 2 of '{file}': keys: got '{key}', allowed: id, prompt"
+    assert told == (
+        f"Invalid value for --batch-file: line 2 of '{file}': keys: got '{key}', "
+        "allowed: id, prompt, messages, category; or question_id, category and turns"
+    )
 
 
 def test_compare_reads_the_same_files(tmp_path, folders, monkeypatch):

@@ -176,10 +176,10 @@ def test_files_of_questions(tmp_path, command):
         (("--minutes", "0"), "--minutes: got 0.0, allowed: a number > 0"),
         (("--category", "sonnets"), "--category: got 'sonnets', allowed: question, list, essay"),
         (("--load-in-8bit", "--load-in-4bit"), "--load-in-8bit / --load-in-4bit: got both"),
-        (("x", "--batch-file", __file__), "PROMPT / --batch-file: got both"),
+        (("x", "--batch-file", __file__), "PROMPT / --batch-file / --prompt-set: got several"),
         (("",), "PROMPT: got an empty prompt"),
         (("--target", "x"), "--draft: "),
-        (("--chat", *SMALL, "x"), "--chat: got --chat for prompt 0"),
+        (("--chat", *SMALL, "x"), "--chat: got --chat for a target without a chat template"),
         (("--tree", "4", *SMALL, "x"), "--tree: got 4, allowed: with a --method that proposes trees"),
     ),
 )

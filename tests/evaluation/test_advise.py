@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +23,10 @@ from specdec.evaluation.advise.costs import (
     measure,
 )
 from specdec.evaluation.advise.machine_trouble import Shares, Threads, shares, time_threads
-from specdec.evaluation.advise.prediction import best, more_accepted, predict
-from specdec.evaluation.advise.words import Memory, Tried, say, verdict
+from specdec.evaluation.advise.new_draft import GOOD_ALPHA, describe, new_draft, pays_from
+from specdec.evaluation.advise.prediction import MARGIN, best, more_accepted, predict
+from specdec.evaluation.advise.tried import Memory, Tried
+from specdec.evaluation.advise.words import say, verdict
 from specdec.loop.batch import Batch
 from specdec.loop.draft_length import RowResult
 from support.commands import invoke, refused, run
@@ -59,7 +62,7 @@ def tried(name: str, of: Measured) -> Tried:
     )
     forward, tests = of.plain.part("target_forwards"), of.acceptance.tested
     return Tried(
-        name, best(of, 64), steps, of.acceptance.alpha, chances, tests, forward, parts, MEMORY, None, half, more
+        name, True, best(of, 64), steps, of.acceptance.alpha, chances, tests, forward, parts, MEMORY, None, half, more
     )
 
 
@@ -130,7 +133,26 @@ def test_it_says_yes_where_it_pays():
     )
     assert "does not pay from 4 on" in text and "Use rule block" in text
     assert "model takes 100 bytes of weights (10% of the target's) and 2 bytes of cache" in text
-    assert "A draft that takes half the time would give 2.80 times plain (K = 4)" in text
+    assert "One that takes half the time would give 2.80 times plain (K = 4)" in text
+
+
+def test_the_parts_of_a_step_are_all_of_it():
+    """Whatever the steps took: parts are shares of all of their time, so an odd one does not break the sum."""
+    times = Times([1.0, 1.0, 4.0], {"draft_forwards": [0.5, 0.5, 0.5], "target_forwards": [0.5, 0.5, 2.5]})
+    assert [times.part(name) for name in times.parts] == [pytest.approx(0.25), pytest.approx(3.5 / 6)]
+    said = told(measured(0.8, 0.1, wider=0.05))[1][1]
+    assert "in 16.00 ms, a plain step one in 10.00 ms: 2.10 times as fast, and 2.10 times with the reading" in said
+    assert "are 4.00 ms of drafting (c = 0.10), 12.00 ms of the target's forward over 5 tokens (1.20 times" in said
+    assert said.endswith("and 0.00 ms of everything else.")
+
+
+def test_drafts_from_the_text_have_no_cost_of_a_model():
+    of = measured(0.1, 0.0)
+    first = replace(tried("lookup", of), has_model=False)
+    result = verdict([first], {}, {1: first.best}, QUIET, CLEAN)
+    text = "\n".join(say(result, QUIET, CLEAN, [first], {}, {1: first.best}, 64, 0.8))
+    assert "c = " not in text and "drafting" not in text and "Memory" not in text and "half the time" not in text
+    assert "were not measured" in text and "Times plain by sequences" not in text
 
 
 @pytest.mark.parametrize(
@@ -181,6 +203,40 @@ def test_threads_are_timed_and_put_back():
     found = time_threads(lambda: seen.append(torch.get_num_threads()), 4, 0.0, clock=lambda: float(next(now)))
     assert sorted({*seen}) == sorted({1, 2, 4, before}) and torch.get_num_threads() == before
     assert found.seconds == dict.fromkeys(sorted({*seen}), 1.0)
+
+
+# ---- a draft that does not exist yet
+
+
+def test_from_which_alpha_a_draft_pays():
+    """At that alpha the best K wins what counts as paying, and a draft that takes as long as the target never does."""
+    of = tried("early-exit", measured(0.0, 0.5))
+    assert pays_from(of, 0.002) == pytest.approx(0.2 * MARGIN + MARGIN - 1, abs=1e-4)  # 1 + a = MARGIN (1 + c), K = 1
+    assert pays_from(of, 0.0) == pytest.approx(0.03 * 0.99, abs=2e-3) and pays_from(of, 0.05) is None
+    assert best(measured(pays_from(of, 0.002), 0.2, most=1), 64).speedup == pytest.approx(MARGIN, abs=0.01)
+
+
+def test_a_larger_target_needs_less():
+    """All that does not grow with it, the draft and the loop, counts for less, and what verification takes remains."""
+    of = tried("early-exit", measured(0.0, 0.5, wider=0.1))
+    by_size = [pays_from(of, 0.004, size) for size in (1.0, 2.0, 10.0, 1000.0)]
+    assert by_size == sorted(by_size, reverse=True) and by_size[0] > by_size[1] + 0.1
+    assert by_size[-1] == pytest.approx(1.1 * MARGIN - 1, abs=0.01)
+
+
+def test_what_layers_of_the_target_would_take():
+    """Two of ten layers, where four take half of a forward and so the head takes a sixth."""
+    found = new_draft(tried("early-exit", measured(0.0, 0.5)), 4, 10, 10_000_000)
+    assert (found.layers, found.of_layers) == (2, 10) and found.c == pytest.approx(0.5 - 2 / 12)
+    assert found.pays_at == 1.0 and found.pays_from < GOOD_ALPHA
+    words = " ".join(describe(found))
+    assert "2 of the target's 10 layers it would take 0.33 times the target's time" in words
+    assert "10 times the size (100M): 0.0" in words and "alpha 0.7 is enough at this size" in words
+    dear = new_draft(tried("early-exit", measured(0.0, 1.2)), 4, 10, 10_000_000)
+    assert dear.pays_from is None and dear.pays_at > 1 and "M parameters on" in describe(dear)[1]
+    assert "would not pay here, even if all of its drafts were accepted" in describe(dear)[0]
+    never = new_draft(tried("early-exit", measured(0.0, 0.5, wider=2.0)), 4, 10, 10_000_000)
+    assert never.pays_at is None and "it would pay beside none" in describe(never)[1]
 
 
 # ---- tokenizers
@@ -289,6 +345,22 @@ def test_short_texts_are_measured_in_longer_ones(tokens, largest, monkeypatch):
         measure(*(SpeculativeDecoder(target, d, 8) for d in (None, draft)), Workload([[1]], 17), 1, (8,), 0.1)
 
 
+def test_each_prompt_is_decoded_whatever_time_that_takes():
+    """In a time that is over at once, and with texts that are shorter where forwards are slow."""
+    target, draft = tunable_pair(0.0)
+    seen, now = [], iter(range(10**6))
+    decoder = SpeculativeDecoder(target, draft, 1)
+    work = Workload(prompts(3, 3, 5), 12, least=3)
+    texts = Workload.texts
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Workload, "texts", lambda self, first, rows: seen.append(first) or texts(self, first, rows))
+        measure(SpeculativeDecoder(target, None, 0), decoder, work, 1, (1,), 0.1, clock=lambda: float(next(now)))
+    assert seen == [0, 1, 2]
+    settings = AdviseSettings()
+    assert settings.written(0.001, 8, 10.0) == 64 and settings.written(0.02, 8, 10.0) == 31
+    assert settings.written(1.0, 8, 10.0) == 24
+
+
 # ---- the command
 
 
@@ -299,8 +371,21 @@ def test_the_command(folders, tmp_path, monkeypatch):
     file = tmp_path / "prompts.txt"
     file.write_text("x = 1\nimport os\n")
     whole = json.loads(run("advise", folders[1], folders[3], "lookup", "--prompts", file, *quick).stdout)
-    assert whole["verdict"]["answer"] in ("speculate", "plain") and {*whole["batches"]} == {"1", "2"}
+    assert whole["verdict"]["answer"] in ("speculate", "plain")
+    assert {*whole["batches"]} == ({"1", "2"} if whole["verdict"]["answer"] == "speculate" else {"1"})
     assert {t["name"] for t in whole["tried"]} == {str(folders[3]), "lookup"}
+
+
+def test_a_target_alone(folders, monkeypatch, capfd):
+    """Its text, its first layers and a draft that is to be made; and the profiler writes nothing."""
+    monkeypatch.setattr(Threads, "oversubscribed", False)
+    monkeypatch.setattr(Shares, "copies_dominate", False)
+    quick = ("--seconds", 0.1, "--max-new-tokens", 4, "-k", 1, "--batch-size", 2, "--prompt-set", "code")
+    shown = run("advise", folders[1], *quick).stdout
+    assert "early-exit" in shown and "specdec distill makes one: of 1 of the target's 1 layers" in shown
+    assert "USDT" not in capfd.readouterr().err
+    only = json.loads(run("advise", folders[1], "lookup", "--category", "method", *quick, "--json").stdout)
+    assert only["new_draft"] is None and not only["tried"][0]["has_model"]
 
 
 def test_bad_options_are_refused(folders, tmp_path):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from specdec.cli.bench_options import BUILT_IN
 from specdec.jobs.input import InputError
 from specdec.jobs.questions import PLACEHOLDER, Question, read_questions
 from support import ROOT
 
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a>"
 SPEC_BENCH = {
     "question_id": 81,
     "category": "writing",
@@ -73,26 +72,16 @@ def test_no_question(tmp_path):
         read_questions(written(tmp_path, ""))
 
 
-def test_a_chat_template_is_used_where_it_is_asked_for(pair):
+def test_a_question_as_a_users_message(pair, monkeypatch):
     tokenizer = pair[2]
     question = Question("a", 0, "Hello", category="chat")
     assert question.tokens(tokenizer) == tokenizer("Hello").input_ids
     with pytest.raises(ValueError, match="messages: got messages for a tokenizer without a chat template"):
-        question.tokens(tokenizer, as_chat=True)
-
-
-def test_the_built_in_prompts(pair):
-    """A dozen categories, several prompts of each, all different, and short enough for small models."""
-    found = read_questions(BUILT_IN)
-    assert [*Counter(q.category for q in found).items()] == [
-        (category, 4)
-        for category in (
-            *("question", "list", "essay", "poem", "summary", "rewriting", "code", "code editing", "translation"),
-            *("arithmetic", "JSON", "chat"),
-        )
-    ]
-    assert len({q.prompt for q in found}) == len(found) == 48
-    assert max(len(q.tokens(pair[2])) for q in found) < 512
+        question.as_message(tokenizer)
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    said = question.as_message(tokenizer)
+    assert said == Question("a", 0, "<user>Hello<a>", chat=True, category="chat") and said.as_message(tokenizer) is said
+    assert said.tokens(tokenizer) == tokenizer("<user>Hello<a>", add_special_tokens=False).input_ids
 
 
 def test_the_seven_prompts():

@@ -11,6 +11,7 @@ import typer
 
 from . import drafting, models, options
 from .drafters import EMBEDDED_HEADS, make_drafter
+from .given_prompts import MeasuredPrompts
 from .layout import print_table
 from .option_groups import command, option
 from .progress_bar import progress
@@ -25,18 +26,29 @@ if TYPE_CHECKING:
     from ..evaluation.advise import Advice, AdviseSettings
     from ..evaluation.advise.compatibility import Compatibility
 
-TEXTUAL = ("lookup", "suffix")  # drafters that need no model
+ALONE = ("lookup", "suffix", "early-exit")  # drafters that need no other model
+
+
+EXIT = 4  # early exit is tried after a layer in so many
+
+
+@dataclass(frozen=True)
+class LikeYours(MeasuredPrompts):
+    """Prompts"""
+
+    batch_file: Path | None = option(
+        None,
+        "Prompts like yours, as --batch-file of other commands takes them: acceptance depends on the text.",
+        "--prompts",
+        "--batch-file",
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True)
 class AdviseOptions:
     """What is measured"""
 
-    prompts: Path | None = option(
-        None,
-        "Prompts like yours, as --batch-file of other commands takes them: acceptance depends on the text.",
-        metavar="FILE",
-    )
     max_new_tokens: int = option(64, "New tokens of a text.")
     num_drafts: int = option(8, "The largest K.", *drafting.K)
     temperature: float = option(0.8, "Of sampled texts; greedy ones are measured anyway.")
@@ -61,6 +73,7 @@ class AdviseOptions:
 
 @command
 def advise(
+    given: LikeYours,
     asked: AdviseOptions,
     machine: options.MachineOptions,
     target: Annotated[
@@ -71,25 +84,26 @@ def advise(
         list[str] | None,
         typer.Argument(
             metavar="[DRAFT]...",
-            help=f"Draft models and heads, by folder or hub name, or {', '.join(TEXTUAL)}. Default: these two.",
+            help=f"Draft models and heads, by folder or hub name, or {', '.join(ALONE)}. Default: these three.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Says whether speculation pays with TARGET on this machine, in about a minute: with which drafter, K, rule and
+    """Says whether speculation pays with TARGET on this machine, in a minute or two: with which drafter, K, rule and
     threads, up to which batch size, what it takes in memory, and what a better draft would be worth.
 
     It decodes prompts plainly and with every number of drafts in turns, and predicts from the acceptance by position
     and the times of steps. docs/advise.md says how."""
-    texts = [] if asked.prompts is None else options.read_texts(asked.prompts)
+    at = models.ModelOptions(target=target, machine=machine)
+    questions = given.questions(None, at)
     with progress("loading models") as show:
         from ..evaluation.advise import advise as measure
 
         settings = asked.settings()
-        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
-        texts = texts or _own_texts(target)
+        loaded = models.load(at, [])
+        texts = [question.prompt for question in questions]
         found, kinds = _drafters(loaded, target, drafts or (), texts, machine.dtype)
-        ids = loaded.tokenizer(texts).input_ids
+        ids = [question.tokens(loaded.tokenizer) for question in questions]
         advice = measure(loaded.target, found, ids, settings, show, kinds)
     if asked.as_json:
         typer.echo(json.dumps(advice.to_dict()))
@@ -97,13 +111,6 @@ def advise(
     for line in advice.words:
         remark(line, err=False)
     _print_tried(advice)
-
-
-def _own_texts(target: str | None) -> list[str]:
-    from ..evaluation.verify import short_prompts
-    from .compare_command import CODE_PROMPTS
-
-    return list(short_prompts.TEXT if target else CODE_PROMPTS)
 
 
 def _drafters(
@@ -115,11 +122,20 @@ def _drafters(
     if target is None:
         assert loaded.draft is not None
         found["model"] = loaded.draft
-    names = [*(drafts or (TEXTUAL if target is not None else EMBEDDED_HEADS))]
+    names = [*(drafts or (ALONE if target is not None else EMBEDDED_HEADS))]
     if len({*names}) < len(names):
         refuse("DRAFT", ", ".join(names), "each once")
     for name in names:
-        if name in TEXTUAL or (target is None and name in EMBEDDED_HEADS):
+        drafter: Drafter | None
+        if name == "early-exit":
+            layers = loaded.target.config.get_text_config(decoder=True).num_hidden_layers
+            try:
+                drafter = make_drafter(name, loaded.target, exit_layers=max(layers // EXIT, 1))
+            except ValueError:
+                if drafts:
+                    raise
+                continue  # no model that can be left early
+        elif name in ALONE or (target is None and name in EMBEDDED_HEADS):
             drafter = make_drafter(name, loaded.target)
         else:
             drafter, kind = _named(name, loaded, texts, dtype)
@@ -160,17 +176,19 @@ def _named(
 
 def _print_tried(advice: Advice) -> None:
     """What was found of each drafter."""
-    if not advice.tried:
+    plain = advice.verdict.plain_tokens_per_second
+    if plain is None:
         return
     columns = ("drafter", "K", "times\nplain", "tokens/s", "tau", "alpha", "c", "weights\nMB")
     print_table(
         columns,
         [
             (
-                t.name, str(t.best.num_drafts), f"{t.best.speedup:.2f}", f"{t.best.tokens_per_second:.1f}",
-                f"{t.best.tau:.2f}", f"{t.alpha:.2f}", f"{t.c:.2f}", f"{t.memory.draft / 1e6:.1f}",
+                t.name, str(t.best.num_drafts), f"{t.best.speedup:.2f}", f"{t.best.speedup * plain:.1f}",
+                f"{t.best.tau:.2f}", f"{t.alpha:.2f}", f"{t.c:.2f}" if t.has_model else "–",
+                f"{t.memory.draft / 1e6:.1f}",
             )
             for t in advice.tried
         ],
     )  # fmt: skip
-    remark(f"{RATIOS} c: the time of a draft's forward over that of the target's.", err=False)
+    remark(f"{RATIOS} c: the time of a draft model's forward over that of the target's.", err=False)

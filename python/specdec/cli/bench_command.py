@@ -21,7 +21,7 @@ from .bench_options import (
 from .option_groups import command
 from .report_command import write as write_report
 from .show_bench import print_results
-from .user_errors import check_counts, refuse
+from .user_errors import check_counts
 
 
 @command
@@ -34,7 +34,7 @@ def bench(
     weights: WeightOptions,
     results: ResultOptions,
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="Default: built-in ones of twelve categories.", show_default=False)
+        list[str] | None, typer.Argument(help="Default: a built-in set, one of each category.", show_default=False)
     ] = None,
 ) -> None:
     """Measures every way to decode on your models, in turns, and says which is the fastest where that is not noise.
@@ -44,13 +44,11 @@ def bench(
     compared with those of transformers. After Ctrl-C or a kill the same command goes on where it was. docs/bench.md
     says what is measured, and how. Exits with 1 if a greedy text of specdec differs by more than rounding explains.
     """
-    if prompt and given.batch_file is not None:
-        refuse("PROMPT / --batch-file", "both", "at most one of the two")
-    check_counts(1, max_new_tokens=settings.max_new_tokens, per_category=given.per_category)
+    check_counts(1, max_new_tokens=settings.max_new_tokens)
     methods = bench_methods.read_methods(measured.method, at, measured.exit_layers)
     axes = settings.axes(measured)
     with_report = results.with_report
-    questions = given.questions(prompt or [], at)
+    questions = given.questions(prompt, at)
 
     import torch
 

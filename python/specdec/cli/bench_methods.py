@@ -17,7 +17,6 @@ from .user_errors import check_counts, option_name, refuse
 if TYPE_CHECKING:
     from ..drafters.protocol import Drafter
     from ..evaluation.bench.grid import Drafts, Grid, Method
-    from ..jobs.questions import Question
     from .models import ModelOptions
 
 BASELINES, ASSISTED = ("transformers", "plain"), "assisted"
@@ -125,15 +124,3 @@ def _each_once(option: str, values: Sequence) -> tuple:
     if len({*values}) < len(values):
         refuse(option, ", ".join(map(str, values)), "each once")
     return tuple(values)
-
-
-def choose(questions: Sequence[Question], categories: Sequence[str] | None, most: int | None) -> list[Question]:
-    """Those of the categories, and of each category the first ``most``."""
-    there = dict.fromkeys(question.category for question in questions)
-    for name in categories or ():
-        if name not in there:
-            refuse("--category", repr(name), ", ".join(there))
-    found: list[Question] = []
-    for name in categories or there:
-        found += [question for question in questions if question.category == name][:most]
-    return found

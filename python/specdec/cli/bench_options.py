@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from . import bench_methods, drafting, models, options
+from . import bench_methods, drafting, options
 from .drafters import HEAD
+from .given_prompts import MeasuredPrompts
 from .option_groups import option
 from .user_errors import check_counts, refuse
 
-if TYPE_CHECKING:
-    from ..jobs.questions import Question
-
-BUILT_IN = Path(__file__).parents[1] / "evaluation" / "bench" / "prompts.jsonl"
 NEW_TOKENS, SHORT_TEXTS = 64, 16  # the embedded pair's grid is to end in five minutes on two cores
 
 
@@ -67,31 +64,12 @@ class SettingOptions:
 
 
 @dataclass(frozen=True)
-class QuestionOptions:
+class QuestionOptions(MeasuredPrompts):
     """Prompts"""
 
-    batch_file: Path | None = option(
-        None,
-        "Prompts: as specdec generate reads them, with a category if you like; or questions of Spec-Bench or "
-        "SPEED-Bench, as JSON lines.",
-    )
-    category: list[str] | None = option(None, "Repeatable: prompts of these only.")
-    per_category: int | None = option(
-        None, "The first ones of each category. Default: 1 of the built-in ones, else all."
-    )
-    chat: bool = option(False, "Prompts are a user's messages, for the chat template.", "--chat")
     cut_prompts: bool = option(False, "Cut prompts that are too long at their beginning.", "--cut-prompts")
 
-    def questions(self, prompts: list[str], at: models.ModelOptions) -> list[Question]:
-        from ..jobs.questions import Question, read_questions
-
-        most = self.per_category
-        if prompts:
-            found = [Question(i, i, text) for i, text in enumerate(options.check_texts(prompts))]
-        else:
-            found = read_questions(self.batch_file or BUILT_IN, lambda: at.tokenizer)
-            most = most or (None if self.batch_file else 1)
-        return bench_methods.choose(found, self.category, most)
+    of_embedded = "general"
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,7 @@ class BenchRun:
 
         found = []
         for question in self.questions:
-            try:
-                tokens = question.tokens(loaded.tokenizer, self.given.chat)
-            except ValueError as error:
-                refuse("--chat", f"--chat for prompt {question.id!r}", str(error))
-            if not tokens:
+            if not (tokens := question.tokens(loaded.tokenizer)):
                 refuse("PROMPT", f"prompt {question.id!r}, of which the tokenizer makes no token", "at least one token")
             found.append(BenchPrompt(str(question.id), question.category, tokens))
         return found
@@ -173,7 +169,8 @@ class BenchRun:
             },
             "settings": {
                 **dataclasses.asdict(settings),
-                **{"compile": self.measured.compile, "bits": self.bits, "chat": self.given.chat},
+                **{"compile": self.measured.compile, "bits": self.bits},
+                "chat": any(question.chat for question in self.questions),
             },
             "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],
         }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from . import drafting, models, options
+from .given_prompts import MeasuredPrompts
 from .option_groups import command, option
 from .progress_bar import progress
 from .show import print_comparison
@@ -16,14 +17,6 @@ from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-# Source code, which the embedded pair was trained on.
-CODE_PROMPTS = (
-    "import os\nimport sys\n\n\ndef main():\n",
-    'class Error(Exception):\n    """',
-    "    def __init__(self, name, value=None):\n",
-    "    def read(self, size=-1):\n        ",
-)
 
 
 @dataclass(frozen=True)
@@ -56,13 +49,13 @@ class MeasureOptions:
 
 @command
 def compare(
-    file: options.BatchFile,
+    given: MeasuredPrompts,
     at: models.ModelOptions,
     drafts: ComparedDrafts,
     sampling: options.FilterOptions,
     asked: MeasureOptions,
     prompt: Annotated[
-        list[str] | None, typer.Argument(help="Default: some beginnings of code.", show_default=False)
+        list[str] | None, typer.Argument(help="Default: a built-in set, one of each category.", show_default=False)
     ] = None,
 ) -> None:
     """Measures specdec, the target alone in transformers ("plain"), and transformers' assisted generation ("assisted").
@@ -76,16 +69,16 @@ def compare(
     and does not count; transformers is as it is for those who call generate. Exits with 1 if a greedy text of specdec
     differs from the plain one by more than rounding explains.
     """
-    texts = file.texts(prompt) or list(CODE_PROMPTS)
     drafts.check(at)
     num_drafts = None if drafts.num_drafts is None else drafting.read_num_drafts(drafts.num_drafts, 1)
     sampling.params(drafts.accept_rule)
+    questions = given.questions(prompt, at)
     with progress("loading models") as show:
         loaded = models.load(at, [drafts.drafter])
         from ..evaluation.compare import compare
         from ..evaluation.contenders import CompareSettings
 
-        prompts = loaded.tokenizer(texts).input_ids
+        prompts = [question.tokens(loaded.tokenizer) for question in questions]
         settings = CompareSettings(
             asked.max_new_tokens,
             seed=asked.seed,
@@ -104,6 +97,6 @@ def compare(
     if asked.as_json:
         typer.echo(json.dumps(comparison.to_dict()))
     else:
-        print_comparison(comparison, loaded.tokenizer, prompts)
+        print_comparison(comparison, loaded.tokenizer, prompts, shows_prompt=not questions[0].chat)
     if any(d.verdict == "bug" for d in comparison.ours):
         raise typer.Exit(1)

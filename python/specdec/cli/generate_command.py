@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import drafting, models, options
+from .given_prompts import ChatOptions
 from .job import Job, JobOptions
 from .option_groups import command, option
 from .profiling import STEPS, check_trace, traced
@@ -27,12 +28,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PromptOptions(options.BatchFile):
+class PromptOptions(ChatOptions):
     """Prompts"""
 
+    system: str | None = option(None, "What the model is told before the prompt, as a chat.", metavar="TEXT")
+    batch_file: Path | None = option(
+        None,
+        'UTF-8, one prompt a line; in a .jsonl file and in standard input (-) a JSON string or {"prompt": ...} a line '
+        "(docs/jobs.md). A line says itself whether it has a prompt or messages.",
+    )
     prompt_file: Path | None = option(
         None, "A text file that is one prompt as it stands, its last line end included; - is standard input."
     )
+
+    def check(self, prompt: str | None) -> None:
+        sources = [each for each in (prompt, self.batch_file, self.prompt_file) if each is not None]
+        if len(sources) != 1:
+            refuse("PROMPT / --batch-file / --prompt-file", "several" if sources else "none", "one of them")
+        options.check_texts([each for each in (prompt, self.system) if each is not None])
+        if self.batch_file is not None and (self.chat is not None or self.system is not None):
+            given = "one of them with --batch-file"
+            refuse("--chat / --no-chat / --system", given, "PROMPT or --prompt-file; lines of a file have messages")
+        if self.chat is False and self.system is not None:
+            refuse("--no-chat / --system", "both", "one of the two: a text to continue has no system message")
+
+    def line(self, prompt: str | None, at: models.ModelOptions, settings: LineSettings, params: Any) -> JobLine:
+        """The one prompt, as the line of a file would be."""
+        from ..chat_template import chat_text
+        from ..jobs.lines import JobLine
+
+        text = prompt or _read_prompt(self.prompt_file)
+        if chat := self.is_chat(at.tokenizer, own_prompts=self.system is None):
+            system = [] if self.system is None else [{"role": "system", "content": self.system}]
+            text = chat_text(at.tokenizer, [*system, {"role": "user", "content": text}])
+        elif self.system is not None:
+            refuse("--system", "a text for a target without a chat template", "none there")
+        return JobLine(0, 0, text, chat, settings=settings, params=params)
 
 
 @dataclass(frozen=True)
@@ -110,10 +141,11 @@ def generate(
     of_lines: LineOptions,
     shown: ShownOptions,
     job: JobOptions,
-    prompt: Annotated[str | None, typer.Argument(help="The text to continue.", show_default=False)] = None,
+    prompt: Annotated[str | None, typer.Argument(help="What is answered or continued.", show_default=False)] = None,
 ) -> None:
-    """Continues PROMPT, the prompt in a file (--prompt-file), or all prompts of a file at once (--batch-file). In a
-    .jsonl file a line may have chat messages instead of a prompt, and settings of its own.
+    """Answers PROMPT where the target has a chat template, and continues it elsewhere; or the prompt in a file
+    (--prompt-file), or all prompts of a file at once (--batch-file). In a .jsonl file a line may have chat messages
+    instead of a prompt, and settings of its own.
 
     With --output it is a job: the prompts of a file of any length stream through --rows rows, and each result is
     written as soon as it ends, one JSON object a line. A job that was stopped or killed goes on when the same command
@@ -121,11 +153,8 @@ def generate(
     could not be written; 130 and 143, stopped by Ctrl-C or SIGTERM.
     """
     text = of_lines.text
-    sources = [each for each in (prompt, given.batch_file, given.prompt_file) if each is not None]
-    if len(sources) != 1:
-        refuse("PROMPT / --batch-file / --prompt-file", "several" if sources else "none", "one of them")
+    given.check(prompt)
     job.check(given.batch_file, text.num_return_sequences, verbose=text.verbose, profile=shown.profile is not None)
-    options.check_texts([] if prompt is None else [prompt])
     printed = shown.as_json or job.output is not None
     for name, value in vars(of_lines.log_probs).items():
         if value is not None and value is not False and not printed:
@@ -138,7 +167,6 @@ def generate(
     num_drafts = drafting.read_num_drafts(drafts.num_drafts, nodes=drafts.nodes)
     params = of_lines.sampling.params(drafts.accept_rule)
     from ..decoder import SpeculativeDecoder
-    from ..jobs.lines import JobLine
 
     defaults = of_lines.settings()
     if given.batch_file is not None and job.output is not None:
@@ -147,14 +175,13 @@ def generate(
     if given.batch_file is not None:
         lines = _read_lines(given.batch_file, defaults, at, text.num_return_sequences, printed)
     else:
-        text_of = prompt or _read_prompt(given.prompt_file)
-        lines = [JobLine(0, 0, text_of, settings=defaults, params=params)]
+        lines = [given.line(prompt, at, defaults, params)]
     loaded = models.load(at, [drafts.drafter])
     proposer = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
     decoder = SpeculativeDecoder(loaded.target, proposer, num_drafts, tree=drafts.nodes)
     page: Page | None = None
     if given.batch_file is None and text.num_return_sequences == 1 and not shown.as_json:
-        page = Page(loaded.tokenizer, lines[0].prompt, lines[0].tokens(loaded.tokenizer), text.verbose, text.stop or ())
+        page = _page(loaded, lines[0], lines[0].tokens(loaded.tokenizer), text.verbose)
     with traced(shown.profile) as trace:
         decoded = _decode(decoder, loaded, lines, drafts.accept_rule, text.num_return_sequences, trace, page)
     if shown.as_json:
@@ -223,9 +250,14 @@ def _print_texts(decoded: Decoded, loaded: models.Models, verbose: bool) -> None
     for i, each in enumerate(decoded.sequences, 1):
         line: Any = each.request.id
         write(f"--- {i} of {len(decoded.sequences)} ---\n", dim=True)
-        page = Page(loaded.tokenizer, line.prompt, each.request.prompt, verbose, line.settings.stop)
+        page = _page(loaded, line, each.request.prompt, verbose)
         page.show(each.tokens, each.produced_by)
         page.finish()
+
+
+def _page(loaded: models.Models, line: JobLine, prompt: Sequence[int], verbose: bool) -> Page:
+    """Shows a prompt and its continuation, or of a chat the answer alone: its prompt is the template's text."""
+    return Page(loaded.tokenizer, line.prompt, prompt, verbose, line.settings.stop, shows_prompt=not line.chat)
 
 
 def read_logit_bias(given: Sequence[str]) -> dict[int, float]:

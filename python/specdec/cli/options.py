@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .option_groups import option
@@ -69,24 +68,6 @@ class StopOptions:
 
 
 @dataclass(frozen=True)
-class BatchFile:
-    """Prompts"""
-
-    batch_file: Path | None = option(
-        None,
-        'UTF-8, one prompt a line; in a .jsonl file and in standard input (-) a JSON string or {"prompt": ...} a line '
-        "(docs/jobs.md).",
-    )
-
-    def texts(self, prompts: list[str] | None) -> list[str]:
-        """The prompts of the arguments or of the file, for a command that decodes all of them alike; none are given:
-        none."""
-        if prompts and self.batch_file is not None:
-            refuse("PROMPT / --batch-file", "both", "at most one of the two")
-        return check_texts(prompts or []) if self.batch_file is None else read_texts(self.batch_file)
-
-
-@dataclass(frozen=True)
 class SchedulingOptions:
     """Capacity"""
 
@@ -141,14 +122,6 @@ def read_sampling(rule: str, **params: Any) -> SamplingParams:
             allowed = "a temperature > 0: greedy text has no filters"
             refuse(option_name(name), f"{params[name]} with temperature 0", allowed)
     return sampling
-
-
-def read_texts(path: Path) -> list[str]:
-    """The prompts of a file whose lines may have no settings of their own."""
-    from ..jobs.input import read_batch
-    from ..jobs.lines import LineSettings
-
-    return [line.prompt for line in read_batch(path, LineSettings(), 0, keys=("id", "prompt"))]
 
 
 def check_texts(texts: list[str]) -> list[str]:

@@ -45,6 +45,9 @@ def traced(path: Path | None) -> Iterator[Trace | None]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    from ..evaluation.advise.machine_trouble import NO_LOG
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", NO_LOG)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     trace = Trace(profile(activities=activities), path)
     try:

@@ -128,16 +128,17 @@ def ratios(stats: Stats) -> str:
 
 
 def print_comparison(
-    comparison: Comparison, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]]
+    comparison: Comparison, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Sequence[int]], shows_prompt: bool
 ) -> None:
     """Prints the texts of the first prompt, the measurements, the ratios, and whether greedy texts are equal."""
+    prompt = str(tokenizer.decode(list(prompts[0]), skip_special_tokens=True)) if shows_prompt else ""
     texts: dict[str, list[str]] = {}
     for m in comparison.measurements:
         text = continuation(tokenizer, prompts[0], m.rounds[0][0].texts[0])
         texts.setdefault(text, []).append(m.name)
     for text, names in texts.items():
         typer.secho(f"--- {', '.join(names)} ---", dim=True)
-        write(str(tokenizer.decode(list(prompts[0]), skip_special_tokens=True)) + text + "\n")
+        write(prompt + text + "\n")
 
     columns = ("method", "drafts\na step", "seconds", "tokens/s", "acceptance\nrate", "alpha", "tau", "loop")
     rows = []

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import drafting, models
-from .bench_options import BUILT_IN
 from .option_groups import option
 from .options import as_json
 from .terminal import remark
@@ -52,7 +51,7 @@ class LessonOptions:
     def corpus(self, loaded: models.Models) -> Corpus:
         from ..jobs.input import read_batch
         from ..jobs.lines import LineSettings
-        from ..jobs.questions import read_questions
+        from ..jobs.prompt_sets import evaluation_texts
         from ..training.texts import read_documents, split
 
         def tokenizer():
@@ -65,7 +64,7 @@ class LessonOptions:
             given = [line.prompt for line in lines]
         documents = [text for path in self.data for text in read_documents(path, tokenizer, given)]
         aside = None if self.held_out is None else read_documents(self.held_out, tokenizer)
-        return split(documents, [question.prompt for question in read_questions(BUILT_IN)], aside)
+        return split(documents, evaluation_texts(), aside)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _OTHERWISE = {
     "DRAFT": "DRAFT",
     "SPECDEC_CPU_ISA": "SPECDEC_CPU_ISA",
 }
-_SOURCES = ("batch_file", "prompt_file", "prompts")  # options whose files have the prompts
+_SOURCES = ("batch_file", "prompt_file", "prompts", "prompt_set")  # options whose files have the prompts
 
 
 def refuse(option: str, given: object, allowed: str) -> NoReturn:

@@ -10,6 +10,7 @@ import typer
 
 from . import drafting, models, options
 from .drafters import HEAD, NAMES
+from .given_prompts import MeasuredPrompts
 from .option_groups import command, option
 from .progress_bar import progress
 from .show_verification import print_verification
@@ -71,7 +72,7 @@ class CheckOptions:
 
 @command
 def verify(
-    file: options.BatchFile,
+    given: MeasuredPrompts,
     at: models.ModelOptions,
     asked: CheckOptions,
     prompt: Annotated[
@@ -85,8 +86,8 @@ def verify(
     own probabilities, which needs scipy (pip install 'specdec[verify]'). All of this is done for every --drafter,
     --rule, -k and --batch-size. Exits with 1 if a bug is found. docs/verify.md has the details.
     """
-    texts = file.texts(prompt)
     names = asked.drafters(at)
+    questions = given.questions(prompt, at) if given.given(prompt) else None
     with progress("loading models") as show:
         from ..evaluation.verify import check_scipy, short_prompts, verify
 
@@ -96,7 +97,10 @@ def verify(
         loaded = models.load(at, names)
         layers = {"early-exit": asked.exit_layers}
         chosen = {name: loaded.drafter(name, layers.get(name)) for name in names if name != "none"}
-        ids = loaded.tokenizer(texts or list(short_prompts.TEXT if at.target else short_prompts.CODE)).input_ids
+        if questions is None:
+            ids = loaded.tokenizer(list(short_prompts.TEXT if at.target else short_prompts.CODE)).input_ids
+        else:
+            ids = [question.tokens(loaded.tokenizer) for question in questions]
         verification = verify(loaded.target, chosen, ids, settings, show)
     if asked.as_json:
         typer.echo(json.dumps(verification.to_dict(), allow_nan=False))

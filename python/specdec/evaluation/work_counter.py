@@ -24,7 +24,10 @@ class Work:
         self._tell(self._done, self._total, what)
 
     def did_one(self) -> None:
-        self._done += 1
+        self.did(1)
+
+    def did(self, parts: int) -> None:
+        self._done = min(self._done + parts, self._total)
         self._tell(self._done, self._total, self._what)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..chat_template import chat_text, chat_tokens
+from ..chat_template import chat_text
 from ..checks import refuse, shown
 from .input import read_each
 from .lines import LineReader, LineSettings, Prompt, read_id, read_json, read_text
@@ -25,12 +25,13 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECD
 class Question(Prompt):
     category: str = NO_CATEGORY
 
-    def tokens(self, tokenizer: PreTrainedTokenizerBase, as_chat: bool = False) -> list[int]:
-        """The ids of the prompt, or with ``as_chat`` of what the chat template makes of it as a user's message. Raises
-        ValueError naming ``messages`` where the tokenizer has no template."""
-        if as_chat and not self.chat:
-            return chat_tokens(tokenizer, chat_text(tokenizer, [{"role": "user", "content": self.prompt}]))
-        return super().tokens(tokenizer)
+    def as_message(self, tokenizer: PreTrainedTokenizerBase) -> Question:
+        """The same as a user's message, unless it is a chat already: its prompt is what the chat template makes of it.
+        Raises ValueError naming ``messages`` where the tokenizer has no template."""
+        if self.chat:
+            return self
+        text = chat_text(tokenizer, [{"role": "user", "content": self.prompt}])
+        return replace(self, prompt=text, chat=True)
 
 
 def read_questions(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase] | None = None) -> list[Question]:
@@ -60,6 +61,18 @@ def read_questions(path: Path, tokenizer: Callable[[], PreTrainedTokenizerBase] 
         return Question(**vars(reader.read_prompt(given, index)), category=_category(given))
 
     return read_each(path, read)
+
+
+def choose(questions: Sequence[Question], categories: Sequence[str] | None, most: int | None) -> list[Question]:
+    """Those of the categories, and of each category the first ``most``. Raises ValueError naming ``category``."""
+    there = dict.fromkeys(question.category for question in questions)
+    for name in categories or ():
+        if name not in there:
+            refuse("category", repr(name), ", ".join(there))
+    found: list[Question] = []
+    for name in categories or there:
+        found += [question for question in questions if question.category == name][:most]
+    return found
 
 
 def _read_turns(given: dict, index: int) -> Question:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from specdec_kernels import Rule, SamplingParams
 
 from ...checks import read_count, refuse
 from ...decoder import SpeculativeDecoder
+from ...drafters.early_exit import EarlyExitDrafter
 from ...drafters.heads import HeadDrafter
 from ...drafters.protocol import Drafter
 from ...loop.draft_length import AdaptiveDrafts
@@ -27,14 +27,18 @@ from ..work_counter import Tell, Work, silent
 from .compatibility import Compatibility
 from .costs import Measured, Workload, measure, shortest_text
 from .machine_trouble import Shares, Threads, profile_forward, time_threads
+from .new_draft import NewDraft, new_draft
 from .other_dtype import OtherDtype, time_dtypes
 from .prediction import Prediction, best, more_accepted, predict
-from .words import Memory, Tried, Verdict, say, verdict
+from .tried import Memory, Tried
+from .words import Verdict, say, verdict
 
 __all__ = ["Advice", "AdviseSettings", "advise"]
 
-# Of the time: all drafters greedily, the best one at a temperature, and in batches.
+# Of the time: all drafters greedily; then, where drafts pay, the best one at a temperature, and in batches.
 FIRST, SAMPLED, BATCHES = 0.45, 0.25, 0.30
+LEAST_TEXTS, LEAST_TOKENS = 8, 24  # each of the first prompts is continued by as many tokens, whatever time it takes
+A_TOKEN = 2.0  # times a forward over one token: what a token of a text takes, with the plain steps beside it
 MORE_ALPHA, FASTER = 0.05, 2.0  # what a better draft would be
 WIDE = (1, 2, 4, 8)  # K that are timed with several rows
 
@@ -73,10 +77,11 @@ class AdviseSettings:
         """The largest K that is timed."""
         return min(self.most_drafts, self.tokens - 1)
 
-    @property
-    def written(self) -> int:
-        """New tokens of the texts whose steps are timed."""
-        return max(self.tokens, shortest_text(self.largest))
+    def written(self, forward: float, texts: int, seconds: float) -> int:
+        """New tokens of the texts whose steps are timed: ``tokens``, or as many as ``texts`` of them have in so many
+        ``seconds`` where a forward takes ``forward``."""
+        affordable = int(seconds / (A_TOKEN * forward * texts)) if forward else self.tokens
+        return max(min(self.tokens, max(affordable, LEAST_TOKENS)), shortest_text(self.largest))
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,9 @@ class Advice:
         verdict: what to do, in numbers.
         words: the same in plain English, a sentence or two each.
         tried: each drafter, greedily with one sequence; the fastest first.
-        sampled: by rule, the best K of the advised drafter at the temperature.
-        batches: the best K of the advised drafter by the number of rows, greedily.
+        sampled: by rule, the best K of the advised drafter at the temperature; empty where drafts do not pay.
+        batches: the best K of the advised drafter by the number of rows, greedily; only 1 where drafts do not pay.
+        new_draft: what a draft would have to reach that does not exist; None: the target's layers were not tried.
         costs: seconds of steps by drafter, number of rows and K.
         dtypes: the target's forwards in another dtype; None where that is not measured.
     """
@@ -101,10 +107,11 @@ class Advice:
     batches: dict[int, Prediction]
     settings: AdviseSettings
     costs: dict[str, dict[int, dict[int, float]]]
+    new_draft: NewDraft | None = None
     dtypes: OtherDtype | None = None
 
     def to_dict(self) -> dict:
-        whole = dataclasses.asdict(self)
+        whole = asdict(self)
         whole["threads"] |= {"best": self.threads.best, "oversubscribed": self.threads.oversubscribed}
         return whole
 
@@ -117,7 +124,7 @@ def advise(
     progress: Tell = silent,
     compatibility: Mapping[str, Compatibility] | None = None,
 ) -> Advice:
-    """Measures every drafter beside plain decoding, and the best one at a temperature and in batches.
+    """Measures every drafter beside plain decoding, and the best one at a temperature and in batches, if it pays.
 
     Where threads wait for CPUs, or a forward of the target mostly copies, that is the advice: it would change every
     other number, so with too many threads nothing else is measured.
@@ -128,7 +135,7 @@ def advise(
         prompts: lists of token ids, at least one. They should be like those that will be decoded, as acceptance
             depends on the text.
         settings: None is ``AdviseSettings()``.
-        progress: called with the seconds that are over, of how many, and what is measured.
+        progress: called with the seconds of the work that are over, of about how many, and what is measured.
         compatibility: what was found of the drafters' tokens, for the words.
 
     Raises:
@@ -141,12 +148,11 @@ def advise(
         refuse("drafters", "none", "at least one")
     plain = SpeculativeDecoder(target, None, 0)
     decoders = {name: SpeculativeDecoder(target, drafter, s.largest) for name, drafter in drafters.items()}
+    longest = max(s.tokens, shortest_text(s.largest))
     for model in (plain.target, *(m for d in decoders.values() if isinstance(m := _model(d), CachedModel))):
-        check_room([list(p) for p in prompts], s.written, model.name, model.max_length)
-    work = Work(progress, len(decoders) + 4 + len(s.batch_sizes))
-    work.begin("timing threads")
+        check_room([list(p) for p in prompts], longest, model.name, model.max_length)
+    progress(0, 1, "timing threads")
     threads, shares = _machine(plain.target)
-    work.did_one()
     if threads.oversubscribed:
         trouble = Verdict("threads", threads=threads.best)
         return Advice(
@@ -154,42 +160,60 @@ def advise(
         )
 
     measured: dict[str, Measured] = {}
-    texts = Workload(prompts, s.written)
+    each, least = s.seconds * FIRST / len(decoders), min(len(prompts), LEAST_TEXTS)
+    forward = threads.seconds[threads.count]
+    texts = Workload(prompts, s.written(forward, least, each), least=least)
+    each_takes = max(each, A_TOKEN * forward * least * texts.tokens)
+    work = Work(progress, round(each_takes * len(decoders) + s.seconds * (SAMPLED + BATCHES)))
     widths = range(1, s.largest + 1)
     for name, decoder in decoders.items():
         work.begin(f"decoding with {name}")
-        measured[name] = measure(plain, decoder, texts, 1, widths, s.seconds * FIRST / len(decoders))
-        work.did_one()
+        # The acceptance of models depends less on the text, and their steps take longer.
+        few = texts if _model(decoder) is None else replace(texts, least=(least + 1) // 2)
+        measured[name] = measure(plain, decoder, few, 1, widths, each)
+        work.did(round(each_takes))
     tried = [_tried(n, m, decoders[n], s.tokens, found.get(n)) for n, m in measured.items()]
     tried.sort(key=lambda t: -t.best.speedup)
     first = tried[0]
 
-    work.begin(f"sampling with {first.name}")
-    sampled, params = {}, SamplingParams(s.temperature)
-    for rule in (Rule.TOKEN, Rule.BLOCK):
-        time = s.seconds * SAMPLED / 2
-        drawn = Workload(prompts, s.written, params, rule, s.seed)
-        one = measure(plain, decoders[first.name], drawn, 1, widths, time)
-        sampled[str(rule)] = best(one, s.tokens)
-        work.did_one()
+    sampled, params = dict[str, Prediction](), SamplingParams(s.temperature)
     batches, costs = {1: first.best}, {n: {1: _seconds(m, s.most_drafts)} for n, m in measured.items()}
+    decoder, chances = decoders[first.name], measured[first.name].acceptance.by_position()
+    for rule in (Rule.TOKEN, Rule.BLOCK) if first.best.pays else ():
+        work.begin(f"sampling with {first.name}")
+        drawn = Workload(prompts, texts.tokens, params, rule, s.seed)
+        sampled[str(rule)] = best(measure(plain, decoder, drawn, 1, widths, s.seconds * SAMPLED / 2), s.tokens)
+        work.did(round(s.seconds * SAMPLED / 2))
     wide = sorted({min(k, s.largest) for k in WIDE})
-    for size in sorted(s.batch_sizes):
+    for size in sorted(s.batch_sizes) if first.best.pays else ():
         work.begin(f"decoding {size} sequences at a time")
         time = s.seconds * BATCHES / len(s.batch_sizes)
-        one = measure(plain, decoders[first.name], texts, size, wide, time)
-        chances = measured[first.name].acceptance.by_position()  # of more steps, on the same texts
+        # Acceptance is that of more steps, on the same texts.
+        one = measure(plain, decoder, replace(texts, least=1), size, wide, time)
         batches[size] = max((predict(one, k, s.tokens, by_position=chances) for k in wide), key=lambda p: p.speedup)
         costs[first.name][size] = _seconds(one, s.most_drafts)
-        work.did_one()
+        work.did(round(time))
     work.begin("timing the other dtype")
     with torch.inference_mode():
         dtypes = time_dtypes(target, _forward)
-    work.did_one()
     result = verdict(tried, sampled, batches, threads, shares)
-    words = say(result, threads, shares, tried, sampled, batches, s.tokens, s.temperature)
+    new = _new_draft(tried, decoders)
+    words = say(result, threads, shares, tried, sampled, batches, s.tokens, s.temperature, new)
     words += [] if dtypes is None else [dtypes.words()]
-    return Advice(result, words, threads, shares, tried, sampled, batches, s, costs, dtypes)
+    return Advice(result, words, threads, shares, tried, sampled, batches, s, costs, new, dtypes)
+
+
+def _new_draft(tried: Sequence[Tried], decoders: Mapping[str, SpeculativeDecoder]) -> NewDraft | None:
+    """Where the target's layers were tried and no draft model was."""
+    found = None
+    for t in tried:
+        drafter, target = decoders[t.name].drafter, decoders[t.name].target
+        if isinstance(drafter, EarlyExitDrafter) and isinstance(drafter.model, CachedModel):
+            first, of = (m.config.get_text_config(decoder=True).num_hidden_layers for m in (drafter.model, target))
+            found = new_draft(t, first, of, sum(p.numel() for p in target.model.parameters()))
+        elif t.has_model:
+            return None
+    return found
 
 
 def _tried(
@@ -197,9 +221,12 @@ def _tried(
 ) -> Tried:
     chances = measured.acceptance.by_position()
     steps = {k: predict(measured, k, tokens) for k in sorted(measured.steps)}
-    parts = {k: {part: times.part(part) for part in times.parts} for k, times in sorted(measured.steps.items())}
+    parts = {}
+    for k, times in sorted(measured.steps.items()):  # T(k) may be more than the median: it never falls
+        parts[k] = {part: times.part(part) * steps[k].step / times.median for part in times.parts}
     return Tried(
         name=name,
+        has_model=_model(decoder) is not None,
         best=best(measured, tokens),
         steps=steps,
         alpha=measured.acceptance.alpha,

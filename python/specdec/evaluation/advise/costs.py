@@ -25,7 +25,7 @@ from ...loop.sequence import Sequence as Decoded
 from ...loop.step import AcceptRule
 
 Clock = Callable[[], float]
-BLOCK = 4  # steps that plain and speculative decoding take in turns
+TURN = (2, 4)  # plain and speculative steps that take turns: the latter come in one kind for each K
 FORWARDS = ("draft_forwards", "target_forwards")
 
 
@@ -68,6 +68,7 @@ class Workload:
         tokens: new tokens of a text, at least ``shortest_text`` of the largest K.
         params: None is greedy.
         seed: of the first text; each has another one.
+        least: texts that are begun whatever time they take: acceptance depends on the text.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -75,6 +76,7 @@ class Workload:
     params: SamplingParams | None = None
     rule: Rule = Rule.TOKEN
     seed: int = 0
+    least: int = 1
 
     def texts(self, first: int, rows: int) -> list[Request]:
         """Returns what texts ``first`` to ``first + rows - 1`` are to be."""
@@ -101,7 +103,8 @@ class Times:
         return statistics.median(self.whole)
 
     def part(self, name: str) -> float:
-        return statistics.median(self.parts[name])
+        """The share of all steps' time, of the median step: so parts and the rest add up to it."""
+        return self.median * sum(self.parts[name]) / sum(self.whole) if sum(self.whole) else 0.0
 
 
 @dataclass
@@ -199,12 +202,13 @@ def measure(
     seconds: float,
     clock: Clock = time.perf_counter,
 ) -> Measured:
-    """Decodes texts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over.
+    """Decodes texts by ``plain`` and ``decoder`` in turns, ``rows`` at a time, until the time is over. There are
+    fewer plain steps, and they end with the others.
 
     Args:
         decoder: with a fixed K, the largest of ``widths``.
         widths: K >= 1 that are timed.
-        seconds: for which it goes on, and at least until each width was timed once.
+        seconds: for which it goes on, and at least until each width was timed once and ``work.least`` texts are done.
         clock: for tests.
 
     Raises:
@@ -219,16 +223,17 @@ def measure(
             _Decoding(which, requests, work.rule, lengths, clock)
             for which, lengths in ((plain, None), (decoder, sweep))
         ]
-        while any(d.batch.live for d in pair):
-            for decoding in pair:
-                for _ in range(BLOCK):
+        while pair[1].batch.live:
+            for decoding, steps in zip(pair, TURN, strict=True):
+                for _ in range(steps):
                     if decoding.batch.live:
                         decoding.step(measured)
             if (session := pair[1].batch.session) is not None and session.error is not None:
                 refuse(
                     "drafter", f"{type(decoder.drafter).__name__}, which failed ({session.error})", "one that drafts"
                 )
-            if clock() - began >= seconds and {*widths} <= {*measured.steps} and measured.plain.whole:
+            done = (turn + (not pair[1].batch.live)) * rows >= work.least
+            if done and clock() - began >= seconds and {*widths} <= {*measured.steps} and measured.plain.whole:
                 return measured
         turn += 1
 

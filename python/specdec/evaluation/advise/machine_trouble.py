@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 FORWARDS = 3  # that are timed with each number of threads, after one that is not
 SLOWER = 1.25  # times slower than with fewer threads: what is more than noise
 MUCH = 0.3  # of a forward's time, from which on copies dominate
+NO_LOG = "6"  # of torch's profiler, which otherwise writes to stderr when it begins and ends
 MATRIX = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul", "aten::linear")
 COPIES = (
     *("aten::copy_", "aten::clone", "aten::contiguous", "aten::cat", "aten::repeat", "aten::gather", "aten::fill_"),
@@ -88,6 +90,7 @@ class Shares:
 
 def profile_forward(forward: Callable[[], object], on_gpu: bool) -> Shares:
     """Profiles a forward. Attention by one fused operation counts as others, and what it copies inside is not seen."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", NO_LOG)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as recorded:
         forward()

@@ -7,56 +7,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...models.free_memory import size_text
-from .compatibility import PADDING, Compatibility
+from .compatibility import PADDING
 from .machine_trouble import Shares, Threads
+from .new_draft import NewDraft, describe, pays_from
 from .prediction import Prediction
+from .tried import Tried
 
 ANSWERS = ("speculate", "plain", "threads", "copies")
+NOTHING_MORE = (
+    "Sampled texts and several sequences at a time were not measured: with sampling fewer drafts are accepted as a "
+    "rule, and the more sequences there are, the more a forward over drafts costs."
+)
 BETTER_RULE = 1.03  # times as fast, from which on a rule other than the default is advised
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes: of weights, and of the cache for each token of a sequence. What a draft shares with the target is none of
-    its own."""
-
-    target: int
-    draft: int
-    target_slot: int
-    draft_slot: int
-
-
-@dataclass(frozen=True)
-class Tried:
-    """What was found of one drafter, greedily with one sequence.
-
-    Attributes:
-        best: of ``steps``.
-        steps: predictions by K.
-        alpha, by_position, tested: of its drafts; tests by position say how sure the acceptance is.
-        plain_forward: seconds of the target's forward over one token.
-        parts: seconds of the forwards of a step, by K.
-        half_the_draft, more_alpha: the best K if its forwards took half as long; with 0.05 more alpha.
-    """
-
-    name: str
-    best: Prediction
-    steps: dict[int, Prediction]
-    alpha: float
-    by_position: list[float]
-    tested: list[int]
-    plain_forward: float
-    parts: dict[int, dict[str, float]]
-    memory: Memory
-    compatibility: Compatibility | None
-    half_the_draft: Prediction
-    more_alpha: Prediction
-
-    @property
-    def c(self) -> float:
-        """The time of a draft forward over that of a plain forward of the target."""
-        k = self.best.num_drafts
-        return self.parts[k]["draft_forwards"] / k / self.plain_forward if self.plain_forward else 0.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +77,7 @@ def say(
     batches: Mapping[int, Prediction],
     tokens: int,
     temperature: float | None,
+    new: NewDraft | None = None,
 ) -> list[str]:
     """Returns the advice as sentences."""
     if result.answer == "threads":
@@ -126,16 +89,17 @@ def say(
     lines.append(_why(first))
     if temperature is not None and sampled:
         lines.append(_sampled(result, sampled, temperature))
-    lines.append(_batches(result, batches))
+    lines.append(_batches(result, batches) if sampled else NOTHING_MORE)
     if result.threads != threads.count:
         lines.append(
             f"Threads: a forward of the target takes {_ms(threads.seconds[threads.count])} with {threads.count} "
             f"threads and {_ms(threads.seconds[result.threads])} with {result.threads}: set "
             f"OMP_NUM_THREADS={result.threads}, and ask again."
         )
-    lines.append(_memory(first))
-    lines.append(_what_if(first))
-    return lines + [line for t in tried if (line := _tokens_of(t)) is not None]
+    if first.has_model:
+        lines += [_memory(first), _what_if(first)]
+    lines += [line for t in tried if (line := _tokens_of(t)) is not None]
+    return lines if new is None else lines + describe(new)
 
 
 def _answer(result: Verdict, first: Tried, tokens: int) -> str:
@@ -154,18 +118,22 @@ def _answer(result: Verdict, first: Tried, tokens: int) -> str:
 
 def _why(first: Tried) -> str:
     b, parts = first.best, first.parts[first.best.num_drafts]
-    wide = parts["target_forwards"] / first.plain_forward if first.plain_forward else 1.0
+    drafting, forward = parts["draft_forwards"], parts["target_forwards"]
+    wide = forward / first.plain_forward if first.plain_forward else 1.0
     chances = ", ".join(f"{a:.2f}" for a in first.by_position[: b.num_drafts])
+    of_draft = f"{_ms(drafting)} of drafting (c = {first.c:.2f}), " if first.has_model else ""
+    rest = max(b.step - forward - (drafting if first.has_model else 0.0), 0.0)
     said = (
         f"Why: a step with K = {b.num_drafts} emits {b.tau:.2f} tokens (alpha {first.alpha:.2f}; by position "
-        f"{chances}) and takes as long as {b.step / b.plain:.2f} plain steps: {_ms(b.step)} against {_ms(b.plain)}. "
-        f"Of that, drafting takes {parts['draft_forwards'] / b.step:.0%} (c = {first.c:.2f}), and the target's forward "
-        f"over {b.num_drafts + 1} tokens takes {wide:.2f} times that over one."
+        f"{chances}) in {_ms(b.step)}, a plain step one in {_ms(b.plain)}: {b.tau * b.plain / b.step:.2f} times as "
+        f"fast, and {b.speedup:.2f} times with the reading of the prompts. The {_ms(b.step)} are {of_draft}"
+        f"{_ms(forward)} of the target's forward over {b.num_drafts + 1} tokens ({wide:.2f} times that over one) and "
+        f"{_ms(rest)} of everything else."
     )
     if b.pays:
         return said
     reasons = []
-    if first.c > 0.5:
+    if first.has_model and first.c > 0.5:
         reasons.append("the draft is nearly as expensive as the target")
     if first.alpha < 0.4:
         reasons.append("its drafts are seldom accepted")
@@ -189,7 +157,7 @@ def _sampled(result: Verdict, sampled: Mapping[str, Prediction], temperature: fl
 def _batches(result: Verdict, batches: Mapping[int, Prediction]) -> str:
     each = ", ".join(f"{size}: {p.speedup:.2f} (K = {p.num_drafts})" for size, p in sorted(batches.items()))
     end = (
-        f"it paid with all of them, so where it stops is beyond {max(batches)}"
+        f"it pays with {max(batches)}, the most that were tried"
         if result.stops_at_batch is None
         else f"it does not pay from {result.stops_at_batch} on"
     )
@@ -204,10 +172,12 @@ def _memory(first: Tried) -> str:
 
 
 def _what_if(first: Tried) -> str:
-    half, more = first.half_the_draft, first.more_alpha
+    half, more, k = first.half_the_draft, first.more_alpha, first.best.num_drafts
+    least = pays_from(first, first.parts[k]["draft_forwards"] / k)
+    pays = "would not pay with any alpha" if least is None else f"pays from alpha {least:.2f} on"
     return (
-        f"A draft that takes half the time would give {half.speedup:.2f} times plain (K = {half.num_drafts}), and 0.05 "
-        f"more alpha {more.speedup:.2f} (K = {more.num_drafts})."
+        f"A draft that takes as long {pays}. One that takes half the time would give {half.speedup:.2f} times plain "
+        f"(K = {half.num_drafts}), and 0.05 more alpha {more.speedup:.2f} (K = {more.num_drafts})."
     )
 
 
