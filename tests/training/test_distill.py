@@ -51,8 +51,8 @@ def test_a_draft_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path)
     assert done.steps == 30 and done.best_step > 0
     assert sum(w.alpha for w in done.after) > sum(w.alpha for w in done.before) + 0.1
     assert told[-1][:2] == (30, 30) and "best so far: alpha" in told[-1][2]
-    loaded = load_model(tmp_path / "out", "auto")
-    assert loaded.dtype == torch.bfloat16
+    load_model(tmp_path / "out", "bfloat16")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
     files = {p.name for p in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "README.md", "tokenizer.json", RUN} <= files
     assert {p.name for p in (tmp_path / "out" / RUN).iterdir()} == {"log.jsonl", "result.json"}
