@@ -120,7 +120,7 @@ def test_sampled_texts_are_not_compared(folders):
     result = run("compare", PROMPT, *QUICK, *folders, "--json", "--temperature", 1)
     whole = json.loads(result.stdout)
     assert whole["greedy_equal"] is None and whole["differences"] == []
-    assert "texts of specdec and plain" not in run("compare", *QUICK, *folders, "--temperature", 1).stdout
+    assert "texts of specdec and plain" not in run("compare", PROMPT, *QUICK, *folders, "--temperature", 1).stdout
 
 
 # ---- what the methods do and count
