@@ -142,7 +142,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(monkeypatch, pair):
     result = chat("def f(x):", "/stats", "y", options=("--max-new-tokens", "8", "-k", "0", "--device", "cpu"))
     tokenizer = pair[2]
     ids = tokenizer("def f(x):").input_ids
-    part = tokenizer.decode(generate(SpeculativeDecoder(pair[0], None), [ids], max_new_tokens=3).tokens[0])
+    part = tokenizer.decode(generate(SpeculativeDecoder(pair[0], None, 0), [ids], max_new_tokens=3).tokens[0])
     assert result.stdout.startswith(part + "\n") and "(stopped)\n3 tokens in 3 steps" in result.stderr
     assert "1 answers, 3 tokens in 3 steps" in result.stderr  # /stats
     assert "8 tokens in 8 steps" in result.stderr  # the next answer
