@@ -194,7 +194,8 @@ class SpeculativeDecoder:
             rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees and
                 where the decoder was given no draft. The other two need a drafter that samples its trees. With
                 "coupled" the text depends only on the target and the seed: it is the text of K = 0, whatever the draft.
-                An :class:`~specdec.loop.step.AcceptRule` may be another rule, such as the **lossy** :class:`~specdec.loop.typical.Typical` for trees.
+                An :class:`~specdec.loop.step.AcceptRule` may be another rule, such as the **lossy**
+                :class:`~specdec.loop.typical.Typical` for trees.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.

@@ -64,10 +64,11 @@ def compare(
 
     They continue the same prompts in turns, one at a time, in one process. The time is that from the prompt to the last
     new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
-    lookup with --drafter lookup or suffix; with other drafters it is left out. Each uses the number of drafts a step that
-    is fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to choose
-    it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains ("specdec-tree"), and
-    -k is the length of their longest paths. With --compile only specdec is compiled, which takes minutes the first time
+    lookup with --drafter lookup or suffix; with other drafters it is left out. Each uses the number of drafts a step
+    that is fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to
+    choose it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains
+    ("specdec-tree"), and -k is the length of their longest paths. With --compile only specdec is compiled, which takes
+    minutes the first time
     and does not count; transformers is as it is for those who call generate. Exits with 1 if a greedy text of specdec
     differs from the plain one by more than rounding explains.
     """
