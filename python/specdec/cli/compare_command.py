@@ -68,9 +68,8 @@ def compare(
     that is fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to
     choose it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains
     ("specdec-tree"), and -k is the length of their longest paths. With --compile only specdec is compiled, which takes
-    minutes the first time
-    and does not count; transformers is as it is for those who call generate. Exits with 1 if a greedy text of specdec
-    differs from the plain one by more than rounding explains.
+    minutes the first time and does not count; transformers is as it is for those who call generate. Exits with 1 if a
+    greedy text of specdec differs from the plain one by more than rounding explains.
     """
     drafts = drafts.chosen(at)
     drafts.check(at)
