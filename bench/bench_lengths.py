@@ -59,7 +59,7 @@ def drafter(name: str, pair: Pair) -> Drafter:
 def contenders(names: Sequence[str], widths: Sequence[int], pair: Pair) -> dict[str, Contender]:
     """Plain decoding, and each drafter with every K and with the adaptive one. Drafts that are never right only cost,
     so one fixed K of these is enough."""
-    found = {name: SpeculativeDecoder(pair[0], None) for name in (PLAIN, AGAIN)}
+    found = {name: SpeculativeDecoder(pair[0], None, 0) for name in (PLAIN, AGAIN)}
     for name in names:
         for k in widths[:1] if name == NEVER_RIGHT else widths:
             found[f"{name}, K={k}"] = SpeculativeDecoder(pair[0], drafter(name, pair), k)

@@ -25,7 +25,7 @@ TEXTS_A_ROW = 2
 
 
 def contenders(pair: Pair) -> dict[str, Contender]:
-    found = {name: Contender(SpeculativeDecoder(pair[0], None)) for name in (PLAIN, AGAIN)}
+    found = {name: Contender(SpeculativeDecoder(pair[0], None, 0)) for name in (PLAIN, AGAIN)}
     for name, asked in ((ADAPTIVE, None), (CAPPED, 0)):
         found[name] = Contender(SpeculativeDecoder(*pair[:2], AdaptiveDrafts()), asked)
     return found | {f"K={k}": Contender(SpeculativeDecoder(*pair[:2], k)) for k in FIXED}

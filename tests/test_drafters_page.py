@@ -48,7 +48,7 @@ def test_it_proposes_what_followed_the_last_two_tokens(names):
 def test_sequences_may_come_and_go(names, pair):
     target, _, tokenizer = pair
     prompts = tokenizer(["x = [1, 2, 1, 2,", "import os", "y = [3, 3, 3,"]).input_ids
-    plain = SpeculativeDecoder(target, None).generate(prompts, max_new_tokens=24).tokens
+    plain = SpeculativeDecoder(target, None, 0).generate(prompts, max_new_tokens=24).tokens
     scheduler = Scheduler(SpeculativeDecoder(target, names["LookBack"](), num_drafts=4), rows=2, max_length=64)
     ended = list(scheduler.run(Request(prompt, max_new_tokens=24, id=i) for i, prompt in enumerate(prompts)))
     assert {s.request.id: s.tokens for s in ended} == dict(enumerate(plain))
@@ -71,7 +71,7 @@ def test_one_that_raises_is_dropped_with_its_error_in_the_log(names, pair, caplo
     decoder = SpeculativeDecoder(target, Failing(), num_drafts=4)
     with caplog.at_level(logging.WARNING, "specdec.drafters.guard"):
         result = decoder.generate(prompts, max_new_tokens=16)
-    assert result.tokens == SpeculativeDecoder(target, None).generate(prompts, max_new_tokens=16).tokens
+    assert result.tokens == SpeculativeDecoder(target, None, 0).generate(prompts, max_new_tokens=16).tokens
     assert result.drafter_error == "RuntimeError: no more ideas" and result.stats.steps_by_drafts[0] > 0
     (record,) = caplog.records
     assert record.name == "specdec.drafters.guard" and str(record.exc_info[1]) == "no more ideas"

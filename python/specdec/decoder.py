@@ -16,6 +16,7 @@ from .checks import for_each, read_count, refuse
 from .drafters.model import model_drafter
 from .drafters.predicted import PredictedDrafter
 from .drafters.protocol import Drafter
+from .drafters.suffix import SuffixDrafter
 from .loop.batch import Batch, BatchConfig
 from .loop.draft_length import DEFAULT_DRAFTS, AdaptiveDrafts, AdaptiveK, FixedK, most_drafts
 from .loop.graphs import StepGraphs
@@ -47,11 +48,11 @@ class SpeculativeDecoder:
         target: a decoder-only transformers causal LM in evaluation mode, quantised or not, or a ``peft`` model around
             one. The adapters that are active when ``generate`` is called are used.
         draft: a smaller causal LM with the same vocabulary, of any dtype; a :class:`~specdec.drafters.Drafter`, such
-            as a head (:func:`~specdec.load_head`); or None for plain decoding with the same loop. A drafter that fails
-            is dropped, with its error in the log, and decoding continues without drafts.
-        num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding), or :class:`AdaptiveDrafts` to choose it. By
-            default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4 elsewhere, so that a
-            seed gives the same text every time.
+            as a head (:func:`~specdec.load_head`); or None: a ``SuffixDrafter``, which needs no model. A drafter that
+            fails is dropped, with its error in the log, and decoding continues without drafts.
+        num_drafts: K, drafted tokens a step, >= 0 (0 is plain decoding in the same loop), or :class:`AdaptiveDrafts` to
+            choose it. By default it is chosen where no text depends on it (greedy, or rule ``coupled``), and 4
+            elsewhere, so that a seed gives the same text every time.
         backend: the kernels' backend, as in ``specdec_kernels``: "auto", "reference", "cpu", "triton" or "cuda".
         d2t: for a draft model whose *output* covers only a part of the target's vocabulary (EAGLE-3, arXiv 2503.01840;
             FR-Spec, arXiv 2502.14856): the target's id of each column of the draft's logits, ascending. The draft's
@@ -82,7 +83,7 @@ class SpeculativeDecoder:
         >>> from specdec import PromptLookupDrafter, SpeculativeDecoder, load_embedded_pair
         >>> target, draft, tokenizer = load_embedded_pair()
         >>> prompt = tokenizer("import os").input_ids
-        >>> plain = SpeculativeDecoder(target, None).generate([prompt], max_new_tokens=32)
+        >>> plain = SpeculativeDecoder(target, num_drafts=0).generate([prompt], max_new_tokens=32)
         >>> for drafter in (draft, PromptLookupDrafter()):
         ...     result = SpeculativeDecoder(target, drafter, num_drafts=4).generate([prompt], max_new_tokens=32)
         ...     assert result.tokens == plain.tokens and result.stats.steps <= plain.stats.steps
@@ -91,7 +92,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel | Drafter | None,
+        draft: PreTrainedModel | Drafter | None = None,
         num_drafts: int | AdaptiveDrafts = DEFAULT_DRAFTS,
         backend: str = "auto",
         d2t: torch.Tensor | Sequence[int] | None = None,
@@ -111,6 +112,10 @@ class SpeculativeDecoder:
         for name, value in (("d2t", d2t), ("confidence", confidence or None)):
             if value is not None and (draft is None or isinstance(draft, Drafter)):
                 refuse(name, f"a value with draft={type(draft).__name__}", "one with a model")
+        # Whatever a suffix drafter proposes, ``coupled`` accepts as many of it as ``token``, and lets K adapt.
+        self._default_rule = Rule.COUPLED if draft is None or tree is not None else Rule.TOKEN
+        if draft is None and self.most_drafts > 0:
+            draft = SuffixDrafter()
         self.drafter: Drafter | None
         if draft is None or isinstance(draft, Drafter):
             self.drafter = draft.compiled() if compile and draft is not None else draft
@@ -186,10 +191,11 @@ class SpeculativeDecoder:
             pad_token_id: fills ``GenerationResult.sequences`` after a sequence's end; None takes that of the target's
                 configuration.
             on_emit: called after each step for every sequence that emitted tokens in it, or ended.
-            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees. The
-                other two need a drafter that samples its trees. With "coupled" the text depends only on the target and
-                the seed: it is the text of K = 0, whatever the draft. An :class:`~specdec.loop.step.AcceptRule` may be
-                another rule, such as the **lossy** :class:`~specdec.loop.typical.Typical` for trees.
+            rule: "token", "block" or "coupled" (``specdec_kernels.Rule``); None: "token", and "coupled" for trees and
+                where the decoder was given no draft. The other two need a drafter that samples its trees. With
+                "coupled" the text depends only on the target and the seed: it is the text of K = 0, whatever the draft.
+                An :class:`~specdec.loop.step.AcceptRule` may be another rule, such as the **lossy**
+                :class:`~specdec.loop.typical.Typical` for trees.
             logit_bias: maps a token to a number that is added to its logit (-inf bans it); one mapping for all
                 sequences, or one for each.
             banned_tokens: ids that are never emitted; one list for all sequences, or one for each.
@@ -373,7 +379,7 @@ class SpeculativeDecoder:
 
     def read_rule(self, rule: str | AcceptRule | None) -> AcceptRule:
         """Returns the rule of a batch: by default ``coupled`` with trees, since every drafter that proposes them can do
-        that, and ``token`` otherwise.
+        that, and without a draft; ``token`` otherwise.
 
         Raises:
             ValueError: it is unknown, or cannot be combined with trees of this drafter, or with chains.
@@ -381,7 +387,7 @@ class SpeculativeDecoder:
         if isinstance(rule, AcceptRule):
             read = rule
         else:
-            read = AcceptRule(Rule(rule or (Rule.COUPLED if self._asked_for_trees else Rule.TOKEN)))
+            read = AcceptRule(Rule(rule or self._default_rule))
         if read.trees_only and not self.nodes:
             refuse("rule", f"{rule!r} without a tree", "'token', 'block' or 'coupled'")
         drafter = self.drafter

@@ -37,7 +37,7 @@ def requests(pair, count: int, new_tokens: int = 3) -> list[Request]:
 
 
 def test_a_race_counts_what_each_contender_did(pair):
-    plain, drafting = SpeculativeDecoder(pair[0], None), SpeculativeDecoder(*pair[:2], 2)
+    plain, drafting = SpeculativeDecoder(pair[0], None, 0), SpeculativeDecoder(*pair[:2], 2)
     contenders = {"plain": plain, "K=2": drafting, "capped": drafting}
     contenders = {name: race.Contender(d, 0 if name == "capped" else None) for name, d in contenders.items()}
     found = race.race(contenders, requests(pair, 3), rows=2, rounds=2, rule="coupled", load=1)
@@ -50,8 +50,8 @@ def test_a_race_counts_what_each_contender_did(pair):
 
 
 def test_a_greedy_text_that_is_another_one_ends_the_race(pair):
-    contenders = {"plain": race.Contender(SpeculativeDecoder(pair[0], None))}
-    contenders["other"] = race.Contender(SpeculativeDecoder(pair[1], None))  # another model
+    contenders = {"plain": race.Contender(SpeculativeDecoder(pair[0], None, 0))}
+    contenders["other"] = race.Contender(SpeculativeDecoder(pair[1], None, 0))  # another model
     with pytest.raises(RuntimeError, match="other: a greedy text differs"):
         race.race(contenders, requests(pair, 2, 8), rows=1, rounds=1, rule="token")
 

@@ -190,7 +190,10 @@ def test_logits_without_a_distribution_are_told(pair, tmp_path):
         (["x", "--num-drafts", "-1"], "--num-drafts: got -1, allowed: an integer >= "),
         (["x", "--max-new-tokens", "-1"], "--max-new-tokens: got -1, allowed: an integer >= "),
         (["x", "--seed", str(2**63)], "--seed: got "),
-        (["x", "--target", "t"], "--target / --draft: got --target without --draft, allowed: both"),
+        (
+            ["x", "--target", "t", "--drafter", "model"],
+            "--target / --draft: got --target without --draft, allowed: both",
+        ),
         (["x", "--draft", "d"], "--target / --draft: got --draft without --target, allowed: both"),
         (["x", "--target", "./no", "--draft", "./no"], "--target: there is no folder './no'"),
         (["x", "--dtype", "int3"], "--dtype: got 'int3', allowed: auto, float32, bfloat16, float16, float64"),

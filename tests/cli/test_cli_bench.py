@@ -163,7 +163,6 @@ def test_files_of_questions(tmp_path, command):
     (
         (("--method", "quick"), "--method: got 'quick', allowed: transformers, plain, assisted, model, lookup"),
         (("--method", "model", "--method", "model"), "--method: got model, model, allowed: each once"),
-        (("--method", "early-exit"), "--exit-layers: got none, allowed: an integer >= 1 with --method early-exit"),
         (("-k", "0"), "--num-drafts: got 0, allowed: an integer >= 1, or auto"),
         (("-k", "2", "-k", "2"), "--num-drafts: got 2, 2, allowed: each once"),
         (("--rule", "typical"), "--rule: got 'typical'"),

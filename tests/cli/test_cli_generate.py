@@ -155,9 +155,8 @@ def test_make_drafter(pair):
             ("--drafter", "abacus"),
             "--drafter: got 'abacus', allowed: model, lookup, suffix, early-exit, universal, tree, medusa",
         ),
-        (("--drafter", "early-exit"), "--exit-layers: got none, allowed: an integer >= 1 with --drafter early-exit"),
         (("--exit-layers", 2), "--exit-layers: got 2 with --drafter model, allowed: an integer >= 1 with --drafter"),
-        (("--target", "t"), "--target / --draft: got --target without --draft, allowed: both, neither (the embedded"),
+        (("--target", "t", "--drafter", "tree"), "--target / --draft: got --target without --draft, allowed: both"),
         (
             ("--target", "t", "--draft", "d", "--drafter", "lookup"),
             "--draft: got a model with --drafter lookup, allowed",
@@ -184,6 +183,20 @@ def test_comparing_nothing_with_nothing():
     assert "--drafter: got 'none', allowed: one that proposes something" in refused("compare", "--drafter", "none")
 
 
+def test_a_target_alone_drafts_from_its_own_text(pair, tmp_path):
+    """The text of plain decoding with the same seed, and one line that says who drafts and what would be better."""
+    target = save(tmp_path / "target", 3, 4160, pair[2])
+    options = ("--target", target, "--temperature", 0.8, *SHORT, "--json", PROMPT)
+    alone, plain = run("generate", *options), run("generate", *options, "--drafter", "none", "--rule", "coupled")
+    texts = [json.loads(result.stdout)["token_ids"] for result in (alone, plain)]
+    assert texts[0] == texts[1]
+    told = " ".join(alone.stderr.split())
+    assert told.count("drafter suffix") == 1 and f"specdec advise {target}" in told
+    assert "drafter suffix" not in run("generate", *options, "--drafter", "suffix").stderr
+    quarter = json.loads(run("generate", *options, "--drafter", "early-exit", "-k", 2).stdout)
+    assert quarter["stats"]["drafted"] > 0
+
+
 def test_models_that_pad_one_tokenizer_to_different_sizes(pair, tmp_path):
     """As the Qwen2.5 family does."""
     sizes = {"target": 4160, "draft": 4128}
@@ -203,7 +216,7 @@ def test_no_token_that_only_pads_the_vocabulary(pair, tmp_path):
     options = ("--target", target, "--drafter", "none", "--temperature", 2, "--max-new-tokens", 40)
     found = rows("ab", "--num-return-sequences", 16, *options)
     assert max(token for row in found for token in row["token_ids"]) < 4096
-    result = SpeculativeDecoder(load_model(target), None).generate(
+    result = SpeculativeDecoder(load_model(target), None, 0).generate(
         pair[2](["ab"]).input_ids, max_new_tokens=40, params=SamplingParams(2.0), num_return_sequences=16
     )
     assert max(token for tokens in result.tokens for token in tokens) >= 4096

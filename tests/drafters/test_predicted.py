@@ -126,7 +126,7 @@ def test_texts_do_not_depend_on_predictions(wrapped, async_scheduling):
     target = tunable_pair(0.5, layers=1)[0]
     for params in (None, SamplingParams(1.0)):
         requests = [replace(r, params=params, max_new_tokens=16, eos_token_id=[]) for r in crowd()]
-        plain = run(scheduler(SpeculativeDecoder(target, None), rule="coupled", max_length=40), requests)
+        plain = run(scheduler(SpeculativeDecoder(target, None, 0), rule="coupled", max_length=40), requests)
         texts = [o.tokens for o in plain]
         edited = [*texts[2][:5], 100, *texts[2][5:9], *texts[2][10:]]
         predictions = (texts[0], prompts(1, 20, 20)[0], edited, None, texts[4])
@@ -149,7 +149,7 @@ def test_a_model_is_not_called_where_all_is_predicted_and_catches_up_later(monke
     monkeypatch.setattr(predicted, "SURE", 99)  # after its end, a prediction says nothing more
     model = tiny_model()
     requests = [Request(p, 40, eos_token_id=[]) for p in prompts(2, 3, 9)]
-    texts = [o.tokens for o in run(Scheduler(SpeculativeDecoder(model, None), rows=2, max_length=60), requests)]
+    texts = [o.tokens for o in run(Scheduler(SpeculativeDecoder(model, None, 0), rows=2, max_length=60), requests)]
     s = Scheduler(beside(model, model, 3), rows=2, max_length=60)
     whole = run(s, [replace(r, prediction=t) for r, t in zip(requests, texts, strict=True)])
     assert [o.tokens for o in whole] == texts and s.batch.draft_forwards == 0 and s.batch.steps == 10

@@ -139,7 +139,7 @@ def test_what_processors_and_penalties_see_of_a_prompt():
 
 
 def test_plain_decoding_takes_any_k():
-    decoder = SpeculativeDecoder(tiny_model(), None)
+    decoder = SpeculativeDecoder(tiny_model(), None, 0)
     assert decoder.generate([[1, 2]], max_new_tokens=5, eos_token_id=[]).stats.drafted == 0
 
 

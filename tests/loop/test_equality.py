@@ -128,7 +128,7 @@ def decode(decoder: SpeculativeDecoder, prompts: dict[int, tuple[int, ...]], new
 def plain_texts(pair, batches: tuple[Batch, ...], new_tokens: int) -> dict[tuple[int, ...], list[int]]:
     """Of each prompt of the batches; all that have one distribution are decoded together."""
     target, _, tokenizer = pair
-    decoder, texts = SpeculativeDecoder(target, None), {}
+    decoder, texts = SpeculativeDecoder(target, None, 0), {}
     for distribution in {batch.distribution for batch in batches}:
         prompts: dict[int, tuple[int, ...]] = {}
         for batch in batches:

@@ -45,7 +45,7 @@ def drafter_of(name: str, pair):
 
 @functools.cache
 def plain_texts(pair, count: int, new_tokens: int) -> list[list[int]]:
-    decoder, prompts = SpeculativeDecoder(pair[0], None), [*map(list, prompts_of(pair[2], count))]
+    decoder, prompts = SpeculativeDecoder(pair[0], None, 0), [*map(list, prompts_of(pair[2], count))]
     found: list[list[int]] = []
     for first in range(0, count, 50):
         batch = prompts[first : first + 50]

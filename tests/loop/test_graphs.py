@@ -295,7 +295,7 @@ def test_k_that_adapts(async_scheduling, monkeypatch):
     """Every K has its graphs, and a step counts for the time of its K once it is a replay and nothing else."""
     target, draft = tunable_pair(0.3)
     asked = requests((None, SamplingParams(0.7)), new=40)
-    plain, _ = texts_of(SpeculativeDecoder(target, None), asked, rule="coupled")
+    plain, _ = texts_of(SpeculativeDecoder(target, None, 0), asked, rule="coupled")
     timed, took = [], StepTimes.took
     monkeypatch.setattr(StepTimes, "took", lambda self, k, seconds: timed.append(k) or took(self, k, seconds))
     decoder, graphs = SpeculativeDecoder(target, draft, AdaptiveDrafts(max_drafts=4)), recorded_graphs()

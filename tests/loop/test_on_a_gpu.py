@@ -110,7 +110,7 @@ def test_a_step_is_timed_by_events():
 )
 def test_whether_steps_are_graphs(monkeypatch, device, cuda, budget, graphs):
     """Not on AMD's GPUs, whose torch has no CUDA."""
-    decoder = SpeculativeDecoder(tiny_model(), None, graph_bytes=budget)
+    decoder = SpeculativeDecoder(tiny_model(), None, 0, graph_bytes=budget)
     monkeypatch.setattr(decoder.target, "device", device)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     config = decoder.batch_config(1, 20, AcceptRule(), 1)

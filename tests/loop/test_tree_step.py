@@ -211,7 +211,7 @@ def test_what_trees_cannot_do_is_refused():
 
     for arguments, told in (
         ((Chains(), 4, 8), "tree: got 8 with draft=Chains"),
-        ((None, 4, 8), "tree: got 8 with draft=None"),
+        ((None, 0, 8), "tree: got 8 with draft=None"),
         ((lookup, 4, 0), "tree: got 0"),
     ):
         with pytest.raises(ValueError, match=told):

@@ -43,7 +43,7 @@ def test_drafts_that_are_not_asked_for_cost_nothing():
     target = tiny_model("llama")
     whole = SpeculativeDecoder(target, tiny_model("gpt2", 1), 3).plan_caches(3, 20).bytes
     assert SpeculativeDecoder(target, tiny_model("gpt2", 1), 0).plan_caches(3, 20).bytes < whole
-    assert SpeculativeDecoder(target, None).plan_caches(3, 20).bytes == 3 * 21 * 2 * 2 * 2 * 8 * 4
+    assert SpeculativeDecoder(target, None, 0).plan_caches(3, 20).bytes == 3 * 21 * 2 * 2 * 2 * 8 * 4
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(caches, monkeypatch):

@@ -59,7 +59,7 @@ def test_offloaded_models_are_refused(model, place, tmp_path):
             placed, _ = accelerate.cpu_offload_with_hook(model, execution_device=torch.device("cuda:0"))
             given = r"weights that are brought to cuda:0 for each forward \(offloading\)"
             assert {p.device.type for p in placed.parameters()} == {"cpu"}  # the hook alone gives it away
-    for name, make in (("target", lambda: SpeculativeDecoder(placed, None)), ("draft", lambda: drafting(placed))):
+    for name, make in (("target", lambda: SpeculativeDecoder(placed, None, 0)), ("draft", lambda: drafting(placed))):
         with pytest.raises(ValueError, match=f"^{name}: got {given}, allowed: all of them, whole, on one device"):
             make()
 

@@ -180,7 +180,7 @@ def test_the_command(data, tmp_path):
     target, _, tokenizer = load_embedded_pair()
     given = tokenizer(["def read"]).input_ids
     found = SpeculativeDecoder(target, draft, 2).generate(given, max_new_tokens=6)
-    assert found.tokens == SpeculativeDecoder(target, None).generate(given, max_new_tokens=6).tokens
+    assert found.tokens == SpeculativeDecoder(target, None, 0).generate(given, max_new_tokens=6).tokens
 
 
 def test_results_of_a_job_are_learned_from(tmp_path):

@@ -56,7 +56,7 @@ def test_texts_stay_the_targets_and_the_draft_loads(pair, tmp_path):
     target, draft = pair
     reduce_head(draft, KEPT)
     given = prompts(3, 3, 8)
-    plain = SpeculativeDecoder(target, None).generate(given, max_new_tokens=20, eos_token_id=[])
+    plain = SpeculativeDecoder(target, None, 0).generate(given, max_new_tokens=20, eos_token_id=[])
     drafted = SpeculativeDecoder(target, draft, 3).generate(given, max_new_tokens=20, eos_token_id=[])
     assert drafted.tokens == plain.tokens and drafted.drafter_error is None and drafted.stats.accepted > 0
     draft.save_pretrained(tmp_path)

@@ -28,7 +28,7 @@ def test_all_layers_are_the_target(kind):
     found = SpeculativeDecoder(target, draft, 3).generate(TOKENS.tolist(), max_new_tokens=12, eos_token_id=[])
     assert (
         found.tokens
-        == SpeculativeDecoder(target, None).generate(TOKENS.tolist(), max_new_tokens=12, eos_token_id=[]).tokens
+        == SpeculativeDecoder(target, None, 0).generate(TOKENS.tolist(), max_new_tokens=12, eos_token_id=[]).tokens
     )
     assert found.drafter_error is None
 

@@ -24,7 +24,8 @@ class ChatDrafts(drafting.DraftOptions):
     """Drafting"""
 
     drafter: str | None = option(  # type: ignore[assignment]
-        None, f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}. Default: model; with --url, the server's."
+        None,
+        f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}. Default: as generate; with --url, the server's.",
     )
 
 
@@ -89,7 +90,8 @@ def chat(
         return
     if server.api_key is not None:
         refuse("--api-key", "a key", "one with --url")
-    settings.drafter = drafts.drafter or "model"
+    drafts = drafts.chosen(at)
+    settings.drafter, settings.rule = drafts.drafter, drafts.rule
     settings.exit_layers, settings.tree = drafts.exit_layers, drafts.tree
     drafting.check_drafters([settings.drafter], at, drafts.exit_layers, drafts.tree)
     if drafts.num_drafts is not None:

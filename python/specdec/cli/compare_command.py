@@ -18,6 +18,8 @@ from .user_errors import check_counts, refuse
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+TEXTUAL = ("lookup", "suffix")  # transformers has prompt lookup beside them
+
 
 @dataclass(frozen=True)
 class ComparedDrafts(drafting.DraftOptions):
@@ -62,13 +64,14 @@ def compare(
 
     They continue the same prompts in turns, one at a time, in one process. The time is that from the prompt to the last
     new token, and only new tokens count. Assisted generation drafts with the draft model, or by transformers' prompt
-    lookup with --drafter lookup; with other drafters it is left out. Each uses the number of drafts a step that is
-    fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to choose
-    it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains ("specdec-tree"), and
-    -k is the length of their longest paths. With --compile only specdec is compiled, which takes minutes the first time
-    and does not count; transformers is as it is for those who call generate. Exits with 1 if a greedy text of specdec
-    differs from the plain one by more than rounding explains.
+    lookup with --drafter lookup or suffix; with other drafters it is left out. Each uses the number of drafts a step
+    that is fastest here, which short rounds find; with -k both use that number, or for auto transformers its own way to
+    choose it. With --tree N, or --drafter tree, trees of the same drafter are measured beside its chains
+    ("specdec-tree"), and -k is the length of their longest paths. With --compile only specdec is compiled, which takes
+    minutes the first time and does not count; transformers is as it is for those who call generate. Exits with 1 if a
+    greedy text of specdec differs from the plain one by more than rounding explains.
     """
+    drafts = drafts.chosen(at)
     drafts.check(at)
     num_drafts = None if drafts.num_drafts is None else drafting.read_num_drafts(drafts.num_drafts, 1)
     sampling.params(drafts.accept_rule)
@@ -88,7 +91,7 @@ def compare(
             tree=drafts.nodes,
             **vars(sampling),
         )
-        assistant: PreTrainedModel | Literal["lookup"] | None = "lookup" if drafts.drafter == "lookup" else None
+        assistant: PreTrainedModel | Literal["lookup"] | None = "lookup" if drafts.drafter in TEXTUAL else None
         # transformers takes no assistant with a vocabulary of another size.
         if drafts.drafter in ("model", "tree") and loaded.same_size:
             assistant = loaded.draft

@@ -59,7 +59,7 @@ def make_drafter(
         name: of NAMES, or the folder of a head.
         target: the model that is decoded from.
         draft: for the names of NEED_DRAFT.
-        exit_layers: for "early-exit".
+        exit_layers: for "early-exit"; None: a quarter of the target's layers, at least one.
         tokenizer: of the target. "universal" needs it and ``draft_tokenizer``, and so does a "model" whose vocabulary
             has another size than the target's, because each of the two pads the tokenizer's vocabulary.
         memory: of earlier outputs, for "suffix"; None: it has none.
@@ -72,9 +72,8 @@ def make_drafter(
 
     if name in NEED_DRAFT and draft is None:
         refuse("drafter", f"{name!r} without a draft model", ", ".join(n for n in NAMES if n not in NEED_DRAFT))
-    if (name == "early-exit") != (exit_layers is not None):
-        given = "none" if exit_layers is None else f"{exit_layers} with drafter {name!r}"
-        refuse("exit_layers", given, "a number of layers with drafter 'early-exit', and none with others")
+    if exit_layers is not None and name != "early-exit":
+        refuse("exit_layers", f"{exit_layers} with drafter {name!r}", "None, or drafter 'early-exit'")
     match name:
         case "model" | "tree" if draft is not None:
             from ..drafters.model import model_drafter
@@ -85,7 +84,7 @@ def make_drafter(
                 known = range(len(tokenizer))
             elif sizes[0] != sizes[1]:
                 given, allowed = f"a vocabulary of {sizes[1]} tokens", f"{sizes[0]}, the target's"
-                refuse("draft", given, f"{allowed}; with --drafter universal one with another tokenizer")
+                refuse("draft", given, f"{allowed}; universal (--drafter, of bench --method) takes another tokenizer")
             return model_drafter(draft, cached_model(target, "target"), known, confidence)
         case "lookup":
             from ..drafters.prompt_lookup import PromptLookupDrafter
@@ -95,10 +94,11 @@ def make_drafter(
             from ..drafters.suffix import SuffixDrafter
 
             return SuffixDrafter(memory)
-        case "early-exit" if exit_layers is not None:
+        case "early-exit":
             from ..drafters.early_exit import EarlyExitDrafter
 
-            return EarlyExitDrafter(target, exit_layers)
+            layers = target.config.get_text_config(decoder=True).num_hidden_layers
+            return EarlyExitDrafter(target, max(layers // 4, 1) if exit_layers is None else exit_layers)
         case "universal" if draft is not None:
             if tokenizer is None or draft_tokenizer is None:
                 refuse("tokenizer", "None with drafter 'universal'", "tokenizer and draft_tokenizer")

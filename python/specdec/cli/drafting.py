@@ -5,18 +5,20 @@ Nothing here imports torch before a command runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 from .drafters import EMBEDDED_HEADS, HEAD, NAMES, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head, nodes_of
 from .option_groups import option
+from .terminal import remark
 from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
     from ..loop.draft_length import AdaptiveDrafts
     from .models import ModelOptions
 
-EXIT_LAYERS = (None, "Layers of the target that draft, with --drafter early-exit.")
+EXIT_LAYERS = (None, "Layers of the target that draft, with early-exit. Default: a quarter of them.")
+WITHOUT_DRAFT = "suffix"  # drafts for a target alone: on real text it is faster than lookup
 K = ("--num-drafts", "-k")
 TREE = (
     "Verify a tree of up to N drafts in each step, instead of one chain: several continuations, which share their "
@@ -28,7 +30,11 @@ TREE = (
 class DraftOptions:
     """Drafting"""
 
-    drafter: str = option("model", f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}.")
+    drafter: str = option(
+        "",
+        f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}. Default: model; {WITHOUT_DRAFT} for a target alone.",
+        show_default=False,
+    )
     exit_layers: int | None = option(*EXIT_LAYERS)
     num_drafts: str | None = option(
         None,
@@ -40,9 +46,19 @@ class DraftOptions:
     tree: int | None = option(None, TREE, metavar="N")
     rule: str | None = option(
         None,
-        "token, block (accepts more), or coupled (the text depends on target and seed alone). Default: token; with a "
-        "tree, coupled.",
+        "token, block (accepts more), or coupled (the text depends on target and seed alone). Default: token; coupled "
+        "with a tree, and for a target alone.",
     )
+
+    def chosen(self, models: ModelOptions) -> Self:
+        """Returns the options with a drafter where none was named. That of a target alone may have any K at any
+        temperature: with ``coupled`` no text depends on it."""
+        if self.drafter:
+            return self
+        if (name := default_drafter(models)) != WITHOUT_DRAFT:
+            return replace(self, drafter=name)
+        k = self.num_drafts if self.tree is not None else self.num_drafts or "auto"
+        return replace(self, drafter=name, rule=self.rule or "coupled", num_drafts=k)
 
     def check(self, models: ModelOptions) -> None:
         """Checks all that can be checked before models are loaded."""
@@ -72,6 +88,15 @@ class GenerateDrafts(DraftOptions):
             refuse("--confidence", self.confidence, "a number from 0 (off) to below 1")
         if self.confidence and self.drafter != "model":
             refuse("--confidence", f"{self.confidence} with --drafter {self.drafter}", "0, or --drafter model")
+
+
+def default_drafter(models: ModelOptions) -> str:
+    """The drafter where none was named. Says on stderr what a target alone has, and what would be better."""
+    if models.target is None or models.draft is not None:
+        return "model"
+    better = "a smaller model of the target's family as --draft, or one that specdec distill trains, may draft better"
+    remark(f"drafter {WITHOUT_DRAFT}: no --draft was given. {better}; specdec advise {models.target} measures it")
+    return WITHOUT_DRAFT
 
 
 def check_drafters(
@@ -104,8 +129,8 @@ def check_drafters(
         refuse("--target / --draft", "--target without --draft", allowed)
     if draft is not None and not needed:
         refuse("--draft", f"a model with {option} {', '.join(names)}", f"none; with {' or '.join(NEED_DRAFT)} one")
-    if (exit_layers is None) == ("early-exit" in names):
-        given = "none" if exit_layers is None else f"{exit_layers} with {option} {', '.join(names)}"
+    if exit_layers is not None and "early-exit" not in names:
+        given = f"{exit_layers} with {option} {', '.join(names)}"
         refuse("--exit-layers", given, f"an integer >= 1 with {option} early-exit, and none with others")
     check_counts(1, exit_layers=exit_layers, tree=tree)
 

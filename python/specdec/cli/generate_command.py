@@ -159,6 +159,7 @@ def generate(
     for name, value in vars(of_lines.log_probs).items():
         if value is not None and value is not False and not printed:
             refuse(option_name(name), f"{option_name(name)} without --json", "both, or --output")
+    drafts = drafts.chosen(at)
     drafts.check(at)
     if shown.profile is not None:
         check_trace(shown.profile)
@@ -178,7 +179,7 @@ def generate(
         lines = [given.line(prompt, at, defaults, params)]
     loaded = models.load(at, [drafts.drafter])
     proposer = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
-    decoder = SpeculativeDecoder(loaded.target, proposer, num_drafts, tree=drafts.nodes)
+    decoder = SpeculativeDecoder(loaded.target, proposer, 0 if proposer is None else num_drafts, tree=drafts.nodes)
     page: Page | None = None
     if given.batch_file is None and text.num_return_sequences == 1 and not shown.as_json:
         page = _page(loaded, lines[0], lines[0].tokens(loaded.tokenizer), text.verbose)

@@ -178,7 +178,7 @@ class Job:
 
         d = self.drafts
         drafter = loaded.drafter(d.drafter, d.exit_layers, confidence=d.confidence)
-        decoder = SpeculativeDecoder(loaded.target, drafter, self.num_drafts, tree=d.nodes)
+        decoder = SpeculativeDecoder(loaded.target, drafter, 0 if drafter is None else self.num_drafts, tree=d.nodes)
         return Scheduler(decoder, rule=d.accept_rule, **self.options.scheduling())
 
 

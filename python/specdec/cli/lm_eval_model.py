@@ -98,6 +98,8 @@ class SpecdecLM(HFLM):
         dtype = arguments.get("dtype") or "auto"
         proposer = make_drafter(drafter, self.model, exit_layers=exit_layers, tokenizer=self.tokenizer,
                                 confidence=confidence, **self._draft(draft, drafter, dtype))  # fmt: skip
+        if proposer is None:  # plain decoding was asked for
+            chosen = 0
         self.speculator: Speculator = speculate(drafter=proposer, num_drafts=chosen, rule=rule, tree=nodes)
         self._decoded: list[Stats] = []  # one for each batch
 

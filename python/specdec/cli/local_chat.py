@@ -56,7 +56,8 @@ class LocalTalk(Talk):
         self.settings.drafter, self.settings.exit_layers, self.settings.tree = name, exit_layers, tree
 
     def _decoder_of(self, drafter: Drafter | None, nodes: int | None) -> SpeculativeDecoder:
-        return SpeculativeDecoder(self._models.target, drafter, self._num_drafts(nodes), tree=nodes)
+        k = 0 if drafter is None else self._num_drafts(nodes)
+        return SpeculativeDecoder(self._models.target, drafter, k, tree=nodes)
 
     def _num_drafts(self, nodes: int | None) -> int | AdaptiveDrafts:
         given = self.settings.num_drafts

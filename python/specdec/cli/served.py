@@ -38,7 +38,7 @@ class ServedDrafts:
     drafter: list[str] | None = option(
         None,
         f"Repeatable: the first is the default, requests may ask for the others. {', '.join(NAMES)}, {HEAD}. Default: "
-        "model; with the embedded pair also none, lookup, suffix, eagle3, medusa, dflash.",
+        "model; suffix for a target alone; with the embedded pair also none, lookup, suffix, eagle3, medusa, dflash.",
         metavar="NAME",
     )
     exit_layers: int | None = option(*drafting.EXIT_LAYERS)
@@ -79,7 +79,7 @@ def make_service(
 
     tree = drafts.tree
     embedded = [each for each in EMBEDDED if tree is None or each not in NO_TREES]
-    drafters = drafts.drafter or (["model"] if at.target is not None else embedded)
+    drafters = drafts.drafter or (embedded if at.target is None else [drafting.default_drafter(at)])
     rules = drafts.rule or list(RULES[:1] if at.target is not None else RULES)
     for rule in rules:
         if rule not in RULES or rules.count(rule) > 1:

@@ -106,8 +106,6 @@ def _how_many(
         if (value := asked[name]) is None:
             continue
         read_count(name, value)
-        if not drafts:
-            refuse(name, value, "None without a drafter")
         if num_drafts is not None and num_drafts != value:
             refuse(name, value, f"None beside {num_drafts} drafts that were asked for elsewhere")
         num_drafts = value

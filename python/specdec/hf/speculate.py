@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, MaxLengthCriteria
+from transformers.generation import EosTokenCriteria, GenerateDecoderOnlyOutput, GenerationMixin, MaxLengthCriteria
 
 from specdec_kernels import Rule, Status
 
@@ -57,7 +59,8 @@ def speculate(
 
     Args:
         draft_model: a smaller causal LM. Without it and without ``drafter``, ``generate`` can name a drafter
-            (``prompt_lookup_num_tokens``, ``assistant_early_exit``); if it does not, decoding is plain.
+            (``prompt_lookup_num_tokens``, ``assistant_early_exit``); if it does not, a ``SuffixDrafter`` drafts, with
+            rule ``coupled``. Plain decoding is ``num_drafts=0``.
         drafter: another drafter instead of a model, such as ``PromptLookupDrafter()``.
         num_drafts: K >= 0, or ``AdaptiveDrafts``; None: ``num_assistant_tokens`` where that was set, else as in
             :class:`SpeculativeDecoder`.
@@ -66,7 +69,8 @@ def speculate(
             seed s + j; a list or tensor has one for each row. None draws one for each row from torch's global
             generator, so ``torch.manual_seed`` decides.
         streamer: gets the prompt [1, P], then the tokens of each step [n] int64, then ``end()``, also after an error.
-            For one sequence only. One that is given to ``generate`` gets the prompt and nothing else, not even an end.
+            For one sequence only. One that is given to ``generate`` gets the prompt and nothing else, not even an end;
+            a RuntimeWarning says so.
         tokenizer: the target's. ``stop_strings`` and ``draft_tokenizer`` need it, and so does
             ``generate(stop_strings=...)``.
         stop_strings: one or several; a text ends with the token that completes one. Or give them to ``generate``.
@@ -170,6 +174,7 @@ class Speculator:
             "max_matching_ngram_size": max_matching_ngram_size,
             "assistant_early_exit": assistant_early_exit,
         }
+        _warn_of_streamer()
         try:
             if token_healing:
                 refuse("token_healing", True, FIELDS["token_healing"].allowed)
@@ -274,6 +279,18 @@ class Speculator:
         if isinstance(self.seed, int):  # transformers has repeated the prompts already
             return [self.seed + row % (config.num_return_sequences or 1) for row in range(size)]
         return self.seed
+
+
+def _warn_of_streamer() -> None:
+    """transformers hands a callable everything but the streamer, which only the frame of ``generate`` still has."""
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = sys._getframe(1)
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        if frame.f_code is code:
+            if frame.f_locals.get("streamer") is not None:
+                told = "streamer: got one in generate(), which gives it no tokens beside custom_generate"
+                warnings.warn(f"{told}; pass it to specdec.speculate(streamer=...)", RuntimeWarning, 3)
+            return
 
 
 _RECORDED = ("output_scores", "output_logits")
