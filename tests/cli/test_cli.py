@@ -218,7 +218,9 @@ def test_one_source_of_prompts():
     assert f"{named}: got none, allowed: one of them" in refused("generate")
     for given in (("x", "--batch-file", __file__), ("--batch-file", __file__, "--prompt-file", __file__)):
         assert f"{named}: got several, allowed: one of them" in refused("generate", *given)
-    assert "PROMPT / --batch-file: got both, allowed: " in refused("compare", "x", "--batch-file", __file__)
+    assert "PROMPT / --batch-file / --prompt-set: got several, allowed: " in refused(
+        "compare", "x", "--batch-file", __file__
+    )
 
 
 def test_compare_needs_something_to_measure():
