@@ -2,9 +2,9 @@
 
     python bench/bench_greedy_texts.py real_models/SmolLM2-135M-Instruct --json bench/results/cpu/greedy_texts.json
 
-Forwards over several tokens round differently from those over one, so where two logits are almost equal, any of the ways
-to decode may take the other token, and the text goes on differently from there. Each first difference is judged: a near-tie
-that rounding explains, or a bug.
+Forwards over several tokens round differently from those over one. Where two logits are almost equal, any of the ways to
+decode may so take the other token, and the text goes on differently from there. Each first difference is judged: a
+near-tie that rounding explains, or a bug.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main(
             texts = {name: [way.run([prompt], 0).texts[0] for prompt in prompts] for name, way in ways.items()}
         for name, own in texts.items():
             pairs = zip(prompts, texts[PEER], own, strict=True)
-            judged = [judge.explain(prompt, peer, text, (PEER, name), i) for i, (prompt, peer, text) in enumerate(pairs)]
+            judged = [judge.explain(p, peer, text, (PEER, name), i) for i, (p, peer, text) in enumerate(pairs)]
             rows.append(row(dtype, name, own, texts, [d for d in judged if d is not None]))
             results.add(rows[-1])
         columns = ("method", "texts", "as_transformers", "as_own_plain", "near_ties", "bugs")

@@ -4,8 +4,8 @@
     python tools/embedded_corpus.py --list               # the table of names, versions and licences
     python tools/embedded_corpus.py --prompts p.jsonl --held-out h.txt
 
-The second and the third file are for ``specdec generate --batch-file`` and ``specdec distill --held-out``: beginnings for
-the target to continue, two in three greedily, and texts that it never saw.
+The two files are for ``specdec generate --batch-file`` and ``specdec distill --held-out``: beginnings for the target to
+continue, two in three greedily, and texts that it never saw.
 """
 
 from __future__ import annotations

@@ -64,7 +64,10 @@ def deepen(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def encoded(name: str) -> torch.Tensor:
-    """All training or held-out files as one row of tokens, in a fixed random order, each with its end; kept in a file."""
+    """All training or held-out files as one row of tokens, in a fixed random order, each with its end.
+
+    A file keeps it.
+    """
     file = FOLDER / f"{name}.npy"
     if not file.exists():
         tokenizer = AutoTokenizer.from_pretrained(PACKAGE / "tokenizer", trust_remote_code=False)
@@ -159,15 +162,15 @@ class Trainer:
             loss = self.step(text, 1.0)
             mean = loss if mean is None else 0.98 * mean + 0.02 * loss
             if state["step"] % 20 == 0:
-                rate = args.batch * args.length / (state["seconds"] - before)
-                print(f"{state['seconds']:.0f} s, step {state['step']}, loss {mean:.3f}, {rate:.0f} tokens/s", flush=True)
+                speed = args.batch * args.length / (state["seconds"] - before)
+                print(f"{state['seconds']:.0f} s, step {state['step']}: {mean:.3f}, {speed:.0f} tokens/s", flush=True)
             if state["step"] % 100 == 0:
                 self.save()
         self.save()
 
     def anneal(self, text: torch.Tensor) -> None:
         end = self.state["seconds"] + 60 * self.args.anneal
-        while (left := 1 - (self.state["seconds"] - end) / (60 * self.args.anneal) - 1) > 0:
+        while (left := (end - self.state["seconds"]) / (60 * self.args.anneal)) > 0:
             loss = self.step(text, left)
             if self.state["step"] % 20 == 0:
                 print(f"{left:.2f} of the rate, loss {loss:.3f}", flush=True)
