@@ -2,8 +2,8 @@
 
     python bench/bench_greedy_texts.py real_models/SmolLM2-135M-Instruct --json bench/results/cpu/greedy_texts.json
 
-Forwards over several tokens round differently from those over one. Where two logits are almost equal, any of the ways to
-decode may so take the other token, and the text goes on differently from there. Each first difference is judged: a
+Forwards over several tokens round differently from those over one. Where two logits are almost equal, any of the ways
+to decode may so take the other token, and the text goes on differently from there. Each first difference is judged: a
 near-tie that rounding explains, or a bug.
 """
 
