@@ -7,7 +7,8 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +16,21 @@ import typer
 
 from . import drafting, models
 from .option_groups import option
-from .options import as_json
+from .options import MachineOptions, as_json
+from .own_texts import OwnTexts, fast_bfloat16
 from .terminal import remark
+from .user_errors import refuse
 
 if TYPE_CHECKING:
+    from ..jobs.questions import Question
     from ..training.model_card import Card
     from ..training.settings import DistillSettings
     from ..training.texts import Corpus
     from ..training.trainer import Logged
 
+EVENING = 120  # minutes
+MOST_STEPS, ROUNDS = 100_000, 12  # of a training that minutes limit; how often it sees each text at most
+COVERED = 0.995  # of the texts' tokens by a vocabulary that nobody chose
 STOPPED = 1  # the exit code of a training that an error ended
 Target = Annotated[
     str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.", show_default=False)
@@ -34,9 +41,10 @@ Target = Annotated[
 class LessonOptions:
     """What it learns from"""
 
-    data: list[Path] = option(
-        ...,
-        "Repeatable: .jsonl or .parquet with text, messages, or prompt and completion; results of specdec generate "
+    data: list[Path] | None = option(
+        None,
+        "Default: texts that the target writes, from built-in prompts. Repeatable: .jsonl or .parquet with text, "
+        "messages, or prompt and completion; results of specdec generate "
         "--output; a folder of datasets' save_to_disk; any other file is one text.",
     )
     prompts: Path | None = option(
@@ -47,6 +55,31 @@ class LessonOptions:
     batch_size: int = option(4, "Texts of a step.")
     length: int = option(256, "Tokens of a text.")
     temperature: float = option(1.0, "At which texts are written.")
+
+    def check(self) -> None:
+        if not self.data and self.prompts is not None:
+            refuse("--prompts", "--prompts without --data", "both, or neither: texts that the target writes")
+
+    def written(self, own: OwnTexts) -> LessonOptions:
+        """These options with data: what is given, or else the target's own texts, which it writes now."""
+        if self.data:
+            return self
+        own.write()
+        return replace(self, data=[own.texts], prompts=own.prompts)
+
+    def judging(self, loaded: models.Models, count: int) -> list[list[int]] | None:
+        """Prompts to judge by that are no beginnings of held-out texts: for a target that chats and writes its own
+        texts, so many of the built-in set of conversations, those of all kinds alike. No text has one of them."""
+        from ..jobs.prompt_sets import prompt_set
+
+        if self.data or self.held_out is not None or not loaded.tokenizer.chat_template:
+            return None
+        questions = [q.as_message(loaded.tokenizer) for q in prompt_set("instruct", loaded.tokenizer)]
+        kinds: dict[str, list[Question]] = {}
+        for question in questions:
+            kinds.setdefault(question.category, []).append(question)
+        in_turn = [q for each in zip_longest(*kinds.values()) for q in each if q is not None]
+        return [q.tokens(loaded.tokenizer) for q in in_turn[:count]]
 
     def corpus(self, loaded: models.Models) -> Corpus:
         from ..jobs.input import read_batch
@@ -62,7 +95,7 @@ class LessonOptions:
             vocab_size = loaded.target.config.get_text_config(decoder=True).vocab_size
             lines = read_batch(self.prompts, LineSettings(), vocab_size, tokenizer=tokenizer)
             given = [line.prompt for line in lines]
-        documents = [text for path in self.data for text in read_documents(path, tokenizer, given)]
+        documents = [text for path in self.data or () for text in read_documents(path, tokenizer, given)]
         aside = None if self.held_out is None else read_documents(self.held_out, tokenizer)
         return split(documents, evaluation_texts(), aside)
 
@@ -72,11 +105,26 @@ class HowOptions:
     """How"""
 
     loss: str = option(...)
-    steps: int = option(1000, "Updates of the weights.")
+    steps: int | None = option(
+        None, "Updates of the weights.", show_default="1000; with --minutes as many as there is time for"
+    )
+    minutes: float | None = option(
+        None,
+        "That it may take on this machine. Without --data, a half is for the texts that the target writes.",
+        show_default=f"no limit; {EVENING} without --data",
+    )
     rate: float = option(1e-3, "The peak learning rate.")
     warm_up: int = option(50, "Steps until it is reached.")
-    precision: str = option("no", "bf16: matrices in bfloat16; no: float32.")
+    precision: str | None = option(
+        None, "bf16: matrices in bfloat16; no: float32.", show_default="no; without --data: what is faster here"
+    )
     seed: int = option(0, "Of the order of texts, and all else.")
+
+    def limit(self, own: bool) -> float | None:
+        """Minutes of all, with ``own`` texts or given ones."""
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            refuse("--minutes", self.minutes, "a number > 0")
+        return EVENING if own and self.minutes is None else self.minutes
 
 
 @dataclass(frozen=True)
@@ -94,6 +142,11 @@ class TrainedOptions:
         False, "Write the log for it, too: tensorboard --logdir OUTPUT/training", "--tensorboard"
     )
     as_json: bool = as_json()
+
+    @property
+    def folder(self) -> Path:
+        """Of what is not finished."""
+        return self.output / "training"
 
     def card(self, target: str | None, start: str) -> Card:
         from ..training.model_card import Card
@@ -136,15 +189,21 @@ class TrainedOptions:
             show(done, self.num_drafts)
 
 
-def settings(texts: LessonOptions, how: HowOptions, results: TrainedOptions, **others: Any) -> DistillSettings:
+def settings(
+    texts: LessonOptions, how: HowOptions, results: TrainedOptions, machine: MachineOptions, **others: Any
+) -> DistillSettings:
     """``others`` are settings that only one of the commands has."""
     from ..training.distill import read_loss, read_text
     from ..training.settings import DistillSettings, TrainSettings
 
     of_training = {name: others.pop(name) for name in ("gradient_checkpointing",) if name in others}
+    minutes, own = how.limit(not texts.data), not texts.data
     train = TrainSettings(
         read_loss(how.loss),
-        **{name: getattr(how, name) for name in ("steps", "rate", "warm_up", "precision", "seed")},
+        steps=how.steps or (1000 if minutes is None else MOST_STEPS),
+        minutes=None if minutes is None or (own and how.steps) else minutes / 2 if own else minutes,
+        precision=how.precision or ("bf16" if own and fast_bfloat16(machine) else "no"),
+        **{name: getattr(how, name) for name in ("rate", "warm_up", "seed")},
         **{name: getattr(results, name) for name in ("every", "num_drafts")},
         **of_training,
     )
@@ -155,3 +214,18 @@ def settings(texts: LessonOptions, how: HowOptions, results: TrainedOptions, **o
         **{name: getattr(results, name) for name in ("output_dtype", "judged")},
         **others,
     )
+
+
+def fitted(run: DistillSettings, loaded: models.Models, corpus: Corpus, cut: bool) -> DistillSettings:
+    """``run`` for texts that the target wrote: no more steps than see each of them ROUNDS times, and where the
+    vocabulary is to be ``cut``, as many tokens as they use."""
+    import torch
+
+    from ..training.lessons import encoded
+    from ..training.reduced_vocabulary import covering
+
+    tokens = torch.tensor([token for text in encoded(loaded.tokenizer, corpus.training) for token in text])
+    most = max(1, ROUNDS * len(tokens) // (run.batch_size * run.length))
+    vocabulary, whole = covering(tokens, COVERED), loaded.target.config.get_text_config(decoder=True).vocab_size
+    train = run.train if run.train.minutes is None else replace(run.train, steps=min(run.train.steps, most))
+    return replace(run, train=train, vocabulary=vocabulary if cut and vocabulary < whole else run.vocabulary)

@@ -1,10 +1,10 @@
-"""Prompts of the instruct kind, by the thousand: a small grammar, whose rules are in ``instruct_prompts.txt``, and chance
-that a seed decides.
+"""Prompts of the instruct kind, by the thousand: a small grammar, and chance that a seed decides.
 
-The file has rules: ``= name``, and below it what the name can stand for, one a line, or several with " | " between them. In
-these, ``{name}`` stands for something that the rule of this name gives, the same wherever it comes again in a prompt;
-``{name2}`` for another one, ``{Name}`` for the same with a capital letter. ``\\n`` is the end of a line, ``{{`` a brace,
-and `` >>> `` is between the turns of a conversation, of which the user has the first and the last.
+The file ``instruct_prompts.txt`` has its rules: ``= name``, and below it what the name can stand for, one a line, or
+several with " | " between them. In these, ``{name}`` stands for something that the rule of this name gives, the same
+wherever it comes again in a prompt; ``{name2}`` for another one, ``{Name}`` for the same with a capital letter. ``\\n``
+is the end of a line, ``{{`` a brace, and `` >>> `` is between the turns of a conversation, of which the user has the
+first and the last.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ KINDS = (
     *("explain", "story", "code", "edit", "extract", "translate", "summarise", "turns"),
     *("question", "list", "advice", "poem", "letter", "reason", "play"),
 )
+BEGINNING = "beginning"
 TURN = " >>> "
 TRIES = 1000  # at a prompt of a kind that has not come before
 _NAME = re.compile(r"\{\{|\}\}|\{([A-Za-z_]+)([0-9]*)\}")
 
 
-def instruct_prompts(seed: int = 0) -> Iterator[tuple[str, list[dict[str, str]]]]:
+def instruct_prompts(seed: int = 0, chat: bool = True) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Yields kinds, those of KINDS in turn, and conversations for :func:`~specdec.chat_prompt`, each one once and the
-    same ones for a seed. It ends when there are hardly any others of a kind."""
+    same ones for a seed. It ends when there are hardly any others of a kind. Without ``chat`` they are beginnings of
+    texts, for a model that continues them."""
     rules, chance, seen = _rules(), random.Random(seed), set[str]()
-    for kind in itertools.cycle(KINDS):
+    for kind in itertools.cycle(KINDS if chat else (BEGINNING,)):
         drawn = (_Prompt(rules, chance).of(kind) for _ in range(TRIES))
         text = next((text for text in drawn if text not in seen), None)
         if text is None:
