@@ -15,7 +15,7 @@ from .own_texts import OwnTexts, fast_dtype
 from .progress_bar import progress
 from .show import RATIOS
 from .terminal import remark
-from .training_options import HowOptions, LessonOptions, TrainedOptions
+from .training_options import USED, HowOptions, LessonOptions, TrainedOptions
 from .user_errors import refuse
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class StartOptions:
         None,
         "Let it draft only the N most frequent tokens of the data; 0: all.",
         metavar="N",
-        show_default="0; without --data: what 99.5 % of the texts use",
+        show_default=USED,
     )
     lora: int = option(0, "Train adapters of this rank, which are merged at the end; 0: all.")
 
