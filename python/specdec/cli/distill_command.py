@@ -49,7 +49,8 @@ class StartOptions:
         given = [name for name, value in starts.items() if value is not None]
         if len(given) > 1:
             refuse(" / ".join(given), "several", "one of them")
-        if self.intermediate is not None and (self.draft is not None or self.config is not None or target is None):
+        cut = self.layers is not None or (not given and target is not None)
+        if self.intermediate is not None and not cut:
             refuse("--intermediate", self.intermediate, "it with --layers")
 
     def make(self, loaded: models.Models, seed: int) -> tuple[PreTrainedModel, str]:
@@ -125,7 +126,7 @@ def distill(
         corpus = written.corpus(loaded)
         run = training_options.fitted(run, loaded, corpus, start.vocabulary is None) if own else run
         draft, said = start.make(loaded, how.seed)
-        card, pair = results.card(target, said), (loaded.target, draft, loaded.tokenizer)
+        card, pair = results.card(target, said, own), (loaded.target, draft, loaded.tokenizer)
         prompts = texts.judging(loaded, results.judged)
         with results.kept(), results.logging() as logged:
             watch = Watch(show, stopped, logged, remark)
@@ -135,6 +136,8 @@ def distill(
     results.show(done, _print)
     if done is not None and not results.as_json:
         remark(f"the draft of step {done.best_step} is in {str(results.output)!r}, with its model card")
+    if done is not None:
+        training_options.tell_next(target, "--draft", results.output, done.after)
 
 
 def _picture(output: Path) -> None:

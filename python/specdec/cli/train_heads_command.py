@@ -96,7 +96,7 @@ def train_heads(
         run = training_options.fitted(run, loaded, corpus, cut) if own else run
         cached = texts.cache_features or own
         settings = HeadSettings(head.kind, run, head.depth, head.layers, ids, cached, head.format)
-        card, pair = results.card(target, head.kind), (loaded.target, loaded.tokenizer)
+        card, pair = results.card(target, head.kind, own), (loaded.target, loaded.tokenizer)
         prompts = texts.judging(loaded, results.judged)
         with results.kept(), results.logging() as logged:
             watch = Watch(show, stopped, logged, remark)
@@ -107,6 +107,7 @@ def train_heads(
         remark(f"the self-check failed: {done.trouble}", "red")
         raise typer.Exit(HARDLY_DRAFTS)
     remark(f"the head of step {done.best_step} is in {str(results.output)!r}, with its model card")
+    training_options.tell_next(target, "--drafter", results.output, done.after)
 
 
 def _print(done: TrainedHead, k: int) -> None:

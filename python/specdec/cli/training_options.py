@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -23,6 +23,7 @@ from .user_errors import refuse
 
 if TYPE_CHECKING:
     from ..jobs.questions import Question
+    from ..training.held_out import Worth
     from ..training.model_card import Card
     from ..training.settings import DistillSettings
     from ..training.texts import Corpus
@@ -32,6 +33,8 @@ EVENING = 120  # minutes
 MOST_STEPS, ROUNDS = 100_000, 12  # of a training that minutes limit; how often it sees each text at most
 COVERED = 0.995  # of the texts' tokens by a vocabulary that nobody chose
 USED = "0; without --data: those that are 99.5 % of the texts"
+OF_TARGET = "texts that the target wrote itself, from prompts that specdec has"
+NOTHING = 0.05  # an alpha with which no draft is worth its time
 STOPPED = 1  # the exit code of a training that an error ended
 Target = Annotated[
     str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.", show_default=False)
@@ -149,11 +152,13 @@ class TrainedOptions:
         """Of what is not finished."""
         return self.output / "training"
 
-    def card(self, target: str | None, start: str) -> Card:
-        from ..training.model_card import Card
+    def card(self, target: str | None, start: str, own: bool) -> Card:
+        """Of a training with ``own`` texts of the target, or given ones."""
+        from ..training.model_card import NOT_SAID, Card
 
-        command = shlex.join(["specdec", *sys.argv[1:]])
-        return Card(target or "the embedded target", start, self.source, self.licence, command)
+        command = shlex.join(["specdec", *map(_name, sys.argv[1:])])
+        source = OF_TARGET if own and self.source == NOT_SAID else self.source
+        return Card(_name(target or "the embedded target"), start, source, self.licence, command)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -190,6 +195,22 @@ class TrainedOptions:
             show(done, self.num_drafts)
 
 
+def _name(given: str) -> str:
+    """What it is called elsewhere: of a folder or file the last part."""
+    return Path(given).resolve().name if Path(given).exists() else given
+
+
+def tell_next(target: str | None, option: str, output: Path, worths: Sequence[Worth]) -> None:
+    """Prints the command that uses what was trained for a ``target`` of the user's, or what to do where it drafts
+    nothing yet."""
+    greedy = next(worth.alpha for worth in worths if worth.temperature == 0)
+    if greedy < NOTHING:
+        more = "more --steps or --minutes, and with --data more texts, into another --output"
+        remark(f"it drafts nothing yet: greedily alpha is {greedy:.3f}. It has learned too little: {more}", "red")
+    elif target is not None:
+        remark(f"next: {shlex.join(['specdec', 'generate', '...', '--target', target, option, str(output)])}")
+
+
 def settings(
     texts: LessonOptions, how: HowOptions, results: TrainedOptions, machine: MachineOptions, **others: Any
 ) -> DistillSettings:
@@ -201,8 +222,8 @@ def settings(
     minutes, own = how.limit(not texts.data), not texts.data
     train = TrainSettings(
         read_loss(how.loss),
-        steps=how.steps or (1000 if minutes is None else MOST_STEPS),
-        minutes=None if minutes is None or (own and how.steps) else minutes / 2 if own else minutes,
+        steps=(1000 if minutes is None else MOST_STEPS) if how.steps is None else how.steps,
+        minutes=_of_training(how, minutes, own),
         precision=how.precision or ("bf16" if own and fast_bfloat16(machine) else "no"),
         **{name: getattr(how, name) for name in ("rate", "warm_up", "seed")},
         **{name: getattr(results, name) for name in ("every", "num_drafts")},
@@ -215,6 +236,14 @@ def settings(
         **{name: getattr(results, name) for name in ("output_dtype", "judged")},
         **others,
     )
+
+
+def _of_training(how: HowOptions, minutes: float | None, own: bool) -> float | None:
+    """The minutes that are left for the training itself. With ``own`` texts and a number of steps, minutes are for the
+    texts alone."""
+    if minutes is None or not own:
+        return minutes
+    return minutes / 2 if how.steps is None else None
 
 
 def fitted(run: DistillSettings, loaded: models.Models, corpus: Corpus, cut: bool) -> DistillSettings:
