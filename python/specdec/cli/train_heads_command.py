@@ -103,11 +103,11 @@ def train_heads(
             done = train_head(*pair, corpus, settings, results.output, card, watch, prompts)
     results.show(done, _print)
     assert done is not None
+    training_options.tell_next(target, "--drafter", results.output, done.after)
     if done.trouble is not None:
         remark(f"the self-check failed: {done.trouble}", "red")
         raise typer.Exit(HARDLY_DRAFTS)
     remark(f"the head of step {done.best_step} is in {str(results.output)!r}, with its model card")
-    training_options.tell_next(target, "--drafter", results.output, done.after)
 
 
 def _print(done: TrainedHead, k: int) -> None:
