@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
+from specdec.cli import own_texts
 from specdec.line_file import LineFile
 from specdec.training.head_features import Features
 from specdec.training.head_settings import HeadSettings
@@ -243,6 +244,19 @@ def test_the_command(models, data, tmp_path):
     drafting = ("--target", folder, "--drafter", tmp_path / "out", "-k", 2)
     text = invoke("generate", "def", "--max-new-tokens", 4, "--json", *drafting)
     assert text.exit_code == 0, text.output
+
+
+def test_a_target_alone_is_enough(models, tmp_path, monkeypatch):
+    """EAGLE-3, from texts that the target writes, with the vocabulary that they use."""
+    for name, value in {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": 48, "TRIED": 1}.items():
+        monkeypatch.setattr(own_texts, name, value)
+    for part in models:
+        part.save_pretrained(tmp_path / "target")
+    given = ("train-heads", tmp_path / "target", "--output", tmp_path / "out", "--minutes", 0.001)
+    done = invoke(*given, "--layer-ids", "1,2", "--length", 40, "--judged", 2)
+    assert "all 48 prompts have results" in done.stderr and "it drafts nothing yet" in done.stderr, done.output
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["draft_vocab_size"] < 4096
 
 
 @pytest.mark.parametrize(
