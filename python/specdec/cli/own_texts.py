@@ -103,11 +103,13 @@ def fast_bfloat16(machine: MachineOptions) -> bool:
     """Whether this machine computes faster in bfloat16 than in float32."""
     import torch
 
+    from ..models.cpu_units import OF_BFLOAT16, cpu_units
+
     device = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device).type != "cpu" or torch.cpu._is_avx512_bf16_supported()
+    return torch.device(device).type != "cpu" or not OF_BFLOAT16.isdisjoint(cpu_units())
 
 
 def fast_dtype(machine: MachineOptions) -> MachineOptions:
-    """With the dtype in which this machine computes fastest, where none was asked for: rounding does not matter to what
-    a draft learns."""
-    return replace(machine, dtype=machine.dtype or ("bfloat16" if fast_bfloat16(machine) else "float32"))
+    """With bfloat16 where that is faster here and nothing else was asked for: rounding does not matter to what a draft
+    learns."""
+    return replace(machine, dtype="bfloat16") if machine.dtype is None and fast_bfloat16(machine) else machine
