@@ -253,8 +253,9 @@ def test_a_target_alone_is_enough(models, tmp_path, monkeypatch):
         monkeypatch.setattr(own_texts, name, value)
     for part in models:
         part.save_pretrained(tmp_path / "target")
-    given = ("train-heads", tmp_path / "target", "--output", tmp_path / "out", "--minutes", 0.001)
-    done = invoke(*given, "--layer-ids", "1,2", "--length", 40, "--judged", 2)
+    (tmp_path / "held.txt").write_text(CODE * 3)
+    given = ("train-heads", tmp_path / "target", "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
+    done = invoke(*given, "--minutes", 0.001, "--layer-ids", "1,2", "--length", 40, "--judged", 2)
     assert "all 48 prompts have results" in done.stderr and "it drafts nothing yet" in done.stderr, done.output
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["draft_vocab_size"] < 4096
