@@ -35,7 +35,6 @@ class TrainSettings:
 
     loss: Mapping[str, float] = field(default_factory=lambda: {"forward_kl": 1.0})
     steps: int = 1000
-    minutes: float | None = None
     rate: float = 1e-3
     warm_up: int = 50
     precision: str = "no"
@@ -43,6 +42,7 @@ class TrainSettings:
     every: int = 100
     num_drafts: int = 4
     seed: int = 0
+    minutes: float | None = None
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """In which target and draft compute."""

@@ -201,8 +201,8 @@ class Trainer:
             began = time.perf_counter()
             self._gradients(step)
             self._optimiser.zero_grad()
+            self.draft.eval()
             times.append(time.perf_counter() - began)
-        self.draft.eval()
         self._lessons.written = written
         steps = int((60 * minutes - JUDGED * judging) / min(times))
         self.progress.steps = max(1, min(steps, self._settings.steps))
