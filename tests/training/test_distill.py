@@ -5,11 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from specdec import SpeculativeDecoder, load_embedded_pair
+from specdec.cli import own_texts
+from specdec.cli.models import EMBEDDED
+from specdec.cli.options import MachineOptions
+from specdec.cli.own_texts import OwnTexts, fast_dtype
 from specdec.line_file import WriteError
 from specdec.models.loading import load_model
 from specdec.training.distill import distill, read_loss, read_text
@@ -123,7 +129,7 @@ def test_adapters_are_merged(models, corpus, tmp_path):
     ("changed", "told"),
     [
         ({"batch_size": 0}, "batch_size: got 0"),
-        ({"length": 8}, "length: got 8, allowed: more than prompt"),
+        ({"length": 8}, "length: got 8, allowed: at least 9: a text that is written, or judged by"),
         ({"cache_logits": 4096}, "cache_logits: got 4096, allowed: below 4096"),
         ({"cache_logits": 4, "text": {"target": 1.0}}, "cache_logits: got 4 without text from the data"),
         ({"output_dtype": "int8"}, "output_dtype: got 'int8'"),
@@ -225,8 +231,70 @@ def test_wrong_options_are_refused(data, tmp_path, given, told):
     assert told in refused("distill", "--data", data, "--output", tmp_path / "out", *QUICK, *given)
 
 
-def test_a_target_needs_to_be_told_what_drafts(data, tmp_path):
-    assert "--layers or --config" in refused("distill", "some/target", "--data", data, "--output", tmp_path / "out")
+def test_a_draft_that_drafts_nothing_yet_is_told(data, tmp_path):
+    given = ("distill", "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
+    (tmp_path / "config.json").write_text((EMBEDDED / "draft" / "config.json").read_text())
+    done = invoke(*given, *QUICK, "--config", tmp_path / "config.json")
+    assert done.exit_code == 0 and "it drafts nothing yet" in done.stderr, done.output
+    assert "--steps" in done.stderr and "specdec generate" not in done.stderr
+
+
+# ---- with a target alone
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch) -> Path:
+    """A target of two layers that chats, and texts that are few and short."""
+    target, _, tokenizer = load_embedded_pair()
+    cut(target, 2).save_pretrained(tmp_path / "target")
+    tokenizer.chat_template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "target")
+    for name, value in {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": 16, "TRIED": 1}.items():
+        monkeypatch.setattr(own_texts, name, value)
+    return tmp_path / "target"
+
+
+def test_a_target_alone_is_enough(alone, tmp_path):
+    given = ("distill", alone, "--output", tmp_path / "out", "--minutes", 0.001, "--judged", 8, "--length", 64)
+    done = invoke(*given)
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stderr.split())
+    assert "the target writes what is learned from: 16 texts of up to 24 tokens" in said
+    assert "all 16 prompts have results" in said and "steps of" in said
+    assert f"--target {alone} --draft {tmp_path / 'out'}" in said
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["num_hidden_layers"] == 1 and config["draft_vocab_size"] < 4096
+    page = (tmp_path / "out" / "README.md").read_text()
+    front = yaml.safe_load(page.split("---")[1])
+    assert front["base_model"] == "target" and front["pipeline_tag"] == "text-generation"
+    assert {"license", "library_name", "tags"} <= {*front} and "speculative-decoding" in front["tags"]
+    assert str(tmp_path) not in page and "1 data" not in page
+    rows = [json.loads(line) for line in (tmp_path / "out" / RUN / "prompts.jsonl").read_text().splitlines()]
+    assert {row["temperature"] for row in rows} == {0.0, 1.0} and "messages" in rows[0]
+    assert load_model(tmp_path / "out").config.draft_vocab_size == config["draft_vocab_size"]
+
+
+def test_with_texts_that_are_there_it_goes_on(alone, tmp_path):
+    given = ("distill", alone, "--output", tmp_path / "out", "--judged", 8, "--length", 64)
+    texts = tmp_path / "out" / RUN / "texts.jsonl"
+    assert "allowed" in refused(*given, "--minutes", 0)
+    assert not texts.exists()
+    OwnTexts(str(alone), fast_dtype(MachineOptions()), texts.parent, 0.001).write()
+    whole = texts.read_bytes()
+    texts.write_bytes(b"".join(whole.splitlines(keepends=True)[:9]))
+    done = invoke(*given, "--steps", 1, "--every", 1, "--minutes", 0.001)
+    assert done.exit_code == 0 and "9 of 16 prompts have results: going on" in done.stderr, done.output
+    assert len(texts.read_text().splitlines()) == 16
+    assert json.loads((tmp_path / "out" / RUN / "result.json").read_text())["steps"] == 1
+
+
+def test_minutes_say_how_many_steps(models, corpus, tmp_path):
+    said = []
+    train = dataclasses.replace(TRAIN, steps=10_000, minutes=1e-9, every=1)
+    done = run(models, corpus, tmp_path / "out", dataclasses.replace(SHORT, train=train), watch=Watch(say=said.append))
+    assert done.steps == 1 and "1 steps of" in said[-1]
+    train = dataclasses.replace(TRAIN, steps=3, minutes=1000.0)
+    assert run(models, corpus, tmp_path / "other", dataclasses.replace(SHORT, train=train)).steps == 3
 
 
 @pytest.mark.parametrize("writes", ["checkpoint", pytest.param("log", marks=pytest.mark.nightly)])

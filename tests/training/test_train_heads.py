@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
+from specdec.cli import own_texts
 from specdec.line_file import LineFile
 from specdec.training.head_features import Features
 from specdec.training.head_settings import HeadSettings
@@ -239,10 +240,25 @@ def test_the_command(models, data, tmp_path):
     assert told["steps"] == 2 and [w["temperature"] for w in told["after"]] == [0.0, 1.0]
     assert done.exit_code == 1 and "the self-check failed" in done.stderr and "rarely accepted" in told["trouble"]
     page = (tmp_path / "out" / "README.md").read_text()
-    assert f"# A head (eagle3) for {folder}" in page and "some code; licence: PSF-2.0" in page
+    assert "# A head (eagle3) for target" in page and str(tmp_path) not in page
+    assert "some code; licence: PSF-2.0" in page
     drafting = ("--target", folder, "--drafter", tmp_path / "out", "-k", 2)
     text = invoke("generate", "def", "--max-new-tokens", 4, "--json", *drafting)
     assert text.exit_code == 0, text.output
+
+
+def test_a_target_alone_is_enough(models, tmp_path, monkeypatch):
+    """EAGLE-3, from texts that the target writes, with the vocabulary that they use."""
+    for name, value in {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": 48, "TRIED": 1}.items():
+        monkeypatch.setattr(own_texts, name, value)
+    for part in models:
+        part.save_pretrained(tmp_path / "target")
+    (tmp_path / "held.txt").write_text(CODE * 3)
+    given = ("train-heads", tmp_path / "target", "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
+    done = invoke(*given, "--minutes", 0.001, "--layer-ids", "1,2", "--length", 40, "--judged", 2)
+    assert "all 48 prompts have results" in done.stderr and "it drafts nothing yet" in done.stderr, done.output
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["draft_vocab_size"] < 4096
 
 
 @pytest.mark.parametrize(

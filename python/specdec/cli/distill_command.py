@@ -11,10 +11,11 @@ from .interrupt import stop_once
 from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions
+from .own_texts import OwnTexts, fast_dtype
 from .progress_bar import progress
 from .show import RATIOS
 from .terminal import remark
-from .training_options import HowOptions, LessonOptions, TrainedOptions
+from .training_options import USED, HowOptions, LessonOptions, TrainedOptions
 from .user_errors import refuse
 
 if TYPE_CHECKING:
@@ -22,16 +23,25 @@ if TYPE_CHECKING:
 
     from ..training.settings import Distilled
 
+CACHED = 64  # tokens of which the target's probabilities are kept
+
 
 @dataclass(frozen=True)
 class StartOptions:
     """The draft"""
 
-    draft: str | None = option(None, "A draft that exists. Default: the embedded pair's; else choose --layers.")
-    layers: int | None = option(None, "A new draft of so many of the target's layers, with its embedding and head.")
+    draft: str | None = option(None, "A draft that exists. Default: the embedded pair's; of another target --layers.")
+    layers: int | None = option(
+        None, "A new draft of so many of the target's layers, with its embedding and head.", show_default="a tenth"
+    )
     intermediate: int | None = option(None, "With --layers: neurons that each MLP keeps.")
     config: Path | None = option(None, "A new draft of random weights, by this config.json.", metavar="FILE")
-    vocabulary: int = option(0, "Let it draft only the N most frequent tokens of the data; 0: all.", metavar="N")
+    vocabulary: int | None = option(
+        None,
+        "Let it draft only the N most frequent tokens of the data; 0: all.",
+        metavar="N",
+        show_default=USED,
+    )
     lora: int = option(0, "Train adapters of this rank, which are merged at the end; 0: all.")
 
     def check(self, target: str | None) -> None:
@@ -39,9 +49,8 @@ class StartOptions:
         given = [name for name, value in starts.items() if value is not None]
         if len(given) > 1:
             refuse(" / ".join(given), "several", "one of them")
-        if not given and target is not None:
-            refuse("--draft", "none", "--draft, --layers or --config, with a target")
-        if self.intermediate is not None and self.layers is None:
+        cut = self.layers is not None or (not given and target is not None)
+        if self.intermediate is not None and not cut:
             refuse("--intermediate", self.intermediate, "it with --layers")
 
     def make(self, loaded: models.Models, seed: int) -> tuple[PreTrainedModel, str]:
@@ -49,16 +58,15 @@ class StartOptions:
         from ..models.loading import load_model
         from ..training import starts
 
-        if self.layers is not None:
-            narrow = "" if self.intermediate is None else f", with MLPs of {self.intermediate} neurons"
-            told = f"{self.layers} layers of the target{narrow}"
-            return starts.cut(loaded.target, self.layers, self.intermediate), told
         if self.config is not None:
             return starts.fresh(loaded.target, self.config, seed), f"random weights by {self.config.name}"
         if self.draft is not None:
             return load_model(self.draft, "float32", loaded.target.device, name="draft"), self.draft
-        assert loaded.draft is not None  # of the embedded pair
-        return loaded.draft.float(), "the embedded draft"
+        if self.layers is None and loaded.draft is not None:
+            return loaded.draft.float(), "the embedded draft"
+        layers = self.layers or starts.usual_layers(loaded.target)
+        narrow = "" if self.intermediate is None else f", with MLPs of {self.intermediate} neurons"
+        return starts.cut(loaded.target, layers, self.intermediate), f"{layers} layers of the target{narrow}"
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,11 @@ class DraftLessons(LessonOptions):
     text: str = option(
         "data", "Learn from data, target (texts that it writes), draft (texts of its own): target:0.5,data:0.5"
     )
-    cache_logits: int = option(
-        0, "Compute the target's N most likely tokens of the data once; 0: each time.", metavar="N"
+    cache_logits: int | None = option(
+        None,
+        "Compute the target's N most likely tokens of the data once; 0: each time.",
+        metavar="N",
+        show_default=f"0; without --data: {CACHED}",
     )
 
 
@@ -78,7 +89,8 @@ class DraftTraining(HowOptions):
     """How"""
 
     loss: str = option(
-        "total_variation", "data, forward_kl, reverse_kl, total_variation, or a mixture: forward_kl:0.9,data:0.1"
+        "total_variation:0.5,forward_kl:0.5",
+        "data, forward_kl, reverse_kl, total_variation, or a mixture: forward_kl:0.9,data:0.1",
     )
     gradient_checkpointing: bool = option(False, "Less memory, more time.", "--gradient-checkpointing")
 
@@ -97,24 +109,35 @@ def distill(
 
     It can be stopped by Ctrl-C or killed at any time: the same command goes on from the last checkpoint."""
     start.check(target)
+    texts.check()
+    own = not texts.data
+    of_draft = {"vocabulary": start.vocabulary or 0, "lora": start.lora, "freeze_embedding": own and not start.lora}
+    of_draft["cache_logits"] = (CACHED if own else 0) if texts.cache_logits is None else texts.cache_logits
+    of_draft["gradient_checkpointing"] = how.gradient_checkpointing
+    run = training_options.settings(texts, how, results, machine, **of_draft)
+    at = models.ModelOptions(target=target, machine=fast_dtype(machine) if own else machine)
+    run.check(at.vocab_size)
+    written = texts.written(OwnTexts(target, at.machine, results.folder, (how.limit(own) or 0) / 2))
     with progress("loading models") as show, stop_once() as stopped:
         from ..training.distill import distill as train
         from ..training.trainer import Watch
 
-        own = {"cache_logits": texts.cache_logits, "vocabulary": start.vocabulary, "lora": start.lora}
-        own["gradient_checkpointing"] = how.gradient_checkpointing
-        settings = training_options.settings(texts, how, results, **own)
-        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
-        corpus = texts.corpus(loaded)
+        loaded = models.load(at, [])
+        corpus = written.corpus(loaded)
+        run = training_options.fitted(run, loaded, corpus, start.vocabulary is None) if own else run
         draft, said = start.make(loaded, how.seed)
-        card, pair = results.card(target, said), (loaded.target, draft, loaded.tokenizer)
+        card, pair = results.card(target, said, own), (loaded.target, draft, loaded.tokenizer)
+        prompts = texts.judging(loaded, results.judged)
         with results.kept(), results.logging() as logged:
-            done = train(*pair, corpus, settings, results.output, card, Watch(show, stopped, logged, remark))
+            watch = Watch(show, stopped, logged, remark)
+            done = train(*pair, corpus, run, results.output, card, watch, prompts)
     if done is not None:
         _picture(results.output)
     results.show(done, _print)
     if done is not None and not results.as_json:
         remark(f"the draft of step {done.best_step} is in {str(results.output)!r}, with its model card")
+    if done is not None:
+        training_options.tell_next(target, "--draft", results.output, done.after)
 
 
 def _picture(output: Path) -> None:

@@ -12,10 +12,11 @@ from .interrupt import stop_once
 from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions, read_counts
+from .own_texts import OwnTexts, fast_dtype
 from .progress_bar import progress
 from .show import RATIOS
 from .terminal import remark
-from .training_options import HowOptions, LessonOptions, TrainedOptions
+from .training_options import USED, HowOptions, LessonOptions, TrainedOptions
 
 if TYPE_CHECKING:
     from ..training.head_settings import TrainedHead
@@ -27,7 +28,7 @@ HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns
 class HeadOptions:
     """The head"""
 
-    kind: str = option(..., "medusa, eagle3, dflash, or mtp, for targets of type qwen2 or mimo.")
+    kind: str = option("eagle3", "medusa, eagle3, dflash, or mtp, for targets of type qwen2 or mimo.")
     depth: int = option(4, "Drafts that it learns to make in a step; Medusa: its heads.")
     layers: int | None = option(None, "Of DFlash. Default: 2.")
     layer_ids: str | None = option(
@@ -36,7 +37,12 @@ class HeadOptions:
         "usual ones.",
         metavar="IDS",
     )
-    vocabulary: int = option(0, "EAGLE-3 drafts the N most frequent tokens of the data alone; 0: all.", metavar="N")
+    vocabulary: int | None = option(
+        None,
+        "EAGLE-3 drafts the N most frequent tokens of the data alone; 0: all.",
+        metavar="N",
+        show_default=USED,
+    )
     format: str = option("published", "Of the files: published, or speculators.")
 
 
@@ -73,20 +79,31 @@ def train_heads(
     It can be stopped by Ctrl-C or killed at any time: the same command goes on from the last checkpoint. At the end the
     files are loaded back and tried; exit code 1 says that the head hardly drafts."""
     ids = None if head.layer_ids is None else (*read_counts("--layer-ids", head.layer_ids, 0),)
+    texts.check()
+    own = not texts.data
+    run = training_options.settings(texts, how, results, machine, vocabulary=head.vocabulary or 0)
+    at = models.ModelOptions(target=target, machine=fast_dtype(machine) if own else machine)
+    run.check(at.vocab_size)
+    written = texts.written(OwnTexts(target, at.machine, results.folder, (how.limit(own) or 0) / 2))
     with progress("loading models") as show, stop_once() as stopped:
         from ..training.head_settings import HeadSettings
         from ..training.train_heads import train_head
         from ..training.trainer import Watch
 
-        run = training_options.settings(texts, how, results, vocabulary=head.vocabulary)
-        settings = HeadSettings(head.kind, run, head.depth, head.layers, ids, texts.cache_features, head.format)
-        loaded = models.load(models.ModelOptions(target=target, machine=machine), [])
-        card, pair = results.card(target, head.kind), (loaded.target, loaded.tokenizer)
-        corpus = texts.corpus(loaded)
+        loaded = models.load(at, [])
+        corpus = written.corpus(loaded)
+        cut = head.vocabulary is None and head.kind == "eagle3"
+        run = training_options.fitted(run, loaded, corpus, cut) if own else run
+        cached = texts.cache_features or own
+        settings = HeadSettings(head.kind, run, head.depth, head.layers, ids, cached, head.format)
+        card, pair = results.card(target, head.kind, own), (loaded.target, loaded.tokenizer)
+        prompts = texts.judging(loaded, results.judged)
         with results.kept(), results.logging() as logged:
-            done = train_head(*pair, corpus, settings, results.output, card, Watch(show, stopped, logged))
+            watch = Watch(show, stopped, logged, remark)
+            done = train_head(*pair, corpus, settings, results.output, card, watch, prompts)
     results.show(done, _print)
     assert done is not None
+    training_options.tell_next(target, "--drafter", results.output, done.after)
     if done.trouble is not None:
         remark(f"the self-check failed: {done.trouble}", "red")
         raise typer.Exit(HARDLY_DRAFTS)

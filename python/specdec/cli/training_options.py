@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +16,25 @@ import typer
 
 from . import drafting, models
 from .option_groups import option
-from .options import as_json
+from .options import MachineOptions, as_json
+from .own_texts import OwnTexts, fast_bfloat16
 from .terminal import remark
+from .user_errors import refuse
 
 if TYPE_CHECKING:
+    from ..jobs.questions import Question
+    from ..training.held_out import Worth
     from ..training.model_card import Card
     from ..training.settings import DistillSettings
     from ..training.texts import Corpus
     from ..training.trainer import Logged
 
+EVENING = 120  # minutes
+MOST_STEPS, ROUNDS = 100_000, 12  # of a training that minutes limit; how often it sees each text at most
+COVERED = 0.995  # of the texts' tokens by a vocabulary that nobody chose
+USED = "0; without --data: those that are 99.5 % of the texts"
+OF_TARGET = "texts that the target wrote itself, from prompts that specdec has"
+NOTHING = 0.05  # an alpha with which no draft is worth its time
 STOPPED = 1  # the exit code of a training that an error ended
 Target = Annotated[
     str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.", show_default=False)
@@ -34,9 +45,10 @@ Target = Annotated[
 class LessonOptions:
     """What it learns from"""
 
-    data: list[Path] = option(
-        ...,
-        "Repeatable: .jsonl or .parquet with text, messages, or prompt and completion; results of specdec generate "
+    data: list[Path] | None = option(
+        None,
+        "Default: texts that the target writes, from built-in prompts. Repeatable: .jsonl or .parquet with text, "
+        "messages, or prompt and completion; results of specdec generate "
         "--output; a folder of datasets' save_to_disk; any other file is one text.",
     )
     prompts: Path | None = option(
@@ -47,6 +59,31 @@ class LessonOptions:
     batch_size: int = option(4, "Texts of a step.")
     length: int = option(256, "Tokens of a text.")
     temperature: float = option(1.0, "At which texts are written.")
+
+    def check(self) -> None:
+        if not self.data and self.prompts is not None:
+            refuse("--prompts", "--prompts without --data", "both, or neither: texts that the target writes")
+
+    def written(self, own: OwnTexts) -> LessonOptions:
+        """These options with data: what is given, or else the target's own texts, which it writes now."""
+        if self.data:
+            return self
+        own.write()
+        return replace(self, data=[own.texts], prompts=own.prompts)
+
+    def judging(self, loaded: models.Models, count: int) -> list[list[int]] | None:
+        """Prompts to judge by that are no beginnings of held-out texts: for a target that chats and writes its own
+        texts, so many of the built-in set of conversations, those of all kinds alike. No text has one of them."""
+        from ..jobs.prompt_sets import prompt_set
+
+        if self.data or self.held_out is not None or not loaded.tokenizer.chat_template:
+            return None
+        questions = [q.as_message(loaded.tokenizer) for q in prompt_set("instruct", loaded.tokenizer)]
+        kinds: dict[str, list[Question]] = {}
+        for question in questions:
+            kinds.setdefault(question.category, []).append(question)
+        in_turn = [q for each in zip_longest(*kinds.values()) for q in each if q is not None]
+        return [q.tokens(loaded.tokenizer) for q in in_turn[:count]]
 
     def corpus(self, loaded: models.Models) -> Corpus:
         from ..jobs.input import read_batch
@@ -62,7 +99,7 @@ class LessonOptions:
             vocab_size = loaded.target.config.get_text_config(decoder=True).vocab_size
             lines = read_batch(self.prompts, LineSettings(), vocab_size, tokenizer=tokenizer)
             given = [line.prompt for line in lines]
-        documents = [text for path in self.data for text in read_documents(path, tokenizer, given)]
+        documents = [text for path in self.data or () for text in read_documents(path, tokenizer, given)]
         aside = None if self.held_out is None else read_documents(self.held_out, tokenizer)
         return split(documents, evaluation_texts(), aside)
 
@@ -72,11 +109,26 @@ class HowOptions:
     """How"""
 
     loss: str = option(...)
-    steps: int = option(1000, "Updates of the weights.")
+    steps: int | None = option(
+        None, "Updates of the weights.", show_default="1000; with --minutes as many as there is time for"
+    )
+    minutes: float | None = option(
+        None,
+        "That it may take on this machine. Without --data, a half is for the texts that the target writes.",
+        show_default=f"no limit; {EVENING} without --data",
+    )
     rate: float = option(1e-3, "The peak learning rate.")
     warm_up: int = option(50, "Steps until it is reached.")
-    precision: str = option("no", "bf16: matrices in bfloat16; no: float32.")
+    precision: str | None = option(
+        None, "bf16: matrices in bfloat16; no: float32.", show_default="no; without --data: what is faster here"
+    )
     seed: int = option(0, "Of the order of texts, and all else.")
+
+    def limit(self, own: bool) -> float | None:
+        """Minutes of all, with ``own`` texts or given ones."""
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            refuse("--minutes", self.minutes, "a number > 0")
+        return EVENING if own and self.minutes is None else self.minutes
 
 
 @dataclass(frozen=True)
@@ -95,11 +147,18 @@ class TrainedOptions:
     )
     as_json: bool = as_json()
 
-    def card(self, target: str | None, start: str) -> Card:
-        from ..training.model_card import Card
+    @property
+    def folder(self) -> Path:
+        """Of what is not finished."""
+        return self.output / "training"
 
-        command = shlex.join(["specdec", *sys.argv[1:]])
-        return Card(target or "the embedded target", start, self.source, self.licence, command)
+    def card(self, target: str | None, start: str, own: bool) -> Card:
+        """Of a training with ``own`` texts of the target, or given ones."""
+        from ..training.model_card import NOT_SAID, Card
+
+        command = shlex.join(["specdec", *map(_name, sys.argv[1:])])
+        source = OF_TARGET if own and self.source == NOT_SAID else self.source
+        return Card(_name(target or "the embedded target"), start, source, self.licence, command)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -136,15 +195,37 @@ class TrainedOptions:
             show(done, self.num_drafts)
 
 
-def settings(texts: LessonOptions, how: HowOptions, results: TrainedOptions, **others: Any) -> DistillSettings:
+def _name(given: str) -> str:
+    """What it is called elsewhere: of a folder or file the last part."""
+    return Path(given).resolve().name if Path(given).exists() else given
+
+
+def tell_next(target: str | None, option: str, output: Path, worths: Sequence[Worth]) -> None:
+    """Prints the command that uses what was trained for a ``target`` of the user's, or what to do where it drafts
+    nothing yet."""
+    greedy = next(worth.alpha for worth in worths if worth.temperature == 0)
+    if greedy < NOTHING:
+        more = "more --steps or --minutes, and with --data more texts, into another --output"
+        remark(f"it drafts nothing yet: greedily alpha is {greedy:.3f}. It has learned too little: {more}", "red")
+    elif target is not None:
+        remark(f"next: {shlex.join(['specdec', 'generate', '...', '--target', target, option, str(output)])}")
+
+
+def settings(
+    texts: LessonOptions, how: HowOptions, results: TrainedOptions, machine: MachineOptions, **others: Any
+) -> DistillSettings:
     """``others`` are settings that only one of the commands has."""
     from ..training.distill import read_loss, read_text
     from ..training.settings import DistillSettings, TrainSettings
 
     of_training = {name: others.pop(name) for name in ("gradient_checkpointing",) if name in others}
+    minutes, own = how.limit(not texts.data), not texts.data
     train = TrainSettings(
         read_loss(how.loss),
-        **{name: getattr(how, name) for name in ("steps", "rate", "warm_up", "precision", "seed")},
+        steps=(1000 if minutes is None else MOST_STEPS) if how.steps is None else how.steps,
+        minutes=_of_training(how, minutes, own),
+        precision=how.precision or ("bf16" if own and fast_bfloat16(machine) else "no"),
+        **{name: getattr(how, name) for name in ("rate", "warm_up", "seed")},
         **{name: getattr(results, name) for name in ("every", "num_drafts")},
         **of_training,
     )
@@ -155,3 +236,26 @@ def settings(texts: LessonOptions, how: HowOptions, results: TrainedOptions, **o
         **{name: getattr(results, name) for name in ("output_dtype", "judged")},
         **others,
     )
+
+
+def _of_training(how: HowOptions, minutes: float | None, own: bool) -> float | None:
+    """The minutes that are left for the training itself. With ``own`` texts and a number of steps, minutes are for the
+    texts alone."""
+    if minutes is None or not own:
+        return minutes
+    return minutes / 2 if how.steps is None else None
+
+
+def fitted(run: DistillSettings, loaded: models.Models, corpus: Corpus, cut: bool) -> DistillSettings:
+    """``run`` for texts that the target wrote: no more steps than see each of them ROUNDS times, and where the
+    vocabulary is to be ``cut``, as many tokens as they use."""
+    import torch
+
+    from ..training.lessons import encoded
+    from ..training.reduced_vocabulary import covering
+
+    tokens = torch.tensor([token for text in encoded(loaded.tokenizer, corpus.training) for token in text])
+    most = max(1, ROUNDS * len(tokens) // (run.batch_size * run.length))
+    vocabulary, whole = covering(tokens, COVERED), loaded.target.config.get_text_config(decoder=True).vocab_size
+    train = run.train if run.train.minutes is None else replace(run.train, steps=min(run.train.steps, most))
+    return replace(run, train=train, vocabulary=vocabulary if cut and vocabulary < whole else run.vocabulary)

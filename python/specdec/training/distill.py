@@ -43,6 +43,7 @@ def distill(
     folder: Path,
     card: Card | None = None,
     watch: Watch | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> Distilled | None:
     """Trains ``draft`` and saves the best of it in ``folder``, with its tokenizer and a model card. A call with the
     same arguments goes on where one was stopped or killed; on a CPU with as many threads, to the same weights, byte for
@@ -54,6 +55,7 @@ def distill(
         folder: which is made; what is not finished stands in its folder ``training``.
         card: what the model card says besides the measured numbers.
         watch: its ``say`` is told what a reduced vocabulary will cost and gain, and what cached logits leave out.
+        prompts: token ids of what it is judged by; None: beginnings of held-out texts.
 
     Returns:
         None if it was stopped.
@@ -70,25 +72,34 @@ def distill(
     begun = unfinished(folder)
     watch.told(0, settings.train.steps, "reading the texts")
     given = Packed(encoded(tokenizer, corpus.training), settings.length, settings.batch_size, settings.train.seed)
+    ids = None
     if settings.vocabulary:
         ids = most_frequent(given.blocks, vocab_size, settings.vocabulary, read_eos(None, target))
         held = [token for text in encoded(tokenizer, corpus.held_out) for token in text]
         watch.say(price(draft, ids, held).words)
         reduce_head(draft, ids)
-    prompts = _prompts(tokenizer, corpus.held_out, settings)
+    embedding: Any = draft.get_input_embeddings()
+    if settings.freeze_embedding and embedding.weight is not draft.get_output_embeddings().weight:
+        embedding.requires_grad_(False)
+    if prompts is None:
+        prompts = _prompts(tokenizer, corpus.held_out, settings)
     draft = _with_adapters(draft.eval(), settings.lora, settings.train.seed)
     watch.told(0, settings.train.steps, "the target writes what drafts are judged by")
     written = write(target, prompts, settings.new, settings.train.seed)
     cached = None
     if settings.cache_logits:
-        cached = CachedLogits(begun / "logits", target, given.blocks, settings.cache_logits)
+        device = target.device
+        cached = CachedLogits(
+            *(begun / "logits", target, given.blocks, settings.cache_logits, ids),
+            autocast=lambda: settings.train.autocast(device),
+        )
         cached.fill(settings.batch_size, lambda done, total: watch.told(done, total, "caching the target's logits"))
         known = f"the {settings.cache_logits} tokens that are cached have {cached.covered:.1%} of the probability"
         watch.say(f"{known}; how the rest is spread is not learned")
     lessons = Lessons(given, target, draft, settings)
     asked = {k: v for k, v in dataclasses.asdict(settings).items() if k != "train"}
     asked |= {"target": fingerprint(target), "draft": fingerprint(draft), "threads": torch.get_num_threads()}
-    asked |= {"data": digest(given.blocks), "held_out": digest(torch.tensor(prompts))}
+    asked |= {"data": digest(given.blocks), "held_out": digest(torch.tensor([t for p in prompts for t in p]))}
     trainer = Trainer(target, draft, lessons, written, settings.train, begun, asked, cached)
     if not trainer.run(watch):
         return None

@@ -11,8 +11,10 @@ import transformers
 import specdec_kernels
 
 from .head_settings import HeadSettings, TrainedHead
-from .settings import Distilled, DistillSettings
+from .settings import DRAFTS, GIVEN, OWN, Distilled, DistillSettings
 from .texts import Corpus
+
+NOT_SAID = "not said"
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,17 @@ class Card:
     """What cannot be measured.
 
     Attributes:
-        target, start: names: of the target, and of what the draft was before.
+        target, start: names: of the target, and of what the draft was before. Of folders the last part, as a card is
+            read elsewhere.
         data: where the texts are from.
         licence: of the data.
         command: that made it.
     """
 
-    target: str = "not said"
-    start: str = "not said"
-    data: str = "not said"
-    licence: str = "not said"
+    target: str = NOT_SAID
+    start: str = NOT_SAID
+    data: str = NOT_SAID
+    licence: str = NOT_SAID
     command: str = ""
     versions: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -45,9 +48,11 @@ def card_text(card: Card, settings: DistillSettings, corpus: Corpus, result: Dis
     vocabulary = f" It drafts the {settings.vocabulary:,} most frequent tokens only." if settings.vocabulary else ""
     k = settings.train.num_drafts
     about = (
+        _front(card, "draft-model"),
         f"# A draft for {card.target}",
         "Made by `specdec distill` for speculative decoding: it proposes tokens, and the target decides. "
         f"Begun as: {card.start}.{vocabulary}",
+        _use("--draft"),
         f"alpha (accepted / tested drafts) and tau (tokens a step, K = {k}) on {settings.judged} held-out prompts, "
         f"each continued by {settings.new} tokens by the target itself:",
     )
@@ -63,9 +68,11 @@ def head_card(card: Card, settings: HeadSettings, corpus: Corpus, result: Traine
     """Returns the Markdown of a head's card."""
     run, hits = settings.run, ", ".join(f"{hit:.3f}" for hit in result.hits)
     about = (
+        _front(card, settings.kind),
         f"# A head ({settings.kind}) for {card.target}",
         "Made by `specdec train-heads` for speculative decoding: it reads the target's hidden states and proposes "
         "tokens, and the target decides. It is of no use for another target.",
+        _use("--drafter"),
         f"alpha (accepted / tested drafts) and tau (tokens a step, K = {run.train.num_drafts}) of decoders with these "
         f"files, on {run.judged} held-out prompts, each continued by {run.new} tokens:",
     )
@@ -78,6 +85,30 @@ def head_card(card: Card, settings: HeadSettings, corpus: Corpus, result: Traine
     return _markdown(about, rows, notes, card, run, corpus, result)
 
 
+_TEXTS = {GIVEN: "the data", OWN: "texts of the target", DRAFTS: "texts of the draft"}
+
+
+def _front(card: Card, *tags: str) -> str:
+    """The YAML that the Hugging Face hub reads."""
+    licence = card.licence.lower() if card.licence != NOT_SAID else "other"
+    lines = [f"license: {licence}"]
+    if licence == "other":  # the hub then wants a name
+        lines.append("license_name: that-of-the-base-model")
+    lines += [f"base_model: {card.target}", "library_name: transformers", "pipeline_tag: text-generation", "tags:"]
+    lines += [f"- {tag}" for tag in ("speculative-decoding", "specdec", *tags)]
+    return "\n".join(("---", *lines, "---"))
+
+
+def _use(option: str) -> str:
+    return f'Use, with this folder as FOLDER: `specdec generate "..." --target TARGET {option} FOLDER`.'
+
+
+def _mixture(weights: Mapping[str, float]) -> str:
+    """Weights that add up to 1, in words."""
+    alone = len(weights) == 1
+    return " + ".join(name if alone else f"{weight:g} {name}" for name, weight in weights.items())
+
+
 def _markdown(
     about: Sequence[str],
     table: Sequence[Sequence[str]],
@@ -88,8 +119,7 @@ def _markdown(
     result: Distilled,
 ) -> str:
     """Paragraphs, a table whose first row is its head, and a list that ends with what all cards say."""
-    loss = " + ".join(f"{weight:g} {name}" for name, weight in run.train.loss.items())
-    text = " + ".join(f"{weight:g} {name}" for name, weight in run.text.items())
+    loss, text = _mixture(run.train.loss), _mixture({_TEXTS[name]: weight for name, weight in run.text.items()})
     made = " ".join(f"{name} {version}" for name, version in card.versions.items())
     left_out = f"{corpus.duplicates:,} duplicates and {corpus.known:,} texts with evaluation prompts were left out"
     notes = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,13 @@ def most_frequent(blocks: torch.Tensor, vocab_size: int, count: int, always: Ite
     if wanted:
         counts[torch.tensor(wanted)] = counts.max() + 1
     return counts.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def covering(tokens: torch.Tensor, share: float) -> int:
+    """Returns how many of the most frequent tokens make this ``share`` of a text [n] int64, up to the next 64."""
+    counts = torch.bincount(tokens).sort(descending=True).values.cumsum(0)
+    needed = int(torch.searchsorted(counts, math.ceil(share * len(tokens)))) + 1
+    return -(-needed // 64) * 64
 
 
 def price(draft: PreTrainedModel, ids: torch.Tensor, held_out: Sequence[int]) -> Price:

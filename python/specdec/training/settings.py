@@ -24,10 +24,12 @@ class TrainSettings:
     Attributes:
         loss: weights by the names in ``losses.LOSSES``.
         steps: updates, >= 1.
+        minutes: that a training on this machine may take: where ``steps`` would take longer by the time of the first
+            ones, there are fewer. None: as long as it takes.
         rate: the peak learning rate; it rises over ``warm_up`` steps and falls as a cosine.
         precision: "bf16": matrices in bfloat16; "no": all in float32.
         gradient_checkpointing: activations are computed again in the backward pass, which takes less memory.
-        every: steps between two judgements, and two checkpoints.
+        every: steps between two judgements, and two checkpoints; with ``minutes`` at most an eighth of all.
         num_drafts: K, for tau.
     """
 
@@ -40,6 +42,11 @@ class TrainSettings:
     every: int = 100
     num_drafts: int = 4
     seed: int = 0
+    minutes: float | None = None
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """In which target and draft compute."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class DistillSettings:
         vocabulary: 0, or how many tokens the draft's head keeps: the most frequent ones of the data. Its distribution
             is then trained towards the target's over these, renormalised.
         lora: 0, or the rank of the adapters that are trained instead of the weights.
+        freeze_embedding: the draft's embedding stays as it is. It is most of a small draft's weights, and its gradients
+            and averages most of a step's time.
         output_dtype: of the weights that are saved.
         judged: prompts, each continued by ``new`` tokens greedily and by sampling.
     """
@@ -70,6 +79,7 @@ class DistillSettings:
     cache_logits: int = 0
     vocabulary: int = 0
     lora: int = 0
+    freeze_embedding: bool = False
     output_dtype: str = "bfloat16"
     judged: int = 32
     new: int = 64
@@ -84,13 +94,14 @@ class DistillSettings:
             read_count(name, getattr(self, name), 0)
         read_count("warm_up", self.train.warm_up, 0)
         if self.length <= self.prompt:
-            refuse("length", self.length, f"more than prompt, which is {self.prompt}")
+            begun = f"a text that is written, or judged by, begins with {self.prompt} tokens of the data"
+            refuse("length", self.length, f"at least {self.prompt + 1}: {begun}")
         if self.cache_logits >= vocab_size:
             refuse("cache_logits", self.cache_logits, f"below {vocab_size}, the target's vocabulary")
         if self.cache_logits and GIVEN not in self.text:
             refuse("cache_logits", f"{self.cache_logits} without text from the data", "0")
-        if self.cache_logits and self.vocabulary:
-            refuse("cache_logits", f"{self.cache_logits} with a vocabulary of {self.vocabulary}", "0")
+        if 0 < self.vocabulary <= self.cache_logits:
+            refuse("cache_logits", self.cache_logits, f"below {self.vocabulary}, the draft's vocabulary")
         if not 0 < self.train.rate < float("inf"):
             refuse("rate", self.train.rate, "a number > 0")
         if self.train.precision not in PRECISIONS:

@@ -26,7 +26,7 @@ class Shards:
         blocks: [n, L] int64.
         shard: blocks of a file.
         target: the model that computes.
-        settings: one entry, on which the tensors depend besides target and blocks; errors tell its name.
+        settings: entries, on which the tensors depend besides target and blocks; errors tell its name.
 
     Raises:
         ValueError: names ``name``: the folder has tensors of another target, other texts or other settings.

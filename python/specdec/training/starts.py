@@ -14,6 +14,12 @@ from ..checks import read_count, refuse
 from ..models.layers import layers_path
 
 
+def usual_layers(target: PreTrainedModel) -> int:
+    """How many layers of the target a draft has where nobody says: a tenth, so that a step of the target has time for
+    some of its own."""
+    return -(-target.config.get_text_config(decoder=True).num_hidden_layers // 10)
+
+
 def cut(target: PreTrainedModel, layers: int, intermediate: int | None = None) -> PreTrainedModel:
     """Returns a float32 model of ``layers`` layers of ``target``, evenly spread, the first and the last among them,
     with its embedding, norms and head.

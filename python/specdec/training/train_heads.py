@@ -48,6 +48,7 @@ def train_head(
     folder: Path,
     card: Card | None = None,
     watch: Watch | None = None,
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> TrainedHead | None:
     """Trains a head and writes the best of it to ``folder``, with a model card, in the layout in which
     :func:`~specdec.load_head` reads it. A call with the same arguments goes on where one was stopped or killed; on a
@@ -58,6 +59,7 @@ def train_head(
         corpus: from ``texts.split``.
         folder: which is made; what is not finished stands in its folder ``training``.
         card: what the model card says besides the measured numbers.
+        prompts: token ids of what it is judged by; None: beginnings of held-out texts.
 
     Returns:
         None if it was stopped.
@@ -83,10 +85,15 @@ def train_head(
         known = CachedFeatures(begun / "features", features, given.blocks)
         known.fill(run.batch_size, lambda done, total: watch.told(done, total, "caching the target's hidden states"))
     lessons = Lessons(given, target, None, run)
-    prompts = beginnings(held, run.judged, run.prompt, seed)
+    prompts = prompts or beginnings(held, run.judged, run.prompt, seed)
     asked: dict[str, Any] = dataclasses.asdict(settings)
     asked |= {"run": {k: v for k, v in asked["run"].items() if k != "train"}, "target": fingerprint(target)}
-    asked |= {"data": digest(given.blocks), "held_out": digest(held), "threads": torch.get_num_threads()}
+    asked |= {
+        "data": digest(given.blocks),
+        "held_out": digest(held),
+        "prompts": digest(torch.tensor([t for p in prompts for t in p])),
+        "threads": torch.get_num_threads(),
+    }
     with _frozen(target):
         trainer = HeadTrainer(learner, lessons, prompts, run, begun, asked, features, known)
         if not trainer.run(watch):

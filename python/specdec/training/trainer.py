@@ -30,6 +30,7 @@ from .trainer_checkpoint import load_checkpoint, save_checkpoint
 
 WEIGHT_DECAY, BETAS = 0.05, (0.9, 0.98)
 LAST_RATE = 0.02  # of the peak, at the end
+TRIED, JUDGED = 3, 8  # where minutes limit a training: steps that are tried, and judgements that it has
 Logged = Callable[[dict[str, Any]], None]
 RUN = "training"  # the folder of checkpoint and log, in that of what is trained
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
@@ -58,9 +59,10 @@ class Watch:
 
 @dataclass
 class Progress:
-    """How far a training is; what of a checkpoint is no tensor."""
+    """How far a training is; what of a checkpoint is no tensor. ``steps`` is how many there are to be."""
 
     step: int = 0
+    steps: int = 0
     seconds: float = 0.0
     tokens: int = 0
     best_step: int = 0
@@ -107,7 +109,7 @@ class Trainer:
             self.draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._parameters = {n: p for n, p in draft.named_parameters() if p.requires_grad}
         self._optimiser = torch.optim.AdamW(self._parameters.values(), betas=BETAS, weight_decay=WEIGHT_DECAY)
-        self.progress = Progress()
+        self.progress = Progress(steps=settings.steps)
         folder.mkdir(parents=True, exist_ok=True)
         self._saved, self._ids = 0, reduced_ids(self.draft)
         if (folder / CHECKPOINT).exists():
@@ -117,7 +119,13 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        return self.progress.step >= self._settings.steps
+        return self.progress.step >= self.progress.steps
+
+    @property
+    def _every(self) -> int:
+        """Steps between two judgements."""
+        every = self._settings.every
+        return every if self._settings.minutes is None else min(every, math.ceil(self.progress.steps / JUDGED))
 
     def run(self, watch: Watch) -> bool:
         """Trains to the end, or until it is stopped. Returns whether it is done.
@@ -130,7 +138,9 @@ class Trainer:
         try:
             self._cut(log)
             if not self.progress.before:
+                began = time.perf_counter()
                 watch.logged(self._judge(log, None))
+                self._limit(watch, time.perf_counter() - began)
                 self._save()
             losses: list[float] = []
             while not self.done and not watch.stopped():
@@ -138,8 +148,8 @@ class Trainer:
                 losses.append(self._step(at))
                 self.progress.seconds += time.perf_counter() - began
                 self.progress.step += 1
-                watch.told(at + 1, self._settings.steps, self._words(losses[-1]))
-                if self.progress.step % self._settings.every == 0 or self.done:
+                watch.told(at + 1, self.progress.steps, self._words(losses[-1]))
+                if self.progress.step % self._every == 0 or self.done:
                     watch.logged(self._judge(log, sum(losses) / len(losses)))
                     losses = []
                     self._save()
@@ -156,15 +166,9 @@ class Trainer:
                 parameter.copy_(best[name])
 
     def _step(self, step: int) -> float:
-        settings = self._settings
-        torch.manual_seed(settings.seed * 1_000_003 + step)  # of dropout, so that a resumed step is the same
-        tokens, blocks = self._lessons.batch(step)
-        tokens = tokens.to(self._target.device)
         for group in self._optimiser.param_groups:
-            group["lr"] = settings.rate * self._share(step)
-        self.draft.train()
-        loss = self._loss(step, tokens, blocks)
-        loss.backward()
+            group["lr"] = self._settings.rate * self._share(step)
+        loss, count = self._gradients(step)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
         if not math.isfinite(norm.item()):  # as it is not where the loss is not
             raise Diverged(
@@ -174,12 +178,39 @@ class Trainer:
         self._optimiser.step()
         self._optimiser.zero_grad()
         self.draft.eval()
-        self.progress.tokens += tokens.numel()
+        self.progress.tokens += count
         return loss.item()
 
+    def _gradients(self, step: int) -> tuple[torch.Tensor, int]:
+        """Computes those of a step. Returns its loss, and how many tokens it has."""
+        torch.manual_seed(self._settings.seed * 1_000_003 + step)  # of dropout, so that a resumed step is the same
+        tokens, blocks = self._lessons.batch(step)
+        self.draft.train()
+        loss = self._loss(step, tokens.to(self._target.device), blocks)
+        loss.backward()
+        return loss, tokens.numel()
+
+    def _limit(self, watch: Watch, judging: float) -> None:
+        """Takes as many steps as there are minutes for, by the time of some that change nothing, and of a judgement,
+        which is so many seconds. A checkpoint keeps their number."""
+        minutes, written = self._settings.minutes, dict(self._lessons.written)
+        if minutes is None:
+            return
+        times = []
+        for step in range(TRIED):
+            began = time.perf_counter()
+            self._gradients(step)
+            self._optimiser.zero_grad()
+            self.draft.eval()
+            times.append(time.perf_counter() - began)
+        self._lessons.written = written
+        steps = int((60 * minutes - JUDGED * judging) / min(times))
+        self.progress.steps = max(1, min(steps, self._settings.steps))
+        seconds = self.progress.steps * min(times) + JUDGED * judging
+        watch.say(f"{self.progress.steps:,} steps of {min(times):.2f} s: about {seconds / 60:.0f} minutes")
+
     def _autocast(self) -> torch.autocast:
-        on = self._settings.precision == "bf16"
-        return torch.autocast(self._target.device.type, torch.bfloat16, enabled=on)
+        return self._settings.autocast(self._target.device)
 
     def _loss(self, step: int, tokens: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
         """Of the texts ``tokens`` [B, L], which are these blocks of the data; None: they were written."""
@@ -195,12 +226,13 @@ class Trainer:
             return None
         if self._cached is not None and blocks is not None:
             return self._cached.of(blocks)
-        logits = self._target(input_ids=tokens[:, :-1], use_cache=False).logits
+        with self._autocast():
+            logits = self._target(input_ids=tokens[:, :-1], use_cache=False).logits
         return Wanted.of(logits if self._ids is None else logits[..., self._ids])
 
     def _share(self, step: int) -> float:
         """Of the peak rate."""
-        fall = 0.5 + 0.5 * math.cos(math.pi * step / self._settings.steps)
+        fall = 0.5 + 0.5 * math.cos(math.pi * step / self.progress.steps)
         return min(1.0, (step + 1) / max(self._settings.warm_up, 1)) * max(fall, LAST_RATE)
 
     def _judge(self, log: LineFile, loss: float | None) -> dict[str, Any]:
