@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from . import drafting, models, options
-from .drafters import HEAD, NAMES
 from .option_groups import command, option
 from .talk import ChatSettings, converse
 from .terminal import visible
@@ -17,16 +16,6 @@ from .user_errors import check_counts, option_name, refuse
 
 if TYPE_CHECKING:
     from .remote_chat import RemoteTalk
-
-
-@dataclass(frozen=True)
-class ChatDrafts(drafting.DraftOptions):
-    """Drafting"""
-
-    drafter: str | None = option(  # type: ignore[assignment]
-        None,
-        f"Who proposes tokens: {', '.join(NAMES)}, or {HEAD}. Default: as generate; with --url, the server's.",
-    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +51,7 @@ class ServerOptions:
 @command
 def chat(
     at: models.ModelOptions,
-    drafts: ChatDrafts,
+    drafts: drafting.DraftOptions,
     sampling: options.SamplingOptions,
     answers: AnswerOptions,
     server: ServerOptions,
@@ -77,9 +66,10 @@ def chat(
     """
     check_counts(1, max_new_tokens=answers.max_new_tokens)
     settings = ChatSettings(
-        sampling, answers.seed, answers.max_new_tokens, answers.verbose, answers.stop or [], drafts.rule, drafts.drafter
+        sampling, answers.seed, answers.max_new_tokens, answers.verbose, answers.stop or [], drafts.rule
     )
     if server.url is not None:
+        settings.drafter = drafts.drafter or None  # None: the server's own
         without = {"adapter": at.adapter, "draft": at.draft, "exit_layers": drafts.exit_layers, "tree": drafts.tree}
         for name, value in {**without, **vars(at.machine)}.items():
             if value is not None:
@@ -93,11 +83,11 @@ def chat(
     drafts = drafts.chosen(at)
     settings.drafter, settings.rule = drafts.drafter, drafts.rule
     settings.exit_layers, settings.tree = drafts.exit_layers, drafts.tree
-    drafting.check_drafters([settings.drafter], at, drafts.exit_layers, drafts.tree)
+    drafting.check_drafters([drafts.drafter], at, drafts.exit_layers, drafts.tree)
     if drafts.num_drafts is not None:
         settings.num_drafts = drafting.read_num_drafts(drafts.num_drafts)
     settings.params = sampling.params(drafting.read_rule(drafts.rule, drafts.tree))
     from .local_chat import LocalTalk
 
     # A later answer may use another drafter, so the draft of the embedded pair is loaded in any case.
-    converse(LocalTalk(models.load(at, [settings.drafter]), settings))
+    converse(LocalTalk(models.load(at, [drafts.drafter]), settings))
