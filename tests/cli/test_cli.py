@@ -254,8 +254,11 @@ def test_bad_files_are_named(tmp_path, command, name, content, message):
     assert told.startswith("Invalid value for --batch-file: ") and message in told.replace(str(file), name)
 
 
-def test_vocabularies_that_differ(pair, folders, tmp_path):
-    other = save(tmp_path, 0, vocabulary=77)
-    told = refused("generate", PROMPT, *folders[:2], "--draft", other)
-    assert "--draft: got a vocabulary of 77 tokens, allowed: 4096, the target's; with --drafter universal" in told
+@pytest.mark.parametrize(("command", "hint"), (("generate", "--drafter"), ("bench", "--method")))
+def test_vocabularies_that_differ(folders, tmp_path, command, hint):
+    """The hint is of an option that the command has."""
+    other, output = save(tmp_path, 0, vocabulary=77), ("--output", tmp_path / "out") if command == "bench" else ()
+    told = refused(command, PROMPT, *folders[:2], "--draft", other, *output)
+    assert "--draft: got a vocabulary of 77 tokens, allowed: 4096, the target's; universal (" in told
+    assert hint in told.partition("universal")[2]
     assert "d2t" not in told  # which the command line does not have

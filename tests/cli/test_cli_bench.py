@@ -9,7 +9,7 @@ import os
 import signal
 
 import pytest
-from specdec.cli.bench_run import BUG
+from specdec.cli.bench_run import BUG, about
 from specdec.cli.job import NOT_WRITTEN
 from specdec.evaluation.contenders import SpecdecMethod, TransformersMethod
 from specdec.jobs.questions import PLACEHOLDER
@@ -43,7 +43,16 @@ def test_a_run_writes_its_folder(tmp_path, command):
     assert len(rounds(tmp_path)) == 2
     assert "round 2: 1 (other): plain t=0 b=1: 4 tokens in " in shown.stdout
     assert "greedy texts of specdec and transformers equal: yes" in shown.stdout
-    assert "2 rounds are too few" in shown.stdout and "2 rounds of 3 ways to decode will take about" in shown.stderr
+    assert "2 rounds are too few" in shown.stdout and "2 rounds of 3 ways to decode\n" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    ((None, ""), (0.2, "will take about 1 s"), (12.6, "will take about 13 s"), (81.0, "will take about 0:01:21")),
+)
+def test_the_time_that_it_will_take(seconds, words):
+    """Nothing is said where nothing is known: without a warm-up."""
+    assert about(seconds).strip() == words
 
 
 def test_the_same_command_goes_on(tmp_path, command):

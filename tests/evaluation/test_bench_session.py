@@ -82,7 +82,43 @@ def test_warm_up_runs_do_not_count():
     assert len(runs) == 12 and made.seconds == 18.0 and told[-1][:2] == (12, 12)
     made, runs = session(repeats=1, warm_up=0)
     made.warm_up(silent)
-    assert runs == [] and made.seconds == 0.0
+    assert runs == [] and made.seconds is None
+
+
+class Uneven(Fake):
+    """Takes as long as the prompt's last token says, and the first run of all ``first`` seconds more."""
+
+    first = 0.0
+
+    def run(self, prompts, seed):
+        more = 0.0 if self._runs else self.first
+        done = super().run(prompts, seed)
+        self._clock.now += more + sum(prompt[-1] for prompt in prompts) - len(prompts)
+        return done
+
+
+@pytest.mark.parametrize(("warm_up", "first"), ((1, 1.0), (2, 20.0)))
+@pytest.mark.parametrize(("prompts", "batch"), ((12, 1), (3, 1), (13, 4)))
+@pytest.mark.parametrize("limit", (None, 1200.0))
+def test_the_estimate_is_near_what_rounds_take(monkeypatch, warm_up, first, prompts, batch, limit):
+    """Also where the first prompts are quick ones: their texts are short, or they end early."""
+    monkeypatch.setattr(Uneven, "first", first)
+    clock, runs = Clock(), []
+    questions = [BenchPrompt(str(i), "x", [1, 1 + i]) for i in range(prompts)]
+    grid = Grid((Method("model"), Method("lookup")), (0.0, 1.0), (batch,), num_drafts=(2, 4))
+    settings = BenchSettings(4, 4, warm_up, seconds_limit=limit)
+    target = tunable_pair(0.3)[0]
+    made = Session(target, lambda cell: Uneven(cell, clock, runs), grid, questions, settings, clock=clock)
+    made.warm_up(silent)
+    about, began = made.seconds, clock.now
+    assert list(made.rounds(silent)) and 1 / 1.5 < about / (clock.now - began) < 1.5
+
+
+def test_the_estimate_has_one_round_at_least():
+    """The warm-up took longer than the limit."""
+    made, _ = session(repeats=2, seconds_limit=1.0)
+    made.warm_up(silent)
+    assert made.seconds == 9.0 and len(list(made.rounds(silent))) == 1
 
 
 @pytest.mark.parametrize(("limit", "rounds"), ((1, 1), (26, 2), (27, 3), (100, 4)))

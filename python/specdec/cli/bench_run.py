@@ -114,8 +114,7 @@ class BenchRun:
         if folder.rounds:
             remark(f"{len(folder.rounds)} rounds are in {str(folder.path)!r}: going on")
         _warn_of_threads(session)
-        about = duration(session.seconds)
-        remark(f"{len(session.units)} rounds of {session.cells} ways to decode will take about {about}")
+        remark(f"{len(session.units)} rounds of {session.cells} ways to decode{about(session.seconds)}")
         before = len(folder.rounds)
         with progress("measuring") as show:
             for line in session.rounds(show, print_log if self.results.log else None):
@@ -174,6 +173,13 @@ class BenchRun:
             },
             "prompts": [{"id": p.id, "category": p.category, "tokens": len(p.tokens)} for p in session.prompts],
         }
+
+
+def about(seconds: float | None) -> str:
+    """How long rounds take, as the end of a sentence; nothing for None: then the progress tells after the first texts."""
+    if seconds is None:
+        return ""
+    return f" will take about {duration(seconds) if seconds >= 60 else f'{max(seconds, 1):.0f} s'}"
 
 
 def _warn_of_threads(session: Session) -> None:

@@ -93,27 +93,37 @@ class Session:
             self.prompts[i] = dataclasses.replace(prompt, tokens=prompt.tokens[new - most :])
 
     @property
-    def seconds(self) -> float:
-        """How long the rounds will take that are left, as far as is known after ``warm_up``."""
-        whole = sum(self._seconds[setting] for setting, _ in self.units)
-        limit = self._settings.seconds_limit
-        return whole if limit is None else min(whole, max(limit - (self._clock() - self._began), 0.0))
+    def seconds(self) -> float | None:
+        """How long the rounds will take that begin in time, as far as ``warm_up`` tells; None: it ran nothing."""
+        if not self._seconds:
+            return None
+        whole = 0.0
+        for i, (setting, _) in enumerate(self.units):
+            if i > 0 and self._too_late(setting, whole):
+                break
+            whole += self._seconds[setting]
+        return whole
 
     def warm_up(self, tell: Tell) -> None:
-        """Runs every cell a few times, and learns how long rounds will take."""
+        """Runs every cell a few times, and learns how long rounds will take. Texts may end early and prompts be long,
+        so the cells of a setting begin with prompts from all over the set: together they take what its mean takes."""
         count = self._settings.warm_up
-        work = Work(tell, len(self._methods) * max(count, 1))
+        if count == 0:
+            return
+        work = Work(tell, len(self._methods) * count)
         work.begin("warming up")
         for setting in dict.fromkeys(setting for setting, _ in self.units):
-            batches, seconds = self._batches(setting.batch), 0.0
-            for cell in self._grid.cells(setting):
-                started, method = self._clock(), self._methods[cell]
+            batches, cells, seconds = self._batches(setting.batch), self._grid.cells(setting), 0.0
+            full = [batch for batch in batches if len(batch) == setting.batch] or batches
+            for number, cell in enumerate(cells):
+                method, first = self._methods[cell], number * len(full) // len(cells)
                 for i in range(count):
                     started = self._clock()  # the first run compiles, and fills caches
-                    method.run(_tokens(batches[i % len(batches)]), self._settings.seed)
+                    method.run(_tokens(full[(first + i) % len(full)]), self._settings.seed)
+                    took = self._clock() - started
                     work.did_one()
-                seconds += self._clock() - started
-                if count > 0 and isinstance(method, SpecdecMethod):
+                seconds += took
+                if isinstance(method, SpecdecMethod):
                     method.settle([_tokens(batch) for batch in batches], self._settings.seed)
             self._seconds[setting] = seconds * len(batches)
 
@@ -133,9 +143,11 @@ class Session:
             yield self._round(setting, number, work, on_run)
             self._seconds[setting] = self._clock() - started
 
-    def _too_late(self, setting: Setting) -> bool:
+    def _too_late(self, setting: Setting, later: float = 0.0) -> bool:
+        """Whether a round that began so many seconds from now would probably end after the limit."""
         limit = self._settings.seconds_limit
-        return limit is not None and self._clock() - self._began + self._seconds.get(setting, 0.0) > limit
+        ends = self._clock() - self._began + later + self._seconds.get(setting, 0.0)
+        return limit is not None and ends > limit
 
     def _round(self, setting: Setting, number: int, work: Work, on_run: OnRun | None) -> dict:
         cells, batches = self._grid.cells(setting), self._batches(setting.batch)
