@@ -9,6 +9,7 @@ import os
 import signal
 
 import pytest
+from specdec.checks import refuse
 from specdec.cli.bench_run import BUG, about
 from specdec.cli.job import NOT_WRITTEN
 from specdec.evaluation.contenders import SpecdecMethod, TransformersMethod
@@ -44,6 +45,24 @@ def test_a_run_writes_its_folder(tmp_path, command):
     assert "round 2: 1 (other): plain t=0 b=1: 4 tokens in " in shown.stdout
     assert "greedy texts of specdec and transformers equal: yes" in shown.stdout
     assert "2 rounds are too few" in shown.stdout and "2 rounds of 3 ways to decode\n" in shown.stderr
+
+
+ALONE = [f"{name} k=auto" for name in ("lookup coupled", "suffix coupled", "early-exit token")]
+
+
+@pytest.mark.parametrize("leaves_early", (True, False))
+def test_a_target_alone(tmp_path, folders, monkeypatch, leaves_early):
+    """With drafters that need no draft; K of those of its text adapts at every temperature."""
+    if not leaves_early:
+        monkeypatch.setattr("specdec.drafters.early_exit.layers_path", lambda model: refuse("target", "x", "y"))
+    small = ("--max-new-tokens", 4, "--warm-up", 0, "--repeats", 1, "--no-report", "x = ", *folders[:2])
+    run("bench", *small, "--output", tmp_path / "out")
+    ids = [cell["id"] for cell in json.loads((tmp_path / "out" / "results.json").read_text())["cells"]]
+    names = ["transformers", "plain", "assisted k=2", "assisted k=auto", *ALONE[: 3 if leaves_early else 2]]
+    assert ids == [f"{name} t={t} b=1" for t in (0, 1) for name in names]
+    if not leaves_early:
+        told = refused("bench", *small, "--method", "early-exit", "--output", tmp_path / "asked")
+        assert "target: got x" in told
 
 
 @pytest.mark.parametrize(

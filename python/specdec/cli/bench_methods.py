@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import drafting
-from .drafters import HEAD, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head
+from .drafters import HEAD, NEED_DRAFT, NO_TREES, TEXTUAL, TREE_DRAFTS, TREE_NODES, is_head
 from .drafters import NAMES as DRAFTERS
 from .options import read_sampling
 from .user_errors import check_counts, option_name, refuse
@@ -48,7 +48,8 @@ def read_methods(given: Sequence[str] | None, at: ModelOptions, exit_layers: int
 def _default(at: ModelOptions, exit_layers: int | None) -> list[str]:
     of_draft = ["model"] if at.target is None or at.draft is not None else []
     others = ["eagle3"] if at.target is None else ["suffix"]
-    return [ASSISTED, *of_draft, "lookup", *others, *([] if exit_layers is None else ["early-exit"])]
+    early = ["early-exit"] if at.alone or exit_layers is not None else []
+    return [ASSISTED, *of_draft, "lookup", *others, *early]
 
 
 def drafters_of(names: Sequence[str]) -> list[str]:
@@ -79,15 +80,16 @@ class Axes(NamedTuple):
         for rule, params in drawn:
             read_sampling(rule, **params)
 
-    def grid(self, methods: Sequence[str], drafters: Mapping[str, Drafter | None]) -> Grid:
+    def grid(self, methods: Sequence[str], drafters: Mapping[str, Drafter | None], alone: bool) -> Grid:
         """
         Args:
             drafters: those of the methods, by their names.
+            alone: whether there is a target without a draft.
         """
         from ..evaluation.bench.grid import FILTERS, Grid
 
         grid = Grid(
-            tuple(_method(name, drafters.get(name), self.trees) for name in methods),
+            tuple(_method(name, drafters.get(name), self.trees, alone) for name in methods),
             _each_once("--temperature", self.temperatures),
             _each_once("--batch-size", self.batches),
             None if self.num_drafts is None else tuple(read_drafts(self.num_drafts)),
@@ -109,7 +111,7 @@ def read_drafts(given: Sequence[str]) -> list[Drafts]:
     return [each if isinstance(each, int) else "auto" for each in read]
 
 
-def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None) -> Method:
+def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None, alone: bool) -> Method:
     from ..evaluation.bench.grid import Method
 
     short = Path(name).name if is_head(name) else name
@@ -117,7 +119,8 @@ def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None) -> 
     if name == "tree":
         return Method(short, nodes or (TREE_NODES,))
     takes = name not in (*NO_TREES, ASSISTED, "model") and drafter is not None and drafter.trees
-    return Method(short, (None, *nodes) if takes else (None,))
+    rule = "coupled" if alone and name in TEXTUAL else "token"  # as ``generate`` has it
+    return Method(short, (None, *nodes) if takes else (None,), rule)
 
 
 def _each_once(option: str, values: Sequence) -> tuple:

@@ -22,7 +22,8 @@ class MethodOptions:
     method: list[str] | None = option(
         None,
         f"Repeatable: {', '.join(bench_methods.NAMES)}, or {HEAD}. transformers and plain are always there. Default: "
-        "assisted, model if there is a draft, lookup, and suffix, or eagle3 of the embedded target.",
+        "assisted, model if there is a draft, lookup, and suffix, or eagle3 of the embedded target; of a target alone "
+        "early-exit, too.",
         show_default=False,
     )
     num_drafts: list[str] | None = option(
@@ -32,7 +33,11 @@ class MethodOptions:
         *drafting.K,
         show_default=False,
     )
-    rule: list[str] | None = option(None, "Repeatable: token, block, coupled. Default: token; of trees coupled.")
+    rule: list[str] | None = option(
+        None,
+        "Repeatable: token, block, coupled. Default: token; coupled of trees, and of lookup and suffix where there is "
+        "no draft.",
+    )
     tree: list[int] | None = option(
         None, "Repeatable: nodes of trees; of other methods than tree, beside their chains.", metavar="N"
     )

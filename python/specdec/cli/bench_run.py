@@ -22,6 +22,7 @@ from .user_errors import refuse
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ..drafters.protocol import Drafter
     from ..evaluation.bench.folder import Folder
     from ..evaluation.bench.grid import Grid
     from ..evaluation.bench.measure import BenchPrompt
@@ -62,11 +63,10 @@ class BenchRun:
             try:
                 folder = Folder(self.results.output)
                 with progress("loading models") as show:
-                    names = bench_methods.drafters_of(self.methods)
-                    loaded = models.load(self.at, names, self.bits)
-                    layers = {"early-exit": self.measured.exit_layers}
-                    drafters = {name: loaded.drafter(name, layers.get(name)) for name in names}
-                    grid = self.axes.grid(self.methods, drafters)
+                    loaded = models.load(self.at, bench_methods.drafters_of(self.methods), self.bits)
+                    drafters = self._drafters(loaded)
+                    methods = [name for name in self.methods if name in drafters or name == bench_methods.ASSISTED]
+                    grid = self.axes.grid(methods, drafters, self.at.alone)
                     session = self._session(loaded, drafters, grid, folder)
                     session.warm_up(show)
                 self._measure(session, folder, signals)
@@ -90,6 +90,18 @@ class BenchRun:
         if whole is not None and not code and any(d["verdict"] == "bug" for d in _ours(whole)):
             code = BUG
         return code, whole
+
+    def _drafters(self, loaded: models.Models) -> dict[str, Drafter | None]:
+        """By their names, without an early exit that nobody asked for from a model that cannot be left early."""
+        found: dict[str, Drafter | None] = {}
+        asked = bool(self.measured.method) or self.measured.exit_layers is not None
+        for name in bench_methods.drafters_of(self.methods):
+            try:
+                found[name] = loaded.drafter(name, self.measured.exit_layers if name == "early-exit" else None)
+            except ValueError:
+                if asked or name != "early-exit":
+                    raise
+        return found
 
     def _session(self, loaded: models.Models, drafters: Mapping[str, Any], grid: Grid, folder: Folder) -> Session:
         from ..evaluation.bench.session import Maker, Session
@@ -176,7 +188,7 @@ class BenchRun:
 
 
 def about(seconds: float | None) -> str:
-    """How long rounds take, as the end of a sentence; nothing for None: then the progress tells after the first texts."""
+    """The end of a sentence: how long rounds take; nothing for None, where only the progress can tell."""
     if seconds is None:
         return ""
     return f" will take about {duration(seconds) if seconds >= 60 else f'{max(seconds, 1):.0f} s'}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from . import drafting, models, options
+from .drafters import TEXTUAL
 from .given_prompts import MeasuredPrompts
 from .option_groups import command, option
 from .progress_bar import progress
@@ -17,8 +18,6 @@ from .user_errors import check_counts, refuse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-TEXTUAL = ("lookup", "suffix")  # transformers has prompt lookup beside them
 
 
 @dataclass(frozen=True)

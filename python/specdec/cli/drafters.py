@@ -25,6 +25,7 @@ NAMES = {
     "none": "nothing: plain decoding",
 }
 NEED_DRAFT = ("model", "tree", "universal")
+TEXTUAL = ("lookup", "suffix")  # no model proposes their drafts
 EMBEDDED_HEADS = ("medusa", "eagle3", "dflash")
 NO_TREES = ("universal", "none")
 HEAD = "the folder of a head"

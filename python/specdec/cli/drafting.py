@@ -92,10 +92,12 @@ class GenerateDrafts(DraftOptions):
 
 def default_drafter(models: ModelOptions) -> str:
     """The drafter where none was named. Says on stderr what a target alone has, and what would be better."""
-    if models.target is None or models.draft is not None:
+    if not models.alone:
         return "model"
-    better = "a smaller model of the target's family as --draft, or one that specdec distill trains, may draft better"
-    remark(f"drafter {WITHOUT_DRAFT}: no --draft was given. {better}; specdec advise {models.target} measures it")
+    better = "A smaller model of the family as --draft, or one made by specdec distill, may be faster"
+    remark(
+        f"No --draft, so the text itself drafts ({WITHOUT_DRAFT}). {better}: specdec advise {models.target} measures."
+    )
     return WITHOUT_DRAFT
 
 

@@ -34,6 +34,11 @@ class ModelOptions:
     machine: MachineOptions = field(default_factory=MachineOptions)
 
     @property
+    def alone(self) -> bool:
+        """Whether there is a target without a draft."""
+        return self.target is not None and self.draft is None
+
+    @property
     def vocab_size(self) -> int:
         """V of the target, without loading it."""
         from ..jobs.manifest import read_vocab_size

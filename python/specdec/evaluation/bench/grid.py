@@ -98,7 +98,8 @@ class Method:
 
     name: str
     trees: tuple[int | None, ...] = (None,)  # nodes; None: chains
-    tree_rule: str = "coupled"  # of trees, where no rule is asked for
+    rule: str = "token"  # of chains, where none is asked for
+    tree_rule: str = "coupled"  # of trees likewise
 
     @property
     def drafts(self) -> bool:
@@ -110,7 +111,7 @@ class Grid:
     """Everything that is asked for; each tuple has one entry at least, and none twice.
 
     Attributes:
-        num_drafts, rules: None: those of DEFAULT_DRAFTS, and ``token``, with trees ``coupled``.
+        num_drafts, rules: None: those of DEFAULT_DRAFTS, and of the methods.
         tree_drafts: K of trees where ``num_drafts`` is None.
     """
 
@@ -140,7 +141,7 @@ class Grid:
                 continue
             for tree in method.trees:
                 default = (self.tree_drafts,) if tree is not None else DEFAULT_DRAFTS.get(method.name, OTHER_DRAFTS)
-                rules: Sequence[str | None] = self.rules or ("token" if tree is None else method.tree_rule,)
+                rules: Sequence[str | None] = self.rules or (method.rule if tree is None else method.tree_rule,)
                 rules = (None,) if method.name == ASSISTED else rules[:1] if setting.temperature == 0 else rules
                 for rule, k in itertools.product(rules, self.num_drafts or default):
                     found.append(BenchCell(method.name, setting, rule, k, tree))
