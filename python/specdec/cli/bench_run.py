@@ -126,7 +126,9 @@ class BenchRun:
         if folder.rounds:
             remark(f"{len(folder.rounds)} rounds are in {str(folder.path)!r}: going on")
         _warn_of_threads(session)
-        remark(f"{len(session.units)} rounds of {session.cells} ways to decode{about(session.seconds)}")
+        compiled = self.measured.compile and self.settings.warm_up < 2  # in the one run that was timed
+        takes = about(None if compiled else session.seconds)
+        remark(f"{len(session.units)} rounds of {session.cells} ways to decode{takes}")
         before = len(folder.rounds)
         with progress("measuring") as show:
             for line in session.rounds(show, print_log if self.results.log else None):
