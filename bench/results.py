@@ -29,7 +29,8 @@ EVALUATION = ("compare.py", "contenders.py", "near_ties.py", "rounds.py")
 COMPARE = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in EVALUATION))
 BENCH = (
     *COMPARE,
-    *(f"python/specdec/evaluation/bench/{name}" for name in ("session.py", "measure.py", "prompts.jsonl")),
+    *(f"python/specdec/evaluation/bench/{name}" for name in ("session.py", "measure.py")),
+    "python/specdec/jobs/prompt_sets",
 )
 VERIFY = (*COMPARE, "python/specdec/evaluation/verify")
 # Parts of a printed JSON that no page cites and that would make the file large, by their path through objects.
