@@ -150,8 +150,8 @@ def test_a_job_with_trees(monkeypatch, pair, tmp_path):
             "--drafter: got 'medusa', a head of the embedded target, with --target ./t, allowed: the folder of a head "
             "that was trained for this target; without --target, the embedded ones",
         ),
-        (("--target", "t"), "--target / --draft: got --target without --draft, allowed: both, neither (the embedded "
-         "pair), or a --drafter that needs no draft: lookup, suffix, early-exit, none"),
+        (("--target", "t", "--drafter", "model"), "--target / --draft: got --target without --draft, allowed: both, "
+         "neither (the embedded pair), or a --drafter that needs no draft: lookup, suffix, early-exit, none"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(args, message):

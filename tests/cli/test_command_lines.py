@@ -14,6 +14,7 @@ import pytest
 import torch
 from specdec.cli import app, serve_command
 from support import ROOT
+from support.gguf_files import write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -76,6 +77,7 @@ def named(pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text('{"prompt": "x = "}\n"def f("\n')
     texts = ({"text": f"x{i} = {i}\n" * 40} for i in range(64))
     (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    write_gguf(folder / "model.gguf")
     (folder / "keys.txt").write_text("a-key-of-the-page\n")
     (folder / "examples").symlink_to(ROOT / "examples")
     files = [str(folder / name) for name in ("TARGET", "texts.jsonl", "HEAD_DIR")]

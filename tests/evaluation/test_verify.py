@@ -328,7 +328,10 @@ def test_the_command_finds_bugs(folders, monkeypatch):
     [
         (("--drafter", "abacus"), "--drafter: got 'abacus', allowed: model, lookup, suffix, early-exit"),
         (("--drafter", "lookup", "--drafter", "lookup"), "--drafter: got lookup, lookup, allowed: each once"),
-        (("--drafter", "early-exit"), "--exit-layers: got none, allowed: an integer >= 1 with --drafter early-exit"),
+        (
+            ("--drafter", "lookup", "--exit-layers", "2"),
+            "--exit-layers: got 2 with --drafter lookup, allowed: an integer >= 1 with --drafter early-exit",
+        ),
         (("--check", "speed"), "--check: got 'speed', allowed: greedy, coupled, distribution"),
         (("--rule", "typical"), "rule: got 'typical', allowed: 'token', 'block', 'coupled'"),
         (("-k", "0"), "--num-drafts: got 0, allowed: an integer >= 1, or auto"),

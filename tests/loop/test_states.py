@@ -68,13 +68,16 @@ def drained(batch: Batch, decoder: SpeculativeDecoder) -> tuple[list[Sequence], 
     return sequences, late
 
 
-@pytest.mark.parametrize("drafts", (CHAIN, TREE, PLAIN))
-@pytest.mark.parametrize("k", NUM_DRAFTS)
+@pytest.mark.parametrize(
+    ("drafts", "k"),
+    [*itertools.product((CHAIN, TREE), NUM_DRAFTS), (PLAIN, "fixed")],  # without a drafter K is 0
+)
 @torch.inference_mode()
 def test_every_state_has_the_text_of_plain_decoding(drafts, k):
     target = forgetful()
     drafter = None if drafts == PLAIN else TableTrees(bigrams(target), BUSHY)
-    decoder = SpeculativeDecoder(target, drafter, NUM_DRAFTS[k], tree=len(BUSHY) if drafts == TREE else None)
+    num_drafts = 0 if drafts == PLAIN else NUM_DRAFTS[k]
+    decoder = SpeculativeDecoder(target, drafter, num_drafts, tree=len(BUSHY) if drafts == TREE else None)
     for logits, async_scheduling, graphs in itertools.product((False, True), repeat=3):
         given = {"max_eos": 1, "logits": logits, "async_scheduling": async_scheduling}
         config = decoder.batch_config(ROWS, 64, decoder.read_rule("coupled"), **given)

@@ -60,7 +60,7 @@ def test_rows_that_may_not_draft_are_decoded_plainly():
     outcomes, outputs = run(s, [replace(r, num_drafts=0, report_drafts=True) for r in crowd()])
     assert s.batch.draft_forwards == 0 and {o.stats.drafted for o in outcomes} == {0}
     assert s.batch.session.alive and {tuple(e.drafts) for each in outputs for e in each} == {()}
-    plain, _ = run(scheduler(SpeculativeDecoder(decoder().target.model, None)), crowd())
+    plain, _ = run(scheduler(SpeculativeDecoder(decoder().target.model, None, 0), rule="token"), crowd())
     assert [o.tokens for o in outcomes] == [o.tokens for o in plain]  # of rule token, too: it is plain sampling
 
 
