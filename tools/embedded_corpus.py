@@ -11,7 +11,6 @@ continue, two in three greedily, and texts that it never saw.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from standard_library import write_prompts
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "corpus"  # git ignores it
 # name -> version, licence. All are permissive; each wheel has its licence in it.
@@ -96,9 +96,6 @@ SKIP = {
 }  # fmt: skip
 SMALLEST, LARGEST = 400, 100_000  # characters of a file
 HELD_OUT = 3  # of 256, by the first byte of a hash
-TOKENS = 64  # of a prompt
-# None of the prompts shown in the documents is continued for the draft to learn from.
-IN_DOCUMENTS = ("def fibonacci(n):", "def read(self", "class Stack:", "def add(a, b):", "for line in file:")
 
 
 def fetch() -> None:
@@ -156,27 +153,6 @@ def corpus() -> tuple[list[str], list[str]]:
     return training, held_out
 
 
-def write_prompts(file: Path, count: int, seed: int = 123) -> None:
-    """Beginnings of ``TOKENS`` tokens for a job of ``specdec generate``."""
-    import torch
-    from specdec import load_embedded_pair
-    from specdec.cli.compare_command import CODE_PROMPTS
-
-    tokenizer = load_embedded_pair()[2]
-    encoded = tokenizer(corpus()[0], add_special_tokens=False, verbose=False).input_ids
-    text = torch.cat([torch.tensor(ids) for ids in encoded])
-    chance, shown = torch.Generator().manual_seed(seed), (*IN_DOCUMENTS, *(p.strip() for p in CODE_PROMPTS))
-    with file.open("w") as lines:
-        for number in range(count):
-            known = True
-            while known:
-                at = int(torch.randint(len(text) - TOKENS, (1,), generator=chance))
-                prompt = tokenizer.decode(text[at : at + TOKENS].tolist())
-                known = any(p in prompt for p in shown)
-            line = {"prompt": prompt, "seed": number, "temperature": 1.0 if number % 3 == 2 else 0.0}
-            lines.write(json.dumps(line) + "\n")
-
-
 def main(
     fetch_packages: Annotated[bool, typer.Option("--fetch")] = False,
     list_packages: Annotated[bool, typer.Option("--list")] = False,
@@ -189,7 +165,7 @@ def main(
     if list_packages:
         print(", ".join(f"{name} {version} ({licence})" for name, (version, licence) in PACKAGES.items()))
     if prompts:
-        write_prompts(prompts, count)
+        write_prompts(prompts, corpus()[0], count)
     if held_out:
         held_out.write_text("".join(corpus()[1]))
 

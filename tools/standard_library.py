@@ -40,6 +40,24 @@ def corpus() -> tuple[list[str], list[str]]:
     return training, held_out
 
 
+def write_prompts(file: Path, texts: list[str], count: int, seed: int = 123) -> None:
+    """Beginnings from anywhere in the texts, for a job of ``specdec generate``."""
+    tokenizer = load_embedded_pair()[2]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+    text = torch.cat([torch.tensor(ids) for ids in encoded])
+    chance = torch.Generator().manual_seed(seed)
+    shown = (*IN_DOCUMENTS, *(each.prompt.strip() for each in prompt_set("code")))
+    with file.open("w") as lines:
+        for number in range(count):
+            known = True
+            while known:
+                at = int(torch.randint(len(text) - TOKENS, (1,), generator=chance))
+                prompt = tokenizer.decode(text[at : at + TOKENS].tolist())
+                known = any(p in prompt for p in shown)
+            line = {"prompt": prompt, "seed": number, "temperature": 1.0 if number % 3 == 2 else 0.0}
+            lines.write(json.dumps(line) + "\n")
+
+
 def main(
     prompts_file: Path,
     held_out_file: Path,
@@ -47,20 +65,7 @@ def main(
     seed: int = 123,
 ) -> None:
     training, held_out = corpus()
-    tokenizer = load_embedded_pair()[2]
-    encoded = tokenizer(training, add_special_tokens=False, verbose=False).input_ids
-    text = torch.cat([torch.tensor(ids) for ids in encoded])
-    chance = torch.Generator().manual_seed(seed)
-    shown = (*IN_DOCUMENTS, *(each.prompt.strip() for each in prompt_set("code")))
-    with prompts_file.open("w") as file:
-        for number in range(prompts):
-            known = True
-            while known:
-                at = int(torch.randint(len(text) - TOKENS, (1,), generator=chance))
-                prompt = tokenizer.decode(text[at : at + TOKENS].tolist())
-                known = any(p in prompt for p in shown)
-            line = {"prompt": prompt, "seed": number, "temperature": 1.0 if number % 3 == 2 else 0.0}
-            file.write(json.dumps(line) + "\n")
+    write_prompts(prompts_file, training, prompts, seed)
     held_out_file.write_text("".join(held_out))
 
 
