@@ -167,8 +167,6 @@ def generate(
         drafts = replace(drafts, num_drafts=drafts.num_drafts or "4")
     num_drafts = drafting.read_num_drafts(drafts.num_drafts, nodes=drafts.nodes)
     params = of_lines.sampling.params(drafts.accept_rule)
-    from ..decoder import SpeculativeDecoder
-
     defaults = of_lines.settings()
     if given.batch_file is not None and job.output is not None:
         whole = Job(given.batch_file, defaults, at, drafts, num_drafts, job, shown.as_json)
@@ -179,7 +177,7 @@ def generate(
         lines = [given.line(prompt, at, defaults, params)]
     loaded = models.load(at, [drafts.drafter])
     proposer = loaded.drafter(drafts.drafter, drafts.exit_layers, confidence=drafts.confidence)
-    decoder = SpeculativeDecoder(loaded.target, proposer, 0 if proposer is None else num_drafts, tree=drafts.nodes)
+    decoder = loaded.decoder(proposer, num_drafts, drafts.nodes)
     page: Page | None = None
     if given.batch_file is None and text.num_return_sequences == 1 and not shown.as_json:
         page = _page(loaded, lines[0], lines[0].tokens(loaded.tokenizer), text.verbose)

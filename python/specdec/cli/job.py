@@ -90,11 +90,10 @@ class Job:
         import torch
         import transformers
 
-        device = self.at.machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
         shapes = ("rows", "prefill_chunk", "cache_tokens", "cache_bytes")
         return {
             **{"torch": torch.__version__, "transformers": transformers.__version__},
-            "device": torch.device(device).type,
+            "device": torch.device(self.at.machine.chosen_device()).type,
             **{name: getattr(self.options, name) for name in shapes},
         }
 
@@ -173,13 +172,13 @@ class Job:
         remark(f"all {prompts} prompts have results in {str(results.path)!r}: {ends}; {told}")
 
     def _scheduler(self, loaded: models.Models) -> Scheduler:
-        from ..decoder import SpeculativeDecoder
         from ..serving.scheduler import Scheduler
 
         d = self.drafts
         drafter = loaded.drafter(d.drafter, d.exit_layers, confidence=d.confidence)
-        decoder = SpeculativeDecoder(loaded.target, drafter, 0 if drafter is None else self.num_drafts, tree=d.nodes)
-        return Scheduler(decoder, rule=d.accept_rule, **self.options.scheduling())
+        return Scheduler(
+            loaded.decoder(drafter, self.num_drafts, d.nodes), rule=d.accept_rule, **self.options.scheduling()
+        )
 
 
 def tell_end(error: BaseException) -> int:

@@ -56,8 +56,7 @@ class LocalTalk(Talk):
         self.settings.drafter, self.settings.exit_layers, self.settings.tree = name, exit_layers, tree
 
     def _decoder_of(self, drafter: Drafter | None, nodes: int | None) -> SpeculativeDecoder:
-        k = 0 if drafter is None else self._num_drafts(nodes)
-        return SpeculativeDecoder(self._models.target, drafter, k, tree=nodes)
+        return self._models.decoder(drafter, self._num_drafts(nodes), nodes)
 
     def _num_drafts(self, nodes: int | None) -> int | AdaptiveDrafts:
         given = self.settings.num_drafts
@@ -69,8 +68,10 @@ class LocalTalk(Talk):
 
     def answer(self, said: str) -> None:
         s, nodes = self.settings, self._nodes
-        if self._decoder.num_drafts != self._num_drafts(nodes):  # otherwise it is kept, with what it knows of steps
-            self._decoder = self._decoder_of(self._decoder.drafter, nodes)
+        drafter = self._decoder.drafter
+        # Otherwise the decoder is kept, with what it knows of steps.
+        if drafter is not None and self._decoder.num_drafts != self._num_drafts(nodes):
+            self._decoder = self._decoder_of(drafter, nodes)
         prompt = self.said.prompt(said)
         page = Page(self._models.tokenizer, "", prompt, s.verbose, s.stop, shows_prompt=False)
         result: GenerationResult | None = None

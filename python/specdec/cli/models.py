@@ -18,8 +18,10 @@ from .terminal import remark
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from ..decoder import SpeculativeDecoder
     from ..drafters.protocol import Drafter
     from ..drafters.suffix import SuffixMemories, SuffixMemory
+    from ..loop.draft_length import AdaptiveDrafts
 
 EMBEDDED = Path(__file__).parents[1] / "embedded"  # importlib.resources would make --help slower
 
@@ -103,6 +105,14 @@ class Models:
             confidence=confidence,
         )
 
+    def decoder(
+        self, drafter: Drafter | None, num_drafts: int | AdaptiveDrafts, nodes: int | None
+    ) -> SpeculativeDecoder:
+        """The target's. It decodes plainly without a drafter, which is what ``--drafter none`` asks for."""
+        from ..decoder import SpeculativeDecoder
+
+        return SpeculativeDecoder(self.target, drafter, 0 if drafter is None else num_drafts, tree=nodes)
+
 
 def load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None = None) -> Models:
     """Loads the target, with its adapter and with its weights in so many ``bits``, and the draft for these drafters;
@@ -125,7 +135,7 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     machine = at.machine
-    device = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = machine.chosen_device()
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
     require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)

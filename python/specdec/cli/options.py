@@ -28,6 +28,11 @@ class MachineOptions:
         "units for it; float32 for the embedded pair.",
     )
 
+    def chosen_device(self) -> str:
+        import torch
+
+        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
 
 @dataclass(frozen=True)
 class FilterOptions:

@@ -105,8 +105,7 @@ def fast_bfloat16(machine: MachineOptions) -> bool:
 
     from ..models.cpu_units import OF_BFLOAT16, cpu_units
 
-    device = machine.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device).type != "cpu" or not OF_BFLOAT16.isdisjoint(cpu_units())
+    return torch.device(machine.chosen_device()).type != "cpu" or not OF_BFLOAT16.isdisjoint(cpu_units())
 
 
 def fast_dtype(machine: MachineOptions) -> MachineOptions:

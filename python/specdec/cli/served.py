@@ -70,7 +70,6 @@ def make_service(
     Args:
         scheduling: arguments of ``Scheduler``, for each lane.
     """
-    from ..decoder import SpeculativeDecoder
     from ..drafters.predicted import PredictedDrafter
     from ..drafters.suffix import SuffixMemories
     from ..serving.scheduler import Scheduler
@@ -95,7 +94,7 @@ def make_service(
         made = loaded.drafter(drafter, drafts.exit_layers if drafter == "early-exit" else None, memories)
         if nodes is None:  # requests may have predictions
             made = PredictedDrafter(made)
-        decoder = SpeculativeDecoder(loaded.target, made, drafts_of(drafts.num_drafts, rule, nodes), tree=nodes)
+        decoder = loaded.decoder(made, drafts_of(drafts.num_drafts, rule, nodes), nodes)
         return Scheduler(decoder, rule=rule, **scheduling)
 
     default = "specdec-embedded" if at.target is None else Path(at.target).name or at.target
