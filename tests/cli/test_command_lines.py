@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from specdec.cli import app, serve_command
+from specdec.cli import app, own_texts, serve_command
 from support import ROOT
 from support.gguf_files import write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -31,9 +31,10 @@ SHORTER = {
     "bench": "--max-new-tokens 2 --repeats 1 --warm-up 0 --num-drafts 2 --category code --per-category 1 --no-report "
     "--device cpu",
     "verify": "--check greedy --rule coupled --num-drafts 2 --batch-size 2 --max-new-tokens 2 --device cpu",
-    "distill": "--steps 1 --warm-up 0 --batch-size 1 --length 40 --judged 1 --device cpu",
-    "train-heads": "--steps 1 --warm-up 0 --batch-size 1 --length 40 --judged 1 --device cpu",
+    "distill": "--minutes 0.01 --steps 1 --warm-up 0 --batch-size 1 --length 40 --judged 1 --device cpu",
+    "train-heads": "--minutes 0.01 --steps 1 --warm-up 0 --batch-size 1 --length 40 --judged 1 --device cpu",
 }
+FEW = {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": 48, "TRIED": 1}  # texts that a target writes itself, and short ones
 STARTED = re.compile(r"(?:^|&& )(?:\S*/)?specdec (.*)")  # also after an environment was made
 NAMED = re.compile(r"`(?:python -m )?specdec\s+([a-z][a-z-]*)([^`]*)`|^ {4}specdec ([a-z-]+)(.*)$", re.MULTILINE)
 
@@ -103,6 +104,8 @@ def start(service, bound, as_json: bool) -> None:
 def test_command_lines_run(where, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serve_command, "run", start)
+    for name, value in FEW.items():
+        monkeypatch.setattr(own_texts, name, value)
     for each in named.iterdir():
         (tmp_path / each.name).symlink_to(each)
     for line in BLOCKS[where]:
