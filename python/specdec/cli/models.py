@@ -139,27 +139,16 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
     require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
-    dtype = machine.dtype or "auto"
-    if dtype == "auto" and bits is None:
-        _tell_dtype(at.target, device)
+    dtype, of_target = machine.dtype or "auto", {"adapter": at.adapter, "bits": bits, "tell": _tell_dtype}
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
-        return Models(*load_pair(at.target, at.draft, dtype, device, adapter=at.adapter, bits=bits), None)
+        return Models(*load_pair(at.target, at.draft, dtype, device, **of_target), None)
     tokenizer = load_tokenizer("target", at.target)
     draft_tokenizer = None if at.draft is None else load_tokenizer("draft", at.draft)
-    target = load_model(at.target, dtype, device, adapter=at.adapter, bits=bits, name="target")
+    target = load_model(at.target, dtype, device, name="target", **of_target)
     draft = None if at.draft is None else load_model(at.draft, dtype, device, name="draft")
     return Models(target, draft, tokenizer, draft_tokenizer)
 
 
-def _tell_dtype(target: str, device: str) -> None:
+def _tell_dtype(why: str) -> None:
     """Says that the target computes in another dtype than that in which it was saved."""
-    from ..models.default_dtype import float32_instead
-    from ..models.model_folder import hub_or_cache
-
-    with hub_or_cache("target", target):
-        try:
-            why = float32_instead(target, device)
-        except (OSError, ValueError):  # loading it says what is wrong
-            return
-    if why is not None:
-        remark(f"float32 instead of bfloat16, as it was saved: {why}. --dtype bfloat16 keeps it.")
+    remark(f"float32 instead of bfloat16, as it was saved: {why}. --dtype bfloat16 keeps it.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,7 @@ def load_model(
     adapter: str | os.PathLike | None = None,
     bits: Literal[4, 8] | None = None,
     name: str = "path",
+    tell: Callable[[str], object] | None = None,
 ) -> PreTrainedModel:
     """Loads a causal language model, in evaluation mode.
 
@@ -54,6 +56,7 @@ def load_model(
         bits: bitsandbytes rounds the weights of linear layers to so many bits while they are loaded; None leaves them
             as they were saved.
         name: the caller's name for ``path``, for errors.
+        tell: is called with the reason where "auto" is another dtype than that in which the weights were saved.
 
     Raises:
         OSError: a folder or file is missing or corrupt, weights are missing in it, or a library that they need is not
@@ -78,19 +81,26 @@ def load_model(
     if adapter is not None:
         require_adapter("adapter", adapter)
     with hub_or_cache(name, path):
-        model = _load(path, dtype, device, bits, name)
+        model = _load(path, dtype, device, bits, name, tell)
     if adapter is not None:
         add_adapter(model, adapter)
     return model.eval()
 
 
 def _load(
-    path: str | os.PathLike, dtype: torch.dtype | str, device: torch.device | str, bits: Literal[4, 8] | None, name: str
+    path: str | os.PathLike,
+    dtype: torch.dtype | str,
+    device: torch.device | str,
+    bits: Literal[4, 8] | None,
+    name: str,
+    tell: Callable[[str], object] | None,
 ) -> PreTrainedModel:
     placed: dict[str, Any] = {} if bits is None else {"quantization_config": _bitsandbytes(bits, path)}
     try:
-        if dtype == "auto" and bits is None and float32_instead(path, device) is not None:
+        if dtype == "auto" and bits is None and (why := float32_instead(path, device)) is not None:
             dtype = torch.float32
+            if tell is not None:
+                tell(why)
         # Most quantised weights are made for one device, so they are loaded there instead of moved.
         if bits is not None or (torch.device(device).type != "cpu" and _quantisation(path) is not None):
             placed["device_map"] = {"": device}
@@ -170,13 +180,14 @@ def load_pair(
     *,
     adapter: str | os.PathLike | None = None,
     bits: Literal[4, 8] | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> Pair:
     """Loads target, draft and the target's tokenizer.
 
     Args:
         target, draft: as ``path`` of :func:`load_model`.
         dtype, device: as there, of both models.
-        adapter, bits: as there, of the target.
+        adapter, bits, tell: as there, of the target.
 
     Raises:
         OSError: as :func:`load_model`.
@@ -201,7 +212,7 @@ def load_pair(
         draft_tokenizer = None  # a draft needs no tokenizer of its own
     if draft_tokenizer is not None:
         require_same_vocabulary(tokenizer, draft_tokenizer)
-    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target")
+    target_model = load_model(target, dtype, device, adapter=adapter, bits=bits, name="target", tell=tell)
     return target_model, load_model(draft, dtype, device, name="draft"), tokenizer
 
 
