@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 ALONE = ("lookup", "suffix", "early-exit")  # drafters that need no other model
 
 
-EXIT = 4  # early exit is tried after a layer in so many
-
-
 @dataclass(frozen=True)
 class LikeYours(MeasuredPrompts):
     """Prompts"""
@@ -127,16 +124,13 @@ def _drafters(
         refuse("DRAFT", ", ".join(names), "each once")
     for name in names:
         drafter: Drafter | None
-        if name == "early-exit":
-            layers = loaded.target.config.get_text_config(decoder=True).num_hidden_layers
+        if name in ALONE or (target is None and name in EMBEDDED_HEADS):
             try:
-                drafter = make_drafter(name, loaded.target, exit_layers=max(layers // EXIT, 1))
+                drafter = make_drafter(name, loaded.target)
             except ValueError:
-                if drafts:
+                if drafts or name != "early-exit":
                     raise
                 continue  # no model that can be left early
-        elif name in ALONE or (target is None and name in EMBEDDED_HEADS):
-            drafter = make_drafter(name, loaded.target)
         else:
             drafter, kind = _named(name, loaded, texts, dtype)
             if kind is not None:
