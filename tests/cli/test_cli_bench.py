@@ -47,7 +47,7 @@ def test_a_run_writes_its_folder(tmp_path, command):
     assert "2 rounds are too few" in shown.stdout and "2 rounds of 3 ways to decode\n" in shown.stderr
 
 
-ALONE = [f"{name} k=auto" for name in ("lookup coupled", "suffix coupled", "early-exit token")]
+ALONE = [f"{name} k=auto" for name in ("lookup coupled", "suffix coupled", "early-exit coupled")]
 
 
 @pytest.mark.parametrize("leaves_early", (True, False))

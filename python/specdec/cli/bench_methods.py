@@ -119,7 +119,8 @@ def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None, alo
     if name == "tree":
         return Method(short, nodes or (TREE_NODES,))
     takes = name not in (*NO_TREES, ASSISTED, "model") and drafter is not None and drafter.trees
-    rule = "coupled" if alone and name in TEXTUAL else "token"  # as ``generate`` has it
+    # As ``generate`` has it for a target alone: K adapts to sampled texts, too, so what is not accepted costs little.
+    rule = "coupled" if alone and name in (*TEXTUAL, "early-exit") else "token"
     return Method(short, (None, *nodes) if takes else (None,), rule)
 
 

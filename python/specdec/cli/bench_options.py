@@ -35,8 +35,8 @@ class MethodOptions:
     )
     rule: list[str] | None = option(
         None,
-        "Repeatable: token, block, coupled. Default: token; coupled of trees, and of lookup and suffix where there is "
-        "no draft.",
+        "Repeatable: token, block, coupled. Default: token; coupled of trees, and of lookup, suffix and early-exit "
+        "where there is no draft.",
     )
     tree: list[int] | None = option(
         None, "Repeatable: nodes of trees; of other methods than tree, beside their chains.", metavar="N"
