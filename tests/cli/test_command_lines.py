@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from specdec.cli import app, own_texts, serve_command
+from specdec.cli import app, serve_command
 from support import ROOT
 from support.gguf_files import write_gguf
+from support.short_training import shorten
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -34,7 +35,6 @@ SHORTER = {
     "distill": "--minutes 0.01 --steps 1 --warm-up 0 --batch-size 1 --length 40 --judged 1 --device cpu",
     "train-heads": "--minutes 0.01 --steps 1 --warm-up 0 --batch-size 1 --length 40 --judged 1 --device cpu",
 }
-FEW = {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": 48, "TRIED": 1}  # texts that a target writes itself, and short ones
 STARTED = re.compile(r"(?:^|&& )(?:\S*/)?specdec (.*)")  # also after an environment was made
 NAMED = re.compile(r"`(?:python -m )?specdec\s+([a-z][a-z-]*)([^`]*)`|^ {4}specdec ([a-z-]+)(.*)$", re.MULTILINE)
 
@@ -104,8 +104,7 @@ def start(service, bound, as_json: bool) -> None:
 def test_command_lines_run(where, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serve_command, "run", start)
-    for name, value in FEW.items():
-        monkeypatch.setattr(own_texts, name, value)
+    shorten(monkeypatch, texts=48)
     for each in named.iterdir():
         (tmp_path / each.name).symlink_to(each)
     for line in BLOCKS[where]:

@@ -12,7 +12,6 @@ import torch
 import yaml
 from safetensors import safe_open
 from specdec import SpeculativeDecoder, load_embedded_pair
-from specdec.cli import own_texts
 from specdec.cli.models import EMBEDDED
 from specdec.cli.options import MachineOptions
 from specdec.cli.own_texts import OwnTexts, fast_dtype
@@ -25,6 +24,7 @@ from specdec.training.starts import cut
 from specdec.training.texts import Corpus
 from specdec.training.trainer import RUN, Watch, log_of
 from support.commands import invoke, refused
+from support.short_training import shorten
 
 TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=1e-3, warm_up=2, every=3)
 SHORT = DistillSettings(TRAIN, batch_size=2, length=32, at_once=2, prompt=8, judged=4, new=8)
@@ -164,7 +164,8 @@ def test_mixtures():
 
 
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path, monkeypatch):
+    shorten(monkeypatch)
     path = tmp_path / "code.jsonl"
     path.write_text("".join(json.dumps({"text": CODE.replace("read", f"read{i}")}) + "\n" for i in range(60)))
     (tmp_path / "held.txt").write_text(CODE * 3)
@@ -189,8 +190,9 @@ def test_the_command(data, tmp_path):
     assert found.tokens == SpeculativeDecoder(target, None, 0).generate(given, max_new_tokens=6).tokens
 
 
-def test_results_of_a_job_are_learned_from(tmp_path):
+def test_results_of_a_job_are_learned_from(tmp_path, monkeypatch):
     """As ``specdec generate`` writes them, with the file of their prompts."""
+    shorten(monkeypatch)
     file, results = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"def f{i}(self):", "seed": i}) + "\n" for i in range(4)))
     assert invoke("generate", "--batch-file", file, "--output", results, "--max-new-tokens", 60).exit_code == 0
@@ -234,7 +236,7 @@ def test_wrong_options_are_refused(data, tmp_path, given, told):
 def test_a_draft_that_drafts_nothing_yet_is_told(data, tmp_path):
     given = ("distill", "--data", data, "--output", tmp_path / "out", "--held-out", tmp_path / "held.txt")
     (tmp_path / "config.json").write_text((EMBEDDED / "draft" / "config.json").read_text())
-    done = invoke(*given, *QUICK, "--config", tmp_path / "config.json")
+    done = invoke(*given, *QUICK, "--config", tmp_path / "config.json", "--rate", 1e-9)
     assert done.exit_code == 0 and "it drafts nothing yet" in done.stderr, done.output
     assert "--steps" in done.stderr and "specdec generate" not in done.stderr
 
@@ -249,8 +251,7 @@ def alone(tmp_path, monkeypatch) -> Path:
     cut(target, 2).save_pretrained(tmp_path / "target")
     tokenizer.chat_template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
     tokenizer.save_pretrained(tmp_path / "target")
-    for name, value in {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": 16, "TRIED": 1}.items():
-        monkeypatch.setattr(own_texts, name, value)
+    shorten(monkeypatch)
     return tmp_path / "target"
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
-from specdec.cli import own_texts
 from specdec.line_file import LineFile
 from specdec.training.head_features import Features
 from specdec.training.head_settings import HeadSettings
@@ -19,6 +18,7 @@ from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
 from specdec.training.trainer import CHECKPOINT, RUN, Watch, log_of
 from support.commands import invoke, refused
+from support.short_training import shorten
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 CODE = "def read(self, size=-1):\n    '''Read and return up to size bytes.'''\n    return self.buffer[:size]\n\n\n"
@@ -218,7 +218,8 @@ def test_wrong_settings_of_the_run_are_refused(models, corpus, tmp_path, changed
 
 
 @pytest.fixture
-def data(tmp_path):
+def data(tmp_path, monkeypatch):
+    shorten(monkeypatch)
     path = tmp_path / "code.jsonl"
     path.write_text("".join(json.dumps({"text": CODE.replace("read", f"read{i}")}) + "\n" for i in range(60)))
     (tmp_path / "held.txt").write_text(CODE * 3)
@@ -249,8 +250,7 @@ def test_the_command(models, data, tmp_path):
 
 def test_a_target_alone_is_enough(models, tmp_path, monkeypatch):
     """EAGLE-3, from texts that the target writes, with the vocabulary that they use."""
-    for name, value in {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": 48, "TRIED": 1}.items():
-        monkeypatch.setattr(own_texts, name, value)
+    shorten(monkeypatch, texts=48)
     for part in models:
         part.save_pretrained(tmp_path / "target")
     (tmp_path / "held.txt").write_text(CODE * 3)
