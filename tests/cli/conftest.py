@@ -1,4 +1,4 @@
-"""The command line takes a smaller embedded pair, loaded once: loading and forwards were most of the time of these tests."""
+"""The command line takes a smaller embedded pair, loaded once: loading and forwards were most of these tests' time."""
 
 from __future__ import annotations
 
