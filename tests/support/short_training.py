@@ -11,8 +11,8 @@ from specdec.cli import own_texts
 from specdec.training import settings
 
 
-def shorten(monkeypatch: pytest.MonkeyPatch, texts: int = 16) -> None:
-    """Targets write few and short texts of their own, and drafts are judged by 8 tokens of a text instead of 64."""
+def shorten(monkeypatch: pytest.MonkeyPatch, texts: int = 16, new: int = 8) -> None:
+    """Targets write few and short texts of their own, and drafts are judged by ``new`` tokens of a text."""
     for name, value in {"ROWS": 8, "NEW_TOKENS": 24, "LEAST": texts, "TRIED": 1}.items():
         monkeypatch.setattr(own_texts, name, value)
-    monkeypatch.setattr(settings, "DistillSettings", functools.partial(settings.DistillSettings, new=8))
+    monkeypatch.setattr(settings, "DistillSettings", functools.partial(settings.DistillSettings, new=new))

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .drafters import EMBEDDED_HEADS, NEED_DRAFT, is_head, make_drafter
 from .option_groups import option
@@ -139,7 +139,8 @@ def _load(at: ModelOptions, drafters: Sequence[str], bits: Literal[4, 8] | None)
     if at.target is None:
         return Models(*load_embedded_pair(machine.dtype or torch.float32, device, bits=bits), None)
     require_folder("target", at.target, CONFIG, WEIGHTS, TOKENIZER)
-    dtype, of_target = machine.dtype or "auto", {"adapter": at.adapter, "bits": bits, "tell": _tell_dtype}
+    dtype = machine.dtype or "auto"
+    of_target: dict[str, Any] = {"adapter": at.adapter, "bits": bits, "tell": _tell_dtype}
     if at.draft is not None and [name for name in drafters if name in NEED_DRAFT] != ["universal"]:
         return Models(*load_pair(at.target, at.draft, dtype, device, **of_target), None)
     tokenizer = load_tokenizer("target", at.target)
