@@ -1,36 +1,20 @@
-"""The command line takes a smaller embedded pair, loaded once: loading and forwards were most of these tests' time."""
+"""The command line takes the session's embedded pair; loading it anew would be a third of the time of these tests."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from specdec.models import loading
-from specdec.training.starts import cut
-
-LAYERS = 4
-LOAD = loading.load_embedded_pair
-
-
-@pytest.fixture(scope="session")
-def pair(pair):
-    """(target, draft, tokenizer): of the embedded target four layers, which write as well what commands are asked for,
-    in a third of the time. Not to be changed."""
-    target, draft, tokenizer = pair
-    return cut(target, LAYERS).eval(), draft, tokenizer
 
 
 @pytest.fixture(autouse=True)
 def pair_loaded_once(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = loading.load_embedded_pair
+
     def loaded(dtype: torch.dtype | str, device: str, *, bits: int | None = None):
-        return pair if (dtype, device, bits) == (torch.float32, "cpu", None) else LOAD(dtype, device, bits=bits)
+        return pair if (dtype, device, bits) == (torch.float32, "cpu", None) else load(dtype, device, bits=bits)
 
     monkeypatch.setattr(loading, "load_embedded_pair", loaded)
-
-
-@pytest.fixture
-def whole_pair(pair_loaded_once, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line loads all of the embedded pair: for heads, which were trained for it, and other processes."""
-    monkeypatch.setattr(loading, "load_embedded_pair", LOAD)
 
 
 @pytest.fixture(autouse=True)

@@ -124,7 +124,7 @@ def test_no_loading_bar(monkeypatch):
     assert "Loading" not in run("generate", PROMPT, "--max-new-tokens", 1).output
 
 
-def test_as_a_process(whole_pair):
+def test_as_a_process():
     """The same output outside of typer's runner; torch waits until a command needs it. What was imported and loaded is
     not garbage, and is not looked through while a text is decoded."""
     code = (

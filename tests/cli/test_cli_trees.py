@@ -31,7 +31,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[SpeculativeDecoder]:
 @pytest.mark.parametrize(
     "kind", ["eagle3", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in EMBEDDED_HEADS if kind != "eagle3")]
 )
-def test_embedded_heads_draft(whole_pair, made, kind):
+def test_embedded_heads_draft(made, kind):
     row = rows(PROMPT, *SHORT, "--drafter", kind, "-k", 3)[0]
     assert made[0].drafter.head.kind == kind and made[0].drafter.report is None
     assert row["stats"]["accepted"] > 0
@@ -67,7 +67,7 @@ def test_a_tree_of_the_draft_model(monkeypatch, command, given, nodes):
     assert (kind, tree) == ("ModelDrafter", nodes) and num_drafts == (2 if command == "compare" else TREE_DRAFTS)
 
 
-def test_what_is_told_of_trees(whole_pair):
+def test_what_is_told_of_trees():
     told = run("generate", TEXT, *SHORT, *LOOKUP, "-v").stderr
     stats = rows(TEXT, *SHORT, *LOOKUP)[0]["stats"]
     depths = ", ".join(f"{k} in {count}" for k, count in enumerate(stats["steps_by_drafts"]) if count)

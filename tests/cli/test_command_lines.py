@@ -101,7 +101,7 @@ def start(service, bound, as_json: bool) -> None:
 
 
 @pytest.mark.parametrize("where", BLOCKS)
-def test_command_lines_run(where, named, whole_pair, tmp_path, monkeypatch):
+def test_command_lines_run(where, named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serve_command, "run", start)
     shorten(monkeypatch, texts=48, new=64)  # a head is checked by as many

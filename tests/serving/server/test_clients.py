@@ -308,7 +308,7 @@ def test_echo_and_scores_of_prompts(served):
 
 def test_a_prediction_is_drafted(served):
     """A text that was predicted takes few steps, in which the drafts are those of the prediction."""
-    fields = {"prompt": "if __name__", "temperature": 0, "max_tokens": 15}  # which does not repeat itself
+    fields = {"temperature": 0, "max_tokens": 15}
     (plain,) = gathered(served, [complete(**fields, num_drafts=0)])
     told = {"type": "content", "content": plain.choices[0].text}
     predicted, nothing = gathered(
