@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 from specdec import AdaptiveDrafts
 from specdec.loop.draft_length import CHOICE, LOOK_AROUND, PAUSE, SHARE, TIMED, AdaptiveK, FixedK, RowResult, StepTimes
-from support.simulated_batch import adaptive, simulate
+from support.simulated_batch import adaptive, expected, simulate
 
 FLAT = [1.0, *(1.04 + 0.04 * k for k in range(1, 9))]  # bound by memory: drafts are nearly free
 CHEAP = [1 + 0.1 * k for k in range(9)]
@@ -66,6 +66,26 @@ def test_it_is_never_slower_than_plain_decoding_by_more_than_trials_cost(alpha, 
         assert learned.speed >= (1 - 4 * SHARE) * rows * 0.99  # with the steps that were timed first
 
 
+@pytest.mark.parametrize("finds", [(8, 0, 0), (2, 0, 1, 0), (0, 0, 0, 0, 0, 0, 0, 8)])
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.9])
+def test_steps_in_which_nothing_is_found_cost_a_plain_step(finds, alpha):
+    """They neither make long steps seem cheap, nor the drafts of other steps. Half a plain step a draft is dear."""
+    costs = [1 + 0.5 * k for k in range(9)]
+    for steps, least in ((200, 0.95), (2000, 0.98)):
+        run = [
+            simulate(costs, lambda *_: alpha, 1, steps, lengths=adaptive(costs), noise=0.05, finds=finds, seed=seed)
+            for seed in range(4)
+        ]
+        assert statistics.mean(r.speed for r in run) >= least, (steps, [r.speed for r in run])
+
+
+def test_drafts_that_are_seldom_found_are_paid_for_as_seldom():
+    """Eight drafts in every third step win a third, although a step in which all are found takes that of five."""
+    costs = [1 + 0.5 * k for k in range(9)]
+    run = simulate(costs, lambda *_: 0.95, 1, 2000, lengths=adaptive(costs), noise=0.05, finds=(8, 0, 0))
+    assert run.speed >= 0.95 * (2 + expected(0.95, 8)) / (2 + costs[8])
+
+
 def h100(rows: int, target: float = 80e9, draft: float = 2e9) -> list[float]:
     """A roofline: 80 billion bfloat16 parameters that verify for a draft of 2 billion, over 3.35 TB/s and 800 TFLOP/s,
     and 30 microseconds that each of the forwards takes whatever it does."""
@@ -96,8 +116,8 @@ def capped(costs: Sequence[float], caps: Sequence[int], lengths: AdaptiveK | Non
         k = lengths.choose(len(caps), len(caps), caps)
         own = [min(k, cap) for cap in caps]
         chosen.append(max(own))
-        lengths.took(len(caps), max(own), costs[max(own)])
-        lengths.record(len(caps), max(own), [RowResult(n, n, n + 1, False) for n in own])
+        lengths.took(len(caps), max(own), max(own), costs[max(own)])
+        lengths.record(len(caps), max(own), max(own), [RowResult(n, n, n + 1, False) for n in own])
     return chosen
 
 
@@ -171,10 +191,10 @@ def test_a_time_that_something_interrupted_hardly_counts():
     times = StepTimes(range(9), None)
     for step in range(3 * (TIMED + 1)):
         width = times.missing(8)
-        times.took(width, 9.0 if step < 3 else MEASURED[width])  # the first steps of a width warm up
+        times.took(width, width, 9.0 if step < 3 else MEASURED[width])  # the first steps of a width warm up
     assert times.missing(8) is None
     before = times.of(1) / times.of(0)
-    times.took(1, 100.0)
+    times.took(1, 1, 100.0)
     assert before < times.of(1) / times.of(0) < 1.07 * before
 
 

@@ -297,7 +297,7 @@ def test_k_that_adapts(async_scheduling, monkeypatch):
     asked = requests((None, SamplingParams(0.7)), new=40)
     plain, _ = texts_of(SpeculativeDecoder(target, None, 0), asked, rule="coupled")
     timed, took = [], StepTimes.took
-    monkeypatch.setattr(StepTimes, "took", lambda self, k, seconds: timed.append(k) or took(self, k, seconds))
+    monkeypatch.setattr(StepTimes, "took", lambda self, k, *more: timed.append(k) or took(self, k, *more))
     decoder, graphs = SpeculativeDecoder(target, draft, AdaptiveDrafts(max_drafts=4)), recorded_graphs()
     texts, scheduler = texts_of(decoder, asked, graphs, async_scheduling, rule="coupled")
     assert {i: text[:2] for i, text in texts.items()} == {i: text[:2] for i, text in plain.items()}

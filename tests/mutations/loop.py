@@ -192,8 +192,16 @@ MUTATIONS: list[Mutation] = [
                 "failed[0] += accepted < asked",
             ),
             "k-does-not-know-that-plain-steps-emit": (
-                "(live + reached) / (times.of(k) + reading)",
-                "reached / (times.of(k) + reading)",
+                "(live + reached) / (seconds[k] + reading)",
+                "reached / (seconds[k] + reading)",
+            ),
+            "k-expects-that-all-drafts-are-found": (
+                "            chance *= found\n            seconds",
+                "            seconds",
+            ),
+            "k-takes-the-time-of-a-step-for-that-of-what-was-asked": (
+                "self._of(rows).took(num_drafts, width, seconds)",
+                "self._of(rows).took(num_drafts, num_drafts, seconds)",
             ),
             "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume()\n", ""),
             "k-tries-without-a-budget": ("max(-self._balance / SHARE, least)", "0"),

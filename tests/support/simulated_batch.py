@@ -47,6 +47,7 @@ def simulate(
     catch_up: float = 0.0,
     text: int | None = None,
     prompt: int = 0,
+    finds: Sequence[int] = (),
     seed: int = 0,
 ) -> Run:
     """Decodes ``steps`` steps.
@@ -58,6 +59,7 @@ def simulate(
         noise: standard deviation of the logarithm of a step's time.
         catch_up: time that the drafter takes for each token that it was not shown.
         prompt: tokens of each sequence's prompt, which the drafter has to read.
+        finds: the most drafts that are found in a step of all rows, by turns; (): whatever is asked for.
         text: tokens of a sequence, after which the next one begins in its row; None: it never ends.
     """
     draw, run = random.Random(seed), Run()
@@ -74,10 +76,11 @@ def simulate(
             if lengths is not None:
                 lengths.caught_up(catch_up * unseen)
             unseen = 0
-        seconds = costs[k] * draw.lognormvariate(0, noise) * speed(step)
+        width = min(k, finds[step % len(finds)]) if finds else k
+        seconds = costs[width] * draw.lognormvariate(0, noise) * speed(step)
         results = []
         for row, a in enumerate(alphas):
-            accepted = next((i for i in range(k) if draw.random() >= a), k)
+            accepted = next((i for i in range(width) if draw.random() >= a), width)
             left = room[row]
             emitted = accepted + 1 if left is None else min(accepted + 1, left)
             ended = left is not None and emitted == left
@@ -90,6 +93,6 @@ def simulate(
         run.chosen[k] += 1
         unseen += k == 0
         if lengths is not None:
-            lengths.took(rows, k, seconds)
-            lengths.record(rows, k, results)
+            lengths.took(rows, k, width, seconds)
+            lengths.record(rows, k, width, results)
     return run

@@ -70,6 +70,7 @@ class _Launched(NamedTuple):
     sequences: list[Sequence | None]  # that decode in the rows; None: the row is empty, or its prompt is being read
     report: PendingReport
     num_drafts: int
+    width: int  # the most drafts that were found in a row, where the step verified no more columns than these
     wanted: list[int]  # drafts of each row, not limited by its room
     timer: StepTimer | None  # where K adapts, and the step's time says what later ones take
 
@@ -330,10 +331,12 @@ class Batch:
         if timer is not None:
             timer.stop()
         decoding = [None if sequence in self._unread else sequence for sequence in self.rows[:count]]
-        self._pending.append(_Launched(decoding, PendingReport(result), num_drafts, wanted, timer))
+        drafts = result.drafts
+        width = num_drafts if drafts.parents is not None else min(drafts.tokens.shape[1], num_drafts)
+        self._pending.append(_Launched(decoding, PendingReport(result), num_drafts, width, wanted, timer))
         self.steps += 1
         self.num_drafts = num_drafts
-        self.draft_forwards += result.drafts.forwards
+        self.draft_forwards += drafts.forwards
 
     def _use_rows(self) -> None:
         """Sets how many rows the next step has. The times of steps with other numbers of rows are others, so all
@@ -474,5 +477,5 @@ class Batch:
                 self._leave(row)
         rows, lengths = len(step.sequences), self.config.num_drafts
         if step.timer is not None:
-            lengths.took(rows, step.num_drafts, step.timer.seconds)
-        lengths.record(rows, step.num_drafts, results)
+            lengths.took(rows, step.num_drafts, step.width, step.timer.seconds)
+        lengths.record(rows, step.num_drafts, step.width, results)

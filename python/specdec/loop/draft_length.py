@@ -1,8 +1,10 @@
 """How many tokens the rows of a batch draft in a step: a fixed number K, or the one that emits the most a second.
 
 K adapts by two estimates: T(n, K), the time of a step with n rows, and the acceptance of drafts by their position. A
-step with K drafts is expected to emit a token of each row and the accepted drafts. The K with the most tokens a second
-is chosen. It is 0 where no draft pays; drafts are then tried again now and then, which may lose ``SHARE`` of the time.
+step that is asked for K drafts is expected to emit a token of each row and the accepted drafts. It takes the time of
+those that are found: a drafter that copies from the text may find fewer, and then fewer are verified. The K with the
+most tokens a second is chosen. It is 0 where no draft pays; drafts are then tried again now and then, which may lose
+``SHARE`` of the time.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ GUESS, GUESS_WEIGHT = 0.8, 2.0  # acceptance before anything was tested: optimis
 SHARE = 0.01  # of the time, which drafts that do not pay may lose
 PAUSE = 32, 2048  # plain steps after such drafts, at least and at most
 TRIAL = 4  # steps with one draft, after a pause
+SEEN = 2  # steps of a width, after a first one, by which drafts may be given up
 TIMED = 5  # steps of a width before its time is known, after a first one that warms caches; the shortest counts
 SPEED_RATE = 0.25  # how fast the machine's speed is followed
 WIDTH_RATE = 0.03  # how fast the times of widths are followed, relative to each other
@@ -110,13 +113,13 @@ class FixedK:
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return self.fixed
 
-    def took(self, rows: int, num_drafts: int, seconds: float) -> None:
+    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
         pass
 
     def caught_up(self, seconds: float) -> None:
         pass
 
-    def record(self, rows: int, num_drafts: int, results: Sequence[RowResult]) -> None:
+    def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
         pass
 
     def costs(self, rows: int) -> list[float] | None:
@@ -163,7 +166,9 @@ class AdaptiveK(FixedK):
         """
         times = self._of(rows)
         if (missing := times.missing(max(caps))) is not None:
-            return missing
+            # Where drafts do not seem to pay, to time them more often would only lose.
+            if times.missing(max(caps), SEEN) is not None or self._best(times, live, caps):
+                return missing
         if self._k == 0:
             self._pause -= 1
             if self._pause <= 0:
@@ -193,25 +198,22 @@ class AdaptiveK(FixedK):
         """Returns the K that is expected to emit the most tokens a second."""
         reached, chance, best = 0.0, 1.0, 0
         rate, reading = MARGIN * live / times.of(0), 0.0 if self._given else self._reading
+        seconds = times.expected()
         for k, acceptance in enumerate(self.acceptance()[: max(caps)], 1):
             chance *= acceptance
             reached += chance * sum(cap >= k for cap in caps)
-            if k in times.widths and (found := (live + reached) / (times.of(k) + reading)) > rate:
+            if k in times.widths and (found := (live + reached) / (seconds[k] + reading)) > rate:
                 best, rate = k, found
         return best
 
     def acceptance(self) -> list[float]:
         """Returns the probability that a draft is accepted if those before it in its step were, by position. A position
         that was never tested is expected to be like the one before."""
-        guess, found = GUESS, []
-        for tested, accepted in zip(self._tested, self._accepted, strict=True):
-            guess = (accepted + GUESS_WEIGHT * guess) / (tested + GUESS_WEIGHT)
-            found.append(guess)
-        return found
+        return by_position(self._tested, self._accepted, GUESS)
 
-    def took(self, rows: int, num_drafts: int, seconds: float) -> None:
-        """Records the time of a step."""
-        self._of(rows).took(num_drafts, seconds)
+    def took(self, rows: int, num_drafts: int, width: int, seconds: float) -> None:
+        """Records the time of a step that was asked for ``num_drafts`` and verified ``width``."""
+        self._of(rows).took(num_drafts, width, seconds)
 
     def caught_up(self, seconds: float) -> None:
         """Records the time in which the drafter read prompts, or what it had missed in steps without drafts."""
@@ -221,8 +223,8 @@ class AdaptiveK(FixedK):
             self._balance -= seconds / plain
         self._resumes = False
 
-    def record(self, rows: int, num_drafts: int, results: Sequence[RowResult]) -> None:
-        """Records what the rows of a step did."""
+    def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
+        """Records what the rows of a step did that was asked for ``num_drafts`` and verified ``width``."""
         self._reading *= DECAY
         if num_drafts == 0:
             return
@@ -237,23 +239,25 @@ class AdaptiveK(FixedK):
         news = zip(self._tested, reached[1:], failed, strict=False)
         self._tested = [DECAY * n + more + rejected for n, more, rejected in news]
         times = self._of(rows)
-        if results and times.missing(num_drafts) is None:
+        times.found(num_drafts, width)
+        if results and times.missing(num_drafts, SEEN) is None:
             emitted = sum(r.emitted for r in results) / len(results)
-            self._balance += emitted - (times.of(num_drafts) + self._reading) / times.of(0)
+            self._balance += emitted - (times.of(width) + self._reading) / times.of(0)
 
     def costs(self, rows: int) -> list[float] | None:
         """Returns T(0), T(1), ... in units of T(0), rounded to hundredths; None if they are not known yet."""
         if self._given is not None:
             return list(self._given)
         times = self._times.get(rows)
-        if times is None or times.missing(self.most) is not None:
+        if times is None or times.missing(self.most, SEEN) is not None:
             return None
         return [round(times.of(k) / times.of(0), 2) for k in range(self.most + 1)]
 
 
 class StepTimes:
-    """T(K) of steps with one number of rows. Three widths are timed first: no drafts, one, and many. T is a straight
-    line between timed widths, since each draft adds a draft forward and a token to verify.
+    """T(K) of steps with one number of rows, and how many drafts are found in them. Three widths are asked for first:
+    no drafts, one, and many. T is a straight line between timed widths, since each draft adds a draft forward and a
+    token to verify.
 
     All steps are timed from then on. A change of the machine's speed shows in whatever width is in use, so the speed is
     a factor of its own, and the times of widths among each other change slowly.
@@ -269,26 +273,45 @@ class StepTimes:
         self._first = sorted({widths[0], widths[min(1, last)], widths[-(-3 * last // 4)]})
         self._times = {k: math.log(costs[k]) for k in widths} if costs is not None else {}  # logarithms, at speed 0
         self._speed = 0.0  # logarithm of a factor of all times
-        self._visits = dict.fromkeys(widths, 0)
+        self._turns = dict.fromkeys(widths, 0)  # steps that were asked for a width
+        self._visits = dict.fromkeys(range(widths[-1] + 1), 0)  # those that had it
+        self._asked, self._found = [0.0] * widths[-1], [0.0] * widths[-1]  # steps, by the drafts' position
 
-    def missing(self, most: int) -> int | None:
-        """Returns a width up to ``most`` that has to be timed before T is known; None: T is known. Widths take turns,
-        so that a change of the machine's load affects all of them."""
+    def missing(self, most: int, steps: int = TIMED) -> int | None:
+        """Returns a width up to ``most`` that has to be asked for before T is known by so many steps of each; None: it
+        is. Widths take turns, so that a change of the machine's load affects all of them."""
         if self._fixed:
             return None
-        fewest = min((k for k in self._first if k <= most), key=self._visits.__getitem__)
-        return fewest if self._visits[fewest] <= TIMED else None
+        fewest = min((k for k in self._first if k <= most), key=self._turns.__getitem__)
+        return fewest if self._turns[fewest] <= steps else None
 
-    def took(self, width: int, seconds: float) -> None:
+    def found(self, asked: int, width: int) -> None:
+        """Records that ``width`` of ``asked`` drafts were found in the row with the most."""
+        for i in range(self.widths[-1]):
+            self._asked[i] = DECAY * self._asked[i] + (i < asked and i <= width)
+            self._found[i] = DECAY * self._found[i] + (i < width)
+
+    def expected(self) -> list[float]:
+        """Returns the seconds that a step is expected to take which is asked for 0, 1, ... drafts."""
+        chance, seconds = 1.0, [self.of(0)]
+        for k, found in enumerate(by_position(self._asked, self._found, 1.0), 1):
+            chance *= found
+            seconds.append(seconds[-1] + chance * (self.of(k) - self.of(k - 1)))
+        return seconds
+
+    def took(self, asked: int, width: int, seconds: float) -> None:
+        """Records the time of a step. It is that of the width that was found, however many drafts were asked for."""
         if self._fixed or seconds <= 0 or width not in self._visits:
             return
+        if asked in self._turns:
+            self._turns[asked] += 1
         self._visits[width] += 1
-        if (count := self._visits[width] - 1) == 0:
+        count, time, line = self._visits[width] - 1, math.log(seconds) - self._speed, len(self._times) > 1
+        if count == 0 and line:  # it warms caches
             return
-        time = math.log(seconds) - self._speed
-        if width in self._first and count <= TIMED:
+        if not line or (width in self._first and count <= TIMED):
             self._times[width] = min(time, self._times.get(width, time))
-        elif self._times:
+        else:
             known = self._times.get(width)
             if known is None:
                 known = math.log(self.of(width)) - self._speed
@@ -302,3 +325,13 @@ class StepTimes:
         i = next((i for i in range(1, len(points)) if points[i][0] >= width), len(points) - 1)
         (k0, t0), (k1, t1) = ((k, math.exp(t + self._speed)) for k, t in (points[max(i - 1, 0)], points[i]))
         return t0 + max(t1 - t0, 0.0) * (width - k0) / max(k1 - k0, 1)
+
+
+def by_position(tested: Sequence[float], passed: Sequence[float], guess: float) -> list[float]:
+    """Returns the probability that a draft passes if those before it did, by position. A position that was never tested
+    is expected to be like the one before."""
+    found = []
+    for n, of_these in zip(tested, passed, strict=True):
+        guess = (of_these + GUESS_WEIGHT * guess) / (n + GUESS_WEIGHT)
+        found.append(guess)
+    return found
