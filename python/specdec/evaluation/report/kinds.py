@@ -59,7 +59,7 @@ def _plot(setting: Setting, lines: Lines, numbers: dict[Series, int]) -> Plot:
     def draw(figure: Figure) -> None:
         _draw(figure, lines, names, numbers)
 
-    height = 1.0 + 0.13 * len(names) * (len(lines) + 1)
+    height = 1.0 + 0.09 * len(names) * (len(lines) + 1)
     return Plot(f"kinds-{setting.file_name}", f"Speed by kind of prompt: {setting.words}", says, table, height, draw)
 
 
