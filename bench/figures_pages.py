@@ -95,20 +95,10 @@ def _step(results: Results) -> Iterable[Row]:
     yield f"{measured}: {milliseconds(row['seconds']['cpu'])}", "transformers' `_speculative_sampling`", times
 
 
-def _filters(results: Results) -> Iterable[Row]:
-    row = next(r for r in results["settings"]["rows"] if r["drafts"] == "typical")
-    case = "token top_k+top_p"
-    shape = f"`speculative_step`, B = {row['B']}, K = {row['K']}, V = {row['V']}, top-k 50 and top-p 0.95"
-    measured = f"{shape}: {milliseconds(row['seconds'][f'cpu {case}'])}"
-    times = spread(times_faster(row["ratios"][f"cpu {case}/transformers {case}"]))
-    yield measured, "transformers' processors and `_speculative_sampling`", times
-
-
 README_ROWS: dict[str, Callable[[Results], Iterable[Row]]] = {  # at most seven rows, by result
     "smollm2": _smollm2,
     "lengths": _rows,
     "speculative_step": _step,
-    "settings": _filters,
 }
 
 
