@@ -132,7 +132,7 @@ RESULTS = (
     Result("draft_step", f"{DRAFT_STEP} --compile-seconds 60 --json {{json}}", OF_KERNELS, 2),
     Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),
-    of_real("smollm2", 13, NO_DRAFT, "--dtype float32 --max-new-tokens 128 --repeats 2"),
+    of_real("smollm2", 14, NO_DRAFT, "--dtype float32 --max-new-tokens 128 --repeats 2"),
     of_real("smollm2.bfloat16", 4, NO_DRAFT, "--dtype bfloat16 --temperature 0 --max-new-tokens 128 --repeats 1"),
     of_real("gemma3", 3, NO_DRAFT, "--dtype float32 --temperature 0 --max-new-tokens 32 --repeats 1", models=(GEMMA3,)),
     of_real(
@@ -140,7 +140,7 @@ RESULTS = (
         models=(SMOLLM2, DRAFT, EAGLE3),
     ),
     Result(
-        "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --new-tokens 32 --json {{json}}", GREEDY_TEXTS, 14,
+        "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --new-tokens 24 --json {{json}}", GREEDY_TEXTS, 12,
         models=(SMOLLM2,),
     ),
     Result(
