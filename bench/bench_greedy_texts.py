@@ -1,4 +1,5 @@
 """Counts greedy texts that are those of plain decoding, of a real model: ours, and transformers' own with its lookup.
+All prompts of the set ``instruct``, and one of each kind of ``general``: 60 in all.
 
     python bench/bench_greedy_texts.py real_models/SmolLM2-135M-Instruct --json bench/results/cpu/greedy_texts.json
 
@@ -21,10 +22,16 @@ from specdec.evaluation.contenders import CompareSettings, Contender, SpecdecMet
 from specdec.evaluation.near_ties import Difference, Judge
 from specdec.jobs.prompt_sets import prompt_set
 from specdec.models.loading import load_model, load_tokenizer
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PEER, PLAIN = "transformers", "plain"
 FEW_PROMPTS, FEW_TOKENS = 2, 8  # of --quick
+
+
+def read_prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    first = {q.category: q for q in reversed(prompt_set("general"))}
+    asked = [*prompt_set("instruct", tokenizer), *first.values()]
+    return [q.as_message(tokenizer).tokens(tokenizer) for q in asked]
 
 
 def methods(target: PreTrainedModel, new_tokens: int) -> dict[str, Contender]:
@@ -33,7 +40,7 @@ def methods(target: PreTrainedModel, new_tokens: int) -> dict[str, Contender]:
         PEER: TransformersMethod(target, None, settings),
         "transformers, prompt lookup": TransformersMethod(target, "lookup", settings),
         PLAIN: SpecdecMethod(target, None, 0, settings),
-        "lookup, K = 4": SpecdecMethod(target, PromptLookupDrafter(), 4, settings),
+        "lookup, K adapts": SpecdecMethod(target, PromptLookupDrafter(), AdaptiveDrafts(), settings),
         "suffix, K adapts": SpecdecMethod(target, SuffixDrafter(), AdaptiveDrafts(), settings),
     }
 
@@ -43,11 +50,13 @@ def row(
 ) -> dict[str, object]:
     """How one way's texts compare with those of transformers' plain decoding, and of its own loop's."""
     own = all_texts[PEER if name.startswith(PEER) else PLAIN]
+    left = {d.prompt: d.position + 1 for d in found}
     return {
         "dtype": dtype,
         "method": name,
         "texts": len(texts),
         "tokens": sum(map(len, texts)),
+        "compared": sum(left.get(i, len(text)) for i, text in enumerate(texts)),  # up to the first difference of each
         "as_transformers": sum(a == b for a, b in zip(texts, all_texts[PEER], strict=True)),
         "as_own_plain": sum(a == b for a, b in zip(texts, own, strict=True)),
         "near_ties": sum(d.verdict == "near-tie" for d in found),
@@ -67,8 +76,7 @@ def main(
     names = report.read_names("dtypes", dtypes, ("float32", "bfloat16", "float16"))
     where = report.read_device(device)
     tokenizer = load_tokenizer("target", target)
-    asked = [*prompt_set("instruct", tokenizer), *prompt_set("general", tokenizer)]
-    prompts = [q.as_message(tokenizer).tokens(tokenizer) for q in asked][: FEW_PROMPTS if quick else None]
+    prompts = read_prompts(tokenizer)[: FEW_PROMPTS if quick else None]
     results = report.Report(
         "greedy_texts", where, json_path, threads, quick=quick, target=Path(target).name,
         new_tokens=FEW_TOKENS if quick else new_tokens, prompts=len(prompts),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from figures import mark, number, page, source, spread, table
 from measure import AGAIN, PLAIN, ratios, summary
 from results import Results
 from specdec.evaluation.report import fastest_of_each, read_results, sections_of
+from specdec.evaluation.report.kinds import lines_of, over
 from specdec.evaluation.report.plot import Plot
 from specdec.evaluation.report.results import ASSISTED, Setting
 
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from specdec.evaluation.report.results import Cell
 
 AUTO = "auto"  # as bench_lengths.py names the adaptive K
-README = Setting(0.0, 1, None, None, None)  # greedy, one sequence at a time: what the README has pictures and lines of
-PICTURES = {"speed.svg": f"speed-{README.file_name}", "speedup_by_k.svg": f"lengths-{README.file_name}"}  # in docs/
+# What the README has pictures and lines of: one sequence at a time of a real model.
+README, SAMPLED, PICTURED = Setting(0.0), Setting(1.0), "smollm2"
+PICTURES = {"speed.svg": f"speed-{README.file_name}", "speed_by_kind.svg": f"kinds-{README.file_name}"}  # in docs/
+SLOWER = 0.98  # times plain decoding; what is nearer to it is called noise
 
 
 # ---- specdec bench
@@ -26,14 +29,16 @@ PICTURES = {"speed.svg": f"speed-{README.file_name}", "speedup_by_k.svg": f"leng
 def texts_of_bench(result: Mapping) -> str:
     prompts = result["prompts"]
     kinds = len({prompt["category"] for prompt in prompts})
-    return f"{len(prompts)} prompts of {kinds} kinds, {result['settings']['max_new_tokens']} new tokens each"
+    return f"{len(prompts)} prompts of {kinds} kinds, up to {result['settings']['max_new_tokens']} new tokens each"
 
 
 def bench(name: str, every_k: bool = False) -> Callable[[Results], str]:
-    """A file of ``specdec bench``: by setting, each method at its fastest K, or with every K."""
+    """A file of ``specdec bench``: by setting, each method at its fastest K, or with every K; and by kind of prompt
+    where the file has the times of prompts."""
 
     def figure(results: Results) -> str:
         read, parts = read_results(results[name]), []
+        said, slower = f"{model_of_bench(results[name])}: {texts_of_bench(results[name])}.", []
         for setting, cells in read.by_setting().items():
             rows = [
                 (
@@ -48,35 +53,51 @@ def bench(name: str, every_k: bool = False) -> Callable[[Results], str]:
             ]
             head = ("", "tokens/s", "times plain", "times transformers", "alpha", "tau")
             parts += [f"{setting.words[0].upper()}{setting.words[1:]}:", table(head, rows, mark(results, name))]
+            if lines := lines_of(cells):
+                head = ("times transformers, by kind", *(c.name for c in lines))
+                medians = [[kind, *(number(of[kind].median) for of in lines.values())] for kind in cells[0].by_kind]
+                parts += [table(head, medians, mark(results, name))]
+                slower.append(f"{setting.words}: {losses(cells)}")
+        said += f" Slower than plain decoding by specdec: {'; '.join(slower)}." if slower else ""
         verdicts = "; ".join(verdict.words for verdict in read.verdicts if verdict.words)
-        said = f"{texts_of_bench(results[name])}. Verdicts: {verdicts}. {source(results, name)}"
-        return page(*parts, said)
+        return page(*parts, f"{said} Verdicts: {verdicts}. {source(results, name)}")
 
     return figure
 
 
+def model_of_bench(result: Mapping) -> str:
+    """The target and its dtype."""
+    return f"{result['models']['target']['name'].rsplit('/')[-1]} in {result['environment']['dtype']}"
+
+
+def losses(cells: Sequence[Cell]) -> str:
+    """The kinds of prompts with which a method of ours is slower than plain decoding, by medians."""
+    found, plain = [], next(c for c in cells if c.series.method == PLAIN)
+    for cell in (c for c in fastest_of_each(cells) if not c.is_baseline and c.series.method != ASSISTED):
+        times = {kind: over(speeds, plain.by_kind[kind]).median for kind, speeds in cell.by_kind.items()}
+        slower = [f"{kind} ({number(value)})" for kind, value in times.items() if value < SLOWER]
+        found += [f"{cell.name} with {', '.join(slower)}"] if slower else []
+    return "; ".join(found) or "no method of specdec with any kind of prompt"
+
+
 def pictures(results: Results) -> dict[str, Plot]:
     """The README's, by the names of their files."""
-    plots = {plot.name: plot for section in sections_of(read_results(results["bench"])) for plot in section.plots}
+    plots = {plot.name: plot for section in sections_of(read_results(results[PICTURED])) for plot in section.plots}
     return {file: plots[name] for file, name in PICTURES.items()}
 
 
 def images(results: Results) -> str:
     """The README's line with its pictures, whose texts are those of the report."""
     shown = pictures(results).items()
-    return " ".join(f"![{plot.title}. {plot.says}{mark(results, 'bench')}](docs/{file})" for file, plot in shown)
+    return " ".join(f"![{plot.title}. {plot.says}{mark(results, PICTURED)}](docs/{file})" for file, plot in shown)
 
 
-def fastest(result: Mapping) -> tuple[Cell, dict[str, Cell], list[str]]:
-    """Of the README's setting: the fastest method with drafts, each method's fastest cell, and the names of the methods
-    that are as fast within noise."""
-    read = read_results(result)
-    cells = read.by_setting()[README]
+def fastest(result: Mapping, setting: Setting = README) -> tuple[Cell, dict[str, Cell]]:
+    """The fastest method with drafts, and each method's fastest cell."""
+    cells = read_results(result).by_setting()[setting]
     best_of_each = fastest_of_each(cells)
     best = next(c for c in best_of_each if not c.is_baseline and c.series.method != ASSISTED)
-    alike = next((v.within_noise for v in read.verdicts if v.setting == README), ())
-    names = [c.name for c in cells if c.id in alike and c.id != best.id]
-    return best, {c.series.method: c for c in reversed(best_of_each)}, names
+    return best, {c.series.method: c for c in reversed(best_of_each)}
 
 
 def faster(result: Mapping, best: Cell, other: Cell) -> str:

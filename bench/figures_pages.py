@@ -20,8 +20,9 @@ from figures import (
     table,
     times_faster,
 )
-from figures_decoding import by_width, temperature, texts_of_bench, texts_of_race, two
+from figures_decoding import by_width, model_of_bench, temperature, texts_of_bench, texts_of_race, two
 from figures_kernels import accepted
+from figures_real import greedy_in_short
 from results import Missing, Results
 from specdec.evaluation.report import read_results
 from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS
@@ -29,7 +30,7 @@ from specdec.evaluation.report.results import ASSISTED, PLAIN, TRANSFORMERS
 AGAINST = {
     TRANSFORMERS: "transformers' `generate`",
     PLAIN: "plain decoding by specdec",
-    ASSISTED: "transformers' assisted generation",
+    ASSISTED: "transformers' assisted generation by prompt lookup",
 }
 STEP = (1, 5, 128256, "typical")  # B, K, V and drafts of the README's row of speculative_step
 ROWS = 16  # of the README's row of a scheduler
@@ -37,8 +38,8 @@ Row = tuple[str, str, str]  # what was measured, against what, how many times as
 
 
 def readme(results: Results) -> str:
-    """The pictures of `specdec bench`, where it was measured, and the table, each row of which says where its own
-    numbers come from."""
+    """The pictures of `specdec bench`, where it was measured, the table, each row of which says where its own numbers
+    come from, and whether greedy texts are plain decoding's."""
     lines: list[tuple[str, ...]] = []
     shown: list[str] = []
     for name, rows in README_ROWS.items():
@@ -53,35 +54,36 @@ def readme(results: Results) -> str:
     said = [f"{'; '.join(dict.fromkeys(software(results[name]) for name in shown))}."] if shown else []
     said += [STALE] if any(map(results.is_stale, shown)) else []
     head = ("measured", "against", "times as fast (quartiles)", "on")
-    return page(decoding.images(results) if "bench" in shown else "", table(head, lines), " ".join(said))
+    try:
+        said = [greedy_in_short(results), *said]
+    except Missing as missing:
+        said = [f"Greedy texts: {not_measured(missing)}", *said]
+    return page(decoding.images(results) if decoding.PICTURED in shown else "", table(head, lines), " ".join(said))
 
 
-def _bench(results: Results) -> Iterable[Row]:
-    """The fastest method beside both baselines, and beside transformers' assisted generation."""
-    r = results["bench"]
-    best, others, names = decoding.fastest(r)
-    measured = f"embedded pair, greedy, one text at a time ({texts_of_bench(r)}), {best.name}: {decoding.speed(best)}"
-    measured += f"; as fast within noise: {'; '.join(names)}" if names else ""
+def _smollm2(results: Results) -> Iterable[Row]:
+    """The fastest method beside both baselines and transformers' assisted generation, and the fastest of sampled
+    texts beside the first of them."""
+    r = results["smollm2"]
+    best, others = decoding.fastest(r)
+    texts = f"one text at a time ({texts_of_bench(r)}; {best.rounds} rounds)"
+    measured = f"{model_of_bench(r)} without a draft, greedy, {texts}, {best.name}: {decoding.speed(best)}"
     for method, name in AGAINST.items():
-        against = f"{name}: {decoding.speed(others[method])}"
-        yield measured, against, decoding.faster(r, best, others[method])
+        yield measured, f"{name}: {decoding.speed(others[method])}", decoding.faster(r, best, others[method])
         measured = "the same"
-
-
-def _compiled(results: Results) -> Iterable[Row]:
-    """The fastest method with torch.compile beside plain decoding, which is compiled as well."""
-    r = results["bench.compiled"]
-    best, others, _ = decoding.fastest(r)
-    measured = f"with `--compile`, {best.name}: {decoding.speed(best)}"
-    yield measured, f"the same without drafts: {decoding.speed(others[PLAIN])}", decoding.faster(r, best, others[PLAIN])
+    best, others = decoding.fastest(r, decoding.SAMPLED)
+    against = f"{AGAINST[TRANSFORMERS]}: {decoding.speed(others[TRANSFORMERS])}"
+    measured = f"the same at temperature 1, {best.name}: {decoding.speed(best)}"
+    yield measured, against, decoding.faster(r, best, others[TRANSFORMERS])
 
 
 def _rows(results: Results) -> Iterable[Row]:
     row = next(r for r in results["lengths"]["rows"] if (r["rows"], r["temperature"]) == (ROWS, 0.0))
     ours, plain = (row["methods"][name] for name in ("model, auto", "plain"))
     speeds = [number(m["tokens_per_second"]["median"]) for m in (ours, plain)]
-    measured = f"{ROWS} texts at a time by a `Scheduler` ({texts_of_race(row)}), K adapts: {speeds[0]} tokens/s"
-    yield measured, f"plain decoding by the same: {speeds[1]} tokens/s", spread(ours["times_plain"])
+    measured = f"embedded pair, {ROWS} texts at a time by a `Scheduler` ({texts_of_race(row)}), K adapts"
+    against = f"plain decoding by the same: {speeds[1]} tokens/s"
+    yield f"{measured}: {speeds[0]} tokens/s", against, spread(ours["times_plain"])
 
 
 def _step(results: Results) -> Iterable[Row]:
@@ -93,21 +95,10 @@ def _step(results: Results) -> Iterable[Row]:
     yield f"{measured}: {milliseconds(row['seconds']['cpu'])}", "transformers' `_speculative_sampling`", times
 
 
-def _filters(results: Results) -> Iterable[Row]:
-    row = next(r for r in results["settings"]["rows"] if r["drafts"] == "typical")
-    case = "token top_k+top_p"
-    shape = f"`speculative_step`, B = {row['B']}, K = {row['K']}, V = {row['V']}, top-k 50 and top-p 0.95"
-    measured = f"{shape}: {milliseconds(row['seconds'][f'cpu {case}'])}"
-    times = spread(times_faster(row["ratios"][f"cpu {case}/transformers {case}"]))
-    yield measured, "transformers' processors and `_speculative_sampling`", times
-
-
 README_ROWS: dict[str, Callable[[Results], Iterable[Row]]] = {  # at most seven rows, by result
-    "bench": _bench,
-    "bench.compiled": _compiled,
+    "smollm2": _smollm2,
     "lengths": _rows,
     "speculative_step": _step,
-    "settings": _filters,
 }
 
 

@@ -80,7 +80,8 @@ def main(
 ) -> None:
     """Makes the results that are not fresh, one after the other. One that fails is reported, and the next one begins.
 
-    Fresh is a whole result, of which nothing that it measures has changed since.
+    Fresh is a whole result, of which nothing that it measures has changed since. Those of models that are not here are
+    left out, with the command that makes the models; asked for by name they count as failed.
     """
     folder = folder.absolute()
     asked = [BY_NAME[name] for name in read_names("names", ",".join(names or BY_NAME), BY_NAME)]
@@ -89,16 +90,19 @@ def main(
         shown = {r: now for r, now in states.items() if list_only or now != FRESH}
         show(shown, folder)
         raise typer.Exit(int(stale and bool(shown)))
-    console, begun, failed = Console(stderr=True), time.monotonic(), {}
+    console, begun, not_made, failed = Console(stderr=True), time.monotonic(), {}, False
     for result in (r for r in asked if again or states[r] != FRESH):
+        if (lack := result.lacks()) is not None:
+            not_made[result.name], failed = lack, failed or bool(names)
+            continue
         path = folder / f"{result.name}.json"
         console.rule(f"{result.name}, after {(time.monotonic() - begun) / 60:.1f} minutes: {result.line(path)}")
         if (why := make(result, path)) is not None:
-            failed[result.name] = why
+            not_made[result.name], failed = why, True
     console.print(f"{(time.monotonic() - begun) / 60:.1f} minutes")
-    for name, why in failed.items():
-        console.print(f"not made: {name}: {why}")
-    raise typer.Exit(int(bool(failed)))
+    for name, why in not_made.items():
+        console.print(f"not made: {name}: {why}", soft_wrap=True)
+    raise typer.Exit(int(failed))
 
 
 if __name__ == "__main__":

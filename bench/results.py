@@ -21,20 +21,35 @@ PROSE_AND_BUILT = (".md", ".so", ".pyc")  # what no digest looks at
 
 KERNELS = ("setup.py", "csrc/*.*", "csrc/core", "csrc/cpu", "specdec_kernels/*.py", "specdec_kernels/backends/*.py")
 OF_KERNELS = (*KERNELS, "bench/measure.py", "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
-ROOMS = ("decoder.py", "prompts.py", "sampling", "models", "drafters", "loop", "embedded")
-DECODER = (*KERNELS, *(f"python/specdec/{room}" for room in ROOMS))
+ROOMS = ("decoder.py", "prompts.py", "sampling", "models", "drafters", "loop")
+ANY_MODEL = (*KERNELS, *(f"python/specdec/{room}" for room in ROOMS))
+DECODER = (*ANY_MODEL, "python/specdec/embedded")
 RACE = (*DECODER, "python/specdec/serving/scheduler.py", "bench/race.py")
 # Without what draws and words what was measured.
 EVALUATION = ("compare.py", "contenders.py", "near_ties.py", "rounds.py")
-COMPARE = (*DECODER, *(f"python/specdec/evaluation/{name}" for name in EVALUATION))
-BENCH = (
-    *COMPARE,
+COMPARING = tuple(f"python/specdec/evaluation/{name}" for name in EVALUATION)
+COMPARE = (*DECODER, *COMPARING)
+SESSION = (
     *(f"python/specdec/evaluation/bench/{name}" for name in ("session.py", "measure.py")),
     "python/specdec/jobs/prompt_sets",
 )
+BENCH = (*COMPARE, *SESSION)
 VERIFY = (*COMPARE, "python/specdec/evaluation/verify")
+REAL_BENCH = (*ANY_MODEL, *COMPARING, *SESSION)
+REAL_VERIFY = (*ANY_MODEL, *COMPARING, "python/specdec/evaluation/verify")
+GREEDY_TEXTS = (*ANY_MODEL, *COMPARING, "python/specdec/jobs/prompt_sets", "bench/bench_greedy_texts.py")
 # Parts of a printed JSON that no page cites and that would make the file large, by their path through objects.
-SAMPLES = ("samples", *(f"cells.rounds.{name}" for name in ("inter_token", "by_category", "by_prompt")))
+SAMPLES = ("samples", "cells.rounds.inter_token")
+BY_PROMPT = ("cells.rounds.by_prompt",)  # needed for figures by kind of prompt
+# The folders of real models, which are not in the repository, and what makes each.
+SMOLLM2, GEMMA3 = "real_models/SmolLM2-135M-Instruct", "real_models/gemma-3-270m"
+DRAFT, EAGLE3 = f"{SMOLLM2}-draft", f"{SMOLLM2}-eagle3"
+MADE_BY = {
+    SMOLLM2: "python tools/real_models.py SmolLM2-135M-Instruct",
+    GEMMA3: "python tools/real_models.py gemma-3-270m",
+    DRAFT: f"specdec distill {SMOLLM2} --output {DRAFT}",
+    EAGLE3: f"specdec train-heads {SMOLLM2} --output {EAGLE3}",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,7 @@ class Result:
         minutes: what it takes on two idle cores, about.
         instruction_set: of the C++ kernels; None: the best that the machine has.
         without: parts of a printed JSON that are left out; lists on the way are gone through.
+        models: the folders of MADE_BY that it needs.
     """
 
     name: str
@@ -56,6 +72,12 @@ class Result:
     minutes: float
     instruction_set: str | None = None
     without: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def lacks(self) -> str | None:
+        """The models that it needs and that are not there, and what makes them; None: all are there."""
+        missing = [model for model in self.models if not (ROOT / model).is_dir()]
+        return f"no {', '.join(missing)}: {' && '.join(MADE_BY[model] for model in missing)}" if missing else None
 
     @property
     def printed(self) -> bool:
@@ -78,11 +100,21 @@ class Result:
 
 def of_bench(name: str, minutes: float, *options: str) -> Result:
     command = " ".join(("-m specdec bench", *options, "--no-report --json --output {folder}"))
-    return Result(name, command, BENCH, minutes, without=SAMPLES)
+    return Result(name, command, BENCH, minutes, without=(*SAMPLES, *BY_PROMPT))
 
 
+def of_real(name: str, minutes: float, *options: str, models: tuple[str, ...] = (SMOLLM2,)) -> Result:
+    """``specdec bench`` of a real model, the first of ``models``, with the times of each prompt."""
+    command = " ".join(("-m specdec bench --target", models[0], *options, "--no-report --json --output {folder}"))
+    return Result(name, command, REAL_BENCH, minutes, without=SAMPLES, models=models)
+
+
+# Of a target alone: transformers' prompt lookup, and what drafts out of the text; each chooses its own K.
+NO_DRAFT = "--method assisted --method lookup --method suffix -k auto"
+DRAFTS = f"--draft {DRAFT} --method assisted --method model --method {EAGLE3} --method suffix -k auto"
+NEED_NO_DRAFT = "--drafter lookup --drafter suffix --drafter early-exit -k 4"
 STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32 -V 32000,128256"
-DRAFT = "bench/bench_kernels.py draft -B 1,8 --dtypes float32 -V 32000,128256"
+DRAFT_STEP = "bench/bench_kernels.py draft -B 1,8 --dtypes float32 -V 32000,128256"
 HEADS = ("--method model", "--method medusa", "--method eagle3", "--method dflash", "--tree 16")
 RULES = ("--method model", "--temperature 1", "-k 2 -k 4 -k 6", "--rule token --rule block --rule coupled")
 RESULTS = (
@@ -97,10 +129,25 @@ RESULTS = (
     Result("speculative_step", f"{STEP} --seconds 1.5 --compile-seconds 120 --json {{json}}", OF_KERNELS, 4),
     Result("speculative_step.avx2", f"{STEP} --seconds 1 --compile-seconds 0 --json {{json}}", OF_KERNELS, 2, "avx2"),
     Result("settings", "bench/bench_kernels.py settings --seconds 40 --json {json}", OF_KERNELS, 4),
-    Result("draft_step", f"{DRAFT} --compile-seconds 60 --json {{json}}", OF_KERNELS, 2),
+    Result("draft_step", f"{DRAFT_STEP} --compile-seconds 60 --json {{json}}", OF_KERNELS, 2),
     Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),
-)
+    of_real("smollm2", 14, NO_DRAFT, "--dtype float32 --max-new-tokens 128 --repeats 2"),
+    of_real("smollm2.bfloat16", 4, NO_DRAFT, "--dtype bfloat16 --temperature 0 --max-new-tokens 128 --repeats 1"),
+    of_real("gemma3", 3, NO_DRAFT, "--dtype float32 --temperature 0 --max-new-tokens 32 --repeats 1", models=(GEMMA3,)),
+    of_real(
+        "real_drafts", 5, DRAFTS, "--dtype float32 --temperature 0 --max-new-tokens 64 --repeats 2",
+        models=(SMOLLM2, DRAFT, EAGLE3),
+    ),
+    Result(
+        "greedy_texts", f"bench/bench_greedy_texts.py {SMOLLM2} --new-tokens 24 --json {{json}}", GREEDY_TEXTS, 12,
+        models=(SMOLLM2,),
+    ),
+    Result(
+        "verify.smollm2", f"-m specdec verify --target {SMOLLM2} --dtype float32 {NEED_NO_DRAFT} --batch-size 8 "
+        "--max-new-tokens 16 --samples 512 --json", REAL_VERIFY, 5, models=(SMOLLM2,),
+    ),
+)  # fmt: skip
 BY_NAME = {result.name: result for result in RESULTS}
 
 

@@ -16,6 +16,7 @@ from typing import Annotated
 import figures_decoding as decoding
 import figures_kernels as kernels
 import figures_pages as pages
+import figures_real as real
 import typer
 from figures import not_measured
 from report import ROOT
@@ -25,7 +26,13 @@ from rich.console import Console
 BLOCK = re.compile(r"(<!-- begin: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIGURES: dict[str, Callable[[Results], str]] = {
     "readme": pages.readme,
+    "smollm2": decoding.bench("smollm2"),
+    "smollm2.bfloat16": decoding.bench("smollm2.bfloat16"),
+    "real_drafts": decoding.bench("real_drafts"),
+    "gemma3": decoding.bench("gemma3"),
+    "greedy_texts": real.greedy_texts,
     "bench": decoding.bench("bench"),
+    "bench.compiled": decoding.bench("bench.compiled"),
     "bench.heads": decoding.bench("bench.heads"),
     "bench.rules": decoding.bench("bench.rules", every_k=True),
     "compare": decoding.compare("compare"),
@@ -33,6 +40,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "lengths": decoding.lengths,
     "load_aware": decoding.load_aware,
     "verification": decoding.verification,
+    "verify.smollm2": real.verified("verify.smollm2"),
     "speculative_step": kernels.steps("speculative_step"),
     "speculative_step.avx2": kernels.steps("speculative_step.avx2", (128256,)),
     "settings": kernels.settings,

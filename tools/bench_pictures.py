@@ -1,5 +1,5 @@
-"""Draws the README's two pictures of `specdec bench`, docs/speed.svg and docs/speedup_by_k.svg, from
-bench/results/cpu/bench.json, which `python bench/regenerate.py bench` makes. Needs matplotlib.
+"""Draws the README's two pictures of `specdec bench`, docs/speed.svg and docs/speed_by_kind.svg, from
+bench/results/cpu/smollm2.json, which `python bench/regenerate.py smollm2` makes. Needs matplotlib.
 
     python tools/bench_pictures.py
 """
@@ -16,10 +16,8 @@ from specdec.evaluation.report import read_results
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "bench"))  # whose files are scripts, not a package
 
-from figures_decoding import pictures  # noqa: E402
+from figures_decoding import PICTURED, pictures  # noqa: E402
 from results import FOLDER, Missing, Results  # noqa: E402
-
-NAME = "bench"
 
 
 def draw(folder: Path, out: Path) -> list[Path]:
@@ -31,7 +29,7 @@ def draw(folder: Path, out: Path) -> list[Path]:
     results = Results(folder)
     drawn, files = pictures(results), []
     for name, plot in drawn.items():
-        svg = plot.file("svg", read_results(results[NAME]).machine)
+        svg = plot.file("svg", read_results(results[PICTURED]).machine)
         files.append(out / name)
         files[-1].write_bytes(svg + f"<!-- {digest(folder)} -->\n".encode())
     return files
@@ -39,7 +37,7 @@ def draw(folder: Path, out: Path) -> list[Path]:
 
 def digest(folder: Path) -> str:
     """Of the result's file."""
-    return f"{NAME}.json, SHA-256 {hashlib.sha256((folder / f'{NAME}.json').read_bytes()).hexdigest()}"
+    return f"{PICTURED}.json, SHA-256 {hashlib.sha256((folder / f'{PICTURED}.json').read_bytes()).hexdigest()}"
 
 
 def main() -> None:
@@ -51,7 +49,7 @@ def main() -> None:
         for path in draw(args.results, args.out):
             print(path)
     except Missing:
-        parser.error(f"{args.results / NAME}.json: not there or not whole: python bench/regenerate.py {NAME}")
+        parser.error(f"{args.results / PICTURED}.json: not there or not whole: python bench/regenerate.py {PICTURED}")
 
 
 if __name__ == "__main__":

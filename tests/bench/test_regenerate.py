@@ -114,6 +114,20 @@ def test_it_goes_on_after_a_failure_and_makes_nothing_twice(tmp_path, monkeypatc
     assert unknown.exit_code == 2 and "'speed'" in unknown.output
 
 
+def test_without_its_model_a_result_is_left_out_and_by_name_refused(tmp_path, monkeypatch):
+    needs = Result("needs", "-c 'raise SystemExit(3)' {json}", (), 1, models=(results.SMOLLM2, results.DRAFT))
+    monkeypatch.setattr(regenerate, "BY_NAME", {"needs": needs})
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    fetch = "python tools/real_models.py SmolLM2-135M-Instruct"
+    said = f"no {results.SMOLLM2}, {results.DRAFT}: {fetch} && specdec distill"
+    for names, code in (((), 0), (("needs",), 1)):
+        done = run_main(regenerate, *names, "--folder", tmp_path / "out")
+        assert done.exit_code == code and f"not made: needs: {said}" in done.output
+    for model in needs.models:
+        (tmp_path / model).mkdir(parents=True)
+    assert "not made: needs: exit code 3" in run_main(regenerate, "--folder", tmp_path / "out").output
+
+
 def test_what_no_page_cites_is_left_out_and_old_rounds_are_not_used(tmp_path, monkeypatch):
     cells = [{"rounds": [{"times": [1], "seconds": 2}, {"seconds": 3}]}, {"rounds": []}, {"other": 1}]
     script = tmp_path / "prints.py"

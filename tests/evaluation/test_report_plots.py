@@ -7,10 +7,11 @@ import pytest
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 from specdec.evaluation.report import read_results
+from specdec.evaluation.report.kinds import kinds
 from specdec.evaluation.report.lengths import lengths
 from specdec.evaluation.report.speeds import speeds
 from specdec.evaluation.theory import expected_speedup
-from support.bench_results import METHODS, SPEED, SPREAD, cell, grid, results
+from support.bench_results import METHODS, SPEED, SPREAD, TWO_KINDS, cell, grid, played, results
 
 
 def drawn(section, at: int = 0):
@@ -129,3 +130,31 @@ def test_what_the_results_do_not_have_is_left_out_with_a_sentence(make, why):
     empty = cell("model", 4) | {"tokens_per_second": None}
     section = make(of([empty]))
     assert section.plots == () and len(section.left_out) == 1 and section.left_out[0].endswith(why)
+
+
+def test_each_kind_is_compared_with_transformers_round_by_round():
+    cells = [
+        played(cell("transformers", None), (1.0, 1.0), (4.0, 1.0), (1.0, 1.0)),
+        played(cell("plain", None), (1.0, 1.25), (4.0, 1.25), (1.0, 1.25)),
+        played(cell("model", 4), (0.5, 2.0), (1.0, 2.0), (0.5, 2.0)),
+    ]
+    section = kinds(of(cells, prompts=TWO_KINDS))
+    assert section.left_out == () and [plot.name for plot in section.plots] == ["kinds-t0-b1"]
+    plot = section.plots[0]
+    assert plot.table.head[1:] == ("draft model, K = 4", "plain decoding by specdec")
+    code, story = ("code", "2.00 (2.00 to 3.00)", "1.00 (1.00 to 1.00)"), ("story", "0.500 (0.500 to 0.500)")
+    assert plot.table.rows[0] == code and plot.table.rows[1][:2] == story
+    assert ": code 2.00, draft model; story 0.800, plain decoding by specdec." in plot.says
+    axes = drawn(section)
+    draft = next(e for e in axes.containers if e.get_label() == "draft model, K = 4")
+    assert list(draft.lines[0].get_xdata()) == [2.0, 0.5]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["code", "story"]
+
+
+def test_batches_and_prompts_of_one_kind_have_no_speeds_by_kind():
+    one = [played(cell(name, None), (1.0, 1.0)) for name in ("transformers", "plain")]
+    batch = [c | {"rounds": [{**c["rounds"][0], "by_prompt": [[["a", "b"], 1.0, 20]]}]} for c in one]
+    alike = [{**prompt, "category": "code"} for prompt in TWO_KINDS]
+    for cells, prompts in ((batch, TWO_KINDS), (one, alike), (grid(temperatures=(0.0,)), TWO_KINDS)):
+        section = kinds(of(cells, prompts=prompts))
+        assert section.plots == () and section.left_out[0].startswith("No speeds by kind of prompt (greedy")

@@ -12,6 +12,8 @@ METHODS = {  # alpha at temperature 0, and c
     "lookup": (0.5, 0.01),
 }
 
+TWO_KINDS = [{"id": "a", "category": "code", "tokens": 12}, {"id": "b", "category": "story", "tokens": 12}]
+
 
 def summary(median: float) -> dict[str, Any]:
     low, high = median * (1 - SPREAD), median * (1 + SPREAD)
@@ -57,6 +59,12 @@ def cell(method: str, k: int | str | None, temperature: float = 0.0, batch: int 
         "speedup": {"over_plain": summary(speed / SPEED), "over_transformers": summary(speed / (0.8 * SPEED))},
         "predicted": predicted,
     }
+
+
+def played(cell: dict, *rounds: tuple[float, float]) -> dict:
+    """The cell with rounds that have the seconds of ten tokens after each prompt of TWO_KINDS."""
+    times = [{"by_prompt": [[["a"], a, 10], [["b"], b, 10]]} for a, b in rounds]
+    return cell | {"rounds": [{**cell["rounds"][0], **each} for each in times]}
 
 
 def grid(temperatures=(0.0, 1.0), lengths: tuple[int | str, ...] = (1, 2, 4, "auto"), batches=(1,)) -> list[dict]:

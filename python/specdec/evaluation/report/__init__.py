@@ -12,6 +12,7 @@ from typing import Any
 from ...checks import refuse
 from ...files import write_whole
 from .html_page import html_page
+from .kinds import kinds
 from .lengths import lengths
 from .plot import Section
 from .results import BenchResults, load_results, read_results
@@ -38,7 +39,7 @@ def check_matplotlib() -> None:
 
 def sections_of(results: BenchResults) -> list[Section]:
     """All pictures, in the order of the page."""
-    return [speeds(results), lengths(results)]
+    return [speeds(results), lengths(results), kinds(results)]
 
 
 def write_report(results: Mapping[str, Any], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -75,6 +75,8 @@ class CellResult:
     predicted_speedup: float | None  # over plain
     peak_memory: float | None  # bytes
     rounds: int
+    # Tokens/s in each round, by category; {} where that is not known.
+    by_kind: dict[str, tuple[float, ...]] = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -168,7 +170,8 @@ def read_results(content: Any) -> BenchResults:
         found = content.get("format") if isinstance(content, Mapping) else content
         refuse("results", f"the format {shown(found)}", f"{FORMAT!r}, which `specdec bench` writes")
     try:
-        cells = tuple(map(_cell, content.get("cells", ())))
+        kinds = {str(prompt.get("id")): str(prompt.get("category") or "") for prompt in content.get("prompts", ())}
+        cells = tuple(_cell(cell, kinds) for cell in content.get("cells", ()))
         verdicts = tuple(
             SettingVerdict(_setting(v), v.get("winner"), tuple(v.get("within_noise", ())), str(v.get("words", "")))
             for v in content.get("verdicts", ())
@@ -182,7 +185,7 @@ def read_results(content: Any) -> BenchResults:
     return BenchResults(cells, verdicts, categories=categories, **parts)
 
 
-def _cell(f: Mapping[str, Any]) -> CellResult:
+def _cell(f: Mapping[str, Any], kinds: Mapping[str, str]) -> CellResult:
     over = f.get("speedup") or {}
     interval = (over.get("over_plain") or {}).get("interval")
     k = f["num_drafts"]
@@ -201,8 +204,25 @@ def _cell(f: Mapping[str, Any]) -> CellResult:
         predicted_c=_number(f.get("predicted"), "c"),
         predicted_speedup=_number(f.get("predicted"), "speedup"),
         rounds=len(f["rounds"]),
+        by_kind=_by_kind(f["rounds"], kinds),
         **{name: _number(f, name) for name in ("acceptance_rate", "alpha", "tau", "peak_memory")},
     )
+
+
+def _by_kind(rounds: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> dict[str, tuple[float, ...]]:
+    """Of rounds that have the time of every prompt by itself, and not of batches of several kinds."""
+    found: dict[str, list[float]] = {}
+    for played in rounds:
+        totals: dict[str, tuple[float, int]] = {}
+        for prompts, seconds, tokens in played.get("by_prompt", ()):
+            if len(prompts) > 1 or str(prompts[0]) not in kinds:
+                return {}
+            kind = kinds[str(prompts[0])]
+            before = totals.get(kind, (0.0, 0))
+            totals[kind] = (before[0] + seconds, before[1] + tokens)
+        for kind, (seconds, tokens) in totals.items():
+            found.setdefault(kind, []).append(tokens / seconds)
+    return {visible(kind): tuple(speeds) for kind, speeds in found.items() if kind and len(speeds) == len(rounds)}
 
 
 def _setting(f: Mapping[str, Any]) -> Setting:

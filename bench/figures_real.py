@@ -1,0 +1,79 @@
+"""The figures of real models that are not about speed: whether texts are those of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from figures import mark, number, page, source, table
+from results import Results
+
+PEERS = ("transformers", "transformers, prompt lookup")  # of bench_greedy_texts.py, which names them
+OURS = "suffix, K adapts"  # of the README's sentence
+
+
+def greedy_texts(results: Results) -> str:
+    """Of each dtype and way to decode: how many texts are those of transformers' plain decoding, and of its own."""
+    r = results["greedy_texts"]
+    rows = []
+    for row in r["rows"]:
+        left = row["near_ties"] + row["bugs"]
+        often = f", once in {row['compared'] / left:.0f} tokens" if left else ""
+        shares = [f"{row[name]} of {row['texts']}" for name in ("as_transformers", "as_own_plain")]
+        rows.append((row["dtype"], row["method"], f"{shares[0]}{often}", shares[1], str(row["bugs"])))
+    head = ("dtype", "", "as transformers' plain text", "as its own plain text", "bugs")
+    said = (
+        f"{r['target']}, {r['prompts']} prompts, up to {r['new_tokens']} new tokens each. Every text that is another "
+        "one is judged where it first differs: a near-tie that rounding explains, or a bug. "
+        f"{source(results, 'greedy_texts')}"
+    )
+    return page(table(head, rows, mark(results, "greedy_texts")), said)
+
+
+def greedy_in_short(results: Results) -> str:
+    """The README's sentence: ours beside transformers' own lookup, each against plain decoding of its own loop."""
+    r = results["greedy_texts"]
+    rows = {(row["dtype"], row["method"]): row for row in r["rows"]}
+    said = []
+    for dtype in dict.fromkeys(row["dtype"] for row in r["rows"]):
+        ours, peer = (rows[dtype, method]["as_own_plain"] for method in (OURS, PEERS[1]))
+        said.append(f"{ours} of {r['prompts']} in {dtype} (transformers' own lookup: {peer})")
+    bugs = sum(row["bugs"] for row in r["rows"])
+    others = f"{bugs} differences are bugs" if bugs else "the others leave it at near-ties"
+    return (
+        f"Greedy texts with drafts that are plain decoding's, token for token: {', '.join(said)}; {others} "
+        f"({r['target']}, up to {r['new_tokens']} tokens each){mark(results, 'greedy_texts')}."
+    )
+
+
+def verified(name: str) -> Callable[[Results], str]:
+    """A file of ``specdec verify``: by drafter, whether everything that was checked holds."""
+
+    def figure(results: Results) -> str:
+        r = results[name]
+        rows = [_verified(r, drafter) for drafter in dict.fromkeys(cell["drafter"] for cell in r["texts"])]
+        tests = [test for cell in r["distributions"] for test in cell["tests"]]
+        detectable = max(test["detectable"] or 0.0 for test in tests if test["kind"] == "ranks")
+        samples = max(cell["samples"] for cell in r["distributions"])
+        said = (
+            f"A test of the distribution has {samples} texts, and finds ranks whose probabilities are off by a factor "
+            f"1 +- {number(detectable)} each with probability 0.999; smaller biases may pass. {source(results, name)}"
+        )
+        head = ("drafter", "greedy texts", "texts of rule coupled", "tests of the distribution", "tau, greedy", "exact")
+        return page(table(head, rows, mark(results, name)), said)
+
+    return figure
+
+
+def _verified(r: Mapping, drafter: str) -> tuple[str, ...]:
+    cells = [cell for cell in r["texts"] if cell["drafter"] == drafter]
+    tests = [test for cell in r["distributions"] if cell["drafter"] == drafter for test in cell["tests"]]
+    passed = sum(test["passed"] for test in tests)
+    bugs = sum(cell["bugs"] for cell in cells) + len(tests) - passed
+    texts = []
+    for check in ("greedy", "coupled"):
+        of_check = [cell for cell in cells if cell["check"] == check]
+        count, ties = (sum(cell[key] for cell in of_check) for key in ("texts", "near_ties"))
+        texts.append(f"{count}, {ties} near-ties" if ties else str(count))
+    tau = max(cell["tau"] for cell in cells if cell["check"] == "greedy")
+    exact = "not known: no draft was accepted" if drafter in r["never_accepted"] else "yes"
+    return drafter, *texts, f"{passed} of {len(tests)} passed", f"{tau:.2f}", f"no: {bugs} bugs" if bugs else exact
