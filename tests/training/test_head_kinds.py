@@ -48,13 +48,17 @@ def text() -> torch.Tensor:
     return torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, *written.tokens[0]]])
 
 
+def features(target, learner) -> Features:
+    return Features(target, learner.head.states, learner.head.d2t)
+
+
 @functools.cache
 def learned(name: str):
     """A head that knows one text by heart, and how often its drafts were right in the last step."""
     target = cached_model(model(), "target")
     torch.manual_seed(1)
     learner = new_learner(SETTINGS[name], target, text(), None)
-    lesson = Features(target, learner.head.states).lesson(text())
+    lesson = features(target, learner).lesson(text())
     optimiser, chance = torch.optim.Adam(learner.head.parameters(), 5e-3), torch.Generator().manual_seed(2)
     for _ in range(70):
         loss, hits = learner.learn(lesson, chance)
@@ -113,7 +117,7 @@ def test_what_it_learns_from_is_what_it_drafts_from(name, monkeypatch):
             torch.nn.init.normal_(weight, std=0.3)
     for module in (training_time_test, learn_dflash, learn_medusa):
         monkeypatch.setattr(module, "agreement", lambda ours, *others: recorded.append(ours) or 0.0)
-    learner.learn(Features(target, learner.head.states).lesson(text()), torch.Generator().manual_seed(4))
+    learner.learn(features(target, learner).lesson(text()), torch.Generator().manual_seed(4))
     begins = torch.randperm(LENGTH - depth, generator=torch.Generator().manual_seed(4)).tolist()
     with torch.no_grad():
         for known in (2, 9, LENGTH - depth):
@@ -129,7 +133,7 @@ def test_matrices_in_bfloat16_learn_alike(name):
     for low in (False, True):
         torch.manual_seed(3)
         learner = new_learner(SETTINGS[name], target, text(), None)
-        lesson = Features(target, learner.head.states).lesson(text())
+        lesson = features(target, learner).lesson(text())
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
             loss, _ = learner.learn(lesson, torch.Generator().manual_seed(4))
         loss.backward()
@@ -239,7 +243,7 @@ def test_features_are_those_of_decoding(kind):
     plain = target.model(tokens, output_hidden_states=True)
     wanted = torch.cat([plain.hidden_states[i] for i in states], -1)
     torch.testing.assert_close(lesson.states, wanted, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(lesson.logits, plain.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(lesson.log_p, plain.logits.log_softmax(-1), rtol=1e-4, atol=1e-4)
     for row, own in zip(tokens.tolist(), lesson.states, strict=True):
         torch.testing.assert_close(decoding_features(target, states, row), own[:-1], rtol=1e-4, atol=1e-4)
 
@@ -257,7 +261,31 @@ def test_cached_features_are_those_of_each_step(tmp_path, states, monkeypatch):
     found, wanted = known.of(torch.tensor([4, 1])), online.lesson(blocks[[4, 1]])
     for mine, theirs in zip(vars(found).values(), vars(wanted).values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    assert not found.states.requires_grad and not found.logits.requires_grad
+    assert not found.states.requires_grad and not found.log_p.requires_grad
+
+
+@pytest.mark.parametrize("vocabulary", [0, 7, 24])
+def test_a_loss_is_over_the_tokens_that_a_head_drafts(tmp_path, vocabulary, monkeypatch):
+    """With the target's distribution over them alone, whether its logits are made of cached states or not."""
+    target, blocks, recorded = cached_model(model(), "target"), torch.cat([text(), text().flip(1)]), []
+    monkeypatch.setattr(training_time_test, "agreement", lambda ours, *others: recorded.append(ours) or 0.0)
+    settings = HeadSettings("eagle3", dataclasses.replace(RUN, vocabulary=vocabulary))
+    learner = new_learner(settings, target, blocks, None)
+    online = features(target, learner)
+    known = CachedFeatures(tmp_path, online, blocks)
+    known.fill(2, lambda done, total: None)
+    (mine, _), (cached, _) = (
+        learner.learn(lesson, torch.Generator()) for lesson in (online.lesson(blocks), known.of(torch.arange(2)))
+    )
+    with torch.no_grad():
+        logits = target.model(blocks).logits
+    kept, wanted, rows = learner.head.d2t, 0.0, LENGTH - settings.depth
+    for i, ours in enumerate(recorded[: settings.depth]):
+        theirs = logits[:, 1 + i : 1 + i + rows] if kept is None else logits[:, 1 + i : 1 + i + rows, kept]
+        assert ours.shape == theirs.shape and ours.shape[-1] == (vocabulary or V)
+        log_q, log_p = ours.log_softmax(-1), theirs.log_softmax(-1)
+        wanted += 0.8**i * (log_p.exp() * (log_p - log_q)).sum().item() / (2 * rows)
+    torch.testing.assert_close(torch.stack([mine, cached]), torch.full((2,), wanted), rtol=1e-4, atol=1e-5)
 
 
 def test_cached_features_know_what_they_are_of(tmp_path):
@@ -294,7 +322,7 @@ def test_any_target_has_layers_for_its_heads(tmp_path, kind):
     for name in ("eagle3", "dflash", "medusa"):
         ids = None if name == "medusa" else (1, 2, 3)
         learner = new_learner(HeadSettings(name, RUN, 2, layer_ids=ids), target, tokens, None)
-        loss, _ = learner.learn(Features(target, learner.head.states).lesson(tokens), torch.Generator())
+        loss, _ = learner.learn(features(target, learner).lesson(tokens), torch.Generator())
         loss.backward()
         folder = tmp_path / name
         folder.mkdir()
@@ -324,7 +352,7 @@ def test_a_target_in_bfloat16(tmp_path, name):
     low = copy.deepcopy(model()).to(torch.bfloat16)
     target = cached_model(low, "target")
     learner = new_learner(SETTINGS[name], target, text(), None)
-    loss, _ = learner.learn(Features(target, learner.head.states).lesson(text()), torch.Generator())
+    loss, _ = learner.learn(features(target, learner).lesson(text()), torch.Generator())
     loss.backward()
     assert {p.dtype for p in learner.head.parameters()} == {torch.float32}
     write_files(tmp_path, learner.published("t"), torch.bfloat16)

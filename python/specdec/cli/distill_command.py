@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import models, training_options
-from .interrupt import stop_once
 from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions
-from .own_texts import OwnTexts, fast_dtype
-from .progress_bar import progress
 from .show import RATIOS
 from .terminal import remark
-from .training_options import USED, HowOptions, LessonOptions, TrainedOptions
+from .training_begun import begun
+from .training_options import HowOptions, LessonOptions, TrainedOptions, used
 from .user_errors import refuse
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..training.settings import Distilled
 
+COVERED = 0.995  # of the texts' tokens by those that a draft keeps, where nobody says how many
 CACHED = 64  # tokens of which the target's probabilities are kept
 
 
@@ -40,7 +39,7 @@ class StartOptions:
         None,
         "Let it draft only the N most frequent tokens of the data; 0: all.",
         metavar="N",
-        show_default=USED,
+        show_default=used(COVERED),
     )
     lora: int = option(0, "Train adapters of this rank, which are merged at the end; 0: all.")
 
@@ -109,28 +108,17 @@ def distill(
 
     It can be stopped by Ctrl-C or killed at any time: the same command goes on from the last checkpoint."""
     start.check(target)
-    texts.check()
     own = not texts.data
     of_draft = {"vocabulary": start.vocabulary or 0, "lora": start.lora, "freeze_embedding": own and not start.lora}
     of_draft["cache_logits"] = (CACHED if own else 0) if texts.cache_logits is None else texts.cache_logits
     of_draft["gradient_checkpointing"] = how.gradient_checkpointing
-    run = training_options.settings(texts, how, results, machine, **of_draft)
-    at = models.ModelOptions(target=target, machine=fast_dtype(machine) if own else machine)
-    run.check(at.vocab_size)
-    written = texts.written(OwnTexts(target, at.machine, results.folder, (how.limit(own) or 0) / 2))
-    with progress("loading models") as show, stop_once() as stopped:
+    covered = COVERED if start.vocabulary is None else None
+    with begun(target, texts, how, results, machine, covered, **of_draft) as at:
         from ..training.distill import distill as train
-        from ..training.trainer import Watch
 
-        loaded = models.load(at, [])
-        corpus = written.corpus(loaded)
-        run = training_options.fitted(run, loaded, corpus, start.vocabulary is None) if own else run
-        draft, said = start.make(loaded, how.seed)
-        card, pair = results.card(target, said, own), (loaded.target, draft, loaded.tokenizer)
-        prompts = texts.judging(loaded, results.judged)
-        with results.kept(), results.logging() as logged:
-            watch = Watch(show, stopped, logged, remark)
-            done = train(*pair, corpus, run, results.output, card, watch, prompts)
+        draft, said = start.make(at.loaded, how.seed)
+        pair, card = (at.loaded.target, draft, at.loaded.tokenizer), results.card(target, said, own)
+        done = train(*pair, at.corpus, at.run, results.output, card, at.watch, at.prompts)
     if done is not None:
         _picture(results.output)
     results.show(done, _print)

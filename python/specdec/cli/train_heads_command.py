@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from . import models, training_options
-from .interrupt import stop_once
+from . import training_options
 from .layout import print_table
 from .option_groups import command, option
 from .options import MachineOptions, read_counts
-from .own_texts import OwnTexts, fast_dtype
-from .progress_bar import progress
 from .show import RATIOS
 from .terminal import remark
-from .training_options import USED, HowOptions, LessonOptions, TrainedOptions
+from .training_begun import begun
+from .training_options import HowOptions, LessonOptions, TrainedOptions, used
 
 if TYPE_CHECKING:
     from ..training.head_settings import TrainedHead
 
+COVERED = 0.95  # of the texts' tokens by those that it drafts: its last matrix is much of a step
 HARDLY_DRAFTS = 1  # the exit code of a training whose head the self-check warns of
 
 
@@ -41,7 +40,7 @@ class HeadOptions:
         None,
         "EAGLE-3 drafts the N most frequent tokens of the data alone; 0: all.",
         metavar="N",
-        show_default=USED,
+        show_default=used(COVERED),
     )
     format: str = option("published", "Of the files: published, or speculators.")
 
@@ -79,28 +78,16 @@ def train_heads(
     It can be stopped by Ctrl-C or killed at any time: the same command goes on from the last checkpoint. At the end the
     files are loaded back and tried; exit code 1 says that the head hardly drafts."""
     ids = None if head.layer_ids is None else (*read_counts("--layer-ids", head.layer_ids, 0),)
-    texts.check()
     own = not texts.data
-    run = training_options.settings(texts, how, results, machine, vocabulary=head.vocabulary or 0)
-    at = models.ModelOptions(target=target, machine=fast_dtype(machine) if own else machine)
-    run.check(at.vocab_size)
-    written = texts.written(OwnTexts(target, at.machine, results.folder, (how.limit(own) or 0) / 2))
-    with progress("loading models") as show, stop_once() as stopped:
+    covered = COVERED if head.vocabulary is None and head.kind == "eagle3" else None
+    with begun(target, texts, how, results, machine, covered, vocabulary=head.vocabulary or 0) as at:
         from ..training.head_settings import HeadSettings
         from ..training.train_heads import train_head
-        from ..training.trainer import Watch
 
-        loaded = models.load(at, [])
-        corpus = written.corpus(loaded)
-        cut = head.vocabulary is None and head.kind == "eagle3"
-        run = training_options.fitted(run, loaded, corpus, cut) if own else run
         cached = texts.cache_features or own
-        settings = HeadSettings(head.kind, run, head.depth, head.layers, ids, cached, head.format)
-        card, pair = results.card(target, head.kind, own), (loaded.target, loaded.tokenizer)
-        prompts = texts.judging(loaded, results.judged)
-        with results.kept(), results.logging() as logged:
-            watch = Watch(show, stopped, logged, remark)
-            done = train_head(*pair, corpus, settings, results.output, card, watch, prompts)
+        settings = HeadSettings(head.kind, at.run, head.depth, head.layers, ids, cached, head.format)
+        pair, card = (at.loaded.target, at.loaded.tokenizer), results.card(target, head.kind, own)
+        done = train_head(*pair, at.corpus, settings, results.output, card, at.watch, at.prompts)
     results.show(done, _print)
     assert done is not None
     training_options.tell_next(target, "--drafter", results.output, done.after)

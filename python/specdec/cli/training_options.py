@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 
 EVENING = 120  # minutes
 MOST_STEPS, ROUNDS = 100_000, 12  # of a training that minutes limit; how often it sees each text at most
-COVERED = 0.995  # of the texts' tokens by a vocabulary that nobody chose
-USED = "0; without --data: those that are 99.5 % of the texts"
 OF_TARGET = "texts that the target wrote itself, from prompts that specdec has"
 NOTHING = 0.05  # an alpha with which no draft is worth its time
 STOPPED = 1  # the exit code of a training that an error ended
 Target = Annotated[
     str | None, typer.Argument(help="Folder or hub name. Default: the embedded target.", show_default=False)
 ]
+
+
+def used(covered: float) -> str:
+    """What help says of a vocabulary that nobody chose."""
+    return f"0; without --data: those that are {covered:.1%} of the texts"
 
 
 @dataclass(frozen=True)
@@ -246,9 +249,9 @@ def _of_training(how: HowOptions, minutes: float | None, own: bool) -> float | N
     return minutes / 2 if how.steps is None else None
 
 
-def fitted(run: DistillSettings, loaded: models.Models, corpus: Corpus, cut: bool) -> DistillSettings:
-    """``run`` for texts that the target wrote: no more steps than see each of them ROUNDS times, and where the
-    vocabulary is to be ``cut``, as many tokens as they use."""
+def fitted(run: DistillSettings, loaded: models.Models, corpus: Corpus, covered: float | None) -> DistillSettings:
+    """``run`` for texts that the target wrote: no more steps than see each of them ROUNDS times, and the vocabulary
+    that is this share of them, if one is wanted."""
     import torch
 
     from ..training.lessons import encoded
@@ -256,6 +259,8 @@ def fitted(run: DistillSettings, loaded: models.Models, corpus: Corpus, cut: boo
 
     tokens = torch.tensor([token for text in encoded(loaded.tokenizer, corpus.training) for token in text])
     most = max(1, ROUNDS * len(tokens) // (run.batch_size * run.length))
-    vocabulary, whole = covering(tokens, COVERED), loaded.target.config.get_text_config(decoder=True).vocab_size
     train = run.train if run.train.minutes is None else replace(run.train, steps=min(run.train.steps, most))
-    return replace(run, train=train, vocabulary=vocabulary if cut and vocabulary < whole else run.vocabulary)
+    if covered is None:
+        return replace(run, train=train)
+    vocabulary, whole = covering(tokens, covered), loaded.target.config.get_text_config(decoder=True).vocab_size
+    return replace(run, train=train, vocabulary=vocabulary if vocabulary < whole else run.vocabulary)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from ..checks import refuse
+from ..drafters.heads.vocabulary import target_head
 from ..models.cached_model import CachedModel, OnLogits
 from ..models.features import FeatureStore
 from .heads.learner import Lesson
@@ -21,15 +22,27 @@ class Features:
 
     Args:
         states: which hidden states, as :class:`~specdec.models.features.FeatureStore` counts.
+        kept: [n] int64: the tokens that the head drafts, the only ones that lessons tell of; None: all.
     """
 
-    def __init__(self, target: CachedModel, states: Sequence[int]):
-        self.target, self.states = target, tuple(states)
+    def __init__(self, target: CachedModel, states: Sequence[int], kept: torch.Tensor | None = None):
+        self.target, self.states, self.kept = target, tuple(states), kept
 
     def lesson(self, tokens: torch.Tensor) -> Lesson:
         """Of ``tokens`` [B, L] int64."""
         states, logits = self.read(tokens, self.states)
-        return Lesson(tokens.to(self.target.device), states.float(), logits.float())
+        return self.lesson_of(tokens, states, self.of_kept(logits))
+
+    def lesson_of(self, tokens: torch.Tensor, states: torch.Tensor, logits: torch.Tensor) -> Lesson:
+        """The distributions are made once, although a head learns from each of them at several depths.
+
+        Args:
+            logits: [B, L, n], of the kept tokens.
+        """
+        return Lesson(tokens.to(self.target.device), states.float(), logits.float().log_softmax(-1))
+
+    def of_kept(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self.kept is None else logits[..., self.kept]
 
     def read(self, tokens: torch.Tensor, states: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the states [B, L, len(states) * h], those of one token side by side, and logits [B, L, V], both in
@@ -71,6 +84,7 @@ class CachedFeatures(Shards):
         final, own = target.config.num_hidden_layers, features.states
         self._features, self._width = features, target.config.hidden_size
         self._recorded = own if final in own else (*own, final)
+        self._head = target_head(target.model, self._width, features.kept)
         block_bytes = blocks.shape[1] * len(self._recorded) * self._width * target.dtype.itemsize
         shard = max(SHARD_BYTES // block_bytes, 1)
         super().__init__("cache_features", folder, blocks, shard, target.model, {"layers": self._recorded})
@@ -81,7 +95,7 @@ class CachedFeatures(Shards):
         target = self._features.target
         taken = torch.stack([self._row(int(i))["states"] for i in indices]).to(target.device)
         own = taken[..., : len(self._features.states) * self._width]
-        return Lesson(self._blocks[indices].to(target.device), own.float(), self._logits(taken).float())
+        return self._features.lesson_of(self._blocks[indices], own, self._logits(taken))
 
     def _compute(self, blocks: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"states": self._features.record(blocks, self._recorded).contiguous().cpu()}
@@ -90,13 +104,12 @@ class CachedFeatures(Shards):
     def _logits(self, taken: torch.Tensor) -> torch.Tensor:
         target = self._features.target
         at = self._recorded.index(target.config.num_hidden_layers) * self._width
-        head = target.model.get_output_embeddings()
-        assert head is not None
-        return head(taken[..., at : at + self._width])
+        return self._head(taken[..., at : at + self._width])
 
     def _check_logits(self, block: torch.Tensor) -> None:
         target = self._features.target
         taken, logits = self._features.read(block, self._recorded)
+        logits = self._features.of_kept(logits)
         difference, size = (self._logits(taken) - logits).float().abs().max(), logits.float().abs().max()
         if not difference <= torch.finfo(target.dtype).eps ** 0.5 * size:
             given = f"True for model type {target.config.model_type!r}, whose logits are not its last matrix's alone"

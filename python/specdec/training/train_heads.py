@@ -80,7 +80,7 @@ def train_head(
     held = read_as("held_out", Packed, encoded(tokenizer, corpus.held_out), run.length, 1, seed).blocks
     torch.manual_seed(seed)
     learner = new_learner(settings, whole, given.blocks, tokenizer.pad_token_id)
-    features, known = Features(whole, learner.head.states), None
+    features, known = Features(whole, learner.head.states, learner.head.d2t), None
     if settings.cache_features:
         known = CachedFeatures(begun / "features", features, given.blocks)
         known.fill(run.batch_size, lambda done, total: watch.told(done, total, "caching the target's hidden states"))

@@ -79,9 +79,9 @@ class DflashLearner(Learner):
         text = torch.arange(size, device=device)[:, None]
         total, hits = lesson.states.new_zeros(()), []
         for i in range(block - 1):
-            wanted = lesson.logits[text, anchors + i]
-            total = total + DECAY**i * loss_between(self.loss, ours[:, :, i], wanted)
-            hits.append(agreement(ours[:, :, i], wanted))
+            log_p = lesson.log_p[text, anchors + i]
+            total = total + DECAY**i * loss_between(self.loss, ours[:, :, i], log_p)
+            hits.append(agreement(ours[:, :, i], log_p))
         return total, hits
 
     def published(self, name: str) -> Files:

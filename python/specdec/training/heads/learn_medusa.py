@@ -36,9 +36,9 @@ class MedusaLearner(Learner):
         """Head i reads the state of token t, and guesses token t + 2 + i."""
         total, hits = lesson.states.new_zeros(()), []
         for i, head in enumerate(self.medusa.medusa_head):
-            ours, wanted = head(lesson.states[:, : -1 - i]), lesson.logits[:, 1 + i :]
-            total = total + DECAY**i * loss_between(self.loss, ours, wanted)
-            hits.append(agreement(ours, wanted))
+            ours, log_p = head(lesson.states[:, : -1 - i]), lesson.log_p[:, 1 + i :]
+            total = total + DECAY**i * loss_between(self.loss, ours, log_p)
+            hits.append(agreement(ours, log_p))
         return total, hits
 
     def published(self, name: str) -> Files:

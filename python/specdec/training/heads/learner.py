@@ -24,34 +24,29 @@ class Lesson:
     Attributes:
         tokens: [B, L] int64.
         states: [B, L, n * h] float32: the hidden states that the head reads, those of one token side by side.
-        logits: [B, L, V] float32: row t is about token t + 1.
+        log_p: [B, L, n] float32: log-probabilities, beside each other, of the tokens that the head can draft; row t is
+            about token t + 1.
     """
 
     tokens: torch.Tensor
     states: torch.Tensor
-    logits: torch.Tensor
+    log_p: torch.Tensor
 
 
-def loss_between(weights: Mapping[str, float], ours: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+def loss_between(weights: Mapping[str, float], ours: torch.Tensor, log_p: torch.Tensor) -> torch.Tensor:
     """Returns the mean over all rows of ``losses.loss_of``, whose names ``weights`` has, without ``data``.
 
     Args:
-        ours, wanted: logits [..., n], of the head and of the target for the same tokens.
+        ours: logits [..., n] of the head.
+        log_p: [..., n], of the target for the same tokens.
     """
     nothing = torch.empty(0, dtype=torch.int64, device=ours.device)
-    return loss_of(weights, ours.flatten(0, -2), Wanted.of(wanted), nothing)
+    return loss_of(weights, ours.flatten(0, -2), Wanted(log_p.flatten(0, -2)), nothing)
 
 
-def agreement(ours: torch.Tensor, wanted: torch.Tensor, d2t: torch.Tensor | None = None) -> float:
-    """Returns how often both have the same most likely token.
-
-    Args:
-        ours: logits [..., columns].
-        wanted: logits [..., V].
-        d2t: [columns] int64, the tokens of our columns; None: they are the same.
-    """
-    best = ours.argmax(-1) if d2t is None else d2t[ours.argmax(-1)]
-    return (best == wanted.argmax(-1)).float().mean().item()
+def agreement(ours: torch.Tensor, log_p: torch.Tensor) -> float:
+    """Returns how often both [..., n] have the same most likely token."""
+    return (ours.argmax(-1) == log_p.argmax(-1)).float().mean().item()
 
 
 Files = tuple[dict[str, Any], dict[str, torch.Tensor]]  # config.json, and tensors on any device
@@ -77,7 +72,8 @@ class Learner:
         head.target_head = lambda x: out(x.to(target.dtype))
 
     def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[torch.Tensor, list[float]]:
-        """Returns the loss, and how often the most likely draft of each depth is the target's most likely token.
+        """Returns the loss, and how often the most likely draft of each depth is what the target finds most
+        likely of the tokens that the head can draft.
 
         Args:
             chance: on the CPU; all that is random is drawn from it.

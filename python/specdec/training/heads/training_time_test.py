@@ -35,8 +35,8 @@ def learn_in_turn(
         mask = torch.cat([causal] + [itself] * i, 1)[None, None]
         tokens = lesson.tokens[:, 1 + i : 1 + i + rows]
         out = head.run(HeadInput(features, tokens, Layout(places, places, mask.shape[-1], mask)), cache)
-        ours, wanted = head.logits(out), lesson.logits[:, 1 + i : 1 + i + rows]
-        total = total + DECAY**i * loss_between(weights, ours, wanted if head.d2t is None else wanted[..., head.d2t])
-        hits.append(agreement(ours, wanted, head.d2t))
+        ours, log_p = head.logits(out), lesson.log_p[:, 1 + i : 1 + i + rows]
+        total = total + DECAY**i * loss_between(weights, ours, log_p)
+        hits.append(agreement(ours, log_p))
         features = head.recycled(out)
     return total, hits
