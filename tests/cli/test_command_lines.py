@@ -61,7 +61,8 @@ BLOCKS = {f"{page}, block {i}": block for page in PAGES for i, block in enumerat
 def call(arguments: list[str]) -> None:
     name, *_ = arguments
     result = CliRunner().invoke(app, [*arguments, *SHORTER.get(name, "").split()], input="Hello\n")
-    assert result.exit_code == 0, (shlex.join(arguments), result.output, result.exception)
+    drafts_nothing = name == "train-heads" and "Is it this target's head?" in result.output  # true after one step
+    assert result.exit_code == drafts_nothing, (shlex.join(arguments), result.output, result.exception)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ class Sweep(FixedK):
     def choose(self, rows: int, live: int, caps: Sequence[int]) -> int:
         return next(self._turns)
 
-    def record(self, rows: int, num_drafts: int, results: Sequence[RowResult]) -> None:
+    def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
         self.acceptance.record(results)
 
 
