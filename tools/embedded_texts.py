@@ -18,11 +18,11 @@ import torch
 import typer
 from embedded_corpus import corpus
 from specdec.models.loading import load_model, load_tokenizer
+from train_embedded_target import PACKAGE
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PACKAGE = Path(__file__).resolve().parents[1] / "python" / "specdec" / "embedded"
 FUNCTIONS, NEW = 50, 96
-GRAM, LINES = 12, 3
+GRAM, LINES = 12, 3  # tokens, and lines, that are a repetition if they occur twice
 
 
 def beginnings(texts: Sequence[str], count: int) -> list[str]:

@@ -10,12 +10,14 @@ rest of the loss is that of the corpus.
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from embedded_texts import GRAM
 from specdec.models.loading import load_model, load_tokenizer
 from train_embedded_target import PACKAGE, bits_per_byte, encoded
 from transformers import PreTrainedModel
@@ -23,7 +25,6 @@ from transformers import PreTrainedModel
 TEXTS, PART, NEW = 96, 24, 112  # texts written at once, those of a gradient step, and tokens of each
 PROMPTS = 8, 16, 48  # tokens of the prompts, in turn
 WINDOWS, LENGTH = 6, 512  # of the corpus in a gradient step
-GRAM = 12  # tokens that occur twice are a repetition
 CERTAIN = 0.95  # a probability above which a token has no alternative
 
 
@@ -75,7 +76,7 @@ def main(
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer("tokenizer", PACKAGE / "tokenizer")
     model = load_model(target, "float32", name="--target")
-    before = load_model(target, "float32", name="--target")
+    before = copy.deepcopy(model)
     text = encoded("training")
     breaks = torch.tensor([i for token, i in tokenizer.get_vocab().items() if token.startswith("Ċ")])
     starts = function_starts(text, tokenizer("def", add_special_tokens=False).input_ids[0], breaks)
