@@ -11,6 +11,7 @@ continue, two in three greedily, and texts that it never saw.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
-from standard_library import write_prompts
+from specdec import load_embedded_pair
+from specdec.jobs.prompt_sets import prompt_set
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "corpus"  # git ignores it
 # name -> version, licence. All are permissive; each wheel has its licence in it.
@@ -96,6 +99,8 @@ SKIP = {
 }  # fmt: skip
 SMALLEST, LARGEST = 400, 100_000  # characters of a file
 HELD_OUT = 3  # of 256, by the first byte of a hash
+PROMPT = 64  # tokens
+IN_DOCUMENTS = ("def fibonacci(n):", "def read(self", "class Stack:", "def add(a, b):", "for line in file:")
 
 
 def fetch() -> None:
@@ -151,6 +156,24 @@ def corpus() -> tuple[list[str], list[str]]:
         held = hashlib.sha256(path.encode()).digest()[0] < HELD_OUT
         (held_out if held else training).append(text)
     return training, held_out
+
+
+def write_prompts(file: Path, texts: list[str], count: int, seed: int = 123) -> None:
+    """Beginnings from anywhere in the texts, for a job of ``specdec generate``; none has a prompt of the documents."""
+    tokenizer = load_embedded_pair()[2]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+    text = torch.cat([torch.tensor(ids) for ids in encoded])
+    chance = torch.Generator().manual_seed(seed)
+    shown = (*IN_DOCUMENTS, *(each.prompt.strip() for each in prompt_set("code")))
+    with file.open("w") as lines:
+        for number in range(count):
+            known = True
+            while known:
+                at = int(torch.randint(len(text) - PROMPT, (1,), generator=chance))
+                prompt = tokenizer.decode(text[at : at + PROMPT].tolist())
+                known = any(p in prompt for p in shown)
+            line = {"prompt": prompt, "seed": number, "temperature": 1.0 if number % 3 == 2 else 0.0}
+            lines.write(json.dumps(line) + "\n")
 
 
 def main(

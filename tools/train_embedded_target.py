@@ -24,10 +24,13 @@ import torch
 from embedded_corpus import FOLDER, corpus
 from safetensors import safe_open
 from safetensors.torch import save_file
-from train_embedded_pair import TARGET, TARGET_LAYERS, deepen, make_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 PACKAGE = Path(__file__).resolve().parents[1] / "python" / "specdec" / "embedded"
+VOCABULARY = 4096
+# Deep and narrow: on a CPU the forward of a small model costs time per layer, so five tokens cost little more than one.
+LAYERS = 16
+SHAPE = dict(hidden_size=224, intermediate_size=576, num_attention_heads=4, num_key_value_heads=2)
 
 
 def encoded(name: str) -> torch.Tensor:
@@ -46,6 +49,37 @@ def encoded(name: str) -> torch.Tensor:
     return torch.from_numpy(np.load(file).astype(np.int64))
 
 
+def make_model(layers: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        num_hidden_layers=layers,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=1,
+        **SHAPE,
+    )
+    return LlamaForCausalLM(config)
+
+
+def deepen(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Twice the layers, the same function: each is followed by a copy that contributes zero.
+
+    A shallow model sees more tokens in the same time, and the copies have features to start from.
+    """
+    grown = make_model(2 * model.config.num_hidden_layers)
+    grown.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    grown.model.norm.load_state_dict(model.model.norm.state_dict())
+    for i, layer in enumerate(grown.model.layers):
+        layer.load_state_dict(model.model.layers[i // 2].state_dict())
+        if i % 2:
+            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+            torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+    return grown
+
+
 class Trainer:
     """The model, its optimisers, and how far they are: all that a checkpoint holds."""
 
@@ -53,13 +87,13 @@ class Trainer:
         torch.manual_seed(0)
         self.args = args
         # born: the step at which the optimisers were new; the rate warms up from there.
-        self.state = {"step": 0, "seconds": 0.0, "born": 0, "layers": TARGET_LAYERS // 2, "tokens": 0}
+        self.state = {"step": 0, "seconds": 0.0, "born": 0, "layers": LAYERS // 2, "tokens": 0}
         if not args.checkpoint.exists():
-            return self.start(make_model(self.state["layers"], TARGET))
+            return self.start(make_model(self.state["layers"]))
         with safe_open(args.checkpoint, "pt") as saved:
             self.state = json.loads(saved.metadata()["state"])
             print(f"resuming: {self.state}", flush=True)
-            self.start(make_model(self.state["layers"], TARGET))
+            self.start(make_model(self.state["layers"]))
             parameters = dict(self.model.named_parameters())
             with torch.no_grad():
                 for key in saved.keys():
@@ -122,9 +156,9 @@ class Trainer:
         """At a constant rate, until ``--minutes`` are over; the layers double at ``--grow-at`` minutes."""
         args, state, mean = self.args, self.state, None
         while state["seconds"] < 60 * args.minutes:
-            if state["layers"] < TARGET_LAYERS and state["seconds"] >= 60 * args.grow_at:
+            if state["layers"] < LAYERS and state["seconds"] >= 60 * args.grow_at:
                 self.start(deepen(self.model))
-                state.update(layers=TARGET_LAYERS, born=state["step"])
+                state.update(layers=LAYERS, born=state["step"])
             before = state["seconds"]
             loss = self.step(text, 1.0)
             mean = loss if mean is None else 0.98 * mean + 0.02 * loss
