@@ -56,9 +56,10 @@ def not_measured(missing: Missing) -> str:
 
 def hardware(result: Mapping) -> str:
     """What a result was measured on. The kernels' instruction set may be another one than torch's."""
+    threads = result["threads"]
     kernels, torch_has = result["instruction_set"], result["hardware"]["cpu_capability"].lower()
     instructions = kernels if torch_has == kernels else f"{kernels}, torch: {torch_has}"
-    return f"{result['hardware']['cpu']}, {result['threads']} threads ({instructions})"
+    return f"{result['hardware']['cpu']}, {threads} thread{'s' * (threads > 1)} ({instructions})"
 
 
 def software(result: Mapping) -> str:

@@ -124,7 +124,7 @@ RESULTS = (
     of_bench("bench.rules", 3, *RULES),
     Result("compare", "-m specdec compare --max-new-tokens 96 --json", COMPARE, 2),
     Result("compare.compiled", "-m specdec compare --max-new-tokens 96 --compile --json", COMPARE, 3),
-    Result("lengths", "bench/bench_lengths.py --json {json}", (*RACE, "bench/bench_lengths.py"), 30),
+    Result("lengths", "bench/bench_lengths.py --rows 1,4,16 --json {json}", (*RACE, "bench/bench_lengths.py"), 12),
     Result("load_aware", "bench/bench_load_aware.py --json {json}", (*RACE, "bench/bench_load_aware.py"), 6),
     Result("speculative_step", f"{STEP} --seconds 1.5 --compile-seconds 120 --json {{json}}", OF_KERNELS, 4),
     Result("speculative_step.avx2", f"{STEP} --seconds 1 --compile-seconds 0 --json {{json}}", OF_KERNELS, 2, "avx2"),

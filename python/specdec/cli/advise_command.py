@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import drafting, models, options
-from .drafters import EMBEDDED_HEADS, make_drafter
+from .drafters import ALONE, EMBEDDED_HEADS, make_drafter
 from .given_prompts import MeasuredPrompts
 from .layout import print_table
 from .option_groups import command, option
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..drafters.protocol import Drafter
     from ..evaluation.advise import Advice, AdviseSettings
     from ..evaluation.advise.compatibility import Compatibility
-
-ALONE = ("lookup", "suffix", "early-exit")  # drafters that need no other model
 
 
 @dataclass(frozen=True)

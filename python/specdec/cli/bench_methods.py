@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import drafting
-from .drafters import HEAD, NEED_DRAFT, NO_TREES, TEXTUAL, TREE_DRAFTS, TREE_NODES, is_head
+from .drafters import ALONE, HEAD, NEED_DRAFT, NO_TREES, TREE_DRAFTS, TREE_NODES, is_head
 from .drafters import NAMES as DRAFTERS
 from .options import read_sampling
 from .user_errors import check_counts, option_name, refuse
@@ -120,7 +120,7 @@ def _method(name: str, drafter: Drafter | None, trees: Sequence[int] | None, alo
         return Method(short, nodes or (TREE_NODES,))
     takes = name not in (*NO_TREES, ASSISTED, "model") and drafter is not None and drafter.trees
     # As ``generate`` has it for a target alone: K adapts to sampled texts, too, so what is not accepted costs little.
-    rule = "coupled" if alone and name in (*TEXTUAL, "early-exit") else "token"
+    rule = "coupled" if alone and name in ALONE else "token"
     return Method(short, (None, *nodes) if takes else (None,), rule)
 
 

@@ -26,6 +26,7 @@ NAMES = {
 }
 NEED_DRAFT = ("model", "tree", "universal")
 TEXTUAL = ("lookup", "suffix")  # no model proposes their drafts
+ALONE = (*TEXTUAL, "early-exit")  # they need no model but the target
 EMBEDDED_HEADS = ("medusa", "eagle3", "dflash")
 NO_TREES = ("universal", "none")
 HEAD = "the folder of a head"
