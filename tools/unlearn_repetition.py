@@ -3,9 +3,9 @@
     python tools/unlearn_repetition.py --target build/corpus/annealed --minutes 20
 
 A small model that was trained to predict the next token writes loops when it decodes greedily. It writes texts here,
-and learns from its own distribution of before without the tokens that repeat twelve tokens, from the fifth of them on
+and learns from its own distribution of before without the tokens that repeat twelve tokens, from the first of them on
 (in the spirit of sequence-level unlikelihood, Welleck et al. 2020). Everywhere else it learns to stay what it was; the
-rest of the loss is that of the corpus.
+rest of the loss is that of the corpus. Its result may be the target of another run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ TEXTS, PART, NEW = 96, 24, 112  # texts written at once, those of a gradient ste
 PROMPTS = 8, 16, 48  # tokens of the prompts, in turn
 WINDOWS, LENGTH = 4, 512  # of the corpus in a gradient step
 CERTAIN = 0.95  # a probability above which a token has no alternative
-UNCLEAR = 4  # the first tokens of a repetition, from which no model can tell that it will be one
 
 
 def function_starts(text: torch.Tensor, define: int, line_breaks: torch.Tensor) -> torch.Tensor:
@@ -34,23 +33,21 @@ def function_starts(text: torch.Tensor, define: int, line_breaks: torch.Tensor) 
     return 1 + ((text[1:] == define) & torch.isin(text[:-1], line_breaks)).nonzero()[:, 0]
 
 
-def repetitions(tokens: torch.Tensor, prompt: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Marks the tokens [B, T] after the prompt that are part of GRAM tokens which were there before, and of these the
-    ones from which the text could have taken another way: two bool [B, T]."""
-    marks, turns = torch.zeros(2, *tokens.shape, dtype=torch.bool)
+def repetitions(tokens: torch.Tensor, prompt: int) -> torch.Tensor:
+    """Marks the tokens [B, T] after the prompt that are part of GRAM tokens which were there before: bool [B, T]."""
+    marks = torch.zeros_like(tokens, dtype=torch.bool)
     for row, text in enumerate(tokens.tolist()):
         seen = set()
         for end in range(prompt + GRAM, len(text) + 1):
             gram = tuple(text[end - GRAM : end])
             if gram in seen:
                 marks[row, end - GRAM : end] = True
-                turns[row, end - GRAM + UNCLEAR : end] = True
             seen.add(gram)
-    return marks, turns
+    return marks
 
 
 def lesson(
-    model: PreTrainedModel, before: PreTrainedModel, tokens: torch.Tensor, marks: torch.Tensor, turns: torch.Tensor
+    model: PreTrainedModel, before: PreTrainedModel, tokens: torch.Tensor, marks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean divergence from what the model was before, and from the same without the repeated token where that may
     not come. Nothing is learned where it was certain, as within a word: the text takes another way where there is one.
@@ -59,7 +56,7 @@ def lesson(
         wanted = before(input_ids=tokens[:, :-1], use_cache=False).logits.float().softmax(-1)
         chosen = tokens[:, 1:, None]
         known = wanted.gather(-1, chosen)
-        other = turns[:, 1:] & (known[..., 0] < CERTAIN)
+        other = marks[:, 1:] & (known[..., 0] < CERTAIN)
         wanted[other] = wanted[other].scatter(-1, chosen[other], 0) / (1 - known[other])
     found = model(input_ids=tokens[:, :-1], use_cache=False).logits.float().log_softmax(-1)
     divergence = (wanted * (wanted.clamp(min=1e-9).log() - found)).sum(-1)
@@ -72,7 +69,7 @@ def main(
     out: Annotated[Path, typer.Option(help="folder for the new one")] = PACKAGE / "target",
     minutes: float = 20,
     rate: Annotated[float, typer.Option(help="peak learning rate")] = 3e-4,
-    weight: Annotated[float, typer.Option(help="of the places of repetition, beside 1 for others")] = 1.0,
+    weight: Annotated[float, typer.Option(help="of the places of repetition, beside 1 for others")] = 6.0,
     threads: int = 1,
 ) -> None:
     torch.manual_seed(0)
@@ -94,7 +91,7 @@ def main(
         with torch.autocast("cpu", torch.bfloat16):
             new = dict(max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
             texts = model.generate(prompts, attention_mask=torch.ones_like(prompts), **new)
-        marks, turns = repetitions(texts, length)
+        marks = repetitions(texts, length)
         for part in torch.randperm(TEXTS).split(PART):
             for group in optimiser.param_groups:
                 group["lr"] = rate * min(left, (rounds + 1) / 4)
@@ -102,7 +99,7 @@ def main(
             windows = torch.stack([text[i : i + LENGTH] for i in at.tolist()])
             with torch.autocast("cpu", torch.bfloat16):
                 known = model(input_ids=windows, labels=windows, use_cache=False).loss
-                same, other = lesson(model, before, texts[part], marks[part], turns[part])
+                same, other = lesson(model, before, texts[part], marks[part])
             (known + same + weight * other).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
