@@ -25,7 +25,7 @@ OWN = [
     ({"logit_bias": {"300": 30.0}}, ("--logit-bias", "300=30")),
     ({"banned_tokens": [12, 13], "min_new_tokens": 9}, ("--ban", 12, "--ban", 13, "--min-new-tokens", 9)),
     ({"max_new_tokens": 3}, ("--max-new-tokens", 3)),
-    ({"stop": ["e", "\n"]}, ("--stop", "e", "--stop", "\n")),
+    ({"stop": ["is", "\n"]}, ("--stop", "is", "--stop", "\n")),
     ({"max_new_tokens": 0}, ("--max-new-tokens", 0)),
 ]
 

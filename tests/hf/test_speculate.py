@@ -35,7 +35,7 @@ def test_the_embedded_pair_with_stop_strings_as_transformers_finds_them(pair):
     target, draft, tokenizer = pair
     texts = ["def read(self", "import os\nimport", "class A:\n    def __init__(self, x", "for i in range("]
     inputs = dict(tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False))
-    for strings in (["):\n", "self.x"], ["return self", " os"]):
+    for strings in (["):\n", "self.x"], [" the", " return"]):
         theirs = target.generate(**inputs, max_new_tokens=24, stop_strings=strings, tokenizer=tokenizer)
         speculator = speculate(draft, stop_strings=strings, tokenizer=tokenizer)
         ours = target.generate(**inputs, max_new_tokens=24, custom_generate=speculator)

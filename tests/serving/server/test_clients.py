@@ -11,7 +11,7 @@ from specdec.detokenize import continuation
 
 from specdec_kernels import SamplingParams
 
-PROMPT = "class Stack:\n    def push(self, item):\n"
+PROMPT = "class Stack:\n    def push(self, item):"
 MESSAGES = [{"role": "user", "content": "Write a loop."}]
 LONG = [{"role": "user", "content": "Write a loop." + " again" * 50}]
 SAMPLED = {"prompt": PROMPT, "max_tokens": 14, "seed": 5}
