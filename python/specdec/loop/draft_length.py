@@ -219,7 +219,7 @@ class AdaptiveK(FixedK):
         """Records the time in which the drafter read prompts, or what it had missed in steps without drafts."""
         if not self._resumes:
             self._reading += (1 - DECAY) * seconds
-        elif self._given is None and (plain := next(iter(self._times.values())).of(0)):
+        elif self._given is None and (plain := next((times.of(0) for times in self._times.values() if times.timed), 0.0)):
             self._balance -= seconds / plain
         self._resumes = False
 
@@ -284,6 +284,11 @@ class StepTimes:
             return None
         fewest = min((k for k in self._first if k <= most), key=self._turns.__getitem__)
         return fewest if self._turns[fewest] <= steps else None
+
+    @property
+    def timed(self) -> bool:
+        """Whether a step was timed yet; the first replay of a graph is not, and a batch may grow before the next."""
+        return bool(self._times)
 
     def found(self, asked: int, width: int) -> None:
         """Records that ``width`` of ``asked`` drafts were found in the row with the most."""
