@@ -219,7 +219,7 @@ class AdaptiveK(FixedK):
         """Records the time in which the drafter read prompts, or what it had missed in steps without drafts."""
         if not self._resumes:
             self._reading += (1 - DECAY) * seconds
-        elif self._given is None and (plain := next((times.of(0) for times in self._times.values() if times.timed), 0.0)):
+        elif self._given is None and (plain := next((t.of(0) for t in self._times.values() if t.timed), 0.0)):
             self._balance -= seconds / plain
         self._resumes = False
 
