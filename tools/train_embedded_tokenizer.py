@@ -1,6 +1,6 @@
 """Trains the tokenizer of the embedded pair on the standard library of the Python that runs this.
 
-    python tools/train_embedded_tokenizer.py FOLDER
+python tools/train_embedded_tokenizer.py FOLDER
 """
 
 from __future__ import annotations
