@@ -203,7 +203,7 @@ MUTATIONS: list[Mutation] = [
                 "self._of(rows).took(num_drafts, width, seconds)",
                 "self._of(rows).took(num_drafts, num_drafts, seconds)",
             ),
-            "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume()\n", ""),
+            "k-never-tries-again": ("            if self._pause <= 0:\n                self._resume(times)\n", ""),
             "k-tries-without-a-budget": ("max(-self._balance / SHARE, least)", "0"),
             "k-is-the-same-for-all-numbers-of-rows": (
                 "        if rows not in self._times:",

@@ -146,7 +146,7 @@ class AdaptiveK(FixedK):
         self._k, self._keep, self._choices = self.widths[1], 0, 0
         self._pause = 0  # plain steps before the next trial
         self._balance = 0.0  # plain steps that drafts have won since the last pause; < 0: lost
-        self._resumes = False  # the drafter is about to read what it missed in a pause
+        self._resumed: StepTimes | None = None  # of the rows whose drafter is about to read what it missed
         self._reading = 0.0  # seconds a step in which the drafter reads prompts
 
     def chooses(self, text_depends: bool) -> bool:
@@ -172,7 +172,7 @@ class AdaptiveK(FixedK):
         if self._k == 0:
             self._pause -= 1
             if self._pause <= 0:
-                self._resume()
+                self._resume(times)
             return self._k
         if self._keep > 0:
             self._keep -= 1
@@ -187,9 +187,9 @@ class AdaptiveK(FixedK):
             return self._k
         return self.widths[self._choices // LOOK_AROUND % len(self.widths)]
 
-    def _resume(self) -> None:
+    def _resume(self, times: StepTimes) -> None:
         """Tries drafts again, and keeps what was known of their acceptance as a faint memory, so that this counts."""
-        self._k, self._keep, self._balance, self._resumes = self.widths[1], TRIAL - 1, 0.0, True
+        self._k, self._keep, self._balance, self._resumed = self.widths[1], TRIAL - 1, 0.0, times
         faint = 1 / max(self._tested[0], 1.0)
         self._tested = [faint * n for n in self._tested]
         self._accepted = [faint * n for n in self._accepted]
@@ -217,11 +217,11 @@ class AdaptiveK(FixedK):
 
     def caught_up(self, seconds: float) -> None:
         """Records the time in which the drafter read prompts, or what it had missed in steps without drafts."""
-        if not self._resumes:
+        if self._resumed is None:
             self._reading += (1 - DECAY) * seconds
-        elif self._given is None and (plain := next((t.of(0) for t in self._times.values() if t.timed), 0.0)):
-            self._balance -= seconds / plain
-        self._resumes = False
+        elif self._given is None:
+            self._balance -= seconds / self._resumed.of(0)
+        self._resumed = None
 
     def record(self, rows: int, num_drafts: int, width: int, results: Sequence[RowResult]) -> None:
         """Records what the rows of a step did that was asked for ``num_drafts`` and verified ``width``."""
@@ -284,11 +284,6 @@ class StepTimes:
             return None
         fewest = min((k for k in self._first if k <= most), key=self._turns.__getitem__)
         return fewest if self._turns[fewest] <= steps else None
-
-    @property
-    def timed(self) -> bool:
-        """Whether a step was timed yet; the first replay of a graph is not, and a batch may grow before the next."""
-        return bool(self._times)
 
     def found(self, asked: int, width: int) -> None:
         """Records that ``width`` of ``asked`` drafts were found in the row with the most."""
