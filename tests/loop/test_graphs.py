@@ -84,7 +84,7 @@ def drafters() -> dict:
 )
 def test_replays_give_the_same_texts(drafter, rule):
     """Rows come and go, with other lengths and settings, between replays of one graph."""
-    decoder = SpeculativeDecoder(*drafters()[drafter], num_drafts=3)
+    decoder = SpeculativeDecoder(*drafters()[drafter], num_drafts=0 if drafter == "none" else 3)
     asked = requests()
     plain, _ = texts_of(decoder, asked, rule=rule)
     for async_scheduling in (False, True):
