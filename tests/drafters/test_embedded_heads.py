@@ -28,7 +28,7 @@ def test_loading_needs_no_self_check(pair, kind):
         drafter = load_embedded_head(kind, target)
     assert drafter.report is None and drafter.head.kind == kind
     report = self_check(drafter.head, cached_model(target, "target"), tokenizer)
-    assert not report.little and report.acceptance[0] > 0.25
+    assert not report.little and report.acceptance[0] > {"medusa": 0.3, "eagle3": 0.45, "dflash": 0.5}[kind]
 
 
 def test_files_ship_with_the_package():
