@@ -72,7 +72,7 @@ def recorded_graphs(**more) -> StepGraphs:
 def drafters() -> dict:
     target, draft = tunable_pair(0.3)
     deep = tiny_model("llama", layers=3)
-    return {"model": (target, draft), "early_exit": (deep, EarlyExitDrafter(deep, 1)), "none": (target, None)}
+    return {"model": (target, draft, 3), "early_exit": (deep, EarlyExitDrafter(deep, 1), 3), "none": (target, None, 0)}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def drafters() -> dict:
 )
 def test_replays_give_the_same_texts(drafter, rule):
     """Rows come and go, with other lengths and settings, between replays of one graph."""
-    decoder = SpeculativeDecoder(*drafters()[drafter], num_drafts=0 if drafter == "none" else 3)
+    decoder = SpeculativeDecoder(*drafters()[drafter])
     asked = requests()
     plain, _ = texts_of(decoder, asked, rule=rule)
     for async_scheduling in (False, True):
