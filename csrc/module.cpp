@@ -9,6 +9,7 @@
 #include "cpu/linear.h"
 #include "cpu/operations.h"
 #include "cpu/parallel.h"
+#include "recurrent_arguments.h"
 
 namespace specdec::cpu {
 namespace {
@@ -17,6 +18,9 @@ void run_draft_step(const DraftStepParams& params, const Tensor&) { draft_step(p
 void run_speculative_step(const SpeculativeStepParams& params, const Tensor&) { speculative_step(params); }
 void run_draft_children(const DraftChildrenParams& params, const Tensor&) { draft_children(params); }
 void run_verify_tree(const VerifyTreeParams& params, const Tensor&) { verify_tree(params); }
+void run_conv_window(const ConvWindowParams& params, const Tensor&) { conv_window(params); }
+void run_delta_step(const DeltaStepParams& params, const Tensor&) { delta_step(params); }
+void run_ssd_step(const SsdStepParams& params, const Tensor&) { ssd_step(params); }
 
 Tensor torchs_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   using torch::stable::detail::from;
@@ -57,6 +61,9 @@ STABLE_TORCH_LIBRARY_IMPL(specdec_kernels, CPU, m) {
   m.impl("draft_children", TORCH_BOX(&specdec::draft_children<run_draft_children>));
   m.impl("verify_tree", TORCH_BOX(&specdec::verify_tree<run_verify_tree>));
   m.impl("linear", TORCH_BOX(&linear_op));
+  m.impl("conv_window", TORCH_BOX(&specdec::conv_window<run_conv_window>));
+  m.impl("delta_step", TORCH_BOX(&specdec::delta_step<run_delta_step>));
+  m.impl("ssd_step", TORCH_BOX(&specdec::ssd_step<run_ssd_step>));
 }
 
 }  // namespace specdec::cpu

@@ -1,9 +1,11 @@
-"""Fused sampling and verification for speculative decoding, on raw logits. Knows nothing of models."""
+"""Fused sampling and verification for speculative decoding, on raw logits, and the layers that need operations of their
+own. Knows nothing of models."""
 
 from .api import check_drafts, draft_step, speculative_step
 from .build import build_info
 from .linear_api import linear
 from .ops import SamplingTensors
+from .recurrent_api import DeltaState, Feed, SsdState, conv_window, delta_step, ssd_step
 from .tree_api import draft_children, verify_tree
 from .types import (
     Backend,
@@ -20,22 +22,28 @@ from .types import (
 
 __all__ = [
     "Backend",
+    "DeltaState",
     "DraftChildren",
     "DraftStep",
+    "Feed",
     "Rule",
     "SamplingParams",
     "SamplingTensors",
     "SpeculativeStep",
+    "SsdState",
     "Status",
     "TokenTable",
     "TreeRule",
     "TreeStep",
     "build_info",
     "check_drafts",
+    "conv_window",
+    "delta_step",
     "draft_children",
     "draft_step",
     "linear",
     "speculative_step",
+    "ssd_step",
     "verify_tree",
 ]
 __version__ = "0.1.0"

@@ -1,7 +1,8 @@
 """Schemas and fakes of every operation: the contract that native code and backends implement. Imports torch only.
 
 Each operation exists once for native code (``draft_step``: the dispatcher picks CPU or CUDA by the tensors' device) and
-once for every Python backend (``draft_step_reference``). All are pure functions of their tensors.
+once for every Python backend (``draft_step_reference``). All are pure functions of their tensors, but for those of
+recurrent layers, whose schemas say what they write.
 """
 
 from __future__ import annotations
@@ -73,6 +74,21 @@ SCHEMAS = {
         " Tensor? num_nodes, Tensor?[] sampling, Tensor seed, Tensor position, int rule, int depth) -> (Tensor path,"
         " Tensor tokens, Tensor num_accepted, Tensor num_emitted, Tensor status)"
     ),
+    # The fields of DeltaState or SsdState, then the token's inputs, then those of Feed.
+    "conv_window": (
+        "(Tensor(a!) window, Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor start, Tensor valid,"
+        " int first_row) -> Tensor"
+    ),
+    "delta_step": (
+        "(Tensor(a!) state, Tensor(b!) base, Tensor(c!) window_k, Tensor(d!) window_v, Tensor(e!) window_g,"
+        " Tensor(f!) window_beta, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor start, Tensor commit,"
+        " Tensor valid, int first_row, bool keep, bool normalize) -> Tensor"
+    ),
+    "ssd_step": (
+        "(Tensor(a!) state, Tensor(b!) base, Tensor(c!) window_x, Tensor(d!) window_dt, Tensor(e!) window_B, Tensor x,"
+        " Tensor dt, Tensor B, Tensor C, Tensor A, Tensor? D, Tensor start, Tensor commit, Tensor valid, int first_row,"
+        " bool keep) -> Tensor"
+    ),
 }
 
 
@@ -119,6 +135,10 @@ _FAKES = {
     "speculative_step": _speculative_step_fake,
     "draft_children": _draft_children_fake,
     "verify_tree": _verify_tree_fake,
+    "conv_window": lambda window, x, *rest: torch.empty_like(x, memory_format=torch.contiguous_format),
+    # Of the state's dtype: float32, or float64 for float64 inputs (``reference`` only).
+    "delta_step": lambda state, base, k, v, g, beta, q, *rest: state.new_empty((*q.shape[:2], *v.shape[2:])),
+    "ssd_step": lambda state, base, wx, dt, B, x, *rest: state.new_empty(x.shape),
 }
 _library = torch.library.Library(NAMESPACE, "DEF")
 

@@ -131,8 +131,8 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, list[tuple[int
     made: list = []
     allocate = StaticKVCache.allocate
 
-    def spy(self, slots):
-        allocate(self, slots)
+    def spy(self, *arguments):
+        allocate(self, *arguments)
         made.append((self, allocated(self)))
 
     monkeypatch.setattr(StaticKVCache, "allocate", spy)

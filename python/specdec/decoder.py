@@ -415,11 +415,12 @@ class SpeculativeDecoder:
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
-        costs = {"target": self.target.slot_bytes()}
+        costs, row_bytes = {"target": self.target.slot_bytes()}, self.target.row_bytes(self.most_drafts + 1)
         if self.most_drafts > 0 and self.drafter is not None:
             # A drafter that fails here will also fail when its session starts, and is dropped there.
             with suppress(Exception):
                 costs["draft"] = self.drafter.cache_bytes()
+                row_bytes += self.drafter.row_bytes(self.most_drafts)
         return plan_caches(
             rows,
             max_length,
@@ -430,6 +431,7 @@ class SpeculativeDecoder:
             free_memory=lambda: free_memory(self.target.device),
             step=step,
             nodes=self._tree_slots,
+            row_bytes=row_bytes,
         )
 
     @property

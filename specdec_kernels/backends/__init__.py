@@ -71,7 +71,7 @@ def _loaded(stem: str, backend: str, device_type: str) -> str:
         raise RuntimeError(f"backend {backend!r} cannot run here: {reason}")
     match backend:
         case Backend.REFERENCE:
-            from . import reference, reference_tree  # noqa: F401  register the operations
+            from . import reference, reference_recurrent, reference_tree  # noqa: F401  register the operations
 
             return "_reference"
         case Backend.TRITON:

@@ -142,9 +142,9 @@ def test_what_the_target_stored_is_never_written(kind, monkeypatch):
     proposed, caches, written, calls = [], [], [], itertools.count()
     write_at = StaticKVCache.write_at
 
-    def spy(self, slots, visible, first_row=0):
+    def spy(self, slots, *others):
         written.append(slots)
-        write_at(self, slots, visible, first_row)
+        write_at(self, slots, *others)
 
     monkeypatch.setattr(StaticKVCache, "write_at", spy)
 
@@ -187,10 +187,10 @@ def test_no_second_cache_and_no_second_prefill(monkeypatch):
         if capacity > 2:  # no measuring of what a slot costs
             built.append(self)
 
-    def spy(self, module, tokens, cache, layout, first_row=0):
+    def spy(self, module, tokens, cache, *others, **settings):
         if cache in built:
             fed.append((len(self.model.model.layers), tokens.shape[1], cache))
-        return run(self, module, tokens, cache, layout, first_row)
+        return run(self, module, tokens, cache, *others, **settings)
 
     monkeypatch.setattr(StaticKVCache, "__init__", init)
     monkeypatch.setattr(CachedModel, "_run", spy)

@@ -308,5 +308,5 @@ def test_wrong_layers_are_refused_by_name(tmp_path):
     refused("target: got model type 'llama' with MTP layers, allowed: deepseek_v3", target=tiny_model("llama"))
     sizes = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2, "hidden_size": 32}
     with torch.device("meta"):
-        hybrid = AutoModelForCausalLM.from_config(CONFIG_MAPPING["qwen3_next"](**sizes)).eval()
-    refused("'qwen3_next' keeps a state that cannot be rewound", target=hybrid)
+        hybrid = AutoModelForCausalLM.from_config(CONFIG_MAPPING["minimax"](**sizes)).eval()
+    refused("'minimax' keeps a state that cannot be rewound", target=hybrid)

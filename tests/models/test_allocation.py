@@ -13,6 +13,7 @@ from specdec.models import cache_plan
 from specdec.models.cached_model import CachedModel
 from support.allocations import allocated
 from support.dropped import drops_drafter
+from support.model_types import model_of
 from support.models import generate, prompts, tiny_model
 
 DRAFTERS = {
@@ -20,22 +21,31 @@ DRAFTERS = {
     "model": lambda target: tiny_model("gpt2", 1, layers=1),  # another cost
     "early exit": lambda target: EarlyExitDrafter(target, 1),
     "lookup": lambda target: PromptLookupDrafter(),
+    "itself": copy.deepcopy,
 }
 
 
 @pytest.mark.parametrize(
-    "kind, drafter", [*(("llama", drafter) for drafter in DRAFTERS), ("gemma3", "none"), ("bloom", "model")]
+    "kind, drafter",
+    [
+        *(("llama", drafter) for drafter in DRAFTERS if drafter != "itself"),
+        ("gemma3", "none"),
+        ("bloom", "model"),
+        ("qwen3_5_text", "itself"),
+    ],
 )
 def test_the_plan_is_what_is_allocated_and_nothing_grows(caches, kind, drafter):
-    target, ids = tiny_model(kind), prompts(3, 5, 60)
+    target, ids = model_of(kind) if kind == "qwen3_5_text" else tiny_model(kind), prompts(3, 5, 60)
     decoder = SpeculativeDecoder(target, DRAFTERS[drafter](target), 3)
     caches.clear()  # of checks
     planned = decoder.plan_caches(3, max(map(len, ids)) + 20)
     assert not caches  # a plan allocates nothing
     decoder.generate(ids, max_new_tokens=20, eos_token_id=[])
-    assert len(caches) == (2 if drafter == "model" else 1)
+    assert len(caches) == (2 if drafter in ("model", "itself") else 1)
     assert planned.bytes == sum(size for _, storages in caches for _, size in storages)
-    assert all(all(layer.is_initialized for layer in cache.layers) for cache, _ in caches)
+    assert all(
+        all(layer.is_initialized for layer in cache.layers if layer not in cache.recurrent) for cache, _ in caches
+    )
     assert [allocated(cache) for cache, _ in caches] == [storages for _, storages in caches]
 
 

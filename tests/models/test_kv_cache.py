@@ -13,10 +13,10 @@ from transformers import (
     Gemma3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -121,9 +121,9 @@ def test_capacity_is_checked():
 
 
 def test_models_without_a_rewindable_state_are_refused_by_type():
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, state_size=4)).eval()
-    with pytest.raises(ValueError, match=r"target: model type 'mamba' keeps a state"):
-        cached_model(mamba, "target")
+    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)).eval()
+    with pytest.raises(ValueError, match=r"target: model type 'rwkv' keeps a state"):
+        cached_model(rwkv, "target")
     t5 = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     with pytest.raises(ValueError, match=r"draft: model type 't5' is an encoder-decoder"):
         cached_model(T5ForConditionalGeneration(t5).eval(), "draft")

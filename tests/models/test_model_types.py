@@ -9,10 +9,11 @@ import pytest
 import torch
 from specdec import SpeculativeDecoder
 from specdec.models import supported
+from specdec.models.recurrent_layer import RecurrentLayer
 from specdec.models.supported import KNOWN_MODEL_TYPES, cached_model
 from support import ROOT
 from support.feeding import assert_rows, feed, full_logits
-from support.model_types import CASES, model_of
+from support.model_types import CASES, HYBRID, model_of
 from support.models import POSITIONS, VOCABULARY, WINDOW, generate, prompts, tiny_model
 from support.texts import assert_same_greedy
 from transformers import (
@@ -38,14 +39,17 @@ def test_all_known_types_are_here():
 
 # Types that share their attention with others here.
 RARER = (
+    "bamba",
     "glm",
     "glm4",
     "gptj",
     "granitemoe",
+    "lfm2_moe",
     "ministral",
     "olmo",
     "phi",
     "qwen2_moe",
+    "qwen3_5_moe_text",
     "smollm3",
     "stablelm",
     "starcoder2",
@@ -59,11 +63,13 @@ def test_ragged_steps_and_greedy_texts(case):
     model = model_of(case)
     cached = cached_model(model, "target")
     known = [prompts(1, n, n, seed=n)[0] if n else [] for n in (0, 5, 57)]
-    cache = cached.new_cache(3, 80)
+    cache = cached.new_cache(3, 80, window=9)
     cached.prefill(cache, known)
     for step, counts in enumerate(((2, 3, 1), (4, 1, 9), (1, 0, 1))):
         new = [prompts(1, n, n, seed=100 * step + n)[0] if n else [] for n in counts]
-        assert_rows(model, feed(cached, cache, new), known, new)
+        # transformers computes scans in chunks, in float32 of other roundings.
+        atol = 1e-4 if case in HYBRID else 2e-5
+        assert_rows(model, feed(cached, cache, new), known, new, atol)
         known = [old + added[: max(n - 1, 0)] for old, added, n in zip(known, new, counts, strict=True)]
         cache.lengths = torch.tensor([len(k) for k in known])
 
@@ -141,29 +147,50 @@ def test_classes_from_elsewhere_are_checked():
         cached_model(model, "draft")
 
 
+def not_replayed(layer):
+    """As if what was accepted were in the state already."""
+    if layer.state is not None and not layer.feed.keep:
+        layer.state.base.copy_(layer.feed.start)
+
+
+def forgotten(layer):
+    """As where states are rolled back, and convolutions are not (llama.cpp#28123, vllm#44296)."""
+    if layer.inputs is not None and not layer.feed.keep:
+        layer.inputs.zero_()
+
+
+@pytest.mark.parametrize("bug", [not_replayed, forgotten])
+def test_a_state_that_is_not_rolled_back_is_found(bug, monkeypatch):
+    monkeypatch.setattr(supported, "KNOWN_MODEL_TYPES", frozenset())
+    model = model_of("qwen3_5_text")
+    cached_model(model, "target")
+    feed = RecurrentLayer.convolve
+    monkeypatch.setattr(RecurrentLayer, "convolve", lambda self, *arguments: bug(self) or feed(self, *arguments))
+    with pytest.raises(ValueError, match="target: model type 'qwen3_5_text' .* differ from a full forward"):
+        cached_model(model, "target")
+
+
 _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
 STATEFUL = {
-    "bamba": {},
-    "falcon_h1": {},
-    "falcon_mamba": {},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "jamba": {},
-    "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "mamba": {},
-    "mamba2": {"num_heads": 8, "head_dim": 8},
     "minimax": {},
-    "nemotron_h": {},
-    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 64,
+        "indexer_compress_ratio": 8,
+    },
     "recurrent_gemma": {},
     "rwkv": {},
     "xlstm": {},
-    "zamba2": {},
 }
 
 
 @pytest.mark.parametrize("model_type", STATEFUL)
 def test_states_that_cannot_be_rewound_are_refused(model_type):
     """Before anything runs: these have no weights."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip("a type of later releases of transformers")
     try:
         config = CONFIG_MAPPING[model_type](**{**_SMALL, **STATEFUL[model_type]})
     except Exception:  # a configuration with counts of its own

@@ -263,6 +263,41 @@ MUTATIONS: list[Mutation] = [
         },
     ),
     *mutations(
+        "csrc/core/feed.h",
+        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        {"recurrence-goes-on-with-the-last-text": ("start == 0 ? 0 : base", "base")},
+    ),
+    *mutations(
+        "csrc/cpu/recurrence.h",
+        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        {
+            "recurrence-keeps-rejected-drafts": (
+                "for (; position < row.commit; ++position)",
+                "for (; position < row.start; ++position)",
+            ),
+            "recurrence-stores-one-place-late": ("position++ % feed.places", "++position % feed.places"),
+            "recurrence-forgets-what-it-read": ("keep ? start + count :", "keep ? start :"),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/conv_window.cpp",
+        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        {
+            "convolution-begins-one-late": ("position = start - p.taps + tap;", "position = start - p.taps + tap + 1;"),
+            "convolution-forgets-the-first-of-a-chunk": ("if (left-- <= feed.places)", "if (left-- < feed.places)"),
+        },
+    ),
+    *mutations(
+        "csrc/cpu/delta_step.cpp",
+        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        {"delta-rule-takes-keys-of-other-heads": ("head / (p.heads / p.key_heads)", "head % p.key_heads")},
+    ),
+    *mutations(
+        "csrc/cpu/ssd_step.cpp",
+        "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
+        {"state-space-takes-other-groups": ("head / (p.heads / p.groups)", "head % p.groups")},
+    ),
+    *mutations(
         "csrc/cpu/tree.h",
         "tests/kernels/test_trees.py -k 'parity or chain'",
         {

@@ -33,8 +33,8 @@ MUTATIONS: list[Mutation] = [
         {
             "drafter-leaves-a-row-as-it-was": ("                self.cache.begin(row)\n", "                pass\n"),
             "exit-catches-up": (
-                "        if self.is_shared:\n            return\n        for rows",
-                "        for rows",
+                "        if self.is_shared:\n            return\n        # The host",
+                "        # The host",
                 "tests/drafters/test_early_exit.py",
             ),
             "model-moves-keys-one-slot-late": (

@@ -22,20 +22,15 @@ MUTATIONS: list[Mutation] = [
                 "pass",
                 "tests/models/test_kv_cache.py tests/models/test_cache_dtype.py tests/serving/test_serving_faults.py",
             ),
-            "cache-writes-every-prompt-into-the-first-rows": (
-                "slice(first_row, first_row + size)",
-                "slice(0, size)",
-                "tests/serving/test_scheduler.py -k beside",
+            "cache-commits-what-a-draft-model-feeds-again": (
+                "torch.minimum(start, self.lengths[first_row : first_row + rows])",
+                "start",
+                "tests/loop/test_recurrent_targets.py -k 'draft_model and qwen3_5'",
             ),
-            "cache-writes-where-the-last-forward-did": (
-                "        self._index.clear()\n",
+            "cache-remembers-what-the-last-sequence-committed": (
+                "        self._committed[row] = 0\n",
                 "",
-                "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
-            ),
-            "cache-rows-overlap": (
-                "device=self.device) * self.capacity",
-                "device=self.device) * (self.capacity - 1)",
-                "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
+                "tests/loop/test_recurrent_targets.py -k 'draft_models_of_rows'",
             ),
             "cache-accepts-into-the-root": ("torch.arange(1, path.shape[1] + 1,", "torch.arange(path.shape[1],"),
             "cache-overwrites-accepted-nodes": (
@@ -45,6 +40,55 @@ MUTATIONS: list[Mutation] = [
             "cache-leaves-accepted-values": (
                 "for states in self.storage():\n            heads,",
                 "for states in self.storage()[::2]:\n            heads,",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/kv_layer.py",
+        "tests/models/test_kv_cache.py::test_ragged_cache_equals_full_forwards",
+        {
+            "cache-writes-every-prompt-into-the-first-rows": (
+                "slice(first_row, first_row + size)",
+                "slice(0, size)",
+                "tests/serving/test_scheduler.py -k beside",
+            ),
+            "cache-writes-where-the-last-forward-did": ("        self._index.clear()\n", ""),
+            "cache-rows-overlap": ("device=self.device) * self.capacity", "device=self.device) * (self.capacity - 1)"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/recurrent.py",
+        "tests/models/test_model_types.py -k 'nemotron_h or jamba'",
+        {
+            "recurrent-steps-bound-their-time": (
+                "dt.clamp(*dt_limit) if self.layer.feed.keep else dt",
+                "dt.clamp(*dt_limit)",
+                "tests/loop/test_recurrent_targets.py -k bound",
+            ),
+            "recurrent-forgets-the-bias-of-time": ("dt if delta_bias is None else", "dt if True else"),
+            "recurrent-layers-share-a-state": (
+                "cache.layers[index])\n        return",
+                "cache.recurrent[0])\n        return",
+            ),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/recurrent_layer.py",
+        "tests/loop/test_recurrent_targets.py -k 'costs'",
+        {
+            "recurrent-window-is-not-counted": ("part[0, 0].numel() * window", "part[0, 0].numel()"),
+        },
+    ),
+    *mutations(
+        "python/specdec/models/cached_model.py",
+        "tests/loop/test_recurrent_targets.py -k ran_out",
+        {
+            "prefill-takes-a-chunk-twice-into-a-state": ("if failed and cache.recurrent:", "if False:"),
+            "prefill-tells-logits-again": ("known = max(told[i] - positions[i], 0)", "known = 0"),
+            "prefill-goes-on-behind-a-state": (
+                "start if start >= least else 0",
+                "start",
+                "tests/loop/test_recurrent_targets.py -k behind",
             ),
         },
     ),
@@ -130,8 +174,12 @@ MUTATIONS: list[Mutation] = [
         {
             "few-rows-are-one-more": ("most_rows=MOST_ROWS", "most_rows=MOST_ROWS + 1"),
             "few-rows-change-the-users-layer": ("fast = copy.copy(layer)", "fast = layer"),
-            "few-rows-of-shared-layers-are-two": ("if id(module) not in done:", "if True:"),
         },
+    ),
+    *mutations(
+        "python/specdec/models/copied_modules.py",
+        "tests/models/test_linear_layers.py",
+        {"few-rows-of-shared-layers-are-two": ("if id(module) not in done:", "if True:")},
     ),
     *mutations(
         "python/specdec/models/features.py",

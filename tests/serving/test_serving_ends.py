@@ -223,7 +223,13 @@ def test_a_step_that_fails_ends_what_decodes_and_nothing_else(error, where, asyn
     if where == "kernel":
         monkeypatch.setattr(specdec.loop.step, "speculative_step", lambda *a, **n: fails(decided, *a, **n))
     else:
-        model._run = lambda call, *a: fails(forward, call, *a) if call is model._prompts else forward(call, *a)
+
+        def run(call, *arguments, **named):
+            if call is model._prompts:
+                return fails(forward, call, *arguments, **named)
+            return forward(call, *arguments, **named)
+
+        model._run = run
     s = scheduler(with_decoder, async_scheduling=async_scheduling)
     for request in crowd():
         s.submit(request)
@@ -256,11 +262,11 @@ def test_interrupted_while_a_prompt_is_read():
     model = with_decoder.target
     run = model._run
 
-    def interrupted(module, *arguments):
+    def interrupted(module, *arguments, **named):
         calls.append(module)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return run(module, *arguments)
+        return run(module, *arguments, **named)
 
     model._run = interrupted
     s = scheduler(with_decoder)

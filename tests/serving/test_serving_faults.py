@@ -61,8 +61,8 @@ class Setup:
         """``fault(logits [R, n, V], tokens [R, n], row)`` at each forward in which the faulty request decodes."""
         run = model._run
 
-        def faulty(forward, tokens, *others):
-            out = run(forward, tokens, *others)
+        def faulty(forward, tokens, *others, **named):
+            out = run(forward, tokens, *others, **named)
             if forward is model._prompts and self.scheduler is not None and (row := self.row()) is not None:
                 fault(out.logits, tokens, row)
             return out
@@ -73,7 +73,7 @@ class Setup:
         """Whenever a part of the faulty request's prompt is read."""
         run, prompt = model._run, self.prompt()
 
-        def faulty(forward, tokens, *others):
+        def faulty(forward, tokens, *others, **named):
             part = tokens[0].tolist()
             if (
                 forward is not model._prompts
@@ -81,7 +81,7 @@ class Setup:
                 and any(prompt[i : i + len(part)] == part for i in range(len(prompt)))
             ):
                 fault()
-            return run(forward, tokens, *others)
+            return run(forward, tokens, *others, **named)
 
         model._run = faulty
 
@@ -89,10 +89,10 @@ class Setup:
         """At each forward of all rows."""
         run = model._run
 
-        def faulty(forward, *arguments):
+        def faulty(forward, *arguments, **named):
             if forward is model._prompts and self.scheduler is not None:
                 fault()
-            return run(forward, *arguments)
+            return run(forward, *arguments, **named)
 
         model._run = faulty
 

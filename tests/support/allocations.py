@@ -7,9 +7,9 @@ import torch
 
 def allocated(cache) -> list[tuple[int, int]]:
     """Address and bytes of every storage."""
-    storages = [
-        t.untyped_storage() for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values)
-    ]
+    stored = [t for layer in cache.layers if layer.is_initialized for t in (layer.keys, layer.values)]
+    stored += [t for layer in cache.recurrent for t in (*(layer.state or ()), layer.inputs)]
+    storages = [t.untyped_storage() for t in stored]
     return [(storage.data_ptr(), storage.nbytes()) for storage in storages]
 
 

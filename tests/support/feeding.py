@@ -26,7 +26,7 @@ def feed(cached: CachedModel, cache: StaticKVCache, tokens: list[list[int]]) -> 
     return logits
 
 
-def assert_rows(model, logits: torch.Tensor, known: list[list[int]], new: list[list[int]]) -> None:
+def assert_rows(model, logits: torch.Tensor, known: list[list[int]], new: list[list[int]], atol: float = 2e-5) -> None:
     for b, (old, added) in enumerate(zip(known, new, strict=True)):
         expected = full_logits(model, old + added)[len(old) :]
-        torch.testing.assert_close(logits[b, : len(added)], expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(logits[b, : len(added)], expected, atol=atol, rtol=1e-4)

@@ -36,13 +36,38 @@ _SIGHT = {
     "patch_size": 14,
 }
 
+_HYBRID = {**DECODER, "num_hidden_layers": 3}
+_RECURRENT = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_DELTA = {
+    **_HYBRID,
+    **_RECURRENT,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+_DELTA_EXPERTS = {**_MORE_EXPERTS, "shared_expert_intermediate_size": 16}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+_SHORT = {**_HYBRID, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+
 # name: (model type, arguments of its configuration)
 CASES: dict[str, tuple[str, dict]] = {
+    "bamba": ("bamba", {**_HYBRID, **_MAMBA, "attn_layer_indices": [1]}),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4, **COMMON}),
     "cohere": ("cohere", _DECODER),
     "cohere2": ("cohere2", {**_DECODER, **_MIXED}),
     "falcon": ("falcon", _FALCON),
     "falcon, ALiBi": ("falcon", {**_FALCON, "alibi": True}),
+    "falcon_h1": ("falcon_h1", {**_HYBRID, **_MAMBA, "mamba_d_ssm": 64}),
     "gemma, one key head": ("gemma", {**_DECODER, "num_key_value_heads": 1}),
     "gemma2": ("gemma2", {**_DECODER, **_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
     "gemma3": (
@@ -66,26 +91,107 @@ CASES: dict[str, tuple[str, dict]] = {
     "gptj": ("gptj", {**_GPT2, "rotary_dim": 4}),
     "granite": ("granite", {**_DECODER, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
     "granitemoe": ("granitemoe", {**_DECODER, **_EXPERTS}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {**_HYBRID, **_MAMBA, **_RECURRENT, "num_local_experts": 0, "shared_intermediate_size": 48},
+    ),
+    "jamba": (
+        "jamba",
+        {
+            **_HYBRID,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "mamba_d_state": 12,
+        },
+    ),
+    "kimi_linear": (
+        "kimi_linear",
+        {
+            **_HYBRID,
+            **_RECURRENT,
+            **SHARED_EXPERTS,
+            "num_key_value_heads": 4,
+            "linear_num_heads": 4,
+            "linear_head_dim": 8,
+            "kv_lora_rank": 16,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 8,
+        },
+    ),
+    "lfm2": ("lfm2", {**_SHORT, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("lfm2_moe", {**_SHORT, **_MORE_EXPERTS, "num_dense_layers": 1}),
     "llama": ("llama", _DECODER),
     "llama, tied": ("llama", {**_DECODER, "tie_word_embeddings": True}),
+    "mamba2": (
+        "mamba2",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "state_size": 12, "n_groups": 2}
+        | {"chunk_size": 16, **COMMON},
+    ),
     "ministral": ("ministral", {**_DECODER, **_MIXED}),
     "mistral": ("mistral", {**_DECODER, **_SLIDES}),
     "mixtral": ("mixtral", {**_DECODER, **_SLIDES, **_EXPERTS}),
     "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": POSITIONS, **COMMON}),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **DECODER,
+            **SHARED_EXPERTS,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["mamba", "attention", "mamba", "moe"],
+            "moe_shared_expert_intermediate_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 12,
+            "time_step_min": 1e-30,  # transformers bounds prompts by it, and not steps
+            "n_groups": 2,
+            "chunk_size": 16,
+        },
+    ),
     "olmo": ("olmo", _DECODER),
     "olmo2": ("olmo2", _DECODER),
     "olmo3": ("olmo3", {**_DECODER, **_MIXED}),
+    "olmo_hybrid": ("olmo_hybrid", {**_DELTA, "num_key_value_heads": 4, "linear_num_key_heads": 4}),
     "opt": ("opt", {**_DECODER, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     "phi": ("phi", _DECODER),
     "phi3": ("phi3", {**_DECODER, **_SLIDES}),
     "qwen2": ("qwen2", {**_DECODER, **_QWEN_MIXED}),
     "qwen2_moe": ("qwen2_moe", {**_DECODER, **_MORE_EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3": ("qwen3", {**_DECODER, **_QWEN_MIXED}),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_DELTA, **_DELTA_EXPERTS}),
+    "qwen3_5_text": ("qwen3_5_text", _DELTA),
     "qwen3_moe": ("qwen3_moe", {**_DECODER, **_MORE_EXPERTS}),
+    "qwen3_next": ("qwen3_next", {**_DELTA, **_DELTA_EXPERTS}),
     "smollm3": ("smollm3", _DECODER),
     "stablelm": ("stablelm", _DECODER),
     "starcoder2": ("starcoder2", {**_DECODER, **_SLIDES}),
+    "zamba2": (
+        "zamba2",
+        {
+            **_HYBRID,
+            "layers_block_type": ["mamba", "hybrid", "mamba"],
+            "layer_types": ["linear_attention", "hybrid", "linear_attention"],
+            "mamba_d_state": 12,
+            "mamba_ngroups": 2,
+            "n_mamba_heads": 8,
+            "mamba_headdim": 8,
+            "time_step_min": 1e-30,
+            "chunk_size": 16,
+            "num_mem_blocks": 1,
+            "adapter_rank": 4,
+        },
+    ),
 }
+# Types with recurrent layers.
+HYBRID = (
+    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba2", "nemotron_h",
+    "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba2",
+)  # fmt: skip
 
 
 @functools.cache

@@ -57,6 +57,9 @@ class EarlyExitDrafter(ModelDrafter):
     def cache_bytes(self) -> int:
         return 0
 
+    def row_bytes(self, most_drafts: int) -> int:
+        return 0
+
 
 def first_layers(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     """Returns a model of ``model``'s first ``num_layers`` layers and everything that is not a layer. It shares its
@@ -98,7 +101,7 @@ def _copied(module: M, num_layers: int, configs: dict, described: str) -> M:
         config = copy.deepcopy(config, configs)
         text = config.get_text_config(decoder=True)
         text.num_hidden_layers = num_layers
-        if getattr(text, "layer_types", None) is not None:
+        if vars(text).get("layer_types") is not None:  # some compute it
             text.layer_types = text.layer_types[:num_layers]
         module.__dict__["config"] = config
     return module

@@ -57,6 +57,9 @@ class ModelDrafter(Drafter):
     def cache_bytes(self) -> int:
         return self.model.slot_bytes()
 
+    def row_bytes(self, most_drafts: int) -> int:
+        return self.model.row_bytes(most_drafts + 1)
+
     def tree_slots(self, nodes: int, depth: int) -> int:
         return self.growth.slots(nodes, depth)
 
@@ -130,7 +133,7 @@ class ModelDraftSession(DraftSession):
         # draft was never fed, and writing the other token's key again costs less than a shape that depends on
         # acceptance. In the target's cache that key would replace the target's own, whose rounding may differ.
         self.first = 1 if self.is_shared else 2
-        self.cache = shared or self.model.new_cache(batch.size, batch.capacity)
+        self.cache = shared or self.model.new_cache(batch.size, batch.capacity, batch.most_drafts + 1)
         self.growth = Growth(drafter.growth, batch, self.d2t)
 
     def begin(self, prompts: Mapping[int, list[int]]) -> None:
@@ -143,10 +146,12 @@ class ModelDraftSession(DraftSession):
         neighbours are fed together."""
         if self.is_shared:
             return
+        # The host may not know of the last steps with drafts, whose tokens a state contains.
+        committed = self.cache.committed()
         for rows in neighbours(texts):
             # A row has two tokens or more once a token was emitted; a prompt may have one, which is fed twice.
             known = [texts[row][: max(len(texts[row]) - 2, 0)] for row in rows]
-            begin = [min(starts[row], len(text)) for row, text in zip(rows, known, strict=True)]
+            begin = [min(max(starts[row], committed[row]), len(text)) for row, text in zip(rows, known, strict=True)]
             self.model.extend(self.cache, known, begin, rows[0])
         self.batch.timer.lap("prefill")
 

@@ -67,6 +67,9 @@ class PredictedDrafter(Drafter):
     def cache_bytes(self) -> int:
         return 0 if self.drafter is None else self.drafter.cache_bytes()
 
+    def row_bytes(self, most_drafts: int) -> int:
+        return 0 if self.drafter is None else self.drafter.row_bytes(most_drafts)
+
 
 class PredictedSession(DraftSession):
     """The place of each sequence in its prediction, beside another drafter's session or none."""
@@ -121,7 +124,11 @@ class PredictedSession(DraftSession):
             self._behind.setdefault(row, max(len(step.texts[row]) - 2, 0))
         if not any(allowed):
             return Drafts.none(step)
-        return self.other.propose(dataclasses.replace(step, allowed=allowed))
+        # A drafter with a state must not be fed a text with a gap.
+        apart = torch.tensor([row in proposals for row in range(len(allowed))], device=step.slots.device)[:, None]
+        slots = step.slots.masked_fill(apart, self.batch.capacity - 1)
+        step = dataclasses.replace(step, allowed=allowed, slots=slots, positions=step.positions.masked_fill(apart, 0))
+        return self.other.propose(step)
 
     def end(self, row: int, output: list[int]) -> None:
         self._forget(row)

@@ -228,6 +228,10 @@ class Drafter:
         """Returns the bytes that its caches take for each token of a sequence."""
         return 0
 
+    def row_bytes(self, most_drafts: int) -> int:
+        """Returns the bytes that its caches take for each sequence, however long, for up to K drafts."""
+        return 0
+
     def tree_slots(self, nodes: int, depth: int) -> int:
         """Returns how many slots after a text its caches need to grow a tree of N nodes with paths of K."""
         return nodes

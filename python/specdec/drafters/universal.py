@@ -65,6 +65,9 @@ class UniversalDrafter(Drafter):
         """Returns an upper bound; the slots that the texts need are known only when they come."""
         return int(MOST_ROOM) * self.model.slot_bytes()
 
+    def row_bytes(self, most_drafts: int) -> int:
+        return self.model.row_bytes(NARROW + most_drafts)
+
 
 class UniversalDraftSession(DraftSession):
     """One batch's translated texts, and the draft model's cache of them."""
@@ -74,6 +77,7 @@ class UniversalDraftSession(DraftSession):
         self.columns = drafter.columns
         self.translations = [self._translation() for _ in range(batch.size)]
         self.capacity, self.room = batch.capacity, 0
+        self.window = NARROW + batch.most_drafts
         self.cache: StaticKVCache | None = None  # made when the first texts show how many draft tokens they need
         self.stored: list[list[int]] = [[] for _ in self.translations]  # the tokens that the cache holds, from slot 0
         self.settled = [0] * batch.size  # how many of these will not change
@@ -87,7 +91,8 @@ class UniversalDraftSession(DraftSession):
             translation.update(prompt)
         if self.cache is None:
             self.room = self._room(prompts)
-            self.cache = self.model.new_cache(len(self.translations), self.model.capacity(self.room))
+            capacity = self.model.capacity(self.room)
+            self.cache = self.model.new_cache(len(self.translations), capacity, self.window)
         for row in prompts:
             self.cache.begin(row)
             tokens, self.settled[row] = self.translations[row].tokens, self.translations[row].settled
@@ -134,7 +139,9 @@ class UniversalDraftSession(DraftSession):
             b: min(common_length(self.stored[b], tokens, self.settled[b]), len(tokens) - 1)
             for b, tokens in known.items()
         }
-        if max(len(known[b]) - starts[b] for b in rows) > NARROW:
+        committed = self.cache.committed()
+        again = any(starts[b] < committed[b] for b in rows)  # a state cannot go back so far
+        if again or max(len(known[b]) - starts[b] for b in rows) > NARROW:
             for b in rows:
                 self.stored[b] = known[b][:-1]
             self.model.extend(self.cache, self.stored, [starts.get(b, len(s)) for b, s in enumerate(self.stored)])
@@ -154,6 +161,7 @@ class UniversalDraftSession(DraftSession):
         state = torch.tensor(lines, device=self.model.device)
         tokens, slots, last = state.split([width, width + count - 1, 1], 1)
         visible = visible_slots(max(map(len, known.values())) + count, self.cache.capacity)
+        self.cache.lengths = slots[:, 0].clamp(min=0)
         layout = self.model.layout(slots.clamp(min=0), slots.where(slots >= 0, self.cache.trash), visible)
         columns: list[torch.Tensor] = []
         self.timer.lap("loop")

@@ -21,6 +21,7 @@ class CacheBudget:
     slot_bytes: int  # of one token of one sequence, over all layers of all caches
     step: int = 1
     nodes: int = 0  # of a tree, which need slots after those of the text
+    row_bytes: int = 0  # of one sequence, however long: the states of recurrent layers
 
     @property
     def capacity(self) -> int:
@@ -33,7 +34,7 @@ class CacheBudget:
 
     @property
     def bytes(self) -> int:
-        return self.slots * self.slot_bytes
+        return self.slots * self.slot_bytes + self.rows * self.row_bytes
 
     @property
     def tokens(self) -> int:
@@ -48,22 +49,37 @@ class _Limits:
     cache_tokens: int | None
     cache_bytes: int | None
     slot_bytes: Mapping[str, int]
+    row_bytes: int
 
     @property
     def each(self) -> int:
         return sum(self.slot_bytes.values())
 
-    def slots(self) -> tuple[int, str] | None:
-        """Returns the most slots that all rows may have together, and the argument that limits them; None: no limit."""
-        limits = []
-        if self.cache_tokens is not None:
-            limits.append((self.cache_tokens, "cache_tokens"))
-        if self.cache_bytes is not None and self.each > 0:
-            limits.append((self.cache_bytes // self.each, "cache_bytes"))
+    def rows(self, capacity: int) -> int | None:
+        """Returns the most rows of so many slots; None: no limit."""
+        bytes_of_row = capacity * self.each + self.row_bytes
+        limits = [] if self.cache_tokens is None else [self.cache_tokens // capacity]
+        if self.cache_bytes is not None and bytes_of_row > 0:
+            limits.append(self.cache_bytes // bytes_of_row)
         return min(limits, default=None)
 
+    def capacity(self, rows: int) -> int | None:
+        """Returns the most slots of each of so many rows; None: no limit."""
+        limits = [] if self.cache_tokens is None else [self.cache_tokens // rows]
+        if self.cache_bytes is not None and self.each > 0:
+            limits.append((self.cache_bytes // rows - self.row_bytes) // self.each)
+        return min(limits, default=None)
+
+    def check(self, budget: CacheBudget) -> None:
+        """Raises ValueError if caches of this size are too large."""
+        if self.cache_tokens is not None and budget.slots > self.cache_tokens:
+            self.refuse("cache_tokens", budget)
+        if self.cache_bytes is not None and budget.bytes > self.cache_bytes:
+            self.refuse("cache_bytes", budget)
+
     def cost(self) -> str:
-        return f"{self.each} bytes a token ({' + '.join(f'{name} {n}' for name, n in self.slot_bytes.items())})"
+        found = f"{self.each} bytes a token ({' + '.join(f'{name} {n}' for name, n in self.slot_bytes.items())})"
+        return f"{found} and {self.row_bytes} bytes a row" if self.row_bytes else found
 
     def refuse(self, name: str, budget: CacheBudget) -> NoReturn:
         """Raises ValueError about the argument ``name``, with the smallest value that allows caches of this size."""
@@ -92,6 +108,7 @@ def plan_caches(
     free_memory: Callable[[], int | None],
     step: int = 1,
     nodes: int = 0,
+    row_bytes: int = 0,
 ) -> CacheBudget:
     """Returns the largest caches within the budget; nothing is allocated.
 
@@ -112,6 +129,7 @@ def plan_caches(
         step: a row's slots are a multiple of this.
         nodes: the most nodes of a tree that is verified in one step, >= 0; 0 for chains, whose drafts are within
             ``max_length``.
+        row_bytes: bytes of one sequence in all caches that do not depend on its length.
 
     Raises:
         ValueError: names the argument, what was given, and the numbers that are allowed.
@@ -121,24 +139,24 @@ def plan_caches(
         if value is not None:
             read_count(name, value, smallest)
     read_count("nodes", nodes)
-    limits = _Limits(cache_tokens, cache_bytes, slot_bytes)
-    most = limits.slots()
+    limits = _Limits(cache_tokens, cache_bytes, slot_bytes, row_bytes)
     longest, model = min(((n, name) for name, n in positions.items() if n is not None), default=(None, None))
     if max_length is not None and longest is not None and max_length > longest:
         refuse("max_length", max_length, f"<= {longest}, the positions of the {model}")
     if rows is None:
-        if max_length is None or most is None:
+        most = None if max_length is None else limits.rows(CacheBudget(1, max_length, 0, step, nodes).capacity)
+        if most is None:
             refuse("rows", None, "an integer >= 1; or max_length and one of cache_tokens and cache_bytes")
-        rows = max(most[0] // CacheBudget(1, max_length, 0, step, nodes).capacity, 1)
-    elif max_length is None:
-        fitting = [] if most is None else [max(most[0] // rows // step * step - nodes - 1, 1)]
+        rows = max(most, 1)
+    if max_length is None:
+        most = limits.capacity(rows)
+        fitting = [] if most is None else [max(most // step * step - nodes - 1, 1)]
         fitting += [] if longest is None else [longest]
         if not fitting:
             refuse("max_length", None, "an integer >= 1, or a budget: these models have no limit of their own")
         max_length = min(fitting)
-    budget = CacheBudget(rows, max_length, limits.each, step, nodes)
-    if most is not None and budget.slots > most[0]:
-        limits.refuse(most[1], budget)
+    budget = CacheBudget(rows, max_length, limits.each, step, nodes, row_bytes)
+    limits.check(budget)
     free = free_memory() if budget.bytes > UNCHECKED else None
     if free is not None and budget.bytes > free:
         given = f"{size_text(budget.bytes)} ({rows} rows of {budget.capacity} slots at {limits.cost()})"

@@ -10,11 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..checks import refuse
 from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mask, with_attention
 from .compiled import CompiledForward, compiled_copy
-from .kv_cache import LayerSlot, Slot, StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
+from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
+from .kv_layer import LayerSlot, Slot
 from .linear import with_few_rows
 from .prefill import PrefillChunk
+from .recurrent import recurrent_layers, with_recurrence
 from .tree import Tree
 
 T = TypeVar("T")
@@ -23,6 +26,7 @@ OnLogits = Callable[[int, int, torch.Tensor], None]
 FLEX_STEP = 256  # slots
 PREFILL_TOKENS = 8192  # most tokens of one prefill forward; its intermediate results are freed before the next one
 LOGITS_TOKENS = 1024  # most tokens of one prefill forward whose logits are asked for
+_RECURRENT_LAYERS = ("linear_attention", "conv")  # what models call them where masks are given by kind of layer
 
 
 class Layout(NamedTuple):
@@ -129,11 +133,18 @@ class CachedModel:
         self._window = getattr(self.config, "sliding_window", None)
         layer_types = set(getattr(self.config, "layer_types", None) or ())
         self._mixed_layers = "sliding_attention" in layer_types and len(layer_types) > 1
-        if layer_types == {"full_attention"}:
+        if layer_types and "sliding_attention" not in layer_types:
             self._window = None
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        self._takes_cache_as = "cache_params" if "cache_params" in parameters else "past_key_values"
+        self._recurrent = frozenset(recurrent_layers(model))
+        if compile and self._recurrent:
+            refuse(
+                "compile", f"True for model type {self.config.model_type!r}", "False for models with recurrent layers"
+            )
         self._key_index: dict[int, torch.Tensor] = {}  # by length; kept because captured steps read them
-        self._layer_slots: dict[torch.dtype | None, tuple[LayerSlot, ...]] = {}  # by autocast dtype
+        self._probes: dict[torch.dtype | None, StaticKVCache] = {}  # by autocast dtype
         self._attention = choose(model, "model" if compile and self.device.type != "cpu" else attention)
         self._compile = compile
         self._compiled: CompiledForward | None = None
@@ -156,7 +167,9 @@ class CachedModel:
 
     @property
     def lacks_trees(self) -> str | None:
-        """Why the model cannot be fed a tree, whatever its mask; None: it can. Both reasons are ALiBi's."""
+        """Why the model cannot be fed a tree, whatever its mask; None: it can. The last two reasons are ALiBi's."""
+        if self._recurrent:
+            return "has recurrent layers, which read tokens one after the other"
         if self.needs_2d_mask:
             return "takes its positions from a 2-D mask"
         return None if self._takes_positions else "takes its positions from the order of the slots"
@@ -170,34 +183,47 @@ class CachedModel:
         """Returns the same model with ``compile=True``."""
         return CachedModel(self.model, self.name, "auto", self.cache_dtype, True, self._fed_vocabulary)
 
-    def new_cache(self, batch_size: int, capacity: int) -> StaticKVCache:
+    def new_cache(self, batch_size: int, capacity: int, window: int = 1) -> StaticKVCache:
         """Returns a new cache with all its memory allocated.
+
+        Args:
+            window: the most tokens of a sequence that a step feeds this model, over all its forwards; only recurrent
+                layers need to know it.
 
         Raises:
             ValueError: as :meth:`stored_slots`.
         """
         self._take_attention()
         slots = self.stored_slots()
-        append_new = self.needs_2d_mask
-        cache = StaticKVCache(self.config, batch_size, capacity, self.device, append_new, self.cache_dtype)
-        cache.allocate(slots)
+        cache = self._cache(batch_size, capacity, self.cache_dtype, window)
+        cache.allocate(slots, self._probe().recurrent)
         return cache
 
-    def layer_slots(self) -> tuple[LayerSlot, ...]:
-        """Returns what each layer computes to be stored of one token. It is found once for each autocast dtype, by
-        feeding one token into a small cache: head counts, head sizes and dtypes can differ by layer and between keys
-        and values, and neither the configuration nor quantised weights tell all of them."""
+    def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
+        own = self.config, batch_size, capacity, self.device, self.needs_2d_mask
+        return StaticKVCache(*own, dtype, self._recurrent, window)
+
+    def _probe(self) -> StaticKVCache:
+        """Returns a small cache that one token was fed into, once for each autocast dtype: head counts, head sizes,
+        states and dtypes can differ by layer and between keys and values, and neither the configuration nor quantised
+        weights tell all of them."""
         kind = self.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        if autocast not in self._layer_slots:
-            cache = StaticKVCache(self.config, 1, 2, self.device, append_new=self.needs_2d_mask)
+        if autocast not in self._probes:
+            cache = self._cache(1, 2, None, 1)
             with torch.inference_mode():
                 self.prefill(cache, [[0]])
-            stored = [(x.keys, x.values) if x.is_initialized else None for x in cache.layers]
-            self._layer_slots[autocast] = tuple(
-                None if pair is None else (Slot.of(pair[0]), Slot.of(pair[1])) for pair in stored
-            )
-        return self._layer_slots[autocast]
+            self._probes[autocast] = cache
+        return self._probes[autocast]
+
+    def layer_slots(self) -> tuple[LayerSlot, ...]:
+        """Returns what each layer computes to be stored of one token."""
+        layers = self._probe().layers
+        return tuple((Slot.of(x.keys), Slot.of(x.values)) if x.is_initialized else None for x in layers)
+
+    def row_bytes(self, window: int) -> int:
+        """Returns the bytes of the states of one sequence, with a window of so many tokens, over all layers."""
+        return sum(layer.row_bytes(window) for layer in self._probe().recurrent)
 
     def stored_slots(self) -> tuple[LayerSlot, ...]:
         """Returns ``layer_slots`` with the dtypes in which keys and values are stored.
@@ -255,16 +281,23 @@ class CachedModel:
         Args:
             on_logits: called after each forward for every sequence that it was fed tokens of. A forward then has at
                 most 1024 tokens (or one column), whose logits are never all kept. If memory runs out in a call, the
-                same position comes again, with fewer tokens.
+                same position comes again, with fewer tokens; otherwise each token's logits come once, in order.
         """
         size = len(sequences)
+        if any(starts):  # a state cannot go back behind what it contains: such a text is read from its beginning
+            committed = cache.committed()[first_row : first_row + size]
+            starts = [start if start >= least else 0 for start, least in zip(starts, committed, strict=True)]
         new = [list(s[start:]) for s, start in zip(sequences, starts, strict=True)]
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64, device=self.device)
         cache.lengths = torch.cat((cache.lengths[:first_row], lengths, cache.lengths[first_row + size :]))
-        longest = max(map(len, new), default=0)
-        first = 0
+        first, failed, told = 0, False, list(starts)
 
         def feed(columns: int) -> int:
+            nonlocal new, starts, first, failed
+            if failed and cache.recurrent:  # some states contain these tokens already
+                starts = [0 if own else start for own, start in zip(new, starts, strict=True)]
+                new, first = [list(s[start:]) for s, start in zip(sequences, starts, strict=True)], 0
+            failed = True
             fed = [n[first : first + columns] for n in new]
             positions = [start + first for start in starts]
             if on_logits is None:
@@ -273,18 +306,22 @@ class CachedModel:
             else:
                 logits = self._store(cache, fed, positions, first_row, self._prompts).logits
                 for i, own in enumerate(fed):
-                    if own:
-                        on_logits(i, positions[i], logits[i, : len(own)])
+                    known = max(told[i] - positions[i], 0)
+                    if known < len(own):
+                        on_logits(i, positions[i] + known, logits[i, known : len(own)])
+                        told[i] = positions[i] + len(own)
+            failed = False
             return first + columns
 
-        most = longest if on_logits is None else max(LOGITS_TOKENS // max(size, 1), 1)
-        while first < longest:
-            first = self.prefill_chunk.run(feed, min(longest - first, most), size)
+        most = max(LOGITS_TOKENS // max(size, 1), 1)
+        while (left := max(map(len, new), default=0) - first) > 0:
+            first = self.prefill_chunk.run(feed, left if on_logits is None else min(left, most), size)
 
     def _store(
         self, cache: StaticKVCache, fed: list[list[int]], starts: list[int], first_row: int, module: Callable[..., T]
     ) -> T:
-        """Feeds ``module`` a chunk of each sequence. A second call for the same tokens writes the same slots."""
+        """Feeds ``module`` a chunk of each sequence. A second call for the same tokens writes the same slots, but takes
+        them into a state twice."""
         longest = max(map(len, fed))
         tokens = torch.tensor([[*f, *[0] * (longest - len(f))] for f in fed], device=self.device)
         index = torch.arange(longest, device=self.device)
@@ -294,20 +331,21 @@ class CachedModel:
         stored = max(start + len(f) for start, f in zip(starts, fed, strict=True) if f)
         positions, visible = places * valid, visible_slots(stored, cache.capacity)
         layout = Layout(positions, slots, visible, self._mask(positions, visible))
-        return self._run(module, tokens, cache, layout, first_row)
+        return self._run(module, tokens, cache, layout, first_row, keep=True)
 
     def _take_attention(self) -> None:
-        """Replaces the attention, and linear layers, in a copy of the model. Repeated for every cache, because an
-        adapter that was added in between has put other modules into the model."""
+        """Replaces the attention, and linear and recurrent layers, in a copy of the model. Repeated for every cache,
+        because an adapter that was added in between has put other modules into the model."""
+        model = with_recurrence(self.model)
 
         def copied() -> PreTrainedModel:
-            return with_few_rows(with_attention(self.model, self._attention))
+            return with_few_rows(with_attention(model, self._attention))
 
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)
         else:
             self._steps = copied()
-        self._prompts = self.model if self._attention == "flex" else self._steps
+        self._prompts = model if self._attention == "flex" else self._steps
 
     def _run(
         self,
@@ -316,19 +354,23 @@ class CachedModel:
         cache: StaticKVCache,
         layout: Layout,
         first_row: int = 0,
+        keep: bool = False,
     ) -> T:
         by_flex = self.reads_only_filled and layout.mask is None
-        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row)
+        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row, keep)
         if self._lacks_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
-        inputs = {"position_ids": layout.positions} if self._takes_positions else {}
+        inputs: dict[str, Any] = {"position_ids": layout.positions} if self._takes_positions else {}
         mask: object = self._padding_mask(layout, cache.trash) if self.needs_2d_mask else layout.mask
         if by_flex:
             queries = functools.partial(Queries, layout.positions, tree=layout.tree)
             mask = self._by_kind(lambda window: block_mask(queries(window), cache.capacity))
         if cache.features is not None:
             module = cache.features.recording(module, layout.slots, first_row)
-        return module(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **inputs)
+        if self._recurrent:  # whose layers need no mask, as the cache says which tokens count
+            mask = None if not self._takes_positions else {"full_attention": mask, **dict.fromkeys(_RECURRENT_LAYERS)}
+        inputs[self._takes_cache_as] = cache
+        return module(input_ids=tokens, attention_mask=mask, use_cache=True, **inputs)
 
     def _keys(self, visible: int) -> torch.Tensor:
         if visible not in self._key_index:

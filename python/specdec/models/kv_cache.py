@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
+
+from specdec_kernels import Feed
 
 from ..checks import refuse
 from .features import FeatureStore
+from .kv_layer import KVLayer, LayerSlot, Writer
+from .recurrent_layer import RecurrentLayer
 
 if TYPE_CHECKING:
     from .compaction import Compaction
@@ -27,122 +31,6 @@ def visible_slots(length: int, capacity: int) -> int:
     return min(-(-length // step) * step, capacity - 1)
 
 
-class Slot(NamedTuple):
-    """The keys, or the values, that one token of one sequence stores in a layer."""
-
-    heads: int
-    size: int  # of a head
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, stored: torch.Tensor) -> Slot:
-        """Returns the slot of stored keys or values [B, H_kv, S, D]."""
-        return cls(stored.shape[1], stored.shape[3], stored.dtype)
-
-    @property
-    def bytes(self) -> int:
-        return self.heads * self.size * self.dtype.itemsize
-
-
-LayerSlot = tuple[Slot, Slot] | None  # keys and values; None: the layer stores nothing, as it reads another layer's
-
-
-class _Writer:
-    """The slots to which the next keys and values go, and the slots that attention sees. Set once a forward and shared
-    by all layers.
-
-    The layers refer to this object and not to the cache, because a reference cycle would keep the memory until a
-    garbage collection.
-    """
-
-    def __init__(self, batch_size: int, capacity: int, device: torch.device, dtype: torch.dtype | None):
-        self.batch_size, self.capacity, self.device, self.dtype = batch_size, capacity, device, dtype
-        self.visible, self.rows = 0, slice(0, batch_size)
-        self.append_new = False
-        self._slots = torch.zeros(batch_size, 0, dtype=torch.int64, device=device)
-        self._index: dict[int, torch.Tensor] = {}  # by number of heads: this forward's flat rows
-        self._first_row: dict[int, torch.Tensor] = {}  # by number of heads: constant
-
-    def set(self, slots: torch.Tensor, visible: int, first_row: int) -> None:
-        self._slots, self.visible = slots, visible
-        size = slots.shape[0]
-        # For all rows the slice has no bounds, because a compiled forward would make bounds constants of its graph.
-        self.rows = slice(None) if size == self.batch_size else slice(first_row, first_row + size)
-        self._index.clear()
-
-    def index(self, num_heads: int) -> torch.Tensor:
-        """Returns the ``flat`` rows of the slots that were set, which are found once a forward."""
-        index = self._index.get(num_heads)
-        if index is None:
-            index = self._index[num_heads] = self.flat(self._slots, num_heads, self.rows)
-        return index
-
-    def flat(self, slots: torch.Tensor, num_heads: int, rows: slice = slice(None)) -> torch.Tensor:
-        """Returns [n * num_heads * q] int64, in the order of keys [n, num_heads, q, D]: where ``slots`` [n, q] of the n
-        ``rows`` are in the storage viewed as [B * num_heads * capacity, D]."""
-        if num_heads not in self._first_row:
-            first = torch.arange(self.batch_size * num_heads, device=self.device) * self.capacity
-            self._first_row[num_heads] = first.view(self.batch_size, num_heads, 1)
-        return (self._first_row[num_heads][rows] + slots[:, None]).reshape(-1)
-
-
-class _Layer(CacheLayerMixin):
-    """One layer's [B, H_kv, S, D] keys and values."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    is_compileable = True
-    # Every layer stores all positions and the mask applies a sliding window, because rollback needs the old keys.
-    is_sliding = False
-
-    def __init__(self, writer: _Writer):
-        super().__init__()
-        self._writer = writer
-
-    def allocate(self, keys: Slot, values: Slot) -> None:
-        w = self._writer
-
-        def storage(slot: Slot) -> torch.Tensor:  # zeros: a masked slot must not hold NaN
-            shape = (w.batch_size, slot.heads, w.capacity, slot.size)
-            return torch.zeros(shape, dtype=w.dtype or slot.dtype, device=w.device)
-
-        self.keys, self.values = storage(keys), storage(values)
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.allocate(Slot.of(key_states), Slot.of(value_states))
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        return self._write(self.keys, key_states), self._write(self.values, value_states)
-
-    def _write(self, storage: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Stores ``states`` [n, H, q, D]. Returns the keys or values that attention reads, in the dtype of ``states``,
-        which is that of the queries."""
-        w, size, computed = self._writer, states.shape[3], states.dtype
-        if w.dtype is not None:
-            states = states.to(w.dtype)
-        visible = storage[w.rows, :, : w.visible]
-        if w.append_new:
-            visible = torch.cat((visible, states), 2)
-        # One copy of flat rows was measured to be three times faster than keys[rows, :, slots] = ...
-        storage.view(-1, size).index_copy_(0, w.index(states.shape[1]), states.reshape(-1, size))
-        return visible.to(computed)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        w = self._writer
-        return (w.visible + query_length if w.append_new else w.visible), 0
-
-    def get_seq_length(self) -> int:
-        return self._writer.visible
-
-    def get_max_length(self) -> int:
-        return self._writer.capacity
-
-    get_max_cache_shape = get_max_length  # the name of this method in transformers 5.17
-
-
 class StaticKVCache(Cache):
     """A transformers ``Cache`` whose layers are preallocated [B, H_kv, S, D] tensors, with a length for each
     sequence.
@@ -150,6 +38,9 @@ class StaticKVCache(Cache):
     Keys and values go to the slots given to :meth:`write_at`. Rollback is an assignment to ``lengths``: slots beyond
     are masked, and overwritten later. Nothing is cropped or grown, and only the accepted nodes of a tree are moved. The
     last slot is the *trash slot*: padding and finished sequences write there, and no valid query sees it.
+
+    The states of recurrent layers follow the same assignment: the next forward of the sequence finds by its first
+    token's position which of the tokens before are part of the text, and takes these into the state.
 
     Args:
         config: the model's configuration; only the number of layers is read.
@@ -160,6 +51,9 @@ class StaticKVCache(Cache):
             new keys among them. For models that build positions from a 2-D mask (ALiBi).
         dtype: keys and values are rounded to it for storage, and converted back when read; None: they are stored in
             the dtype in which the model computes them.
+        recurrent: the layers that have a state.
+        window: the most tokens of a sequence that are fed in a step, over all its forwards, >= 1; more can be fed only
+            as text that is never rolled back.
 
     Attributes:
         lengths: [B] int64 on ``device``, the number of each sequence's tokens whose keys are stored. A step sets them
@@ -167,7 +61,7 @@ class StaticKVCache(Cache):
         features: what forwards over this cache record of the model's hidden states; None: nothing.
     """
 
-    layers: list[_Layer]  # type: ignore[assignment]  # transformers declares its own kinds of layers
+    layers: list[KVLayer]  # type: ignore[assignment]  # transformers declares its own kinds of layers
 
     def __init__(
         self,
@@ -177,31 +71,66 @@ class StaticKVCache(Cache):
         device: torch.device | str,
         append_new: bool = False,
         dtype: torch.dtype | None = None,
+        recurrent: Collection[int] = (),
+        window: int = 1,
     ):
         if capacity < 2:
             raise ValueError(f"capacity: got {capacity}, allowed: >= 2 (one token and the trash slot)")
         device = torch.device(device)
-        self._writer = _Writer(batch_size, capacity, device, dtype)
+        self._writer = Writer(batch_size, capacity, device, dtype, window)
         self._writer.append_new = append_new
-        layers = config.get_text_config(decoder=True).num_hidden_layers
-        super().__init__(layers=[_Layer(self._writer) for _ in range(layers)])
+        count = config.get_text_config(decoder=True).num_hidden_layers
+        kinds = [RecurrentLayer if i in recurrent else KVLayer for i in range(count)]
+        super().__init__(layers=[kind(self._writer) for kind in kinds])
+        self.recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
         self.capacity, self.trash = capacity, capacity - 1
         self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._committed = torch.zeros_like(self.lengths)
         self._used_rows: set[int] = set()  # rows that have held a sequence
         self.features: FeatureStore | None = None
         self._compaction: Compaction | None = None
 
-    def allocate(self, slots: Sequence[LayerSlot]) -> None:
+    def allocate(self, slots: Sequence[LayerSlot], states: Sequence[RecurrentLayer] = ()) -> None:
         """Allocates all storage now, so that nothing grows later. A layer whose slot is None is allocated when it
-        first stores keys."""
+        first stores keys.
+
+        Args:
+            states: the recurrent layers of another cache of the same model.
+        """
         for layer, slot in zip(self.layers, slots, strict=True):
             if slot is not None:
                 layer.allocate(*slot)
+        for own, other in zip(self.recurrent, states, strict=True):
+            own.allocate_like(other)
 
-    def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0) -> None:
+    def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0, keep: bool = False) -> None:
         """Sets the slots to which the next forward's keys and values go, [n, q] int64 in [0, S), and how many slots it
-        sees. A forward of n < B sequences uses the rows from ``first_row`` on."""
+        sees. A forward of n < B sequences uses the rows from ``first_row`` on.
+
+        Args:
+            keep: these tokens are never rolled back, as those of a prompt.
+        """
         self._writer.set(slots, visible, first_row)
+        if self.recurrent:
+            self._writer.feed = self._feed(slots, first_row, keep)
+
+    def _feed(self, slots: torch.Tensor, first_row: int, keep: bool) -> Feed:
+        rows, columns = slots.shape
+        if columns > self._writer.window and not keep:
+            refuse("window", f"{self._writer.window} for a forward of {columns} tokens", ">= the tokens of a forward")
+        valid = slots != self.trash
+        first = valid.to(torch.int8).argmax(1, keepdim=True)
+        start = slots.gather(1, first)[:, 0]
+        # A draft model's first forward begins before ``lengths``, where the next step may begin, too.
+        commit = start if keep else torch.minimum(start, self.lengths[first_row : first_row + rows])
+        own = self._committed[first_row : first_row + rows]
+        own.copy_(torch.where(valid.any(1), commit + valid.sum(1) if keep else commit, own))
+        return Feed(start, commit, valid, first_row, keep)
+
+    def committed(self) -> list[int]:
+        """Returns how many tokens of each row can no longer be rolled back: 0 where no layer has a state, otherwise
+        what the host waits for the device to know."""
+        return self._committed.tolist() if self.recurrent else [0] * self._writer.batch_size
 
     def begin(self, row: int) -> None:
         """Prepares ``row`` for a new sequence. Keys and values of the row's previous sequence become zero, since a NaN
@@ -209,6 +138,7 @@ class StaticKVCache(Cache):
         if row not in self._used_rows:
             self._used_rows.add(row)
             return
+        self._committed[row] = 0
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keys[row].zero_()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from specdec_kernels import build_info, linear
+
+from .copied_modules import with_modules
 
 MOST_ROWS = 8  # from about twelve tokens on, torch's own product is faster
 
@@ -31,10 +33,9 @@ def with_few_rows(model: M) -> M:
     """Returns ``model`` with every float32 layer on a CPU that is an ``nn.Linear`` and no more as a
     :class:`FewRowsLinear`; ``model`` itself if there is none, or no native code.
 
-    The model is not changed. Those layers, and the modules around them, are copied without their weights; what is
-    inside of an adapter is not, so that adapters that are switched later act in both models.
+    The model is not changed; see :func:`.copied_modules.with_modules`.
     """
-    return _copied(model, {}) if _has_native() else model
+    return with_modules(model, _as_few_rows) if _has_native() else model
 
 
 @functools.cache
@@ -43,21 +44,9 @@ def _has_native() -> bool:
     return "missing" not in native
 
 
-def _copied(module: M, done: dict[int, nn.Module]) -> M:
-    if id(module) not in done:
-        copied: nn.Module = module
-        if _is_plain(module):
-            copied = _as_few_rows(cast(nn.Linear, module))
-        elif not type(module).__module__.startswith("peft."):  # its layers know which adapter is active
-            children = {n: c if c is None else _copied(c, done) for n, c in module._modules.items()}
-            if any(children[n] is not c for n, c in module._modules.items()):
-                copied = copy.copy(module)
-                copied._modules = children
-        done[id(module)] = copied
-    return cast(M, done[id(module)])
-
-
-def _as_few_rows(layer: nn.Linear) -> nn.Linear:
+def _as_few_rows(layer: nn.Module) -> nn.Module | None:
+    if not _is_plain(layer):
+        return None
     fast = copy.copy(layer)
     fast.__class__ = FewRowsLinear
     return fast

@@ -12,18 +12,25 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..checks import refuse
 from .cached_model import CachedModel
 from .kv_cache import VISIBLE_STEP, visible_slots
+from .recurrent import recurrent_layers, scan_of
 from .tree import Tree
 
 # For these, tests/models/test_model_types.py compares ragged cached forwards with full ones; see docs/models.md.
 KNOWN_MODEL_TYPES = frozenset(
     (
-        "bloom", "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4_moe",
-        "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "llama", "ministral",
-        "mistral", "mixtral", "mpt", "olmo", "olmo2", "olmo3", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3",
-        "qwen3_moe", "smollm3", "stablelm", "starcoder2",
+        "bamba", "bloom", "cohere", "cohere2", "falcon", "falcon_h1", "gemma", "gemma2", "gemma3", "gemma3_text", "glm",
+        "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
+        "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "llama", "mamba2", "ministral", "mistral",
+        "mixtral", "mpt", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "opt", "phi", "phi3", "qwen2",
+        "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3", "stablelm",
+        "starcoder2", "zamba2",
     )
 )  # fmt: skip
 MASKED_LAYER_TYPES = frozenset(("full_attention", "sliding_attention"))
+RECURRENT_LAYER_TYPES = frozenset(("linear_attention", "conv", "hybrid"))
+PLAIN_LAYER_TYPES = frozenset(("moe", "mlp"))  # have no attention and no state
+# Their layers have functions of known names, but several states, of which some are tokens.
+SEVERAL_STATES = frozenset(("qwen4_exp_text",))
 MASKED_ATTENTION = ("sdpa", "eager")
 # Adapters that act outside of the model's modules: in the wrapper's forward, or by an extra forward before each.
 _ADAPTERS_OUTSIDE = ("ADAPTION_PROMPT", "POLY", "XLORA")
@@ -57,8 +64,8 @@ def cached_model(
         cache_dtype, compile, fed_vocabulary: as in :class:`~specdec.models.cached_model.CachedModel`.
 
     Raises:
-        ValueError: the model is not a causal LM, it is an encoder-decoder, its state cannot be rewound (Mamba, hybrid,
-            linear attention), it is in training mode, its attention takes no 4-D mask, its weights are spread,
+        ValueError: the model is not a causal LM, it is an encoder-decoder, it has a state that cannot be rewound, it is
+            in training mode, its attention takes no 4-D mask, its weights are spread,
             sharded or offloaded, its adapters act outside of its modules, or it is of an unknown type and its cached
             forward differs from its full forward.
     """
@@ -69,7 +76,7 @@ def cached_model(
     described = f"model type {config.model_type!r}"
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name}: {described} is an encoder-decoder, allowed: decoder-only models")
-    _require_masked_attention(model, config, f"{name}: {described}")
+    _require_known_layers(model, config, f"{name}: {described}")
     if not model.can_generate():
         refuse(name, type(model).__name__, "a causal LM, with a head over its vocabulary")
     if config._attn_implementation not in MASKED_ATTENTION:
@@ -100,14 +107,21 @@ def _without_adapters(model: Any, name: str) -> torch.nn.Module:
     return model.base_model.model
 
 
-def _require_masked_attention(model: PreTrainedModel, config: PreTrainedConfig, described: str) -> None:
-    """Raises ValueError for models with other layers than masked attention. Mamba, for example, keeps a state that a
-    rejected draft would change for good."""
-    others = set(getattr(config, "layer_types", None) or ()) - MASKED_LAYER_TYPES
+def _require_known_layers(model: PreTrainedModel, config: PreTrainedConfig, described: str) -> None:
+    """Raises ValueError for models with other layers than masked attention, and recurrent ones that can be rolled
+    back."""
+    kinds = getattr(config, "layer_types", None) or ()
+    others = set(kinds) - MASKED_LAYER_TYPES - PLAIN_LAYER_TYPES
     listed = ", ".join(sorted(others)) or "its layers"
-    if model._is_stateful or any("attention" not in kind or "linear" in kind for kind in others):
-        raise ValueError(f"{described} keeps a state that cannot be rewound ({listed}), allowed: attention")
-    if others:
+    found = recurrent_layers(model)
+    known = config.model_type not in SEVERAL_STATES and all(scan_of(module) is not None for module in found.values())
+    lacking = any(kind in RECURRENT_LAYER_TYPES and i not in found for i, kind in enumerate(kinds))
+    stateful = model._is_stateful or any("attention" not in kind or "linear" in kind for kind in others)
+    if (stateful or found) and (not known or lacking or not found):
+        allowed = "attention, convolutions, gated delta rules and Mamba's scans"
+        raise ValueError(f"{described} keeps a state that cannot be rewound ({listed}), allowed: {allowed}")
+    if more := others - RECURRENT_LAYER_TYPES:
+        listed = ", ".join(sorted(more))
         raise ValueError(f"{described} has other masks than the loop's ({listed}), allowed: full and sliding attention")
     if config.model_type == "gpt_neo":
         raise ValueError(f"{described} counts its local attention from the cache's end, allowed: other models")
@@ -207,35 +221,60 @@ def why_no_trees(cached: CachedModel) -> str | None:
 
 
 def _compare(cached: CachedModel, whole: torch.nn.Module, shape: _Shape, described: str) -> None:
-    device, lengths = cached.device, (9, 6)
     # Tokens that stand for images, for example, would need image inputs.
     config = cached.model.config.to_dict()
     special = {i for key, i in config.items() if key.endswith(("_token_id", "_token_index")) and isinstance(i, int)}
     ordinary = torch.tensor([i for i in range(min(cached.vocab_size, 1000)) if i not in special])
-    draws = torch.randint(len(ordinary), (2, max(lengths) + _FED), generator=torch.Generator().manual_seed(0))
-    tokens = ordinary[draws].to(device)
+    draws = torch.randint(len(ordinary), (2, 3, 3 * _FED), generator=torch.Generator().manual_seed(0))
     try:
-        cache = cached.new_cache(2, 2 * VISIBLE_STEP)  # attention sees empty slots, too
-        cached.prefill(cache, [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)])
-        positions = slots = cache.lengths[:, None] + torch.arange(_FED, device=device)
-        fed, tree = tokens.gather(1, slots), None
-        if shape.parents is not None:
-            tree = Tree.of(torch.tensor(shape.parents, device=device))
-            positions, slots = tree.places(cache.lengths, torch.ones_like(slots, dtype=torch.bool), cache.trash)
-        layout = cached.layout(positions, slots, visible_slots(tokens.shape[1], cache.capacity), tree)
-        cached(tokens[:, :_FED].flip(1), cache, layout)  # wrong tokens, which the next line overwrites
-        logits = cached(fed, cache, layout)
-        expected = torch.empty_like(logits)
-        for b, n in enumerate(lengths):
-            for path in shape.paths:
-                own = torch.cat((tokens[b, :n], fed[b, list(path)]))
-                expected[b, list(path)] = whole(own[None]).logits[0, n:]
+        pairs = _steps(cached, whole, shape, ordinary[draws].tolist())
     except Exception as error:  # an unknown model can raise anything for this mask and cache
         raise ValueError(f"{described}: {type(error).__name__}: {error}") from error
-    expected = expected.float()
-    difference = (logits.float() - expected).abs().max().item()
+    logits, expected = (torch.cat(side).float() for side in zip(*pairs, strict=True))
+    difference = (logits - expected).abs().max().item()
     allowed = torch.finfo(cached.dtype).eps ** 0.5 * expected.abs().max().item()
     if not difference <= allowed:
         raise ValueError(
             f"{described}: its logits differ from a full forward by up to {difference:.3g}, allowed: {allowed:.3g}"
         )
+
+
+def _steps(
+    cached: CachedModel, whole: torch.nn.Module, shape: _Shape, draws: list[list[list[int]]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Feeds what a batch of two sequences may. Returns logits [n, V] of cached forwards, and of full ones for the same
+    tokens."""
+    cache = cached.new_cache(2, 2 * VISIBLE_STEP, _FED)  # attention sees empty slots, too
+    device, pairs = cached.device, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def step(texts: list[list[int]], fed: list[list[int]], rows: tuple[int, ...] = (0, 1)) -> None:
+        cache.lengths = torch.tensor([len(text) for text in texts], device=device)
+        positions = slots = cache.lengths[:, None] + torch.arange(_FED, device=device)
+        counts, tree = torch.tensor([[row in rows] for row in (0, 1)], device=device).expand(-1, _FED), None
+        if shape.parents is not None:
+            tree = Tree.of(torch.tensor(shape.parents, device=device))
+            positions, slots = tree.places(cache.lengths, counts, cache.trash)
+        visible = visible_slots(max(map(len, texts)) + _FED, cache.capacity)
+        layout = cached.layout(positions * counts, torch.where(counts, slots, cache.trash), visible, tree)
+        logits = cached(torch.tensor(fed, device=device), cache, layout)
+        for row in rows:
+            for path in shape.paths:
+                own = torch.tensor([texts[row] + [fed[row][i] for i in path]], device=device)
+                pairs.append((logits[row, list(path)], whole(own).logits[0, len(texts[row]) :]))
+
+    first, second, third = ([row[i] for row in draws] for i in range(3))
+    texts = [first[0][:9], first[1][:6]]
+    cached.prefill(cache, [text[:5] for text in texts])
+    cached.extend(cache, texts, [5, 5])
+    step(texts, [row[:_FED] for row in second])  # wrong tokens, which the next line overwrites
+    step(texts, [row[:_FED] for row in third])
+    if shape.parents is None:  # some of these are accepted, and one sequence waits a step
+        texts = [texts[0] + third[0][:2], texts[1] + third[1][:1]]
+        step(texts, [row[_FED : 2 * _FED] for row in second], rows=(1,))
+        texts[1] += second[1][_FED : 2 * _FED - 1]
+        step(texts, [row[_FED : 2 * _FED] for row in third])
+        cache.begin(0)  # another sequence
+        texts[0] = second[0][: _FED - 1]
+        cached.extend(cache, [texts[0]], [0])
+        step(texts, [row[-_FED:] for row in first])
+    return pairs

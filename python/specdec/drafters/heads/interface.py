@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig
 from ...models.attention import Queries, dense_mask
 from ...models.cached_model import Layout
 from ...models.features import FeatureStore
-from ...models.kv_cache import Slot, StaticKVCache
+from ...models.kv_cache import StaticKVCache
+from ...models.kv_layer import Slot
 from ...models.tree import Tree
 from ..tree_growth import Growing, Level
 

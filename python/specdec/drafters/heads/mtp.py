@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ...models.cached_model import Layout
-from ...models.kv_cache import Slot, StaticKVCache
+from ...models.kv_cache import StaticKVCache
+from ...models.kv_layer import Slot
 from .blocks import Rotation
 from .in_turn import DraftsInTurn
 from .interface import Head, HeadInput, Logits

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from ...checks import refuse
 from ...models.cached_model import CachedModel
-from ...models.kv_cache import Slot
+from ...models.kv_layer import Slot
 from ...models.layers import layers_path
 from .checkpoint import Checkpoint
 from .interface import Head, Variant

@@ -172,6 +172,7 @@ def written(target: CachedModel, count: int) -> list[int]:
     cache = target.new_cache(1, target.capacity(count))
     while len(text) < count:
         place = torch.tensor([[len(text) - 1]], device=target.device)
+        cache.lengths = place[0]
         layout = target.layout(place, place, visible_slots(len(text), cache.capacity))
         logits = target(torch.tensor([text[-1:]], device=target.device), cache, layout)[:, -1].float()
         logits[:, ends] = -torch.inf

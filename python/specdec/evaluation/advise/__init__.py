@@ -279,7 +279,8 @@ def _machine(target: CachedModel) -> tuple[Threads, Shares]:
 
 def _forward(target: CachedModel, width: int, stored: int = 32) -> object:
     """A forward over ``width`` tokens after ``stored`` ones. Making its cache takes no time worth speaking of."""
-    cache = target.new_cache(1, target.capacity(64))
+    cache = target.new_cache(1, target.capacity(64), width)
     places = torch.arange(stored, stored + width, device=target.device)[None]
+    cache.lengths = places[0, :1]
     layout = target.layout(places, places, visible_slots(stored + width, cache.capacity))
     return target(places % target.vocab_size, cache, layout)

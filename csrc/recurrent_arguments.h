@@ -1,0 +1,148 @@
+// The operations of recurrent layers: from torch's tensors to the kernels' parameters. `run(params, like)` launches them.
+#pragma once
+
+#include "cpu/recurrent.h"
+#include "torch_glue.h"
+
+namespace specdec {
+
+// A tensor that an operation writes. A copy would be lost.
+inline float* written(Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
+  check_shape(tensor, shape, ScalarType::Float, name);
+  STD_TORCH_CHECK(tensor.is_contiguous(), "specdec_kernels: ", name, " is not contiguous");
+  return static_cast<float*>(tensor.mutable_data_ptr());
+}
+
+inline const float* read(Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
+  check_shape(tensor, shape, ScalarType::Float, name);
+  tensor = dense(tensor);
+  return static_cast<const float*>(tensor.const_data_ptr());
+}
+
+// Keeps the dense tensors that the kernels' Feed points into.
+struct FeedArguments {
+  Tensor start, commit, valid;
+  Feed feed;
+
+  FeedArguments(const Tensor& starts, const Tensor& commits, const Tensor& valids, int64_t first_row, int64_t rows_held,
+                int64_t places)
+      : start(dense(starts)), commit(dense(commits)), valid(dense(valids)) {
+    STD_TORCH_CHECK(valid.dim() == 2, "specdec_kernels: valid has a wrong shape");
+    const int64_t rows = valid.size(0), columns = valid.size(1);
+    check_shape(start, {rows}, ScalarType::Long, "start");
+    check_shape(commit, {rows}, ScalarType::Long, "commit");
+    check_shape(valid, {rows, columns}, ScalarType::Bool, "valid");
+    STD_TORCH_CHECK(first_row >= 0 && first_row + rows <= rows_held && places > 0,
+                    "specdec_kernels: first_row is out of range, or a window has no place");
+    feed = {start.const_data_ptr<int64_t>(), commit.const_data_ptr<int64_t>(), valid.const_data_ptr<bool>(),
+            rows, columns, first_row, places};
+  }
+};
+
+template <auto run>
+Tensor conv_window(Tensor window, Tensor x, Tensor weight, std::optional<Tensor> bias, bool silu, Tensor start,
+                   Tensor valid, int64_t first_row) {
+  STD_TORCH_CHECK(window.dim() == 3 && x.dim() == 3 && weight.dim() == 2, "specdec_kernels: x has a wrong shape");
+  const int64_t held = window.size(0), places = window.size(1), channels = window.size(2), taps = weight.size(1);
+  const FeedArguments at(start, start, valid, first_row, held, places);
+  STD_TORCH_CHECK(taps >= 1 && taps <= places && taps <= cpu::kMostTaps,
+                  "specdec_kernels: weight has more taps than the window has places, or than 16");
+  Tensor y = empty_on(x, {at.feed.rows, at.feed.columns, channels}, ScalarType::Float);
+  run(cpu::ConvWindowParams{
+          .window = written(window, {held, places, channels}, "window"),
+          .x = read(x, {at.feed.rows, at.feed.columns, channels}, "x"),
+          .weight = read(weight, {channels, taps}, "weight"),
+          .bias = bias ? read(*bias, {channels}, "bias") : nullptr,
+          .y = static_cast<float*>(y.mutable_data_ptr()),
+          .feed = at.feed,
+          .channels = channels,
+          .taps = taps,
+          .silu = silu,
+      },
+      x);
+  return y;
+}
+
+template <auto run>
+Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, Tensor window_g, Tensor window_beta,
+                  Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor start, Tensor commit, Tensor valid,
+                  int64_t first_row, bool keep, bool normalize) {
+  STD_TORCH_CHECK(state.dim() == 4 && window_k.dim() == 4 && (g.dim() == 3 || g.dim() == 4),
+                  "specdec_kernels: state, window_k or g has a wrong shape");
+  const int64_t held = state.size(0), heads = state.size(1), dk = state.size(2), dv = state.size(3);
+  const int64_t places = window_k.size(1), key_heads = window_k.size(2);
+  STD_TORCH_CHECK(key_heads > 0 && heads % key_heads == 0, "specdec_kernels: the heads do not divide into key heads");
+  const FeedArguments at(start, commit, valid, first_row, held, places);
+  const int64_t rows = at.feed.rows, columns = at.feed.columns;
+  check_shape(base, {held}, ScalarType::Long, "base");
+  STD_TORCH_CHECK(base.is_contiguous(), "specdec_kernels: base is not contiguous");
+  const bool by_channel = g.dim() == 4;
+  Tensor out = empty_on(q, {rows, columns, heads, dv}, ScalarType::Float);
+  run(cpu::DeltaStepParams{
+          .state = written(state, {held, heads, dk, dv}, "state"),
+          .base = static_cast<int64_t*>(base.mutable_data_ptr()),
+          .window_k = written(window_k, {held, places, key_heads, dk}, "window_k"),
+          .window_v = written(window_v, {held, places, heads, dv}, "window_v"),
+          .window_g = by_channel ? written(window_g, {held, places, heads, dk}, "window_g")
+                                 : written(window_g, {held, places, heads}, "window_g"),
+          .window_beta = written(window_beta, {held, places, heads}, "window_beta"),
+          .q = read(q, {rows, columns, key_heads, dk}, "q"),
+          .k = read(k, {rows, columns, key_heads, dk}, "k"),
+          .v = read(v, {rows, columns, heads, dv}, "v"),
+          .g = by_channel ? read(g, {rows, columns, heads, dk}, "g") : read(g, {rows, columns, heads}, "g"),
+          .beta = read(beta, {rows, columns, heads}, "beta"),
+          .out = static_cast<float*>(out.mutable_data_ptr()),
+          .feed = at.feed,
+          .heads = heads,
+          .key_heads = key_heads,
+          .dk = dk,
+          .dv = dv,
+          .by_channel = by_channel,
+          .keep = keep,
+          .normalize = normalize,
+      },
+      q);
+  return out;
+}
+
+template <auto run>
+Tensor ssd_step(Tensor state, Tensor base, Tensor window_x, Tensor window_dt, Tensor window_b, Tensor x, Tensor dt,
+                Tensor b, Tensor c, Tensor a, std::optional<Tensor> d, Tensor start, Tensor commit, Tensor valid,
+                int64_t first_row, bool keep) {
+  STD_TORCH_CHECK(state.dim() == 4 && window_b.dim() == 4 && (a.dim() == 1 || a.dim() == 2),
+                  "specdec_kernels: state, window_B or A has a wrong shape");
+  const int64_t held = state.size(0), heads = state.size(1), size = state.size(2), numbers = state.size(3);
+  const int64_t places = window_b.size(1), groups = window_b.size(2);
+  STD_TORCH_CHECK(groups > 0 && heads % groups == 0, "specdec_kernels: the heads do not divide into groups");
+  const FeedArguments at(start, commit, valid, first_row, held, places);
+  const int64_t rows = at.feed.rows, columns = at.feed.columns;
+  check_shape(base, {held}, ScalarType::Long, "base");
+  STD_TORCH_CHECK(base.is_contiguous(), "specdec_kernels: base is not contiguous");
+  const bool by_number = a.dim() == 2;
+  Tensor out = empty_on(x, {rows, columns, heads, size}, ScalarType::Float);
+  run(cpu::SsdStepParams{
+          .state = written(state, {held, heads, size, numbers}, "state"),
+          .base = static_cast<int64_t*>(base.mutable_data_ptr()),
+          .window_x = written(window_x, {held, places, heads, size}, "window_x"),
+          .window_dt = written(window_dt, {held, places, heads}, "window_dt"),
+          .window_b = written(window_b, {held, places, groups, numbers}, "window_B"),
+          .x = read(x, {rows, columns, heads, size}, "x"),
+          .dt = read(dt, {rows, columns, heads}, "dt"),
+          .b = read(b, {rows, columns, groups, numbers}, "B"),
+          .c = read(c, {rows, columns, groups, numbers}, "C"),
+          .a = by_number ? read(a, {heads, numbers}, "A") : read(a, {heads}, "A"),
+          .d = d ? read(*d, {heads}, "D") : nullptr,
+          .out = static_cast<float*>(out.mutable_data_ptr()),
+          .feed = at.feed,
+          .heads = heads,
+          .size = size,
+          .groups = groups,
+          .numbers = numbers,
+          .by_number = by_number,
+          .keep = keep,
+      },
+      x);
+  return out;
+}
+
+}  // namespace specdec

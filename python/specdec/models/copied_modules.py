@@ -1,0 +1,35 @@
+"""Exchanges modules of a model without changing it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def with_modules(model: M, other: Callable[[nn.Module], nn.Module | None]) -> M:
+    """Returns ``model`` with the module ``other(module)`` in place of each one for which that is not None; ``model``
+    itself if there is none.
+
+    The modules around those are copied without their weights. What is inside of an adapter of peft is not looked at,
+    because it knows which adapter is active: adapters that are switched later act in both models.
+    """
+    return _copied(model, other, {})
+
+
+def _copied(module: M, other: Callable[[nn.Module], nn.Module | None], done: dict[int, nn.Module]) -> M:
+    if id(module) not in done:
+        copied: nn.Module = module
+        if (exchanged := other(module)) is not None:
+            copied = exchanged
+        elif not type(module).__module__.startswith("peft."):
+            children = {n: c if c is None else _copied(c, other, done) for n, c in module._modules.items()}
+            if any(children[n] is not c for n, c in module._modules.items()):
+                copied = copy.copy(module)
+                copied._modules = children
+        done[id(module)] = copied
+    return cast(M, done[id(module)])
