@@ -19,7 +19,9 @@ from specdec import (
     SuffixDrafter,
 )
 from specdec.drafters import Drafter, Drafts, DraftSession
+from specdec.drafters.model import ModelDraftSession
 from specdec.models.supported import cached_model
+from support.feeding import full_logits
 from support.model_types import CASES, HYBRID, model_of
 from support.models import VOCABULARY, generate, prompts
 from support.scripted import script_k
@@ -142,18 +144,40 @@ def test_a_draft_model_with_a_state(case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_draft_models_of_rows_that_are_used_again(case, monkeypatch):
-    """A fresh slot held the state of another request: tpu-inference#3412."""
-    chance = random.Random(3)
-    script_k(monkeypatch, [chance.choice((0, 2, 3)) for _ in range(1000)])
-    model, asked = model_of(case), prompts(9, 1, 30, seed=9)
+def test_draft_models_of_rows_that_are_used_again(case):
+    """A fresh slot held the state of another request: tpu-inference#3412. Later texts are longer."""
+    model, asked = model_of(case), [prompts(1, n, n, seed=n)[0] for n in (2, 1, 3, 2, 30, 25, 40, 35)]
     decoder = SpeculativeDecoder(model, copy.deepcopy(model), 3)
-    done = Scheduler(decoder, rows=2, max_length=60).run(
-        [Request(p, max_new_tokens=30, eos_token_id=[]) for p in asked]
-    )
+    done = Scheduler(decoder, rows=2, max_length=60).run([Request(p, max_new_tokens=9, eos_token_id=[]) for p in asked])
     done = sorted(done, key=lambda sequence: sequence.number)
-    assert [s.tokens for s in done] == [generate(model, None, [p], 0, max_new_tokens=30).tokens[0] for p in asked]
+    assert [s.tokens for s in done] == [generate(model, None, [p], 0, max_new_tokens=9).tokens[0] for p in asked]
     assert sum(s.stats.accepted for s in done) > 0.97 * sum(s.stats.tested for s in done)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_draft_model_whose_drafts_are_rejected(case, monkeypatch):
+    """In every step it drafts what full forwards of the text so far do."""
+    target, draft, drafted = model_of(case), copy.deepcopy(model_of(case)), []
+    head = draft.get_output_embeddings().weight
+    head += 0.15 * head.std() * torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
+    propose = ModelDraftSession.propose
+
+    def spy(self, step):
+        drafts = propose(self, step)
+        drafted.append((step.position.tolist(), step.allowed_on_device.tolist(), drafts.tokens.tolist()))
+        return drafts
+
+    monkeypatch.setattr(ModelDraftSession, "propose", spy)
+    ids = [*prompts(2, 1, 12, seed=7), [5]]
+    result = generate(target, draft, ids, 3, max_new_tokens=40)
+    assert 0.2 < result.stats.alpha < 0.95
+    for positions, allowed, tokens in drafted:
+        for row, position in enumerate(positions):
+            text = (ids[row] + result.tokens[row])[:position]
+            for token in tokens[row][: allowed[row]]:
+                logits = full_logits(draft, text)[-1]
+                assert logits.max() - logits[token] < 1e-3
+                text.append(token)
 
 
 def test_a_draft_model_with_a_state_for_a_target_without():

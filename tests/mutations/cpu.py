@@ -284,7 +284,7 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
         {
             "convolution-begins-one-late": ("position = start - p.taps + tap;", "position = start - p.taps + tap + 1;"),
-            "convolution-forgets-the-first-of-a-chunk": ("if (left-- <= feed.places)", "if (left-- < feed.places)"),
+            "convolution-forgets-the-first-of-a-chunk": ("if (left-- <= feed.places)", "if (left-- < p.taps - 1)"),
         },
     ),
     *mutations(

@@ -25,12 +25,12 @@ MUTATIONS: list[Mutation] = [
             "cache-commits-what-a-draft-model-feeds-again": (
                 "torch.minimum(start, self.lengths[first_row : first_row + rows])",
                 "start",
-                "tests/loop/test_recurrent_targets.py -k 'draft_model and qwen3_5'",
+                "tests/loop/test_recurrent_targets.py -k drafts_are_rejected",
             ),
             "cache-remembers-what-the-last-sequence-committed": (
                 "        self._committed[row] = 0\n",
                 "",
-                "tests/loop/test_recurrent_targets.py -k 'draft_models_of_rows'",
+                "tests/loop/test_recurrent_targets.py -k used_again",
             ),
             "cache-accepts-into-the-root": ("torch.arange(1, path.shape[1] + 1,", "torch.arange(path.shape[1],"),
             "cache-overwrites-accepted-nodes": (

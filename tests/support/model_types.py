@@ -197,7 +197,7 @@ HYBRID = (
 @functools.cache
 @torch.inference_mode(False)  # whoever asks for it first, since others train it
 def model_of(case: str) -> PreTrainedModel:
-    """A tiny model with random weights, which are drawn wider than usual, those of norms and attention sinks as well.
+    """A tiny model with random weights, drawn wider than usual, those of attention sinks and time steps as well.
     It is cached, so it must not be changed in place."""
     model_type, settings = CASES[case]
     config = CONFIG_MAPPING[model_type](**settings)
@@ -208,6 +208,6 @@ def model_of(case: str) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(std=1.0 if "emb" in name or "wte" in name else 0.3)
-            elif "sinks" in name:
+            elif "sinks" in name or "dt_" in name:
                 weight.normal_()
     return model
