@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from .backends import operation
+from .backends import operation, unavailable
 from .types import Backend
 
 
@@ -250,9 +250,12 @@ def _check_feed(feed: Feed, x: torch.Tensor, rows: int) -> None:
 
 
 def _backend(backend: Backend | str, x: torch.Tensor) -> Backend:
-    """Native code is for float32 alone."""
-    chosen = Backend(backend)
+    """Native code is for float32 on a CPU alone."""
+    chosen, kind = Backend(backend), x.device.type
+    if chosen == Backend.CUDA:
+        raise RuntimeError("backend 'cuda' cannot run here: of recurrent layers it has no operation, triton has all")
     if chosen != Backend.AUTO:
         return chosen
-    native = x.device.type == "cpu" and x.dtype == torch.float32
-    return Backend.AUTO if native else Backend.REFERENCE
+    if kind == "cpu":
+        return Backend.AUTO if x.dtype == torch.float32 else Backend.REFERENCE
+    return Backend.TRITON if unavailable(Backend.TRITON, kind) is None else Backend.REFERENCE

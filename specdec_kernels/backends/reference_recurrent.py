@@ -37,7 +37,8 @@ def conv_window(window, x, weight, bias, silu, start, valid, first_row):
     history = torch.where(before[..., None] >= 0, window[rows][index, before % places], 0)
     # The tokens of a row in front of its other columns, which follow from how a stable sort breaks ties.
     order = (~valid).to(torch.int8).sort(dim=1, stable=True).indices
-    inputs = torch.cat((history, x.gather(1, order[..., None].expand(-1, -1, channels))), 1).to(weight.dtype)
+    inputs = torch.cat((history, x.gather(1, order[..., None].expand(-1, -1, channels))), 1)
+    inputs = inputs.to(torch.promote_types(x.dtype, torch.float32))
     y = torch.zeros_like(inputs[:, k - 1 :])
     for j in range(k):
         y = y + inputs[:, j : j + columns] * weight[:, j]

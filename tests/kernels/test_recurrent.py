@@ -29,10 +29,16 @@ LAYERS = {
     "mamba-1": lambda **s: Ssd(3, heads=40, size=1, groups=1, states=16, by_number=True, skip=False, **s),
 }
 KINDS = pytest.mark.parametrize("kind", LAYERS)
-BACKENDS = (*(("cpu", name) for name in SETS), ("reference", "float64"), ("reference", "float32"))
+INTERPRETED = ("triton", "float32")
+BACKENDS = (
+    *(("cpu", name) for name in SETS),
+    ("reference", "float64"),
+    ("reference", "float32"),
+    pytest.param(INTERPRETED, marks=pytest.mark.nightly),
+)
 
 
-@pytest.fixture(params=BACKENDS, ids="-".join)
+@pytest.fixture(params=BACKENDS, ids=lambda backend: "-".join(backend))
 def made(request) -> Iterator[dict]:
     """What a layer is made with."""
     backend, kind = request.param
@@ -120,7 +126,16 @@ class Rows:
 def test_ragged_steps(made, kind, pattern):
     """As a target, which is fed its last known token with the drafts; as a draft model, which is fed two, and its own
     drafts one by one; with rows that begin in the middle, and prompts in chunks between."""
-    rows = Rows(LAYERS[kind](**made), len(kind), 2 if pattern == "draft" else 1)
+    check_ragged_steps(LAYERS[kind](**made), pattern)
+
+
+@pytest.mark.parametrize("kind", ["convolution of two", "delta rule, raw keys", "mamba-2", "mamba-1"])
+def test_ragged_steps_interpreted(kind):
+    check_ragged_steps(LAYERS[kind](backend="triton"), "draft")
+
+
+def check_ragged_steps(layer: Layer, pattern: str) -> None:
+    rows = Rows(layer, 1, 2 if pattern == "draft" else 1)
     rows.prefill({0: 7, 1: 1}, columns=3)
     step = {
         "target": lambda: rows.step(T - 1),
@@ -320,3 +335,11 @@ def test_tensors_of_any_strides():
     held = DeltaState.empty(4, T, *inputs[1:])
     with pytest.raises(RuntimeError, match="specdec_kernels: state is not contiguous"):
         delta_step(held._replace(state=held.state.transpose(2, 3).contiguous().transpose(2, 3)), *inputs, FEED)
+
+
+def test_what_cannot_run_says_why():
+    layer = Delta(2, backend="cuda")
+    with pytest.raises(RuntimeError, match="backend 'cuda' cannot run here: of recurrent layers it has no operation"):
+        layer.feed({0: {0: 1}}, {}, {}, 1)
+    with pytest.raises(ValueError, match="'fast' is not a valid Backend"):
+        Delta(2, backend="fast").feed({0: {0: 1}}, {}, {}, 1)

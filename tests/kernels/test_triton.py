@@ -31,7 +31,8 @@ from specdec_kernels.testing import (
 TARGETS = {"sm_80": "cuda 80 32", "sm_90": "cuda 90 32", "sm_100": "cuda 100 32", "gfx942": "hip gfx942 64"}
 KERNELS = {
     "stats_kernel", "filter_kernel", "residual_kernel", "race_kernel", "draft_draw_kernel", "draft_race_kernel",
-    "children_kernel", "verify_tree_kernel",
+    "children_kernel", "verify_tree_kernel", "conv_window_kernel", "delta_step_kernel", "ssd_step_kernel",
+    "store_kernel",
 }  # fmt: skip
 INF = float("inf")
 

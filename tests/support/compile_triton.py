@@ -22,8 +22,10 @@ from specdec.models import compaction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
+from specdec_kernels import DeltaState, SsdState
 from specdec_kernels.backends.triton import draft_children as children_module
 from specdec_kernels.backends.triton import draft_step as draft_module
+from specdec_kernels.backends.triton import recurrent as recurrent_module
 from specdec_kernels.backends.triton import speculative_step as step_module
 from specdec_kernels.backends.triton import tables
 from specdec_kernels.backends.triton import verify_tree as tree_module
@@ -113,9 +115,33 @@ def compile_compaction(target: GPUTarget) -> None:
     compaction.Compaction(states)(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.int64))
 
 
+def compile_recurrent(few: bool) -> None:
+    """With the sizes of Qwen3.5-27B, Kimi-Linear, Nemotron-3-Nano and Jamba-mini."""
+    start, valid = torch.zeros(2, dtype=torch.int64), torch.ones(2, 4, dtype=torch.bool)
+
+    def bf16(*shape: int) -> torch.Tensor:
+        return torch.zeros(2, 4, *shape, dtype=torch.bfloat16)
+
+    window, bias = torch.zeros(2, 12, 10240, dtype=torch.bfloat16), torch.zeros(10240)
+    for keep in (False,) if few else (False, True):
+        for key_heads, heads, decays in ((16, 48, ()), (32, 32, (128,)))[: 1 if few else 2]:
+            q, v, g, beta = bf16(key_heads, 128), bf16(heads, 128), torch.zeros(2, 4, heads, *decays), bf16(heads)
+            state = DeltaState.empty(2, 9, q, v, g, beta)
+            recurrent_module.delta_step(*state, q, q, v, g, beta, start, start, valid, 0, keep, True)
+        for heads, size, groups, numbers in ((64, 64, 8, 128), (8192, 1, 1, 16))[: 1 if few else 2]:
+            x, dt, B = bf16(heads, size), torch.zeros(2, 4, heads), bf16(groups, numbers)
+            A = torch.zeros(heads) if size > 1 else torch.zeros(heads, numbers)
+            state = SsdState.empty(2, 9, x, dt, B)
+            D = A if size > 1 else None
+            recurrent_module.ssd_step(*state, x, dt, B, B, A, D, start, start, valid, 0, keep)
+    for silu in (True,) if few else (True, False):
+        taps, its_bias = (4, bias) if silu else (3, None)
+        recurrent_module.conv_window(window, bf16(10240), torch.zeros(10240, taps), its_bias, silu, start, valid, 0)
+
+
 def compile_variants(target: GPUTarget, few: bool) -> None:
     compile_compaction(target)
-    for module in (draft_module, step_module, children_module, tree_module):
+    for module in (draft_module, step_module, children_module, tree_module, recurrent_module):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name), target))
 
@@ -138,6 +164,7 @@ def compile_variants(target: GPUTarget, few: bool) -> None:
         rest = (inputs.node_tokens[:, :1], inputs.d2t, inputs.seed, inputs.position, inputs.seed, 3, sampled)
         children_module.draft_children(inputs.draft_logits[:, 1], inputs.sampling(), *rest)
 
+    compile_recurrent(few)
     step = functools.partial(random_step, 2, 3, 128_256, dtype=torch.bfloat16)
     fork = functools.partial(
         random_tree_step, (-1, -1, 0, 1, 2, 2), 2, 128_256, rule="token", dtype=torch.bfloat16, drafter="cpu"

@@ -32,6 +32,10 @@ WARPS = {
     "draft_race_kernel":  (4, 4, 4, 2),
     "children_kernel":    (4, 4, 4, 2),
     "verify_tree_kernel": (8, 8, 8, 4),
+    "conv_window_kernel": (1, 1, 1, 1),
+    "delta_step_kernel":  (4, 4, 4, 2),
+    "ssd_step_kernel":    (4, 4, 4, 2),
+    "store_kernel":       (4, 4, 4, 2),
 }
 # fmt: on
 
