@@ -108,16 +108,17 @@ def conv_window(
         ValueError: a tensor has another shape, dtype or device.
         RuntimeError: ``backend`` cannot run here.
     """
-    _check("window", window, (None, None, None), x.device)
-    _check("x", x, (None, None, window.shape[2]), x.device, window.dtype)
-    _check("weight", weight, (window.shape[2], None), x.device)
+    rows, _, channels = _shape("window", window, 3)
+    n, columns = _shape("x", x, 3)[:2]
+    _check("x", x, (n, columns, channels), window.dtype, window)
+    _check("weight", weight, (channels, _shape("weight", weight, 2)[1]), weight.dtype, window)
     if bias is not None:
-        _check("bias", bias, (window.shape[2],), x.device)
+        _check("bias", bias, (channels,), bias.dtype, window)
     if window.shape[1] < weight.shape[1]:
         raise ValueError(
             f"window: got {window.shape[1]} places, allowed: >= {weight.shape[1]} for a kernel of that size"
         )
-    _check_feed(feed, x, window.shape[0])
+    _check_feed(feed, x, rows)
     arguments = (window, x, weight, bias, silu, feed.start, feed.valid, feed.first_row)
     return operation("conv_window", _backend(backend, x), x.device.type)(*arguments)
 
@@ -154,16 +155,14 @@ def delta_step(
         ValueError: a tensor has another shape, dtype or device.
         RuntimeError: ``backend`` cannot run here.
     """
-    rows, heads, dk, dv = state.state.shape
-    key_heads = state.k.shape[2]
-    for name, x, shape, of in (
-        ("q", q, (None, None, key_heads, dk), q.dtype),
-        ("k", k, (None, None, key_heads, dk), state.k.dtype),
-        ("v", v, (None, None, heads, dv), state.v.dtype),
-        ("g", g, (None, None, *state.g.shape[2:]), state.g.dtype),
-        ("beta", beta, (None, None, heads), state.beta.dtype),
-    ):
-        _check(name, x, shape, state.state.device, of)
+    held, of = state.state, (state.k.dtype, state.v.dtype, state.g.dtype, state.beta.dtype)
+    rows, heads, dk, dv = held.shape
+    (n, columns), key_heads = _shape("q", q, 4)[:2], state.k.shape[2]
+    _check("q", q, (n, columns, key_heads, dk), q.dtype, held)
+    _check("k", k, (n, columns, key_heads, dk), of[0], held)
+    _check("v", v, (n, columns, heads, dv), of[1], held)
+    _check("g", g, (n, columns, *state.g.shape[2:]), of[2], held)
+    _check("beta", beta, (n, columns, heads), of[3], held)
     _check_feed(feed, q, rows)
     arguments = (*state, q, k, v, g, beta, feed.start, feed.commit, feed.valid, feed.first_row, feed.keep, normalize)
     return operation("delta_step", _backend(backend, q), q.device.type)(*arguments)
@@ -200,18 +199,16 @@ def ssd_step(
         ValueError: a tensor has another shape, dtype or device.
         RuntimeError: ``backend`` cannot run here.
     """
-    rows, heads, size, numbers = state.state.shape
-    groups = state.B.shape[2]
-    for name, given, shape, of in (
-        ("x", x, (None, None, heads, size), state.x.dtype),
-        ("dt", dt, (None, None, heads), state.dt.dtype),
-        ("B", B, (None, None, groups, numbers), state.B.dtype),
-        ("C", C, (None, None, groups, numbers), C.dtype),
-        ("A", A, (heads,) if A.dim() == 1 else (heads, numbers), A.dtype),
-    ):
-        _check(name, given, shape, state.state.device, of)
+    held = state.state
+    rows, heads, size, numbers = held.shape
+    (n, columns), groups = _shape("x", x, 4)[:2], state.B.shape[2]
+    _check("x", x, (n, columns, heads, size), state.x.dtype, held)
+    _check("dt", dt, (n, columns, heads), state.dt.dtype, held)
+    _check("B", B, (n, columns, groups, numbers), state.B.dtype, held)
+    _check("C", C, (n, columns, groups, numbers), C.dtype, held)
+    _check("A", A, (heads,) if A.dim() == 1 else (heads, numbers), A.dtype, held)
     if D is not None:
-        _check("D", D, (heads,), state.state.device)
+        _check("D", D, (heads,), D.dtype, held)
     _check_feed(feed, x, rows)
     arguments = (*state, x, dt, B, C, A, D, feed.start, feed.commit, feed.valid, feed.first_row, feed.keep)
     return operation("ssd_step", _backend(backend, x), x.device.type)(*arguments)
@@ -226,25 +223,23 @@ def _window(rows: int, window: int, x: torch.Tensor) -> torch.Tensor:
     return x.new_zeros(rows, window, *x.shape[2:])
 
 
-def _check(
-    name: str,
-    x: torch.Tensor,
-    shape: tuple[int | None, ...],
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-) -> None:
-    fits = x.dim() == len(shape) and all(want in (None, size) for size, want in zip(x.shape, shape, strict=True))
-    if not fits or x.device != device or x.dtype != (dtype or x.dtype):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        allowed = f"{dtype or 'floating point'} of shape [{wanted}] on {device}"
+def _shape(name: str, x: torch.Tensor, dimensions: int) -> torch.Size:
+    if x.dim() != dimensions:
+        raise ValueError(f"{name}: got shape {list(x.shape)}, allowed: {dimensions} dimensions")
+    return x.shape
+
+
+def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, beside: torch.Tensor) -> None:
+    if x.shape != shape or x.dtype != dtype or x.device != beside.device:
+        allowed = f"{dtype} of shape {list(shape)} on {beside.device}"
         raise ValueError(f"{name}: got {x.dtype} of shape {list(x.shape)} on {x.device}, allowed: {allowed}")
 
 
 def _check_feed(feed: Feed, x: torch.Tensor, rows: int) -> None:
     size, columns = x.shape[:2]
-    _check("start", feed.start, (size,), x.device, torch.int64)
-    _check("commit", feed.commit, (size,), x.device, torch.int64)
-    _check("valid", feed.valid, (size, columns), x.device, torch.bool)
+    _check("start", feed.start, (size,), torch.int64, x)
+    _check("commit", feed.commit, (size,), torch.int64, x)
+    _check("valid", feed.valid, (size, columns), torch.bool, x)
     if not 0 <= feed.first_row <= rows - size:
         raise ValueError(f"first_row: got {feed.first_row} for {size} rows, allowed: 0 to {rows - size}")
 

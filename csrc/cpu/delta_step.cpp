@@ -1,5 +1,6 @@
 // The gated delta rule. A thread takes some columns of one head's state into its nearest cache, where all tokens of the
-// forward pass over them; the columns do not depend on each other. So a state is read once, and written once.
+// forward pass over them; the columns do not depend on each other. A pass takes one token into the state, reads it for
+// that token's query, and multiplies it by the next token's key.
 #include <cmath>
 #include <vector>
 
@@ -11,11 +12,10 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr int kVectors = 4;  // of a slice: their sums, even and odd ones, hide the latency of an addition
-
 template <int kWidth>
 struct Slice {
   typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+  static constexpr int kVectors = kWidth == 16 ? 4 : 2;  // whose sums, even and odd ones, fit into the registers
   static constexpr int kColumns = kVectors * kWidth;
 };
 
@@ -30,6 +30,16 @@ SPECDEC_BODY void scaled(const float* x, int64_t n, bool normalize, float scale,
     scale /= std::sqrt(sums[0] + 1e-6f);
   }
   for (int64_t i = 0; i < n; ++i) out[i] = x[i] * scale;
+}
+
+// Most slices are whole, and their size is then a constant.
+template <int kColumns>
+SPECDEC_BODY void copy_line(void* to, const void* from, int64_t columns) {
+  if (columns == kColumns) {
+    std::memcpy(to, from, kColumns * sizeof(float));
+  } else {
+    std::memcpy(to, from, columns * sizeof(float));
+  }
 }
 
 struct Token {
@@ -50,94 +60,147 @@ SPECDEC_BODY Token token_of(const DeltaStepParams& p, int64_t row, int64_t head,
           beta + at * p.heads + head};
 }
 
-// Takes one token into the slice S [dk, kColumns], of which `columns` count, and reads it.
-template <int kWidth>
-SPECDEC_BODY void take(const DeltaStepParams& p, const Token& token, int64_t first, int64_t columns, float* S,
-                       float* numbers, float* out) {
-  using Vector = typename Slice<kWidth>::Vector;
-  constexpr int kColumns = Slice<kWidth>::kColumns;
-  float *k = numbers, *q = k + p.dk, *decay = q + p.dk;
-  scaled(token.k, p.dk, p.normalize, 1.0f, k);
-  if (token.q) scaled(token.q, p.dk, p.normalize, 1.0f / std::sqrt(static_cast<float>(p.dk)), q);
-  if (p.by_channel) {
-    for (int64_t i = 0; i < p.dk; ++i) decay[i] = exp2_fast(token.g[i] * kLog2e);
+// What the passes over a state need of one token: its normalised key and query, and its decays, [dk] each.
+struct Prepared {
+  float *k, *q, *decay;
+};
+
+SPECDEC_BODY void prepare(const DeltaStepParams& p, const Token& token, const Prepared& out) {
+  scaled(token.k, p.dk, p.normalize, 1.0f, out.k);
+  if (token.q) {
+    scaled(token.q, p.dk, p.normalize, 1.0f / std::sqrt(static_cast<float>(p.dk)), out.q);
   } else {
-    std::fill(decay, decay + p.dk, exp2_fast(token.g[0] * kLog2e));
+    std::fill(out.q, out.q + p.dk, 0.0f);
   }
-  Vector v[kVectors] = {}, even[kVectors] = {}, odd[kVectors] = {};
-  std::memcpy(v, token.v + first, columns * sizeof(float));
-  const auto pass = [&](int64_t i, Vector* sums) __attribute__((always_inline)) {
+  if (p.by_channel) {
+    for (int64_t i = 0; i < p.dk; ++i) out.decay[i] = exp2_fast(token.g[i] * kLog2e);
+  } else {
+    std::fill(out.decay, out.decay + p.dk, exp2_fast(token.g[0] * kLog2e));
+  }
+}
+
+template <int kWidth>
+struct Sums {
+  using Vector = typename Slice<kWidth>::Vector;
+  Vector even[Slice<kWidth>::kVectors] = {}, odd[Slice<kWidth>::kVectors] = {};
+
+  SPECDEC_HD void close() {
+    for (int j = 0; j < Slice<kWidth>::kVectors; ++j) even[j] += odd[j];
+  }
+};
+
+// Copies a state's columns to S [dk, kColumns], of which `columns` count, and multiplies them by the first token's key.
+// `state` is null for a state of nothing.
+template <int kWidth>
+SPECDEC_BODY Sums<kWidth> begin_pass(const float* state, int64_t stride, int64_t columns, int64_t dk,
+                                     const Prepared& next, float* S) {
+  using Vector = typename Slice<kWidth>::Vector;
+  constexpr int kVectors = Slice<kWidth>::kVectors, kColumns = Slice<kWidth>::kColumns;
+  Sums<kWidth> recalled;
+  if (state == nullptr) {
+    std::fill(S, S + dk * kColumns, 0.0f);
+    return recalled;
+  }
+  const auto line = [&](int64_t i, Vector* sums) __attribute__((always_inline)) {
+    Vector s[kVectors] = {};
+    copy_line<kColumns>(s, state + i * stride, columns);
+    std::memcpy(S + i * kColumns, s, sizeof(s));
+    const float factor = next.decay[i] * next.k[i];
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      Vector s;
-      std::memcpy(&s, S + i * kColumns + j * kWidth, sizeof(s));
-      sums[j] += s * (decay[i] * k[i]);
-    }
+    for (int j = 0; j < kVectors; ++j) sums[j] += s[j] * factor;
   };
   int64_t i = 0;
-  for (; i + 2 <= p.dk; i += 2) pass(i, even), pass(i + 1, odd);
-  if (i < p.dk) pass(i, even);
-  Vector u[kVectors];
+  for (; i + 2 <= dk; i += 2) line(i, recalled.even), line(i + 1, recalled.odd);
+  if (i < dk) line(i, recalled.even);
+  recalled.close();
+  return recalled;
+}
+
+// Takes a token into S, whose product with its key is `recalled`, and reads it into `out`, unless that is null. Returns
+// the product with the next token's key.
+template <int kWidth>
+SPECDEC_BODY Sums<kWidth> pass(const Token& token, const Prepared& own, const Prepared& next, int64_t first,
+                               int64_t columns, int64_t dk, const Sums<kWidth>& recalled, float* S, float* out) {
+  using Vector = typename Slice<kWidth>::Vector;
+  constexpr int kVectors = Slice<kWidth>::kVectors, kColumns = Slice<kWidth>::kColumns;
+  Vector u[kVectors] = {};
+  copy_line<kColumns>(u, token.v + first, columns);
 #pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) {
-    u[j] = (v[j] - (even[j] + odd[j])) * token.beta[0];
-    even[j] = odd[j] = Vector{};
-  }
-  const auto update = [&](int64_t i, Vector* sums) __attribute__((always_inline)) {
-    const float read = token.q ? q[i] : 0.0f;
+  for (int j = 0; j < kVectors; ++j) u[j] = (u[j] - recalled.even[j]) * token.beta[0];
+  Sums<kWidth> read, recalls;
+  const auto line = [&](int64_t i, Vector* reads, Vector* keys) __attribute__((always_inline)) {
+    const float decay = own.decay[i], k = own.k[i], q = own.q[i], factor = next.decay[i] * next.k[i];
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       Vector s;
       float* place = S + i * kColumns + j * kWidth;
       std::memcpy(&s, place, sizeof(s));
-      s = s * decay[i] + u[j] * k[i];
+      s = s * decay + u[j] * k;
       std::memcpy(place, &s, sizeof(s));
-      sums[j] += s * read;
+      reads[j] += s * q;
+      keys[j] += s * factor;
     }
   };
-  for (i = 0; i + 2 <= p.dk; i += 2) update(i, even), update(i + 1, odd);
-  if (i < p.dk) update(i, even);
-  if (!token.q) return;
-#pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) even[j] += odd[j];
-  std::memcpy(out + first, even, columns * sizeof(float));
+  int64_t i = 0;
+  for (; i + 2 <= dk; i += 2) line(i, read.even, recalls.even), line(i + 1, read.odd, recalls.odd);
+  if (i < dk) line(i, read.even, recalls.even);
+  read.close();
+  recalls.close();
+  if (out) copy_line<kColumns>(out + first, read.even, columns);
+  return recalls;
 }
 
-// Takes all tokens of a row into one head's columns from `first` on.
+// The memory of a thread.
+struct Scratch {
+  std::vector<float> numbers;
+  std::vector<Token> tokens;  // of the row, in order
+  std::vector<float*> outs;   // where each is read to, or null
+};
+
+// Takes all tokens of a row into one head's columns from `first` on. The state after `committed` of them stays.
 template <int kWidth>
-SPECDEC_BODY void slice(const DeltaStepParams& p, int64_t row, int64_t head, int64_t first, const FedRow& fed, float* S,
-                        float* numbers) {
+SPECDEC_BODY void slice(const DeltaStepParams& p, float* state, bool from_nothing, size_t committed, int64_t first,
+                        Scratch* scratch) {
   constexpr int kColumns = Slice<kWidth>::kColumns;
-  const int64_t columns = std::min<int64_t>(p.dv - first, kColumns);
-  float* state = p.state + ((p.feed.first_row + row) * p.heads + head) * p.dk * p.dv + first;
-  std::fill(S, S + p.dk * kColumns, 0.0f);
-  if (!fed.from_nothing) {
-    for (int64_t i = 0; i < p.dk; ++i) std::memcpy(S + i * kColumns, state + i * p.dv, columns * sizeof(float));
+  const int64_t columns = std::min<int64_t>(p.dv - first, kColumns), dk = p.dk;
+  float *S = scratch->numbers.data(), *rest = S + dk * kColumns;
+  Prepared own = {rest, rest + dk, rest + 2 * dk}, next = {rest + 3 * dk, rest + 4 * dk, rest + 5 * dk};
+  prepare(p, scratch->tokens[0], own);
+  Sums<kWidth> recalled = begin_pass<kWidth>(from_nothing ? nullptr : state + first, p.dv, columns, dk, own, S);
+  const size_t count = scratch->tokens.size();
+  for (size_t t = 0; t < count; ++t) {
+    prepare(p, scratch->tokens[std::min(t + 1, count - 1)], next);
+    recalled = pass<kWidth>(scratch->tokens[t], own, next, first, columns, dk, recalled, S, scratch->outs[t]);
+    std::swap(own, next);
+    if (t + 1 != committed) continue;
+    for (int64_t i = 0; i < dk; ++i) copy_line<kColumns>(state + i * p.dv + first, S + i * kColumns, columns);
   }
-  const auto token = [&](bool from_window, int64_t index) __attribute__((always_inline)) {
-    float* out = p.out + ((row * p.feed.columns + index) * p.heads + head) * p.dv;
-    take<kWidth>(p, token_of(p, row, head, from_window, index), first, columns, S, numbers, out);
-  };
-  const auto commit = [&]() __attribute__((always_inline)) {
-    if (!p.keep && fed.commit == fed.begin) return;
-    for (int64_t i = 0; i < p.dk; ++i) std::memcpy(state + i * p.dv, S + i * kColumns, columns * sizeof(float));
-  };
-  each_token(p.feed, fed, p.feed.valid + row * p.feed.columns, p.keep, token, commit);
 }
 
 // Tasks are heads, row by row.
 template <int kWidth>
 SPECDEC_BODY void delta_heads(const DeltaStepParams& p, int64_t begin, int64_t end) {
   constexpr int kColumns = Slice<kWidth>::kColumns;
-  std::vector<float> scratch(p.dk * (kColumns + 3));
-  float *S = scratch.data(), *numbers = S + p.dk * kColumns;
+  Scratch scratch{std::vector<float>(p.dk * (kColumns + 6)), {}, {}};
   for (int64_t task = begin; task < end; ++task) {
-    const int64_t row = task / p.heads, head = task % p.heads;
+    const int64_t row = task / p.heads, head = task % p.heads, held = p.feed.first_row + row;
     clear_others(p.feed, row, p.out + head * p.dv, p.heads * p.dv, p.dv);
     if (count_valid(p.feed, row) == 0) continue;
-    const int64_t base = p.base[p.feed.first_row + row];
-    const FedRow fed = fed_row(base, p.feed.start[row], p.feed.commit[row], p.feed.places);
-    for (int64_t first = 0; first < p.dv; first += kColumns) slice<kWidth>(p, row, head, first, fed, S, numbers);
+    const FedRow fed = fed_row(p.base[held], p.feed.start[row], p.feed.commit[row], p.feed.places);
+    size_t committed = 0;
+    scratch.tokens.clear();
+    scratch.outs.clear();
+    const auto token = [&](bool from_window, int64_t index) __attribute__((always_inline)) {
+      float* out = p.out + ((row * p.feed.columns + index) * p.heads + head) * p.dv;
+      scratch.tokens.push_back(token_of(p, row, head, from_window, index));
+      scratch.outs.push_back(from_window ? nullptr : out);
+    };
+    const auto commit = [&]() __attribute__((always_inline)) { committed = scratch.tokens.size(); };
+    each_token(p.feed, fed, p.feed.valid + row * p.feed.columns, p.keep, token, commit);
+    float* state = p.state + (held * p.heads + head) * p.dk * p.dv;
+    for (int64_t first = 0; first < p.dv; first += kColumns) {
+      slice<kWidth>(p, state, fed.from_nothing, committed, first, &scratch);
+    }
   }
 }
 
