@@ -32,6 +32,7 @@ from specdec_kernels import SamplingParams
 PARTS = {
     "deepseek": ("model.layers.{}.", ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
     "mimo": ("model.mtp_layers.{}.", ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")),
+    "qwen": ("mtp.layers.{}.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")),
 }
 # name: (target, the layout of its files, number of MTP layers, an embedding and a head of their own)
 CASES = {
@@ -40,6 +41,8 @@ CASES = {
     "glm4_moe": ("glm4_moe", "deepseek", 1, True),
     "glm4_moe, three layers": ("glm4_moe", "deepseek", 3, False),
     "mimo": ("mimo", "mimo", 1, False),
+    "qwen3_5": ("qwen3_5_text", "qwen", 1, False),
+    "qwen3_next": ("qwen3_next", "qwen", 1, False),
 }
 
 LATENT = {
@@ -64,7 +67,7 @@ class MimoForCausalLM(Qwen2ForCausalLM):
 
 @functools.cache
 def _target(kind: str):
-    if kind == "glm4_moe":
+    if kind in ("glm4_moe", "qwen3_5_text", "qwen3_next"):
         return model_of(kind)
     torch.manual_seed(0)
     sizes = {"num_hidden_layers": 2, "initializer_range": 0.3, **DECODER}
@@ -89,8 +92,9 @@ def mtp_files(kind: str, layout: str, count: int, own: bool) -> tuple[dict, dict
             weight.normal_(std=0.3).add_(1.0 if "norm" in name else 0.0)
         plain.append((norms, projection, block))
         prefix = root.format(k + (config.num_hidden_layers if layout == "deepseek" else 0))
+        beside = "mtp." if layout == "qwen" else prefix  # what all of its layers share
         for name, tensor in zip(names, (norms[0], norms[1], projection, norms[2]), strict=True):
-            tensors[f"{prefix}{name}.weight"] = tensor
+            tensors[f"{beside}{name}.weight"] = tensor
         for name, tensor in weights.items():  # one tensor for each expert, as files have them
             if name.endswith("experts.gate_up_proj"):
                 stem = prefix + name.removesuffix("gate_up_proj")
@@ -114,7 +118,8 @@ def plain_mtp(target, layers, hidden_first: bool, own: bool, final, text, drafts
     embedding, head = target.model.embed_tokens.weight + own, target.lm_head.weight * (1 + own)
 
     def out(k: int, features: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        (enorm, hnorm, norm), projection, block = layers[k]
+        norms, projection, block = layers[k]
+        enorm, hnorm, norm = (weight + target.config.model_type.startswith("qwen3_") for weight in norms)  # Qwen adds 1
         both = [
             rms_norm(embedding[torch.tensor(tokens)], enorm.shape, enorm, eps),
             rms_norm(features, hnorm.shape, hnorm, eps),
@@ -277,7 +282,7 @@ REFUSED = {
     "8 bits": (_put(Q, lambda w: w.to(torch.float8_e4m3fn)), r"q_proj.weight: got quantised MTP layers \(torch.float8"),
     "a scale": (_add(f"{Q}_scale_inv", torch.ones(1)), r"q_proj.weight_scale_inv: got quantised"),
     "another target's": (lambda t: [t.__setitem__(n.replace("7", "5"), t.pop(n)) for n in [*t]], r"layers.5.*layers.7"),
-    "Qwen's layout": (_add("mtp.fc.weight", torch.ones(2)), "mtp.fc.weight: got MTP in another layout"),
+    "Qwen's layout": (_add("mtp.fc.weight", torch.ones(2)), "layers.7.* got MTP in another layout"),
 }  # fmt: skip
 
 

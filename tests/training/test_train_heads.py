@@ -18,8 +18,9 @@ from specdec.training.texts import Corpus
 from specdec.training.train_heads import train_head
 from specdec.training.trainer import CHECKPOINT, RUN, Watch, log_of
 from support.commands import invoke, refused
+from support.model_types import CASES
 from support.short_training import shorten
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 CODE = "def read(self, size=-1):\n    '''Read and return up to size bytes.'''\n    return self.buffer[:size]\n\n\n"
 TRAIN = TrainSettings({"forward_kl": 1.0}, steps=6, rate=3e-3, warm_up=2, every=3)
@@ -106,6 +107,24 @@ def test_a_head_of_mtp(corpus, tmp_path):
     assert done.states == (2,) and load_head(tmp_path, target, check=False).head.kind == "mtp"
     with pytest.raises(ValueError, match="^output: got .*, which has a model"):
         train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
+
+
+def test_a_head_of_mtp_for_a_hybrid_target(corpus, tmp_path):
+    """It begins as the last layer with attention, and stands beside the target as Qwen has it."""
+    target, settings = with_vocabulary("qwen3_5_text", 4096), HeadSettings("mtp", SHORT, 2)
+    train_head(target, load_embedded_pair()[2], corpus, settings, tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert {"mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_proj.weight"} < names
+    assert json.loads((tmp_path / "config.json").read_text())["mtp_num_hidden_layers"] == 1
+    drafter = load_head(tmp_path, target, check=False)
+    texts = [SpeculativeDecoder(target, who, 3).generate([[5, 6, 7]], max_new_tokens=20) for who in (None, drafter)]
+    assert texts[0].tokens == texts[1].tokens and texts[1].drafter_error is None
+
+
+def with_vocabulary(case: str, size: int) -> PreTrainedModel:
+    model_type, sizes = CASES[case]
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**{**sizes, "vocab_size": size})).eval()
 
 
 @pytest.mark.parametrize(

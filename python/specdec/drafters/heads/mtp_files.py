@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from typing import Any
 
@@ -20,21 +21,28 @@ from .mtp import Mtp, MtpHead, MtpInSuccession, MtpLayer
 from .source import Source
 
 # Of these the tests know that a layer can be built from transformers' class. MiMo's layers are those of qwen2.
-TARGETS = ("deepseek_v3", "glm4_moe", "mimo", "qwen2")
-# What is beside the decoder layer, as DeepSeek and GLM name it, and MiMo. All else is the decoder layer's.
+TARGETS = ("deepseek_v3", "glm4_moe", "mimo", "qwen2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+# What is beside the decoder layer, as DeepSeek and GLM name it, MiMo, and Qwen, whose layers share it. All else is the
+# decoder layer's.
 DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
 _MIMO = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": "eh_proj", "final_layernorm": "norm"}
+QWEN = {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "eh_proj", "norm": "norm"}
+_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # what config.json may call the number of layers
 _SHARED = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
 def mtp(source: Source) -> Head:
-    """The MTP layers of DeepSeek-V3 and GLM-4.5 (``layers.{number of layers}``) and of MiMo (``mtp_layers.0``)."""
-    checkpoint, said = source.checkpoint, source.config.get("num_nextn_predict_layers")
+    """The MTP layers of DeepSeek-V3 and GLM-4.5 (``layers.{number of layers}``), of MiMo (``mtp_layers.0``), and of
+    Qwen3-Next and Qwen3.5 (``mtp.layers.0``, with ``mtp.fc`` and three norms)."""
+    checkpoint = source.checkpoint
     _check_type(source.target)
     hidden_first = any(name.startswith("mtp_layers.") for name in checkpoint.tensors)  # MiMo's
-    count = _rename(checkpoint, source.num_layers, hidden_first)
-    if isinstance(said, int) and said != count:
-        refuse("num_nextn_predict_layers", f"{said} in config.json, and tensors of {count} layers", "as many")
+    count = _rename(checkpoint, source.num_layers)
+    text = source.config.get("text_config")
+    for name, part in itertools.product(_COUNTS, (source.config, text if isinstance(text, dict) else {})):
+        said = part.get(name)
+        if isinstance(said, int) and said != count:
+            refuse(name, f"{said} in config.json, and tensors of {count} layers", "as many")
     for k in range(count):
         _fuse_experts(checkpoint, f"layers.{k}.block.mlp.experts")
     slot = _slot(source.target)
@@ -63,10 +71,8 @@ def _check_type(target: CachedModel) -> None:
 
 
 def _slot(target: CachedModel) -> tuple[Slot, Slot]:
-    """Returns the keys and the values that the target's last layer stores of a token."""
-    slot = target.layer_slots()[-1]
-    assert slot is not None
-    return slot
+    """Returns the keys and the values that the target's last layer with attention stores of a token."""
+    return next(slot for slot in reversed(target.layer_slots()) if slot is not None)
 
 
 def _built(
@@ -104,17 +110,21 @@ def _layers_config(config: PreTrainedConfig, count: int) -> PreTrainedConfig:
     return own
 
 
-def _rename(checkpoint: Checkpoint, num_layers: int, mimo: bool) -> int:
+def _rename(checkpoint: Checkpoint, num_layers: int) -> int:
     """Gives the tensors the names of :class:`~.mtp.MtpLayer`. Returns the number of layers.
 
     Raises:
         ValueError: names a tensor of another target's layers, of an 8-bit dtype, or in another layout.
     """
-    root, parts, first = ("mtp_layers", _MIMO, 0) if mimo else ("layers", DEEPSEEK, num_layers)
+    root, parts, first, given = "layers", DEEPSEEK, num_layers, checkpoint.tensors
+    if any(name.startswith("mtp_layers.") for name in given):
+        root, parts, first = "mtp_layers", _MIMO, 0
+    elif any(name.startswith("mtp.") for name in given):
+        root, parts, first, given = "mtp.layers", {name: name for name in QWEN.values()}, 0, _of_each_layer(given)
     renamed: dict[str, torch.Tensor] = {}
-    for name, tensor in checkpoint.tensors.items():
-        if (match := re.match(root + r"\.(\d+)\.(.+)$", name)) is None:
-            refuse(name, "MTP in another layout", "layers.N.eh_proj, or mtp_layers.N.input_proj")
+    for name, tensor in given.items():
+        if (match := re.match(re.escape(root) + r"\.(\d+)\.(.+)$", name)) is None:
+            refuse(name, "MTP in another layout", "layers.N.eh_proj, mtp_layers.N.input_proj, or mtp.fc")
         if tensor.itemsize < 2 or name.endswith("weight_scale_inv"):
             refuse(name, f"quantised MTP layers ({tensor.dtype})", "a floating dtype of 16 bits or more")
         number, rest = int(match[1]) - first, match[2]
@@ -126,17 +136,32 @@ def _rename(checkpoint: Checkpoint, num_layers: int, mimo: bool) -> int:
         if new in renamed and not torch.equal(renamed[new], tensor):
             refuse(name, "other values than in the layer before", "the same in all MTP layers")
         renamed[new] = tensor
-    back = {ours: theirs for theirs, ours in parts.items()}
+    back = {ours: theirs for theirs, ours in (QWEN if root == "mtp.layers" else parts).items()}
 
     def written(name: str) -> str:
         if (match := re.match(r"layers\.(\d+)\.(block\.)?(.+)$", name)) is None:
             return name
         part, _, kind = match[3].rpartition(".")
+        if root == "mtp.layers" and not match[2]:
+            return f"mtp.{back[part]}.{kind}"
         rest = match[3] if match[2] else f"{back[part]}.{kind}"
         return f"{root}.{int(match[1]) + first}.{rest}"
 
     checkpoint.tensors, checkpoint.written = renamed, written
     return checkpoint.count(r"layers\.(\d+)\.")
+
+
+def _of_each_layer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gives what Qwen's layers share to each of them."""
+    numbers = {match[1] for name in tensors if (match := re.match(r"mtp\.layers\.(\d+)\.", name))} or {"0"}
+    found = {}
+    for name, tensor in tensors.items():
+        part, _, kind = name.removeprefix("mtp.").rpartition(".")
+        if name.startswith("mtp.") and part in QWEN:
+            found |= {f"mtp.layers.{number}.{QWEN[part]}.{kind}": tensor for number in numbers}
+        else:
+            found[name] = tensor
+    return found
 
 
 def _fuse_experts(checkpoint: Checkpoint, prefix: str) -> None:

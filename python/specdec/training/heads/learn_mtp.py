@@ -9,7 +9,7 @@ import torch
 
 from ...checks import refuse
 from ...drafters.heads.mtp import Mtp, MtpLayer
-from ...drafters.heads.mtp_files import DEEPSEEK, new_mtp
+from ...drafters.heads.mtp_files import DEEPSEEK, QWEN, new_mtp
 from ...models.cached_model import CachedModel
 from ...models.layers import layers_path
 from .learner import Files, Learner, Lesson, small
@@ -17,7 +17,7 @@ from .training_time_test import learn_in_turn
 
 
 class MtpLearner(Learner):
-    """It begins as a copy of the target's last layer.
+    """It begins as a copy of the target's last layer with attention.
 
     Args:
         depth: of the training-time test; the one layer makes any number of drafts.
@@ -35,19 +35,23 @@ class MtpLearner(Learner):
         self.mtp = mtp
         super().__init__(mtp, target, loss)
         small(layer.eh_proj)
-        last = f"{layers_path(target.model)}.{target.config.num_hidden_layers - 1}"
+        last = (
+            f"{layers_path(target.model)}.{max(i for i, slot in enumerate(target.layer_slots()) if slot is not None)}"
+        )
         layer.block.load_state_dict(target.model.get_submodule(last).state_dict())
 
     def learn(self, lesson: Lesson, chance: torch.Generator) -> tuple[torch.Tensor, list[float]]:
         return learn_in_turn(self.mtp, lesson, self.depth, self.loss)
 
     def published(self, name: str) -> Files:
-        """As DeepSeek has it among the target's own layers, after the last of them."""
+        """As Qwen has it beside a target of its hybrid types, and DeepSeek among the layers of others, after the last."""
         config = {k: v for k, v in self.target.config.to_dict().items() if k not in ("_name_or_path", "auto_map")}
-        root = f"model.layers.{self.target.config.num_hidden_layers}."
-        parts = {f"{ours}.weight": f"{theirs}.weight" for theirs, ours in DEEPSEEK.items()}
+        qwen = self.target.config.model_type.startswith("qwen3_")
+        root = "mtp.layers.0." if qwen else f"model.layers.{self.target.config.num_hidden_layers}."
+        parts = {f"{ours}.weight": f"{theirs}.weight" for theirs, ours in (QWEN if qwen else DEEPSEEK).items()}
         tensors = {}
         for key, tensor in self.tensors.items():
             rest = key.removeprefix("layers.0.")
-            tensors[root + parts.get(rest, rest.removeprefix("block."))] = tensor
-        return {**config, "num_nextn_predict_layers": 1}, tensors
+            beside = "mtp." if qwen else root
+            tensors[beside + parts[rest] if rest in parts else root + rest.removeprefix("block.")] = tensor
+        return {**config, "mtp_num_hidden_layers" if qwen else "num_nextn_predict_layers": 1}, tensors
