@@ -11,6 +11,7 @@ from specdec import load_head
 from specdec.drafters.heads.checkpoint import Checkpoint, canonical
 from specdec.drafters.heads.formats import detect
 from specdec.drafters.heads.layer_ids import resolve
+from specdec.models.features import BEFORE_NORM
 from support import ROOT
 from support.heads import HIDDEN, SIZES, V, exact_eagle, exact_eagle3, exact_medusa, predictable_target, write
 
@@ -36,9 +37,24 @@ def test_conventions_of_layer_ids(name):
     config, states = CONVENTIONS[name]
     ids = resolve(config, 36)
     assert ids.states == states and ids.missing == (not config)
-    # SGLang reads the last one as layers.
-    assert ids.doubts == (((3, 19, 34),) if name == "top level" else ())
+    # SGLang reads the last one as layers, and vLLM SpecForge's as hidden states.
+    assert ids.doubts == {"top level": ((3, 19, 34),), "SpecForge": ((1, 17, 32),)}.get(name, ())
     assert resolve(config, 36, (5, 6)).states == (5, 6)  # the user's go first
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"eagle_config": {IDS: [24, 30, 36]}},  # nvidia/gpt-oss-120b-Eagle3-v3, which is no layer
+        {"speculators_model_type": "eagle3", IDS: [24, 30, 36]},
+        {"dflash_config": {"target_layer_ids": [23, 29, 35]}},
+    ],
+)
+def test_the_last_state_is_read_before_the_norm(config):
+    """As engines do; z-lab's own code reads it after."""
+    ids = resolve(config, 36)
+    assert ids.states == (24, 30, BEFORE_NORM) and ids.doubts == ((24, 30, 36),)
+    assert resolve({}, 36, (24, 36)).states == (24, BEFORE_NORM)
 
 
 def test_usual_ids_of_dflash_and_ids_that_are_refused():
@@ -115,6 +131,8 @@ REFUSED = {
         r"config.json: got the rotary embedding .*dynamic",
     ),
     "a sliding window": ({"layer_types": ["sliding_attention"]}, None, r"layers with sliding_attention"),
+    "layers of Gemma 4": ({"model_type": "gemma4_text"}, None, r"model_type 'gemma4_text': layers of Gemma 4"),
+    "latent attention": ({"kv_lora_rank": 16}, None, r"kv_lora_rank: latent attention"),
     "no sizes": ({"hidden_size": None}, None, r"(hidden_size None|no known format)"),
 }
 
@@ -127,6 +145,31 @@ def test_wrong_files_are_refused_by_name(tmp_path, name):
         change(tensors)
     with pytest.raises(ValueError, match=error):
         load_head(write(tmp_path, config | more, tensors), predictable_target(), check=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"architectures": ["DFlash2DraftModel"]}, "'dflash2', DFlash with grouped convolutions"),
+        ({"architectures": ["LiLiCorrDraftModel"]}, "'lilicorr', DFlash and a small transformer"),
+        ({"dflash_config": {"projector_type": "domino"}}, "'domino', DFlash whose logits"),
+        ({"speculators_model_type": "xpress"}, "'xpress', DFlash and a refiner"),
+        ({"architectures": ["UnoDraftModel"]}, "'uno', the target itself"),
+    ],
+)
+def test_other_formats_are_refused_with_what_they_are(tmp_path, config, told):
+    _, tensors = exact_eagle3()
+    with pytest.raises(ValueError, match=f"path: got a head in the format {told}"):
+        load_head(write(tmp_path, config, tensors), predictable_target(), check=False)
+
+
+@pytest.mark.parametrize("name", ["output_multiplier", "final_logit_softcapping", "projector_type", "use_swa"])
+def test_what_changes_a_block_and_is_not_known_is_refused(tmp_path, name):
+    config = {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1], name: 2.0}}
+    tensors = {"hidden_norm.weight": torch.ones(2), "fc.weight": torch.ones(HIDDEN, 2 * HIDDEN)}
+    tensors["layers.0.self_attn.q_proj.weight"] = torch.ones(HIDDEN, HIDDEN)
+    with pytest.raises(ValueError, match=rf"config.json: got {name} 2.0, allowed: none"):
+        load_head(write(tmp_path, SIZES | config, tensors), predictable_target(), check=False)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -155,7 +198,9 @@ def test_medusa_and_layers_that_contradict_config_json(tmp_path):
         load_head(write(tmp_path, config | {"medusa_num_heads": 5}, tensors), target)
     with pytest.raises(ValueError, match=r"layer_ids: got \[3\], allowed: None for a head that reads the final state"):
         load_head(write(tmp_path, config, tensors), target, layer_ids=[3])
-    with pytest.raises(ValueError, match=r"path: got a head in the format 'hydra', allowed: eagle3, peagle"):
+    with pytest.raises(
+        ValueError, match=r"path: got a head in the format 'hydra', heads that .*, allowed: eagle3, peagle"
+    ):
         load_head(write(tmp_path, {}, {"hydra_lm_head.0.weight": torch.zeros(2, 2)}), target)
 
 

@@ -11,6 +11,7 @@ import torch
 from support import plain_heads
 from support.compare_heads import LAYERS, compare
 from support.heads import write
+from support.model_types import model_of
 from support.models import VOCABULARY, tiny_model
 from support.scripted import script_k
 
@@ -140,6 +141,12 @@ EAGLE3 = {
         (1, 3, 4),
         {"mask_token": 9},
     ),
+    "P-EAGLE with a flat mask": (
+        CONFIG | {"eagle_config": IDS, "mask_token_id": 9},
+        eagle3(**EMBEDDING, **{"mask_hidden": (3 * HIDDEN,)}),
+        (2, 4, 5),
+        {"mask_token": 9},
+    ),
     "tied": (
         CONFIG | {"eagle_config": IDS, "tie_word_embeddings": True},
         {n: t for n, t in eagle3(**EMBEDDING).items() if n != "lm_head.weight"},
@@ -251,6 +258,89 @@ DFLASH = {
         VOCABULARY,
     ),
 }  # fmt: skip
+
+
+WINDOW = 4
+SLIDES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+IDS_OF_DFLASH = {"mask_token_id": 9, "target_layer_ids": [0, 3, 4]}
+# z-lab's heads of Qwen3.6: in layers with a window a token sees those of its block before it, and each as far back.
+SLIDING = {
+    "z-lab": (
+        CONFIG | ZLAB | SLIDES | {"dflash_config": IDS_OF_DFLASH},
+        lambda layer, known, query, key: layer == 0 and (key > query or key <= query - WINDOW),
+    ),
+    "z-lab, not causal": (
+        CONFIG | ZLAB | SLIDES | {"dflash_config": IDS_OF_DFLASH | {"causal": False}},
+        lambda layer, known, query, key: layer == 0 and key <= query - WINDOW,
+    ),
+    "speculators": (
+        {
+            "speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 4, 5], "block_size": 5,
+            "mask_token_id": 9, "transformer_layer_config": CONFIG | SLIDES,
+        },
+        lambda layer, known, query, key: layer == 0 and (key < known - WINDOW or key > query),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLIDING)
+def test_dflash_with_windows(tmp_path, name):
+    config, hides = SLIDING[name]
+    tensors, target = dflash_tensors(), tiny_model("llama", layers=LAYERS)
+    weights = {"head": target.lm_head.weight.detach(), "embedding": target.model.embed_tokens.weight.detach()}
+    told = {"block": 5, "mask_token": 9, "causal": False, "from_anchor": False, "hides": hides}
+
+    def logits(hidden, text, drafts):
+        return plain_heads.dflash(tensors, CONFIG, [hidden[i] for i in (1, 4, 5)], text, drafts, **weights, **told)
+
+    compare(write(tmp_path, config, tensors), logits)
+
+
+@pytest.mark.parametrize("case", ["gemma2", "qwen3_5_text"])
+def test_dflash_on_targets_of_other_kinds(tmp_path, case):
+    """Gemma multiplies its embedding, and bounds its logits: the block is embedded as z-lab has it, and q bounded like
+    p. The states of a hybrid target are its layers' outputs, recurrent ones or not."""
+    target = model_of(case)
+    count, embed, cap = target.config.num_hidden_layers, target.get_input_embeddings(), None
+    if case == "gemma2":
+        cap = target.config.final_logit_softcapping
+        assert embed(torch.tensor([3])).norm() > 2 * embed.weight[3].norm() and cap
+    tensors = dflash_tensors(2)
+    told = {"block": 5, "mask_token": 9, "causal": False, "from_anchor": False}
+    table, head = embed(torch.arange(VOCABULARY)).detach(), target.get_output_embeddings().weight.detach()
+
+    def logits(hidden, text, drafts):
+        states = [hidden[0], hidden[1]] if count == 2 else [hidden[1], hidden[2]]
+        found = plain_heads.dflash(tensors, CONFIG, states, text, drafts, embedding=table, head=head, **told)
+        return found if cap is None else cap * torch.tanh(found / cap)
+
+    ids = {"mask_token_id": 9, "layer_ids": [0, 1] if count == 2 else [1, 2]}
+    compare(write(tmp_path, CONFIG | ZLAB | {"dflash_config": ids}, tensors), logits, target=target)
+
+
+def dflash_tensors(states: int = 3) -> dict[str, torch.Tensor]:
+    shapes = {"fc.weight": (HIDDEN, states * HIDDEN), "hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    for i in range(2):
+        shapes |= layer(f"layers.{i}", HIDDEN, **{"input_layernorm.weight": (HIDDEN,)}, **QK)
+    return random(**shapes)
+
+
+def test_the_last_state_among_several_is_before_the_norm(tmp_path):
+    """As vLLM, SGLang and speculators read it; alone it is after the norm."""
+    target, outputs = tiny_model("llama", layers=LAYERS), []
+    tensors = eagle3(**EMBEDDING)
+    config = CONFIG | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}}
+    weights = {"embedding": tensors["embed_tokens.weight"], "head": tensors["lm_head.weight"], "first": "midlayer"}
+
+    def logits(hidden, text, drafts):
+        outputs.clear()
+        hook = target.model.layers[-1].register_forward_hook(lambda module, args, out: outputs.append(out))
+        target(torch.tensor([text]))
+        hook.remove()
+        read = [hidden[2], hidden[4], outputs[0][0]]
+        return plain_heads.eagle3(tensors, config | CONFIG, read, text, drafts, **weights)
+
+    compare(write(tmp_path, config, tensors), logits)
 
 
 @pytest.mark.parametrize("name", DFLASH)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn.functional import silu
@@ -59,16 +59,16 @@ def eagle3(
     the order in which the head reads them. With ``mask_token``, those of P-EAGLE."""
     eps = config["rms_norm_eps"]
     if mask_token is not None:  # as if they were states of tokens that are not known
-        masks = t["mask_hidden"][0].chunk(len(states), 1)
+        masks = t["mask_hidden"].view(1, -1).chunk(len(states), 1)
         states = [torch.cat((x[: len(text) - 1], *[m] * len(drafts))) for x, m in zip(states, masks, strict=True)]
         text = [*text, *[mask_token] * len(drafts)]
+    if "input_norm.weight" in t:
+        states = list(rms(torch.cat(states, 1), t["input_norm.weight"], eps).chunk(len(states), 1))
     if "fc_norm.0.weight" in t:
         states = [rms(x, t[f"fc_norm.{i}.weight"], eps) for i, x in enumerate(states)]
     if "aux_norm_low.weight" in t:
         states = [rms(x, t[f"aux_norm_{n}.weight"], eps) for n, x in zip(("low", "mid", "high"), states, strict=True)]
     side = torch.cat(states, 1)
-    if "input_norm.weight" in t:
-        side = rms(side, t["input_norm.weight"], eps)
     features = (side @ t["fc.weight"].T if "fc.weight" in t else side)[: len(text) - 1]
     known, rows = list(text), []
     later = sorted({n.split(".")[1] for n in t if n.startswith("layers.")} - {"0"})
@@ -122,8 +122,10 @@ def medusa(t: Tensors, heads: int, blocks: int, final: torch.Tensor, text: list[
 def dflash(
     t: Tensors, config: Mapping, states: list[torch.Tensor], text: list[int], drafts: list[int], *,
     embedding: torch.Tensor, head: torch.Tensor, block: int, mask_token: int, causal: bool, from_anchor: bool,
+    hides: Callable[[int, int, int, int], bool] = lambda layer, known, query, key: False,
 ) -> torch.Tensor:  # fmt: skip
-    """The same for DFlash."""
+    """The same for DFlash. ``hides(i, known, query, key)`` says what a layer's window hides, by positions; ``known`` is
+    that of the block's first token."""
     eps, known = config["rms_norm_eps"], len(text) - 1
     context = rms(torch.cat(states, 1)[:known] @ t["fc.weight"].T, t["hidden_norm.weight"], eps)
     x = embedding[torch.tensor([text[-1], *[mask_token] * (block - 1)])]
@@ -132,7 +134,9 @@ def dflash(
         hidden = torch.ones_like(hidden).triu(1)
     for i in sorted({n.split(".")[1] for n in t if n.startswith("layers.")}):
         a = rms(x, t[f"layers.{i}.input_layernorm.weight"], eps)
-        x = x + attention(t, f"layers.{i}.self_attn", config, torch.cat((context, a)), hidden, block)
+        place = range(known + block)
+        window = torch.tensor([[q >= known and hides(int(i), known, q, k) for k in place] for q in place])
+        x = x + attention(t, f"layers.{i}.self_attn", config, torch.cat((context, a)), hidden | window, block)
         x = x + mlp(t, f"layers.{i}.mlp", rms(x, t[f"layers.{i}.post_attention_layernorm.weight"], eps))
     out = rms(x, t["norm.weight"], eps) @ head.T
     out = (out if from_anchor else out[1:])[: len(drafts) + 1]

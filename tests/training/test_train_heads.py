@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from specdec import SpeculativeDecoder, load_embedded_pair, load_head
 from specdec.line_file import LineFile
+from specdec.models.features import BEFORE_NORM
 from specdec.training.head_features import Features
 from specdec.training.head_settings import HeadSettings
 from specdec.training.model_card import Card
@@ -74,7 +75,8 @@ def test_a_head_that_is_better_in_a_folder_that_loads(models, corpus, tmp_path, 
     card = Card("a target", kind, "own lines", "CC0", "specdec train-heads")
     done = run(models, corpus, tmp_path, longer(kind), card=card, watch=Watch(lambda *how: told.append(how)))
     assert done.steps == 40 and done.best_step > 0 and done.hits
-    assert sum(w.alpha for w in done.after) > sum(w.alpha for w in done.before) + 0.3
+    more = {"eagle3": 0.3, "medusa": 0.1}[kind]
+    assert sum(w.alpha for w in done.after) > sum(w.alpha for w in done.before) + more
     assert max(w.tau for w in done.after) > 1.3
     assert told[-1][:2] == (40, 40)
     assert {p.name for p in tmp_path.iterdir()} == {"config.json", "model.safetensors", "README.md", RUN}
@@ -178,7 +180,7 @@ def test_the_container_of_speculators(models, corpus, tmp_path):
     told = json.loads((tmp_path / "config.json").read_text())
     assert told["speculators_model_type"] == "eagle3" and told["eagle_aux_hidden_state_layer_ids"] == [1, 2]
     assert load_file(tmp_path / "model.safetensors")["embed_tokens.weight"].dtype == torch.float32  # the target's
-    assert load_head(tmp_path, models[0], check=False).head.states == done.states == (1, 2)
+    assert load_head(tmp_path, models[0], check=False).head.states == done.states == (1, BEFORE_NORM)
 
 
 @pytest.mark.parametrize(

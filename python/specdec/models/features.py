@@ -16,6 +16,7 @@ from ..checks import refuse
 from .layers import layers_path
 
 T = TypeVar("T")
+BEFORE_NORM = -1  # the number of a state: the output of the last layer, before the model's last norm
 # Takes states [n, q, len(states) * h], those of one token side by side. Returns what is kept of them, [n, q, width].
 Combine = Callable[[torch.Tensor], torch.Tensor]
 
@@ -26,7 +27,7 @@ class FeatureStore:
 
     Args:
         states: which hidden states, counted as in transformers' ``hidden_states``: 0 is the embedding, i the output
-            of layer i - 1, and the number of layers the final state, *after* the norm.
+            of layer i - 1, and the number of layers the final state, *after* the norm; or ``BEFORE_NORM``.
         combine: makes features of them. It runs in every forward, also while one is captured as a graph.
         size, capacity: rows of the batch, and slots of a row.
         width, dtype, device: of the features.
@@ -117,7 +118,9 @@ def tapped(model: nn.Module, states: Sequence[int]) -> tuple[nn.Module, dict[int
         taken[0] = args[0] if args else kwargs["hidden_states"]
 
     for state in states:
-        if state == 0:
+        if state == BEFORE_NORM:
+            own(f"{layers}.{count - 1}").register_forward_hook(keep(state))
+        elif state == 0:
             own(f"{layers}.0").register_forward_pre_hook(keep_input, with_kwargs=True)
         elif state < count:
             own(f"{layers}.{state - 1}").register_forward_hook(keep(state))

@@ -199,9 +199,9 @@ def loaded_back(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", RuntimeWarning)
         drafter = load_head(folder, learner.target.model, tokenizer=tokenizer)
-    some = [*text[:LENGTH]]
+    some, as_said = [*text[:LENGTH]], load_head(folder, learner.target.model, check=False)
     with torch.inference_mode():
-        trained, written = (acceptance_on(head, learner.target, some) for head in (learner.head, drafter.head))
+        trained, written = (acceptance_on(head, learner.target, some) for head in (learner.head, as_said.head))
     if any(after < before - ROUNDING for before, after in zip(trained, written, strict=True)):
         before, after = (", ".join(f"{a:.0%}" for a in found) for found in (trained, written))
         told = f"{after} accepted, not {before}"

@@ -33,9 +33,14 @@ class Shape:
     mlp_bias: bool
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], names: Container[str], layer: str = "layers.0") -> Shape:
+    def read(
+        cls, config: Mapping[str, Any], names: Container[str], layer: str = "layers.0", windows: bool = False
+    ) -> Shape:
         """Reads a head's own configuration. Biases and norms of queries and keys are there if the first layer has
         their weights.
+
+        Args:
+            windows: whether layers may have a sliding window.
 
         Raises:
             ValueError: names the entry of config.json.
@@ -45,8 +50,13 @@ class Shape:
                 refuse("config.json", f"{name} {config.get(name)!r}", "an integer >= 1")
         if config.get("hidden_act", "silu") not in ACT2FN:
             refuse("config.json", f"hidden_act {config['hidden_act']!r}", ", ".join(sorted(ACT2FN)))
-        kinds = {k for k in config.get("layer_types") or () if k != "full_attention"}
-        if kinds or config.get("use_sliding_window"):
+        if str(config.get("model_type", "")).startswith("gemma4"):
+            refuse("config.json", f"model_type {config['model_type']!r}: layers of Gemma 4", "those of Llama or Qwen3")
+        if "kv_lora_rank" in config and config["kv_lora_rank"]:
+            refuse("config.json", "kv_lora_rank: latent attention (MLA)", "attention with keys and values of their own")
+        known = {"full_attention", "sliding_attention"} if windows else {"full_attention"}
+        kinds = sorted({*(config.get("layer_types") or ())} - known)
+        if kinds or (config.get("use_sliding_window") and not windows):
             refuse("config.json", f"layers with {', '.join(kinds) or 'a sliding window'}", "full attention")
         own = LlamaConfig.from_dict({k: v for k, v in config.items() if k not in ("layer_types", "architectures")})
         rope: Mapping[str, Any] = own.rope_parameters or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +11,15 @@ from ...models.cached_model import Layout
 from ...models.kv_cache import StaticKVCache
 from .blocks import MLP, Attention, LayeredHead, Parts, Shape
 from .interface import HeadInput, Logits
+
+
+class Windows(NamedTuple):
+    """What layers with sliding attention see of the text before a block."""
+
+    layers: tuple[int, ...]  # which have a window
+    size: int  # positions, as in transformers
+    causal: bool  # whether a token of a block sees in them only those before it
+    by_block: bool  # whether all tokens of a block see the same part of the text, as speculators trains it
 
 
 class DFlashLayer(nn.Module):
@@ -30,12 +39,24 @@ class DFlash(LayeredHead):
         causal: whether a token of the block sees only those before it.
         from_anchor: whether the output at a token is for the one after it, which makes B drafts; else it is for the
             token itself, which makes B - 1.
+        windows: of layers with sliding attention.
+        cap: logits become cap tanh(logits / cap), as those of some targets do; None: they stay.
     """
 
     kind, at_once, independent = "dflash", True, True
 
-    def __init__(self, parts: Parts, block: int, mask_token: int, causal: bool = False, from_anchor: bool = False):
+    def __init__(
+        self,
+        parts: Parts,
+        block: int,
+        mask_token: int,
+        causal: bool = False,
+        from_anchor: bool = False,
+        windows: Windows | None = None,
+        cap: float | None = None,
+    ):
         super().__init__(parts)
+        self.windows, self.cap = windows, cap
         shape = parts.shape
         self.block, self.mask_token, self.causal, self.from_anchor = block, mask_token, causal, from_anchor
         self.most_drafts = block if from_anchor else block - 1
@@ -65,11 +86,11 @@ class DFlash(LayeredHead):
         offsets = torch.arange(1, block + 1, device=masks.device)
         # The block sees what the last known feature sees, and itself.
         assert isinstance(rows.layout.mask, torch.Tensor)
-        each_other = torch.ones(block, block, dtype=torch.bool, device=masks.device)
-        each_other = (each_other.tril() if self.causal else each_other).expand(size, 1, -1, -1)
-        mask = torch.cat((rows.layout.mask[:, :, -1:].expand(-1, -1, block, -1), each_other), 3)
+        context = rows.layout.mask[:, :, -1:].expand(-1, -1, block, -1)
+        each_other = torch.ones(size, 1, block, block, dtype=torch.bool, device=masks.device)
         tokens, places = torch.cat((rows.tokens[:, -1:], masks), 1), rows.layout.positions[:, -1:] + offsets
-        x = self.fill_in(tokens, places, known, mask)
+        mask = torch.cat((context, each_other.tril() if self.causal else each_other), 3)
+        x = self.fill_in(tokens, places, known, mask, self._in_window(context, each_other, places))
         out, previous = self.norm(x if self.from_anchor else x[:, 1:]), rows.tokens[:, -1:]
         for i in range(count):
             previous = yield self.corrected(self.logits(out[:, i]), previous)
@@ -80,6 +101,7 @@ class DFlash(LayeredHead):
         positions: torch.Tensor,
         known: list[tuple[torch.Tensor, torch.Tensor]],
         mask: torch.Tensor,
+        in_window: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the output of the last layer [n, q, hidden] at ``tokens`` [n, q] int64, of one block or several.
 
@@ -87,17 +109,37 @@ class DFlash(LayeredHead):
             positions: [n, q] int64.
             known: what ``context`` returned.
             mask: [n, 1, q, visible + q] bool: which of the known tokens, and which of these, each one sees.
+            in_window: the same in layers with a sliding window.
         """
+        slides = self.windows.layers if self.windows is not None and in_window is not None else ()
         x = self.embedded(tokens)
         rotation = self.rotary(x, positions)
-        for layer, (keys, values) in zip(self.layers, known, strict=True):
+        for i, (layer, (keys, values)) in enumerate(zip(self.layers, known, strict=True)):
             assert isinstance(layer, DFlashLayer)
             a = layer.input_layernorm(x)
             more = layer.self_attn.keys_and_values(a, rotation)
             both = torch.cat((keys, more[0]), 2), torch.cat((values, more[1]), 2)
-            x = x + layer.self_attn.attend(layer.self_attn.queries(a, rotation), *both, mask)
+            sees = in_window if i in slides and in_window is not None else mask
+            x = x + layer.self_attn.attend(layer.self_attn.queries(a, rotation), *both, sees)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return x
+
+    def _in_window(self, context: torch.Tensor, each_other: torch.Tensor, places: torch.Tensor) -> torch.Tensor | None:
+        """Returns what the tokens of a block at ``places`` [n, block] see in layers with a window."""
+        if self.windows is None:
+            return None
+        windows, slots = self.windows, torch.arange(context.shape[3], device=context.device)
+        # speculators counts back from the block's first token, others from each one.
+        first = places[:, :1] - windows.size if windows.by_block else places - windows.size + 1
+        context = context & (slots >= first.view(len(places), 1, -1, 1))
+        own = each_other.tril() if windows.causal else each_other
+        if not windows.by_block:
+            own = own.triu(1 - windows.size)
+        return torch.cat((context, own), 3)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = super().logits(hidden)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def corrected(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """Returns ``logits`` [n, columns] after the token ``previous`` [n, 1]."""

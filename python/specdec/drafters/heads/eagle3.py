@@ -56,11 +56,11 @@ class Eagle3(LayeredHead, DraftsInTurn):
     def combine(self, states: torch.Tensor) -> torch.Tensor:
         if self.fc is None:
             return states
+        if self.input_norm is not None:
+            states = self.input_norm(states)
         if self.fc_norm is not None:
             parts = states.chunk(len(self.states), -1)
             states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        if self.input_norm is not None:
-            states = self.input_norm(states)
         return self.fc(states)
 
     def run(self, rows: HeadInput, cache: StaticKVCache) -> torch.Tensor:

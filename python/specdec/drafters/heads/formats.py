@@ -10,7 +10,7 @@ import torch
 from ...checks import refuse
 from .blocks import Shape
 from .checkpoint import Checkpoint
-from .dflash import DFlash, DSpark
+from .dflash import DFlash, DSpark, Windows
 from .eagle import Eagle
 from .eagle3 import Eagle3, Eagle3Flags
 from .gemma4 import gemma4_assistant
@@ -55,14 +55,17 @@ def eagle3(source: Source) -> Head:
     d2t, columns = source.vocabulary(sizes)
     parts = source.parts(shape, states, num_layers, columns, hidden)
     mask = source.mask_token(eagle) if "mask_hidden" in tensors else None
+    if mask is not None and tensors["mask_hidden"].numel() == len(states) * source.hidden:
+        tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
     with torch.device("meta"):
         head = Eagle3(parts, flags) if mask is None else PEagle(mask, parts, flags)
     assert source.ids is not None
     head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
     if unsaid:
         head.doubts.append(Variant("norm_before_residual false", {"norm_before_residual": False}))
-    if flags.norm_output:  # SpecForge's older files recycled the output before the norm
-        head.doubts.append(Variant("norm_output false", {"norm_output": False}))
+    if flags.norm_output or config.get("norm_output") is False:  # SpecForge's older files meant the other one
+        other = not flags.norm_output
+        head.doubts.append(Variant(f"norm_output {str(other).lower()}", {"norm_output": other}))
     return source.finished(head, shape.hidden, d2t)
 
 
@@ -108,10 +111,11 @@ def dflash(source: Source) -> Head:
     """DFlash as z-lab and speculators write it, and DSpark as DeepSpec and SpecForge do."""
     checkpoint, config = source.checkpoint, source.config
     sizes, nested = source.layer_sizes(), config.get("dflash_config") or {}
-    for name in ("use_swa", "attention_sink_bias", "attention_value_scale"):
-        if nested.get(name) not in (None, False):
-            refuse("config.json", f"{name} {nested[name]!r}", "none")
-    shape, num_layers = Shape.read(sizes, checkpoint.tensors), checkpoint.count(r"layers\.(\d+)\.")
+    for name in _UNREAD:
+        for part in (nested, config):
+            if part.get(name) not in (None, False, 1.0):
+                refuse("config.json", f"{name} {part[name]!r}", "none")
+    shape, num_layers = Shape.read(sizes, checkpoint.tensors, windows=True), checkpoint.count(r"layers\.(\d+)\.")
     states = source.resolved(num_layers)
     source.check_fc(len(states))
     d2t, columns = source.vocabulary(sizes)
@@ -121,11 +125,38 @@ def dflash(source: Source) -> Head:
     rank = _markov_rank(checkpoint, nested)
     from_anchor = config.get("sample_from_anchor", rank is not None and config.get("speculators_model_type") is None)
     parts = source.parts(shape, states, num_layers, columns)
-    settings = (parts, block, source.mask_token(nested), bool(nested.get("causal")), bool(from_anchor))
+    said = config.get("is_causal", nested.get("causal"))
+    causal, windows = bool(said), _windows(config, sizes, said, num_layers)
+    cap = getattr(source.target.config, "final_logit_softcapping", None)
+    settings = (parts, block, source.mask_token(nested), causal, bool(from_anchor), windows, cap)
     with torch.device("meta"):
         num_columns = source.target.vocab_size if d2t is None else len(d2t)
         head = DFlash(*settings) if rank is None else DSpark(rank, num_columns, *settings)
-    return source.finished(head, shape.hidden, d2t)
+    assert source.ids is not None
+    head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
+    return source.finished(head, shape.hidden, d2t, scaled=True)
+
+
+# Entries that change what a block computes, in ways that are not known here.
+_UNREAD = (
+    "attention_sink_bias", "attention_value_scale", "final_logit_softcapping", "output_multiplier", "projector_type",
+    "use_swa",
+)  # fmt: skip
+
+
+def _windows(config: Mapping[str, Any], sizes: Mapping[str, Any], said: bool | None, num_layers: int) -> Windows | None:
+    """Returns the windows of layers with sliding attention. Their tokens see those of their block before them only,
+    unless the configuration says otherwise, as in vLLM and speculators."""
+    kinds = (sizes.get("layer_types") or ())[:num_layers]
+    layers = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    if not layers:
+        return None
+    size = sizes.get("sliding_window")
+    if not isinstance(size, int) or size < 1:
+        refuse("config.json", f"sliding_window {size!r}", "an integer >= 1")
+    ours = config.get("speculators_model_type") is not None
+    causal = not config.get("sliding_window_non_causal") if ours else said in (None, True)
+    return Windows(layers, size, causal, by_block=ours)
 
 
 def _markov_rank(checkpoint: Checkpoint, nested: Mapping[str, Any]) -> int | None:
@@ -152,9 +183,21 @@ FORMATS: dict[str, Callable[[Source], Head]] = {
 }
 
 
+# What other formats are, which are refused.
+OTHERS = {
+    "dflash2": "DFlash with grouped convolutions around each layer and a selector among candidates",
+    "domino": "DFlash whose logits a recurrent network over its own drafts corrects (arXiv 2605.29707)",
+    "hydra": "heads that each read the drafts of those before",
+    "lilicorr": "DFlash and a small transformer that scores transitions between candidates (arXiv 2608.20530)",
+    "uno": "the target itself, with an adapter, drafting by diffusion",
+    "xpress": "DFlash and a refiner that passes over the block several times",
+}
+_ARCHITECTURES = {"dflash2": "DFlash2", "lilicorr": "LiLiCorr", "domino": "Domino", "uno": "Uno", "xpress": "XPress"}
+
+
 def detect(checkpoint: Checkpoint) -> str:
     """Returns the name of the format, whether FORMATS has it or not. What config.json of speculators says goes before
-    the keys; file names and architectures say nothing.
+    the keys; file names say nothing, and architectures only of formats that are refused.
 
     Raises:
         ValueError: names the tensors that were found.
@@ -163,6 +206,12 @@ def detect(checkpoint: Checkpoint) -> str:
     said = config.get("speculators_model_type")
     if said is not None:
         return str(said)
+    nested = config.get("dflash_config") or {}
+    if (kind := str(nested.get("projector_type", config.get("projector_type", "")))) in OTHERS:
+        return kind
+    for kind, name in _ARCHITECTURES.items():
+        if name in str(config.get("architectures")):
+            return kind
     named = {
         "mask_hidden": "peagle",
         "markov_head.": "dspark",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...checks import refuse
+from ...models.features import BEFORE_NORM
 
 
 @dataclass(frozen=True)
 class LayerIds:
     """Hidden states as transformers counts them: 0 is the embedding, i the output of layer i - 1 and the input of layer
-    i; the number of layers is the final state, after the norm.
+    i; the number of layers is the final state, after the norm. Engines count the last layer's output, before the norm,
+    with the same number, so that is what an entry means, and the other is in doubt.
 
     Attributes:
         source: what says so.
@@ -32,7 +34,8 @@ def resolve(
     """Reads the ids of config.json.
 
     - speculators: ``eagle_aux_hidden_state_layer_ids`` or ``aux_hidden_state_layer_ids``, hidden states;
-    - SpecForge: ``eagle_config.eagle_aux_hidden_state_layer_ids``, layers, whose outputs are meant;
+    - SpecForge: ``eagle_config.eagle_aux_hidden_state_layer_ids``, layers, whose outputs are meant; hidden states if
+      one is L, as NVIDIA has it, and to vLLM always;
     - z-lab and DeepSpec: ``target_layer_ids``, ``dflash_config.target_layer_ids`` or ``dspark_target_layer_ids``,
       layers (but hidden states with model type deepseek_v41);
     - vLLM: ``dflash_config.layer_ids`` and ``eagle_config.layer_ids``, hidden states;
@@ -49,6 +52,21 @@ def resolve(
     Raises:
         ValueError: names the entry, what it has and what is allowed.
     """
+    found = _read(config, num_layers, override, block)
+    doubts = list(found.doubts)
+    if num_layers in found.states:
+        doubts.append(found.states)
+    before = [tuple(BEFORE_NORM if i == num_layers else i for i in states) for states in (found.states, *found.doubts)]
+    doubts[: len(found.doubts)] = before[1:]
+    return replace(found, states=before[0], doubts=tuple(doubts))
+
+
+def written(states: Sequence[int], num_layers: int) -> list[int]:
+    """Returns ``states`` as entries of config.json have them."""
+    return [num_layers if i == BEFORE_NORM else i for i in states]
+
+
+def _read(config: Mapping[str, Any], num_layers: int, override: Sequence[int] | None, block: int | None) -> LayerIds:
     if override is not None:
         return LayerIds(_checked("layer_ids", override, num_layers, 0), "layer_ids")
     nested = {name: config.get(name) or {} for name in ("eagle_config", "dflash_config")}
@@ -60,7 +78,8 @@ def resolve(
         top = None
     outputs = 0 if config.get("model_type") == "deepseek_v41" else 1
     name = "eagle_aux_hidden_state_layer_ids"
-    entries += [(f"eagle_config.{name}", nested["eagle_config"].get(name), 1)]
+    if (own := nested["eagle_config"].get(name)) is not None:
+        return _of_eagle_config(f"eagle_config.{name}", own, num_layers)
     entries += [("dflash_config.target_layer_ids", nested["dflash_config"].get("target_layer_ids"), 1)]
     entries += [("dspark_target_layer_ids", config.get("dspark_target_layer_ids"), outputs)]
     entries += [("target_layer_ids", config.get("target_layer_ids"), 1)]
@@ -80,6 +99,14 @@ def resolve(
     if min(usual) < 0 or len({*usual}) < 3:
         refuse("layer_ids", f"none, neither here nor in config.json, for a target of {num_layers} layers", "some")
     return LayerIds(usual, "EAGLE's usual ones", missing=True)
+
+
+def _of_eagle_config(entry: str, ids: Any, num_layers: int) -> LayerIds:
+    source = f"{entry} of config.json"
+    if isinstance(ids, Sequence) and num_layers in ids:  # there is no layer of this number
+        return LayerIds(_checked(entry, ids, num_layers, 0), f"{source}, as hidden states")
+    states = _checked(entry, ids, num_layers, 1)
+    return LayerIds(states, f"{source}, as layers", (tuple(i - 1 for i in states),))
 
 
 def _checked(name: str, ids: object, num_layers: int, offset: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from ...checks import refuse
 from ...models.supported import cached_model
 from .checkpoint import Checkpoint
 from .drafter import HeadDrafter
-from .formats import FORMATS, detect
+from .formats import FORMATS, OTHERS, detect
 from .self_check import self_check
 from .source import Source
 
@@ -69,7 +69,8 @@ def load_head(
     checkpoint = Checkpoint.read(path)
     kind = detect(checkpoint)
     if kind not in FORMATS:
-        refuse("path", f"a head in the format {kind!r}", ", ".join(FORMATS))
+        what = f", {OTHERS[kind]}" if kind in OTHERS else ""
+        refuse("path", f"a head in the format {kind!r}{what}", ", ".join(FORMATS))
     source = Source(checkpoint, whole, layer_ids)
     head = FORMATS[kind](source)
     assert source.ids is not None

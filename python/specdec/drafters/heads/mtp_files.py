@@ -154,7 +154,7 @@ def _rename(checkpoint: Checkpoint, num_layers: int) -> int:
 def _of_each_layer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Gives what Qwen's layers share to each of them."""
     numbers = {match[1] for name in tensors if (match := re.match(r"mtp\.layers\.(\d+)\.", name))} or {"0"}
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         part, _, kind = name.removeprefix("mtp.").rpartition(".")
         if name.startswith("mtp.") and part in QWEN:

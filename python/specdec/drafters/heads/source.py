@@ -86,14 +86,17 @@ class Source:
         device, own = self.target.device, self.own_embedding()
         return Parts(shape, states, width or self.hidden, self.target.vocab_size, layers, device, columns, own)
 
-    def finished(self, head: Head, width: int | None = None, d2t: torch.Tensor | None = None) -> Head:
+    def finished(
+        self, head: Head, width: int | None = None, d2t: torch.Tensor | None = None, scaled: bool = False
+    ) -> Head:
         """Returns ``head`` with its weights, and with the target's embedding and head where it has none of its own.
 
         Args:
             width: of embedding and head; None: it uses neither.
+            scaled: whether the target's embedding comes with the scale that some targets have on it.
         """
         if width is not None and getattr(head, "embed_tokens", None) is None:
-            head.target_embedding = target_embedding(self.model, width)
+            head.target_embedding = target_embedding(self.model, width, scaled)
         if width is not None and getattr(head, "lm_head", None) is None:
             head.target_head = target_head(self.model, width, d2t)
         self.checkpoint.fill(head, self.target.dtype, self.target.device, head.in_float32)

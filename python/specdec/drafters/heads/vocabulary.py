@@ -53,14 +53,17 @@ def ascending(checkpoint: Checkpoint, d2t: torch.Tensor | None) -> torch.Tensor 
     return d2t[order]
 
 
-def target_embedding(target: PreTrainedModel, hidden: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns the target's embedding, as a table: without the scale that some models have on it.
+def target_embedding(
+    target: PreTrainedModel, hidden: int, scaled: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the target's embedding, as a table: without the scale that some models have on it, unless ``scaled``.
 
     Raises:
         ValueError: it is quantised, or its width is not ``hidden``.
     """
-    weight = _weight("embed_tokens.weight", target.get_input_embeddings(), hidden)
-    return lambda tokens: embedding(tokens, weight)
+    module = target.get_input_embeddings()
+    weight = _weight("embed_tokens.weight", module, hidden)
+    return (lambda tokens: module(tokens)) if scaled else (lambda tokens: embedding(tokens, weight))
 
 
 def target_head(

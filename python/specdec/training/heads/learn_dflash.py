@@ -10,6 +10,7 @@ import torch
 from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.dflash import DFlash
 from ...drafters.heads.interface import HeadInput
+from ...drafters.heads.layer_ids import written
 from ...models.cached_model import CachedModel, Layout
 from .learner import (
     DECAY,
@@ -37,7 +38,7 @@ class DflashLearner(Learner):
         mask_token: stands for the tokens to be filled in.
     """
 
-    kind = "dflash"
+    kind, scaled = "dflash", True
 
     def __init__(
         self,
@@ -48,11 +49,13 @@ class DflashLearner(Learner):
         states: Sequence[int],
         mask_token: int,
     ):
-        self._outputs = output_ids(states)
+        self._states = written(states, target.config.num_hidden_layers)
+        self._outputs = output_ids(self._states)
         self.sizes = layer_sizes(target.config, layers, "qwen3")
         shape = Shape.read(self.sizes, {"layers.0.self_attn.q_norm.weight"})
         parts = Parts(shape, (*states,), target.config.hidden_size, target.vocab_size, layers, target.device)
-        self.dflash = DFlash(parts, depth + 1, mask_token)
+        cap = getattr(target.config, "final_logit_softcapping", None)
+        self.dflash = DFlash(parts, depth + 1, mask_token, cap=cap)
         super().__init__(self.dflash, target, loss)
         small(self.dflash)
 
@@ -99,7 +102,7 @@ class DflashLearner(Learner):
     def container(self, name: str, num_drafts: int) -> Files:
         common = speculators_config("dflash", "DFlashDraftModel", self.sizes, self.target, name, num_drafts)
         own = {
-            "aux_hidden_state_layer_ids": [*self.head.states],
+            "aux_hidden_state_layer_ids": self._states,
             "block_size": self.dflash.block,
             "mask_token_id": self.dflash.mask_token,
             "draft_vocab_size": self.head.vocab_size,

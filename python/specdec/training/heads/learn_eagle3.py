@@ -8,6 +8,7 @@ import torch
 
 from ...drafters.heads.blocks import Parts, Shape
 from ...drafters.heads.eagle3 import Eagle3, Eagle3Flags
+from ...drafters.heads.layer_ids import written
 from ...models.cached_model import CachedModel
 from .learner import Files, Learner, Lesson, layer_sizes, output_ids, output_rows, small, speculators_config
 from .training_time_test import learn_in_turn
@@ -31,7 +32,8 @@ class Eagle3Learner(Learner):
         states: Sequence[int],
         kept: torch.Tensor | None,
     ):
-        self._outputs, self.depth = output_ids(states), depth
+        self._states, self.depth = written(states, target.config.num_hidden_layers), depth
+        self._outputs = output_ids(self._states)
         self.sizes = layer_sizes(target.config, 1, "llama")
         tokens = torch.arange(target.vocab_size) if kept is None else kept
         shape, device = Shape.read(self.sizes, ()), target.device
@@ -55,7 +57,7 @@ class Eagle3Learner(Learner):
 
     def container(self, name: str, num_drafts: int) -> Files:
         common = speculators_config("eagle3", "Eagle3DraftModel", self.sizes, self.target, name, num_drafts)
-        states = {"eagle_aux_hidden_state_layer_ids": [*self.head.states], "norm_before_residual": False}
+        states = {"eagle_aux_hidden_state_layer_ids": self._states, "norm_before_residual": False}
         embedding = self.head.embedded(torch.arange(self.head.vocab_size, device=self.target.device))
         tensors = {**self.tensors, "embed_tokens.weight": embedding.to(self.target.dtype)}
         return {**common, **self._vocabulary, **states}, {**tensors, **self._tables}

@@ -44,7 +44,7 @@ class MtpLearner(Learner):
         return learn_in_turn(self.mtp, lesson, self.depth, self.loss)
 
     def published(self, name: str) -> Files:
-        """As Qwen has it beside a target of its hybrid types, and DeepSeek among the layers of others, after the last."""
+        """As Qwen has it beside a target of its hybrid types, and DeepSeek after the last layer of others."""
         config = {k: v for k, v in self.target.config.to_dict().items() if k not in ("_name_or_path", "auto_map")}
         qwen = self.target.config.model_type.startswith("qwen3_")
         root = "mtp.layers.0." if qwen else f"model.layers.{self.target.config.num_hidden_layers}."

@@ -63,11 +63,12 @@ class Learner:
     """
 
     kind: str
+    scaled = False  # whether the head reads the target's embedding with its scale
 
     def __init__(self, head: Head, target: CachedModel, loss: Mapping[str, float]):
         hidden = target.config.hidden_size
         self.head, self.target, self.loss = head.to(target.device), target, loss
-        embed, out = target_embedding(target.model, hidden), target_head(target.model, hidden)
+        embed, out = target_embedding(target.model, hidden, self.scaled), target_head(target.model, hidden)
         head.target_embedding = lambda tokens: embed(tokens).float()
         head.target_head = lambda x: out(x.to(target.dtype))
 
