@@ -17,6 +17,7 @@ from specdec.evaluation.contenders import CompareSettings, Run, SpecdecMethod, T
 from specdec.evaluation.rounds import fastest, play_round, runs_to_halve
 from specdec.evaluation.work_counter import Work
 from support.commands import PROMPT, invoke, rows, run
+from support.model_types import model_of
 from support.models import VOCABULARY, prompts, tiny_model, tunable_pair
 from transformers import GenerationConfig
 from typer.testing import CliRunner
@@ -176,6 +177,14 @@ class Timed:
     def run(self, prompts, seed):
         self.runs += 1
         return Run([[1] * 4], next(self._seconds), 1, 0, 0, 0)
+
+
+def test_a_target_that_transformers_does_not_assist():
+    """It refuses models with a state, so that only its plain decoding is measured."""
+    target = model_of("qwen3_5_text")
+    with pytest.warns(RuntimeWarning, match="no assisted generation for model type 'qwen3_5_text': it is left out"):
+        found = compare(target, copy.deepcopy(target), prompts(2, 3, 9), CompareSettings(8, num_drafts=2, repeats=1))
+    assert [m.name for m in found.measurements] == ["plain", "specdec"] and found.greedy_equal
 
 
 def test_the_slower_half_drops_out():

@@ -22,7 +22,8 @@ from specdec.evaluation.verify.race_noise import RaceNoise
 from specdec.evaluation.verify.text_check import TextCheck
 from specdec.models.supported import cached_model
 from support.commands import invoke, refused, run
-from support.models import VOCABULARY, generate, tiny_model, toy_model
+from support.model_types import model_of
+from support.models import VOCABULARY, generate, toy_model
 
 from specdec_kernels import SamplingParams, speculative_step
 from specdec_kernels.backends import reference
@@ -225,8 +226,9 @@ def test_race_noise_is_that_of_the_kernels():
         assert torch.equal(out.tokens[:, 0], (logits[:, 0].double() / 0.7 + noise).argmax(1))
 
 
-def test_plain_distribution_is_that_of_full_forwards():
-    target = tiny_model("llama")
+@pytest.mark.parametrize("case", ["llama", "qwen3_5_text"])
+def test_plain_distribution_is_that_of_full_forwards(case):
+    target = model_of(case)
     distribution = PlainDistribution(target, [1, 2, 3], 0.8)
     log_p, error = distribution.after([(4, 5), (6, 7)])
     for row, text in zip(log_p, ((4, 5), (6, 7)), strict=True):

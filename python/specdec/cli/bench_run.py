@@ -65,7 +65,8 @@ class BenchRun:
                 with progress("loading models") as show:
                     loaded = models.load(self.at, bench_methods.drafters_of(self.methods), self.bits)
                     drafters = self._drafters(loaded)
-                    methods = [name for name in self.methods if name in drafters or name == bench_methods.ASSISTED]
+                    known = {*drafters, bench_methods.ASSISTED} if self._assists(loaded) else {*drafters}
+                    methods = [name for name in self.methods if name in known]
                     grid = self.axes.grid(methods, drafters, self.at.alone)
                     session = self._session(loaded, drafters, grid, folder)
                     session.warm_up(show)
@@ -90,6 +91,11 @@ class BenchRun:
         if whole is not None and not code and any(d["verdict"] == "bug" for d in _ours(whole)):
             code = BUG
         return code, whole
+
+    def _assists(self, loaded: models.Models) -> bool:
+        from ..evaluation.contenders import assists
+
+        return bench_methods.ASSISTED in self.methods and assists(loaded.target, remark)
 
     def _drafters(self, loaded: models.Models) -> dict[str, Drafter | None]:
         """By their names, without an early exit that nobody asked for from a model that cannot be left early."""

@@ -8,6 +8,7 @@ import platform
 import shlex
 import statistics
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 from ..checks import refuse
 from ..drafters.protocol import Drafter
 from ..loop.draft_length import AdaptiveDrafts
-from .contenders import OURS, CompareSettings, Contender, Prompt, Run, SpecdecMethod, TransformersMethod
+from .contenders import OURS, CompareSettings, Contender, Prompt, Run, SpecdecMethod, TransformersMethod, assists
 from .machine import cpu_name
 from .near_ties import Difference, Judge
 from .rounds import fastest, play_round, runs_to_halve
@@ -153,7 +154,7 @@ def compare(
         settings: None is ``CompareSettings()``.
         progress: called with how many texts there are of how many, and of what kind the next ones are.
         assistant: for transformers: a model, or its prompt lookup. None: ``draft`` if that is a model; if it is not,
-            ``assisted`` is left out.
+            ``assisted`` is left out. So it is, with a warning, for a target that transformers does not assist.
         compile: whether specdec decodes with compiled forwards. Compiling them is a part of warming up.
 
     Raises:
@@ -206,7 +207,7 @@ def _contenders(
     groups: list[Sequence[Contender]] = []
     if assistant is None and isinstance(draft, PreTrainedModel):
         assistant = draft
-    if assistant is not None:
+    if assistant is not None and assists(target, lambda told: warnings.warn(told, RuntimeWarning, 3)):
         numbers = (None,) if isinstance(asked, AdaptiveDrafts) else (*CANDIDATES, None) if asked is None else (asked,)
         groups.append([TransformersMethod(target, assistant, settings, k) for k in numbers])
     lengths = (*CANDIDATES, AdaptiveDrafts()) if asked is None else (asked,)

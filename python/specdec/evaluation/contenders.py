@@ -155,6 +155,13 @@ class SpecdecMethod:
         return other
 
 
+def assists(target: PreTrainedModel, tell: Callable[[str], object]) -> bool:
+    """Whether transformers has assisted generation for ``target``; tells it where it has not."""
+    if target._is_stateful:
+        tell(f"transformers has no assisted generation for model type {target.config.model_type!r}: it is left out")
+    return not target._is_stateful
+
+
 class TransformersMethod:
     """transformers' ``generate``, with ``draft`` as its assistant, with its own prompt lookup, or alone.
 

@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from specdec_kernels import SamplingParams
 
 from ...decoder import SpeculativeDecoder
+from ...models.recurrent import recurrent_layers
 from ...stats import Stats
 from ..contenders import Prompt
 from .chi_square import ChiSquare, chi_square
@@ -217,6 +218,10 @@ class PlainDistribution:
             [n, m + 1] the relative error of these probabilities (root mean square) if every logit is off by a unit in
             its last place, as those of another forward may be.
         """
+        fed = torch.tensor(texts, device=self._target.device)
+        if recurrent_layers(self._target):  # transformers does not repeat their states
+            whole = torch.cat((torch.tensor(self.prompt, device=fed.device).expand(len(texts), -1), fed), 1).long()
+            return self._log_p(self._target(whole, use_cache=False).logits[:, len(self.prompt) - 1 :])
         # One forward over the prompt, then one over all texts, which share its cache.
         cache = DynamicCache(config=self._target.config)
         prompt = torch.tensor([self.prompt], device=self._target.device)
@@ -224,8 +229,11 @@ class PlainDistribution:
         logits = last.expand(len(texts), -1, -1)
         if len(texts[0]):
             cache.batch_repeat_interleave(len(texts))
-            fed = torch.tensor(texts, device=prompt.device)
             logits = torch.cat((logits, self._target(fed, past_key_values=cache, use_cache=True).logits), 1)
+        return self._log_p(logits)
+
+    def _log_p(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what ``after`` does, of these logits [n, m + 1, V]."""
         scaled = logits.double() / self._temperature
         log_p = scaled.log_softmax(-1)
         unit = torch.finfo(self._target.dtype).eps * scaled.masked_fill(scaled.isinf(), 0.0)
