@@ -13,11 +13,12 @@ from specdec.models.cached_model import CachedModel
 from specdec.models.supported import cached_model
 from support.attending import by_blocks
 from support.feeding import feed
-from support.model_types import CASES, model_of
+from support.model_types import CASES, HYBRID, model_of
 from support.models import prompts, tiny_model
 
 NO_BLOCK_MASKS = ("bloom", "falcon", "falcon, ALiBi", "gpt2", "gpt_bigcode", "gptj", "mpt", "stablelm")
 REFUSED = {**dict.fromkeys(NO_BLOCK_MASKS, "takes no BlockMask"), "gpt_oss": "attention sinks"}
+ATTENTIVE = [case for case in CASES if case not in (*REFUSED, *HYBRID)]
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def soft_capped():
     return model
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
+@pytest.mark.parametrize("case", ATTENTIVE)
 def test_flex_gives_the_logits_of_the_model(case, calls):
     model = soft_capped() if case == "gemma2" else model_of(case)
     before = implementations(model)
@@ -76,7 +77,7 @@ def test_flex_gives_the_logits_of_the_model(case, calls):
     assert len(calls) == 4 and implementations(model) == before
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
+@pytest.mark.parametrize("case", ATTENTIVE)
 def test_grouped_queries_give_the_logits_of_the_model(case, monkeypatch):
     """To the bit where transformers repeats keys and values, as it does for more than one query."""
     model, shapes = model_of(case), []

@@ -121,7 +121,7 @@ def test_capacity_is_checked():
 
 
 def test_models_without_a_rewindable_state_are_refused_by_type():
-    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)).eval()
+    rwkv = RwkvForCausalLM(RwkvConfig(vocab_size=20, hidden_size=8, num_hidden_layers=2)).eval()
     with pytest.raises(ValueError, match=r"target: model type 'rwkv' keeps a state"):
         cached_model(rwkv, "target")
     t5 = T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)

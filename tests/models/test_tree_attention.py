@@ -15,11 +15,12 @@ from specdec.models.supported import cached_model, why_no_trees
 from specdec.models.tree import Tree
 from support.attending import by_blocks
 from support.feeding import feed, full_logits
-from support.model_types import CASES, model_of
+from support.model_types import CASES, HYBRID, model_of
 from support.models import VOCABULARY, prompts, tiny_model
 from support.recorded import Recording
 
 NO_TREES = {
+    **dict.fromkeys(HYBRID, "has recurrent layers, which read tokens one after the other"),
     "bloom": "takes its positions from a 2-D mask",
     "falcon, ALiBi": "takes its positions from a 2-D mask",
     "mpt": "takes its positions from the order of the slots",

@@ -152,11 +152,11 @@ def _by(where: str, call):
         run = with_decoder.drafter.model._run
         model, calls = with_decoder.drafter.model, []
 
-        def counted(module, *arguments):
+        def counted(module, *arguments, **named):
             calls.append(module)
             if len(calls) == 12:
                 call()
-            return run(module, *arguments)
+            return run(module, *arguments, **named)
 
         model._run = counted
     return with_decoder, requests
