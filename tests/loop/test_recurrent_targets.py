@@ -216,7 +216,7 @@ def test_prompts_in_chunks(case):
         slots = cache.lengths[:, None]
         found.append(cached(next_tokens, cache, cached.layout(slots, slots, 63)))
     for other in found[1:]:
-        torch.testing.assert_close(other, found[0], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(other, found[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", KINDS)
@@ -248,7 +248,7 @@ def test_a_chunk_that_memory_ran_out_in(case):
         assert places == [sum(count for _, count in told[row][:i]) for i in range(len(places))]
     slots = cache.lengths[:, None]
     tokens, layout = torch.tensor([[5], [6]]), cached.layout(slots, slots, 63)
-    torch.testing.assert_close(cached(tokens, cache, layout), cached(tokens, expected, layout), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(cached(tokens, cache, layout), cached(tokens, expected, layout), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", KINDS)
@@ -265,7 +265,7 @@ def test_a_text_from_behind_its_state_is_read_again(case):
     slots = torch.arange(25, 28)[None]
     layout = cached.layout(slots, slots, 63)
     tokens = torch.tensor([[1, 2, 3]])
-    torch.testing.assert_close(cached(tokens, cache, layout), cached(tokens, fresh, layout), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(cached(tokens, cache, layout), cached(tokens, fresh, layout), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", KINDS)
@@ -291,7 +291,7 @@ def test_not_a_number_ends_with_its_sequence(case):
     assert logits[1].isnan().all() and logits[[0, 2]].isfinite().all()
     cache.begin(1)
     cached.extend(cache, [known[2]], [0], 1)
-    torch.testing.assert_close(step(cache)[1], step(cache)[2], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(step(cache)[1], step(cache)[2], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", ["qwen3_5_text", "nemotron_h", "jamba", "lfm2"])

@@ -61,6 +61,7 @@ def eagle3(source: Source) -> Head:
         head = Eagle3(parts, flags) if mask is None else PEagle(mask, parts, flags)
     assert source.ids is not None
     head.doubts = [Variant(f"hidden states {list(other)}", {"states": other}) for other in source.ids.doubts]
+    head.certain = source.ids.source.endswith("as layers")  # SpecForge's entry, which few read otherwise
     if unsaid:
         head.doubts.append(Variant("norm_before_residual false", {"norm_before_residual": False}))
     if flags.norm_output or config.get("norm_output") is False:  # SpecForge's older files meant the other one
