@@ -13,6 +13,12 @@ inline float* written(Tensor& tensor, std::initializer_list<int64_t> shape, cons
   return static_cast<float*>(tensor.mutable_data_ptr());
 }
 
+inline int64_t* written_base(Tensor& base, int64_t held) {
+  check_shape(base, {held}, ScalarType::Long, "base");
+  STD_TORCH_CHECK(base.is_contiguous(), "specdec_kernels: base is not contiguous");
+  return static_cast<int64_t*>(base.mutable_data_ptr());
+}
+
 inline const float* read(Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
   check_shape(tensor, shape, ScalarType::Float, name);
   tensor = dense(tensor);
@@ -74,13 +80,11 @@ Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, T
   STD_TORCH_CHECK(key_heads > 0 && heads % key_heads == 0, "specdec_kernels: the heads do not divide into key heads");
   const FeedArguments at(start, commit, valid, first_row, held, places);
   const int64_t rows = at.feed.rows, columns = at.feed.columns;
-  check_shape(base, {held}, ScalarType::Long, "base");
-  STD_TORCH_CHECK(base.is_contiguous(), "specdec_kernels: base is not contiguous");
   const bool by_channel = g.dim() == 4;
   Tensor out = empty_on(q, {rows, columns, heads, dv}, ScalarType::Float);
   run(cpu::DeltaStepParams{
           .state = written(state, {held, heads, dk, dv}, "state"),
-          .base = static_cast<int64_t*>(base.mutable_data_ptr()),
+          .base = written_base(base, held),
           .window_k = written(window_k, {held, places, key_heads, dk}, "window_k"),
           .window_v = written(window_v, {held, places, heads, dv}, "window_v"),
           .window_g = by_channel ? written(window_g, {held, places, heads, dk}, "window_g")
@@ -116,13 +120,11 @@ Tensor ssd_step(Tensor state, Tensor base, Tensor window_x, Tensor window_dt, Te
   STD_TORCH_CHECK(groups > 0 && heads % groups == 0, "specdec_kernels: the heads do not divide into groups");
   const FeedArguments at(start, commit, valid, first_row, held, places);
   const int64_t rows = at.feed.rows, columns = at.feed.columns;
-  check_shape(base, {held}, ScalarType::Long, "base");
-  STD_TORCH_CHECK(base.is_contiguous(), "specdec_kernels: base is not contiguous");
   const bool by_number = a.dim() == 2;
   Tensor out = empty_on(x, {rows, columns, heads, size}, ScalarType::Float);
   run(cpu::SsdStepParams{
           .state = written(state, {held, heads, size, numbers}, "state"),
-          .base = static_cast<int64_t*>(base.mutable_data_ptr()),
+          .base = written_base(base, held),
           .window_x = written(window_x, {held, places, heads, size}, "window_x"),
           .window_dt = written(window_dt, {held, places, heads}, "window_dt"),
           .window_b = written(window_b, {held, places, groups, numbers}, "window_B"),

@@ -182,11 +182,7 @@ template <int kWidth>
 SPECDEC_BODY void delta_heads(const DeltaStepParams& p, int64_t begin, int64_t end) {
   constexpr int kColumns = Slice<kWidth>::kColumns;
   Scratch scratch{std::vector<float>(p.dk * (kColumns + 6)), {}, {}};
-  for (int64_t task = begin; task < end; ++task) {
-    const int64_t row = task / p.heads, head = task % p.heads, held = p.feed.first_row + row;
-    clear_others(p.feed, row, p.out + head * p.dv, p.heads * p.dv, p.dv);
-    if (count_valid(p.feed, row) == 0) continue;
-    const FedRow fed = fed_row(p.base[held], p.feed.start[row], p.feed.commit[row], p.feed.places);
+  const auto body = [&](int64_t row, int64_t head, const FedRow& fed) __attribute__((always_inline)) {
     size_t committed = 0;
     scratch.tokens.clear();
     scratch.outs.clear();
@@ -197,11 +193,12 @@ SPECDEC_BODY void delta_heads(const DeltaStepParams& p, int64_t begin, int64_t e
     };
     const auto commit = [&]() __attribute__((always_inline)) { committed = scratch.tokens.size(); };
     each_token(p.feed, fed, p.feed.valid + row * p.feed.columns, p.keep, token, commit);
-    float* state = p.state + (held * p.heads + head) * p.dk * p.dv;
+    float* state = p.state + ((p.feed.first_row + row) * p.heads + head) * p.dk * p.dv;
     for (int64_t first = 0; first < p.dv; first += kColumns) {
       slice<kWidth>(p, state, fed.from_nothing, committed, first, &scratch);
     }
-  }
+  };
+  each_head(p.feed, p.base, p.heads, p.dv, p.out, begin, end, body);
 }
 
 SPECDEC_BY_INSTRUCTION_SET(delta_heads, DeltaStepParams)

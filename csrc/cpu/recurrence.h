@@ -61,6 +61,19 @@ SPECDEC_BODY void clear_others(const Feed& feed, int64_t row, float* out, int64_
   }
 }
 
+// Calls body(row, head, fed) for the tasks from `begin` to `end`, which are heads, row by row, and zeroes the results
+// [rows, columns, heads, size] of the columns that are no tokens.
+template <class Body>
+SPECDEC_BODY void each_head(const Feed& feed, const int64_t* base, int64_t heads, int64_t size, float* out,
+                            int64_t begin, int64_t end, const Body& body) {
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t row = task / heads, head = task % heads;
+    clear_others(feed, row, out + head * size, heads * size, size);
+    if (count_valid(feed, row) == 0) continue;
+    body(row, head, fed_row(base[feed.first_row + row], feed.start[row], feed.commit[row], feed.places));
+  }
+}
+
 constexpr int64_t kGrainNumbers = 16 * 1024;  // of a state, times tokens, are worth a thread
 
 // A kernel for each instruction set, by its number of float lanes: SPECDEC_BODY functions are compiled in that of their

@@ -85,13 +85,10 @@ SPECDEC_BODY void head_of(const SsdStepParams& p, int64_t row, int64_t head, con
 template <int kWidth>
 SPECDEC_BODY void ssd_heads(const SsdStepParams& p, int64_t begin, int64_t end) {
   std::vector<float> scratch((p.size + 4) * padded<kWidth>(p.numbers));  // its padding is never anything but 0
-  for (int64_t task = begin; task < end; ++task) {
-    const int64_t row = task / p.heads, head = task % p.heads;
-    clear_others(p.feed, row, p.out + head * p.size, p.heads * p.size, p.size);
-    if (count_valid(p.feed, row) == 0) continue;
-    const int64_t base = p.base[p.feed.first_row + row];
-    head_of<kWidth>(p, row, head, fed_row(base, p.feed.start[row], p.feed.commit[row], p.feed.places), scratch.data());
-  }
+  const auto body = [&](int64_t row, int64_t head, const FedRow& fed) __attribute__((always_inline)) {
+    head_of<kWidth>(p, row, head, fed, scratch.data());
+  };
+  each_head(p.feed, p.base, p.heads, p.size, p.out, begin, end, body);
 }
 
 SPECDEC_BY_INSTRUCTION_SET(ssd_heads, SsdStepParams)

@@ -336,7 +336,7 @@ class CachedModel:
     def _take_attention(self) -> None:
         """Replaces the attention, and linear and recurrent layers, in a copy of the model. Repeated for every cache,
         because an adapter that was added in between has put other modules into the model."""
-        model = with_recurrence(self.model)
+        model = with_recurrence(self.model) if self._recurrent else self.model
 
         def copied() -> PreTrainedModel:
             return with_few_rows(with_attention(model, self._attention))

@@ -75,7 +75,7 @@ def recurrent_layers(model: nn.Module) -> dict[int, nn.Module]:
     """Returns the modules of ``model`` that :func:`with_recurrence` exchanges, by the number of their layer."""
     found = {}
     for module in model.modules():
-        if CONVOLUTION in _names(module) and "update_conv_state" in _names(module):
+        if {CONVOLUTION, "update_conv_state"} <= {*_names(module)}:
             found[cast(int, module.layer_idx)] = module
     return found
 

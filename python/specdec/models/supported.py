@@ -65,9 +65,9 @@ def cached_model(
 
     Raises:
         ValueError: the model is not a causal LM, it is an encoder-decoder, it has a state that cannot be rewound, it is
-            in training mode, its attention takes no 4-D mask, its weights are spread,
-            sharded or offloaded, its adapters act outside of its modules, or it is of an unknown type and its cached
-            forward differs from its full forward.
+            in training mode, its attention takes no 4-D mask, its weights are spread, sharded or offloaded, its
+            adapters act outside of its modules, or it is of an unknown type and its cached forward differs from its
+            full forward.
     """
     whole, model = model, _without_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
