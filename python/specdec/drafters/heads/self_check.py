@@ -17,6 +17,7 @@ from ...models.kv_cache import StaticKVCache, visible_slots
 from ...prompts import read_eos
 from .interface import Head, Variant, known_rows, layout_of
 from .layer_ids import LayerIds
+from .layer_ids import written as written_ids
 
 PLACES, DRAFTS = 24, 4  # 96 drafts
 LENGTH = 72  # most tokens of the text
@@ -102,10 +103,10 @@ def self_check(head: Head, target: CachedModel, tokenizer: PreTrainedTokenizerBa
 
 def _neighbours(head: Head, target: CachedModel, text: list[int]) -> dict[str, float]:
     """Returns how many drafts are accepted with hidden states one before and one after those that the head reads."""
-    taken, found = head.states, {}
+    taken, found, count = head.states, {}, target.config.num_hidden_layers
     for shift in (-1, 1):
-        states = tuple(i + shift for i in taken)
-        if len(states) > 1 and 0 <= min(states) and max(states) < target.config.num_hidden_layers:
+        states = tuple(i + shift for i in written_ids(taken, count))
+        if len(states) > 1 and 0 <= min(states) and max(states) < count:
             head.states = states
             found[f"layer_ids={list(states)}"] = _accepted(acceptance_on(head, target, text))
     head.states = taken
