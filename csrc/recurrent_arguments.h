@@ -47,7 +47,7 @@ struct FeedArguments {
 
 template <auto run>
 Tensor conv_window(Tensor window, Tensor x, Tensor weight, std::optional<Tensor> bias, bool silu, Tensor start,
-                   Tensor valid, int64_t first_row) {
+                   Tensor valid, std::optional<Tensor> parents, int64_t first_row) {
   STD_TORCH_CHECK(window.dim() == 3 && x.dim() == 3 && weight.dim() == 2, "specdec_kernels: x has a wrong shape");
   const int64_t held = window.size(0), places = window.size(1), channels = window.size(2), taps = weight.size(1);
   const FeedArguments at(start, start, valid, first_row, held, places);
@@ -72,7 +72,7 @@ Tensor conv_window(Tensor window, Tensor x, Tensor weight, std::optional<Tensor>
 template <auto run>
 Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, Tensor window_g, Tensor window_beta,
                   Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor start, Tensor commit, Tensor valid,
-                  int64_t first_row, bool keep, bool normalize) {
+                  std::optional<Tensor> parents, int64_t first_row, bool keep, bool normalize) {
   STD_TORCH_CHECK(state.dim() == 4 && window_k.dim() == 4 && (g.dim() == 3 || g.dim() == 4),
                   "specdec_kernels: state, window_k or g has a wrong shape");
   const int64_t held = state.size(0), heads = state.size(1), dk = state.size(2), dv = state.size(3);
@@ -112,7 +112,7 @@ Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, T
 template <auto run>
 Tensor ssd_step(Tensor state, Tensor base, Tensor window_x, Tensor window_dt, Tensor window_b, Tensor x, Tensor dt,
                 Tensor b, Tensor c, Tensor a, std::optional<Tensor> d, Tensor start, Tensor commit, Tensor valid,
-                int64_t first_row, bool keep) {
+                std::optional<Tensor> parents, int64_t first_row, bool keep) {
   STD_TORCH_CHECK(state.dim() == 4 && window_b.dim() == 4 && (a.dim() == 1 || a.dim() == 2),
                   "specdec_kernels: state, window_B or A has a wrong shape");
   const int64_t held = state.size(0), heads = state.size(1), size = state.size(2), numbers = state.size(3);

@@ -77,17 +77,17 @@ SCHEMAS = {
     # The fields of DeltaState or SsdState, then the token's inputs, then those of Feed.
     "conv_window": (
         "(Tensor(a!) window, Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor start, Tensor valid,"
-        " int first_row) -> Tensor"
+        " Tensor? parents, int first_row) -> Tensor"
     ),
     "delta_step": (
         "(Tensor(a!) state, Tensor(b!) base, Tensor(c!) window_k, Tensor(d!) window_v, Tensor(e!) window_g,"
         " Tensor(f!) window_beta, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor start, Tensor commit,"
-        " Tensor valid, int first_row, bool keep, bool normalize) -> Tensor"
+        " Tensor valid, Tensor? parents, int first_row, bool keep, bool normalize) -> Tensor"
     ),
     "ssd_step": (
         "(Tensor(a!) state, Tensor(b!) base, Tensor(c!) window_x, Tensor(d!) window_dt, Tensor(e!) window_B, Tensor x,"
-        " Tensor dt, Tensor B, Tensor C, Tensor A, Tensor? D, Tensor start, Tensor commit, Tensor valid, int first_row,"
-        " bool keep) -> Tensor"
+        " Tensor dt, Tensor B, Tensor C, Tensor A, Tensor? D, Tensor start, Tensor commit, Tensor valid,"
+        " Tensor? parents, int first_row, bool keep) -> Tensor"
     ),
 }
 

@@ -29,6 +29,10 @@ class Feed(NamedTuple):
 
     The tokens before ``start`` must have been fed. Those that the state lacks must be in the window: with T places,
     no more than T tokens may be fed from ``commit`` on before the next ``commit``.
+
+    A token of a tree gives what it would as the last one of a chain, its ancestors and itself. The token in column c
+    takes the place of position ``start`` + c in every window; before the next tokens are fed, those of the accepted
+    path must be moved to the places of their own positions.
     """
 
     start: torch.Tensor  # [n] int64: the position of a row's first token
@@ -36,6 +40,9 @@ class Feed(NamedTuple):
     valid: torch.Tensor  # [n, q] bool: which columns are tokens
     first_row: int = 0  # of the n rows
     keep: bool = False  # none of these tokens is ever rolled back, as in a prompt: there may be more than T of them
+    # [n, q] int64: the tokens are a tree's, each after the one in the column that stands here, or, at -1, after those
+    # before ``start``. A token comes after its parent, and with it its parent is valid. None: they are a chain.
+    parents: torch.Tensor | None = None
 
 
 class DeltaState(NamedTuple):
@@ -119,7 +126,7 @@ def conv_window(
             f"window: got {window.shape[1]} places, allowed: >= {weight.shape[1]} for a kernel of that size"
         )
     _check_feed(feed, x, rows)
-    arguments = (window, x, weight, bias, silu, feed.start, feed.valid, feed.first_row)
+    arguments = (window, x, weight, bias, silu, feed.start, feed.valid, feed.parents, feed.first_row)
     return operation("conv_window", _backend(backend, x), x.device.type)(*arguments)
 
 
@@ -164,7 +171,7 @@ def delta_step(
     _check("g", g, (n, columns, *state.g.shape[2:]), of[2], held)
     _check("beta", beta, (n, columns, heads), of[3], held)
     _check_feed(feed, q, rows)
-    arguments = (*state, q, k, v, g, beta, feed.start, feed.commit, feed.valid, feed.first_row, feed.keep, normalize)
+    arguments = (*state, q, k, v, g, beta, *_feed(feed), normalize)
     return operation("delta_step", _backend(backend, q), q.device.type)(*arguments)
 
 
@@ -210,7 +217,7 @@ def ssd_step(
     if D is not None:
         _check("D", D, (heads,), D.dtype, held)
     _check_feed(feed, x, rows)
-    arguments = (*state, x, dt, B, C, A, D, feed.start, feed.commit, feed.valid, feed.first_row, feed.keep)
+    arguments = (*state, x, dt, B, C, A, D, *_feed(feed))
     return operation("ssd_step", _backend(backend, x), x.device.type)(*arguments)
 
 
@@ -242,6 +249,21 @@ def _check_feed(feed: Feed, x: torch.Tensor, rows: int) -> None:
     _check("valid", feed.valid, (size, columns), torch.bool, x)
     if not 0 <= feed.first_row <= rows - size:
         raise ValueError(f"first_row: got {feed.first_row} for {size} rows, allowed: 0 to {rows - size}")
+    if (parents := feed.parents) is None:
+        return
+    _check("parents", parents, (size, columns), torch.int64, x)
+    if feed.keep:
+        raise ValueError("keep: got True with parents, allowed: False for trees")
+    if parents.device.type == "cpu":  # elsewhere nothing waits for the device
+        wrong = feed.valid & ((parents < -1) | (parents >= torch.arange(columns)))
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
+            given = f"{int(parents[row, column])} in column {column}"
+            raise ValueError(f"parents: got {given}, allowed: -1, or a column before it")
+
+
+def _feed(feed: Feed) -> tuple[torch.Tensor | int | None, ...]:
+    return feed.start, feed.commit, feed.valid, feed.parents, feed.first_row, feed.keep
 
 
 def _backend(backend: Backend | str, x: torch.Tensor) -> Backend:

@@ -19,39 +19,59 @@ class _Place(NamedTuple):
     commit: torch.Tensor
     start: torch.Tensor
     tokens: torch.Tensor
-    rank: torch.Tensor  # [n, q]: the number of each column's token, from 0
+    number: torch.Tensor  # [n, q]: of each column's token: its column in a tree, otherwise how many come before it
     valid: torch.Tensor  # [n, q]
 
     @classmethod
-    def of(cls, base: torch.Tensor, start: torch.Tensor, commit: torch.Tensor, valid: torch.Tensor) -> _Place:
+    def of(
+        cls,
+        base: torch.Tensor,
+        start: torch.Tensor,
+        commit: torch.Tensor,
+        valid: torch.Tensor,
+        parents: torch.Tensor | None,
+    ) -> _Place:
         begin = torch.where(start == 0, 0, base)
         commit = torch.minimum(torch.maximum(commit, begin), start)
-        return cls(begin, commit, start, valid.sum(1), valid.cumsum(1) - 1, valid)
+        number = valid.cumsum(1) - 1 if parents is None else _columns(valid)
+        return cls(begin, commit, start, valid.sum(1), number, valid)
 
 
-def conv_window(window, x, weight, bias, silu, start, valid, first_row):
+def _columns(valid: torch.Tensor) -> torch.Tensor:
+    return torch.arange(valid.shape[1], device=valid.device).expand(valid.shape)
+
+
+def _chain(valid: torch.Tensor) -> torch.Tensor:
+    """Returns the column of the token before each one, [n, q], or -1."""
+    last = torch.where(valid, _columns(valid), -1).cummax(1).values
+    return torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1) if valid.shape[1] else last
+
+
+def conv_window(window, x, weight, bias, silu, start, valid, parents, first_row):
     (size, columns, channels), (_, places, _), k = x.shape, window.shape, weight.shape[1]
     rows, index = slice(first_row, first_row + size), torch.arange(size, device=x.device)[:, None]
-    place = _Place.of(start, start, start, valid)
-    before = start[:, None] + torch.arange(1 - k, 0, device=x.device)
-    history = torch.where(before[..., None] >= 0, window[rows][index, before % places], 0)
-    # The tokens of a row in front of its other columns, which follow from how a stable sort breaks ties.
-    order = (~valid).to(torch.int8).sort(dim=1, stable=True).indices
-    inputs = torch.cat((history, x.gather(1, order[..., None].expand(-1, -1, channels))), 1)
-    inputs = inputs.to(torch.promote_types(x.dtype, torch.float32))
-    y = torch.zeros_like(inputs[:, k - 1 :])
-    for j in range(k):
-        y = y + inputs[:, j : j + columns] * weight[:, j]
+    place = _Place.of(start, start, start, valid, parents)
+    before = _chain(valid) if parents is None else parents
+    wide, at = torch.promote_types(x.dtype, torch.float32), _columns(valid)
+    inputs: list[torch.Tensor] = []  # the token's own, then those of the tokens before it
+    for _ in range(k if columns else 0):
+        # Columns below 0 are positions before ``start``.
+        past = torch.where((start[:, None] + at >= 0)[..., None], window[rows][index, (start[:, None] + at) % places], 0)
+        fed = x.gather(1, at.clamp(min=0)[..., None].expand(-1, -1, channels))
+        inputs.append(torch.where((at >= 0)[..., None], fed, past).to(wide))
+        at = torch.where(at >= 0, before.gather(1, at.clamp(min=0)), at - 1)
+    y = x.new_zeros(x.shape, dtype=wide)
+    for j, own in enumerate(reversed(inputs)):
+        y = y + own * weight[:, j]
     y = y if bias is None else y + bias
     y = torch.nn.functional.silu(y) if silu else y
-    y = y.gather(1, place.rank.clamp(min=0)[..., None].expand(-1, -1, channels))
-    kept = valid & (place.rank >= place.tokens[:, None] - places)
-    _store(window, x, (start[:, None] + place.rank) % places, kept, first_row)
+    kept = valid & (place.number >= place.tokens[:, None] - places)
+    _store(window, x, (start[:, None] + place.number) % places, kept, first_row)
     return torch.where(valid[..., None], y, 0).to(x.dtype)
 
 
 def delta_step(
-    state, base, wk, wv, wg, wbeta, q, k, v, g, beta, start, commit, valid, first_row, keep, normalize
+    state, base, wk, wv, wg, wbeta, q, k, v, g, beta, start, commit, valid, parents, first_row, keep, normalize
 ):  # fmt: skip
     heads, dk, dtype = v.shape[2], k.shape[3], state.dtype
 
@@ -71,10 +91,10 @@ def delta_step(
         return (S * by_head(q[:, j])[..., None]).sum(-2) * dk**-0.5
 
     window, inputs = (wk, wv, wg, wbeta), (k, v, g, beta)
-    return _scan(state, base, window, inputs, take, read, start, commit, valid, first_row, keep)
+    return _scan(state, base, window, inputs, take, read, start, commit, valid, parents, first_row, keep)
 
 
-def ssd_step(state, base, wx, wdt, wB, x, dt, B, C, A, D, start, commit, valid, first_row, keep):
+def ssd_step(state, base, wx, wdt, wB, x, dt, B, C, A, D, start, commit, valid, parents, first_row, keep):
     heads, dtype = x.shape[2], state.dtype
 
     def by_head(x):  # [n, G, N] -> [n, H, N]
@@ -90,7 +110,7 @@ def ssd_step(state, base, wx, wdt, wB, x, dt, B, C, A, D, start, commit, valid, 
         return y if D is None else y + x[:, j].to(dtype) * D[:, None]
 
     window, inputs = (wx, wdt, wB), (x, dt, B)
-    return _scan(state, base, window, inputs, take, read, start, commit, valid, first_row, keep)
+    return _scan(state, base, window, inputs, take, read, start, commit, valid, parents, first_row, keep)
 
 
 def _scan(
@@ -103,6 +123,7 @@ def _scan(
     start: torch.Tensor,
     commit: torch.Tensor,
     valid: torch.Tensor,
+    parents: torch.Tensor | None,
     first_row: int,
     keep: bool,
 ) -> torch.Tensor:
@@ -110,7 +131,7 @@ def _scan(
     is read of them after the token in column j."""
     (size, columns), places = valid.shape, window[0].shape[1]
     rows, index = slice(first_row, first_row + size), torch.arange(size, device=state.device)
-    place = _Place.of(base[rows], start, commit, valid)
+    place = _Place.of(base[rows], start, commit, valid, parents)
 
     def where(condition: torch.Tensor, new: torch.Tensor, old: torch.Tensor | float) -> torch.Tensor:
         return torch.where(condition.view(-1, *[1] * (new.dim() - 1)), new, old)
@@ -120,15 +141,19 @@ def _scan(
         position = place.begin + t
         S = where(position < start, take(S, *(w[rows][index, position % places] for w in window)), S)
         committed = where(position < place.commit, S, committed)
-    outs = []
+    outs, states = [], [S]  # of a tree: the states before its first token, and after each of them
     for j in range(columns):
+        if parents is not None:
+            S = torch.stack(states)[parents[:, j].clamp(-1, j - 1) + 1, index]
         S = where(valid[:, j], take(S, *(x[:, j] for x in inputs)), S)
         outs.append(where(valid[:, j], read(S, j), 0.0))
+        if parents is not None:
+            states.append(S)
     fed = place.tokens > 0
     state[rows] = where(fed, S if keep else committed, state[rows])
     base[rows] = torch.where(fed, start + place.tokens if keep else place.commit, base[rows])
     if not keep:
-        to = (start[:, None] + place.rank) % places
+        to = (start[:, None] + place.number) % places
         for w, x in zip(window, inputs, strict=True):
             _store(w, x, to, valid, first_row)
     return torch.stack(outs, 1) if outs else state.new_zeros(size, 0, *state.shape[1:3])

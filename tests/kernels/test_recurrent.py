@@ -154,6 +154,90 @@ def check_ragged_steps(layer: Layer, pattern: str) -> None:
         step()
 
 
+class Trees:
+    """Steps over trees of a layer's rows, one path of which is accepted. A root is the text's last token."""
+
+    NODES = 9
+
+    def __init__(self, layer: Layer, seed: int):
+        self.layer, self.chance = layer, random.Random(seed)
+        self.texts = {row: [100 * row + i for i in range(length)] for row, length in enumerate((1, 4, 12))}
+        self.fresh = 1000
+        prompts = {row: dict(enumerate(text[:-1])) for row, text in self.texts.items()}
+        layer.feed(prompts, {}, {}, 11, keep=True)
+
+    def step(self, likely: float) -> None:
+        """``likely``: how often a node follows the one before it. Some nodes do not count, nor do those below them."""
+        q, rows = self.NODES + 1, range(self.layer.rows)
+        parents = torch.zeros(self.layer.rows, q, dtype=torch.int64)
+        fed: dict[int, dict[int, int]] = {}
+        paths: dict[tuple[int, int], list[int]] = {}  # the columns from the root down
+        for row in rows:
+            fed[row] = {0: self.texts[row][-1]} if self.chance.random() < 0.8 else {}
+            parents[row, 0], paths[row, 0] = -1, [0]
+            for c in range(1, q):
+                parent = c - 1 if self.chance.random() < likely else self.chance.randrange(c)
+                parents[row, c], paths[row, c] = parent, [*paths[row, parent], c]
+                if parent in fed[row] and self.chance.random() < 0.9:
+                    self.fresh += 1
+                    fed[row][c] = self.fresh
+        starts = {row: len(text) - 1 for row, text in self.texts.items()}
+        out = self.layer.feed(fed, starts, starts, q, parents=parents)
+        for row in rows:
+            for c in range(q):
+                if c in fed[row]:
+                    path = [fed[row][i] for i in paths[row, c]]
+                    assert_close(self.layer, out[row, c], self.texts[row][:-1] + path)
+                else:
+                    assert (out[row, c] == 0).all()
+            if fed[row]:
+                self.accept(row, starts[row], paths[row, self.chance.choice([*fed[row]])], fed[row])
+
+    def accept(self, row: int, start: int, path: list[int], fed: dict[int, int]) -> None:
+        for window in self.layer.windows():
+            own, places = window[row].clone(), window.shape[1]
+            for depth, column in enumerate(path):
+                window[row, (start + depth) % places] = own[(start + column) % places]
+        self.fresh += 1
+        self.texts[row] += [*[fed[column] for column in path[1:]], self.fresh]
+
+
+@KINDS
+def test_trees(made, kind):
+    """Each node gives what it would as the last token of a chain; then its path stays, and the next tree follows."""
+    trees = Trees(LAYERS[kind](window=Trees.NODES + 1, **made), 3)
+    for likely in (0.5, 0.9, 0.1, 0.5, 0.0, 0.5):
+        trees.step(likely)
+
+
+@pytest.mark.parametrize("kind", ["convolution of two", "convolution", "delta rule, raw keys", "mamba-2"])
+def test_trees_interpreted(kind):
+    trees = Trees(LAYERS[kind](window=Trees.NODES + 1, backend="triton"), 3)
+    for likely in (0.5, 0.9):
+        trees.step(likely)
+
+
+@KINDS
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_bits_of_a_tree_are_those_of_its_paths(kind, instruction_set):
+    parents = [-1, 0, 0, 1, 1, 2, 5, 3, 6]
+    EXTENSION.use_instruction_set(instruction_set)
+    try:
+        layer = LAYERS[kind](window=9)
+        layer.feed({0: {0: 1, 1: 2}}, {}, {}, 2)
+        tree = layer.feed({0: {c: 10 + c for c in range(9)}}, {0: 2}, {0: 2}, 9, parents=torch.tensor([parents] * 3))
+        for column in range(9):
+            path = [column]
+            while (above := parents[path[0]]) >= 0:
+                path = [above, *path]
+            chain = LAYERS[kind](window=9)
+            chain.feed({0: {0: 1, 1: 2}}, {}, {}, 2)
+            out = chain.feed({0: {i: 10 + c for i, c in enumerate(path)}}, {0: 2}, {0: 2}, 9)
+            assert torch.equal(out[0, len(path) - 1], tree[0, column])
+    finally:
+        EXTENSION.use_instruction_set(SETS[-1])
+
+
 @KINDS
 @pytest.mark.parametrize("instruction_set", SETS)
 def test_bits_do_not_depend_on_how_tokens_are_fed(kind, instruction_set):
@@ -254,9 +338,9 @@ def test_their_schemas_say_what_they_write(kind):
     inputs = [torch.randn(3, 4, *x.shape) for x in layer.inputs(0)]
     start, valid = torch.tensor([2, 0, 0]), torch.ones(3, 4, dtype=torch.bool)
     stem, arguments = {
-        Convolution: lambda: ("conv_window", (*layer.held, *inputs, *weights(layer), True, start, valid, 0)),
-        Delta: lambda: ("delta_step", (*layer.held[0], *inputs, start, start, valid, 0, False, True)),
-        Ssd: lambda: ("ssd_step", (*layer.held[0], *inputs, *constants(layer), start, start, valid, 0, False)),
+        Convolution: lambda: ("conv_window", (*layer.held, *inputs, *weights(layer), True, start, valid, None, 0)),
+        Delta: lambda: ("delta_step", (*layer.held[0], *inputs, start, start, valid, None, 0, False, True)),
+        Ssd: lambda: ("ssd_step", (*layer.held[0], *inputs, *constants(layer), start, start, valid, None, 0, False)),
     }[type(layer)]()
     for variant in ("", "_reference"):
         if variant:
@@ -298,6 +382,10 @@ FEED = Feed(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
         ({"feed": FEED._replace(start=torch.zeros(2))}, "start: got torch.float32"),
         ({"feed": FEED._replace(valid=torch.ones(2, 4, dtype=torch.bool))}, "valid: got"),
         ({"feed": FEED._replace(first_row=2)}, "first_row: got 2 for 2 rows, allowed: 0 to 1"),
+        ({"feed": FEED._replace(parents=torch.zeros(2, 3, dtype=torch.int64))}, "parents: got 0 in column 0, allowed"),
+        ({"feed": FEED._replace(parents=torch.full((2, 3), -2))}, "parents: got -2 in column 0, allowed: -1, or"),
+        ({"feed": FEED._replace(parents=torch.full((2, 3), -1.0))}, "parents: got torch.float32"),
+        ({"feed": FEED._replace(parents=torch.full((2, 3), -1), keep=True)}, "keep: got True with parents, allowed"),
     ],
 )
 def test_wrong_arguments_of_a_convolution_are_refused(changed, told):

@@ -47,6 +47,7 @@ class Layer:
         columns: int,
         keep: bool = False,
         rows: range | None = None,
+        parents: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Feeds tokens by row and column; the inputs of the other columns are NaN."""
         rows = range(self.rows) if rows is None else rows
@@ -60,7 +61,11 @@ class Layer:
         start = torch.tensor([starts.get(r, 0) for r in rows])
         commit = torch.tensor([commits.get(r, 0) for r in rows])
         valid = torch.tensor([[c in tokens.get(r, {}) for c in range(columns)] for r in rows])
-        return self.run(stacked, Feed(start, commit, valid, rows.start, keep))
+        return self.run(stacked, Feed(start, commit, valid, rows.start, keep, parents))
+
+    def windows(self) -> list[torch.Tensor]:
+        """The inputs by place, [rows, places, ...] each."""
+        return [self.held[0]] if isinstance(self.held[0], torch.Tensor) else list(self.held[0][2:])
 
 
 @dataclass

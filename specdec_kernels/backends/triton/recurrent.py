@@ -51,7 +51,62 @@ def floats(ptr, offsets, mask):
     return tl.load(ptr + offsets, mask=mask, other=0.0).to(tl.float32)
 
 
+@triton.jit
+def follows_another(parent_ptr, column):
+    """Whether a tree's token follows another one than that before it, whose state is at hand."""
+    parent = tl.load(parent_ptr)
+    return (parent != column - 1) | (parent < 0)
+
+
+@triton.jit
+def ancestors(parents_ptr, row, column, feed):
+    """Returns how many of a tree's tokens the one in ``column`` follows."""
+    count = tl.full([], 0, tl.int32)
+    at = tl.load(parents_ptr + row * feed.columns + column)
+    while at >= 0:
+        count += 1
+        at = tl.load(parents_ptr + row * feed.columns + at)
+    return count
+
+
+@triton.jit
+def ancestor(parents_ptr, row, column, back, feed):
+    """Returns the number of the token, over all rows, that is so many edges above the one in ``column``."""
+    at = column.to(tl.int64)
+    for _ in range(back):
+        at = tl.load(parents_ptr + row * feed.columns + at)
+    return row * feed.columns + at
+
+
 # ---- conv_window -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def past(ring, start, channel, tap, mask, channels, PADDED: tl.constexpr, feed):
+    """Returns the inputs of the last positions before ``start``, [channels, PADDED]."""
+    position = start - PADDED + tap
+    place = (position + PADDED * feed.places) % feed.places  # not below 0, where remainders have other rules
+    return floats(ring, place[None, :] * channels + channel[:, None], mask & (position >= 0)[None, :])
+
+
+@triton.jit
+def path(x_ptr, ring, start, row, column, channel, tap, mask, channels, parents_ptr, PADDED: tl.constexpr, feed):
+    """Returns the inputs of a tree's token and of those that it follows, the last one's first; below column 0 they are
+    of the positions before ``start``."""
+    inputs = tl.zeros(mask.shape, tl.float32)
+    at = column.to(tl.int64)
+    for back in tl.static_range(PADDED):
+        own = mask & (tap == PADDED - 1 - back)[None, :]
+        if at >= 0:
+            token = row * feed.columns + at
+            inputs = tl.where(own, floats(x_ptr, token * channels + channel, channel < channels)[:, None], inputs)
+            at = tl.load(parents_ptr + token)
+        else:
+            if start + at >= 0:
+                place = (start + at) % feed.places
+                inputs = tl.where(own, floats(ring, place * channels + channel, channel < channels)[:, None], inputs)
+            at -= 1
+    return inputs
 
 
 @triton.jit(do_not_specialize=["channels"])
@@ -61,6 +116,7 @@ def conv_window_kernel(
     weight_ptr,  # [channels, TAPS]
     bias_ptr,  # [channels], or None
     y_ptr,  # [rows, columns, channels]
+    parents_ptr,  # [rows, columns], or None
     feed,
     channels,
     SILU: tl.constexpr,
@@ -80,10 +136,7 @@ def conv_window_kernel(
     start = tl.load(feed.start_ptr + row)
     count = count_valid(feed, row)
     ring = window_ptr + (feed.first_row + row) * feed.places * channels
-    position = start - PADDED + tap
-    place = (position + PADDED * feed.places) % feed.places  # not below 0, where remainders have other rules
-    known = both & (position >= 0)[None, :]
-    inputs = floats(ring, place[None, :] * channels + channel[:, None], known)
+    inputs = past(ring, start, channel, tap, both, channels, PADDED, feed)
     moved = tap[None, :, None] + 1 == tap[None, None, :]
     rank = tl.full([], 0, tl.int64)
     for column in range(feed.columns):
@@ -91,7 +144,11 @@ def conv_window_kernel(
         y = tl.zeros([BLOCK], tl.float32)
         if tl.load(feed.valid_ptr + row * feed.columns + column) != 0:
             x = tl.load(x_ptr + to, mask=inside, other=0.0)
-            inputs = tl.sum(tl.where(moved, inputs[:, None, :], 0.0), 2)
+            if parents_ptr is None:
+                inputs = tl.sum(tl.where(moved, inputs[:, None, :], 0.0), 2)
+            else:
+                rank = column.to(tl.int64)
+                inputs = path(x_ptr, ring, start, row, column, channel, tap, both, channels, parents_ptr, PADDED, feed)
             inputs = tl.where(tap[None, :] == PADDED - 1, x.to(tl.float32)[:, None], inputs)
             y = tl.sum(tl.where(own[None, :], inputs * weight, 0.0), 1)
             if bias_ptr is not None:
@@ -104,15 +161,15 @@ def conv_window_kernel(
         tl.store(y_ptr + to, y, mask=inside)
 
 
-def conv_window(window, x, weight, bias, silu, start, valid, first_row):
+def conv_window(window, x, weight, bias, silu, start, valid, parents, first_row):
     (rows, _, channels), taps = x.shape, weight.shape[1]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if y.numel() > 0:
         feed = _feed(start, start, valid, first_row, window.shape[1])
         with device_guard(x):
             conv_window_kernel[(rows * triton.cdiv(channels, _COLUMNS),)](
-                window, x.contiguous(), weight.contiguous(), contiguous(bias), y, feed, channels, SILU=silu, TAPS=taps,
-                PADDED=max(triton.next_power_of_2(taps), 2), BLOCK=_COLUMNS,
+                window, x.contiguous(), weight.contiguous(), contiguous(bias), y, contiguous(parents), feed, channels,
+                SILU=silu, TAPS=taps, PADDED=max(triton.next_power_of_2(taps), 2), BLOCK=_COLUMNS,
                 **options("conv_window_kernel", x.device, False),
             )  # fmt: skip
     return y
@@ -151,6 +208,7 @@ def delta_step_kernel(
     inputs,  # the same of fed tokens: [rows, columns, ...]
     q_ptr,  # [rows, columns, key_heads, dk]
     out_ptr,  # [rows, columns, heads, dv] float32
+    parents_ptr,  # [rows, columns], or None
     feed,
     sizes,  # heads, key_heads, dk, dv
     scale,
@@ -182,10 +240,17 @@ def delta_step_kernel(
         for position in range(commit, start):
             place = held * feed.places + position % feed.places
             S = delta_rule(S, window, place, head, channel, value, sizes, BY_CHANNEL, NORMALIZE)
+    root = S
     for column in range(feed.columns):
         token = row * feed.columns + column
         out = tl.zeros([BLOCK], tl.float32)
         if tl.load(feed.valid_ptr + token) != 0:
+            if parents_ptr is not None:
+                if follows_another(parents_ptr + token, column):
+                    S = root
+                    for back in range(ancestors(parents_ptr, row, column, feed), 0, -1):
+                        before = ancestor(parents_ptr, row, column, back, feed)
+                        S = delta_rule(S, inputs, before, head, channel, value, sizes, BY_CHANNEL, NORMALIZE)
             S = delta_rule(S, inputs, token, head, channel, value, sizes, BY_CHANNEL, NORMALIZE)
             to = (token * key_heads + head // (heads // key_heads)) * dk + channel
             q = unit(floats(q_ptr, to, channel < dk), NORMALIZE) * scale
@@ -196,7 +261,7 @@ def delta_step_kernel(
 
 
 def delta_step(
-    state, base, wk, wv, wg, wbeta, q, k, v, g, beta, start, commit, valid, first_row, keep, normalize
+    state, base, wk, wv, wg, wbeta, q, k, v, g, beta, start, commit, valid, parents, first_row, keep, normalize
 ):  # fmt: skip
     (rows, columns, key_heads, dk), (heads, dv) = q.shape, v.shape[2:]
     out = state.new_empty((rows, columns, heads, dv))
@@ -205,11 +270,11 @@ def delta_step(
         feed = _feed(start, commit, valid, first_row, wk.shape[1])
         with device_guard(q):
             delta_step_kernel[(rows * heads * triton.cdiv(dv, _COLUMNS),)](
-                state, base, window, inputs, q.contiguous(), out, feed, (heads, key_heads, dk, dv), dk**-0.5,
-                BY_CHANNEL=g.dim() == 4, KEEP=keep, NORMALIZE=normalize, CHANNELS=triton.next_power_of_2(dk),
+                state, base, window, inputs, q.contiguous(), out, contiguous(parents), feed,
+                (heads, key_heads, dk, dv), dk**-0.5, BY_CHANNEL=g.dim() == 4, KEEP=keep, NORMALIZE=normalize, CHANNELS=triton.next_power_of_2(dk),
                 BLOCK=_COLUMNS, **options("delta_step_kernel", q.device, True),
             )  # fmt: skip
-            _store(base, window, inputs, feed, rows, keep)
+            _store(base, window, inputs, parents, feed, rows, keep)
     return out
 
 
@@ -243,6 +308,7 @@ def ssd_step_kernel(
     a_ptr,  # [heads], or [heads, numbers]
     d_ptr,  # [heads], or None
     out_ptr,  # [rows, columns, heads, size] float32
+    parents_ptr,  # [rows, columns], or None
     feed,
     sizes,  # heads, size, groups, numbers
     BY_NUMBER: tl.constexpr,
@@ -279,10 +345,17 @@ def ssd_step_kernel(
         for position in range(commit, start):
             place = held * feed.places + position % feed.places
             S = state_space(S, window, place, group, line, number, inside, a, sizes, BY_NUMBER)
+    root = S
     for column in range(feed.columns):
         token = row * feed.columns + column
         out = tl.zeros([BLOCK], tl.float32)
         if tl.load(feed.valid_ptr + token) != 0:
+            if parents_ptr is not None:
+                if follows_another(parents_ptr + token, column):
+                    S = root
+                    for back in range(ancestors(parents_ptr, row, column, feed), 0, -1):
+                        before = ancestor(parents_ptr, row, column, back, feed)
+                        S = state_space(S, inputs, before, group, line, number, inside, a, sizes, BY_NUMBER)
             S = state_space(S, inputs, token, group, line, number, inside, a, sizes, BY_NUMBER)
             c = floats(c_ptr, (token * groups + group) * numbers + number, number < numbers)
             out = tl.sum(S * c[None, :], 1)
@@ -294,7 +367,7 @@ def ssd_step_kernel(
         tl.store(state_ptr + tile, S, mask=both)
 
 
-def ssd_step(state, base, wx, wdt, wB, x, dt, B, C, A, D, start, commit, valid, first_row, keep):
+def ssd_step(state, base, wx, wdt, wB, x, dt, B, C, A, D, start, commit, valid, parents, first_row, keep):
     (rows, _, heads, size), (groups, numbers) = x.shape, B.shape[2:]
     out = state.new_empty(x.shape)
     if out.numel() > 0:
@@ -305,11 +378,11 @@ def ssd_step(state, base, wx, wdt, wB, x, dt, B, C, A, D, start, commit, valid, 
         parts = triton.cdiv(heads // groups * size, block)
         with device_guard(x):
             ssd_step_kernel[(rows * groups * parts,)](
-                state, base, window, inputs, C.contiguous(), A.contiguous(), contiguous(D), out, feed,
-                (heads, size, groups, numbers), BY_NUMBER=A.dim() == 2, KEEP=keep,
+                state, base, window, inputs, C.contiguous(), A.contiguous(), contiguous(D), out,
+                contiguous(parents), feed, (heads, size, groups, numbers), BY_NUMBER=A.dim() == 2, KEEP=keep,
                 NUMBERS=padded, BLOCK=block, **options("ssd_step_kernel", x.device, True),
             )  # fmt: skip
-            _store(base, window, inputs, feed, rows, keep)
+            _store(base, window, inputs, parents, feed, rows, keep)
     return out
 
 
@@ -324,7 +397,9 @@ def copy(x_ptr, to_ptr, numbers, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def store_kernel(base_ptr, window, inputs, numbers, feed, KEEP: tl.constexpr, BLOCK: tl.constexpr):
+def store_kernel(
+    base_ptr, window, inputs, numbers, feed, TREE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr
+):
     """Notes how many tokens the states contain, and stores the inputs of tokens that may be rolled back. No program of
     the scan is left that could still read what is overwritten here."""
     row = tl.program_id(0).to(tl.int64)
@@ -338,16 +413,20 @@ def store_kernel(base_ptr, window, inputs, numbers, feed, KEEP: tl.constexpr, BL
             for column in range(feed.columns):
                 token = row * feed.columns + column
                 if tl.load(feed.valid_ptr + token) != 0:
+                    if TREE:
+                        place = start + column
                     to = held * feed.places + place % feed.places
                     for i in tl.static_range(len(inputs)):
                         copy(inputs[i] + token * numbers[i], window[i] + to * numbers[i], numbers[i], BLOCK)
                     place += 1
 
 
-def _store(base, window, inputs, feed: Feed, rows: int, keep: bool) -> None:
+def _store(base, window, inputs, parents, feed: Feed, rows: int, keep: bool) -> None:
     numbers = tuple(x[0, 0].numel() for x in inputs)
     how = options("store_kernel", base.device, False)
-    store_kernel[(rows,)](base, window, inputs, numbers, feed, KEEP=keep, BLOCK=1024, **how)
+    store_kernel[(rows,)](
+        base, window, inputs, numbers, feed, TREE=parents is not None, KEEP=keep, BLOCK=1024, **how
+    )
 
 
 def _feed(start, commit, valid, first_row: int, places: int) -> Feed:
