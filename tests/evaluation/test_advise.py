@@ -155,10 +155,8 @@ def test_drafts_from_the_text_have_no_cost_of_a_model():
     assert "were not measured" in text and "Times plain by sequences" not in text and "Recurrent" not in text
     first = replace(first, memory=replace(MEMORY, target_row=3 * 2**20))
     lines = say(result, QUIET, CLEAN, [first], {}, {1: first.best}, 64, 0.8)
-    told_of = (
-        "each sequence takes 3.00 MiB for the target's states and 0 bytes for those of lookup, however long it is."
-    )
-    assert f"Recurrent layers: each sequence {told_of}" in lines
+    states = "3.00 MiB for the target's states and 0 bytes for those of lookup"
+    assert f"Recurrent layers: each sequence takes {states}, however long it is." in lines
 
 
 @pytest.mark.parametrize(
