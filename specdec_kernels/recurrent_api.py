@@ -127,7 +127,7 @@ def conv_window(
         )
     _check_feed(feed, x, rows)
     arguments = (window, x, weight, bias, silu, feed.start, feed.valid, feed.parents, feed.first_row)
-    return operation("conv_window", _backend(backend, x, feed.parents), x.device.type)(*arguments)
+    return operation("conv_window", _backend(backend, x), x.device.type)(*arguments)
 
 
 def delta_step(
@@ -172,7 +172,7 @@ def delta_step(
     _check("beta", beta, (n, columns, heads), of[3], held)
     _check_feed(feed, q, rows)
     arguments = (*state, q, k, v, g, beta, *_feed(feed), normalize)
-    return operation("delta_step", _backend(backend, q, feed.parents), q.device.type)(*arguments)
+    return operation("delta_step", _backend(backend, q), q.device.type)(*arguments)
 
 
 def ssd_step(
@@ -218,7 +218,7 @@ def ssd_step(
         _check("D", D, (heads,), D.dtype, held)
     _check_feed(feed, x, rows)
     arguments = (*state, x, dt, B, C, A, D, *_feed(feed))
-    return operation("ssd_step", _backend(backend, x, feed.parents), x.device.type)(*arguments)
+    return operation("ssd_step", _backend(backend, x), x.device.type)(*arguments)
 
 
 def _state(shape: tuple[int, ...], like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,7 +266,7 @@ def _feed(feed: Feed) -> tuple[torch.Tensor | int | None, ...]:
     return feed.start, feed.commit, feed.valid, feed.parents, feed.first_row, feed.keep
 
 
-def _backend(backend: Backend | str, x: torch.Tensor, parents: torch.Tensor | None) -> Backend:
+def _backend(backend: Backend | str, x: torch.Tensor) -> Backend:
     """Native code is for float32 on a CPU alone."""
     chosen, kind = Backend(backend), x.device.type
     if chosen == Backend.CUDA:
@@ -274,5 +274,5 @@ def _backend(backend: Backend | str, x: torch.Tensor, parents: torch.Tensor | No
     if chosen != Backend.AUTO:
         return chosen
     if kind == "cpu":
-        return Backend.AUTO if x.dtype == torch.float32 and parents is None else Backend.REFERENCE
+        return Backend.AUTO if x.dtype == torch.float32 else Backend.REFERENCE
     return Backend.TRITON if unavailable(Backend.TRITON, kind) is None else Backend.REFERENCE
