@@ -92,9 +92,11 @@ class Compiled:
 
 
 def resources(compiled: CompiledKernel) -> tuple[str, str]:
-    """(registers of a thread, bytes that it spills). Triton itself would ask a driver for them."""
+    """(registers of a thread, bytes that it spills). Triton itself would ask a driver for them. On AMD's GPUs, scalar
+    registers are spilled to lanes of a vector register, which costs no memory."""
     if (text := compiled.asm.get("amdgcn")) is not None:
-        return tuple(re.search(rf"\.{name}: *(\d+)", text)[1] for name in ("vgpr_count", "private_segment_fixed_size"))
+        registers, spilled = (re.search(rf"\.{n}: *(\d+)", text)[1] for n in ("vgpr_count", "vgpr_spill_count"))
+        return registers, str(4 * int(spilled))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
