@@ -126,7 +126,10 @@ def plain_mtp(target, layers, hidden_first: bool, own: bool, final, text, drafts
             rms_norm(features, hnorm.shape, hnorm, eps),
         ]
         x = linear(torch.cat(both[::-1] if hidden_first else both, 1), projection)[None]
-        rotation = target.model.rotary_emb(x, torch.arange(len(tokens))[None])
+        positions = torch.arange(len(tokens))[None]
+        if target.config.model_type.startswith("qwen3_5"):
+            positions = positions.expand(3, -1, -1)  # transformers 5.17 takes no fewer
+        rotation = target.model.rotary_emb(x, positions)
         mask = torch.full((len(tokens), len(tokens)), -1e30).triu(1)[None, None]
         return rms_norm(block(x, attention_mask=mask, position_embeddings=rotation)[0], norm.shape, norm, eps)
 

@@ -17,6 +17,7 @@ from ...checks import refuse
 from ...models.cached_model import CachedModel
 from ...models.kv_layer import Slot
 from ...models.layers import layers_path
+from .blocks import Rotation
 from .checkpoint import Checkpoint
 from .interface import Head, Variant
 from .mtp import Mtp, MtpHead, MtpInSuccession, MtpLayer
@@ -115,8 +116,16 @@ def _built(
         return MtpLayer(Blocks(blocks) if kinds else blocks[0], hidden, lambda: norm(hidden, eps))
 
     kind: Any = Mtp if count == 1 else MtpInSuccession
-    layers, rotary = [layer(k) for k in range(count)], None if kinds else base.rotary_emb.forward
+    layers, rotary = [layer(k) for k in range(count)], None if kinds else _rotary(base.rotary_emb)
     return kind(layers, states, hidden, target.vocab_size, slot, rotary, hidden_first, own)
+
+
+def _rotary(module: Any) -> Callable[[torch.Tensor, torch.Tensor], Rotation]:
+    """Returns the forward of a rotary embedding, of a text's positions [n, q] int64 where images have three."""
+    if not hasattr(module, "mrope_section"):
+        return module.forward
+    # transformers 5.17 takes the three alone.
+    return lambda x, positions: module.forward(x, positions.expand(3, -1, -1))
 
 
 def _layers_config(config: PreTrainedConfig, count: int, kind: str) -> PreTrainedConfig:
