@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from specdec import SpeculativeDecoder, load_head
+from specdec import Request, Scheduler, SpeculativeDecoder, load_head
 from specdec.drafters.heads.mtp_files import new_mtp
 from specdec.models.supported import cached_model
 from support.compare_heads import compare
@@ -178,7 +178,7 @@ def test_layers_against_plain_formulas(tmp_path, case):
 
 @pytest.mark.parametrize("case", ["glm4_moe_lite", "nemotron_h", "nemotron_h, two layers"])
 def test_texts_are_those_of_plain_decoding(tmp_path, case):
-    """Alone and in a batch. Few tokens are allowed, so that some drafts are accepted."""
+    """Alone, in a batch, and in rows that others had. Few tokens are allowed, so that some drafts are accepted."""
     target, few = target_of(case), dict.fromkeys(range(3), 30.0)
     write_beside(tmp_path, case)
     head, ids = load_head(tmp_path, target, check=False), prompts(3, 2, 9)
@@ -190,6 +190,10 @@ def test_texts_are_those_of_plain_decoding(tmp_path, case):
     for prompt, text in zip(ids, plain.tokens, strict=True):
         alone = SpeculativeDecoder(target, head, 3).generate([prompt], **settings)
         assert alone.tokens == [text] and alone.drafter_error is None
+    scheduler = Scheduler(SpeculativeDecoder(target, head, 3), rows=2, max_length=64, prefill_chunk=7)
+    done = scheduler.run([Request(prompt, **settings) for prompt in ids])
+    assert [sequence.tokens for sequence in sorted(done, key=lambda sequence: sequence.number)] == plain.tokens
+    assert all(sequence.stats.accepted for sequence in done)
 
 
 # ---- what is read, and what is refused -------------------------------------------------------------------------
