@@ -290,6 +290,17 @@ def test_wrong_files_are_refused_by_name(tmp_path, name):
         load_head(write(tmp_path, config, tensors), predictable_target(), check=False)
 
 
+def test_what_layers_share_is_named_as_in_the_files(tmp_path):
+    config, tensors, _ = mtp_files("qwen3_next", "qwen", 1, False)
+    for name in ("mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.mlp.gate.weight"):
+        given = {n: t for n, t in tensors.items() if n != name}
+        with pytest.raises(ValueError, match=f"^{name}: got no such tensor"):
+            load_head(write(tmp_path / name, config, given), _target("qwen3_next"), check=False)
+    low = tensors | {"mtp.fc.weight": tensors["mtp.fc.weight"].to(torch.float8_e4m3fn)}
+    with pytest.raises(ValueError, match="^mtp.fc.weight: got quantised MTP layers"):
+        load_head(write(tmp_path / "low", config, low), _target("qwen3_next"), check=False)
+
+
 def test_wrong_layers_are_refused_by_name(tmp_path):
     target = _target("glm4_moe")
     config, tensors, _ = mtp_files("glm4_moe", "deepseek", 2, False)
