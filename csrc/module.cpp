@@ -22,27 +22,20 @@ void run_conv_window(const ConvWindowParams& params, const Tensor&) { conv_windo
 void run_delta_step(const DeltaStepParams& params, const Tensor&) { delta_step(params); }
 void run_ssd_step(const SsdStepParams& params, const Tensor&) { ssd_step(params); }
 
-Tensor torchs_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  using torch::stable::detail::from;
-  StableIValue stack[] = {from(x), from(weight), from(bias)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                 std::optional<int64_t> most_rows) {
+Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   STD_TORCH_CHECK(x.dim() == 3, "specdec_kernels: x has a wrong shape");
   const int64_t rows = x.size(0) * x.size(1), inputs = x.size(2), outputs = weight.size(0);
-  if (most_rows && rows > *most_rows) return torchs_linear(x, weight, bias);
   check_shape(x, {x.size(0), x.size(1), inputs}, ScalarType::Float, "x");
-  check_shape(weight, {outputs, inputs}, ScalarType::Float, "weight");
+  const bool half = weight.scalar_type() == ScalarType::BFloat16;
+  check_shape(weight, {outputs, inputs}, half ? ScalarType::BFloat16 : ScalarType::Float, "weight");
   if (bias) check_shape(*bias, {outputs}, ScalarType::Float, "bias");
   const Tensor dense_x = dense(x), dense_weight = dense(weight);
   const std::optional<Tensor> dense_bias = bias ? std::optional(dense(*bias)) : std::nullopt;
   const auto floats = [](const Tensor& tensor) { return static_cast<const float*>(tensor.const_data_ptr()); };
   Tensor y = empty_on(x, {x.size(0), x.size(1), outputs}, ScalarType::Float);
-  linear({floats(dense_x), floats(dense_weight), dense_bias ? floats(*dense_bias) : nullptr,
-          static_cast<float*>(y.mutable_data_ptr()), rows, inputs, outputs});
+  linear({floats(dense_x), dense_weight.const_data_ptr(), half ? Dtype::kBFloat16 : Dtype::kFloat32,
+          dense_bias ? floats(*dense_bias) : nullptr, static_cast<float*>(y.mutable_data_ptr()), rows, inputs,
+          outputs});
   return y;
 }
 

@@ -149,11 +149,11 @@ for _stem, _schema in SCHEMAS.items():
 
 # x [B, q, inputs], weight [outputs, inputs], bias [outputs], float32 on a CPU -> [B, q, outputs]. Native code alone.
 _library.define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, int? most_rows) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+    "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 torch.library.register_fake(
     f"{NAMESPACE}::linear",
-    lambda x, weight, bias, most_rows: x.new_empty((*x.shape[:-1], weight.shape[0])),
+    lambda x, weight, bias: x.new_empty((*x.shape[:-1], weight.shape[0])),
     lib=_library,
 )
 

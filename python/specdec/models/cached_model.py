@@ -15,7 +15,7 @@ from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mas
 from .compiled import CompiledForward, compiled_copy
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
-from .linear import with_few_rows
+from .linear import with_native_linear
 from .prefill import PrefillChunk
 from .recurrent import recurrent_layers, with_recurrence
 from .tree import Tree
@@ -339,7 +339,7 @@ class CachedModel:
         model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
-            return with_few_rows(with_attention(model, self._attention))
+            return with_native_linear(with_attention(model, self._attention))
 
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)
