@@ -8,11 +8,10 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "block.h"
-#include "load.h"
+#include "lanes.h"
 #include "parallel.h"
 
 namespace specdec::cpu {
@@ -21,49 +20,6 @@ namespace {
 constexpr int64_t kTileRows = 6;               // at most: their sums with two outputs fit into 16 registers
 constexpr int64_t kMostInputs = 1024;          // of a part of the weights that stays in a cache
 constexpr int64_t kGrainProducts = 64 * 1024;  // are worth a thread
-
-template <int kWidth>
-struct Lanes {
-  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
-  typedef uint32_t Bits __attribute__((vector_size(kWidth * sizeof(uint32_t))));
-  typedef uint16_t Halves __attribute__((vector_size(kWidth * sizeof(uint16_t))));
-};
-
-// Of two vectors whose lanes are groups of kGroup, the lower (kUpper = 0) or the upper half of every group.
-template <int kWidth, int kGroup, int kUpper, class Vector, size_t... kLane>
-SPECDEC_BODY void halves(const Vector& a, const Vector& b, Vector* out, std::index_sequence<kLane...>) {
-  constexpr int kHalf = kGroup / 2;
-  *out = __builtin_shufflevector(a, b, (kLane / kHalf * kGroup + kUpper * kHalf + kLane % kHalf)...);
-}
-
-// Adds up the lanes of each of kWidth vectors, halves first. The sum of vector i becomes lane i of the first.
-template <int kWidth, int kGroup = kWidth, class Vector>
-SPECDEC_BODY void add_lanes(Vector* vectors) {
-  if constexpr (kGroup > 1) {
-    for (int i = 0; i < kGroup / 2; ++i) {
-      Vector lower, upper;
-      const auto lanes = std::make_index_sequence<kWidth>();
-      halves<kWidth, kGroup, 0>(vectors[2 * i], vectors[2 * i + 1], &lower, lanes);
-      halves<kWidth, kGroup, 1>(vectors[2 * i], vectors[2 * i + 1], &upper, lanes);
-      vectors[i] = lower + upper;
-    }
-    add_lanes<kWidth, kGroup / 2>(vectors);
-  }
-}
-
-// kWidth weights, as floats.
-template <int kWidth, class Vector>
-SPECDEC_BODY void widen(const float* weights, Vector* out) {
-  std::memcpy(out, weights, sizeof(Vector));
-}
-
-template <int kWidth, class Vector>
-SPECDEC_BODY void widen(const BFloat16* weights, Vector* out) {
-  typename Lanes<kWidth>::Halves upper;
-  std::memcpy(&upper, weights, sizeof(upper));
-  const auto bits = __builtin_convertvector(upper, typename Lanes<kWidth>::Bits) << 16;
-  std::memcpy(out, &bits, sizeof(Vector));
-}
 
 // Some of a layer's inputs, from `first` on, `kept` says where the sums of those before are, and where those of these
 // go: null for the first ones, or the last ones.
@@ -101,11 +57,9 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output, 
   }
   if (const int64_t rest = inputs.count - whole; rest > 0) {
     for (int i = 0; i < kSums; ++i) {
-      Vector v = {}, w;
-      Weight last[kWidth] = {};
-      std::memcpy(&v, x + i / kOutputs * stride + whole, rest * sizeof(float));
-      std::memcpy(last, weights + i % kOutputs * stride + whole, rest * sizeof(Weight));
-      widen<kWidth>(last, &w);
+      Vector v, w;
+      widen_some<kWidth>(x + i / kOutputs * stride + whole, rest, &v);
+      widen_some<kWidth>(weights + i % kOutputs * stride + whole, rest, &w);
       sums[i] += v * w;
     }
   }
