@@ -11,6 +11,7 @@
 #include "cpu/linear.h"
 #include "cpu/operations.h"
 #include "cpu/parallel.h"
+#include "cpu/pool.h"
 #include "recurrent_arguments.h"
 
 namespace specdec::cpu {
@@ -130,7 +131,7 @@ Tensor rotate_op(const Tensor& x, const Tensor& cos, const Tensor& sin) {
 
 void parallel_for_erased(int64_t tasks, int64_t grain, void (*run)(const void* function, int64_t begin, int64_t end),
                          const void* function) {
-  torch::stable::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) { run(function, begin, end); });
+  run_in_pool(tasks, grain, num_threads(), run, function);
 }
 
 int64_t num_threads() { return torch::stable::get_num_threads(); }
