@@ -21,7 +21,7 @@ from .mtp import Mtp, MtpHead, MtpInSuccession, MtpLayer
 from .source import Source
 
 # Of these the tests know that a layer can be built from transformers' class. MiMo's layers are those of qwen2.
-TARGETS = ("deepseek_v3", "glm4_moe", "mimo", "qwen2", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+TARGETS = ("deepseek_v3", "glm4_moe", "mimo", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 # What is beside the decoder layer, as DeepSeek and GLM name it, MiMo, and Qwen, whose layers share it. All else is the
 # decoder layer's.
 DEEPSEEK = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "shared_head.norm": "norm"}
@@ -33,10 +33,12 @@ _SHARED = {"embed_tokens.weight": "embed_tokens.weight", "shared_head.head.weigh
 
 def mtp(source: Source) -> Head:
     """The MTP layers of DeepSeek-V3 and GLM-4.5 (``layers.{number of layers}``), of MiMo (``mtp_layers.0``), and of
-    Qwen3-Next and Qwen3.5 (``mtp.layers.0``, with ``mtp.fc`` and three norms)."""
+    Qwen3-Next and Qwen3.5 (``mtp.layers.0``, with ``mtp.fc`` and three norms), and those that speculators trains for
+    Qwen's targets: MiMo's names in Qwen's order."""
     checkpoint = source.checkpoint
     _check_type(source.target)
-    hidden_first = any(name.startswith("mtp_layers.") for name in checkpoint.tensors)  # MiMo's
+    mimo = source.config.get("speculators_model_type") is None
+    hidden_first = mimo and any(name.startswith("mtp_layers.") for name in checkpoint.tensors)
     count = _rename(checkpoint, source.num_layers)
     text = source.config.get("text_config")
     for name, part in itertools.product(_COUNTS, (source.config, text if isinstance(text, dict) else {})):
