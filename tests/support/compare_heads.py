@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 
 from specdec_kernels import SamplingParams
 
-from .models import prompts, tiny_model
+from .models import TIE, prompts, tiny_model
 
 LAYERS = 7
 Plain = Callable[[list[torch.Tensor], list[int], list[int]], torch.Tensor]
@@ -37,6 +38,15 @@ class Drafted(NamedTuple):
         return found[::-1]
 
 
+class Compared(NamedTuple):
+    """A node of a tree or chain of drafts."""
+
+    depth: int
+    children: list[int]
+    logits: torch.Tensor | None  # [columns], from which these were drawn
+    row: torch.Tensor  # [columns], from which they should have been
+
+
 def compare(
     path,
     plain: Plain,
@@ -45,8 +55,8 @@ def compare(
     *,
     texts: list[list[int]] | None = None,
     num_drafts: int = 3,
-    tree: int = 0,
-    atol: float = 1e-3,
+    tree: int | None = None,
+    rounded: Plain | None = None,
     **settings,
 ) -> list[list[int]]:
     """Compares the drafts in each step with ``plain(states, text, drafts)``, [len(drafts) + 1, V]: of sampled texts q,
@@ -55,7 +65,8 @@ def compare(
     Args:
         target: None: a tiny Llama.
         texts: prompts; None: three of them.
-        atol: what logits may differ by.
+        rounded: the same as ``plain`` in the target's dtype of 16 bits: of the drafts in each place of sampled texts,
+            half are as near to ``plain`` as half of these. None: all are as in float32.
 
     Returns:
         Of each text, how many drafts each step accepted.
@@ -84,10 +95,20 @@ def compare(
             session.propose, session.needs_host = noted, True
             return session
 
-    decoder = SpeculativeDecoder(target, Recording(), num_drafts, **({"tree": tree} if tree else {}))
+    decoder = SpeculativeDecoder(target, Recording(), num_drafts, tree=tree)
     settings = {"params": SamplingParams(1.0), "seed": [*range(1, len(texts) + 1)], "eos_token_id": []} | settings
     decoder.generate(texts, max_new_tokens=new, **settings)
-    assert sum(_check(each, plain, target, head.head.d2t, atol) for each in found) > 30
+
+    def all_of(plain: Plain) -> list[Compared]:
+        return [each for drafted in found for each in _expected(drafted, plain, target, head.head.d2t)]
+
+    compared = all_of(plain)
+    assert len(compared) > 30
+    if rounded is None:
+        for each in compared:
+            _check(each, head.head.d2t)
+    else:
+        _check_rounded(compared, all_of(rounded))
     lengths = [[len(each.text) for each in found if each.text[: len(text)] == text] for text in texts]
     return [[after - before - 1 for before, after in itertools.pairwise(own)] for own in lengths]
 
@@ -106,15 +127,15 @@ def _drafted(drafts: Drafts, step: Step) -> Iterator[Drafted]:
         yield own._replace(tokens=[-1 if len(own.path(i)) > most else t for i, t in enumerate(own.tokens)])
 
 
-def _check(drafted: Drafted, plain: Plain, target: PreTrainedModel, d2t: torch.Tensor | None, atol: float) -> int:
-    """Returns how many distributions were compared."""
+def _expected(drafted: Drafted, plain: Plain, target: PreTrainedModel, d2t: torch.Tensor | None) -> list[Compared]:
+    """What the children of each node that has any were drawn from, and should have been."""
     assert d2t is None or (d2t.diff() > 0).all()
-    children: dict[int, list[int]] = {}  # of each node that has any
+    children: dict[int, list[int]] = {}
     for token, parent in zip(drafted.tokens, drafted.parents, strict=True):
         if token >= 0:
             children.setdefault(parent, []).append(token)
     if not children:  # a row without a sequence, or at its end
-        return 0
+        return []
     with torch.no_grad():
         states = [s[0] for s in target(torch.tensor([drafted.text]), output_hidden_states=True).hidden_states]
     expected: dict[int, torch.Tensor] = {}
@@ -127,13 +148,28 @@ def _check(drafted: Drafted, plain: Plain, target: PreTrainedModel, d2t: torch.T
         for row in reversed(rows):
             expected[node] = row if d2t is None or len(row) == len(d2t) else row[d2t]
             node = drafted.parents[node]  # of the root's, which is arbitrary, there is no row
-    for node, tokens in children.items():
-        row, chosen = expected[node], torch.tensor(tokens)
-        if drafted.logits is not None:
-            given = drafted.logits[node + 1].float()
-            torch.testing.assert_close(given, row, rtol=atol, atol=atol)
-            continue
-        chosen = chosen if d2t is None else torch.searchsorted(d2t, chosen)
-        others = row.scatter(0, chosen, -torch.inf)
-        assert len({*tokens}) == len(tokens) and row[chosen].min() > others.max() - 2 * atol
-    return len(children)
+    logits = drafted.logits
+    return [
+        Compared(len(drafted.path(n)), own, None if logits is None else logits[n + 1].float(), expected[n])
+        for n, own in children.items()
+    ]
+
+
+def _check(each: Compared, d2t: torch.Tensor | None) -> None:
+    if each.logits is not None:
+        torch.testing.assert_close(each.logits, each.row, rtol=1e-3, atol=1e-3)
+        return
+    chosen = torch.tensor(each.children)
+    columns = chosen if d2t is None else torch.searchsorted(d2t, chosen)
+    others = each.row.scatter(0, columns, -torch.inf)
+    assert len(chosen.unique()) == len(chosen) and each.row[columns].min() > others.max() - TIE
+
+
+def _check_rounded(compared: list[Compared], rounded: list[Compared]) -> None:
+    """``rounded`` has the same drafts in the same order, with what was expected of them in 16 bits."""
+    ours, theirs = defaultdict(list), defaultdict(list)
+    for each, own in zip(compared, rounded, strict=True):
+        ours[each.depth].append((each.logits - each.row).abs().max())
+        theirs[each.depth].append((own.row - each.row).abs().max())
+    for depth in ours:
+        assert torch.stack(ours[depth]).median() < 1.5 * torch.stack(theirs[depth]).median()
