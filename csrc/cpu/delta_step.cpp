@@ -1,7 +1,7 @@
-// The gated delta rule, S <- d S + k u^T with u = beta (v - S^T (d k)), o = S^T q. A token's products with the state
-// before it are all that is needed of that: o = S^T (d q) + (k q) u. So one pass over a state takes a token into it and
-// multiplies it by the next one's key and query; a token that nothing follows is not taken at all. A thread does so with
-// some columns of one head's state, which stay in its nearest cache: they do not depend on the others.
+// The gated delta rule: S <- d S + k u^T with u = beta (v - S^T (d k)), o = S^T q. What a token gives needs only its
+// products with the state before it: o = S^T (d q) + (k q) u. So one pass over a state takes a token into it and
+// multiplies it by the next one's key and query, and a token that nothing follows is not taken at all. A thread does so
+// with some columns of one head's state, which stay in its nearest cache: they do not depend on the others.
 #include <cmath>
 
 #include "../core/softmax.h"
@@ -50,27 +50,6 @@ struct Tile {
 template <int kWidth>
 struct Products {
   typename Slice<kWidth>::Vector of_k[Slice<kWidth>::kVectors] = {}, of_q[Slice<kWidth>::kVectors] = {};
-};
-
-// Copies the first `columns` numbers to where there are kColumns.
-template <int kColumns>
-SPECDEC_BODY void copy_columns(float* to, const float* from, int64_t columns) {
-  if (columns == kColumns) {
-    std::memcpy(to, from, kColumns * sizeof(float));
-  } else {
-    std::memcpy(to, from, columns * sizeof(float));
-  }
-}
-
-// What is read into a farther cache meanwhile: the next two heads, some at a time. They need not exist.
-struct Ahead {
-  const float *at, *end;
-
-  SPECDEC_HD void prefetch() {
-    if (at >= end) return;
-    __builtin_prefetch(at, 0, 2);
-    at += 16;
-  }
 };
 
 // Takes `own` into a state, if kTakes, and multiplies it by what `next` needs: nothing, its key, or its query, too.
@@ -131,13 +110,15 @@ SPECDEC_BODY void prepare(const DeltaStepParams& p, const Step& step, int64_t he
 
 // Takes a row's tokens into one head's columns from `first` on.
 template <int kWidth>
-SPECDEC_BODY void slice(const DeltaStepParams& p, const Steps& steps, float* state, int64_t first, Ahead* ahead, Scratch* scratch) {
+SPECDEC_BODY void slice(const DeltaStepParams& p, const Steps& steps, float* state, int64_t first, Ahead* ahead,
+                        Scratch* scratch) {
   using Vector = typename Slice<kWidth>::Vector;
   constexpr int kVectors = Slice<kWidth>::kVectors, kColumns = Slice<kWidth>::kColumns;
   const int64_t columns = std::min<int64_t>(p.dv - first, kColumns), dk = p.dk, count = steps.all.size();
   float* tiles = reserve(&scratch->tiles, (steps.tiles + 1) * dk * kColumns);
   // Columns that are no whole vectors are computed in a tile, too.
-  const Tile held = columns == kColumns ? Tile{state + first, p.dv} : Tile{tiles + steps.tiles * dk * kColumns, kColumns};
+  Tile held = {state + first, p.dv};
+  if (columns < kColumns) held = {tiles + steps.tiles * dk * kColumns, kColumns};
   for (int64_t i = 0; i < dk; ++i) {
     if (steps.from_nothing) {
       std::fill_n(held.at + i * held.stride, kColumns, 0.0f);
@@ -161,12 +142,12 @@ SPECDEC_BODY void slice(const DeltaStepParams& p, const Steps& steps, float* sta
       }
     }
     Vector u[kVectors] = {}, o[kVectors];
-    copy_columns<kColumns>(reinterpret_cast<float*>(u), own.v + first, columns);
+    copy_first<kColumns>(reinterpret_cast<float*>(u), own.v + first, columns);
     for (int j = 0; j < kVectors; ++j) {
       u[j] = (u[j] - products.of_k[j]) * own.beta;
       o[j] = products.of_q[j] + u[j] * own.k_times_q;
     }
-    if (step.fed) copy_columns<kColumns>(own.out + first, reinterpret_cast<const float*>(o), columns);
+    if (step.fed) copy_first<kColumns>(own.out + first, reinterpret_cast<const float*>(o), columns);
     if (step.place == kNowhere) continue;
     const bool goes_on = t + 1 < count && steps.all[t + 1].parent == t;
     const Token& next = scratch->tokens[goes_on ? t + 1 : t];
