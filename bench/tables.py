@@ -45,6 +45,8 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "speculative_step.avx2": kernels.steps("speculative_step.avx2", (128256,)),
     "settings": kernels.settings,
     "draft_step": kernels.drafts,
+    "recurrent": kernels.recurrent("recurrent"),
+    "recurrent.avx2": kernels.recurrent("recurrent.avx2"),
     "worth_drafts": pages.worth_drafts,
     "worth_costs": pages.worth_costs,
     "worth_rows": pages.worth_rows,
