@@ -135,11 +135,13 @@ inline float* reserve(std::vector<float>* memory, int64_t numbers) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory->data()) + 63) / 64 * 64);
 }
 
-// Copies the first `count` of kWhole numbers; most often all of them, and their size is then a constant.
+// Copies the first `count` of kWhole numbers; most often all of them, and then by whole vectors, since a vector cannot be
+// read from where smaller ones have just been written.
 template <int kWhole>
 SPECDEC_BODY void copy_first(float* to, const float* from, int64_t count) {
+  typedef float Whole __attribute__((vector_size(kWhole * sizeof(float)), aligned(4), may_alias));
   if (count == kWhole) {
-    std::memcpy(to, from, kWhole * sizeof(float));
+    *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(from);
   } else {
     std::memcpy(to, from, count * sizeof(float));
   }

@@ -135,11 +135,11 @@ SPECDEC_BODY void prepare(const SsdStepParams& p, const Step& step, const Lines&
   } else {
     for (int l = 0; l < lines.count; ++l) token->dt[l] = dt[lines.head[l]];
   }
-  for (int l = 0; l < kLines; ++l) {
-    token->added[l] = token->dt[l] * token->x[l];
-    token->decay[l] = exp2_fast(token->dt[l] * lines.factor[l]);
+  for (int l = 0; l < kLines; ++l) token->added[l] = token->dt[l] * token->x[l];
+  if (!p.by_number) {
+    for (int l = 0; l < kLines; ++l) token->decay[l] = exp2_fast(token->dt[l] * lines.factor[l]);
+    return;
   }
-  if (!p.by_number) return;
   for (int l = 0; l < kLines; ++l) {
     for (int64_t n = l * lines.stride; n < (l + 1) * lines.stride; n += kWidth) {
       for (int i = 0; i < kWidth; ++i) lines.decays[n + i] = exp2_fast(token->dt[l] * lines.factors[n + i]);
