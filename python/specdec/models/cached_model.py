@@ -15,9 +15,10 @@ from .attention import MAX_QUERIES, Mask, Queries, block_mask, choose, dense_mas
 from .compiled import CompiledForward, compiled_copy
 from .kv_cache import StaticKVCache, check_cache_dtype, stored_dtype, visible_slots
 from .kv_layer import LayerSlot, Slot
-from .linear import with_few_rows
+from .linear import with_native_linear
 from .prefill import PrefillChunk
 from .recurrent import recurrent_layers, with_recurrence
+from .stored_weights import stores_bfloat16
 from .tree import Tree
 
 T = TypeVar("T")
@@ -73,7 +74,9 @@ def _max_length(config: PreTrainedConfig) -> int | None:
 
 def computing_dtype(model: PreTrainedModel) -> torch.dtype:
     """Returns the dtype of the hidden states: that of the first parameter that is not quantised (not an integer or an
-    8-bit float)."""
+    8-bit float), unless it is only stored in that."""
+    if stores_bfloat16(model):
+        return model.dtype
     dtypes = (p.dtype for p in model.parameters() if p.is_floating_point() and p.itemsize > 1)
     configured = model.config.dtype
     default = configured if isinstance(configured, torch.dtype) else torch.get_default_dtype()
@@ -96,6 +99,7 @@ class CachedModel:
 
     Attributes:
         prefill_chunk: how many tokens, padding included, one prefill forward is fed.
+        recurrent: the numbers of the layers that have a state. They are fed a tree whole, or not at all.
 
     Raises:
         ValueError: names ``attention`` or ``cache_dtype``, what was given and what is allowed.
@@ -138,8 +142,8 @@ class CachedModel:
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._takes_cache_as = "cache_params" if "cache_params" in parameters else "past_key_values"
-        self._recurrent = frozenset(recurrent_layers(model))
-        if compile and self._recurrent:
+        self.recurrent = frozenset(recurrent_layers(model))
+        if compile and self.recurrent:
             refuse(
                 "compile", f"True for model type {self.config.model_type!r}", "False for models with recurrent layers"
             )
@@ -168,11 +172,10 @@ class CachedModel:
     @property
     def lacks_trees(self) -> str | None:
         """Why the model cannot be fed a tree, whatever its mask; None: it can. The last two reasons are ALiBi's."""
-        if self._recurrent:
-            return "has recurrent layers, which read tokens one after the other"
         if self.needs_2d_mask:
             return "takes its positions from a 2-D mask"
-        return None if self._takes_positions else "takes its positions from the order of the slots"
+        # Models with recurrent layers that are told no positions need none.
+        return None if self._takes_positions or self.recurrent else "takes its positions from the order of the slots"
 
     def capacity(self, tokens: int, nodes: int = 0) -> int:
         """Returns the slots of a row for sequences of up to ``tokens`` tokens with a tree of up to ``nodes`` nodes, the
@@ -201,7 +204,7 @@ class CachedModel:
 
     def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
         own = self.config, batch_size, capacity, self.device, self.needs_2d_mask
-        return StaticKVCache(*own, dtype, self._recurrent, window)
+        return StaticKVCache(*own, dtype, self.recurrent, window)
 
     def _probe(self) -> StaticKVCache:
         """Returns a small cache that one token was fed into, once for each autocast dtype: head counts, head sizes,
@@ -336,10 +339,10 @@ class CachedModel:
     def _take_attention(self) -> None:
         """Replaces the attention, and linear and recurrent layers, in a copy of the model. Repeated for every cache,
         because an adapter that was added in between has put other modules into the model."""
-        model = with_recurrence(self.model) if self._recurrent else self.model
+        model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
-            return with_few_rows(with_attention(model, self._attention))
+            return with_native_linear(with_attention(model, self._attention))
 
         if self._compile:
             self._steps, self._compiled = compiled_copy(self.model, self.cache_dtype, copied)
@@ -357,7 +360,7 @@ class CachedModel:
         keep: bool = False,
     ) -> T:
         by_flex = self.reads_only_filled and layout.mask is None
-        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row, keep)
+        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row, keep, layout.tree)
         if self._lacks_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs: dict[str, Any] = {"position_ids": layout.positions} if self._takes_positions else {}
@@ -367,7 +370,7 @@ class CachedModel:
             mask = self._by_kind(lambda window: block_mask(queries(window), cache.capacity))
         if cache.features is not None:
             module = cache.features.recording(module, layout.slots, first_row)
-        if self._recurrent:  # whose layers need no mask, as the cache says which tokens count
+        if self.recurrent:  # whose layers need no mask, as the cache says which tokens count
             mask = None if not self._takes_positions else {"full_attention": mask, **dict.fromkeys(_RECURRENT_LAYERS)}
         inputs[self._takes_cache_as] = cache
         return module(input_ids=tokens, attention_mask=mask, use_cache=True, **inputs)
