@@ -9,6 +9,7 @@ than the caches hold. README.md says how each number is made.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -134,7 +135,6 @@ def measure_row(name: str, tokens: int, accepted: int, most_bytes: int, seconds:
         "sizes": sizes,
         "tokens": tokens,
         "accepted": accepted,
-        "threads": torch.get_num_threads(),
         "layers": count,
         "held_bytes": layers.held[0].numel() * 4,
         "seconds": {key: summary(values) for key, values in samples.items()},
@@ -144,7 +144,7 @@ def measure_row(name: str, tokens: int, accepted: int, most_bytes: int, seconds:
 
 
 def main(
-    threads: Annotated[str, typer.Option(help="numbers of threads")] = "1,2",
+    threads: report.Threads = None,
     seconds: Annotated[float, typer.Option(min=0, help="a row, at least 5 rounds")] = 1.0,
     quick: report.Quick = False,
     json_path: report.JsonPath = None,
@@ -152,15 +152,11 @@ def main(
     """Times every layer."""
     device = torch.device("cpu")
     most_bytes = 1 << 20 if quick else 3 * report.cache_bytes(device)
-    results = report.Report("recurrent", device, json_path, None, quick=quick)
-    for number in report.read_integers("threads", threads):
-        torch.set_num_threads(number)
-        for name in LAYERS:
-            for tokens in TOKENS:
-                for accepted in ACCEPTED:
-                    results.add(measure_row(name, tokens, accepted, most_bytes, seconds))
-    lines = [{**row, **{k: row["seconds"][k] for k in row["seconds"]}, **row["ratios"]} for row in results.rows]
-    columns = ("layer", "threads", "tokens", "accepted", "cpu", "cpu/floor", "cpu/transformers")
+    results = report.Report("recurrent", device, json_path, threads, quick=quick)
+    for name, tokens, accepted in itertools.product(LAYERS, TOKENS, ACCEPTED):
+        results.add(measure_row(name, tokens, accepted, most_bytes, seconds))
+    lines = [{**row, **row["seconds"], **row["ratios"]} for row in results.rows]
+    columns = ("layer", "tokens", "accepted", "cpu", "cpu/floor", "cpu/transformers")
     results.show("recurrent layers", lines, columns)
     results.finish()
 

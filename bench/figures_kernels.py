@@ -95,18 +95,18 @@ def recurrent(name: str) -> Callable[[Results], str]:
 
     def figure(results: Results) -> str:
         r = results[name]
-        cells: dict[tuple[str, int, int], dict[int, Mapping]] = {}
+        cells: dict[tuple[str, int], dict[int, Mapping]] = {}
         for row in r["rows"]:
-            cells.setdefault((row["layer"], row["threads"], row["accepted"]), {})[row["tokens"]] = row
+            cells.setdefault((row["layer"], row["accepted"]), {})[row["tokens"]] = row
         rows = []
-        for (layer, threads, taken), by_tokens in cells.items():
+        for (layer, taken), by_tokens in cells.items():
             floors = [spread(row["ratios"]["cpu/floor"]) for row in by_tokens.values()]
             time, faster = (
                 milliseconds(by_tokens[4]["seconds"]["cpu"]),
                 _faster(by_tokens[4]["ratios"], ["transformers"]),
             )
-            rows.append([layer, str(threads), str(taken), time, *faster, *floors])
-        head = ["layer", "threads", "taken first", "time at T = 4", "times as fast as transformers at T = 4"]
+            rows.append([layer, str(taken), time, *faster, *floors])
+        head = ["layer", "taken first", "time at T = 4", "times as fast as transformers at T = 4"]
         head += [f"times the floor at T = {tokens}" for tokens in next(iter(cells.values()))]
         said = f"One row, float32, so many layers in turn that their states exceed the caches. {source(results, name)}"
         return page(table(head, rows, mark(results, name)), said)

@@ -47,6 +47,7 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     "draft_step": kernels.drafts,
     "recurrent": kernels.recurrent("recurrent"),
     "recurrent.avx2": kernels.recurrent("recurrent.avx2"),
+    "recurrent.two_threads": kernels.recurrent("recurrent.two_threads"),
     "worth_drafts": pages.worth_drafts,
     "worth_costs": pages.worth_costs,
     "worth_rows": pages.worth_rows,
