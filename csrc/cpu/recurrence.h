@@ -135,8 +135,8 @@ inline float* reserve(std::vector<float>* memory, int64_t numbers) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory->data()) + 63) / 64 * 64);
 }
 
-// Copies the first `count` of kWhole numbers; most often all of them, and then by whole vectors, since a vector cannot be
-// read from where smaller ones have just been written.
+// Copies the first `count` of kWhole numbers; most often all of them, and then by whole vectors, since a vector cannot
+// be read at once from where smaller ones have just been written.
 template <int kWhole>
 SPECDEC_BODY void copy_first(float* to, const float* from, int64_t count) {
   typedef float Whole __attribute__((vector_size(kWhole * sizeof(float)), aligned(4), may_alias));

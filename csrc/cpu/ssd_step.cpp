@@ -1,7 +1,7 @@
 // Selective state-space models: a head's state, [size, numbers], is decayed and added to by every token, and read by
-// it. With a decay for each number and heads of size 1 it is Mamba-1, otherwise Mamba-2. A line is what one number of x is
-// added to, [numbers]; all heads' lines follow each other, and a thread takes some of them, which stay in its nearest
-// cache, through all tokens: they do not depend on the others.
+// it. With a decay for each number and heads of size 1 it is Mamba-1, otherwise Mamba-2. A line is what one number of x
+// is added to, [numbers]; all heads' lines follow each other, and a thread takes some of them, which stay in its
+// nearest cache, through all tokens: they do not depend on the others.
 #include <utility>
 
 #include "../core/softmax.h"
@@ -48,7 +48,7 @@ struct Lines {
 
 // What they need of one token.
 struct Token {
-  const float *b, *c;                                                // [stride]
+  const float *b, *c;  // [stride]
   alignas(64) float x[kLines], dt[kLines], added[kLines], decay[kLines];
 };
 
@@ -153,8 +153,8 @@ SPECDEC_BODY void take_all(const SsdStepParams& p, const Steps& steps, int64_t r
                            int64_t count, std::vector<float>* memory) {
   const int64_t stride = (p.numbers + kWidth - 1) / kWidth * kWidth, tile = kLines * stride;
   float* tiles = reserve(memory, (steps.tiles + 4) * tile + 2 * stride) + 2 * tile + 2 * stride;
-  Lines lines{first, count, group, stride, {}, {}, {}, tiles - 2 * tile, tiles - tile, tiles - 2 * tile - stride,
-              tiles - 2 * tile - 2 * stride};
+  float *factors = tiles - 2 * tile, *decays = tiles - tile;
+  Lines lines{first, count, group, stride, {}, {}, {}, factors, decays, factors - stride, factors - 2 * stride};
   find_factors(p, &lines);
   // Lines that are no whole vectors are computed in a tile, too; there is one for what nothing follows.
   float* state = p.state + ((p.feed.first_row + row) * p.heads * p.size + first) * p.numbers;
