@@ -1,4 +1,4 @@
-"""The figures of the operations on raw logits: by shape, by setting, and of drawing drafts."""
+"""The figures of the operations on raw logits: by shape, by setting, and of drawing drafts, and of recurrent layers."""
 
 from __future__ import annotations
 
@@ -88,3 +88,27 @@ def drafts(results: Results) -> str:
             rows.append([str(row["V"]), str(row["B"]), time, *_faster(row["ratios"], peers)])
     head = ["V", "B", "time", *_head(peers)]
     return page(table(head, rows, mark(results, "draft_step")), f"float32. {source(results, 'draft_step')}")
+
+
+def recurrent(name: str) -> Callable[[Results], str]:
+    """The figure of one file of ``bench_recurrent.py``."""
+
+    def figure(results: Results) -> str:
+        r = results[name]
+        cells: dict[tuple[str, int], dict[int, Mapping]] = {}
+        for row in r["rows"]:
+            cells.setdefault((row["layer"], row["accepted"]), {})[row["tokens"]] = row
+        rows = []
+        for (layer, taken), by_tokens in cells.items():
+            floors = [spread(row["ratios"]["cpu/floor"]) for row in by_tokens.values()]
+            time, faster = (
+                milliseconds(by_tokens[4]["seconds"]["cpu"]),
+                _faster(by_tokens[4]["ratios"], ["transformers"]),
+            )
+            rows.append([layer, str(taken), time, *faster, *floors])
+        head = ["layer", "taken first", "time at T = 4", "times as fast as transformers at T = 4"]
+        head += [f"times the floor at T = {tokens}" for tokens in next(iter(cells.values()))]
+        said = f"One row, float32, so many layers in turn that their states exceed the caches. {source(results, name)}"
+        return page(table(head, rows, mark(results, name)), said)
+
+    return figure

@@ -21,6 +21,7 @@ PROSE_AND_BUILT = (".md", ".so", ".pyc")  # what no digest looks at
 
 KERNELS = ("setup.py", "csrc/*.*", "csrc/core", "csrc/cpu", "specdec_kernels/*.py", "specdec_kernels/backends/*.py")
 OF_KERNELS = (*KERNELS, "bench/measure.py", "bench/bench_kernels.py", "bench/cases.py", "bench/peers.py")
+RECURRENT = (*KERNELS, "bench/measure.py", "bench/bench_recurrent.py")
 ROOMS = ("decoder.py", "prompts.py", "sampling", "models", "drafters", "loop")
 ANY_MODEL = (*KERNELS, *(f"python/specdec/{room}" for room in ROOMS))
 DECODER = (*ANY_MODEL, "python/specdec/embedded")
@@ -115,6 +116,7 @@ DRAFTS = f"--draft {DRAFT} --method assisted --method model --method {EAGLE3} --
 NEED_NO_DRAFT = "--drafter lookup --drafter suffix --drafter early-exit -k 4"
 STEP = "bench/bench_kernels.py step -B 1,8 --dtypes float32 -V 32000,128256"
 DRAFT_STEP = "bench/bench_kernels.py draft -B 1,8 --dtypes float32 -V 32000,128256"
+RECURRENT_STEP = "bench/bench_recurrent.py --threads"
 HEADS = ("--method model", "--method medusa", "--method eagle3", "--method dflash", "--tree 16")
 RULES = ("--method model", "--temperature 1", "-k 2 -k 4 -k 6", "--rule token --rule block --rule coupled")
 RESULTS = (
@@ -130,6 +132,9 @@ RESULTS = (
     Result("speculative_step.avx2", f"{STEP} --seconds 1 --compile-seconds 0 --json {{json}}", OF_KERNELS, 2, "avx2"),
     Result("settings", "bench/bench_kernels.py settings --seconds 40 --json {json}", OF_KERNELS, 4),
     Result("draft_step", f"{DRAFT_STEP} --compile-seconds 60 --json {{json}}", OF_KERNELS, 2),
+    Result("recurrent", f"{RECURRENT_STEP} 1 --json {{json}}", RECURRENT, 2),
+    Result("recurrent.avx2", f"{RECURRENT_STEP} 1 --json {{json}}", RECURRENT, 2, "avx2"),
+    Result("recurrent.two_threads", f"{RECURRENT_STEP} 2 --json {{json}}", RECURRENT, 2),
     Result("verify", "-m specdec verify --samples 512 --json", VERIFY, 1),
     Result("verify.bfloat16", "-m specdec verify --dtype bfloat16 --check greedy --check coupled --json", VERIFY, 1),
     of_real("smollm2", 14, NO_DRAFT, "--dtype float32 --max-new-tokens 128 --repeats 2"),

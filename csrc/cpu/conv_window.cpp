@@ -16,7 +16,8 @@ struct Scratch {
 };
 
 // Some channels of one row.
-SPECDEC_BODY void channels_of(const ConvWindowParams& p, int64_t row, int64_t first, const Steps& steps, Scratch* scratch) {
+SPECDEC_BODY void channels_of(const ConvWindowParams& p, int64_t row, int64_t first, const Steps& steps,
+                              Scratch* scratch) {
   const int64_t count = std::min(kChannels, p.channels - first), start = p.feed.start[row];
   scratch->weight.resize(kChannels * p.taps);
   scratch->inputs.resize((steps.all.size() + 1) * p.taps);

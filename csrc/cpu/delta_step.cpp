@@ -1,7 +1,7 @@
-// The gated delta rule, S <- d S + k u^T with u = beta (v - S^T (d k)), o = S^T q. A token's products with the state
-// before it are all that is needed of that: o = S^T (d q) + (k q) u. So one pass over a state takes a token into it and
-// multiplies it by the next one's key and query; a token that nothing follows is not taken at all. A thread does so with
-// some columns of one head's state, which stay in its nearest cache: they do not depend on the others.
+// The gated delta rule: S <- d S + k u^T with u = beta (v - S^T (d k)), o = S^T q. What a token gives needs only its
+// products with the state before it: o = S^T (d q) + (k q) u. So one pass over a state takes a token into it and
+// multiplies it by the next one's key and query, and a token that nothing follows is not taken at all. A thread does so
+// with some columns of one head's state, which stay in its nearest cache: they do not depend on the others.
 #include <cmath>
 
 #include "../core/softmax.h"
@@ -15,7 +15,7 @@ namespace {
 template <int kWidth>
 struct Slice {
   typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
-  static constexpr int kVectors = 2;  // whose sums, even and odd ones, fit into the registers
+  static constexpr int kVectors = kWidth == 16 ? 2 : 4;  // which fit into the registers, and their lines into the cache
   static constexpr int kColumns = kVectors * kWidth;
 };
 
@@ -52,41 +52,32 @@ struct Products {
   typename Slice<kWidth>::Vector of_k[Slice<kWidth>::kVectors] = {}, of_q[Slice<kWidth>::kVectors] = {};
 };
 
-// Copies the first `columns` numbers to where there are kColumns.
-template <int kColumns>
-SPECDEC_BODY void copy_columns(float* to, const float* from, int64_t columns) {
-  if (columns == kColumns) {
-    std::memcpy(to, from, kColumns * sizeof(float));
-  } else {
-    std::memcpy(to, from, columns * sizeof(float));
-  }
-}
-
 // Takes `own` into a state, if kTakes, and multiplies it by what `next` needs: nothing, its key, or its query, too.
 template <int kWidth, bool kTakes, int kProducts>
 SPECDEC_BODY void pass(Tile from, Tile to, const Token& own, const typename Slice<kWidth>::Vector* u, const Token& next,
-                       int64_t dk, Products<kWidth>* out) {
+                       int64_t dk, Ahead* ahead, Products<kWidth>* out) {
   using Vector = typename Slice<kWidth>::Vector;
   constexpr int kVectors = Slice<kWidth>::kVectors;
-  Products<kWidth> even, odd;
-  const auto line = [&](int64_t i, Products<kWidth>* sums) __attribute__((always_inline)) {
+  const float *decays = own.decay, *keys = own.k, *next_keys = next.decayed_k, *next_queries = next.decayed_q;
+  Vector own_u[kVectors];
+  if constexpr (kTakes) std::memcpy(own_u, u, sizeof(own_u));
+  Products<kWidth> sums;
+  for (int64_t i = 0; i < dk; ++i) {
+    if (i % 2 == 0) ahead->prefetch();
+    const float decay = decays[i], k = keys[i], next_k = next_keys[i], next_q = next_queries[i];
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       Vector s;
       std::memcpy(&s, from.at + i * from.stride + j * kWidth, sizeof(s));
       if constexpr (kTakes) {
-        s = s * own.decay[i] + u[j] * own.k[i];
+        s = s * decay + own_u[j] * k;
         std::memcpy(to.at + i * to.stride + j * kWidth, &s, sizeof(s));
       }
-      if constexpr (kProducts > 0) sums->of_k[j] += s * next.decayed_k[i];
-      if constexpr (kProducts > 1) sums->of_q[j] += s * next.decayed_q[i];
+      if constexpr (kProducts > 0) sums.of_k[j] += s * next_k;
+      if constexpr (kProducts > 1) sums.of_q[j] += s * next_q;
     }
-  };
-  int64_t i = 0;
-  for (; i + 2 <= dk; i += 2) line(i, &even), line(i + 1, &odd);
-  if (i < dk) line(i, &even);
-#pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) out->of_k[j] = even.of_k[j] + odd.of_k[j], out->of_q[j] = even.of_q[j] + odd.of_q[j];
+  }
+  *out = sums;
 }
 
 // The memory of a thread.
@@ -119,13 +110,15 @@ SPECDEC_BODY void prepare(const DeltaStepParams& p, const Step& step, int64_t he
 
 // Takes a row's tokens into one head's columns from `first` on.
 template <int kWidth>
-SPECDEC_BODY void slice(const DeltaStepParams& p, const Steps& steps, float* state, int64_t first, Scratch* scratch) {
+SPECDEC_BODY void slice(const DeltaStepParams& p, const Steps& steps, float* state, int64_t first, Ahead* ahead,
+                        Scratch* scratch) {
   using Vector = typename Slice<kWidth>::Vector;
   constexpr int kVectors = Slice<kWidth>::kVectors, kColumns = Slice<kWidth>::kColumns;
   const int64_t columns = std::min<int64_t>(p.dv - first, kColumns), dk = p.dk, count = steps.all.size();
   float* tiles = reserve(&scratch->tiles, (steps.tiles + 1) * dk * kColumns);
   // Columns that are no whole vectors are computed in a tile, too.
-  const Tile held = columns == kColumns ? Tile{state + first, p.dv} : Tile{tiles + steps.tiles * dk * kColumns, kColumns};
+  Tile held = {state + first, p.dv};
+  if (columns < kColumns) held = {tiles + steps.tiles * dk * kColumns, kColumns};
   for (int64_t i = 0; i < dk; ++i) {
     if (steps.from_nothing) {
       std::fill_n(held.at + i * held.stride, kColumns, 0.0f);
@@ -143,27 +136,27 @@ SPECDEC_BODY void slice(const DeltaStepParams& p, const Steps& steps, float* sta
     const Tile from = tile(step.parent < 0 ? kHeld : steps.all[step.parent].place);
     if (t == 0 || step.parent != t - 1) {
       if (step.fed) {
-        pass<kWidth, false, 2>(from, from, own, nullptr, own, dk, &products);
+        pass<kWidth, false, 2>(from, from, own, nullptr, own, dk, ahead, &products);
       } else {
-        pass<kWidth, false, 1>(from, from, own, nullptr, own, dk, &products);
+        pass<kWidth, false, 1>(from, from, own, nullptr, own, dk, ahead, &products);
       }
     }
     Vector u[kVectors] = {}, o[kVectors];
-    copy_columns<kColumns>(reinterpret_cast<float*>(u), own.v + first, columns);
+    copy_first<kColumns>(reinterpret_cast<float*>(u), own.v + first, columns);
     for (int j = 0; j < kVectors; ++j) {
       u[j] = (u[j] - products.of_k[j]) * own.beta;
       o[j] = products.of_q[j] + u[j] * own.k_times_q;
     }
-    if (step.fed) copy_columns<kColumns>(own.out + first, reinterpret_cast<const float*>(o), columns);
+    if (step.fed) copy_first<kColumns>(own.out + first, reinterpret_cast<const float*>(o), columns);
     if (step.place == kNowhere) continue;
     const bool goes_on = t + 1 < count && steps.all[t + 1].parent == t;
     const Token& next = scratch->tokens[goes_on ? t + 1 : t];
     if (!goes_on) {
-      pass<kWidth, true, 0>(from, tile(step.place), own, u, next, dk, &products);
+      pass<kWidth, true, 0>(from, tile(step.place), own, u, next, dk, ahead, &products);
     } else if (steps.all[t + 1].fed) {
-      pass<kWidth, true, 2>(from, tile(step.place), own, u, next, dk, &products);
+      pass<kWidth, true, 2>(from, tile(step.place), own, u, next, dk, ahead, &products);
     } else {
-      pass<kWidth, true, 1>(from, tile(step.place), own, u, next, dk, &products);
+      pass<kWidth, true, 1>(from, tile(step.place), own, u, next, dk, ahead, &products);
     }
   }
   if (columns == kColumns) return;
@@ -180,8 +173,9 @@ SPECDEC_BODY void delta_heads(const DeltaStepParams& p, int64_t begin, int64_t e
     scratch.tokens.resize(count);
     for (int64_t t = 0; t < count; ++t) prepare(p, steps.all[t], head, prepared + t * 4 * p.dk, &scratch.tokens[t]);
     float* state = p.state + ((p.feed.first_row + row) * p.heads + head) * p.dk * p.dv;
+    Ahead ahead = {state + p.dk * p.dv, state + 3 * p.dk * p.dv};
     for (int64_t first = 0; first < p.dv; first += Slice<kWidth>::kColumns) {
-      slice<kWidth>(p, steps, state, first, &scratch);
+      slice<kWidth>(p, steps, state, first, &ahead, &scratch);
     }
   };
   each_part(p.feed, p.base, p.keep, p.heads, begin, end, body);

@@ -29,7 +29,7 @@ struct Step {
 };
 
 // The tokens that a forward takes into the state of a row: those that the state lacks, then the fed ones. None: the row
-// is fed nothing. The state after the last of the tokens that stay is held; a tile is free once all that follow have it.
+// is fed nothing. The state after the last token that stays is held. A tile is free once all that follow had it.
 struct Steps {
   std::vector<Step> all;
   int tiles;
@@ -134,6 +134,30 @@ inline float* reserve(std::vector<float>* memory, int64_t numbers) {
   if (static_cast<int64_t>(memory->size()) < numbers + kLine) memory->assign(numbers + kLine, 0.0f);
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory->data()) + 63) / 64 * 64);
 }
+
+// Copies the first `count` of kWhole numbers; most often all of them, and then by whole vectors, since a vector cannot
+// be read at once from where smaller ones have just been written.
+template <int kWhole>
+SPECDEC_BODY void copy_first(float* to, const float* from, int64_t count) {
+  typedef float Whole __attribute__((vector_size(kWhole * sizeof(float)), aligned(4), may_alias));
+  if (count == kWhole) {
+    *reinterpret_cast<Whole*>(to) = *reinterpret_cast<const Whole*>(from);
+  } else {
+    std::memcpy(to, from, count * sizeof(float));
+  }
+}
+
+// What is read into a farther cache while a thread computes: the states that come next, a line at a time. They need not
+// exist.
+struct Ahead {
+  const float *at, *end;
+
+  SPECDEC_HD void prefetch() {
+    if (at >= end) return;
+    __builtin_prefetch(at, 0, 2);
+    at += 16;
+  }
+};
 
 constexpr int64_t kGrainNumbers = 16 * 1024;  // of a state, times tokens, are worth a thread
 

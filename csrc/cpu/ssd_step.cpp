@@ -1,7 +1,7 @@
-// Selective state-space models: a head's state, [size, numbers], is decayed and added to by every token, and read by it.
-// With a decay for each number and heads of size 1 it is Mamba-1, otherwise Mamba-2. A line is what one number of x is
-// added to, [numbers]; all heads' lines follow each other, and a thread takes some of them, which stay in its nearest
-// cache, through all tokens: they do not depend on the others.
+// Selective state-space models: a head's state, [size, numbers], is decayed and added to by every token, and read by
+// it. With a decay for each number and heads of size 1 it is Mamba-1, otherwise Mamba-2. A line is what one number of x
+// is added to, [numbers]; all heads' lines follow each other, and a thread takes some of them, which stay in its
+// nearest cache, through all tokens: they do not depend on the others.
 #include <utility>
 
 #include "../core/softmax.h"
@@ -23,8 +23,8 @@ struct Lanes {
 template <class Vector, int half, int... lane>
 SPECDEC_BODY void add_halves(Vector& x, const Vector& y, std::integer_sequence<int, lane...>) {
   constexpr int kWidth = sizeof...(lane);
-  x = __builtin_shufflevector(x, y, (lane / (2 * half) * 2 * half + lane % half + (lane & half ? kWidth : 0))...) +
-      __builtin_shufflevector(x, y, (lane / (2 * half) * 2 * half + lane % half + half + (lane & half ? kWidth : 0))...);
+  constexpr auto lower = [](int i) { return i - i % (2 * half) + i % half + (i & half ? kWidth : 0); };
+  x = __builtin_shufflevector(x, y, lower(lane)...) + __builtin_shufflevector(x, y, (lower(lane) + half)...);
 }
 
 // Adds up the lanes of 2 * half vectors; the sum of the i-th becomes lane i of the first. The order is one for all.
@@ -37,36 +37,50 @@ SPECDEC_BODY void sum_lanes(typename Lanes<kWidth>::Vector* x) {
   if constexpr (half > 1) sum_lanes<kWidth, half / 2>(x);
 }
 
-// What kLines lines need of one token.
-struct Token {
-  const float *b, *c;            // [padded numbers]; c is null if nothing is read
-  alignas(64) float x[kLines], dt[kLines], added[kLines];
-  float* decay;  // [kLines], or [kLines, padded numbers] by number
+// Some lines of one group, and what their tokens have in common.
+struct Lines {
+  int64_t first, count, group, stride;  // numbers are padded to whole vectors in the memory of a thread: [stride]
+  int64_t head[kLines];
+  alignas(64) float factor[kLines], d[kLines];  // factor: of decays that are not by number
+  float *factors, *decays;                      // by number: [kLines, stride]
+  float *padded_b, *padded_c;                   // [stride]
 };
 
-// Takes a token into kLines lines of a state, [kLines, stride], and reads them into `sums` [kLines] if kReads.
+// What they need of one token.
+struct Token {
+  const float *b, *c;  // [stride]
+  alignas(64) float x[kLines], dt[kLines], added[kLines], decay[kLines];
+};
+
+// Takes a token into the lines' state, [kLines, stride], and reads them into `sums` [kLines] if kReads.
 template <int kWidth, bool kByNumber, bool kReads>
-SPECDEC_BODY void take(const float* from, float* to, int64_t stride, const Token& token, float* sums) {
+SPECDEC_BODY void take(const float* from, float* to, const Lines& lines, const Token& token, Ahead* ahead,
+                       float* sums) {
   using Vector = typename Lanes<kWidth>::Vector;
+  const int64_t stride = lines.stride;
   Vector read[kLines];
-#pragma GCC unroll 4
-  for (int first = 0; first < kLines; first += 4) {
+#pragma GCC unroll 1
+  for (int first = 0; first < kLines; first += 4, from += 4 * stride, to += 4 * stride) {
+    float decay[4], added[4];
+    std::memcpy(decay, token.decay + first, sizeof(decay));
+    std::memcpy(added, token.added + first, sizeof(added));
     Vector sum[4] = {};
     for (int64_t n = 0; n < stride; n += kWidth) {
       Vector b, c;
+      ahead->prefetch();
       std::memcpy(&b, token.b + n, sizeof(b));
       if constexpr (kReads) std::memcpy(&c, token.c + n, sizeof(c));
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        const int64_t at = (first + j) * stride + n;
+        const int64_t at = j * stride + n;
         Vector s;
         std::memcpy(&s, from + at, sizeof(s));
         if constexpr (kByNumber) {
-          Vector decay;
-          std::memcpy(&decay, token.decay + at, sizeof(decay));
-          s = s * decay + b * token.added[first + j];
+          Vector decays;
+          std::memcpy(&decays, lines.decays + first * stride + at, sizeof(decays));
+          s = s * decays + b * added[j];
         } else {
-          s = s * token.decay[first + j] + b * token.added[first + j];
+          s = s * decay[j] + b * added[j];
         }
         std::memcpy(to + at, &s, sizeof(s));
         if constexpr (kReads) sum[j] += s * c;
@@ -84,73 +98,90 @@ SPECDEC_BODY void take(const float* from, float* to, int64_t stride, const Token
   }
 }
 
-// The numbers of a state are padded to whole vectors in the scratch memory of a thread.
-template <int kWidth>
-SPECDEC_BODY int64_t padded(int64_t numbers) {
-  return (numbers + kWidth - 1) / kWidth * kWidth;
+SPECDEC_BODY void find_factors(const SsdStepParams& p, Lines* lines) {
+  int64_t head = lines->first / p.size, left = p.size - lines->first % p.size;
+  for (int l = 0; l < lines->count; ++l) {
+    if (left-- == 0) ++head, left = p.size - 1;
+    lines->head[l] = head;
+    lines->d[l] = p.d ? p.d[head] : 0.0f;
+    if (p.by_number) {
+      float* factors = lines->factors + l * lines->stride;
+      for (int64_t n = 0; n < p.numbers; ++n) factors[n] = p.a[head * p.numbers + n] * kLog2e;
+    } else {
+      lines->factor[l] = p.a[head] * kLog2e;
+    }
+  }
+}
+
+// Returns the numbers themselves, or where they are copied to if they are no whole vectors.
+SPECDEC_BODY const float* whole_vectors(const float* numbers, int64_t count, const Lines& lines, float* padded) {
+  if (count == lines.stride) return numbers;
+  std::copy_n(numbers, count, padded);
+  return padded;
 }
 
 template <int kWidth>
-SPECDEC_BODY void lines_of(const SsdStepParams& p, const Steps& steps, int64_t row, int64_t group, int64_t first,
-                           int64_t count, std::vector<float>* memory) {
-  const int64_t stride = padded<kWidth>(p.numbers), tile = kLines * stride, lines = p.heads * p.size;
-  float* a = reserve(memory, 2 * tile + 2 * stride + (steps.tiles + 2) * tile);
-  float *decay = a + tile, *own_b = decay + tile, *own_c = own_b + stride, *tiles = own_c + stride;
-  float* state = p.state + ((p.feed.first_row + row) * lines + first) * p.numbers;
-  const bool whole = count == kLines && stride == p.numbers;
-  int64_t head[kLines];
-  alignas(64) float factor[kLines] = {}, d[kLines] = {};
-  for (int l = 0; l < count; ++l) {
-    head[l] = (first + l) / p.size;
-    if (p.by_number) {
-      for (int64_t n = 0; n < p.numbers; ++n) a[l * stride + n] = p.a[head[l] * p.numbers + n] * kLog2e;
-    } else {
-      factor[l] = p.a[head[l]] * kLog2e;
-    }
-    d[l] = p.d ? p.d[head[l]] : 0.0f;
+SPECDEC_BODY void prepare(const SsdStepParams& p, const Step& step, const Lines& lines, Token* token) {
+  const int64_t at_lines = step.at * p.heads * p.size + lines.first;
+  const int64_t at_group = (step.at * p.groups + lines.group) * p.numbers;
+  const float* dt = (step.fed ? p.dt : p.window_dt) + step.at * p.heads;
+  token->b = whole_vectors((step.fed ? p.b : p.window_b) + at_group, p.numbers, lines, lines.padded_b);
+  if (step.fed) token->c = whole_vectors(p.c + at_group, p.numbers, lines, lines.padded_c);
+  copy_first<kLines>(token->x, (step.fed ? p.x : p.window_x) + at_lines, lines.count);
+  if (p.size == 1) {
+    copy_first<kLines>(token->dt, dt + lines.first, lines.count);
+  } else if (lines.head[lines.count - 1] == lines.head[0]) {
+    std::fill_n(token->dt, kLines, dt[lines.head[0]]);
+  } else {
+    for (int l = 0; l < lines.count; ++l) token->dt[l] = dt[lines.head[l]];
   }
+  for (int l = 0; l < kLines; ++l) token->added[l] = token->dt[l] * token->x[l];
+  if (!p.by_number) {
+    for (int l = 0; l < kLines; ++l) token->decay[l] = exp2_fast(token->dt[l] * lines.factor[l]);
+    return;
+  }
+  for (int l = 0; l < kLines; ++l) {
+    for (int64_t n = l * lines.stride; n < (l + 1) * lines.stride; n += kWidth) {
+      for (int i = 0; i < kWidth; ++i) lines.decays[n + i] = exp2_fast(token->dt[l] * lines.factors[n + i]);
+    }
+  }
+}
+
+// Takes a row's tokens into some lines.
+template <int kWidth>
+SPECDEC_BODY void take_all(const SsdStepParams& p, const Steps& steps, int64_t row, int64_t group, int64_t first,
+                           int64_t count, std::vector<float>* memory) {
+  const int64_t stride = (p.numbers + kWidth - 1) / kWidth * kWidth, tile = kLines * stride;
+  float* tiles = reserve(memory, (steps.tiles + 4) * tile + 2 * stride) + 2 * tile + 2 * stride;
+  float *factors = tiles - 2 * tile, *decays = tiles - tile;
+  Lines lines{first, count, group, stride, {}, {}, {}, factors, decays, factors - stride, factors - 2 * stride};
+  find_factors(p, &lines);
   // Lines that are no whole vectors are computed in a tile, too; there is one for what nothing follows.
+  float* state = p.state + ((p.feed.first_row + row) * p.heads * p.size + first) * p.numbers;
+  const bool whole = count == kLines && stride == p.numbers;
   float *held = whole ? state : tiles + steps.tiles * tile, *nowhere = tiles + (steps.tiles + 1) * tile;
   if (steps.from_nothing || !whole) std::fill_n(held, tile, 0.0f);
   if (!steps.from_nothing && !whole) {
     for (int l = 0; l < count; ++l) std::copy_n(state + l * p.numbers, p.numbers, held + l * stride);
   }
-  const auto place = [&](int number) __attribute__((always_inline)) { return number < 0 ? held : tiles + number * tile; };
+  const auto at = [&](int place) __attribute__((always_inline)) {
+    return place == kHeld ? held : place == kNowhere ? nowhere : tiles + place * tile;
+  };
+  Ahead ahead = {state + tile, state + 3 * tile};
+  Token token{};
   for (const Step& step : steps.all) {
-    Token token{};
-    token.decay = decay;
-    const float* x = (step.fed ? p.x : p.window_x) + step.at * lines + first;
-    const float* dt = (step.fed ? p.dt : p.window_dt) + step.at * p.heads;
-    token.b = (step.fed ? p.b : p.window_b) + (step.at * p.groups + group) * p.numbers;
-    token.c = step.fed ? p.c + (step.at * p.groups + group) * p.numbers : nullptr;
-    if (stride != p.numbers) {
-      token.b = std::copy_n(token.b, p.numbers, own_b) - p.numbers;
-      if (token.c) token.c = std::copy_n(token.c, p.numbers, own_c) - p.numbers;
-    }
-    std::copy_n(x, count, token.x);
-    for (int l = 0; l < count; ++l) token.dt[l] = dt[head[l]];
-    for (int l = 0; l < kLines; ++l) token.added[l] = token.dt[l] * token.x[l];
-    if (p.by_number) {
-      for (int l = 0; l < kLines; ++l) {
-        for (int64_t n = 0; n < stride; n += kWidth) {
-          for (int i = 0; i < kWidth; ++i) decay[l * stride + n + i] = exp2_fast(token.dt[l] * a[l * stride + n + i]);
-        }
-      }
-    } else {
-      for (int l = 0; l < kLines; ++l) decay[l] = exp2_fast(token.dt[l] * factor[l]);
-    }
-    const float* from = place(step.parent < 0 ? kHeld : steps.all[step.parent].place);
-    float* to = step.place == kNowhere ? nowhere : place(step.place);
-    alignas(64) float sums[kLines];
+    prepare<kWidth>(p, step, lines, &token);
+    const float* from = at(step.parent < 0 ? kHeld : steps.all[step.parent].place);
+    float *to = at(step.place), sums[kLines];
     if (!step.fed) {
-      p.by_number ? take<kWidth, true, false>(from, to, stride, token, sums)
-                  : take<kWidth, false, false>(from, to, stride, token, sums);
+      p.by_number ? take<kWidth, true, false>(from, to, lines, token, &ahead, sums)
+                  : take<kWidth, false, false>(from, to, lines, token, &ahead, sums);
       continue;
     }
-    p.by_number ? take<kWidth, true, true>(from, to, stride, token, sums)
-                : take<kWidth, false, true>(from, to, stride, token, sums);
-    for (int l = 0; l < kLines; ++l) sums[l] += d[l] * token.x[l];
-    std::copy_n(sums, count, p.out + step.at * lines + first);
+    p.by_number ? take<kWidth, true, true>(from, to, lines, token, &ahead, sums)
+                : take<kWidth, false, true>(from, to, lines, token, &ahead, sums);
+    for (int l = 0; l < kLines; ++l) sums[l] += lines.d[l] * token.x[l];
+    copy_first<kLines>(p.out + step.at * p.heads * p.size + first, sums, count);
   }
   if (whole) return;
   for (int l = 0; l < count; ++l) std::copy_n(held + l * stride, p.numbers, state + l * p.numbers);
@@ -167,7 +198,7 @@ SPECDEC_BODY void ssd_lines(const SsdStepParams& p, int64_t begin, int64_t end) 
   std::vector<float> memory;
   const auto body = [&](int64_t row, int64_t part, const Steps& steps) __attribute__((always_inline)) {
     const int64_t group = part / parts, first = part % parts * kLines;
-    lines_of<kWidth>(p, steps, row, group, group * lines + first, std::min<int64_t>(kLines, lines - first), &memory);
+    take_all<kWidth>(p, steps, row, group, group * lines + first, std::min<int64_t>(kLines, lines - first), &memory);
   };
   each_part(p.feed, p.base, p.keep, p.groups * parts, begin, end, body);
 }
@@ -180,7 +211,8 @@ void ssd_step(const SsdStepParams& params) {
   const auto run = ssd_lines_in_use();
   const int64_t work = kLines * params.numbers * params.feed.columns;
   clear_others(params.feed, params.out, params.heads * params.size);
-  parallel_for(params.feed.rows * params.groups * parts_of_group(params), kGrainNumbers / std::max<int64_t>(work, 1) + 1,
+  const int64_t tasks = params.feed.rows * params.groups * parts_of_group(params);
+  parallel_for(tasks, kGrainNumbers / std::max<int64_t>(work, 1) + 1,
                [&](int64_t begin, int64_t end) { run(params, begin, end); });
   if (!params.keep) {
     store(params.feed, params.x, params.window_x, params.heads * params.size);

@@ -277,20 +277,32 @@ MUTATIONS: list[Mutation] = [
         "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
         {
             "recurrence-keeps-rejected-drafts": (
-                "for (; position < row.commit; ++position)",
-                "for (; position < row.start; ++position)",
+                "choose_places(keep ? latest() : static_cast<int>(stands.commit - stands.begin) - 1)",
+                "choose_places(latest())",
             ),
+            "recurrence-forgets-the-first-of-a-chunk": ("if (left-- > feed.places)", "if (left-- > 1)"),
             "recurrence-stores-one-place-late": ("position++ % feed.places", "++position % feed.places"),
             "recurrence-forgets-what-it-read": ("keep ? start + count :", "keep ? start :"),
         },
     ),
     *mutations(
+        "csrc/cpu/recurrence.h",
+        "tests/kernels/test_recurrent.py -k 'trees and cpu'",
+        {
+            "tree-of-a-recurrence-is-a-chain": ("of_column_[above] : before_start", "latest() : latest()"),
+            "tree-of-a-recurrence-is-stored-by-rank": ("if (feed.parents) position", "if (false) position"),
+            "tree-of-a-recurrence-frees-a-state-early": ("if (from >= 0 && last_[parent + 1] == i)", "if (from >= 0)"),
+        },
+    ),
+    *mutations(
         "csrc/cpu/conv_window.cpp",
         "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
-        {
-            "convolution-begins-one-late": ("position = start - p.taps + tap;", "position = start - p.taps + tap + 1;"),
-            "convolution-forgets-the-first-of-a-chunk": ("if (left-- <= feed.places)", "if (left-- < p.taps - 1)"),
-        },
+        {"convolution-begins-one-late": ("position = start - p.taps + tap;", "position = start - p.taps + tap + 1;")},
+    ),
+    *mutations(
+        "csrc/cpu/delta_step.cpp",
+        "tests/kernels/test_recurrent.py -k 'trees and cpu'",
+        {"delta-rule-takes-products-of-another": ("if (t == 0 || step.parent != t - 1)", "if (t == 0)")},
     ),
     *mutations(
         "csrc/cpu/delta_step.cpp",
@@ -300,7 +312,10 @@ MUTATIONS: list[Mutation] = [
     *mutations(
         "csrc/cpu/ssd_step.cpp",
         "tests/kernels/test_recurrent.py -k 'ragged and cpu'",
-        {"state-space-takes-other-groups": ("head / (p.heads / p.groups)", "head % p.groups")},
+        {
+            "state-space-takes-other-groups": ("step.at * p.groups + lines.group", "step.at * p.groups"),
+            "state-space-reads-the-next-head": ("if (left-- == 0) ++head", "if (--left == 0) ++head"),
+        },
     ),
     *mutations(
         "csrc/cpu/tree.h",
