@@ -134,6 +134,14 @@ inline float half_to_float(uint32_t bits) {
   return as_float((magnitude >= 0x7c00u ? (magnitude << 13) | 0x7f800000u : finite) | (bits & 0x8000u) << 16);
 }
 
+inline uint32_t float_to_half(float value) {
+  const uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+  if (magnitude > 0x7f800000u) return 0x7fffu;
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;
+  if (magnitude < 0x38800000u) return sign | static_cast<uint32_t>(nearbyintf(as_float(magnitude) * 0x1p24f));
+  return sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+}
+
 inline float larger(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 
 template <class ToFloat>
