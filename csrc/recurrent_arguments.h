@@ -28,10 +28,11 @@ inline const float* read(Tensor& tensor, std::initializer_list<int64_t> shape, c
 // Keeps the dense tensors that the kernels' Feed points into.
 struct FeedArguments {
   Tensor start, commit, valid;
+  std::optional<Tensor> parents;
   Feed feed;
 
-  FeedArguments(const Tensor& starts, const Tensor& commits, const Tensor& valids, int64_t first_row, int64_t rows_held,
-                int64_t places)
+  FeedArguments(const Tensor& starts, const Tensor& commits, const Tensor& valids, const std::optional<Tensor>& above,
+                int64_t first_row, int64_t rows_held, int64_t places)
       : start(dense(starts)), commit(dense(commits)), valid(dense(valids)) {
     STD_TORCH_CHECK(valid.dim() == 2, "specdec_kernels: valid has a wrong shape");
     const int64_t rows = valid.size(0), columns = valid.size(1);
@@ -40,8 +41,12 @@ struct FeedArguments {
     check_shape(valid, {rows, columns}, ScalarType::Bool, "valid");
     STD_TORCH_CHECK(first_row >= 0 && first_row + rows <= rows_held && places > 0,
                     "specdec_kernels: first_row is out of range, or a window has no place");
+    if (above) {
+      check_shape(*above, {rows, columns}, ScalarType::Long, "parents");
+      parents = dense(*above);
+    }
     feed = {start.const_data_ptr<int64_t>(), commit.const_data_ptr<int64_t>(), valid.const_data_ptr<bool>(),
-            rows, columns, first_row, places};
+            parents ? parents->const_data_ptr<int64_t>() : nullptr, rows, columns, first_row, places};
   }
 };
 
@@ -50,7 +55,7 @@ Tensor conv_window(Tensor window, Tensor x, Tensor weight, std::optional<Tensor>
                    Tensor valid, std::optional<Tensor> parents, int64_t first_row) {
   STD_TORCH_CHECK(window.dim() == 3 && x.dim() == 3 && weight.dim() == 2, "specdec_kernels: x has a wrong shape");
   const int64_t held = window.size(0), places = window.size(1), channels = window.size(2), taps = weight.size(1);
-  const FeedArguments at(start, start, valid, first_row, held, places);
+  const FeedArguments at(start, start, valid, parents, first_row, held, places);
   STD_TORCH_CHECK(taps >= 1 && taps <= places && taps <= cpu::kMostTaps,
                   "specdec_kernels: weight has more taps than the window has places, or than 16");
   Tensor y = empty_on(x, {at.feed.rows, at.feed.columns, channels}, ScalarType::Float);
@@ -78,7 +83,7 @@ Tensor delta_step(Tensor state, Tensor base, Tensor window_k, Tensor window_v, T
   const int64_t held = state.size(0), heads = state.size(1), dk = state.size(2), dv = state.size(3);
   const int64_t places = window_k.size(1), key_heads = window_k.size(2);
   STD_TORCH_CHECK(key_heads > 0 && heads % key_heads == 0, "specdec_kernels: the heads do not divide into key heads");
-  const FeedArguments at(start, commit, valid, first_row, held, places);
+  const FeedArguments at(start, commit, valid, parents, first_row, held, places);
   const int64_t rows = at.feed.rows, columns = at.feed.columns;
   const bool by_channel = g.dim() == 4;
   Tensor out = empty_on(q, {rows, columns, heads, dv}, ScalarType::Float);
@@ -118,7 +123,7 @@ Tensor ssd_step(Tensor state, Tensor base, Tensor window_x, Tensor window_dt, Te
   const int64_t held = state.size(0), heads = state.size(1), size = state.size(2), numbers = state.size(3);
   const int64_t places = window_b.size(1), groups = window_b.size(2);
   STD_TORCH_CHECK(groups > 0 && heads % groups == 0, "specdec_kernels: the heads do not divide into groups");
-  const FeedArguments at(start, commit, valid, first_row, held, places);
+  const FeedArguments at(start, commit, valid, parents, first_row, held, places);
   const int64_t rows = at.feed.rows, columns = at.feed.columns;
   const bool by_number = a.dim() == 2;
   Tensor out = empty_on(x, {rows, columns, heads, size}, ScalarType::Float);

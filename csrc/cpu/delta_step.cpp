@@ -1,8 +1,8 @@
-// The gated delta rule. A thread takes some columns of one head's state into its nearest cache, where all tokens of the
-// forward pass over them; the columns do not depend on each other. A pass takes one token into the state, reads it for
-// that token's query, and multiplies it by the next token's key.
+// The gated delta rule, S <- d S + k u^T with u = beta (v - S^T (d k)), o = S^T q. A token's products with the state
+// before it are all that is needed of that: o = S^T (d q) + (k q) u. So one pass over a state takes a token into it and
+// multiplies it by the next one's key and query; a token that nothing follows is not taken at all. A thread does so with
+// some columns of one head's state, which stay in its nearest cache: they do not depend on the others.
 #include <cmath>
-#include <vector>
 
 #include "../core/softmax.h"
 #include "parallel.h"
@@ -15,26 +15,46 @@ namespace {
 template <int kWidth>
 struct Slice {
   typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
-  static constexpr int kVectors = kWidth == 16 ? 4 : 2;  // whose sums, even and odd ones, fit into the registers
+  static constexpr int kVectors = 2;  // whose sums, even and odd ones, fit into the registers
   static constexpr int kColumns = kVectors * kWidth;
 };
 
-// x / sqrt(|x|^2 + 1e-6) * scale, or x * scale.
-SPECDEC_BODY void scaled(const float* x, int64_t n, bool normalize, float scale, float* out) {
+SPECDEC_BODY float dot(const float* x, const float* y, int64_t n) {
   float sums[16] = {};
-  if (normalize) {
-    for (int64_t i = 0; i < n; ++i) sums[i % 16] += x[i] * x[i];
-    for (int half = 8; half > 0; half /= 2) {
-      for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
-    }
-    scale /= std::sqrt(sums[0] + 1e-6f);
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int j = 0; j < 16; ++j) sums[j] += x[i + j] * y[i + j];
   }
-  for (int64_t i = 0; i < n; ++i) out[i] = x[i] * scale;
+  for (int j = 0; i + j < n; ++j) sums[j] += x[i + j] * y[i + j];
+  for (int half = 8; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j) sums[j] += sums[j + half];
+  }
+  return sums[0];
 }
 
-// Most slices are whole, and their size is then a constant.
+// What the passes need of a token of one head.
+struct Token {
+  const float *k, *decay, *decayed_k, *decayed_q;  // [dk], normalised
+  const float* v;                                  // [dv]
+  float* out;                                      // [dv]
+  float beta, k_times_q;
+};
+
+// Where some columns of a state are: [dk, stride].
+struct Tile {
+  float* at;
+  int64_t stride;
+};
+
+// The products of a state with a token's key and query, both decayed.
+template <int kWidth>
+struct Products {
+  typename Slice<kWidth>::Vector of_k[Slice<kWidth>::kVectors] = {}, of_q[Slice<kWidth>::kVectors] = {};
+};
+
+// Copies the first `columns` numbers to where there are kColumns.
 template <int kColumns>
-SPECDEC_BODY void copy_line(void* to, const void* from, int64_t columns) {
+SPECDEC_BODY void copy_columns(float* to, const float* from, int64_t columns) {
   if (columns == kColumns) {
     std::memcpy(to, from, kColumns * sizeof(float));
   } else {
@@ -42,163 +62,129 @@ SPECDEC_BODY void copy_line(void* to, const void* from, int64_t columns) {
   }
 }
 
-struct Token {
-  const float *q, *k, *v, *g, *beta;  // of one head; q is null if nothing is read
-};
-
-SPECDEC_BODY Token token_of(const DeltaStepParams& p, int64_t row, int64_t head, bool from_window, int64_t index) {
-  const int64_t key_head = head / (p.heads / p.key_heads), decays = p.by_channel ? p.dk : 1;
-  const int64_t at = from_window ? (p.feed.first_row + row) * p.feed.places + index : row * p.feed.columns + index;
-  const float* k = from_window ? p.window_k : p.k;
-  const float* v = from_window ? p.window_v : p.v;
-  const float* g = from_window ? p.window_g : p.g;
-  const float* beta = from_window ? p.window_beta : p.beta;
-  return {from_window ? nullptr : p.q + (at * p.key_heads + key_head) * p.dk,
-          k + (at * p.key_heads + key_head) * p.dk,
-          v + (at * p.heads + head) * p.dv,
-          g + (at * p.heads + head) * decays,
-          beta + at * p.heads + head};
-}
-
-// What the passes over a state need of one token: its normalised key and query, and its decays, [dk] each.
-struct Prepared {
-  float *k, *q, *decay;
-};
-
-SPECDEC_BODY void prepare(const DeltaStepParams& p, const Token& token, const Prepared& out) {
-  scaled(token.k, p.dk, p.normalize, 1.0f, out.k);
-  if (token.q) {
-    scaled(token.q, p.dk, p.normalize, 1.0f / std::sqrt(static_cast<float>(p.dk)), out.q);
-  } else {
-    std::fill(out.q, out.q + p.dk, 0.0f);
-  }
-  if (p.by_channel) {
-    for (int64_t i = 0; i < p.dk; ++i) out.decay[i] = exp2_fast(token.g[i] * kLog2e);
-  } else {
-    std::fill(out.decay, out.decay + p.dk, exp2_fast(token.g[0] * kLog2e));
-  }
-}
-
-template <int kWidth>
-struct Sums {
+// Takes `own` into a state, if kTakes, and multiplies it by what `next` needs: nothing, its key, or its query, too.
+template <int kWidth, bool kTakes, int kProducts>
+SPECDEC_BODY void pass(Tile from, Tile to, const Token& own, const typename Slice<kWidth>::Vector* u, const Token& next,
+                       int64_t dk, Products<kWidth>* out) {
   using Vector = typename Slice<kWidth>::Vector;
-  Vector even[Slice<kWidth>::kVectors] = {}, odd[Slice<kWidth>::kVectors] = {};
-
-  SPECDEC_HD void close() {
-    for (int j = 0; j < Slice<kWidth>::kVectors; ++j) even[j] += odd[j];
-  }
-};
-
-// Copies a state's columns to S [dk, kColumns], of which `columns` count, and multiplies them by the first token's key.
-// `state` is null for a state of nothing.
-template <int kWidth>
-SPECDEC_BODY Sums<kWidth> begin_pass(const float* state, int64_t stride, int64_t columns, int64_t dk,
-                                     const Prepared& next, float* S) {
-  using Vector = typename Slice<kWidth>::Vector;
-  constexpr int kVectors = Slice<kWidth>::kVectors, kColumns = Slice<kWidth>::kColumns;
-  Sums<kWidth> recalled;
-  if (state == nullptr) {
-    std::fill(S, S + dk * kColumns, 0.0f);
-    return recalled;
-  }
-  const auto line = [&](int64_t i, Vector* sums) __attribute__((always_inline)) {
-    Vector s[kVectors] = {};
-    copy_line<kColumns>(s, state + i * stride, columns);
-    std::memcpy(S + i * kColumns, s, sizeof(s));
-    const float factor = next.decay[i] * next.k[i];
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) sums[j] += s[j] * factor;
-  };
-  int64_t i = 0;
-  for (; i + 2 <= dk; i += 2) line(i, recalled.even), line(i + 1, recalled.odd);
-  if (i < dk) line(i, recalled.even);
-  recalled.close();
-  return recalled;
-}
-
-// Takes a token into S, whose product with its key is `recalled`, and reads it into `out`, unless that is null. Returns
-// the product with the next token's key.
-template <int kWidth>
-SPECDEC_BODY Sums<kWidth> pass(const Token& token, const Prepared& own, const Prepared& next, int64_t first,
-                               int64_t columns, int64_t dk, const Sums<kWidth>& recalled, float* S, float* out) {
-  using Vector = typename Slice<kWidth>::Vector;
-  constexpr int kVectors = Slice<kWidth>::kVectors, kColumns = Slice<kWidth>::kColumns;
-  Vector u[kVectors] = {};
-  copy_line<kColumns>(u, token.v + first, columns);
-#pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) u[j] = (u[j] - recalled.even[j]) * token.beta[0];
-  Sums<kWidth> read, recalls;
-  const auto line = [&](int64_t i, Vector* reads, Vector* keys) __attribute__((always_inline)) {
-    const float decay = own.decay[i], k = own.k[i], q = own.q[i], factor = next.decay[i] * next.k[i];
+  constexpr int kVectors = Slice<kWidth>::kVectors;
+  Products<kWidth> even, odd;
+  const auto line = [&](int64_t i, Products<kWidth>* sums) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       Vector s;
-      float* place = S + i * kColumns + j * kWidth;
-      std::memcpy(&s, place, sizeof(s));
-      s = s * decay + u[j] * k;
-      std::memcpy(place, &s, sizeof(s));
-      reads[j] += s * q;
-      keys[j] += s * factor;
+      std::memcpy(&s, from.at + i * from.stride + j * kWidth, sizeof(s));
+      if constexpr (kTakes) {
+        s = s * own.decay[i] + u[j] * own.k[i];
+        std::memcpy(to.at + i * to.stride + j * kWidth, &s, sizeof(s));
+      }
+      if constexpr (kProducts > 0) sums->of_k[j] += s * next.decayed_k[i];
+      if constexpr (kProducts > 1) sums->of_q[j] += s * next.decayed_q[i];
     }
   };
   int64_t i = 0;
-  for (; i + 2 <= dk; i += 2) line(i, read.even, recalls.even), line(i + 1, read.odd, recalls.odd);
-  if (i < dk) line(i, read.even, recalls.even);
-  read.close();
-  recalls.close();
-  if (out) copy_line<kColumns>(out + first, read.even, columns);
-  return recalls;
+  for (; i + 2 <= dk; i += 2) line(i, &even), line(i + 1, &odd);
+  if (i < dk) line(i, &even);
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) out->of_k[j] = even.of_k[j] + odd.of_k[j], out->of_q[j] = even.of_q[j] + odd.of_q[j];
 }
 
 // The memory of a thread.
 struct Scratch {
-  std::vector<float> numbers;
-  std::vector<Token> tokens;  // of the row, in order
-  std::vector<float*> outs;   // where each is read to, or null
+  std::vector<float> prepared, tiles;
+  std::vector<Token> tokens;  // of a row's steps
 };
 
-// Takes all tokens of a row into one head's columns from `first` on. The state after `committed` of them stays.
-template <int kWidth>
-SPECDEC_BODY void slice(const DeltaStepParams& p, float* state, bool from_nothing, size_t committed, int64_t first,
-                        Scratch* scratch) {
-  constexpr int kColumns = Slice<kWidth>::kColumns;
-  const int64_t columns = std::min<int64_t>(p.dv - first, kColumns), dk = p.dk;
-  float *S = scratch->numbers.data(), *rest = S + dk * kColumns;
-  Prepared own = {rest, rest + dk, rest + 2 * dk}, next = {rest + 3 * dk, rest + 4 * dk, rest + 5 * dk};
-  prepare(p, scratch->tokens[0], own);
-  Sums<kWidth> recalled = begin_pass<kWidth>(from_nothing ? nullptr : state + first, p.dv, columns, dk, own, S);
-  const size_t count = scratch->tokens.size();
-  for (size_t t = 0; t < count; ++t) {
-    prepare(p, scratch->tokens[std::min(t + 1, count - 1)], next);
-    recalled = pass<kWidth>(scratch->tokens[t], own, next, first, columns, dk, recalled, S, scratch->outs[t]);
-    std::swap(own, next);
-    if (t + 1 != committed) continue;
-    for (int64_t i = 0; i < dk; ++i) copy_line<kColumns>(state + i * p.dv + first, S + i * kColumns, columns);
+SPECDEC_BODY void prepare(const DeltaStepParams& p, const Step& step, int64_t head, float* memory, Token* token) {
+  const int64_t dk = p.dk, of_key = step.at * p.key_heads + head / (p.heads / p.key_heads);
+  const int64_t of_head = step.at * p.heads + head;
+  const float* k = (step.fed ? p.k : p.window_k) + of_key * dk;
+  const float* g = (step.fed ? p.g : p.window_g) + of_head * (p.by_channel ? dk : 1);
+  float *own_k = memory, *decay = memory + dk, *decayed_k = memory + 2 * dk, *decayed_q = memory + 3 * dk;
+  *token = {own_k, decay, decayed_k, decayed_q, (step.fed ? p.v : p.window_v) + of_head * p.dv, p.out + of_head * p.dv,
+            (step.fed ? p.beta : p.window_beta)[of_head], 0.0f};
+  const float of_whole = p.by_channel ? 0.0f : exp2_fast(g[0] * kLog2e);
+  const float scale_k = p.normalize ? 1.0f / std::sqrt(dot(k, k, dk) + 1e-6f) : 1.0f;
+  for (int64_t i = 0; i < dk; ++i) {
+    own_k[i] = k[i] * scale_k;
+    decay[i] = p.by_channel ? exp2_fast(g[i] * kLog2e) : of_whole;
+    decayed_k[i] = own_k[i] * decay[i];
   }
+  if (!step.fed) return;
+  const float* q = p.q + of_key * dk;
+  const float scale_q = 1.0f / std::sqrt((p.normalize ? dot(q, q, dk) + 1e-6f : 1.0f) * static_cast<float>(dk));
+  for (int64_t i = 0; i < dk; ++i) decayed_q[i] = q[i] * scale_q * decay[i];
+  token->k_times_q = dot(own_k, q, dk) * scale_q;
+}
+
+// Takes a row's tokens into one head's columns from `first` on.
+template <int kWidth>
+SPECDEC_BODY void slice(const DeltaStepParams& p, const Steps& steps, float* state, int64_t first, Scratch* scratch) {
+  using Vector = typename Slice<kWidth>::Vector;
+  constexpr int kVectors = Slice<kWidth>::kVectors, kColumns = Slice<kWidth>::kColumns;
+  const int64_t columns = std::min<int64_t>(p.dv - first, kColumns), dk = p.dk, count = steps.all.size();
+  float* tiles = reserve(&scratch->tiles, (steps.tiles + 1) * dk * kColumns);
+  // Columns that are no whole vectors are computed in a tile, too.
+  const Tile held = columns == kColumns ? Tile{state + first, p.dv} : Tile{tiles + steps.tiles * dk * kColumns, kColumns};
+  for (int64_t i = 0; i < dk; ++i) {
+    if (steps.from_nothing) {
+      std::fill_n(held.at + i * held.stride, kColumns, 0.0f);
+    } else if (columns < kColumns) {
+      std::copy_n(state + i * p.dv + first, columns, held.at + i * kColumns);
+    }
+  }
+  const auto tile = [&](int place) __attribute__((always_inline)) {
+    return place < 0 ? held : Tile{tiles + place * dk * kColumns, kColumns};
+  };
+  Products<kWidth> products;
+  for (int64_t t = 0; t < count; ++t) {
+    const Step& step = steps.all[t];
+    const Token& own = scratch->tokens[t];
+    const Tile from = tile(step.parent < 0 ? kHeld : steps.all[step.parent].place);
+    if (t == 0 || step.parent != t - 1) {
+      if (step.fed) {
+        pass<kWidth, false, 2>(from, from, own, nullptr, own, dk, &products);
+      } else {
+        pass<kWidth, false, 1>(from, from, own, nullptr, own, dk, &products);
+      }
+    }
+    Vector u[kVectors] = {}, o[kVectors];
+    copy_columns<kColumns>(reinterpret_cast<float*>(u), own.v + first, columns);
+    for (int j = 0; j < kVectors; ++j) {
+      u[j] = (u[j] - products.of_k[j]) * own.beta;
+      o[j] = products.of_q[j] + u[j] * own.k_times_q;
+    }
+    if (step.fed) copy_columns<kColumns>(own.out + first, reinterpret_cast<const float*>(o), columns);
+    if (step.place == kNowhere) continue;
+    const bool goes_on = t + 1 < count && steps.all[t + 1].parent == t;
+    const Token& next = scratch->tokens[goes_on ? t + 1 : t];
+    if (!goes_on) {
+      pass<kWidth, true, 0>(from, tile(step.place), own, u, next, dk, &products);
+    } else if (steps.all[t + 1].fed) {
+      pass<kWidth, true, 2>(from, tile(step.place), own, u, next, dk, &products);
+    } else {
+      pass<kWidth, true, 1>(from, tile(step.place), own, u, next, dk, &products);
+    }
+  }
+  if (columns == kColumns) return;
+  for (int64_t i = 0; i < dk; ++i) std::copy_n(held.at + i * kColumns, columns, state + i * p.dv + first);
 }
 
 // Tasks are heads, row by row.
 template <int kWidth>
 SPECDEC_BODY void delta_heads(const DeltaStepParams& p, int64_t begin, int64_t end) {
-  constexpr int kColumns = Slice<kWidth>::kColumns;
-  Scratch scratch{std::vector<float>(p.dk * (kColumns + 6)), {}, {}};
-  const auto body = [&](int64_t row, int64_t head, const FedRow& fed) __attribute__((always_inline)) {
-    size_t committed = 0;
-    scratch.tokens.clear();
-    scratch.outs.clear();
-    const auto token = [&](bool from_window, int64_t index) __attribute__((always_inline)) {
-      float* out = p.out + ((row * p.feed.columns + index) * p.heads + head) * p.dv;
-      scratch.tokens.push_back(token_of(p, row, head, from_window, index));
-      scratch.outs.push_back(from_window ? nullptr : out);
-    };
-    const auto commit = [&]() __attribute__((always_inline)) { committed = scratch.tokens.size(); };
-    each_token(p.feed, fed, p.feed.valid + row * p.feed.columns, p.keep, token, commit);
+  Scratch scratch;
+  const auto body = [&](int64_t row, int64_t head, const Steps& steps) __attribute__((always_inline)) {
+    const int64_t count = steps.all.size();
+    float* prepared = reserve(&scratch.prepared, count * 4 * p.dk);
+    scratch.tokens.resize(count);
+    for (int64_t t = 0; t < count; ++t) prepare(p, steps.all[t], head, prepared + t * 4 * p.dk, &scratch.tokens[t]);
     float* state = p.state + ((p.feed.first_row + row) * p.heads + head) * p.dk * p.dv;
-    for (int64_t first = 0; first < p.dv; first += kColumns) {
-      slice<kWidth>(p, state, fed.from_nothing, committed, first, &scratch);
+    for (int64_t first = 0; first < p.dv; first += Slice<kWidth>::kColumns) {
+      slice<kWidth>(p, steps, state, first, &scratch);
     }
   };
-  each_head(p.feed, p.base, p.heads, p.dv, p.out, begin, end, body);
+  each_part(p.feed, p.base, p.keep, p.heads, begin, end, body);
 }
 
 SPECDEC_BY_INSTRUCTION_SET(delta_heads, DeltaStepParams)
@@ -208,6 +194,7 @@ SPECDEC_BY_INSTRUCTION_SET(delta_heads, DeltaStepParams)
 void delta_step(const DeltaStepParams& params) {
   const auto run = delta_heads_in_use();
   const int64_t work = params.dk * params.dv * params.feed.columns;
+  clear_others(params.feed, params.out, params.heads * params.dv);
   parallel_for(params.feed.rows * params.heads, kGrainNumbers / std::max<int64_t>(work, 1) + 1,
                [&](int64_t begin, int64_t end) { run(params, begin, end); });
   if (!params.keep) {
