@@ -9,6 +9,7 @@
 #include "cpu/linear.h"
 #include "cpu/operations.h"
 #include "cpu/parallel.h"
+#include "cpu/recurrent.h"
 #include "recurrent_arguments.h"
 
 namespace specdec::cpu {

@@ -3,20 +3,13 @@
 #pragma once
 
 #include "../core/feed.h"
-#include "../core/params.h"
+#include "../core/numbers.h"
 
 namespace specdec::cuda {
 
-constexpr int kMostTaps = 16;       // of a convolution
 constexpr int kMostChannels = 256;  // dk, of the delta rule
 constexpr int kMostNumbers = 256;   // N, of a state-space model
 constexpr int kMostNodes = 2048;    // columns of a tree
-
-// Numbers of a model, as it computes with them.
-struct Numbers {
-  char* data;
-  Dtype dtype;
-};
 
 struct ConvWindowParams {
   Numbers window;  // [R, places, channels]
