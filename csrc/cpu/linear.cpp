@@ -60,7 +60,10 @@ SPECDEC_BODY void tile(const LinearParams& params, int64_t row, int64_t output) 
   for (int64_t k = 0; k < whole; k += kWidth) {
     Vector w[kOutputs];
 #pragma GCC unroll 8
-    for (int o = 0; o < kOutputs; ++o) std::memcpy(&w[o], weight + o * inputs + k, sizeof(Vector));
+    for (int o = 0; o < kOutputs; ++o) {
+      std::memcpy(&w[o], weight + o * inputs + k, sizeof(Vector));
+      __builtin_prefetch(weight + (kOutputs + o) * inputs + k);  // of the next tile
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       Vector v;

@@ -141,7 +141,7 @@ class SpeculativeDecoder:
             given = "None" if self.drafter is None else self.drafter.name
             refuse("tree", f"{tree} with draft={given}", "None, or a drafter that proposes trees")
         for name, model in (("target", self.target), ("draft", self.drafter.model)):
-            if model is not None and (why := why_no_trees(model)) is not None:
+            if model is not None and (why := why_no_trees(model, grown=name == "draft")) is not None:
                 told = f"tree: got {tree}, but a {name} of model type {model.config.model_type!r} {why}"
                 warnings.warn(f"{told}; each step drafts one chain instead", RuntimeWarning, stacklevel=3)
                 return 0
@@ -415,7 +415,8 @@ class SpeculativeDecoder:
         Raises:
             ValueError: names the argument, what was given, and the numbers that are allowed.
         """
-        costs, row_bytes = {"target": self.target.slot_bytes()}, self.target.row_bytes(self.most_drafts + 1)
+        costs, window = {"target": self.target.slot_bytes()}, max(self.most_drafts, self.nodes) + 1
+        row_bytes = self.target.row_bytes(window)
         if self.most_drafts > 0 and self.drafter is not None:
             # A drafter that fails here will also fail when its session starts, and is dropped there.
             with suppress(Exception):

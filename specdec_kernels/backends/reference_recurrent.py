@@ -56,7 +56,8 @@ def conv_window(window, x, weight, bias, silu, start, valid, parents, first_row)
     inputs: list[torch.Tensor] = []  # the token's own, then those of the tokens before it
     for _ in range(k if columns else 0):
         # Columns below 0 are positions before ``start``.
-        past = torch.where((start[:, None] + at >= 0)[..., None], window[rows][index, (start[:, None] + at) % places], 0)
+        position = start[:, None] + at
+        past = torch.where((position >= 0)[..., None], window[rows][index, position % places], 0)
         fed = x.gather(1, at.clamp(min=0)[..., None].expand(-1, -1, channels))
         inputs.append(torch.where((at >= 0)[..., None], fed, past).to(wide))
         at = torch.where(at >= 0, before.gather(1, at.clamp(min=0)), at - 1)

@@ -32,7 +32,7 @@ from specdec.loop.draft_length import RowResult
 from support.commands import invoke, refused, run
 from support.models import prompts, tunable_pair
 
-MEMORY = Memory(target=1000, draft=100, target_slot=16, draft_slot=2)
+MEMORY = Memory(target=1000, draft=100, target_slot=16, draft_slot=2, target_row=0, draft_row=0)
 QUIET = Threads(count=2, usable=2, load=0.1, seconds={1: 0.012, 2: 0.010})
 CLEAN = Shares(matrix=0.6, copies=0.1, other=0.3)
 
@@ -152,7 +152,11 @@ def test_drafts_from_the_text_have_no_cost_of_a_model():
     result = verdict([first], {}, {1: first.best}, QUIET, CLEAN)
     text = "\n".join(say(result, QUIET, CLEAN, [first], {}, {1: first.best}, 64, 0.8))
     assert "c = " not in text and "drafting" not in text and "Memory" not in text and "half the time" not in text
-    assert "were not measured" in text and "Times plain by sequences" not in text
+    assert "were not measured" in text and "Times plain by sequences" not in text and "Recurrent" not in text
+    first = replace(first, memory=replace(MEMORY, target_row=3 * 2**20))
+    lines = say(result, QUIET, CLEAN, [first], {}, {1: first.best}, 64, 0.8)
+    states = "3.00 MiB for the target's states and 0 bytes for those of lookup"
+    assert f"Recurrent layers: each sequence takes {states}, however long it is." in lines
 
 
 @pytest.mark.parametrize(

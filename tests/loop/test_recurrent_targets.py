@@ -338,6 +338,19 @@ def test_drafters_of_all_kinds(case, drafter):
             assert drafter == "early exit" or isinstance(num_drafts, AdaptiveDrafts) or got.stats.accepted > 0
 
 
+@pytest.mark.parametrize("case", ALL)
+def test_trees(case):
+    """Branches of which at most one is right; texts greedy and sampled by rule coupled are those without drafts."""
+    model, ids = model_of(case), prompts(4, 1, 30, seed=8)
+    settings = {"max_new_tokens": 40, "logit_bias": dict.fromkeys(range(4), 30.0)}
+    for params in (SamplingParams(0.0), SamplingParams(1.0)):
+        plain = generate(model, None, ids, 0, params=params, rule="coupled", seed=[1, 2, 3, 4], **settings)
+        for drafter in (SuffixDrafter(), PromptLookupDrafter()):
+            got = generate(model, drafter, ids, 3, tree=8, params=params, rule="coupled", seed=[1, 2, 3, 4], **settings)
+            assert got.drafter_error is None and got.tokens == plain.tokens
+            assert got.stats.accepted > 0
+
+
 @pytest.mark.parametrize("case", ["nemotron_h", "zamba2"])
 def test_steps_do_not_bound_what_prompts_do(case):
     """transformers bounds the time steps of Mamba-2 where it reads several tokens, and not where it decodes one. Here
@@ -360,8 +373,8 @@ def test_what_they_lack_is_refused_or_done_otherwise():
     model = model_of("lfm2")
     with pytest.raises(ValueError, match="compile: got True for model type 'lfm2', allowed: False"):
         SpeculativeDecoder(model, None, 0, compile=True)
-    with pytest.warns(RuntimeWarning, match="has recurrent layers, .* each step drafts one chain instead"):
-        decoder = SpeculativeDecoder(model, SuffixDrafter(), 3, tree=8)
+    with pytest.warns(RuntimeWarning, match="draft of model type 'lfm2' has recurrent layers, .* each step drafts one"):
+        decoder = SpeculativeDecoder(model, model, 3, tree=8)
     assert decoder.generate([[1, 2, 3]], max_new_tokens=5, eos_token_id=[]).tokens[0]
     cached = cached_model(model, "target")
     cache = cached.new_cache(1, 64, window=2)

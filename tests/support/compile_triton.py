@@ -92,9 +92,11 @@ class Compiled:
 
 
 def resources(compiled: CompiledKernel) -> tuple[str, str]:
-    """(registers of a thread, bytes that it spills). Triton itself would ask a driver for them."""
+    """(registers of a thread, bytes that it spills). Triton itself would ask a driver for them. On AMD's GPUs, scalar
+    registers are spilled to lanes of a vector register, which costs no memory."""
     if (text := compiled.asm.get("amdgcn")) is not None:
-        return tuple(re.search(rf"\.{name}: *(\d+)", text)[1] for name in ("vgpr_count", "private_segment_fixed_size"))
+        registers, spilled = (re.search(rf"\.{n}: *(\d+)", text)[1] for n in ("vgpr_count", "vgpr_spill_count"))
+        return registers, str(4 * int(spilled))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -123,20 +125,21 @@ def compile_recurrent(few: bool) -> None:
         return torch.zeros(2, 4, *shape, dtype=torch.bfloat16)
 
     window, bias = torch.zeros(2, 12, 10240, dtype=torch.bfloat16), torch.zeros(10240)
-    for keep in (False,) if few else (False, True):
+    parents = torch.tensor([[-1, 0, 0, 1]] * 2)
+    for of_tree, keep in ((None, False), (parents, False)) if few else ((None, False), (None, True), (parents, False)):
         for key_heads, heads, decays in ((16, 48, ()), (32, 32, (128,)))[: 1 if few else 2]:
             q, v, g, beta = bf16(key_heads, 128), bf16(heads, 128), torch.zeros(2, 4, heads, *decays), bf16(heads)
             state = DeltaState.empty(2, 9, q, v, g, beta)
-            recurrent_module.delta_step(*state, q, q, v, g, beta, start, start, valid, 0, keep, True)
+            recurrent_module.delta_step(*state, q, q, v, g, beta, start, start, valid, of_tree, 0, keep, True)
         for heads, size, groups, numbers in ((64, 64, 8, 128), (8192, 1, 1, 16))[: 1 if few else 2]:
             x, dt, B = bf16(heads, size), torch.zeros(2, 4, heads), bf16(groups, numbers)
             A = torch.zeros(heads) if size > 1 else torch.zeros(heads, numbers)
             state = SsdState.empty(2, 9, x, dt, B)
             D = A if size > 1 else None
-            recurrent_module.ssd_step(*state, x, dt, B, B, A, D, start, start, valid, 0, keep)
-    for silu in (True,) if few else (True, False):
-        taps, its_bias = (4, bias) if silu else (3, None)
-        recurrent_module.conv_window(window, bf16(10240), torch.zeros(10240, taps), its_bias, silu, start, valid, 0)
+            recurrent_module.ssd_step(*state, x, dt, B, B, A, D, start, start, valid, of_tree, 0, keep)
+    for silu, of_tree in ((True, None), (True, parents)) if few else ((True, None), (False, None), (True, parents)):
+        weight, its_bias = torch.zeros(10240, 4 if silu else 3), bias if silu else None
+        recurrent_module.conv_window(window, bf16(10240), weight, its_bias, silu, start, valid, of_tree, 0)
 
 
 def compile_variants(target: GPUTarget, few: bool) -> None:

@@ -138,9 +138,9 @@ def prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-def generate(target, draft, ids, num_drafts=4, d2t=None, **kwargs):
+def generate(target, draft, ids, num_drafts=4, d2t=None, tree=None, **kwargs):
     kwargs.setdefault("eos_token_id", [])
-    return SpeculativeDecoder(target, draft, num_drafts, d2t=d2t).generate(ids, **kwargs)
+    return SpeculativeDecoder(target, draft, num_drafts, d2t=d2t, tree=tree).generate(ids, **kwargs)
 
 
 TIE = 1e-4

@@ -104,7 +104,7 @@ class Batch:
             rule=config.rule.rule,
             backend=config.backend,
             timer=self.timer,
-            target_cache=target.new_cache(size, capacity, most + 1),
+            target_cache=target.new_cache(size, capacity, max(most, config.nodes) + 1),
             processors=Processors(size, target.vocab_size),
             ends=[frozenset()] * size,
             predictions=[()] * size,

@@ -96,6 +96,7 @@ class CachedModel:
 
     Attributes:
         prefill_chunk: how many tokens, padding included, one prefill forward is fed.
+        recurrent: the numbers of the layers that have a state. They are fed a tree whole, or not at all.
 
     Raises:
         ValueError: names ``attention`` or ``cache_dtype``, what was given and what is allowed.
@@ -138,8 +139,8 @@ class CachedModel:
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._takes_cache_as = "cache_params" if "cache_params" in parameters else "past_key_values"
-        self._recurrent = frozenset(recurrent_layers(model))
-        if compile and self._recurrent:
+        self.recurrent = frozenset(recurrent_layers(model))
+        if compile and self.recurrent:
             refuse(
                 "compile", f"True for model type {self.config.model_type!r}", "False for models with recurrent layers"
             )
@@ -168,11 +169,10 @@ class CachedModel:
     @property
     def lacks_trees(self) -> str | None:
         """Why the model cannot be fed a tree, whatever its mask; None: it can. The last two reasons are ALiBi's."""
-        if self._recurrent:
-            return "has recurrent layers, which read tokens one after the other"
         if self.needs_2d_mask:
             return "takes its positions from a 2-D mask"
-        return None if self._takes_positions else "takes its positions from the order of the slots"
+        # Models with recurrent layers that are told no positions need none.
+        return None if self._takes_positions or self.recurrent else "takes its positions from the order of the slots"
 
     def capacity(self, tokens: int, nodes: int = 0) -> int:
         """Returns the slots of a row for sequences of up to ``tokens`` tokens with a tree of up to ``nodes`` nodes, the
@@ -201,7 +201,7 @@ class CachedModel:
 
     def _cache(self, batch_size: int, capacity: int, dtype: torch.dtype | None, window: int) -> StaticKVCache:
         own = self.config, batch_size, capacity, self.device, self.needs_2d_mask
-        return StaticKVCache(*own, dtype, self._recurrent, window)
+        return StaticKVCache(*own, dtype, self.recurrent, window)
 
     def _probe(self) -> StaticKVCache:
         """Returns a small cache that one token was fed into, once for each autocast dtype: head counts, head sizes,
@@ -336,7 +336,7 @@ class CachedModel:
     def _take_attention(self) -> None:
         """Replaces the attention, and linear and recurrent layers, in a copy of the model. Repeated for every cache,
         because an adapter that was added in between has put other modules into the model."""
-        model = with_recurrence(self.model) if self._recurrent else self.model
+        model = with_recurrence(self.model) if self.recurrent else self.model
 
         def copied() -> PreTrainedModel:
             return with_few_rows(with_attention(model, self._attention))
@@ -357,7 +357,7 @@ class CachedModel:
         keep: bool = False,
     ) -> T:
         by_flex = self.reads_only_filled and layout.mask is None
-        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row, keep)
+        cache.write_at(layout.slots, cache.capacity if by_flex else layout.visible, first_row, keep, layout.tree)
         if self._lacks_tokens:
             tokens = tokens.clamp(max=self.num_embeddings - 1)
         inputs: dict[str, Any] = {"position_ids": layout.positions} if self._takes_positions else {}
@@ -367,7 +367,7 @@ class CachedModel:
             mask = self._by_kind(lambda window: block_mask(queries(window), cache.capacity))
         if cache.features is not None:
             module = cache.features.recording(module, layout.slots, first_row)
-        if self._recurrent:  # whose layers need no mask, as the cache says which tokens count
+        if self.recurrent:  # whose layers need no mask, as the cache says which tokens count
             mask = None if not self._takes_positions else {"full_attention": mask, **dict.fromkeys(_RECURRENT_LAYERS)}
         inputs[self._takes_cache_as] = cache
         return module(input_ids=tokens, attention_mask=mask, use_cache=True, **inputs)

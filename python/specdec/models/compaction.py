@@ -15,7 +15,7 @@ BLOCK = 512  # units of a token that a program moves
 
 @triton.jit
 def compact_kernel(
-    addresses, heads, sizes, lengths, path, stride, most, capacity, UNIT: tl.constexpr, BLOCK: tl.constexpr
+    addresses, heads, sizes, places, lengths, path, stride, most, UNIT: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program for a part of each token's numbers, in each storage and sequence.
 
@@ -24,25 +24,28 @@ def compact_kernel(
     storage, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     count, size = tl.load(heads + storage), tl.load(sizes + storage)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = (row * count + column // size) * capacity + tl.load(lengths + row) + 1
-    numbers = tl.load(addresses + storage).to(tl.pointer_type(UNIT)) + first * size + column % size
+    capacity, root = tl.load(places + storage), tl.load(lengths + row)
+    numbers = tl.load(addresses + storage).to(tl.pointer_type(UNIT)) + column % size
+    numbers += (row * count + column // size) * capacity * size
     for i in range(most):
         node = tl.load(path + row * stride + i)
         if node > i:
             there = column < count * size
-            tl.store(numbers + i * size, tl.load(numbers + node * size, there), there)
+            old, new = (root + 1 + node) % capacity, (root + 1 + i) % capacity
+            tl.store(numbers + new * size, tl.load(numbers + old * size, there), there)
 
 
 class Compaction:
-    """The storage of all layers of a cache: keys or values [B, H_kv, S, D] each, contiguous."""
+    """The storage of all layers of a cache: keys or values [B, H_kv, S, D] each, or rings of S places, contiguous."""
 
     def __init__(self, storages: list[torch.Tensor]):
         self.storages = storages
-        self.capacity, device = storages[0].shape[2], storages[0].device
+        device = storages[0].device
         tokens = [s.shape[3] * s.dtype.itemsize for s in storages]  # bytes of a head
         unit = next(unit for unit in UNITS if all(size % unit == 0 for size in tokens))
         self.unit = UNITS[unit]
         self.sizes = torch.tensor([size // unit for size in tokens], device=device)
+        self.places = torch.tensor([s.shape[2] for s in storages], device=device)
         self.heads = torch.tensor([s.shape[1] for s in storages], device=device)
         self.addresses = torch.tensor([s.data_ptr() for s in storages], device=device)
         self.parts = max(triton.cdiv(s.shape[1] * size, unit * BLOCK) for s, size in zip(storages, tokens, strict=True))
@@ -53,6 +56,6 @@ class Compaction:
         grid = self.parts, len(self.storages), len(path)
         with torch.cuda.device_of(path):
             compact_kernel[grid](
-                self.addresses, self.heads, self.sizes, lengths, path, path.shape[1], path.shape[1], self.capacity,
+                self.addresses, self.heads, self.sizes, self.places, lengths, path, path.shape[1], path.shape[1],
                 UNIT=self.unit, BLOCK=BLOCK, num_warps=4,
             )  # fmt: skip

@@ -16,6 +16,7 @@ from ..checks import refuse
 from .features import FeatureStore
 from .kv_layer import KVLayer, LayerSlot, Writer
 from .recurrent_layer import RecurrentLayer
+from .tree import Tree
 
 if TYPE_CHECKING:
     from .compaction import Compaction
@@ -103,18 +104,21 @@ class StaticKVCache(Cache):
         for own, other in zip(self.recurrent, states, strict=True):
             own.allocate_like(other)
 
-    def write_at(self, slots: torch.Tensor, visible: int, first_row: int = 0, keep: bool = False) -> None:
+    def write_at(
+        self, slots: torch.Tensor, visible: int, first_row: int = 0, keep: bool = False, tree: Tree | None = None
+    ) -> None:
         """Sets the slots to which the next forward's keys and values go, [n, q] int64 in [0, S), and how many slots it
         sees. A forward of n < B sequences uses the rows from ``first_row`` on.
 
         Args:
             keep: these tokens are never rolled back, as those of a prompt.
+            tree: which tokens they follow, if they are no chain.
         """
         self._writer.set(slots, visible, first_row)
         if self.recurrent:
-            self._writer.feed = self._feed(slots, first_row, keep)
+            self._writer.feed = self._feed(slots, first_row, keep, tree)
 
-    def _feed(self, slots: torch.Tensor, first_row: int, keep: bool) -> Feed:
+    def _feed(self, slots: torch.Tensor, first_row: int, keep: bool, tree: Tree | None) -> Feed:
         rows, columns = slots.shape
         if columns > self._writer.window and not keep:
             refuse("window", f"{self._writer.window} for a forward of {columns} tokens", ">= the tokens of a forward")
@@ -125,7 +129,11 @@ class StaticKVCache(Cache):
         commit = start if keep else torch.minimum(start, self.lengths[first_row : first_row + rows])
         own = self._committed[first_row : first_row + rows]
         own.copy_(torch.where(valid.any(1), commit + valid.sum(1) if keep else commit, own))
-        return Feed(start, commit, valid, first_row, keep)
+        parents = None
+        if tree is not None:
+            assert tree.parents is not None, "a part of a tree was fed to recurrent layers"
+            parents = tree.parents.expand(slots.shape)
+        return Feed(start, commit, valid, first_row, keep, parents)
 
     def committed(self) -> list[int]:
         """Returns how many tokens of each row can no longer be rolled back: 0 where no layer has a state, otherwise
@@ -149,9 +157,9 @@ class StaticKVCache(Cache):
         self._writer.visible = visible
 
     def compact(self, path: torch.Tensor) -> None:
-        """Moves the keys, values and features of the accepted nodes of each sequence's tree to the slots after the
-        root's, which is slot ``lengths``: where they would be, had they been fed as text. ``lengths`` stays as it is.
-        Nothing waits for the device, and all shapes follow from that of ``path``.
+        """Moves what is stored of the accepted nodes of each sequence's tree to the slots after the root's, which is
+        slot ``lengths``: where they would be, had they been fed as text. ``lengths`` stays as it is. Nothing waits for
+        the device, and all shapes follow from that of ``path``.
 
         Args:
             path: [n, D] int64 for the first n rows, whose ``lengths`` were set: the numbers of the accepted nodes from
@@ -175,10 +183,15 @@ class StaticKVCache(Cache):
             flat, (source, target) = states.view(-1, size), rows[heads]
             # All are read before any is written: a slot can be both the old one of a node and the new one of another.
             flat.index_copy_(0, target, flat.index_select(0, source))
+        old, new = torch.where(accepted, old, root + index), root + index  # the windows have no trash slot
+        row = torch.arange(len(path), device=path.device)[:, None]
+        for window in self._windows():
+            places = window.shape[1]
+            window[row, new % places] = window[row, old % places]
 
     def _all_layers(self) -> Compaction:
         """Returns what moves the nodes of all layers in one launch."""
-        storage = self.storage()
+        storage = [*self.storage(), *(window.flatten(2)[:, None] for window in self._windows())]
         if self._compaction is None or len(self._compaction.storages) < len(storage):
             from .compaction import Compaction
 
@@ -188,6 +201,9 @@ class StaticKVCache(Cache):
     def storage(self) -> list[torch.Tensor]:
         """Returns all keys and values, [B, H_kv, S, D] each."""
         return [states for layer in self.layers if layer.is_initialized for states in (layer.keys, layer.values)]
+
+    def _windows(self) -> list[torch.Tensor]:
+        return [window for layer in self.recurrent for window in layer.windows()]
 
     def index_rows(self) -> list[torch.Tensor]:
         """Computes and returns the storage rows that the layers write to, so that a compiled forward finds them."""

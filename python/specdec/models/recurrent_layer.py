@@ -90,6 +90,11 @@ class RecurrentLayer(KVLayer, LinearAttentionCacheLayerMixin):  # type: ignore[m
         assert isinstance(self.state, SsdState)
         return ssd_step(self.state, x, dt, B, C, A.float(), None if D is None else D.float(), self.feed)
 
+    def windows(self) -> list[torch.Tensor]:
+        """Returns the inputs of the last tokens, each a ring by position [R, places, ...]."""
+        of_convolution = [] if self.inputs is None else [self.inputs]
+        return [*of_convolution, *(self.state or ())[2:]]
+
     def allocate_like(self, other: RecurrentLayer) -> None:
         """Allocates what ``other``, of the same layer of the model, had to."""
         rows, more = self._writer.batch_size, self._writer.window - other._writer.window

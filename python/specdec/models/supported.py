@@ -208,9 +208,15 @@ def _short_windows(configs: list[PreTrainedConfig], window: int = 4) -> Iterator
             config.sliding_window = old
 
 
-def why_no_trees(cached: CachedModel) -> str | None:
+def why_no_trees(cached: CachedModel, grown: bool = False) -> str | None:
     """Returns why the model cannot be fed a tree of tokens, only a chain; None: it can. A model of an unknown type is
-    fed a tree, whose logits are compared with those of full forwards of its paths."""
+    fed a tree, whose logits are compared with those of full forwards of its paths.
+
+    Args:
+        grown: the tree is fed in parts, each after the drafts of the one before are known.
+    """
+    if grown and cached.recurrent:
+        return "has recurrent layers, which cannot be fed a tree in parts"
     if cached.lacks_trees is not None or _is_known(cached.model):
         return cached.lacks_trees
     try:
@@ -276,5 +282,9 @@ def _steps(
         cache.begin(0)  # another sequence
         texts[0] = second[0][: _FED - 1]
         cached.extend(cache, [texts[0]], [0])
-        step(texts, [row[-_FED:] for row in first])
+    else:  # one path is accepted, of the other sequence's tree the root
+        path = shape.paths[0]
+        cache.compact(torch.tensor([[i - 1 for i in path[1:]], [-1] * (len(path) - 1)], device=device))
+        texts = [texts[0] + [third[0][i] for i in path], texts[1] + third[1][:1]]
+    step(texts, [row[-_FED:] for row in first])
     return pairs

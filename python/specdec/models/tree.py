@@ -20,6 +20,7 @@ class Tree(NamedTuple):
     depths: torch.Tensor  # [b, N + 1] int64: edges from the root
     ancestors: torch.Tensor  # [b, q, N + 1] bool: [i, k] says whether token k is fed token i or an ancestor of it
     root: torch.Tensor | None = None  # [B] int64, position and slot of the root; None: the first fed token is the root
+    parents: torch.Tensor | None = None  # [b, N + 1] int64: by place, the root's is -1; None: it is not fed whole
 
     @classmethod
     def of(cls, parents: torch.Tensor) -> Tree:
@@ -35,7 +36,7 @@ class Tree(NamedTuple):
         for _ in range(max(nodes - 1, 0).bit_length()):
             reached = (reached @ reached > 0).float()
         ancestors = reached > 0
-        return cls(ancestors.sum(-1) - 1, ancestors)
+        return cls(ancestors.sum(-1) - 1, ancestors, parents=torch.nn.functional.pad(parents + 1, (1, 0), value=-1))
 
     def places(self, lengths: torch.Tensor, counts: torch.Tensor, trash: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the positions and the slots of the tokens, [B, N + 1] int64 each. Those that do not count get

@@ -72,7 +72,7 @@ def ancestors(parents_ptr, row, column, feed):
 @triton.jit
 def ancestor(parents_ptr, row, column, back, feed):
     """Returns the number of the token, over all rows, that is so many edges above the one in ``column``."""
-    at = column.to(tl.int64)
+    at = tl.full([], 0, tl.int64) + column
     for _ in range(back):
         at = tl.load(parents_ptr + row * feed.columns + at)
     return row * feed.columns + at
@@ -94,7 +94,7 @@ def path(x_ptr, ring, start, row, column, channel, tap, mask, channels, parents_
     """Returns the inputs of a tree's token and of those that it follows, the last one's first; below column 0 they are
     of the positions before ``start``."""
     inputs = tl.zeros(mask.shape, tl.float32)
-    at = column.to(tl.int64)
+    at = tl.full([], 0, tl.int64) + column
     for back in tl.static_range(PADDED):
         own = mask & (tap == PADDED - 1 - back)[None, :]
         if at >= 0:
@@ -147,7 +147,7 @@ def conv_window_kernel(
             if parents_ptr is None:
                 inputs = tl.sum(tl.where(moved, inputs[:, None, :], 0.0), 2)
             else:
-                rank = column.to(tl.int64)
+                rank = tl.full([], 0, tl.int64) + column
                 inputs = path(x_ptr, ring, start, row, column, channel, tap, both, channels, parents_ptr, PADDED, feed)
             inputs = tl.where(tap[None, :] == PADDED - 1, x.to(tl.float32)[:, None], inputs)
             y = tl.sum(tl.where(own[None, :], inputs * weight, 0.0), 1)
@@ -271,8 +271,8 @@ def delta_step(
         with device_guard(q):
             delta_step_kernel[(rows * heads * triton.cdiv(dv, _COLUMNS),)](
                 state, base, window, inputs, q.contiguous(), out, contiguous(parents), feed,
-                (heads, key_heads, dk, dv), dk**-0.5, BY_CHANNEL=g.dim() == 4, KEEP=keep, NORMALIZE=normalize, CHANNELS=triton.next_power_of_2(dk),
-                BLOCK=_COLUMNS, **options("delta_step_kernel", q.device, True),
+                (heads, key_heads, dk, dv), dk**-0.5, BY_CHANNEL=g.dim() == 4, KEEP=keep, NORMALIZE=normalize,
+                CHANNELS=triton.next_power_of_2(dk), BLOCK=_COLUMNS, **options("delta_step_kernel", q.device, True),
             )  # fmt: skip
             _store(base, window, inputs, parents, feed, rows, keep)
     return out
@@ -397,9 +397,7 @@ def copy(x_ptr, to_ptr, numbers, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def store_kernel(
-    base_ptr, window, inputs, numbers, feed, TREE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr
-):
+def store_kernel(base_ptr, window, inputs, numbers, feed, TREE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr):
     """Notes how many tokens the states contain, and stores the inputs of tokens that may be rolled back. No program of
     the scan is left that could still read what is overwritten here."""
     row = tl.program_id(0).to(tl.int64)
@@ -424,9 +422,7 @@ def store_kernel(
 def _store(base, window, inputs, parents, feed: Feed, rows: int, keep: bool) -> None:
     numbers = tuple(x[0, 0].numel() for x in inputs)
     how = options("store_kernel", base.device, False)
-    store_kernel[(rows,)](
-        base, window, inputs, numbers, feed, TREE=parents is not None, KEEP=keep, BLOCK=1024, **how
-    )
+    store_kernel[(rows,)](base, window, inputs, numbers, feed, TREE=parents is not None, KEEP=keep, BLOCK=1024, **how)
 
 
 def _feed(start, commit, valid, first_row: int, places: int) -> Feed:

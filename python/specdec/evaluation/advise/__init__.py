@@ -254,8 +254,10 @@ def _memory(decoder: SpeculativeDecoder) -> Memory:
     target = {p.data_ptr(): p.nbytes for p in decoder.target.model.parameters()}
     own = module.parameters() if isinstance(module, nn.Module) else ()
     weights = {p.data_ptr(): p.nbytes for p in own if p.data_ptr() not in target}
-    cache = 0 if decoder.drafter is None else decoder.drafter.cache_bytes()
-    return Memory(sum(target.values()), sum(weights.values()), decoder.target.slot_bytes(), cache)
+    drafter, most = decoder.drafter, decoder.most_drafts
+    slots = decoder.target.slot_bytes(), 0 if drafter is None else drafter.cache_bytes()
+    rows = decoder.target.row_bytes(most + 1), 0 if drafter is None else drafter.row_bytes(most)
+    return Memory(sum(target.values()), sum(weights.values()), *slots, *rows)
 
 
 def _seconds(measured: Measured, most: int) -> dict[int, float]:

@@ -10,13 +10,15 @@ from .prediction import Prediction
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: of weights, and of the cache for each token of a sequence. What a draft shares with the target is none of
-    its own."""
+    """Bytes: of weights, of the cache for each token of a sequence, and of states for each sequence, whatever its
+    length. What a draft shares with the target is none of its own."""
 
     target: int
     draft: int
     target_slot: int
     draft_slot: int
+    target_row: int
+    draft_row: int
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ def say(
         )
     if first.has_model:
         lines += [_memory(first), _what_if(first)]
+    if first.memory.target_row or first.memory.draft_row:
+        lines.append(_states(first))
     lines += [line for t in tried if (line := _tokens_of(t)) is not None]
     return lines if new is None else lines + describe(new)
 
@@ -169,6 +171,12 @@ def _memory(first: Tried) -> str:
     part = f" ({m.draft / m.target:.0%} of the target's)" if m.target else ""
     cache = f"{size_text(m.draft_slot)} of cache for each token, beside the target's {size_text(m.target_slot)}"
     return f"Memory: {first.name} takes {size_text(m.draft)} of weights{part} and {cache}."
+
+
+def _states(first: Tried) -> str:
+    m = first.memory
+    states = f"{size_text(m.target_row)} for the target's states and {size_text(m.draft_row)} for those of {first.name}"
+    return f"Recurrent layers: each sequence takes {states}, however long it is."
 
 
 def _what_if(first: Tried) -> str:
